@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from zeus_ipc.controls import Control
-from zeusd.core.model import Debt, Loss, Process
+from zeusd.core.model import Loss, PendingRestore, Process
 from zeusd.runtime.journal import Change, Journal
 
 SLEEPERS, LOST = 205, 21
@@ -26,7 +26,7 @@ ROUNDS = 10
 
 
 def entry(milliwatts: int) -> dict[str, object]:
-    return Debt(
+    return PendingRestore(
         *("GPU-0e8a1b2c-3d4e-5f60-7182-93a4b5c6d7e8", Control.POWER_LIMIT, Process(4711, 987_654)),
         *(1000, "0f1e2d3c4b5a", 123_456_789, 15_000_000_000, (250_000,)),
         ((150_000,), (milliwatts,)),

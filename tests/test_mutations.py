@@ -335,13 +335,13 @@ MUTATIONS = (
     Mutation(
         "recovery of the dead",
         "zeusd.core.core.Core._reconcile",
-        always("debt", "_alive"),
+        always("restore", "_alive"),
         ("tests/zeusd/core/test_core.py",),
     ),
     Mutation(
         "driver reload voids the journal",
         "zeusd.core.core.Core._driver_loaded",
-        unreached("_debts", "clear"),
+        unreached("_pending", "clear"),
         (
             "tests/zeusd/core/test_leases.py::"
             "test_another_load_of_the_driver_voids_what_the_journal_says",
@@ -503,7 +503,7 @@ MUTATIONS = (
     Mutation(
         "a pending restore needs no control that is offered",
         "zeusd.core.core.Core._add_controls",
-        always("offered", "debt"),
+        always("offered", "restore"),
         ("tests/zeusd/core/test_odd_drivers.py",),
     ),
     Mutation(
@@ -538,7 +538,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the last resort restores nothing above a ceiling",
-        "zeusd.restore._Owed._bounded",
+        "zeusd.restore._Journal._bounded",
         instead("_least", "target"),
         ("tests/zeusd/test_restore.py",),
     ),
@@ -569,7 +569,7 @@ MUTATIONS = (
     Mutation(
         "a restart is forgiven ever less",
         "zeusd.core.control.ControlMachine.recover",
-        instead("_lasts_until", "self.extend(debt.ttl_ns)"),
+        instead("_lasts_until", "self.extend(restore.ttl_ns)"),
         ("tests/zeusd/core/test_leases.py::test_a_restart_is_forgiven_once_for_each_heartbeat",),
     ),
     Mutation(

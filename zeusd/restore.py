@@ -292,7 +292,7 @@ _RANGES = {"power_limit": "nvmlDeviceGetPowerManagementLimitConstraints"}
 
 
 @dataclass
-class _Debt:
+class _PendingRestore:
     key: str
     entry: Entry
     holder_lives: bool
@@ -300,7 +300,7 @@ class _Debt:
     """What the key holds afterwards."""
 
 
-class _Owed:
+class _Journal:
     """One journal that nobody owns, locked, and its pending restores."""
 
     def __init__(
@@ -316,7 +316,9 @@ class _Owed:
     def driver(self) -> Entry:
         return self._entries.get("driver", {})
 
-    def debts(self, everything: bool, unique_inodes: bool) -> tuple[list[_Debt], list[str]]:
+    def pending(
+        self, everything: bool, unique_inodes: bool
+    ) -> tuple[list[_PendingRestore], list[str]]:
         """What has to be restored now, and the keys of entries that are not understood."""
         everything = everything or "stopping" in self._entries
         found, strange = [], []
@@ -330,19 +332,21 @@ class _Owed:
             if pidfd is not None:
                 os.close(pidfd)
             if everything or pidfd is None or entry.get("ending"):
-                found.append(_Debt(key, self._bounded(entry), holder_lives=pidfd is not None))
+                found.append(
+                    _PendingRestore(key, self._bounded(entry), holder_lives=pidfd is not None)
+                )
         return [*found, *(self._lowered() if everything else ())], strange
 
-    def _bounded(self, debt: Entry) -> Entry:
+    def _bounded(self, restore: Entry) -> Entry:
         """A pending restore, to nothing above the ceilings: they may have been set after it."""
-        control = f"{debt['gpu']}/{debt['control']}"
-        target = tuple(debt["target"])
+        control = f"{restore['gpu']}/{restore['control']}"
+        target = tuple(restore["target"])
         for key, entry in self._entries.items():
             if key.startswith(f"ceiling/{control}/") or key == f"pin/{control}":
-                target = _least(target, entry, debt["control"])
-        return {**debt, "target": [*target]}
+                target = _least(target, entry, restore["control"])
+        return {**restore, "target": [*target]}
 
-    def _lowered(self) -> Iterator[_Debt]:
+    def _lowered(self) -> Iterator[_PendingRestore]:
         """What ceilings fall back to at a deadline that no zeusd will keep."""
         for key, entry in self._entries.items():
             kind, *names = key.split("/", 3)
@@ -353,14 +357,14 @@ class _Owed:
             lower |= {"overwrite": HIGHER, "pid": 0, "cookie": 0}
             if _is_debt(lower):
                 then = {**entry, "value": fallback, "deadline_ns": None, "fallback": None}
-                yield _Debt(key, lower, holder_lives=False, then=then)
+                yield _PendingRestore(key, lower, holder_lives=False, then=then)
 
-    def settle(self, one: _Debt) -> None:
+    def settle(self, one: _PendingRestore) -> None:
         """Mark as restored. A holder that is running learns of its loss from the next zeusd."""
-        key, debt = one.key, one.entry
+        key, restore = one.key, one.entry
         data = record(self._boot, key, one.then)
         if one.holder_lives:
-            loss = {name: debt[name] for name in ("gpu", "control", "pid", "cookie")}
+            loss = {name: restore[name] for name in ("gpu", "control", "pid", "cookie")}
             loss["reason"] = "zeusd had failed, and everything was restored"
             name = f"lost/{loss['gpu']}/{loss['control']}/{loss['pid']}.{loss['cookie']}"
             data = record(self._boot, name, loss) + data
@@ -430,8 +434,10 @@ def _read(path: Path, boot: str) -> Replayed:
         return replay(file.read(), boot)
 
 
-def _put_back(driver: _Driver, owed: _Owed, debt: _Debt, say: Callable[[str], None]) -> bool:
-    entry = debt.entry
+def _put_back(
+    driver: _Driver, journal: _Journal, restore: _PendingRestore, say: Callable[[str], None]
+) -> bool:
+    entry = restore.entry
     uuid, control = str(entry["gpu"]), str(entry["control"])
     what = f"{control} of {uuid}"
     try:
@@ -458,7 +464,7 @@ def _put_back(driver: _Driver, owed: _Owed, debt: _Debt, say: Callable[[str], No
         say(f"{what}: someone else set {text(result.found)} meanwhile; left alone")
     else:
         say(f"{what}: restored to {text(result.target if result.holds is None else result.holds)}")
-    owed.settle(debt)
+    journal.settle(restore)
     return True
 
 
@@ -513,18 +519,20 @@ def _step(step: Step, plan: Plan, driver: _Driver, gpu: Any, control: str) -> An
     return write_verified(write, read, step.value, before, time.sleep, plan.rounding)
 
 
-def _each_gpu(debts: Iterable[_Debt], put_back: Callable[[_Debt], bool]) -> int:
+def _each_gpu(
+    pending: Iterable[_PendingRestore], put_back: Callable[[_PendingRestore], bool]
+) -> int:
     """Run `put_back` for all pending restores, GPUs in parallel. Return how many failed."""
-    by_gpu: dict[str, list[_Debt]] = {}
-    for debt in debts:
-        by_gpu.setdefault(str(debt.entry["gpu"]), []).append(debt)
+    by_gpu: dict[str, list[_PendingRestore]] = {}
+    for restore in pending:
+        by_gpu.setdefault(str(restore.entry["gpu"]), []).append(restore)
     done: list[str] = []
     total = sum(len(mine) for mine in by_gpu.values())
 
-    def run(mine: list[_Debt]) -> None:
-        for debt in mine:
-            if put_back(debt):
-                done.append(debt.key)  # noqa: PERF401 - each counts as soon as it is done
+    def run(mine: list[_PendingRestore]) -> None:
+        for restore in mine:
+            if put_back(restore):
+                done.append(restore.key)  # noqa: PERF401 - each counts as soon as it is done
 
     threads = [threading.Thread(target=run, args=(mine,), daemon=True) for mine in by_gpu.values()]
     for thread in threads:
@@ -583,45 +591,46 @@ def restore(
                 if said.trouble is not None:
                     say(f"{path}: {said.trouble}")
                     failed += not said.entries
-                owed = _Owed(path, boot, said.entries, say)
-                failed += _settle(owed, library, everything, unique_inodes, dry_run, say)
+                journal = _Journal(path, boot, said.entries, say)
+                failed += _settle(journal, library, everything, unique_inodes, dry_run, say)
     return failed
 
 
 def _settle(
-    owed: _Owed,
+    journal: _Journal,
     library: str | None,
     everything: bool,
     unique_inodes: bool,
     dry_run: bool,
     say: Callable[[str], None],
 ) -> int:
-    debts, strange = owed.debts(everything, unique_inodes)
-    driver = owed.driver
+    pending, strange = journal.pending(everything, unique_inodes)
+    driver = journal.driver
     for key in strange:
-        say(f"{owed.path}: {key} is not understood; left alone")
-    if not debts:
-        say(f"{owed.path}: no pending restores")
+        say(f"{journal.path}: {key} is not understood; left alone")
+    if not pending:
+        say(f"{journal.path}: no pending restores")
         return len(strange)
     if driver.get("simulated"):
-        say(f"{owed.path}: its GPUs were simulated, and are gone")
+        say(f"{journal.path}: its GPUs were simulated, and are gone")
         return 0
     module = str(driver.get("module", DRIVER_MODULE))
     if driver and driver.get("id") != driver_id(module):
-        say(f"{owed.path}: the driver was reloaded since, so none of it is in force")
+        say(f"{journal.path}: the driver was reloaded since, so none of it is in force")
         return 0
     if dry_run:
-        for debt in debts:
-            control, gpu, target = (debt.entry[name] for name in ("control", "gpu", "target"))
+        for restore in pending:
+            control, gpu, target = (restore.entry[name] for name in ("control", "gpu", "target"))
             text = SPECS[Control(control)].text(target)
             say(f"{control} of {gpu}: would be restored to {text}")
         return 0
     try:
         opened = _open(driver, library)
     except (OSError, _DriverError) as error:
-        say(f"{owed.path}: the driver cannot be reached ({error}); {len(debts)} restores pending")
-        return len(debts)
-    failed = _each_gpu(debts, lambda debt: _put_back(opened, owed, debt, say))
+        left = len(pending)
+        say(f"{journal.path}: the driver cannot be reached ({error}); {left} restores pending")
+        return left
+    failed = _each_gpu(pending, lambda restore: _put_back(opened, journal, restore, say))
     if not failed:
         with contextlib.suppress(_DriverError):
             opened.close()

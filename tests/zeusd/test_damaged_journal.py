@@ -19,7 +19,7 @@ from tests import seeds
 from tests.zeusd.core.world import GPU0, GPU1, World
 from zeus_ipc.controls import Control
 from zeusd import restore
-from zeusd.core.model import ControlValue, Debt, Process
+from zeusd.core.model import ControlValue, PendingRestore, Process
 from zeusd.records import Entry, header, record
 from zeusd.restore import boot_id, driver_id
 from zeusd.runtime.journal import Journal
@@ -28,20 +28,20 @@ DEAD = Process(2**22 + 1, 1)
 LIMIT, CLOCKS = Control.POWER_LIMIT, Control.GPU_CLOCKS
 
 
-def debt(gpu: str, control: Control, target: ControlValue, *values: ControlValue) -> Entry:
-    return Debt(gpu, control, DEAD, 1000, "", 1, 15_000_000_000, target, values).to_json()
+def pending(gpu: str, control: Control, target: ControlValue, *values: ControlValue) -> Entry:
+    return PendingRestore(gpu, control, DEAD, 1000, "", 1, 15_000_000_000, target, values).to_json()
 
 
 CHANGES: list[tuple[str, Entry | None]] = [
     ("driver", {"id": driver_id()}),
     (f"baseline/{GPU0}/power_limit", {"value": [300_000]}),
     (f"first/{GPU0}/power_limit", {"value": [300_000]}),
-    (f"debt/{GPU0}/power_limit", debt(GPU0, LIMIT, (300_000,), (300_000,), (150_000,))),
-    (f"debt/{GPU0}/gpu_clocks", debt(GPU0, CLOCKS, (), (), (600, 900))),
+    (f"debt/{GPU0}/power_limit", pending(GPU0, LIMIT, (300_000,), (300_000,), (150_000,))),
+    (f"debt/{GPU0}/gpu_clocks", pending(GPU0, CLOCKS, (), (), (600, 900))),
     (f"baseline/{GPU1}/power_limit", {"value": [300_000]}),
-    (f"debt/{GPU1}/power_limit", debt(GPU1, LIMIT, (300_000,), (300_000,), (120_000,))),
-    (f"debt/{GPU1}/power_limit", debt(GPU1, LIMIT, (300_000,), (120_000,), (140_000,))),
-    (f"debt/{GPU1}/gpu_clocks", debt(GPU1, CLOCKS, (), (), (600, 900))),
+    (f"debt/{GPU1}/power_limit", pending(GPU1, LIMIT, (300_000,), (300_000,), (120_000,))),
+    (f"debt/{GPU1}/power_limit", pending(GPU1, LIMIT, (300_000,), (120_000,), (140_000,))),
+    (f"debt/{GPU1}/gpu_clocks", pending(GPU1, CLOCKS, (), (), (600, 900))),
     (f"debt/{GPU1}/gpu_clocks", None),
 ]
 

@@ -12,15 +12,15 @@ import pytest
 from tests import seeds
 from zeus_ipc.controls import Control
 from zeusd import records
-from zeusd.core.model import Debt, Loss, Process
+from zeusd.core.model import Loss, PendingRestore, Process
 from zeusd.records import Entry, covers, header, record, replay
 
 BOOT = "4a1d1c2e-9f57-4b8e-8a52-0d9f7c3b6a11"
 GPUS = ("GPU-0e8a1b2c-3d4e-5f60-7182-93a4b5c6d7e8", "GPU-1f9b2c3d-4e5f-6071-8293-a4b5c6d7e8f9")
 
 
-def debt(gpu: str, control: Control, *values: tuple[int, ...], **more: Any) -> Entry:
-    return Debt(
+def pending(gpu: str, control: Control, *values: tuple[int, ...], **more: Any) -> Entry:
+    return PendingRestore(
         gpu=gpu,
         control=control,
         holder=Process(4711, 987_654),
@@ -43,15 +43,15 @@ def changes() -> list[tuple[str, Entry | None]]:
         ("driver", {"id": "550.54/77", "library": None, "module": "/sys/module/nvidia"}),
         (f"baseline/{first}/power_limit", {"value": [250_000]}),
         (f"first/{first}/power_limit", {"value": [250_000]}),
-        (f"debt/{first}/power_limit", debt(first, limit, (250_000,), (150_000,))),
-        (f"debt/{first}/power_limit", debt(first, limit, (150_000,), (175_000,))),
-        (f"debt/{second}/gpu_clocks", debt(second, clocks, (), (600, 900))),
+        (f"debt/{first}/power_limit", pending(first, limit, (250_000,), (150_000,))),
+        (f"debt/{first}/power_limit", pending(first, limit, (150_000,), (175_000,))),
+        (f"debt/{second}/gpu_clocks", pending(second, clocks, (), (600, 900))),
         (f"debt/{second}/gpu_clocks", None),
         (f"pin/{second}/power_limit", {"value": [200_000]}),
         (lost.key, lost.to_json()),
-        (f"debt/{second}/power_limit", debt(second, limit, (250_000,), (100_000,), ending="x")),
-        (f"debt/{second}/memory_clocks", debt(second, Control.MEMORY_CLOCKS, acquired=True)),
-        (f"debt/{first}/gpu_clocks", debt(first, clocks, (), (1_200, 1_200), job="1234")),
+        (f"debt/{second}/power_limit", pending(second, limit, (250_000,), (100_000,), ending="x")),
+        (f"debt/{second}/memory_clocks", pending(second, Control.MEMORY_CLOCKS, acquired=True)),
+        (f"debt/{first}/gpu_clocks", pending(first, clocks, (), (1_200, 1_200), job="1234")),
         ("stopping", {}),
     ]
 
@@ -212,7 +212,7 @@ def test_nothing_is_nothing() -> None:
 
 # --------------------------------------------------------------------------------------- covering
 
-LIMIT = debt(GPUS[0], Control.POWER_LIMIT, (250_000,), (150_000,))
+LIMIT = pending(GPUS[0], Control.POWER_LIMIT, (250_000,), (150_000,))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_the_target_needs_no_record_of_its_own() -> None:
 
 
 def test_what_cannot_be_read_may_be_anything_once_it_was_changed() -> None:
-    clocks = debt(GPUS[0], Control.GPU_CLOCKS, (), (600, 900))
+    clocks = pending(GPUS[0], Control.GPU_CLOCKS, (), (600, 900))
     other = {**clocks, "values": [[600, 900], [700, 700]]}
     assert covers(clocks, other, readable=False)
     assert not covers({**clocks, "values": []}, other, readable=False), "it was only acquired"

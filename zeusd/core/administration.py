@@ -151,7 +151,7 @@ class Administration:
             persisted = self._unpin(machine)
             machine.put_back(peer, clause, back, persisted)
             if persisted is not None:
-                # Last: a zeusd that is killed before has either this or the debt.
+                # Last: a zeusd that is killed before has either this or the pending restore.
                 self._out.add(Forget(pin_key(machine.gpu, machine.control)))
 
     def _unpin(self, machine: ControlMachine) -> ControlValue | None:

@@ -34,10 +34,10 @@ from zeusd.core.lifecycle import IN_FLIGHT, Event, Phase, State
 from zeusd.core.model import (
     Applied,
     Changed,
-    Debt,
     Failure,
     Loss,
     Peer,
+    PendingRestore,
     Process,
     kept_failure,
 )
@@ -98,7 +98,7 @@ class ControlMachine(Leased):
         if not site.pinned:
             self.observed = site.value
         if self.lease is not None:
-            self._out.add(Put(self.key, self._debt().to_json()))
+            self._out.add(Put(self.key, self._pending_restore().to_json()))
         moved = (self.target, self.bounded) != before
         if self.spec.ceilings and moved and (self.bounded or self.rests_elsewhere):
             self.ceilings_moved()
@@ -145,41 +145,41 @@ class ControlMachine(Leased):
 
     # ----------------------------------------------------------------------------------- events
 
-    def recover(self, debt: Debt, ending: str | None) -> None:
+    def recover(self, restore: PendingRestore, ending: str | None) -> None:
         """Takes over what the journal says was pending when the last zeusd ended.
 
         Args:
-            debt: The entry.
+            restore: The entry.
             ending: Why the lease ends at once, such as `holder_gone`; None: it goes on.
         """
         now_ns = self._out.now_ns
         self.lease = Lease(
-            debt.holder,
-            debt.uid,
-            debt.client,
-            debt.since_ns,
-            debt.ttl_ns,
+            restore.holder,
+            restore.uid,
+            restore.client,
+            restore.since_ns,
+            restore.ttl_ns,
             now_ns,
-            debt.acquired,
-            command=debt.command,
-            job=debt.job,
-            asked=debt.values[-1] if debt.values else None,
+            restore.acquired,
+            command=restore.command,
+            job=restore.job,
+            asked=restore.values[-1] if restore.values else None,
             heard_ns=now_ns,
             forgiven=True,
-            recoveries=debt.recoveries + 1,
+            recoveries=restore.recoveries + 1,
         )
-        self._values, self._doubt = debt.values, debt.doubt
-        moved = debt.target not in (*debt.values, self.target) and not self.spec.merges
-        if self.spec.readable and debt.values and moved:
+        self._values, self._doubt = restore.values, restore.doubt
+        moved = restore.target not in (*restore.values, self.target) and not self.spec.merges
+        if self.spec.readable and restore.values and moved:
             # The site's target was another then, and writing it needed no record of its own.
-            self._values = (debt.target, *debt.values)
+            self._values = (restore.target, *restore.values)
         self.life.on(Event.RECOVER)
-        self._out.add(Watch(debt.holder))
-        self._lasts_until(now_ns + (debt.ttl_ns >> debt.recoveries))
-        if debt.ending or ending is not None:
-            self._end(debt.ending or str(ending), debt.overwrite)
+        self._out.add(Watch(restore.holder))
+        self._lasts_until(now_ns + (restore.ttl_ns >> restore.recoveries))
+        if restore.ending or ending is not None:
+            self._end(restore.ending or str(ending), restore.overwrite)
         else:
-            self._out.add(Put(self.key, self._debt().to_json()))
+            self._out.add(Put(self.key, self._pending_restore().to_json()))
 
     def revoke(self, reason: str, clause: str, then: Callable[[], None] | None = None) -> None:
         """The holder loses its lease without having asked.
@@ -345,7 +345,7 @@ class ControlMachine(Leased):
         in_flight = self.life.state in IN_FLIGHT
         if self._values or in_flight or overwrite is not None:
             # A zeusd that is killed before the value is restored must not take the lease for alive.
-            self._out.add(Put(self.key, self._debt().to_json()))
+            self._out.add(Put(self.key, self._pending_restore().to_json()))
         withdrawn = self._waiting.take(holder)
         if in_flight:
             self.life.on(Event.END)
@@ -379,7 +379,7 @@ class ControlMachine(Leased):
         self._values = () if left is None else (left,)
         self._restoration = restoration
         if left is not None:
-            self._out.add(Put(self.key, self._debt().to_json()))
+            self._out.add(Put(self.key, self._pending_restore().to_json()))
         self._attempt()
         self._pump()
 
@@ -430,7 +430,7 @@ class ControlMachine(Leased):
             self.forgive(process)
         self.heartbeat()
         if item.value is None:
-            self._out.add(Put(self.key, self._debt().to_json()))
+            self._out.add(Put(self.key, self._pending_restore().to_json()))
             item.done(None)
         elif self.spec.readable and self.life.state is State.TAKEN:
             self._read(partial(self._captured, item))
@@ -532,7 +532,7 @@ class ControlMachine(Leased):
                 self.control,
                 value,
                 self.key,
-                self._debt().to_json(),
+                self._pending_restore().to_json(),
                 expected,
             )
         )
@@ -570,7 +570,7 @@ class ControlMachine(Leased):
                 self._values = (*(one for one in self._values if one != holds), holds)
                 self._doubt = asked
             if holds != asked:
-                self._out.add(Put(self.key, self._debt().to_json()))
+                self._out.add(Put(self.key, self._pending_restore().to_json()))
         self._note_change("ceiling" if by_ceiling else "set", old, shown, failure, lease)
         return failure or Applied(shown)
 

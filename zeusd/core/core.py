@@ -24,11 +24,11 @@ from zeusd.core.model import (
     CEILING_PREFIX,
     DRIVER_KEY,
     STOPPING_KEY,
-    Debt,
     Failure,
     GpuFacts,
     Loss,
     Peer,
+    PendingRestore,
     Process,
     baseline_key,
     first_key,
@@ -77,7 +77,7 @@ class Core:
         self._connections: dict[int, Connection] = {}
         self._values: dict[str, ControlValue] = {}
         self._ceilings: dict[str, Ceiling] = {}
-        self._debts: dict[tuple[str, Control], Debt] = {}
+        self._pending: dict[tuple[str, Control], PendingRestore] = {}
         self._losses: list[Loss] = []
         self._lost_gpus: set[str] = set()
         # Since the last look around: GPUs that answered it, and that did not answer something.
@@ -95,7 +95,7 @@ class Core:
     def recover(
         self,
         values: dict[str, ControlValue],
-        debts: Iterable[Debt],
+        pending: Iterable[PendingRestore],
         alive: set[Process],
         *,
         losses: Iterable[Loss] = (),
@@ -109,7 +109,7 @@ class Core:
         Args:
             values: Baselines, what controls held when zeusd first saw them in this boot, and what
                 administrators persisted, by journal key.
-            debts: What is owed.
+            pending: Restores that are pending, and leases that have set something.
             alive: Holders, and processes with a loss, that still run.
             losses: Who lost a lease and does not know it yet.
             driver: The loaded driver that all of this is about.
@@ -121,7 +121,7 @@ class Core:
         self._ceilings = dict(ceilings or {})
         self.node.quiesced_ns = quiesced_ns
         self.node.closed = self.node.quiesced
-        self._debts = {(debt.gpu, debt.control): debt for debt in debts}
+        self._pending = {(restore.gpu, restore.control): restore for restore in pending}
         self._losses = list(losses)
         self._alive = set(alive)
         self._driver = driver
@@ -166,8 +166,10 @@ class Core:
         self._requests.administration.ceilings.recovered()
         if self._was_stopping:
             self._was_stopping = False
-            for debt in self._debts.values():  # of GPUs that have not been found yet
-                ending = self._debts[debt.gpu, debt.control] = replace(debt, ending="daemon_stops")
+            for restore in self._pending.values():  # of GPUs that have not been found yet
+                ending = self._pending[restore.gpu, restore.control] = replace(
+                    restore, ending="daemon_stops"
+                )
                 self._out.add(Put(ending.key, ending.to_json()))
             self._out.add(Forget(STOPPING_KEY))
         return self._out.take()
@@ -305,7 +307,7 @@ class Core:
         restore = restore and self.node.quiesced_ns is None  # else the GPUs are out of reach
         self._silent = not restore
         if restore:
-            if self.owed:
+            if self.unrestored:
                 self._out.add(Put(STOPPING_KEY, {}))
             self.node.closed = SHUTTING_DOWN
             self._requests.administration.ceilings.stop()
@@ -323,7 +325,7 @@ class Core:
         return self._out.in_flight == 0
 
     @property
-    def owed(self) -> list[tuple[str, Control]]:
+    def unrestored(self) -> list[tuple[str, Control]]:
         """Controls that are leased, being restored, waiting for another attempt, or not known yet
         although the journal says that something is to be restored."""
         return [
@@ -332,7 +334,7 @@ class Core:
                 for machine in self.node.machines()
                 if machine.phase is not Phase.FREE
             ),
-            *self._debts,
+            *self._pending,
         ]
 
     @property
@@ -361,7 +363,7 @@ class Core:
     @property
     def unclaimed(self) -> bool:
         """Whether the journal speaks of GPUs that have not been found yet."""
-        return bool(self._debts or self._losses)
+        return bool(self._pending or self._losses)
 
     @property
     def putting_back(self) -> bool:
@@ -409,22 +411,22 @@ class Core:
             self._out.add(
                 Note("driver_changed", {"old": self._driver, "new": driver}, warning=True)
             )
-            for debt in self._debts.values():
-                self._out.add(Forget(debt.key))
-                if debt.holder in self._alive:
+            for restore in self._pending.values():
+                self._out.add(Forget(restore.key))
+                if restore.holder in self._alive:
                     loss = Loss(
-                        debt.gpu,
-                        debt.control,
-                        debt.holder,
+                        restore.gpu,
+                        restore.control,
+                        restore.holder,
                         "the GPU's driver was reloaded",
-                        debt.uid,
+                        restore.uid,
                     )
                     self._losses.append(loss)
                     self._out.add(Put(loss.key, loss.to_json()))
             if not self.node.gpus:
                 for key in self._values:
                     self._out.add(Forget(key))
-            self._debts.clear()
+            self._pending.clear()
             self._values.clear()
         if self._driver != driver:
             self._driver = driver
@@ -439,20 +441,20 @@ class Core:
         uuid, facts, values = gpu.info.uuid, gpu.facts, self._values
         added: list[ControlMachine] = []
         for control in RESTORE_ORDER:
-            debt = self._debts.get((uuid, control))
+            restore = self._pending.get((uuid, control))
             offered = control.value in facts.info.controls
-            if control in gpu.machines or not (offered or debt):
+            if control in gpu.machines or not (offered or restore):
                 continue
             baseline = values.get(baseline_key(uuid, control))
             known = baseline
-            if known is None and debt is not None and (debt.target or SPECS[control].merges):
-                known = debt.target
+            if known is None and restore is not None and (restore.target or SPECS[control].merges):
+                known = restore.target
             target = self.node.settings.site.target(control, facts, known)
             if target is None:
-                if debt is None:
+                if restore is None:
                     continue
-                highest_mw = debt.target[0] if SPECS[control].ceilings else None
-                target = Target(debt.target, False, highest_mw)
+                highest_mw = restore.target[0] if SPECS[control].ceilings else None
+                target = Target(restore.target, False, highest_mw)
             added.append(self._add_control(gpu, control, target, baseline is None))
         for loss in [loss for loss in self._losses if loss.gpu == uuid]:
             if loss.control not in gpu.machines:
@@ -496,10 +498,10 @@ class Core:
 
     def _reconcile(self, machine: ControlMachine) -> None:
         """Compares the device and what the journal intends, and acts on it."""
-        debt = self._debts.pop((machine.gpu, machine.control), None)
-        if debt is not None:
-            ending = None if debt.holder in self._alive else "holder_gone"
-            machine.recover(debt, "daemon_stops" if self._was_stopping else ending)
+        restore = self._pending.pop((machine.gpu, machine.control), None)
+        if restore is not None:
+            ending = None if restore.holder in self._alive else "holder_gone"
+            machine.recover(restore, "daemon_stops" if self._was_stopping else ending)
             if self.node.quiesced_ns is not None:
                 machine.revoke("quiesced", DRIVER_CLOSED)
         if machine.bounded or (machine.spec.ceilings and machine.rests_elsewhere):

@@ -159,7 +159,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Delete a journal entry: nothing is owed under this key any more."""
+    """Delete a journal entry: nothing is pending under this key any more."""
 
     key: str
 

@@ -86,7 +86,7 @@ class Leased(Restorable):
         self.lease.forgiven = False
         if self.lease.recoveries:
             self.lease.recoveries = 0
-            self._out.add(Put(self.key, self._debt().to_json()))
+            self._out.add(Put(self.key, self._pending_restore().to_json()))
         self.lease.heard_ns = self._out.now_ns
         self.lease.usage = None
         self.extend(self.lease.ttl_ns)

@@ -184,7 +184,7 @@ def kept_failure(control: Control, gpu: str, asked: ControlValue, holds: Control
 
 
 @dataclass(frozen=True, slots=True)
-class Debt:
+class PendingRestore:
     """What the journal knows of one control that is not, or may not be, at its restore target.
 
     Attributes:
@@ -226,7 +226,7 @@ class Debt:
     @property
     def key(self) -> str:
         """Key of the journal entry."""
-        return debt_key(self.gpu, self.control)
+        return pending_key(self.gpu, self.control)
 
     def to_json(self) -> dict[str, Any]:
         """The entry as the journal keeps it."""
@@ -252,7 +252,7 @@ class Debt:
         }
 
     @classmethod
-    def from_json(cls, entry: dict[str, Any]) -> Debt:
+    def from_json(cls, entry: dict[str, Any]) -> PendingRestore:
         """Reads an entry back.
 
         Raises:
@@ -334,7 +334,7 @@ class Loss:
         )
 
 
-DEBT_PREFIX, BASELINE_PREFIX, LOSS_PREFIX = "debt/", "baseline/", "lost/"
+PENDING_PREFIX, BASELINE_PREFIX, LOSS_PREFIX = "debt/", "baseline/", "lost/"
 CEILING_PREFIX, RESTING_PREFIX = "ceiling/", "resting/"
 FIRST_PREFIX, PIN_PREFIX, GPU_PREFIX = "first/", "pin/", "gpu/"
 
@@ -349,9 +349,9 @@ QUIESCED_KEY = "quiesced"
 """Journal key that says: an administrator made zeusd close the driver."""
 
 
-def debt_key(gpu: str, control: Control) -> str:
-    """Journal key of what is owed on one control."""
-    return f"{DEBT_PREFIX}{gpu}/{control.value}"
+def pending_key(gpu: str, control: Control) -> str:
+    """Journal key of one control's pending restore."""
+    return f"{PENDING_PREFIX}{gpu}/{control.value}"
 
 
 def gpu_key(gpu: str) -> str:

@@ -18,11 +18,11 @@ from zeusd.core.leasing import Lease
 from zeusd.core.lifecycle import OUT_OF_REACH, READY, Event, Lifecycle, Phase, State
 from zeusd.core.model import (
     Applied,
-    Debt,
     Failure,
+    PendingRestore,
     baseline_key,
-    debt_key,
     kept_failure,
+    pending_key,
     resting_key,
 )
 from zeusd.core.outbox import Outbox
@@ -134,7 +134,7 @@ class Restorable:
     @property
     def key(self) -> str:
         """Key of the journal entry."""
-        return debt_key(self.gpu, self.control)
+        return pending_key(self.gpu, self.control)
 
     @property
     def retry_at_ns(self) -> int | None:
@@ -302,7 +302,7 @@ class Restorable:
                 self.control,
                 step.value,
                 self.key,
-                self._debt().to_json(),
+                self._pending_restore().to_json(),
                 before=step.found,
             )
         )
@@ -443,10 +443,10 @@ class Restorable:
         asked = OURS if self._restoration is None else self._restoration.overwrite
         return ALL if asked == OURS and self._override and self._values else asked
 
-    def _debt(self) -> Debt:
+    def _pending_restore(self) -> PendingRestore:
         assert self.lease is not None
         restoration = self._restoration
-        return Debt(
+        return PendingRestore(
             gpu=self.gpu,
             control=self.control,
             holder=self.lease.holder,

@@ -42,20 +42,20 @@ from zeusd.core.effects import (
 from zeusd.core.model import (
     BASELINE_PREFIX,
     CEILING_PREFIX,
-    DEBT_PREFIX,
     DRIVER_KEY,
     FIRST_PREFIX,
     GPU_PREFIX,
     LOSS_PREFIX,
+    PENDING_PREFIX,
     PIN_PREFIX,
     QUIESCED_KEY,
     READABLE,
     RESTING_PREFIX,
     STOPPING_KEY,
-    Debt,
     Failure,
     Loss,
     Peer,
+    PendingRestore,
     Process,
 )
 from zeusd.core.policy import Settings
@@ -103,7 +103,7 @@ class Engine:
         core: The rules.
         reactor: The loop.
         nvml: The devices.
-        journal: Where debts are kept; opened by `start`.
+        journal: Where pending restores are kept; opened by `start`.
         reply: Takes a connection and a complete reply, to send or to drop.
         boot: Name of the present boot.
         orphan_directories: Where embedded engines leave journals; what they owe is taken over.
@@ -196,8 +196,8 @@ class Engine:
         replies.prepare()
         entries = self._journal.open()
         for directory in self._orphan_directories:
-            for orphan, owed in orphans(directory, self._boot):
-                taken = {key: entry for key, entry in owed.items() if key not in entries}
+            for orphan, left in orphans(directory, self._boot):
+                taken = {key: entry for key, entry in left.items() if key not in entries}
                 entries |= taken
                 try:
                     self._journal.commit([Change(key, entry) for key, entry in taken.items()])
@@ -242,7 +242,7 @@ class Engine:
             if (self.core.putting_back or not self.core.settled) and not late:
                 self._reactor.call_later(0.002, check)
                 return
-            self.abandoned = self.core.owed if restore else []
+            self.abandoned = self.core.unrestored if restore else []
             for gpu, control in self.abandoned:
                 log.error(
                     "stopping although %s of %s could not be restored; the journal keeps it for "
@@ -473,7 +473,7 @@ class Engine:
     def _recover(self, entries: dict[str, dict[str, Any]]) -> None:
         values: dict[str, ControlValue] = {}
         ceilings: dict[str, Ceiling] = {}
-        debts: list[Debt] = []
+        pending: list[PendingRestore] = []
         losses: list[Loss] = []
         quiesced_ns: int | None = None
         for key, entry in entries.items():
@@ -482,8 +482,8 @@ class Engine:
                     values[key] = tuple(int(part) for part in entry["value"])
                 elif key.startswith(CEILING_PREFIX):
                     ceilings[key] = Ceiling.from_json(entry)
-                elif key.startswith(DEBT_PREFIX):
-                    debts.append(Debt.from_json(entry))
+                elif key.startswith(PENDING_PREFIX):
+                    pending.append(PendingRestore.from_json(entry))
                 elif key.startswith(LOSS_PREFIX):
                     losses.append(Loss.from_json(entry))
                 elif key == QUIESCED_KEY:
@@ -495,7 +495,7 @@ class Engine:
                     key,
                     extra={"event": "journal_bad_entry", "key": key},
                 )
-        for process in {debt.holder for debt in debts} | {loss.process for loss in losses}:
+        for process in {restore.holder for restore in pending} | {loss.process for loss in losses}:
             pidfd = open_process(process)
             if pidfd is not None:
                 self._processes.attach(process, pidfd)
@@ -503,7 +503,7 @@ class Engine:
         driver = entries.get(DRIVER_KEY, {}).get("id")
         self.core.recover(
             values,
-            debts,
+            pending,
             set(self._recovered),
             losses=losses,
             driver=None if driver is None else str(driver),

@@ -23,7 +23,7 @@ from zeus_ipc.errors import ErrorCode
 from zeusd.core.access import Access, AllowRule
 from zeusd.core.effects import Effect, Read, Reading, Watch, Write
 from zeusd.core.lifecycle import Phase
-from zeusd.core.model import Applied, Debt, Process, debt_key
+from zeusd.core.model import Applied, PendingRestore, Process, pending_key
 from zeusd.core.policy import GpuRule, LeaseTerms, Settings, SitePolicy
 from zeusd.restore_rule import merged, near
 
@@ -389,24 +389,24 @@ class Model(World):
         for key in self.ours:
             gpu, control = key
             value = self.values[key]
-            entry = self.journal.get(debt_key(gpu, control))
+            entry = self.journal.get(pending_key(gpu, control))
             if entry is not None:
-                debt = Debt.from_json(entry)
+                restore = PendingRestore.from_json(entry)
                 # Of what cannot be read it is enough that it may be anything.
                 newest_lost = self._newest_lost(gpu, control)
                 key_of_rest = f"resting/{gpu}/{control.value}"
                 rest = self.late.get(key_of_rest) or self.journal.get(key_of_rest, {})
                 resting = rest.get("value", ())
-                listed = (*debt.values, debt.target, *self.targets[key], tuple(resting))
-                anything = newest_lost and debt.values
+                listed = (*restore.values, restore.target, *self.targets[key], tuple(resting))
+                anything = newest_lost and restore.values
                 known_values = {_own(control, one) for one in listed}
                 in_list = _own(control, value) in known_values
-                assert in_list or anything or self._made_of(debt, value), (
+                assert in_list or anything or self._made_of(restore, value), (
                     f"{control.value} of {gpu} holds {value}, which the journal does not list"
                 )
             elif known:
                 machine = self.machine(gpu, control)
-                late = debt_key(gpu, control) in self.late
+                late = pending_key(gpu, control) in self.late
                 trouble = machine.trouble
                 unwritten = trouble is not None and trouble.code == ErrorCode.JOURNAL_FAILED
                 resting = self.journal.get(f"resting/{gpu}/{control.value}", {}).get("value", ())
@@ -416,12 +416,14 @@ class Model(World):
             self._check_losses()
 
     @staticmethod
-    def _made_of(debt: Debt, value: ControlValue) -> bool:
+    def _made_of(restore: PendingRestore, value: ControlValue) -> bool:
         """Whether a driver may have made this of a value that was written and never confirmed.
 
         The target is listed without being in doubt: what is made of it is where it belongs.
         """
-        return any(_may_become(asked, value, debt.control) for asked in (debt.doubt, debt.target))
+        return any(
+            _may_become(asked, value, restore.control) for asked in (restore.doubt, restore.target)
+        )
 
     def settle(self) -> None:
         """Nothing fails any more, and enough time passes."""
@@ -434,10 +436,10 @@ class Model(World):
         self._drain()
         for gpu, odd in self.odd.items():
             limit = gpu, Control.POWER_LIMIT
-            entry = self.journal.get(debt_key(*limit))
+            entry = self.journal.get(pending_key(*limit))
             if odd.clamp_mw is None or entry is None:
                 continue
-            if self._made_of(Debt.from_json(entry), self.values[limit]):
+            if self._made_of(PendingRestore.from_json(entry), self.values[limit]):
                 # Its range changes without a reload: what it made of the write is not to be known.
                 self.ours.discard(limit)
         self.odd.clear()
@@ -489,7 +491,7 @@ class Model(World):
             assert rests or key not in self.ours, (
                 f"{control.value} of {gpu} is left at {value} instead of {machine.target}"
             )
-            assert debt_key(gpu, control) not in self.journal
+            assert pending_key(gpu, control) not in self.journal
             if control is Control.POWER_LIMIT and machine.ceilings and key in self.ours:
                 # A device that cannot go as low rests as low as it can.
                 allowed = max(machine.highest(), machine._resting or ())
@@ -501,9 +503,9 @@ class Model(World):
         program = next(one for one in self.programs if one.process == holder)
         assert program.alive, f"{control.value} of {gpu} is held by the dead"
         assert not program.stopped, f"{control.value} of {gpu} is held by who hangs"
-        if debt_key(gpu, control) not in self.lost:
+        if pending_key(gpu, control) not in self.lost:
             assert program.wants, f"{control.value} of {gpu} is held by who has released it"
-        assert debt_key(gpu, control) in self.journal or not machine._values
+        assert pending_key(gpu, control) in self.journal or not machine._values
         if control is Control.POWER_LIMIT and key in self.ours:
             allowed = machine.ceilings.lowest(value, machine.lease.over), machine.value
             # A device that cannot go as low stays as low as it can, also under a new lease.
@@ -513,16 +515,18 @@ class Model(World):
         if key in self.ours and machine.value is not None and not newest_lost:
             # After a crash the newest of them may have been meant only, or be what the driver made.
             listed = {_own(control, one) for one in (*machine._values, machine.target)}
-            assert _own(control, value) in listed or self._made_of(machine._debt(), value)
+            assert _own(control, value) in listed or self._made_of(
+                machine._pending_restore(), value
+            )
 
     def _newest_lost(self, gpu: str, control: Control) -> bool:
         """Whether the journal may lack the newest value of a control that cannot be read."""
-        return control not in READABLE and debt_key(gpu, control) in self.outdated | self.lost
+        return control not in READABLE and pending_key(gpu, control) in self.outdated | self.lost
 
     def _forget_resting(self) -> None:
         """What is at rest stays as it is when a reload names another target for the next time."""
         for gpu, control in list(self.ours):
-            key = debt_key(gpu, control)
+            key = pending_key(gpu, control)
             entry = self.late.get(key) if key in self.late else self.journal.get(key)
             values, target = ([], []) if entry is None else (entry["values"], entry["target"])
             # The first write of a lease may fail and change nothing: it rests as before then.
@@ -583,7 +587,7 @@ class Model(World):
                 if machine.phase is Phase.RESTORING:
                     known = (*machine._values, machine.target)
                     ours = self.values[key] in known or self._made_of(
-                        machine._debt(), self.values[key]
+                        machine._pending_restore(), self.values[key]
                     )
                     self._seen[key] = None if ours else self.values[key]
         elif call.control in READABLE and list(call.value) == call.entry["target"]:

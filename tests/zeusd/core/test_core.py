@@ -15,7 +15,7 @@ def world() -> World:
     return World(limits_mw=(300_000, 300_000))
 
 
-def debts(world: World) -> list[str]:
+def pending(world: World) -> list[str]:
     return [key for key in world.journal if key.startswith("debt/")]
 
 
@@ -29,7 +29,7 @@ def test_a_set_takes_the_lease_and_a_release_puts_the_limit_back(world: World) -
     assert world.call(1, "release")["result"] == {"released": 1}
     assert world.limit_w() == 300
     assert not world.watched
-    assert not debts(world)
+    assert not pending(world)
     assert world.call(1, "leases")["result"]["leases"] == []
 
 
@@ -46,7 +46,7 @@ def test_the_death_of_the_holder_restores_all_its_controls_and_no_others(world: 
     assert world.values[(GPU0, Control.GPU_CLOCKS)] == ()
     assert world.values[(GPU1, Control.GPU_CLOCKS)] == ()
     assert len(world.writes) == 3
-    assert debts(world) == [f"debt/{GPU1}/power_limit"]
+    assert pending(world) == [f"debt/{GPU1}/power_limit"]
 
 
 def test_a_second_process_is_told_who_holds_the_lease(world: World) -> None:
@@ -131,7 +131,7 @@ def test_a_refused_set_leaves_no_lease_behind(world: World) -> None:
     error = world.set_power(1, 200)["error"]
     assert error["code"] == "permission_denied"
     assert error["details"]["device_code"] == 4
-    assert not debts(world)
+    assert not pending(world)
     assert not world.watched
     world.faults.clear()
     world.connect(2)
@@ -177,7 +177,7 @@ def test_a_failed_restore_is_retried_with_growing_pauses_and_blocks_nothing_else
     world.faults.clear()
     world.advance(1.1)
     assert world.limit_w(GPU0) == 300
-    assert not debts(world)
+    assert not pending(world)
     assert world.set_power(2, 250) == {}
 
 
@@ -215,7 +215,7 @@ def test_a_value_above_what_someone_just_allowed_is_refused(world: World) -> Non
     error = world.set_power(1, 300)["error"]
     assert error["code"] == "out_of_range"
     assert world.limit_w() == 250
-    assert not debts(world)
+    assert not pending(world)
 
 
 def test_a_limit_set_outside_during_a_lease_is_kept(world: World) -> None:
@@ -428,7 +428,7 @@ def test_stop_restores_everything_and_accepts_nothing_new(world: World) -> None:
     assert world.set_power(1, 250)["error"]["code"] == "shutting_down"
     world.run_held()
     assert world.core.settled
-    assert world.core.owed == []
+    assert world.core.unrestored == []
     assert world.limit_w() == 300
 
 
@@ -446,7 +446,7 @@ def test_a_release_while_a_set_is_under_way_waits_and_then_restores(world: World
         assert reply["result"]["gpus"][GPU0]["error"]["code"] == "lease_expired"
     assert world.answer(1, release)["result"] == {"released": 1}
     assert world.limit_w() == 300
-    assert not debts(world)
+    assert not pending(world)
 
 
 def test_a_process_that_dies_before_its_first_write_leaves_nothing(world: World) -> None:
@@ -456,7 +456,7 @@ def test_a_process_that_dies_before_its_first_write_leaves_nothing(world: World)
     world.kill(process)
     world.run_held()
     assert world.writes == []
-    assert not debts(world)
+    assert not pending(world)
     assert not world.watched
 
 

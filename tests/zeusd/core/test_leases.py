@@ -525,7 +525,7 @@ def test_what_waits_when_a_stop_begins_takes_no_lease(world: World) -> None:
     world.apply(world.core.stop(world.now_ns))
     world.run_held()
     assert world.limit_w() == 300
-    assert world.core.owed == []
+    assert world.core.unrestored == []
     answer = world.answer(2, waiting)
     assert answer is not None
     assert code(answer["result"]["gpus"][GPU0]) == "shutting_down"
@@ -540,7 +540,7 @@ def test_a_stop_tries_at_once_what_failed_before(world: World) -> None:
     world.faults.clear()
     world.apply(world.core.stop(world.now_ns))
     assert world.limit_w() == 300
-    assert world.core.owed == []
+    assert world.core.unrestored == []
 
 
 def test_who_computes_may_be_known_too_late_for_a_stop() -> None:
@@ -552,7 +552,7 @@ def test_who_computes_may_be_known_too_late_for_a_stop() -> None:
     world.apply(world.core.stop(world.now_ns))
     world.run_held()
     assert world.limit_w() == 300
-    assert world.core.owed == []
+    assert world.core.unrestored == []
 
 
 def test_a_stop_that_was_killed_is_finished_by_the_next_start(world: World) -> None:

@@ -118,14 +118,14 @@ def test_a_control_that_fails_while_the_gpu_is_looked_at_is_restored_all_the_sam
     world.faults[(GPU0, None)] = code
     world.reads_fail = True
     world.start_core(alive=set())
-    assert len(world.core.owed) == 2, "it stays listed"
+    assert len(world.core.unrestored) == 2, "it stays listed"
     world.advance(30)
     world.faults.clear()
     world.reads_fail = False
     world.advance(5)
     assert world.limit_w() == 300
     assert world.values[(GPU0, Control.GPU_CLOCKS)] == ()
-    assert world.core.owed == []
+    assert world.core.unrestored == []
 
 
 def test_a_control_that_is_found_later_is_offered_from_then_on(world: World) -> None:
@@ -146,7 +146,7 @@ def test_what_is_pending_on_a_gpu_that_is_not_found_is_named_when_zeusd_stops() 
     world.limits_mw = ()
     world.start_core(alive={Process(1, 77)})
     world.apply(world.core.stop(world.now_ns))
-    assert world.core.owed == [(GPU0, Control.POWER_LIMIT)]
+    assert world.core.unrestored == [(GPU0, Control.POWER_LIMIT)]
     assert not world.core.putting_back, "there is nothing to wait for"
     world.limits_mw = (300_000, 300_000)
     world.start_core(alive={Process(1, 77)})

@@ -52,11 +52,11 @@ from zeusd.core.model import (
     STOPPING_KEY,
     Applied,
     Changed,
-    Debt,
     Failure,
     GpuFacts,
     Loss,
     Peer,
+    PendingRestore,
     Process,
     Usage,
     device_failure,
@@ -213,8 +213,10 @@ class World:
             for key, entry in self.journal.items()
             if key.startswith("ceiling/")
         }
-        debts = [
-            Debt.from_json(entry) for key, entry in self.journal.items() if key.startswith("debt/")
+        pending = [
+            PendingRestore.from_json(entry)
+            for key, entry in self.journal.items()
+            if key.startswith("debt/")
         ]
         losses = [
             Loss.from_json(entry) for key, entry in self.journal.items() if key.startswith("lost/")
@@ -222,7 +224,7 @@ class World:
         driver = self.journal.get(DRIVER_KEY, {}).get("id")
         self.core.recover(
             baselines,
-            debts,
+            pending,
             alive,
             losses=losses,
             driver=driver,
