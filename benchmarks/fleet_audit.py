@@ -1,24 +1,23 @@
-"""Every change of a limit, and the sum at any time, by the audit logs of all zeusds.
+"""Every change of a limit, and the sum at any time, by what the GPUs' drivers were told.
 
-A limit counts from when a ceiling allows it, and until the lower one has been read back: what may
-be in hardware at worst. Written out by `zeusd serve --log-format json`.
+The stand-in of NVIDIA's library writes down each call that sets a limit, with its time.
 """
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
-from pathlib import Path
 from typing import NamedTuple
+
+from tests.fake_nvml.double import NvmlDouble
 
 
 class Change(NamedTuple):
-    """A GPU may hold another limit from a time on, s since 1970."""
+    """A GPU holds another limit from a time on, s since 1970."""
 
     at_s: float
     node: int
-    gpu: str
+    gpu: int
     watts: float
 
 
@@ -30,9 +29,15 @@ class Excess(NamedTuple):
     allowed_w: float
 
 
-def changes(logs: Sequence[Path]) -> list[Change]:
-    """All changes by time; node is the position of its log."""
-    found = [one for node, log in enumerate(logs) for one in _of_node(node, log)]
+def changes(nodes: Sequence[NvmlDouble]) -> list[Change]:
+    """All changes by time."""
+    offset_s = time.time() - time.monotonic()
+    found = [
+        Change(call.t_ns / 1e9 + offset_s, node, call.gpu, call.arguments[0] / 1000)
+        for node, gpus in enumerate(nodes)
+        for call in gpus.calls("nvmlDeviceSetPowerManagementLimit")
+        if call.result == 0
+    ]
     return sorted(found, key=lambda one: one.at_s)
 
 
@@ -48,7 +53,7 @@ def excesses(
         allowed_w: What all may hold at a time.
         since_s: Before this nothing is checked.
     """
-    limits: dict[tuple[int, str], float] = {}
+    limits: dict[tuple[int, int], float] = {}
     above, most = [], 0.0
     for change in found:
         limits[change.node, change.gpu] = change.watts
@@ -63,7 +68,7 @@ def excesses(
 
 def of_nodes(found: Iterable[Change], nodes: int) -> list[list[tuple[float, float]]]:
     """The sum of each node's limits from each time on, W."""
-    limits: dict[tuple[int, str], float] = {}
+    limits: dict[tuple[int, int], float] = {}
     sums = [0.0] * nodes
     lines: list[list[tuple[float, float]]] = [[] for _ in range(nodes)]
     for change in found:
@@ -83,29 +88,3 @@ def total_of(lines: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float
         held[node] = watts
         found.append((at, total))
     return found
-
-
-def _of_node(node: int, log: Path) -> Iterable[Change]:
-    ceilings: dict[str, float] = {}
-    limits: dict[str, float] = {}
-    for line in log.read_text(errors="replace").splitlines():
-        if '"power_limit"' not in line:
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:  # zeusd was killed meanwhile
-            continue
-        event, gpu = row["event"], row["gpu"]
-        if event in ("ceiling_set", "ceiling_expired") and row["reason"] == "fleet":
-            ceilings[gpu] = _watts(row["new"])
-        elif event == "restore" and row["result"] == "ok":
-            limits[gpu] = _watts(row["new"])
-        else:
-            continue
-        held = max(ceilings.get(gpu, 0.0), limits.get(gpu, 0.0))
-        at = datetime.fromisoformat(row["time"].replace("Z", "+00:00"))
-        yield Change(at.timestamp(), node, gpu, held)
-
-
-def _watts(text: str) -> float:
-    return float(text.removesuffix(" W"))

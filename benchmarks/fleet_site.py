@@ -1,8 +1,13 @@
-"""A site on one machine, in real processes: members of etcd, zeusds on simulated nodes, agents."""
+"""A site on one machine, in real processes: members of etcd, zeusds on stand-in GPUs, agents.
+
+The GPUs are the C stand-in of NVIDIA's library: what they hold lies in a file that is mapped here,
+so it is read at any time, whatever becomes of the zeusds.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -11,13 +16,26 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.fake_nvml.double import ALWAYS, NvmlDouble
 from zeus_fleet.messages import Budget, Domain
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.replies import NodeInfo
 
+GPUS = 2
 FLOOR_W, MOST_W = 200, 600
 """Of a node with two A40."""
+A40 = {
+    "name": "NVIDIA A40",
+    "limit_mw": 300_000,
+    "limit_default_mw": 300_000,
+    "limit_min_mw": 100_000,
+    "limit_max_mw": 300_000,
+    "board_limit_mw": 300_000,
+    "load_mw": 250_000,
+    "tick_ms": 100,
+    "architecture": 7,
+}
 FLEET = [sys.executable, "-m", "zeus_fleet"]
 
 
@@ -28,14 +46,15 @@ class Program:
     name: str
     command: list[str]
     log: Path
-    killable: bool = True
+    env: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     again_at: float = 0.0
     resume_at: float = 0.0
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+            environment = {**os.environ, **self.env}
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment)
 
     def signal(self, number: int) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -95,6 +114,7 @@ class Site:
     nodes: int
     programs: list[Program] = field(default_factory=list)
     endpoints: list[str] = field(default_factory=list)
+    hardware: list[NvmlDouble] = field(default_factory=list)
 
     def start(self) -> None:
         commands, members = etcd_commands(self.folder)
@@ -102,21 +122,18 @@ class Site:
             self._add(f"etcd{i}", command)
         self.endpoints = [word for one in members for word in ("--etcd", one)]
         for i in range(self.nodes):
-            command = [sys.executable, "-m", "zeusd", "serve", "--simulate", "2xa40"]
-            command += [
-                "--log-format",
-                "json",
-                "--socket",
-                self.socket(i),
-                "--state-dir",
-                str(self.folder / f"state{i}"),
-            ]
-            self._add(f"zeusd{i}", command)
+            state = self.folder / f"state{i}"
+            (self.folder / f"gpus{i}").mkdir()
+            gpus = NvmlDouble(self.folder / f"gpus{i}", [A40] * GPUS, privilege=ALWAYS)
+            self.hardware.append(gpus)
+            command = [sys.executable, "-m", "zeusd", "serve", "--nvml-library", gpus.library]
+            command += ["--socket", self.socket(i), "--state-dir", str(state)]
+            self._add(f"zeusd{i}", command, gpus.env)
         for i in range(self.nodes):
             # As an administrator would before the node is used: the floor, until a plan says more.
             with Client(self.socket(i)) as client:
                 uuids = [gpu.uuid for gpu in answer(client).gpus]
-                client.set_ceiling(uuids, "fleet", 1000 * FLOOR_W // 2)
+                client.set_ceiling(uuids, "fleet", 1000 * FLOOR_W // GPUS)
             command = [*FLEET, "node", "--name", f"n{i}", "--socket", self.socket(i)]
             self._add(f"agent{i}", [*command, *self.endpoints])
         for i in range(2):
@@ -124,8 +141,12 @@ class Site:
             command = [*FLEET, "allocate", "--name", f"l{i}", "--policy", "uniform"]
             self._add(f"allocator{i}", [*command, *self.endpoints])
 
-    def _add(self, name: str, command: list[str]) -> None:
-        program = Program(name, command, self.folder / f"{name}.log")
+    def held_w(self) -> float:
+        """The sum of all limits that the hardware holds now."""
+        return sum(one.limit_mw(gpu) for one in self.hardware for gpu in range(GPUS)) / 1000
+
+    def _add(self, name: str, command: list[str], env: dict[str, str] | None = None) -> None:
+        program = Program(name, command, self.folder / f"{name}.log", env or {})
         self.programs.append(program)
         program.start()
 

@@ -22,6 +22,7 @@ from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer, ZeusCost
 from zeus.optimizer.power_limit.adaptive import REACH
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
+from zeus.optimizer.power_limit.review import PIECES_DIFFER_BY
 from zeus_ipc import Client
 from zeus_ipc.simulation import SimulatedWork
 
@@ -86,13 +87,17 @@ def chosen(all_seen: list[dict[str, Any]]) -> float:
 def of_least_energy(all_seen: list[dict[str, Any]]) -> None:
     """All chose the limit of least energy among those that are sure to save some against the
     highest; which that is, and how sure it is, a busy machine has its part in. One that is so busy
-    that the GPUs draw too little for any limit is left alone.
+    that the GPUs draw too little for any limit, or that no two measurements agree, is left alone.
     """
     first, second = (one["estimates"] for one in all_seen)
     assert first == second
     highest = first[0]
     draw_w = highest["energy_j"] / highest["time_s"] / len(all_seen)
-    assert (len(first) == 1) == (draw_w < REACH * LIMITS_W[-1])
+    times_s = [one["zeus/step_time_s"] for one in all_seen[0]["pieces"]]
+    if draw_w < REACH * LIMITS_W[-1] or len(first) > 1:
+        assert (len(first) == 1) == (draw_w < REACH * LIMITS_W[-1])
+    else:
+        assert max(times_s) / min(times_s) > 1 + PIECES_DIFFER_BY
     sure = [
         one
         for one in first
