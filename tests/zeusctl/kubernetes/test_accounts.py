@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -223,3 +224,15 @@ def test_pods_are_charged_from_kubelets_list_to_its_next(
         with pytest.raises(KubeletUnavailable, match="mount"):
             again.reconcile()
         assert {*charged(zeusd)} == three
+        restarted = Kubelet(kubelet.path)  # a new socket
+        restarted.pods = [pod_resources("four", [whole.uuid], "ml")]
+
+        def reconciled() -> bool:
+            with contextlib.suppress(KubeletUnavailable):
+                again.reconcile()
+                return True
+            return False
+
+        wait_for(reconciled, "kubelet to be found again")
+        wait_for(lambda: "ml/four" in charged(zeusd), "a tick of the pod that it lists")
+        restarted.stop()
