@@ -30,7 +30,7 @@ class Mutation:
     Args:
         rule: The rule in a few words.
         symbol: Dotted name of the function: module, class, function.
-        deletion: `drop`, `never`, `always`, `becomes`, `unreached` or `instead`.
+        deletion: `drop`, `never`, `always`, `becomes`, `unreached`, `instead` or `sets`.
         tests: Node ids. Each must fail without the rule.
     """
 
@@ -81,6 +81,18 @@ def instead(name: str, code: str) -> Deletion:
     def find(body: ast.AST) -> tuple[ast.AST, str]:
         calls = [node for node in ast.walk(body) if isinstance(node, ast.Call)]
         return _the_one(iter(calls), (name,), within=lambda call: call.func), code
+
+    return find
+
+
+def sets(name: str, code: str) -> Deletion:
+    """The one assignment to this name assigns another value."""
+
+    def find(body: ast.AST) -> tuple[ast.AST, str]:
+        assigned = [node for node in ast.walk(body) if isinstance(node, ast.Assign)]
+        one = _the_one(iter(assigned), (name,), within=lambda node: ast.Tuple(node.targets))
+        assert isinstance(one, ast.Assign)
+        return one.value, code
 
     return find
 

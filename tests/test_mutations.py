@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import needs
+from tests import accounting_mutations, needs
 from tests.mutation import (
     PRELOADED,
     Deletion,
@@ -23,6 +23,7 @@ from tests.mutation import (
     never,
     rewrite,
     run_tests,
+    sets,
     unreached,
     why_not_run,
     without,
@@ -91,150 +92,6 @@ MUTATIONS = (
         (
             "tests/zeusd/core/test_core.py::"
             "test_the_death_of_the_holder_restores_all_its_controls_and_no_others",
-        ),
-    ),
-    Mutation(
-        "the rest of a division of energy",
-        "zeusd.energy.split.shares",
-        drop("parts", "place"),
-        ("tests/zeusd/energy/test_split.py::test_the_rest_goes_to_the_largest_remainders",),
-    ),
-    Mutation(
-        "bounds of activity are not certain, whatever else is in a sum",
-        "zeus_ipc.charging.bounds_of",
-        instead("max", "min(kinds, key=_ORDER.index, default=Bounds.EXACT)"),
-        ("tests/zeusd/energy/test_split.py::test_every_method_says_what_its_bounds_are",),
-    ),
-    Mutation(
-        "what is known by process is not added to the rest",
-        "zeusd.ledger.usage.Reader._undivided",
-        drop("left", "amounts"),
-        (
-            "tests/zeusd/ledger/test_by_process.py::"
-            "test_each_process_has_its_part_and_an_allocation_is_its_holders",
-        ),
-    ),
-    Mutation(
-        "processes of others are one sum",
-        "zeusd.ledger.usage.Reader._add_processes",
-        never("reader", "owner"),
-        (
-            "tests/zeusd/ledger/test_by_process.py::"
-            "test_users_see_their_own_processes_and_the_others_as_one",
-        ),
-    ),
-    Mutation(
-        "a run of a job ends the one before it",
-        "zeusd.runtime.allocations.Allocations.begin",
-        never("_is_earlier_run"),
-        (
-            "tests/zeusd/ledger/test_books.py::"
-            "test_a_run_that_begins_ends_an_earlier_one_on_other_gpus",
-        ),
-    ),
-    Mutation(
-        "CPU time is counted in one hierarchy",
-        "zeusd.runtime.cpu_use.CpuUse.read",
-        instead("hierarchy", "self._root"),
-        ("tests/zeusd/runtime/test_cpu_use.py::test_version_1_counts_in_one_hierarchy",),
-    ),
-    Mutation(
-        "rows and the position of the meter are one transaction",
-        "zeusd.ledger.store.Store.settle",
-        instead("_transaction", "contextlib.nullcontext()"),
-        (
-            "tests/zeusd/ledger/test_books.py::"
-            "test_a_settlement_that_fails_between_rows_and_position_leaves_neither",
-        ),
-    ),
-    Mutation(
-        "a process that has ended is another than one with its pid",
-        "zeusd.runtime.presence.Presence._end",
-        always("ended_ns"),
-        (
-            "tests/zeusd/runtime/test_presence.py::"
-            "test_a_pid_that_another_process_got_is_another_process",
-        ),
-    ),
-    Mutation(
-        "a process begins after the one that had its pid",
-        "zeusd.runtime.presence.Presence.listed",
-        instead("ended", "0"),
-        (
-            "tests/zeusd/runtime/test_presence.py::"
-            "test_a_process_begins_after_the_one_that_had_its_pid",
-        ),
-    ),
-    Mutation(
-        "bounds hold the truth",
-        "zeusd.energy.split._shared",
-        always("account", "parts"),
-        (
-            "tests/zeusd/ledger/test_shared.py::"
-            "test_notebooks_are_charged_within_bounds_that_hold_the_truth",
-        ),
-    ),
-    Mutation(
-        "parts that nobody holds are idle, and nobody else's",
-        "zeusd.energy.split.split",
-        instead("_with_rest", "_merged(situation.holders)"),
-        (
-            "tests/zeusd/ledger/test_shared.py::"
-            "test_a_part_beside_one_that_nobody_holds_is_not_charged_the_whole_gpu",
-        ),
-    ),
-    Mutation(
-        "a step of the clock moves later rows",
-        "zeusd.runtime.books.Books.settle",
-        drop("_offset_ns", "offset_ns"),
-        ("tests/zeusd/ledger/test_books.py::test_steps_of_the_clock_move_later_rows_and_no_sum",),
-    ),
-    Mutation(
-        "a history that starts again is charged from its own beginning",
-        "zeusd.runtime.books.Books._begin",
-        always("begins_ns", "t_ns"),
-        (
-            "tests/zeusd/ledger/test_books.py::"
-            "test_a_driver_that_is_loaded_again_begins_a_new_history_without_a_step",
-        ),
-    ),
-    Mutation(
-        "an allocation ends with its job's control group",
-        "zeusd.runtime.allocations.Allocations.present",
-        never("GONE_NS"),
-        ("tests/zeusd/ledger/test_books.py::test_a_lost_epilog_ends_with_the_jobs_control_group",),
-    ),
-    Mutation(
-        "a group whose processes are gone is gone",
-        "zeusd.runtime.job_groups._is_used",
-        instead("splitlines", "()"),
-        (
-            "tests/zeusd/ledger/test_books.py::"
-            "test_a_suspended_job_keeps_its_gpu_and_is_charged_what_that_draws_idle",
-        ),
-    ),
-    Mutation(
-        "a settlement that failed is made again",
-        "zeusd.runtime.books.Books.settle",
-        drop("_accountants", "position"),
-        (
-            "tests/zeusd/ledger/test_books.py::"
-            "test_a_settlement_that_could_not_be_written_is_made_again",
-        ),
-    ),
-    Mutation(
-        "a suspend is nobody's",
-        "zeusd.runtime.books.Books._note_suspend",
-        drop("EXCLUDED"),
-        ("tests/zeusd/ledger/test_books.py::test_what_is_drawn_in_a_suspend_is_nobodys",),
-    ),
-    Mutation(
-        "a sum of one other user is that user's figure",
-        "zeusd.ledger.usage.Reader.usage",
-        never("reader", "charged"),
-        (
-            "tests/zeusd/ledger/test_books.py::"
-            "test_a_user_sees_the_users_own_rows_and_the_others_as_one_sum",
         ),
     ),
     Mutation(
@@ -468,12 +325,6 @@ MUTATIONS = (
         ("tests/zeusd/runtime/test_processes.py::test_a_programs_name_is_one_plain_line",),
     ),
     Mutation(
-        "a job's name counts only where root owns the group",
-        "zeusd.runtime.control_groups.ControlGroups._owned",
-        never("st_uid"),
-        ("tests/zeusd/runtime/test_control_groups.py",),
-    ),
-    Mutation(
         "a restore is confirmed by reading",
         "zeusd.restore_rule.restore_steps",
         never("took_effect"),
@@ -614,6 +465,7 @@ MUTATIONS = (
             "test_a_gpu_that_cannot_be_put_back_does_not_keep_the_driver_open",
         ),
     ),
+    *accounting_mutations.ALL,
 )
 
 
@@ -622,7 +474,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The repository's code and tests, to be mutated."""
     copy = tmp_path_factory.mktemp("mutated")
     skip = shutil.ignore_patterns("test_mutations.py")
-    for name in ("zeus", "zeus_ipc", "zeusd", "tests", "benchmarks", "scripts"):
+    for name in ("zeus", "zeus_ipc", "zeusd", "zeusctl", "tests", "benchmarks", "scripts"):
         shutil.copytree(REPOSITORY / name, copy / name, ignore=skip)
     shutil.copy2(REPOSITORY / "pyproject.toml", copy)
     for path in (copy, *copy.parents):
@@ -686,6 +538,7 @@ def test_an_entry_that_names_no_code_or_more_than_one_piece_is_an_error(
         (always("closed"), "not self.closed", "True"),
         (unreached("refuse"), "who.ünknown", "False"),
         (instead("name_of", "'you'"), "name_of(who)", "'you'"),
+        (sets("last", "None"), "last = who", "last = None"),
     ],
 )
 def test_a_deletion_changes_what_it_names_and_nothing_else(
@@ -703,6 +556,7 @@ ROOM = """class Door:
             self.welcome(who)
         elif who.ünknown:
             self.refuse(who); return name_of(who)
+        self.last = who
         log("done")
 """
 

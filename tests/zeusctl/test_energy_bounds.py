@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,11 +13,12 @@ from prometheus_client.core import Metric
 
 from tests.zeusctl.test_exporter import one
 from zeus_ipc.replies import Estimate, LedgerState, LedgerTotal, NodeInfo, Usage, UsageSum
-from zeusctl.day_files import Row, usage_of
+from zeusctl.day_files import METERS, Row, _write, read, usage_of
 from zeusctl.exporter.accounting import families
 from zeusctl.usage import label, lines, reported, summary_line, tightened
 
 ENDS = [0, 900]
+METER = (METERS, "")
 
 
 def used(kind: str, uj: int, lower: int, upper: int, *methods: str, name: str = "") -> UsageSum:
@@ -89,6 +92,20 @@ def test_a_run_in_files_is_found_by_its_sluid_and_not_by_its_number() -> None:
         for name in (sluid, "7", "0", "8")
     }
     assert found == {sluid: ["7"], "7": ["7"], "0": [], "8": ["8"]}
+
+
+def test_a_job_of_two_nodes_is_one_sum_however_often_their_files_came(tmp_path: Path) -> None:
+    def write(name: str, node: str, uj: int) -> None:
+        amounts = (uj, 0, uj, uj, 1, "allocated")
+        rows = [Row(node, 0, kind, job, "", 7, *amounts) for kind, job in (("job", "7"), METER)]
+        _write(tmp_path / f"energy-{name}.csv", rows)
+
+    for name, node, uj in (("1", "n1", 10), ("2", "n2", 20), ("3", "n1", 10), ("4", "n2", 15)):
+        write(name, node, uj)  # the last one was made before its quarter of an hour was over
+        os.utime(tmp_path / f"energy-{name}.csv", (int(name), int(name)))
+    found = usage_of(read(tmp_path), ENDS, "job")
+    assert [(one.name, one.active_uj) for one in found.sums] == [("7", 30)]
+    assert found.metered_uj == [30]
 
 
 def test_files_have_a_sum_for_each_method() -> None:

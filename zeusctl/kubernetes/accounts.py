@@ -2,7 +2,8 @@
 
 kubelet is asked every two seconds: it names pods, not their uids, and has no notifications. Pods
 that have ended may stay in its list until the next pod asks for their GPUs, so those that the
-Kubernetes API calls ended are left out.
+Kubernetes API calls ended are left out. A kubelet that has just started may not list pods that
+run: what they hold, they hold until they have ended.
 """
 
 from __future__ import annotations
@@ -106,6 +107,23 @@ def _shared(found: set[Holding]) -> set[Holding]:
     }
 
 
+def _unlisted(
+    held: Iterable[Holding], wanted: Iterable[Holding], devices: Devices, pods: Iterable[Pod]
+) -> set[Holding]:
+    """What pods still hold that kubelet does not list, though by the Kubernetes API they run."""
+    running = {(f"{pod.namespace}/{pod.name}", pod.job) for pod in pods if not pod.ended}
+    listed = {"/".join(key) for key in devices}
+    taken = {one.part.gpu for one in wanted if not one.part.weight}
+    shared = {one.part.gpu for one in wanted}
+    return {
+        one
+        for one in held
+        if one.name not in listed
+        and (one.name, one.control_group) in running
+        and one.part.gpu not in (taken if one.part.weight else shared)
+    }
+
+
 class Accounts:
     """Keeps zeusd's allocations as kubelet has them. zeusd must take its user for an administrator.
 
@@ -131,6 +149,7 @@ class Accounts:
         self._uuid = uuid
         self._period_s = period_s
         self._held: set[Holding] = set()
+        self._repeat = False
         self._unknown: set[str] = set()
         self._trouble = ""
 
@@ -141,7 +160,8 @@ class Accounts:
                 self.reconcile()
                 self._trouble = ""
             except (ZeusIpcError, KubeletUnavailable) as error:
-                self._held.clear()  # zeusd may be another one by now; asking twice is no error
+                # zeusd may be another one by now; asking twice is no error.
+                self._repeat |= isinstance(error, ZeusIpcError)
                 if str(error) != self._trouble:
                     log.warning("%s", error)
                 self._trouble = str(error)
@@ -170,10 +190,12 @@ class Accounts:
         for one in sorted(unknown - self._unknown):
             log.warning("the device %s is none of this node's GPUs; its energy is nobody's", one)
         self._unknown = unknown
+        wanted |= _unlisted(self._held, wanted, devices, pods)
         for old in self._held - wanted:
             self._zeusd.deallocate(old.name, kind="pod", gpus=[old.part.gpu])
         self._held &= wanted
-        for new in sorted(wanted - self._held, key=lambda one: (one.name, one.part.gpu)):
+        fresh = wanted if self._repeat else wanted - self._held
+        for new in sorted(fresh, key=lambda one: (one.name, one.part.gpu)):
             self._zeusd.allocate(
                 new.part.gpu,
                 new.name,
@@ -185,6 +207,7 @@ class Accounts:
             )
             log.info("%s holds %s", new.name, new.part.gpu)
             self._held.add(new)
+        self._repeat = False
 
     def _named(self, device: str) -> str:
         claimed = device.startswith(tuple(f"{driver}/" for driver in DRIVERS))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,6 +16,7 @@ import pytest
 from tests.support import RunningDaemon, configuration, running_daemon, wait_for
 from tests.zeusctl.kubernetes.node import Kubelet, a_pod, pod_resources
 from zeus_ipc import Client
+from zeus_ipc.errors import DaemonUnavailable, ZeusIpcError
 from zeus_ipc.replies import GpuInfo, UsageSum
 from zeus_ipc.requests import BUCKET_S
 from zeusctl.kubernetes.accounts import Accounts, holdings
@@ -72,6 +76,92 @@ def test_a_static_pod_is_found_by_the_name_that_its_control_group_has() -> None:
     assert one.control_group == "0123456789abcdef" * 2
 
 
+class Zeusd:
+    """What an agent asks a zeusd with one GPU to do."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.trouble: ZeusIpcError | None = None
+
+    def node(self) -> SimpleNamespace:
+        gpu = SimpleNamespace(uuid="GPU-0", index=0, pci_address="0", mig_enabled=False)
+        return SimpleNamespace(gpus=[gpu])
+
+    def allocate(self, gpu: str, name: str, **_: object) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        self.asked.append(f"+{name}")
+
+    def deallocate(self, name: str, **_: object) -> None:
+        self.asked.append(f"-{name}")
+
+
+class Answers:
+    """A kubelet that answers what it is given, one after the other, and then ends the agent."""
+
+    def __init__(self) -> None:
+        self.script: list[Callable[[], dict[tuple[str, str], list[str]]]] = []
+        self.ended = threading.Event()
+
+    def devices(self, claims: bool = False) -> dict[tuple[str, str], list[str]]:
+        answer = self.script.pop(0)
+        if not self.script:
+            self.ended.set()
+        return answer()
+
+
+def answers(**names: str) -> Callable[[], dict[tuple[str, str], list[str]]]:
+    return lambda: {("research", name): [gpu] for name, gpu in names.items()}
+
+
+def away() -> dict[tuple[str, str], list[str]]:
+    raise KubeletUnavailable("no socket")
+
+
+class Agent:
+    """An agent whose zeusd and kubelet are made up."""
+
+    def __init__(self, *pods: Pod) -> None:
+        self.zeusd, self.kubelet, self.known = Zeusd(), Answers(), Known()
+        self.known.found = [*pods]
+        client = cast("Client", self.zeusd)
+        self.accounts = Accounts(client, [self.known], self.kubelet, period_s=0)
+
+    def run(self, *script: Callable[[], dict[tuple[str, str], list[str]]]) -> list[str]:
+        """Asks kubelet so often; returns what zeusd was asked to do meanwhile."""
+        self.zeusd.asked.clear()
+        self.kubelet.ended.clear()
+        self.kubelet.script = [*script]
+        self.accounts.run(self.kubelet.ended)
+        return self.zeusd.asked
+
+
+def test_a_kubelet_that_restarts_ends_no_holding_of_a_pod_that_runs() -> None:
+    """Its socket is gone for a while, and then it lists no pod until it has heard of them."""
+    pods = {name: pod_of(a_pod(name)) for name in ("a", "b")}
+    agent = Agent(*pods.values())
+    assert agent.run(answers(a="GPU-0")) == ["+research/a"]
+    assert agent.run(away, away, answers(), answers(a="GPU-0")) == []
+    assert agent.run(answers(), answers(b="GPU-0")) == ["-research/a", "+research/b"]
+    # One that ended meanwhile, and one that has the name of one that is gone.
+    agent.known.found = [replace(pods["b"], ended=True)]
+    assert agent.run(away, answers()) == ["-research/b"]
+    agent.known.found = [pods["a"]]
+    assert agent.run(answers(a="GPU-0")) == ["+research/a"]
+    agent.known.found = [pod_of(a_pod("a"))]
+    assert agent.run(answers()) == ["-research/a"]
+
+
+def test_another_zeusd_is_told_again_who_holds_what() -> None:
+    agent = Agent()
+    assert agent.run(answers(a="GPU-0")) == ["+research/a"]
+    agent.zeusd.trouble = DaemonUnavailable("no socket")
+    assert agent.run(answers(a="GPU-0", b="GPU-0")) == ["-research/a"]
+    agent.zeusd.trouble = None
+    assert agent.run(answers(a="GPU-0", b="GPU-0")) == ["+research/a", "+research/b"]
+    assert agent.run(answers(a="GPU-0", b="GPU-0")) == []
+
+
 class Known:
     """The pods that the Kubernetes API knows."""
 
@@ -118,16 +208,14 @@ def test_pods_are_charged_from_kubelets_list_to_its_next(
         known.found = [pod_of(a_pod("one", namespace="ml"))]
         accounts.reconcile()
         wait_for(lambda: "ml/one" in charged(zeusd), "a tick while it is held")
-        kubelet.pods = kubelet.pods[1:]
+        (first,) = known.found
+        kubelet.pods, known.found = kubelet.pods[1:], []
         accounts.reconcile()  # the deallocation waits until it is charged
         three = {"ml/one", "ml/two", "web/three"}
         found = wait_for(
             lambda: (now := charged(zeusd)) and {*now} == three and now, "all to be charged"
         )
-        assert (found["ml/one"].methods, found["ml/one"].run) == (
-            ["allocated"],
-            known.found[0].uid,
-        )
+        assert (found["ml/one"].methods, found["ml/one"].run) == (["allocated"], first.uid)
         assert {*found["ml/two"].methods, *found["web/three"].methods} == {"weights"}
         # A restarted agent, and a kubelet that is away for a while, change nothing.
         again = Accounts(zeusd, [known], KubeletClient(kubelet.path))
@@ -136,3 +224,15 @@ def test_pods_are_charged_from_kubelets_list_to_its_next(
         with pytest.raises(KubeletUnavailable, match="mount"):
             again.reconcile()
         assert {*charged(zeusd)} == three
+        restarted = Kubelet(kubelet.path)  # a new socket
+        restarted.pods = [pod_resources("four", [whole.uuid], "ml")]
+
+        def reconciled() -> bool:
+            with contextlib.suppress(KubeletUnavailable):
+                again.reconcile()
+                return True
+            return False
+
+        wait_for(reconciled, "kubelet to be found again")
+        wait_for(lambda: "ml/four" in charged(zeusd), "a tick of the pod that it lists")
+        restarted.stop()

@@ -42,6 +42,8 @@ def test_the_rest_goes_to_the_largest_remainders() -> None:
     assert shares(10, [1, 1, 1]) == [4, 3, 3]
     assert shares(10, [1, 2, 4]) == [1, 3, 6]
     assert shares(2**62 + 1, [1, 1]) == [2**61 + 1, 2**61]
+    third = (2**62 - 1) // 3  # with more digits than a float has
+    assert shares(2**62 - 1, [1, 2]) == [third, 2 * third]
 
 
 def test_a_holder_pays_for_all_that_its_gpu_draws() -> None:

@@ -139,6 +139,20 @@ def test_a_damaged_ledger_is_set_aside_and_another_begins(tmp_path: Path, damage
     books.close()
 
 
+def test_nobody_but_zeusd_may_open_the_ledger(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        world = World(tmp_path)
+        books = world.books()
+        world.tick(100, 10)
+        books.settle()
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in world.directory.iterdir()}
+    assert modes == dict.fromkeys(("energy.db", "energy.db-wal", "energy.db-shm"), 0o600)
+    assert world.directory.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_ledger_of_a_later_version_or_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.books().close()

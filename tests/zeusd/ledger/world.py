@@ -26,16 +26,20 @@ BOOT = "boot-1"
 
 
 class Gpu:
-    """A GPU in memory that is shared with forked children, and outlives each of them."""
+    """A GPU in memory that is shared with forked children, and outlives each of them.
+
+    Args:
+        start_ns: When its history begins.
+    """
 
     failure = None
     aligns = True
     period_ns = TICK_NS
 
-    def __init__(self) -> None:
+    def __init__(self, start_ns: int = START_NS) -> None:
         self._memory = mmap.mmap(-1, SIZE)
         self.history = History(memoryview(self._memory))
-        self._add(START_NS, 0, 0, idle=True)
+        self._add(start_ns, 0, 0, idle=True)
 
     @property
     def curve(self) -> Curve:
