@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from zeusctl.schemas import of_dataclass
 
 
 class _Part(BaseModel):
@@ -594,8 +597,10 @@ REPORTS: dict[str, type[Report]] = {
 
 def schemas() -> dict[str, Callable[[], dict[str, Any]]]:
     """What makes each published JSON schema, those of probe and exercise included."""
-    from zeusctl.exercise import published as exercise
-    from zeusctl.probe import published as probe
+    from zeusctl.exercise import report as exercise
+    from zeusctl.probe import report as probe
 
     found = {name: kind.published for name, kind in REPORTS.items()}
-    return {**found, "probe": probe.published, "exercise": exercise.published}
+    for name, report in (("probe", probe), ("exercise", exercise)):
+        found[name] = partial(of_dataclass, report.Report, report.SCHEMA)
+    return found

@@ -18,11 +18,12 @@ from tests.support import RunningDaemon, public_directory, running_daemon, wait_
 from tests.zeusctl.conftest import Ctl, spawn
 from zeus_ipc.controls import Control
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
-from zeusctl.exercise import outside, published, values
+from zeusctl.exercise import outside, values
 from zeusctl.exercise.gpu import _all_taken
 from zeusctl.exercise.load import BURST_S, kept_up
 from zeusctl.exercise.report import Rounding, Trial
 from zeusctl.exits import Exit
+from zeusctl.reports import schemas
 
 
 @pytest.fixture(autouse=True)
@@ -291,4 +292,4 @@ def test_zeusd_is_killed_and_the_stand_in_is_left_as_it_was(
 
 def test_the_published_schema_is_that_of_the_exercise() -> None:
     file = ROOT / "docs" / "reference" / "schema" / "exercise.json"
-    assert json.loads(file.read_text()) == published.published()
+    assert json.loads(file.read_text()) == schemas()["exercise"]()

@@ -15,9 +15,10 @@ from click.testing import CliRunner, Result
 from tests.fake_nvml import fixtures
 from tests.fake_nvml.double import NvmlDouble
 from tests.snippets import ROOT
+from tests.zeusctl.probe.parsed import read
 from zeusctl.cli import cli
 from zeusctl.probe.__main__ import main
-from zeusctl.probe.published import published, read
+from zeusctl.reports import schemas
 
 nvml_double = fixtures.nvml_double
 
@@ -88,4 +89,4 @@ def test_wrong_options_and_absent_drivers_are_one_sentence(
 
 def test_the_published_schema_is_that_of_the_report() -> None:
     file = ROOT / "docs" / "reference" / "schema" / "probe.json"
-    assert json.loads(file.read_text()) == published()
+    assert json.loads(file.read_text()) == schemas()["probe"]()

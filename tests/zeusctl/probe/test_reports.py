@@ -12,11 +12,11 @@ import pytest
 
 from tests.snippets import ROOT
 from tests.support import running_daemon
+from tests.zeusctl.probe.parsed import read
 from tests.zeusctl.probe.ship import HARDWARE
 from tests.zeusctl.probe.stand_in import probed
 from tests.zeusctl.probe.test_stand_in import ODD
 from zeusctl.probe.compare import compare, model_of
-from zeusctl.probe.published import read
 from zeusctl.probe.report import Gpu, Report
 from zeusctl.probe.run import Plan, probe
 from zeusctl.probe.simulated import SimulatedDriver

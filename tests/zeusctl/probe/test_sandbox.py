@@ -12,12 +12,12 @@ import pytest
 from tests.fake_nvml import fixtures
 from tests.fake_nvml.double import NvmlDouble
 from tests.snippets import ROOT
+from tests.zeusctl.probe.parsed import read
 from zeusctl.probe import sandbox
 from zeusctl.probe.driver import NoDriverError
 from zeusctl.probe.main import run
 from zeusctl.probe.options import OPTIONS
 from zeusctl.probe.page import lines
-from zeusctl.probe.published import read
 from zeusctl.probe.report import from_json
 
 nvml_double = fixtures.nvml_double

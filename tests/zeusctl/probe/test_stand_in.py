@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.zeusctl.probe.parsed import read
 from tests.zeusctl.probe.stand_in import START_NS, probed, stand_in
 from zeusctl.probe.driver import CallError, Clock
 from zeusctl.probe.page import lines
-from zeusctl.probe.published import read
 from zeusctl.probe.run import Plan, probe
 
 SHORT = Plan(seconds=8, alone_seconds=2, calls=20, load_scale=0.4)

@@ -1,0 +1,18 @@
+"""Reads a probe's report as whoever is sent one would: by its types."""
+
+from __future__ import annotations
+
+from pydantic import TypeAdapter
+
+from zeusctl.probe.report import Report, from_json
+
+
+def read(text: str) -> Report:
+    """A report.
+
+    Raises:
+        ValueError: It is none; the message says what is wrong.
+    """
+    body = from_json(text)
+    del body["schema"]
+    return TypeAdapter(Report).validate_python(body)
