@@ -21,7 +21,7 @@ TOLERANCE = 0.002
 """The adaptive search ends when its choice is expected to cost at most this share too much, ..."""
 EXTEND = 0.007
 """... and may take twice its steps while it is expected to cost more than this."""
-STRIDE = 0.6
+STRIDE = 0.7
 """The next limit is at least this share of the lowest that was tried, or of the highest candidate:
 low ones may cost much."""
 GOOD_ENOUGH = 0.005
