@@ -152,6 +152,18 @@ def test_a_flat_optimum_does_not_keep_the_search_going() -> None:
         assert job.position <= search.budget + 30, f"seed {seed}"
 
 
+@pytest.mark.parametrize("selector", [ZeusCost(0.5), Energy(), MaxSlowdownConstraint(FACTOR)])
+def test_a_limit_far_above_what_a_job_draws_is_not_tried(selector: OptimumSelector) -> None:
+    for seed in range(5):
+        job = Job(seed, natural_w=114)
+        search = searching(selector)
+        limit = chosen(search, job, selector)
+        tried = {one.power_limit_mw for one in search.samples}
+        assert min(tried) < LIMITS[0], f"seed {seed}: nothing was tried"
+        assert tried <= {LIMITS[0], *LIMITS[-4:]}, f"seed {seed}"
+        assert job.energy_j(limit) <= job.energy_j(LIMITS[0]), f"seed {seed}"
+
+
 # ----------------------------------------------------------------------------------------- review
 
 

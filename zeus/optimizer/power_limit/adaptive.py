@@ -21,8 +21,9 @@ TOLERANCE = 0.002
 """The adaptive search ends when its choice is expected to cost at most this share too much, ..."""
 EXTEND = 0.007
 """... and may take twice its steps while it is expected to cost more than this."""
-STRIDE = 0.6
-"""The next limit is at least this share of the lowest that was tried: low ones may cost much."""
+STRIDE = 0.7
+"""The next limit is at least this share of the lowest that was tried, or of the highest candidate:
+low ones may cost much."""
 GOOD_ENOUGH = 0.005
 """A limit's time is known well enough, as a fraction, where the selector names no costs."""
 CURVES = 64
@@ -32,9 +33,11 @@ MEASURED = 0.6
 RESTARTS = 1
 """So often a search that finds out that training has changed gets its steps once more."""
 REACH = 0.75
-"""A job that draws less than this share of the lowest limit is reached by none, ..."""
+"""A job that draws less than this share of the lowest limit is reached by none."""
+PEAKS = 0.6
+"""Nor is a limit a candidate of which the job draws less than this share: its peaks are below."""
 NEAR = 1.05
-"""... and one that draws less than this much is tried at the lowest limit first."""
+"""A job that draws less than this share of the lowest limit is tried there first."""
 FALL = 0.03
 """A job whose power falls by less than this share at the lowest limit is reached by none."""
 SETTLE_S = 0.5
@@ -49,9 +52,10 @@ class Adaptive(Search):
     better one; that limit or the present choice, whichever is known less, is measured next.
     (Top-two sampling: Russo, "Simple Bayesian Algorithms for Best-Arm Identification", 2020.)
 
-    A limit saves energy only where it lowers power. A job that draws far less than the lowest limit
-    stays at the highest. One that draws about as much is tried at the lowest limit first, and stays
-    at the highest unless that lowers its power (`_unreached`).
+    A limit saves energy only where it lowers power. So limits far above what the job draws are no
+    candidates, and a job that draws far less than the lowest limit stays at the highest. One that
+    draws about as much is tried at the lowest limit first, and stays at the highest unless that
+    lowers its power (`_unreached`).
 
     What contradicts itself (`Review`) is measured again before anything else. Before a limit is
     chosen, the highest is measured again beside it; and both once more by `check`.
@@ -290,7 +294,9 @@ class Adaptive(Search):
             self._excess = 0.0
             ends = self.limits_mw[-1], self.limits_mw[0]
             return None if unreached else min(ends, key=self._estimates.steps_at)
-        lowest = [min(cost) for cost in costs]
+        caps_mw = self._estimates.draw_mw() / PEAKS
+        within = [i for i, one in enumerate(self.limits_mw) if i in measured or one <= caps_mw]
+        lowest = [min(cost[i] for i in within) for cost in costs]
         excess = {
             i: sum(cost[i] / low - 1 for cost, low in zip(costs, lowest, strict=True))
             for i in measured
@@ -301,12 +307,12 @@ class Adaptive(Search):
             return None
         blame = [0.0] * len(self.limits_mw)
         for cost, low in zip(costs, lowest, strict=True):
-            blame[cost.index(low)] += cost[best] / low - 1
+            blame[min(within, key=cost.__getitem__)] += cost[best] / low - 1
         blame[best] = 0.0
         self._rivals = max(2, sum(one > 0 for one in blame))
 
-        reach = STRIDE * min(self.limits_mw[i] for i in measured)
-        near = [i for i, limit in enumerate(self.limits_mw) if limit >= reach]
+        reach = STRIDE * min(caps_mw, *(self.limits_mw[i] for i in measured))
+        near = [i for i in within if self.limits_mw[i] >= reach]
 
         def worth(i: int) -> float:
             trial = self._trial(self.limits_mw[i], current_mw)
@@ -316,7 +322,8 @@ class Adaptive(Search):
         if blame[rival] <= 0:
             if not any(blame):
                 return None
-            rival = min(max(near[-1], max(measured) + 1), len(blame) - 1)  # on the way there
+            lower = [i for i in within if i > max(measured)]
+            rival = max(near[-1], *lower[:1])  # on the way there
         known_less = min((rival, best), key=lambda i: self._run[self.limits_mw[i]])
         return self.limits_mw[known_less]
 
