@@ -3,7 +3,8 @@
 Training may wait for its daemon a moment, once, and not at every step. A circuit opens when an
 answer stays away; from then on what is called within `bounded` fails at once, while a thread asks
 until the daemon answers again. A daemon that answers, but late, as where a driver is stuck, is
-waited for as long in total: all bounded calls draw on one budget.
+waited for as long in total: all bounded calls draw on one budget. What is asked for before it can
+be known, as the energy until a moment ago, is no delay of the daemon's.
 
     with bounded():
         client.set_power_limit(...)   # at most WAIT_S, or at once while the circuit is open
@@ -45,6 +46,7 @@ PROBE_S = 0.25
 """Pause between two attempts to reach a daemon that does not answer."""
 
 _limit_s: contextvars.ContextVar[float | None] = contextvars.ContextVar("limit_s", default=None)
+_not_before_s: contextvars.ContextVar[float] = contextvars.ContextVar("not_before_s", default=0.0)
 _UNANSWERED = (ErrorCode.SHUTTING_DOWN, ErrorCode.QUIESCED, ErrorCode.OVERLOADED)
 
 
@@ -60,6 +62,20 @@ def bounded(wait_s: float = WAIT_S) -> Iterator[None]:
         yield
     finally:
         _limit_s.reset(token)
+
+
+@contextlib.contextmanager
+def not_before(time_s: float) -> Iterator[None]:
+    """Within, what is asked for cannot be known before this time: waiting until then is no delay.
+
+    Args:
+        time_s: Seconds of CLOCK_MONOTONIC.
+    """
+    token = _not_before_s.set(time_s)
+    try:
+        yield
+    finally:
+        _not_before_s.reset(token)
 
 
 def unanswered(error: BaseException | None) -> bool:
@@ -103,9 +119,10 @@ class Circuit:
         """
         limit_s = _limit_s.get()
         began = time.monotonic()
+        early_s = max(0.0, _not_before_s.get() - began)
         if limit_s is not None:
             left_s = limit_s - self._drawn_s(began)
-            timeout_s = min(timeout_s, max(left_s, PROMPT_S, self._least_s))
+            timeout_s = min(timeout_s, max(left_s, PROMPT_S + early_s, self._least_s))
             if self._reason is not None:
                 raise DaemonUnavailable(self._reason)
         try:
@@ -116,7 +133,7 @@ class Circuit:
         if self.open:
             self._reason, self._waited_s = None, 0.0
         elif limit_s is not None:
-            self._draw(began, time.monotonic())
+            self._draw(began + early_s, time.monotonic())
         return reply
 
     def _drawn_s(self, now_s: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -27,6 +28,8 @@ from tests.support import (
     script,
     wait_for,
 )
+from zeus import _node
+from zeus.monitor import ZeusMonitor
 from zeus_ipc import Client
 from zeus_ipc.errors import (
     DaemonUnavailable,
@@ -196,7 +199,7 @@ def test_what_is_asked_wrongly_is_refused_in_one_sentence(nvml_double: MakeDoubl
 # ---------------------------------------------------------------------------------------- programs
 
 PROGRAM = """
-import os, sys, time
+import math, os, sys, time
 from zeus.monitor import ZeusMonitor
 monitor = ZeusMonitor(cpu_indices=[], log_file=sys.argv[1])
 for key in ("first", "second"):
@@ -210,10 +213,27 @@ elif sys.argv[2] == "fork":
     if child == 0:
         with monitor.window("in the child") as window:
             time.sleep(0.2)
+        end = time.monotonic() + 20
+        while math.isnan(window.total_energy) and time.monotonic() < end:  # zeusd is slow now
+            time.sleep(0.1)
         watts = window.total_energy / window.time
         os._exit(0 if 200 < watts < 240 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
+
+
+def test_a_program_that_reads_each_energy_at_once_knows_all(nvml_double: MakeDouble) -> None:
+    """Each waits for the sensor's next tick, which is no delay of zeusd's. A slow one would be."""
+    with measuring(nvml_double([{"tick_ms": 100}])) as (_, client), _node.use(client):
+        monitor = ZeusMonitor(gpu_indices=[0], cpu_indices=[])
+        slow = False
+        for _ in range(8):
+            with monitor.window("step") as window:
+                time.sleep(0.02)
+            asked = time.monotonic()
+            known = not math.isnan(window.total_energy)
+            slow = slow or time.monotonic() - asked > 0.2
+            assert known or slow
 
 
 @pytest.mark.parametrize("then", ["exit", "wait", "fork"])

@@ -287,7 +287,7 @@ def test_watts_follow_the_budget_and_return_from_a_dead_agent(
                 for index in range(2)
             ]
             await until(lambda: ceilings() == {175_000}, "a to be raised")
-            assert limits() == {175_000}
+            await until(lambda: limits() == {175_000}, "its GPUs to follow")
             await until(lambda: sum(b.limits) == 350_000, "b to be raised")
             snapshot, _ = await stores[4].read()
             assert snapshot is not None

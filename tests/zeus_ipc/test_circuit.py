@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import wait_for
 from zeus_ipc import Client, circuit
-from zeus_ipc.circuit import PROMPT_S, REFILL_S, WAIT_S, bounded, unanswered
+from zeus_ipc.circuit import PROMPT_S, REFILL_S, WAIT_S, bounded, not_before, unanswered
 from zeus_ipc.errors import (
     DaemonUnavailable,
     DeadlineExceeded,
@@ -104,6 +104,34 @@ def test_answers_that_come_late_draw_on_one_budget(
     with bounded():
         client.leases()
     assert daemon.waited_here()[-1] == pytest.approx(WAIT_S)
+
+
+def test_what_cannot_be_known_yet_is_no_delay(
+    daemon: Daemon, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the energy of a window that has just ended, which a sensor's next tick brings."""
+    clock_s = [1000.0]
+    monkeypatch.setattr(circuit.time, "monotonic", lambda: clock_s[0])
+    prompt = daemon.request
+    takes_s = [0.1]
+
+    def later(message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        clock_s[0] += min(takes_s[0], timeout_s)
+        return prompt(message, timeout_s)
+
+    monkeypatch.setattr(daemon, "request", later)
+    for _ in range(10):
+        with bounded(), not_before(clock_s[0] + 0.15):
+            client.leases()
+    assert daemon.waited_here() == [WAIT_S] * 10
+    takes_s[0] = 1.0
+    for _ in range(2):
+        with bounded(), not_before(clock_s[0] + 0.15):
+            client.leases()
+    assert daemon.waited_here()[-2:] == [WAIT_S, pytest.approx(PROMPT_S + 0.15)]
+    with bounded():
+        client.leases()
+    assert daemon.waited_here()[-1] == pytest.approx(WAIT_S - 0.15, abs=0.01)
 
 
 def test_it_closes_when_the_daemon_answers_again(daemon: Daemon, client: Client) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from zeus.exceptions import ZeusBaseError, ZeusdError, from_ipc
 from zeus.monitor.measurement import Ended, Measurement
-from zeus_ipc.circuit import bounded
+from zeus_ipc.circuit import bounded, not_before
 from zeus_ipc.errors import DeadlineExceeded, SeveralGpusFailed, ZeusIpcError
 
 if TYPE_CHECKING:
@@ -252,7 +252,9 @@ class Book:
         pairs = [(one, one._pending) for one in batch]
         waiting = [(one, pending) for one, pending in pairs if pending is not None]
         windows = [(pending.begin_ns, pending.end_ns, pending.aligned) for _, pending in waiting]
-        found = self._ask(windows)
+        last_ns = max((pending.end_ns for _, pending in waiting), default=0)
+        with not_before((last_ns + TICK_NS) / 1e9):
+            found = self._ask(windows)
         for position, (measurement, _) in enumerate(waiting):
             gpu, uncertainty = self._pick(found, position, self._gpus)
             cpu, _ = self._pick(found, position, {i: f"cpu:{i}" for i in self._cpus})
