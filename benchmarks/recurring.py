@@ -2,6 +2,7 @@
 
     python benchmarks/recurring.py [--seeds 20] [--quick] [--reference PYTHON] [--jobs N]
     python benchmarks/recurring.py --transfer [--seeds 20]
+    python benchmarks/recurring.py --targets [--seeds 20] [--first-seed 0]
     python benchmarks/recurring.py --held-out SEED [--held-out SEED ...] [--seeds 20]
 
 Regret is counted in c*, the expected cost of a recurrence with the best batch size: R_n = sum of
@@ -18,10 +19,11 @@ the costs of the first n recurrences, retries and power profiling with them, ove
 
 - `--transfer`: each workload on a V100 for 60 recurrences, and then on the other GPUs, with and
   without what was learnt there.
+- `--targets`: the measured workloads with all other targets that their usual size always reached.
 - `--held-out`: invented jobs of thirteen kinds (`recurring_held_out.py`), other ones for each SEED.
   The settings of `gp` were chosen on SEED 1 and 2.
 
-Seeds are 0 to N - 1, of policies and of runs.
+Seeds are N consecutive numbers from 0, or from `--first-seed`, of policies and of runs.
 """
 
 from __future__ import annotations
@@ -37,182 +39,32 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Protocol
 
-import numpy as np
-from recurring_held_out import (
-    BETA,
-    CLIFFS,
-    KINDS,
-    Grid,
-    SuccessiveHalving,
-    jobs_of,
-)
-from recurring_held_out import (
-    RECURRENCES as HELD_OUT_RECURRENCES,
+from recurring_held_out import CLIFFS, KINDS, jobs_of
+from recurring_plays import (
+    DRIFT,
+    POLICIES,
+    SHAPES,
+    TRANSFER_FROM,
+    TRANSFER_TO,
+    Case,
+    Outcome,
+    measurements,
+    other_targets,
+    play_case,
+    play_held_out,
+    play_synthetic,
+    play_transfer,
+    recurrences_of,
+    workload_job,
 )
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from zeus.job import Job
 from zeus.policy import JITPowerLimitOptimizer, make_policy
-from zeus.policy.interface import BatchSizeOptimizer, Run
-from zeus.policy.recurrence import Recurrences
 from zeus.simulate import Simulator
-from zeus.simulate.expected import best
-from zeus.simulate.tables import Measurements
 from zeus.simulate.workloads import GPUS, WORKLOADS, power_trace, train_trace
-from zeus.utils.metric import zeus_cost
-
-POLICIES = ("gp", "pruning-gts")
-RECURRENCES = 80
-EPOCHS = 20
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One job, played through.
-
-    Attributes:
-        r_10: Regret over the first ten recurrences, c*.
-        r_30: Over the first thirty.
-        r_n: Over all.
-        last: Mean cost of the last five, c*.
-        stops: Runs that were given up.
-        stuck: Whether it ended before its last recurrence.
-    """
-
-    r_10: float
-    r_30: float
-    r_n: float
-    last: float
-    stops: int
-    stuck: bool
-
-
-class Jobs(Protocol):
-    """Trains: with a batch size, up to a cost, in a recurrence."""
-
-    def __call__(self, batch_size: int, cost_bound: float, recurrence: int) -> Run | None:
-        """The run; None where not even one epoch was within the bound."""
-
-
-def play(
-    policy: BatchSizeOptimizer,
-    job: Job,
-    train: Jobs,
-    recurrences: int,
-    beta: float,
-    best_costs: Sequence[float],
-) -> Outcome:
-    """Plays a job through.
-
-    Args:
-        policy: Chooses sizes; the job is registered.
-        job: The job.
-        train: Its runs.
-        recurrences: How many.
-        beta: Of the bound.
-        best_costs: c* of each recurrence.
-    """
-    loop = Recurrences(policy, job, beta)
-    costs = np.zeros(recurrences)
-    stops = 0
-    stuck = False
-    try:
-        while loop.recurrence <= recurrences:
-            now = loop.begin()
-            run = train(now.batch_size, now.cost_bound, now.recurrence)
-            if run is None:
-                bad = 100 * now.cost_bound
-                seen = Run(now.batch_size, bad, False, 0, 0.0, now.cost_bound, True)
-                loop.end(Run(now.batch_size, 0.0, False), observed=seen)
-                continue
-            costs[now.recurrence - 1] += run.cost
-            stops += not run.converged
-            loop.end(run)
-    except RuntimeError:
-        stuck = True
-    return outcome(costs / np.asarray(best_costs), stops, stuck)
-
-
-def outcome(ratio: np.ndarray, stops: int, stuck: bool) -> Outcome:
-    """From the cost of each recurrence, in c*."""
-    regret = np.cumsum(ratio - 1)
-    r_10, r_30, r_n = (float(regret[min(n, len(regret)) - 1]) for n in (10, 30, len(regret)))
-    return Outcome(r_10, r_30, r_n, float(ratio[-5:].mean()), stops, stuck)
-
-
-# --- measured workloads -----------------------------------------------------------------------
-
-
-@lru_cache
-def measurements(gpu: str) -> Measurements:
-    """What was measured on one GPU."""
-    return Measurements(train_trace(), power_trace(gpu))
-
-
-def workload_job(gpu: str, number: int, default: str) -> Job:
-    """One of the workloads, with its usual size as default, or another that reaches the target."""
-    tables = measurements(gpu).of(WORKLOADS[number].job([1]))
-    job = WORKLOADS[number].job(list(tables))
-    if default == "usual":
-        return job
-    sure = [
-        size
-        for size, table in tables.items()
-        if (table.target_epochs[job.target_metric] <= job.max_epochs).all()
-    ]
-    chosen = min(sure) if default == "smallest" else max(sure)
-    return Job(job.dataset, job.network, job.optimizer, job.target_metric, job.max_epochs, chosen)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A measured workload, under one setting."""
-
-    gpu: str
-    workload: int
-    policy: str
-    seed: int
-    eta: float
-    beta: float
-    default: str
-
-
-def recurrences_of(simulator: Simulator, job: Job) -> int:
-    """N of a job."""
-    return 2 * len(simulator.batch_sizes(job)) * len(simulator.power_limits(job))
-
-
-def play_case(case: Case) -> Outcome:
-    """Plays it through."""
-    simulator = Simulator(
-        train_trace(),
-        power_trace(case.gpu),
-        make_policy(case.policy, seed=case.seed),
-        JITPowerLimitOptimizer(verbose=False),
-        case.seed,
-        verbose=False,
-    )
-    job = workload_job(case.gpu, case.workload, case.default)
-    n = recurrences_of(simulator, job)
-    try:
-        history = simulator.simulate_one_job(job, n, case.beta, case.eta)
-    except RuntimeError:
-        return Outcome(math.nan, math.nan, math.nan, math.nan, 0, stuck=True)
-    known = measurements(case.gpu)
-    costs = [0.0]
-    for run in history:
-        costs[-1] += zeus_cost(run.energy, run.time, case.eta, known.max_power)
-        if run.reached:
-            costs.append(0.0)
-    ratio = np.array(costs[:-1]) / best(known, job, case.eta).cost
-    return outcome(ratio, sum(not run.reached for run in history), stuck=False)
-
 
 SETTINGS: tuple[tuple[str, float, float, str], ...] = (
     ("eta 0.5, beta 2", 0.5, 2.0, "usual"),
@@ -238,140 +90,62 @@ def of_setting(setting: tuple[str, float, float, str], seeds: int) -> list[Case]
     ]
 
 
-# --- drift, and other shapes ------------------------------------------------------------------
+# --- other targets ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Synthetic:
-    """A job that is made up: eight sizes, 20 epochs a run on average.
-
-    Attributes:
-        name: What it is.
-        shape: Logarithm of a run's cost at each size, in each recurrence from 0.
-        noise: Standard deviation of a run's logarithm.
-        in_epochs: Whether what changes over time changes the epochs, and not the cost of one.
-    """
-
-    name: str
-    shape: Callable[[int, np.random.Generator], np.ndarray]
-    noise: float
-    in_epochs: bool = False
-
-
-SIZES = [16, 32, 64, 128, 256, 512, 1024, 2048]
-DEFAULT = 5
-
-
-def valley(at: int, steep: float = 0.06) -> np.ndarray:
-    """One valley."""
-    return steep * (np.arange(len(SIZES)) - at) ** 2
-
-
-def still(shape: np.ndarray) -> Callable[[int, np.random.Generator], np.ndarray]:
-    """A shape that stays."""
-    return lambda recurrence, rng: shape
-
-
-def step(recurrence: int, rng: np.random.Generator) -> np.ndarray:
-    """Everything costs 2.5 times as much from the middle on."""
-    return valley(3) + (math.log(2.5) if recurrence >= RECURRENCES // 2 else 0.0)
-
-
-def growth(recurrence: int, rng: np.random.Generator) -> np.ndarray:
-    """Everything costs 2 % more each time."""
-    return valley(3) + recurrence * math.log(1.02)
-
-
-def moves(recurrence: int, rng: np.random.Generator) -> np.ndarray:
-    """The best size is another from the middle on, two sizes up."""
-    return valley(3 if recurrence < RECURRENCES // 2 else 5)
-
-
-def two_valleys(recurrence: int, rng: np.random.Generator) -> np.ndarray:
-    """Two valleys; the deeper one is away from the default."""
-    return np.minimum(valley(1, 0.15), 0.2 + valley(6, 0.15))
-
-
-def shapeless(recurrence: int, rng: np.random.Generator) -> np.ndarray:
-    """Each size its own; the same throughout a job."""
-    return np.asarray(rng.uniform(0, math.log(2), len(SIZES)))
-
-
-DRIFT = (
-    Synthetic("no drift, noise 0.3", still(valley(3)), 0.3),
-    Synthetic("x 2.5 at once", step, 0.05),
-    Synthetic("x 2.5 at once, more epochs", step, 0.05, in_epochs=True),
-    Synthetic("2 % more each time", growth, 0.05),
-    Synthetic("2 % more each time, more epochs", growth, 0.05, in_epochs=True),
-    Synthetic("best size moves", moves, 0.05),
-    Synthetic("best size moves, noise 0.3", moves, 0.3),
-)
-SHAPES = (
-    Synthetic("one valley, noise 0.05", still(valley(3)), 0.05),
-    Synthetic("one valley, noise 0.2", still(valley(3)), 0.2),
-    Synthetic("two valleys, noise 0.05", two_valleys, 0.05),
-    Synthetic("two valleys, noise 0.2", two_valleys, 0.2),
-    Synthetic("shapeless, noise 0.05", shapeless, 0.05),
-    Synthetic("shapeless, noise 0.2", shapeless, 0.2),
-)
-
-
-def play_synthetic(job: tuple[int, str, int, int]) -> Outcome:
-    """Plays one through: its number, the policy, the window, the seed."""
-    number, name, window, seed = job
-    made = (*DRIFT, *SHAPES)[number]
-    what = Job("made up", made.name, "sgd", 1.0, 10 * EPOCHS, SIZES[DEFAULT])
-    policy = make_policy(name, seed=seed, window_size=window)
-    policy.register_job(what, SIZES)
-    shapes = [made.shape(at, np.random.default_rng(seed)) for at in range(RECURRENCES)]
-    rng = np.random.default_rng([seed, number])
-
-    def train(batch_size: int, cost_bound: float, recurrence: int) -> Run | None:
-        now = shapes[recurrence - 1]
-        at = SIZES.index(batch_size)
-        noise = rng.normal(0, made.noise)
-        # In hundredths, so that the noise is not lost in whole epochs.
-        changed = float(now.min()) if made.in_epochs else 0.0
-        epochs = max(1, round(100 * EPOCHS * math.exp(noise + changed)))
-        cost_of_one = math.exp(float(now[at]) - changed) / (100 * EPOCHS)
-        most = min(cost_bound / cost_of_one, 100.0 * what.max_epochs)
-        if most < 1:
-            return None
-        done = min(epochs, int(most))
-        return Run(
-            batch_size, done * cost_of_one, done == epochs, done, 0.0, cost_bound, done < epochs
+def targets(seeds: Sequence[int], pool: ProcessPoolExecutor) -> tuple[Table, str]:
+    """All workloads and GPUs with all other targets: the pairs on which `gp` has more regret."""
+    pairs = [
+        (gpu, number, target)
+        for number in range(len(WORKLOADS))
+        for gpu in GPUS
+        for target in other_targets(gpu, number)
+    ]
+    cases = [
+        Case(gpu, number, policy, seed, 0.5, 2.0, "usual", target)
+        for gpu, number, target in pairs
+        for policy in POLICIES
+        for seed in seeds
+    ]
+    outcomes = track(pool.map(play_case, cases, chunksize=8), "targets", len(cases))
+    found = dict(zip(cases, outcomes, strict=True))
+    table = Table(title="R_N where gp has more than the published policy")
+    for column in ("workload", "GPU", "target", *POLICIES, "standard error"):
+        table.add_column(column, justify="left" if column in ("workload", "GPU") else "right")
+    worse = clearly = 0
+    for gpu, number, target in pairs:
+        ours, theirs = (
+            [found[Case(gpu, number, policy, n, 0.5, 2.0, "usual", target)] for n in seeds]
+            for policy in POLICIES
         )
-
-    best_costs = [float(np.exp(shape.min() + made.noise**2 / 2)) for shape in shapes]
-    return play(policy, what, train, RECURRENCES, 2.0, best_costs)
+        # Where one of the published policy's runs is stuck, it has lost already.
+        lost = any(one.stuck for one in theirs) or mean(ours, "r_n") <= mean(theirs, "r_n")
+        if lost and not any(one.stuck for one in ours):
+            continue
+        worse += 1
+        more = [a.r_n - b.r_n for a, b in zip(ours, theirs, strict=True)]
+        error = statistics.stdev(more) / math.sqrt(len(more)) if len(more) > 1 else math.inf
+        clearly += statistics.fmean(more) > 2 * error
+        row = (
+            WORKLOADS[number].dataset,
+            gpu,
+            f"{target:g}",
+            mean(ours, "r_n"),
+            mean(theirs, "r_n"),
+        )
+        table.add_row(*(one if isinstance(one, str) else f"{one:.2f}" for one in (*row, error)))
+    said = []
+    for policy in POLICIES:
+        mine = [found[case] for case in cases if case.policy == policy]
+        stuck = sum(one.stuck for one in mine)
+        said.append(f"{policy} {mean(mine, 'r_n'):.2f}, stuck {stuck}/{len(mine)}")
+    return table, (
+        f"worse on {worse} of {len(pairs)}, on {clearly} by over two standard errors; mean R_N "
+        + "; ".join(said)
+    )
 
 
 # --- invented jobs ------------------------------------------------------------------------------
-
-
-def play_held_out(task: tuple[int, int, str, int]) -> tuple[Outcome, bool]:
-    """Plays one through: the jobs' seed, its number, the policy, the seed.
-
-    Returns:
-        What came of it, and whether most of its last ten runs had the best size.
-    """
-    jobs_seed, number, name, seed = task
-    held = jobs_of(jobs_seed)[number]
-    simple = {"grid": Grid, "successive halving": SuccessiveHalving}
-    policy = simple[name]() if name in simple else make_policy(name, seed=seed)
-    policy.register_job(held.job, list(held.sizes))
-    trains = held.trainer(seed)
-    sizes: list[int] = []
-
-    def train(batch_size: int, cost_bound: float, recurrence: int) -> Run | None:
-        sizes.append(batch_size)
-        return trains(batch_size, cost_bound, recurrence)
-
-    expected = held.expected
-    costs = [float(expected.min())] * HELD_OUT_RECURRENCES
-    found = play(policy, held.job, train, HELD_OUT_RECURRENCES, BETA, costs)
-    best = held.sizes[int(expected.argmin())]
-    return found, sizes[-10:].count(best) >= 5
 
 
 def held_out_table(
@@ -437,36 +211,6 @@ def held_out(jobs_seeds: Sequence[int], seeds: int, pool: ProcessPoolExecutor) -
 
 
 # --- from one GPU to another ----------------------------------------------------------------------
-
-TRANSFER_FROM = "v100"
-TRANSFER_TO = tuple(gpu for gpu in GPUS if gpu != TRANSFER_FROM)
-
-
-def play_transfer(task: tuple[int, str, bool, int]) -> float:
-    """R_30 of a workload on a GPU, with or without what was learnt on `TRANSFER_FROM`; the seed."""
-    number, gpu, with_it, seed = task
-
-    def regret(gpu: str, seed: int, recurrences: int, path: str | None) -> float:
-        simulator = Simulator(
-            train_trace(),
-            power_trace(gpu),
-            make_policy("gp", seed=seed),
-            JITPowerLimitOptimizer(verbose=False),
-            seed,
-            verbose=False,
-        )
-        job = workload_job(gpu, number, "usual")
-        history = simulator.simulate_one_job(job, recurrences, 2.0, 0.5, knowledge=path)
-        known = measurements(gpu)
-        spent = sum(zeus_cost(run.energy, run.time, 0.5, known.max_power) for run in history)
-        return spent / best(known, job, 0.5).cost - recurrences
-
-    if not with_it:
-        return regret(gpu, seed, 30, None)
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "knowledge.json")
-        regret(TRANSFER_FROM, seed + 1000, 60, path)
-        return regret(gpu, seed, 30, path)
 
 
 def transfer(seeds: int, pool: ProcessPoolExecutor) -> Table:
@@ -707,6 +451,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="the measured workloads only")
     parser.add_argument("--transfer", action="store_true", help="from one GPU to the others only")
+    parser.add_argument("--targets", action="store_true", help="other targets only")
+    parser.add_argument("--first-seed", type=int, default=0, help="of --targets")
     parser.add_argument("--held-out", type=int, action="append", metavar="SEED")
     parser.add_argument("--reference", metavar="PYTHON", help="an interpreter with zeus 0.16")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
@@ -715,6 +461,12 @@ def main() -> None:
     if args.transfer:
         with ProcessPoolExecutor(args.jobs) as pool:
             console.print(transfer(args.seeds, pool))
+        return
+    if args.targets:
+        with ProcessPoolExecutor(args.jobs) as pool:
+            first = args.first_seed
+            for part in targets(range(first, first + args.seeds), pool):
+                console.print(part)
         return
     if args.held_out:
         with ProcessPoolExecutor(args.jobs) as pool:

@@ -5,20 +5,23 @@
     2026-11-23T01:00+01:00,0.19
 
 Each value holds until the next. Times of day (`00:00,0.21`) are of every day. A time without an
-offset is local. A line of names may come first.
+offset is local. A line of names may come first. As text, providers are
+`electricitymaps:LATITUDE,LONGITUDE` and `openei:LATITUDE,LONGITUDE,LABEL`.
 """
 
 from __future__ import annotations
 
 import csv
 import logging
+import time as clock
 import warnings
 from collections.abc import Callable
 from datetime import datetime, time, timedelta, timezone
+from math import inf, isfinite
 from pathlib import Path
 
-from zeus.monitor.carbon import CarbonIntensityProvider, Intensity
-from zeus.monitor.price import ElectricityPriceProvider, Price
+from zeus.monitor.carbon import CarbonIntensityProvider, ElectrictyMapsClient, Intensity
+from zeus.monitor.price import ElectricityPriceProvider, OpenEIClient, Price
 from zeus.monitor.rates import Rate
 from zeus.policy.signal import DAY_S, Signal
 from zeus.policy.trade_off import Relative
@@ -26,27 +29,38 @@ from zeus.policy.trade_off import Relative
 log = logging.getLogger(__name__)
 
 SignalSource = str | Path | CarbonIntensityProvider | ElectricityPriceProvider | Relative
-"""A CSV file, a provider, or what has a `relative` like `zeus.policy.signal.Signal`."""
+"""A CSV file, a provider, the text of either, or what has `zeus.policy.signal.Signal.relative`."""
 
 _HOURS = 24
 
 
 class FollowedSignal:
-    """A signal that is fetched each time that it is asked for.
+    """A signal that is fetched where it is asked for.
 
     Where it cannot be, one warning says so, and what was fetched last counts.
 
     Args:
         fetch: Fetches it as of a time, s since 1970.
+        every_s: What was fetched counts for so long, s; infinite: who has it calls `fetch`.
     """
 
-    def __init__(self, fetch: Callable[[float], Signal]) -> None:
+    def __init__(self, fetch: Callable[[float], Signal], every_s: float = 0.0) -> None:
         self._fetch = fetch
+        self._every_s = every_s
+        self._next_s = 0.0 if isfinite(every_s) else inf
         self._last: Signal | None = None
         self._warned = False
 
     def relative(self, begin_s: float, end_s: float) -> float | None:
         """See `zeus.policy.signal.Signal.relative`."""
+        if clock.monotonic() >= self._next_s:
+            self._next_s = clock.monotonic() + self._every_s
+            self.fetch(begin_s)
+        last = self._last
+        return None if last is None else last.relative(begin_s, end_s)
+
+    def fetch(self, begin_s: float) -> None:
+        """Fetches it as of a time, s since 1970. Never raises."""
         try:
             self._last = self._fetch(begin_s)
             self._warned = False
@@ -55,24 +69,52 @@ class FollowedSignal:
             if not self._warned:
                 self._warned = True
                 warnings.warn(f"The signal cannot be fetched: {error}.", stacklevel=2)
-        return None if self._last is None else self._last.relative(begin_s, end_s)
 
 
-def signal_of(source: SignalSource) -> Relative:
+def signal_of(source: SignalSource, every_s: float = 0.0) -> Relative:
     """A signal to follow.
 
+    Args:
+        source: What is followed.
+        every_s: As in `FollowedSignal`.
+
     Raises:
-        ValueError: A file is no signal; it says where.
+        ValueError: A file is no signal, or the text of a provider is wrong; it says where.
         OSError: A file cannot be read.
     """
+    if isinstance(source, str):
+        source = _provider(source) or source
     if isinstance(source, (str, Path)):
-        read_signal(source)
-        return FollowedSignal(lambda now_s: read_signal(source))
+        path = source
+        read_signal(path)
+        return FollowedSignal(lambda now_s: read_signal(path), every_s)
     if isinstance(source, CarbonIntensityProvider):
-        return _of_rate(Intensity(source))
-    if isinstance(source, ElectricityPriceProvider):
-        return _of_rate(Price(source))
-    return source
+        rate: Rate = Intensity(source)
+    elif isinstance(source, ElectricityPriceProvider):
+        rate = Price(source)
+    else:
+        return source
+    return FollowedSignal(lambda now_s: _fetched(rate, now_s), every_s)
+
+
+def _provider(text: str) -> CarbonIntensityProvider | ElectricityPriceProvider | None:
+    """The provider that a text names; None: it is a path."""
+    kind, _, rest = text.partition(":")
+    if kind not in ("electricitymaps", "openei"):
+        return None
+    try:
+        latitude, longitude, *label = rest.split(",")
+        place = float(latitude), float(longitude)
+        if kind == "electricitymaps" and not label:
+            return ElectrictyMapsClient(place)
+        if kind == "openei" and len(label) == 1:
+            return OpenEIClient(place, label[0])
+    except ValueError:
+        pass
+    raise ValueError(
+        "a provider is electricitymaps:LATITUDE,LONGITUDE or openei:LATITUDE,LONGITUDE,LABEL, not "
+        f"{text}"
+    )
 
 
 def read_signal(path: str | Path) -> Signal:
@@ -114,10 +156,6 @@ def _time(text: str) -> tuple[float, bool]:
     except ValueError:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp(), False
     return datetime.combine(datetime.now(of_day.tzinfo).date(), of_day).timestamp(), True
-
-
-def _of_rate(rate: Rate) -> FollowedSignal:
-    return FollowedSignal(lambda now_s: _fetched(rate, now_s))
 
 
 def _fetched(rate: Rate, now_s: float) -> Signal:

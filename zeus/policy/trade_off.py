@@ -167,6 +167,18 @@ def fastest(found: Sequence[Option]) -> Option:
     return min(found, key=lambda one: one.log_time - math.log(max(one.reach, 1e-9)))
 
 
+def time_of_day(text: str) -> time:
+    """A deadline, such as `08:00` or `08:00+01:00`.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return time.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"done_by must be a time of day such as 08:00, not {text!r}") from None
+
+
 def next_deadline(done_by: time, began_s: float) -> float:
     """The first such time of day after a recurrence began; both in s since 1970."""
     began = datetime.fromtimestamp(began_s, done_by.tzinfo)
@@ -193,6 +205,11 @@ class Chosen:
     eta_knob: float
     expected_cost: float | None = None
     most_cost: float = math.inf
+
+
+def asked(policy: BatchSizeOptimizer, job: Job, in_flight: Sequence[int]) -> int:
+    """The batch size that a policy asks for, beside runs that have not ended."""
+    return policy.predict_beside(job, in_flight) if in_flight else policy.predict(job)
 
 
 class Trader:
@@ -231,19 +248,20 @@ class Trader:
         """The policy counts with this eta."""
         self._policy.price(self._job, eta_knob, self._profile_of)
 
-    def begin(self, now_s: float, began_s: float) -> Chosen:
+    def begin(self, now_s: float, began_s: float, in_flight: Sequence[int] = ()) -> Chosen:
         """Chooses for a run; the policy counts with its eta then.
 
         Args:
             now_s: The time, s since 1970.
             began_s: When its recurrence began.
+            in_flight: Batch sizes of the runs that have not ended.
         """
         if self._trade_off.done_by is not None:
             due_s = next_deadline(self._trade_off.done_by, began_s)
-            return self._by_deadline(due_s - now_s)
+            return self._by_deadline(due_s - now_s, in_flight)
         eta = self._by_signal(now_s)
         self.price(eta)
-        return Chosen(self._policy.predict(self._job), eta)
+        return Chosen(asked(self._policy, self._job, in_flight), eta)
 
     def _by_signal(self, now_s: float) -> float:
         signal, eta = self._trade_off.signal, self._trade_off.eta_knob
@@ -255,28 +273,28 @@ class Trader:
             return eta
         return eta_of(eta, relative)
 
-    def _by_deadline(self, within_s: float) -> Chosen:
+    def _by_deadline(self, within_s: float, in_flight: Sequence[int]) -> Chosen:
         policy, job, on_time = self._policy, self._job, self._trade_off.on_time
         forecasts = policy.forecasts(job)
         proven = [one for one in forecasts if one.proven]
         if not proven:
             self.price(0.0)  # nothing is known yet, so there is no time to lose
-            return Chosen(policy.predict(job), 0.0)
+            return Chosen(asked(policy, job, in_flight), 0.0)
         known = options(proven, self._profile_of)
         best, kept = least_energy(known, within_s, on_time)
         # Trials are for energy, or, where nothing is fast enough, for time.
         aim = 1.0 if kept else 0.0
         self.price(aim)
-        asked = policy.predict(job)
+        wanted = asked(policy, job, in_flight)
         if not kept:
             self._warn(
                 f"No batch size that is known is done within {max(0.0, within_s):.0f} s with "
                 f"probability {on_time:g}; the fastest of them is {best.batch_size}."
             )
-            if not any(one.batch_size == asked for one in proven):
-                return Chosen(asked, aim)
-        elif asked != best.batch_size:
-            found = self._trial(forecasts, asked, best, within_s, fastest(known).time_of(on_time))
+            if not any(one.batch_size == wanted for one in proven):
+                return Chosen(wanted, aim)
+        elif wanted != best.batch_size:
+            found = self._trial(forecasts, wanted, best, within_s, fastest(known).time_of(on_time))
             if found is not None:
                 self.price(found.eta_knob)
                 return found
@@ -286,7 +304,7 @@ class Trader:
     def _trial(
         self,
         forecasts: Sequence[Forecast],
-        asked: int,
+        wanted: int,
         best: Option,
         within_s: float,
         safe_s: float,
@@ -295,23 +313,23 @@ class Trader:
 
         Args:
             forecasts: Of all sizes.
-            asked: The size that the policy asks for.
+            wanted: The size that the policy asks for.
             best: Of what is known.
             within_s: Time that is left, s.
             safe_s: What a run that is safe takes of it at most, s.
         """
         on_time = self._trade_off.on_time
-        trials = options([one for one in forecasts if one.batch_size == asked], self._profile_of)
+        trials = options([one for one in forecasts if one.batch_size == wanted], self._profile_of)
         if not trials:
             return None
         trial, in_time = least_energy(trials, within_s, on_time)
         if in_time:
-            return Chosen(asked, trial.eta_knob, trial.cost)
+            return Chosen(wanted, trial.eta_knob, trial.cost)
         trial = min(trials, key=lambda one: one.energy)
         expected_s = math.exp(trial.log_time)
         if within_s - safe_s >= _ENOUGH * expected_s:
             most_cost = trial.cost * (within_s - safe_s) / expected_s
-            return Chosen(asked, trial.eta_knob, most_cost=most_cost)
+            return Chosen(wanted, trial.eta_knob, most_cost=most_cost)
         # Rather than none: the cheapest of those that were never tried and are in time.
         others = options([one for one in forecasts if not one.proven], self._profile_of)
         cheaper = [one for one in others if one.energy < best.energy]

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from datetime import time as TimeOfDay
 from pathlib import Path
 
 from zeus.analyze import HistoryEntry
@@ -19,7 +18,7 @@ from zeus.monitor.signals import SignalSource, signal_of
 from zeus.optimizer.batch_size.reasons import says_out_of_memory
 from zeus.policy.interface import BatchSizeOptimizer
 from zeus.policy.knowledge import load
-from zeus.policy.trade_off import TradeOff
+from zeus.policy.trade_off import TradeOff, time_of_day
 from zeus.run import files
 from zeus.run.child import how_it_ended, run_script, tail
 from zeus.run.console import FileAndConsole
@@ -96,7 +95,7 @@ class ZeusMaster:
         self._trade_off: TradeOff | None = None
         if signal is not None or done_by is not None:
             followed = None if signal is None else signal_of(signal)
-            due = None if done_by is None else _time_of_day(done_by)
+            due = None if done_by is None else time_of_day(done_by)
             self._trade_off = TradeOff(0.5, followed, due, on_time)
         by_policy = batch_size_optimizer.stops_by_curve
         self.stop_by_curve = by_policy if stop_by_curve is None else stop_by_curve
@@ -295,13 +294,6 @@ def _unused(folder: str) -> str:
         name = f"{folder}+{number}"
         os.makedirs(name, exist_ok=True)
     return name
-
-
-def _time_of_day(text: str) -> TimeOfDay:
-    try:
-        return TimeOfDay.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"done_by must be a time of day such as 08:00, not {text!r}") from None
 
 
 def _prefix(job: Job, num_recurrence: int, eta_knob: float, beta_knob: float) -> str:

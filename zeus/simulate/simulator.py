@@ -18,7 +18,7 @@ from zeus.analyze import HistoryEntry
 from zeus.job import Job
 from zeus.policy.interface import BatchSizeOptimizer, LimitProfile, PowerLimitOptimizer, Run
 from zeus.policy.knowledge import load, save
-from zeus.policy.recurrence import Bounds, Recurrences
+from zeus.policy.recurrence import Recurrences, Runs
 from zeus.policy.trade_off import TradeOff
 from zeus.simulate.tables import BatchSizeTable, Measurements, Table
 from zeus.utils.metric import zeus_cost
@@ -177,8 +177,14 @@ class _Trained:
 
     run: Run
     power_limit: int
-    energy: float
-    time: float
+
+    @property
+    def energy(self) -> float:
+        return self.run.energy or 0.0
+
+    @property
+    def time(self) -> float:
+        return self.run.time or 0.0
 
     @property
     def never_ran(self) -> bool:
@@ -285,7 +291,7 @@ class _Play:
             max_power=self.max_power,
             eta_knob=self.eta,
         )
-        return _Trained(run, limit, energy, time)
+        return _Trained(run, limit)
 
     def _cost(self, energy: float, time: float) -> float:
         return zeus_cost(energy, time, self.eta, self.max_power)
@@ -336,7 +342,7 @@ class _Group(_Play):
     def __init__(self, simulator: Simulator, job: Job, beta_knob: float, eta_knob: float) -> None:
         super().__init__(simulator, job, eta_knob)
         self.history: list[tuple[HistoryEntry, float]] = []
-        self._bounds = Bounds(self.bso, job, beta_knob, overlapping=True)
+        self._runs = Runs(self.bso, job, beta_knob, overlapping=True)
         self._in_flight: list[_InFlight] = []
 
     def submit(self, start: float, end: float, ratio: float, retries: int) -> None:
@@ -346,12 +352,9 @@ class _Group(_Play):
                 f"{MOST_RETRIES} runs of one job of {self.job} in a row did not reach the target; "
                 "check the target and max_epochs, or take a larger beta_knob"
             )
-        if self._in_flight:
-            sizes = [job.trained.run.batch_size for job in self._in_flight]
-            batch_size = self.bso.predict_beside(self.job, sizes)
-        else:
-            batch_size = self.bso.predict(self.job)
-        trained = self.train(batch_size, self._bounds.next())
+        sizes = [job.trained.run.batch_size for job in self._in_flight]
+        begun = self._runs.next(in_flight=sizes)
+        trained = self.train(begun.batch_size, begun.cost_bound)
         self._in_flight.append(_InFlight(start, end, ratio, trained, retries))
 
     def finish_until(self, now: float) -> None:
@@ -365,8 +368,7 @@ class _Group(_Play):
 
     def _finish(self, job: _InFlight) -> None:
         trained = job.trained
-        self.bso.observe_run(self.job, trained.run)
-        self._bounds.observe(trained.run.cost, trained.run.converged)
+        self._runs.observe(trained.run)
         if not trained.never_ran:
             self.history.append((trained.entry(job.ratio), job.ratio))
         if not trained.run.converged:

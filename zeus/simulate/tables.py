@@ -147,7 +147,11 @@ def open_table(path: str | Path) -> TextIO:
 def _rows(table: Table, columns: tuple[str, ...]) -> list[dict[str, Any]]:
     if isinstance(table, (str, Path)):
         with open_table(table) as file:
-            rows: list[dict[str, Any]] = list(csv.DictReader(file))
+            if ".columns." in Path(table).name:
+                names, *lines = zip(*csv.reader(file), strict=True)
+                rows: list[dict[str, Any]] = [dict(zip(names, line, strict=True)) for line in lines]
+            else:
+                rows = list(csv.DictReader(file))
         where = str(table)
     else:
         rows = table.to_dict("records")

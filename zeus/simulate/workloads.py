@@ -78,12 +78,14 @@ def workload(dataset: str) -> Workload:
 
 
 def train_trace() -> Path:
-    """File of measured training runs: epochs to targets, by batch size and run; xz."""
-    return _data("summary_train.csv.xz")
+    """File of measured training runs: epochs to targets, by batch size and run; xz, a column in
+    each line."""
+    return _data("summary_train")
 
 
 def power_trace(gpu: str) -> Path:
-    """File of measured epochs: time and average power, by batch size and power limit; xz.
+    """File of measured epochs: time and average power, by batch size and power limit; xz, a column
+    in each line.
 
     Args:
         gpu: One of `GPUS`.
@@ -93,8 +95,8 @@ def power_trace(gpu: str) -> Path:
     """
     if gpu.lower() not in GPUS:
         raise ValueError(f"there are no traces of a {gpu}; there are {', '.join(GPUS)}")
-    return _data(f"summary_power_{gpu.lower()}.csv.xz")
+    return _data(f"summary_power_{gpu.lower()}")
 
 
 def _data(name: str) -> Path:
-    return Path(str(files("zeusd"))) / "devices" / "simulated" / "data" / name
+    return Path(str(files("zeusd"))) / "devices" / "simulated" / "data" / f"{name}.columns.csv.xz"

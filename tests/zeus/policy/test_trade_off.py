@@ -257,6 +257,15 @@ def test_a_dear_hour_takes_energy_for_time() -> None:
     assert (loop.begin(DAY_S).eta_knob or 1) < 0.5
 
 
+def test_a_signal_counts_over_the_time_that_the_run_before_took() -> None:
+    dear = Signal(
+        [(hour * HOUR_S, 4.0 if hour == 18 else 1.0) for hour in range(24)], period_s=DAY_S
+    )
+    loop, _ = learnt(TradeOff(0.5, dear))
+    # Of 600 s half are dear.
+    assert loop.begin(19 * HOUR_S - 300.0).eta_knob == pytest.approx(eta_of(0.5, 2.5 * 24 / 27))
+
+
 def test_a_signal_that_is_not_known_warns_once_and_changes_nothing() -> None:
     loop, _ = learnt(TradeOff(0.4, Signal([(0.0, 1.0)])))
     with pytest.warns(UserWarning, match="no value"):

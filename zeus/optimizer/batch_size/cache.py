@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import Connection, or_, select
@@ -16,34 +16,34 @@ from zeus.optimizer.batch_size.choosing import Known
 from zeus.optimizer.batch_size.rows import trial_of
 from zeus.optimizer.batch_size.tables import trials
 from zeus.optimizer.batch_size.trials import JobRecord
+from zeus.policy.trade_off import TradeOff
 
 MOST_JOBS = 200
 
 
-class _Entry:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.known: Known | None = None
-
-
 class KnownJobs:
-    """The jobs that were decided about last. Safe across threads."""
+    """The jobs that were decided about last. Safe across threads.
 
-    def __init__(self) -> None:
+    Args:
+        trade_off: What decides which eta a job's trials have; None: its own.
+    """
+
+    def __init__(self, trade_off: Callable[[JobRecord], TradeOff | None]) -> None:
+        self._trade_off = trade_off
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._entries: OrderedDict[str, KnownJob] = OrderedDict()
 
     @contextmanager
     def of(self, job_id: str) -> Iterator[KnownJob]:
         """A job, which this thread has to itself; after an error it is forgotten."""
         with self._lock:
-            entry = self._entries.setdefault(job_id, _Entry())
+            entry = self._entries.setdefault(job_id, KnownJob(self._trade_off))
             self._entries.move_to_end(job_id)
             while len(self._entries) > MOST_JOBS:
                 self._entries.popitem(last=False)
         with entry.lock:
             try:
-                yield KnownJob(entry)
+                yield entry
             except BaseException:
                 entry.known = None
                 raise
@@ -52,8 +52,10 @@ class KnownJobs:
 class KnownJob:
     """A job that a thread has to itself."""
 
-    def __init__(self, entry: _Entry) -> None:
-        self._entry = entry
+    def __init__(self, trade_off: Callable[[JobRecord], TradeOff | None]) -> None:
+        self.lock = threading.Lock()
+        self.known: Known | None = None
+        self._trade_off = trade_off
 
     def now(self, connection: Connection, job: JobRecord) -> Known:
         """What is known of it in this transaction.
@@ -62,9 +64,9 @@ class KnownJob:
             connection: The transaction.
             job: The job, as the transaction sees it.
         """
-        known = self._entry.known
+        known = self.known
         if known is None or not _same(known.job, job):
-            known = self._entry.known = Known(job)
+            known = self.known = Known(job, trade_off=self._trade_off(job))
         if known.job.events != job.events or not known.last_trial:
             since = or_(
                 trials.c.end_order > known.job.events,

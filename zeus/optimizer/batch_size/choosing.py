@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 try:
     import numpy as np
@@ -26,9 +26,10 @@ from zeus.job import Job
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.trials import JobRecord, Trial
 from zeus.policy import make_policy
-from zeus.policy.interface import BatchSizeOptimizer, Estimate, Run
+from zeus.policy.interface import BatchSizeOptimizer, Estimate, LimitProfile, Run
 from zeus.policy.knowledge import Knowledge
-from zeus.policy.recurrence import Bounds
+from zeus.policy.recurrence import Runs, Start
+from zeus.policy.trade_off import TradeOff
 
 CRASHES = 2
 """A size is parked after so many crashes in a row."""
@@ -42,21 +43,14 @@ _FOR_ESTIMATES = 0
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Start):
     """What a trial begins with.
 
     Attributes:
-        batch_size: Its batch size.
-        cost_bound: Cost at which it is given up, J; None for never.
         best: The size that is thought cheapest by now; None while no run has converged.
-        rerun_cost: What a run of the best size is expected to cost, J; None where no learning curve
-            is to end the trial.
     """
 
-    batch_size: int
-    cost_bound: float | None
-    best: int | None
-    rerun_cost: float | None = None
+    best: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,14 +94,22 @@ class Known:
     Args:
         job: The job.
         trials: All its trials; what is lost must be marked so.
+        trade_off: What decides which eta a new trial has; None: the job's.
 
     Attributes:
         job: The job, as of the last update.
         last_trial: The highest number of a trial.
     """
 
-    def __init__(self, job: JobRecord, trials: Iterable[Trial] = ()) -> None:
+    def __init__(
+        self,
+        job: JobRecord,
+        trials: Iterable[Trial] = (),
+        trade_off: TradeOff | None = None,
+    ) -> None:
         self.job = job
+        self._trade_off = trade_off
+        self._profiles: dict[int, LimitProfile] = {}
         self.last_trial = 0
         self._trials: dict[int, Trial] = {}
         self._running: dict[int, Trial] = {}
@@ -161,33 +163,29 @@ class Known:
             for trial in told_now:
                 self._observe(trial)
 
-    def choose(self, number: int) -> Choice:
+    def choose(self, number: int, now_s: float = 0.0) -> Choice:
         """What the next trial begins with.
 
         Args:
-            number: Its number. The choice is the same each time that it is made.
+            number: Its number. The choice is the same each time that it is made at one time.
+            now_s: The time, s since 1970; only a trade-off has a use for it.
 
         Raises:
             ZeusBSORuntimeError: No size is left (409).
         """
         in_flight = [trial.batch_size for trial in self._running.values()]
-        of_what = (number, len(self._told), tuple(in_flight), tuple(self._left()))
+        at_s = None if self._trade_off is None else now_s
+        of_what = (number, len(self._told), tuple(in_flight), tuple(self._left()), at_s)
         if self._choice is not None and self._choice[0] == of_what:
             return self._choice[1]
         policy = self._with_seed(number)
-        if in_flight:
-            batch_size = policy.predict_beside(self._as_known, in_flight)
-        else:
-            batch_size = policy.predict(self._as_known)
-        bound = self._bounds.next()
+        # A run's deadline is the next one: which run is a retry of which is not known here.
+        begun = self._runs.next(now_s, in_flight=in_flight)
         best, _ = self._best(policy, None)
         by_curve = self.job.spec.stop_by_curve
-        by_curve = policy.stops_by_curve if by_curve is None else by_curve
-        proven = {trial.batch_size for trial in self._told if trial.converged}
-        rerun = None
-        if by_curve and proven and batch_size not in proven:
-            rerun = self._bounds.rerun()
-        choice = Choice(batch_size, bound if math.isfinite(bound) else None, best, rerun)
+        if not (policy.stops_by_curve if by_curve is None else by_curve):
+            begun = replace(begun, rerun_cost=None)
+        choice = Choice(**asdict(begun), best=best)
         self._choice = (of_what, choice)
         return choice
 
@@ -232,6 +230,8 @@ class Known:
         seed = _seed(self.job, number)
         if self._policy is None or not self._policy.reseed(seed):
             self._policy = self._make(seed)
+        if self.job.spec.eta_follows:  # until a trial is chosen with another
+            self._policy.price(self._as_known, self.job.spec.eta_knob, self._profiles.get)
         return self._policy
 
     def _make(self, seed: int) -> BatchSizeOptimizer:
@@ -266,7 +266,14 @@ class Known:
         if self.job.knowledge is not None:
             policy.transfer(self._as_known, self.job.knowledge)
         self._policy = policy
-        self._bounds = Bounds(policy, self._as_known, spec.beta_knob, overlapping=True)
+        self._runs = Runs(
+            policy,
+            self._as_known,
+            spec.beta_knob,
+            self._trade_off,
+            self._profiles.get,
+            overlapping=True,
+        )
         for trial in self._told:
             self._observe(trial)
         return policy
@@ -274,9 +281,14 @@ class Known:
     def _observe(self, trial: Trial) -> None:
         assert self._policy is not None
         run = _run(self.job, trial)
+        if trial.limits:
+            energy, time = zip(*trial.limits, strict=True)
+            profile = LimitProfile(energy, time, self.job.spec.max_power)
+            self._profiles[trial.batch_size] = profile
         if trial.batch_size in self._sizes:
-            self._policy.observe_run(self._as_known, run)
-        self._bounds.observe(run.cost, run.converged)
+            self._runs.observe(run)
+        else:
+            self._runs.count(run)
 
     def _best(
         self, policy: BatchSizeOptimizer | None, estimates: Iterable[Estimate] | None
@@ -345,26 +357,9 @@ class _KeptOut:
         self.sizes = dict(sorted(found.items()))
 
 
-def choose(job: JobRecord, trials: Sequence[Trial], number: int) -> Choice:
-    """What the next trial begins with. See `Known.choose`."""
-    return Known(job, trials).choose(number)
-
-
 def analyze(job: JobRecord, trials: Sequence[Trial]) -> Analysis:
     """What is known of a job. See `Known.analyze`."""
     return Known(job, trials).analyze()
-
-
-def excluded(job: JobRecord, trials: Iterable[Trial]) -> dict[int, str]:
-    """The sizes that are not chosen again, and of each why."""
-    return Known(job, trials).excluded
-
-
-def told(trials: Iterable[Trial]) -> list[Trial]:
-    """Those that ended by a report, in the order in which they ended."""
-    return sorted(
-        (trial for trial in trials if trial.status == "ok"), key=lambda trial: trial.order
-    )
 
 
 def _seed(job: JobRecord, number: int) -> int:
@@ -379,13 +374,17 @@ def _nearest(default: int, left: Sequence[int]) -> int:
 def _run(job: JobRecord, trial: Trial) -> Run:
     return Run(
         batch_size=trial.batch_size,
-        cost=job.cost(trial.energy, trial.time),
+        cost=job.cost(trial.energy, trial.time, trial.eta_knob),
         converged=trial.converged,
         epochs=trial.epochs,
-        overhead=job.cost(trial.overhead_energy, trial.overhead_time),
+        overhead=job.cost(trial.overhead_energy, trial.overhead_time, trial.eta_knob),
         cost_bound=trial.cost_bound,
         stopped_by_cost=trial.stopped_by_cost,
         utilization=_utilization(job, trial),
+        energy=trial.energy,
+        time=trial.time,
+        max_power=job.spec.max_power,
+        eta_knob=job.spec.eta_knob if trial.eta_knob is None else trial.eta_knob,
     )
 
 

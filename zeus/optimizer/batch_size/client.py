@@ -84,6 +84,8 @@ class BatchSizeOptimizer(Callback):
         job: The job as it is registered; on other ranks than 0 as it was given.
         current_batch_size: The run's batch size; 0 before `get_batch_size`.
         trial_number: Its trial's; None where it has none, as nobody answered.
+        eta_knob: The run's eta: the job's, unless that follows a signal or a deadline. What
+            searches a power limit is to be given it.
         power_limit_optimizer: May be set to what searches a power limit in the same run: what the
             search takes is not held against the batch size.
     """
@@ -108,6 +110,7 @@ class BatchSizeOptimizer(Callback):
         self.job = job
         self.current_batch_size = 0
         self.trial_number: int | None = None
+        self.eta_knob = job.eta_knob
         self._pid = os.getpid()
         self._run_id = _run_id(run_id)
         self.power_limit_optimizer: GlobalPowerLimitOptimizer | None = None
@@ -276,6 +279,8 @@ class BatchSizeOptimizer(Callback):
         if trial.best_batch_size is not None:
             self._best.put(self._job, trial.best_batch_size)
         self.current_batch_size, self.trial_number = trial.batch_size, trial.trial_number
+        eta = trial.eta_knob
+        self.eta_knob = self._job.eta_knob if eta is None else eta
         log.info(
             "trial %d of job %s: batch size %d, given up %s",
             trial.trial_number,
@@ -320,6 +325,7 @@ class BatchSizeOptimizer(Callback):
             "default" if known is None else "best that is known",
         )
         self.current_batch_size, self.trial_number = size, None
+        self.eta_knob = self._job.eta_knob
         trial = NewTrial(job_id=self._job.job_id, batch_size=size, trial_number=1)
         return self._new_run(trial, None)
 

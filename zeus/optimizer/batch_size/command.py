@@ -84,6 +84,14 @@ def _where(function: Any) -> Any:
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True)
 @click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True)
 @click.option("--lease", type=float, metavar="S", help="A silent trial is lost after this time.")
+@click.option(
+    "--signal",
+    "signals",
+    multiple=True,
+    metavar="NAME=SOURCE",
+    help="Price or carbon intensity that jobs may name: a CSV file, "
+    "electricitymaps:LATITUDE,LONGITUDE or openei:LATITUDE,LONGITUDE,LABEL. May be repeated.",
+)
 @click.option("--log-level", metavar="LEVEL", help="DEBUG logs each request.")
 def serve(
     db: str | None,
@@ -91,6 +99,7 @@ def serve(
     port: int,
     workers: int,
     lease: float | None,
+    signals: tuple[str, ...],
     log_level: str | None,
 ) -> None:
     """Serve jobs and the web page.
@@ -98,6 +107,7 @@ def serve(
     Further settings are environment variables, such as ZEUS_BSO_TOKEN.
     """
     options: dict[str, object] = {"DATABASE_URL": db, "LEASE_S": lease, "LOG_LEVEL": log_level}
+    options["SIGNALS"] = ";".join(signals) or None
     if "ZEUS_BSO_WORKERS" not in os.environ:
         options["WORKERS"] = workers
     given = {f"ZEUS_BSO_{name}": str(of) for name, of in options.items() if of is not None}
@@ -107,6 +117,7 @@ def serve(
         # Here it fails with a sentence, and once, not in each worker.
         from zeus.optimizer.batch_size.server import metrics as metrics
         from zeus.optimizer.batch_size.server.settings import ServerSettings
+        from zeus.optimizer.batch_size.server.signals import Signals
         from zeus.optimizer.batch_size.store import Store
         from zeus.utils import web as web
     except ModuleNotFoundError as error:
@@ -114,6 +125,7 @@ def serve(
             f"the server needs {error.name}: pip install 'zeusd[bso-server]'"
         ) from None
     settings = ServerSettings.from_env({**os.environ, **given})
+    Signals(settings.signals)
     Store(settings.database_url).close()
     if host not in _LOCAL and not settings.token:
         click.echo(

@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from zeus.policy.signal import Signal
+from zeus.policy.trade_off import Relative, TradeOff, time_of_day
+
 JOBS_URL = "/jobs"
 BATCH_SIZE_URL = "/jobs/batch_size"
 REPORT_URL = "/report"
@@ -65,6 +68,12 @@ class JobSpec(_Message):
             of the others. None for none.
         stop_by_curve: Whether a run of a size that never reached the target is also given up by its
             learning curve. None: as the policy does; `gp` does.
+        signal: Price or carbon intensity that `eta_knob` follows, with `gp`: the name of a signal
+            of the server, or, with a file for a store, what `zeus.monitor.signals.signal_of` reads.
+            None: it is the same for all runs.
+        done_by: Each run is to be done at this time of day, such as `08:00`, with the least energy;
+            with `gp`. Local time of who keeps the trials where it has no offset.
+        on_time: Probability with which it is to be done by then.
     """
 
     job_id: JobId | None = None
@@ -85,6 +94,9 @@ class JobSpec(_Message):
     mab_seed: int | None = Field(default=None, ge=0)
     family: JobId | None = None
     stop_by_curve: bool | None = None
+    signal: Annotated[str, Field(min_length=1, max_length=400)] | None = None
+    done_by: str | None = None
+    on_time: float = 0.95
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
@@ -97,8 +109,30 @@ class JobSpec(_Message):
             raise ValueError(
                 f"job_id {self.job_id!r} must begin with job_id_prefix {self.job_id_prefix!r}"
             )
+        self.trade_off(None if self.signal is None else Signal([(0.0, 1.0)]))
         object.__setattr__(self, "batch_sizes", sorted(set(self.batch_sizes)))
         return self
+
+    @property
+    def eta_follows(self) -> bool:
+        """Whether each trial has an eta of its own."""
+        return self.signal is not None or self.done_by is not None
+
+    def trade_off(self, signal: Relative | None) -> TradeOff | None:
+        """What decides which eta a trial has; None: the job's.
+
+        Args:
+            signal: That which the job names.
+
+        Raises:
+            ValueError: The job cannot be.
+        """
+        due = None if self.done_by is None else time_of_day(self.done_by)
+        if signal is None and due is None:
+            return None
+        if self.policy != "gp":
+            raise ValueError("only with the policy gp can eta_knob follow a signal or a deadline")
+        return TradeOff(self.eta_knob, signal, due, self.on_time)
 
 
 class GpuConfig(_Message):
@@ -139,7 +173,23 @@ class TrialId(_Message):
     trial_number: int = Field(gt=0)
 
 
-class NewTrial(TrialId):
+class _Used(_Message):
+    """What a run has used since it began, in all processes that it had.
+
+    Attributes:
+        time: Time, s.
+        energy: Energy, J.
+        overhead_time: Of the time what was spent on finding the power limit, s.
+        overhead_energy: Of the energy the same, J.
+    """
+
+    time: NotNegative = 0.0
+    energy: NotNegative = 0.0
+    overhead_time: NotNegative = 0.0
+    overhead_energy: NotNegative = 0.0
+
+
+class NewTrial(TrialId, _Used):
     """The answer to who asks for a batch size.
 
     Attributes:
@@ -152,11 +202,8 @@ class NewTrial(TrialId):
             answers. None while no run has converged.
         reason: How the trial ended; None while it goes on. A request that is repeated, as by a run
             that was stopped and goes on, may find an old trial.
-        time: Time that was reported of it, s.
-        energy: Energy that was, J.
-        overhead_time: Of the time what was spent on finding the power limit, s.
-        overhead_energy: Of the energy the same, J.
-        current_epoch: Epochs that were.
+        current_epoch: Epochs that were reported of it.
+        eta_knob: The eta of its cost; None: the job's.
     """
 
     lease_s: float | None = None
@@ -164,37 +211,31 @@ class NewTrial(TrialId):
     rerun_cost: float | None = None
     best_batch_size: int | None = None
     reason: Reason | None = None
-    time: NotNegative = 0.0
-    energy: NotNegative = 0.0
-    overhead_time: NotNegative = 0.0
-    overhead_energy: NotNegative = 0.0
     current_epoch: int = Field(default=0, ge=0)
+    eta_knob: float | None = None
 
 
-class TrainingResult(TrialId):
+class TrainingResult(TrialId, _Used):
     """What a run has used up to the end of an epoch: the body of `POST /report`.
 
     Attributes:
-        time: Time since it began, s.
-        energy: Energy since it began, J.
         metric: The metric after this epoch; None where it is no finite number, which is never the
             target.
         current_epoch: Epochs trained.
-        overhead_time: Of the time what was spent on finding the power limit, s.
-        overhead_energy: Of the energy the same, J.
         metrics: The metrics of all epochs, in order, for the learning curve; empty where there is
             none to go by.
         rerun_cost: That of `NewTrial`.
+        limits: Energy, J, and time, s, of a step at each power limit that was measured, once one is
+            chosen; what another eta would have chosen follows from it.
     """
 
     time: NotNegative
     energy: NotNegative
     metric: Finite | None
     current_epoch: int = Field(gt=0)
-    overhead_time: NotNegative = 0.0
-    overhead_energy: NotNegative = 0.0
     metrics: list[Finite | None] = Field(default_factory=list, max_length=MOST_METRICS)
     rerun_cost: NotNegative | None = None
+    limits: list[tuple[Positive, Positive]] = Field(default_factory=list, max_length=1000)
 
     @field_validator("metric", mode="before")
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
@@ -57,7 +57,9 @@ class HttpTrials(Trials):
 
     def __init__(self, url: str, token: str | None = None) -> None:
         if not url.startswith(("http://", "https://")):
-            raise ZeusBSOConfigError(f"server_url must be such as http://master:7788, not {url!r}")
+            raise ZeusBSOConfigError(
+                f"a server's URL must be such as http://master:7788, not {url!r}"
+            )
         self._url = url.rstrip("/")
         token = os.environ.get(TOKEN_ENV) if token is None else token
         headers = {"content-type": "application/json"}
@@ -70,7 +72,7 @@ class HttpTrials(Trials):
                 timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
             )
         except (httpx.InvalidURL, UnicodeError) as error:
-            raise ZeusBSOConfigError(f"server_url or token cannot be used: {error}") from None
+            raise ZeusBSOConfigError(f"the server's URL or token cannot be used: {error}") from None
 
     @override
     def register(self, spec: JobSpecFromClient) -> CreatedJob:
@@ -97,6 +99,22 @@ class HttpTrials(Trials):
     def close(self) -> None:
         self._http.close()
 
+    def ask(self, method: str, path: str) -> Any:
+        """What a request without a body is answered, from JSON.
+
+        Raises:
+            ZeusBSORuntimeError: It is refused, or nobody answers.
+        """
+        try:
+            return self._send(method, path, None).json()
+        except ValueError:
+            raise self._no_server(path) from None
+
+    def _no_server(self, path: str) -> ZeusBSORuntimeError:
+        return ZeusBSORuntimeError(
+            f"{self._url} answered {path} as no batch size server does; check the URL", 422
+        )
+
     def _ask(
         self,
         method: str,
@@ -109,9 +127,7 @@ class HttpTrials(Trials):
         try:
             return kind.model_validate_json(answer.content)
         except ValidationError:
-            raise ZeusBSORuntimeError(
-                f"{self._url} answered {path} as no batch size server does; check the URL", 422
-            ) from None
+            raise self._no_server(path) from None
 
     def _send(
         self,
@@ -126,7 +142,7 @@ class HttpTrials(Trials):
         except (httpx.HTTPError, RuntimeError) as error:  # the latter: it is closed
             raise ZeusBSORuntimeError(
                 f"the batch size server at {self._url} cannot be reached "
-                f"({type(error).__name__}: {error}); start it, or pass its URL as server_url"
+                f"({type(error).__name__}: {error}); start it, or give another URL"
             ) from None
         if answer.is_success:
             return answer

@@ -26,12 +26,14 @@ class Used:
         energy: Joules.
         overhead_time: Of the time what was spent on finding the power limit.
         overhead_energy: Of the energy the same.
+        limits: Energy and time of a step at each power limit that was measured, once one is chosen.
     """
 
     time: float = 0.0
     energy: float = 0.0
     overhead_time: float = 0.0
     overhead_energy: float = 0.0
+    limits: tuple[tuple[float, float], ...] = ()
 
 
 class Meter:
@@ -95,23 +97,28 @@ class Meter:
                 self._unread[0].look_up()
             self._energy += self._unread[0].total_energy
             self._time += self._unread.pop(0).time
-        time_s, energy_j = self._overhead()
+        time_s, energy_j, limits = self._searched()
         return Used(
             self._time,
             self._energy,
             min(self._time, self._before.overhead_time + time_s),
             min(self._energy, self._before.overhead_energy + energy_j),
+            limits,
         )
 
-    def _overhead(self) -> tuple[float, float]:
-        """How much more the steps of the search took than as many at the chosen limit."""
+    def _searched(self) -> tuple[float, float, tuple[tuple[float, float], ...]]:
+        """How much more time and energy the steps of the search took than as many at the chosen
+        limit; and the limits."""
         plo = self._power_limits()
         if plo is None or plo.disabled:
-            return 0.0, 0.0
+            return 0.0, 0.0, ()
         report = plo.report()
         measured = sum(one.steps for one in report.estimates)
-        if report.chosen is None or not measured:
-            return 0.0, 0.0
+        if report.chosen is None:
+            return 0.0, 0.0, ()
+        limits = tuple((one.energy_j, one.time_s) for one in report.estimates)
+        if not measured:
+            return 0.0, 0.0, limits
         # Steps that waited for clocks to settle ran at the same limits, about in proportion. Where
         # the choice came from a file there were none.
         share = report.steps / measured
@@ -119,4 +126,4 @@ class Meter:
         energy_j = sum(
             one.steps * (one.energy_j - report.chosen.energy_j) for one in report.estimates
         )
-        return max(0.0, share * time_s), max(0.0, share * energy_j)
+        return max(0.0, share * time_s), max(0.0, share * energy_j), limits

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from zeus.optimizer.batch_size.common import (
@@ -77,6 +78,7 @@ def judge(spec: CreatedJob, trial: NewTrial, result: TrainingResult) -> ReportRe
     from zeus.optimizer.batch_size.trials import JobRecord, Trial, reported
 
     now_s = time.time()
-    began = Trial(trial.trial_number, trial.batch_size, now_s, now_s, cost_bound=trial.cost_bound)
+    began = Trial(trial.trial_number, trial.batch_size, now_s, now_s)
+    began = replace(began, cost_bound=trial.cost_bound, eta_knob=trial.eta_knob)
     alone = result.model_copy(update={"rerun_cost": None})  # that would need numpy
     return reported(JobRecord(spec, 0, now_s), began, alone, now_s, 1)[1]

@@ -95,6 +95,12 @@ class Writing:
         which = (trials.c.job_id == self.job.job_id) & (trials.c.number == trial.number)
         self._connection.execute(update(trials).where(which).values(**asdict(trial)))
 
+    def change(self, before: Trial, after: Trial) -> None:
+        """Writes what has become of a trial, and the job's counters."""
+        self.told(before, after)
+        self.save(after)
+        self.close()
+
     def close(self, **values: int) -> None:
         """Writes the job's counters."""
         values["events"] = self.next_event - 1
@@ -108,7 +114,9 @@ _OF_GROUP = tuple(field.name for field in fields(Group))
 
 def trial_of(row: Row[Any]) -> Trial:
     """A trial from its row."""
-    return Trial(**{name: row._mapping[name] for name in _OF_TRIAL})
+    values = {name: row._mapping[name] for name in _OF_TRIAL}
+    limits = values.pop("limits")
+    return Trial(**values, limits=limits and [(energy, time) for energy, time in limits])
 
 
 def job_of(row: Row[Any]) -> JobRecord:

@@ -155,6 +155,7 @@ class Run:
             current_epoch=self.epoch,
             metrics=self._metrics if curve else [],
             rerun_cost=rerun_cost,
+            limits=list(used.limits),
         )
 
     def _finish(self, answer: ReportResponse, *, known: bool) -> None:

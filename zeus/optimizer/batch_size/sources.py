@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
-from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORuntimeError
+from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 
 if TYPE_CHECKING:
     from zeus.optimizer.batch_size.store import Store
@@ -90,43 +90,23 @@ class _InDatabase:
 
 class _OnServer:
     def __init__(self, url: str) -> None:
-        try:
-            import httpx
-        except ImportError:
-            raise ImportError("--server needs httpx: pip install 'zeusd[bso]'") from None
-        if not url.startswith(("http://", "https://")):
-            raise ZeusBSOConfigError(f"--server must be such as http://master:7788, not {url!r}")
-        self._url = url.rstrip("/")
-        token = os.environ.get("ZEUS_BSO_TOKEN") or os.environ.get("ZEUS_BSO_READ_TOKEN")
-        headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._http = httpx.Client(base_url=self._url, headers=headers, timeout=30)
+        from zeus.optimizer.batch_size.http import TOKEN_ENV, HttpTrials
+
+        token = os.environ.get(TOKEN_ENV) or os.environ.get("ZEUS_BSO_READ_TOKEN")
+        self._server = HttpTrials(url, token)
 
     def jobs(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._ask("GET", "/jobs")
+        found: list[dict[str, Any]] = self._server.ask("GET", "/jobs")
         return found
 
     def job(self, job_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._ask("GET", f"/jobs/{quote(job_id, safe='')}")
+        found: dict[str, Any] = self._server.ask("GET", f"/jobs/{quote(job_id, safe='')}")
         return found
 
     def delete(self, job_id: str) -> None:
-        self._ask("DELETE", f"/jobs?job_id={quote(job_id, safe='')}")
+        self._server.ask("DELETE", f"/jobs?job_id={quote(job_id, safe='')}")
 
     def release(self, job_id: str) -> list[int]:
-        found: list[int] = self._ask("POST", f"/jobs/{quote(job_id, safe='')}/release")["released"]
+        path = f"/jobs/{quote(job_id, safe='')}/release"
+        found: list[int] = self._server.ask("POST", path)["released"]
         return found
-
-    def _ask(self, method: str, path: str) -> Any:
-        import httpx
-
-        from zeus.utils.http import detail
-
-        try:
-            answer = self._http.request(method, path)
-            if answer.is_success:
-                return answer.json()
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise ZeusBSORuntimeError(
-                f"no batch size server answers at {self._url}: {error}"
-            ) from None
-        raise ZeusBSORuntimeError(f"{self._url}: {detail(answer)}", answer.status_code)

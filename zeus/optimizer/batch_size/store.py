@@ -13,10 +13,11 @@ changed by then: nobody waits for a lock while a fit is computed.
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -27,7 +28,7 @@ except ImportError:
     raise ImportError("keeping trials needs sqlalchemy: pip install 'zeusd[bso-server]'") from None
 
 from zeus.optimizer.batch_size.cache import KnownJob, KnownJobs
-from zeus.optimizer.batch_size.choosing import Choice, Known, analyze, excluded
+from zeus.optimizer.batch_size.choosing import Choice, Known, analyze
 from zeus.optimizer.batch_size.common import (
     CreatedJob,
     EndTrial,
@@ -36,6 +37,7 @@ from zeus.optimizer.batch_size.common import (
     ReportResponse,
     TrainingResult,
     TrialId,
+    Trials,
 )
 from zeus.optimizer.batch_size.database import Database
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
@@ -55,9 +57,16 @@ from zeus.optimizer.batch_size.rows import (
 from zeus.optimizer.batch_size.tables import jobs, trials
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
 from zeus.policy.knowledge import Knowledge
+from zeus.policy.trade_off import Relative, TradeOff
+from zeus_ipc.overriding import override
+
+logger = logging.getLogger(__name__)
 
 LEASE_S = 600.0
 """A trial is lost when nothing was heard of it for so long; clients send heartbeats."""
+
+SIGNAL_S = 60.0
+"""A signal is read again when it was read so long ago."""
 
 _KEY = 200
 
@@ -65,7 +74,7 @@ _ATTEMPTS = 3
 """So often a batch size is chosen outside the transaction; then inside, where nothing changes."""
 
 
-class Store:
+class Store(Trials):
     """The trials of jobs, in a database. Safe across threads and processes.
 
     Args:
@@ -74,6 +83,7 @@ class Store:
         clock: What time it is, s since 1970.
         echo: Whether SQL statements are logged.
         workers: So many processes like this one share PostgreSQL's connections.
+        signals: What jobs may name as their signal; None: they say themselves what is read.
 
     Raises:
         ZeusBSOConfigError: The URL is wrong.
@@ -88,11 +98,14 @@ class Store:
         clock: Callable[[], float] = time.time,
         echo: bool = False,
         workers: int = 1,
+        signals: Mapping[str, Relative] | None = None,
     ) -> None:
         self._database = Database(url_or_path, echo=echo, workers=workers)
         self._lease_s = lease_s
         self._clock = clock
-        self._known = KnownJobs()
+        self._known = KnownJobs(self._trade_off_or_none)
+        self._by_name = signals is not None
+        self._signals = dict(signals or {})
 
     @property
     def name(self) -> str:
@@ -101,12 +114,8 @@ class Store:
 
     # ------------------------------------------------------------------------ what jobs ask
 
+    @override
     def register(self, spec: JobSpecFromClient) -> CreatedJob:
-        """Makes a job, or finds the one of this name.
-
-        Raises:
-            ZeusBSORuntimeError: The job of this name is another (409).
-        """
         return self.find_or_make(spec)[0]
 
     def find_or_make(self, spec: JobSpecFromClient) -> tuple[CreatedJob, bool]:
@@ -128,6 +137,7 @@ class Store:
             if found is not None:
                 _same(found.spec, created)
                 return found.spec, False
+            self._trade_off(created)
             connection.execute(
                 insert(jobs).values(
                     job_id=created.job_id,
@@ -149,16 +159,12 @@ class Store:
     def begin_trial(
         self, job_id: str, key: str, *, lease_s: float | Literal["usual"] | None = "usual"
     ) -> NewTrial:
-        """Chooses a batch size.
+        """See `Trials`.
 
         Args:
             job_id: The job.
-            key: The same key gets the same trial: a request may be repeated.
+            key: Of the request.
             lease_s: The trial's lease, where it is not the store's.
-
-        Raises:
-            ZeusBSORuntimeError: There is no such job (404), no batch size is left (409), or the key
-                cannot be one (422).
         """
         if not 1 <= len(key) <= _KEY:
             raise ZeusBSORuntimeError(f"a key has 1 to {_KEY} characters", 422)
@@ -194,7 +200,7 @@ class Store:
             now = known.now(connection, job)
             # Who was lost is marked so before the choice, in the transaction.
             gone = lost(now.running, self._clock())
-            return None if gone else (job, now.choose(job.trials + 1))
+            return None if gone else (job, now.choose(job.trials + 1, self._clock()))
 
         if not inside:
             chosen = self._database.read(decide)
@@ -206,15 +212,13 @@ class Store:
             if row is not None:
                 # Who asks again lives.
                 again = alive(trial_of(row), writing.now_s)
-                writing.told(trial_of(row), again)
-                writing.save(again)
-                writing.close()
+                writing.change(trial_of(row), again)
                 return _new(job_id, again, analyze(job, trials_of(connection, job_id)).best)
             number = job.trials + 1
             if inside:
                 writing.mark_lost(trials_of(connection, job_id))
                 now = replace(job, events=writing.next_event - 1)
-                choice = known.now(connection, now).choose(number)
+                choice = known.now(connection, now).choose(number, writing.now_s)
             elif chosen is None:
                 if writing.mark_lost(trials_of(connection, job_id)):
                     writing.close()
@@ -229,7 +233,8 @@ class Store:
                 began_s=writing.now_s,
                 heard_s=writing.now_s,
                 lease_s=lease_s,
-                cost_bound=choice.cost_bound,
+                cost_bound=choice.cost_bound if math.isfinite(choice.cost_bound) else None,
+                eta_knob=choice.eta_knob,
             )
             connection.execute(insert(trials).values(job_id=job_id, key=key, **asdict(begun)))
             writing.tell("begun", number, batch_size=begun.batch_size, cost_bound=begun.cost_bound)
@@ -238,13 +243,8 @@ class Store:
 
         return self._database.write(work)
 
+    @override
     def report(self, result: TrainingResult) -> ReportResponse:
-        """An epoch has ended. May be repeated.
-
-        Raises:
-            ZeusBSORuntimeError: There is no such job, or trial of this batch size (404).
-        """
-
         def work(connection: Connection) -> ReportResponse:
             writing = self._open(connection, result.job_id)
             before = find_trial(connection, result)
@@ -253,52 +253,24 @@ class Store:
             if after != before:
                 said = result.model_dump(exclude=_NOT_LOGGED)
                 said["metric"] = after.metric
-                writing.tell("report", before.number, **said)
-                writing.told(before, after)
-                writing.save(after)
-                writing.close()
+                writing.tell("report", before.number, **said).change(before, after)
             return answer
 
         return self._database.write(work)
 
+    @override
     def heartbeat(self, trial: TrialId) -> None:
-        """The run lives.
+        self._change(trial, lambda before, writing: alive(before, writing.now_s))
 
-        Raises:
-            ZeusBSORuntimeError: There is no such job or trial (404).
-        """
-
-        def work(connection: Connection) -> None:
-            writing = self._open(connection, trial.job_id)
-            before = find_trial(connection, trial)
-            after = alive(before, writing.now_s)
-            if after != before:
-                writing.told(before, after)
-                writing.save(after)
-                writing.close()
-
-        self._database.write(work)
-
+    @override
     def end_trial(self, end: EndTrial) -> None:
-        """The run has ended otherwise. May be repeated; a trial that has ended stays as it is.
+        self._change(
+            end,
+            lambda before, writing: ended(before, end.reason, writing.now_s, writing.next_event),
+        )
 
-        Raises:
-            ZeusBSORuntimeError: There is no such job or trial (404), or the reason is `ok` (422).
-        """
-
-        def work(connection: Connection) -> None:
-            writing = self._open(connection, end.job_id)
-            before = find_trial(connection, end)
-            after = ended(before, end.reason, writing.now_s, writing.next_event)
-            if after != before:
-                writing.told(before, after)
-                writing.save(after)
-                writing.close()
-
-        self._database.write(work)
-
+    @override
     def close(self) -> None:
-        """Closes the database."""
         self._database.close()
 
     # -------------------------------------------------------------------- what operators ask
@@ -362,7 +334,7 @@ class Store:
 
         def work(connection: Connection) -> list[int]:
             writing = self._open(connection, job_id)
-            sizes = list(excluded(writing.job, trials_of(connection, job_id)))
+            sizes = list(Known(writing.job, trials_of(connection, job_id)).excluded)
             if sizes:
                 writing.tell("released", sizes=sizes)
                 writing.close(released=writing.job.events + 1)
@@ -421,6 +393,49 @@ class Store:
         found = self._database.read(work)
         return None if found is None else Known(*found).knowledge()
 
+    def _trade_off(self, spec: CreatedJob) -> TradeOff | None:
+        """What decides which eta a job's trials have; None: its own.
+
+        Raises:
+            ZeusBSORuntimeError: Its signal is not known (422).
+        """
+        name = spec.signal
+        found = None if name is None else self._signals.get(name)
+        if name is None or found is not None:
+            return spec.trade_off(found)
+        if self._by_name:
+            known = ", ".join(self._signals) or "none"
+            raise ZeusBSORuntimeError(
+                f"the server has no signal {name!r}, it has {known}; name one of these, or give it "
+                "to the server (bso serve --signal)",
+                422,
+            )
+        from zeus.monitor.signals import signal_of
+
+        try:
+            found = self._signals[name] = signal_of(name, SIGNAL_S)
+        except (OSError, ValueError) as error:
+            raise ZeusBSORuntimeError(f"the signal cannot be read: {error}", 422) from None
+        return spec.trade_off(found)
+
+    def _trade_off_or_none(self, job: JobRecord) -> TradeOff | None:
+        try:
+            return self._trade_off(job.spec)
+        except ZeusBSORuntimeError as error:
+            eta = job.spec.eta_knob
+            logger.warning("job %s: %s. Until then eta_knob is %g", job.job_id, error.message, eta)
+            return None
+
+    def _change(self, which: TrialId, change: Callable[[Trial, Writing], Trial]) -> None:
+        def work(connection: Connection) -> None:
+            writing = self._open(connection, which.job_id)
+            before = find_trial(connection, which)
+            after = change(before, writing)
+            if after != before:
+                writing.change(before, after)
+
+        self._database.write(work)
+
     def _open(self, connection: Connection, job_id: str) -> Writing:
         found = find_job(connection, job_id, lock=True)
         if found is None:
@@ -435,7 +450,7 @@ class Store:
         return [gone.get(trial.number, trial) for trial in found]
 
 
-_NOT_LOGGED = {"job_id", "batch_size", "trial_number", "metrics", "rerun_cost"}
+_NOT_LOGGED = {"job_id", "batch_size", "trial_number", "metrics", "rerun_cost", "limits"}
 """Of a report: what its event need not repeat."""
 
 _END_OF_LOG = 2**62
@@ -444,18 +459,12 @@ _END_OF_LOG = 2**62
 
 def _new(job_id: str, trial: Trial, best: int | None, rerun_cost: float | None = None) -> NewTrial:
     return NewTrial(
+        **asdict(trial),  # what it has by the same name
         job_id=job_id,
-        batch_size=trial.batch_size,
         trial_number=trial.number,
-        lease_s=trial.lease_s,
-        cost_bound=trial.cost_bound,
         rerun_cost=rerun_cost,
         best_batch_size=best,
         reason=None if trial.status == "running" else trial.status,
-        time=trial.time,
-        energy=trial.energy,
-        overhead_time=trial.overhead_time,
-        overhead_energy=trial.overhead_energy,
         current_epoch=trial.epochs,
     )
 

@@ -54,9 +54,16 @@ class JobRecord:
         """Its name."""
         return self.spec.job_id
 
-    def cost(self, energy: float, time: float) -> float:
-        """What energy (J) and time (s) cost this job, J."""
-        return zeus_cost(energy, time, self.spec.eta_knob, self.spec.max_power)
+    def cost(self, energy: float, time: float, eta_knob: float | None = None) -> float:
+        """What energy (J) and time (s) cost this job, J.
+
+        Args:
+            energy: Energy, J.
+            time: Time, s.
+            eta_knob: Of a trial; None: the job's.
+        """
+        eta = self.spec.eta_knob if eta_knob is None else eta_knob
+        return zeus_cost(energy, time, eta, self.spec.max_power)
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,8 @@ class Trial:
         overhead_time: Of the time what was spent on finding the power limit, s.
         overhead_energy: Of the energy the same, J.
         metric: The metric then; None where there is none, or no number.
+        eta_knob: The eta of its cost and its bound; None: the job's.
+        limits: Energy, J, and time, s, of a step at each power limit that it has measured.
     """
 
     number: int
@@ -100,6 +109,8 @@ class Trial:
     overhead_time: float = 0.0
     overhead_energy: float = 0.0
     metric: float | None = None
+    eta_knob: float | None = None
+    limits: list[tuple[float, float]] | None = None
 
     @property
     def running(self) -> bool:
@@ -149,6 +160,7 @@ def reported(
             overhead_time=min(result.overhead_time, result.time),
             overhead_energy=min(result.overhead_energy, result.energy),
             metric=result.metric,
+            limits=result.limits or heard.limits,
         )
     converged = _reached(job, heard)
     if not converged and trial.status not in ("running", "lost"):
@@ -160,7 +172,7 @@ def reported(
         max_epochs=job.spec.max_epochs,
         next_cost=_predicted_cost(job, heard),
         cost_bound=heard.cost_bound,
-        cost=job.cost(heard.energy, heard.time),
+        cost=job.cost(heard.energy, heard.time, heard.eta_knob),
         curve=_curve(job, result),
     )
     why = _why(job, heard, verdict)
@@ -248,6 +260,7 @@ def _predicted_cost(job: JobRecord, trial: Trial) -> float:
     return job.cost(
         trial.energy + (trial.energy - trial.overhead_energy) / epochs,
         trial.time + (trial.time - trial.overhead_time) / epochs,
+        trial.eta_knob,
     )
 
 
@@ -256,7 +269,7 @@ def _answer(job: JobRecord, trial: Trial, stop: bool, message: str) -> ReportRes
         stop_train=stop,
         converged=trial.converged,
         message=message,
-        cost=job.cost(trial.energy, trial.time),
+        cost=job.cost(trial.energy, trial.time, trial.eta_knob),
         predicted_cost=None if stop else _predicted_cost(job, trial),
         cost_bound=trial.cost_bound,
     )

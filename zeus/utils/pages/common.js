@@ -33,6 +33,23 @@ function percent(value, sign) {
 }
 const current = () => decodeURIComponent(location.hash.slice(1));
 
+function tile(name, value, more) {
+  return el("div", {}, el("small", {}, name), el("b", {}, value), el("small", {}, more || " "));
+}
+// Each row: its class, and its cells; of each column the heading, and whether it is flush left.
+function table(node, heads, rows) {
+  const head = el("tr", {}, ...heads.map(([text, left]) => el("th", left ? {class: "l"} : {}, text)));
+  const body = rows.map(([kind, ...cells]) => el("tr", kind ? {class: kind} : {}, ...cells.map((cell, n) =>
+    cell instanceof HTMLTableCellElement ? cell : el("td", heads[n][1] ? {class: "l"} : {}, cell))));
+  node.replaceChildren(el("thead", {}, head), el("tbody", {}, ...body));
+}
+async function polling() {
+  for (;;) {
+    if (!document.hidden) await poll();
+    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+  }
+}
+
 // What a server answers; an Error with its sentence and status where it refuses.
 async function answered(path, options) {
   const response = await fetch(path, options);

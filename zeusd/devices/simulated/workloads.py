@@ -257,5 +257,6 @@ def measured_rows(name: str) -> Iterator[dict[str, str]]:
     """The rows of a measured table that comes along, such as `summary_power_a40`."""
     import lzma  # some builds of Python lack it
 
-    text = lzma.decompress((_DATA / f"{name}.csv.xz").read_bytes()).decode()
-    return iter(csv.DictReader(text.splitlines()))
+    text = lzma.decompress((_DATA / f"{name}.columns.csv.xz").read_bytes()).decode()
+    names, *rows = zip(*csv.reader(text.splitlines()), strict=True)
+    return (dict(zip(names, row, strict=True)) for row in rows)

@@ -71,4 +71,10 @@ def test_what_searching_a_power_limit_takes_is_overhead(
     said, beyond = run(profile)
     assert 0.5 * beyond < said < 1.2 * beyond  # steps that were cut short are not in it
     assert beyond > 100
-    assert run(profile)[0] == 0  # the next run has the choice from the file
+    limits = kept.trials()[-1].limits
+    assert limits is not None
+    assert len(limits) == 4
+    assert all(300 * seconds > joules > 0 for joules, seconds in limits)
+    assert run(profile)[0] == 0  # the next run has the choice from the file, ...
+    again = kept.trials()[-1].limits or []  # ... and what it was made from
+    assert sum(again, ()) == pytest.approx(sum(limits, ()))

@@ -110,9 +110,11 @@ def test_no_database_is_made_by_looking_for_one(bso: Bso) -> None:
     Path("text").write_text("nothing" * 999)
     assert "text cannot be used" in failed(bso("jobs", "--db", "text"), 3)
     assert "not supported" in failed(bso("jobs", "--db", "mysql://h/n"), 2)
-    assert "--server must be" in failed(bso("jobs", "--server", "master"), 2)
+    assert "a server's URL must be such as" in failed(bso("jobs", "--server", "master"), 2)
     url = f"http://127.0.0.1:{free_port()}"
-    assert f"no batch size server answers at {url}" in failed(bso("jobs", "--server", url), 3)
+    assert f"the batch size server at {url} cannot be reached" in failed(
+        bso("jobs", "--server", url), 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_what_is_not_installed_is_named(tmp_path: Path) -> None:
         ("uvicorn", "serve", "uvicorn: pip install 'zeusd[bso-server]'"),
         ("alembic", "serve", "alembic: pip install 'zeusd[bso-server]'"),
         ("psycopg", "serve --db postgresql://h/n", "psycopg: pip install 'zeusd[postgresql]'"),
-        ("httpx", "jobs --server http://h", "httpx: pip install 'zeusd[bso]'"),
+        ("httpx", "jobs --server http://h", "httpx; install it with pip install 'zeusd[bso]'"),
         ("sqlalchemy,numpy,fastapi,httpx,torch", "--help", ""),
     ):
         ran = subprocess.run(

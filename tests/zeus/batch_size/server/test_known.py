@@ -14,13 +14,16 @@ import pytest
 from tests import seeds
 from tests.zeus.batch_size.server.conftest import Clock
 from tests.zeus.batch_size.server.training import convex, result, spec, train
-from zeus.optimizer.batch_size import choosing
 from zeus.optimizer.batch_size.choosing import Choice, Known
 from zeus.optimizer.batch_size.common import CreatedJob
 from zeus.optimizer.batch_size.database import Database
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.store import Store
 from zeus.optimizer.batch_size.trials import JobRecord, Trial
+from zeus.policy.signal import DAY_S, HOUR_S, Signal
+from zeus.policy.trade_off import TradeOff
+
+PRICES = Signal([(hour * HOUR_S, 1.0 + hour % 5) for hour in range(24)], period_s=DAY_S)
 
 
 def run(store: Store, times: int) -> list[int]:
@@ -41,15 +44,18 @@ def refusal_or(choose: Any) -> Choice | str:
     return found
 
 
-@pytest.mark.parametrize("policy", ["gp", "pruning-gts", "gts"])
+@pytest.mark.parametrize("policy", ["gp", "gp, by a signal", "pruning-gts", "gts"])
 def test_it_decides_as_if_it_had_just_read_everything(policy: Any) -> None:
+    policy, _, by_signal = policy.partition(", ")
+    of_job = {"policy": policy, "signal": "price" if by_signal else None}
+    trade_off = TradeOff(0.5, PRICES) if by_signal else None
     rng = random.Random(seeds.fresh())
     for _ in range(3):
         job = JobRecord(
-            CreatedJob.model_validate(spec(policy=policy, window_size=3).model_dump()), 7, 0.0
+            CreatedJob.model_validate(spec(window_size=3, **of_job).model_dump()), 7, 0.0
         )
         trials: dict[int, Trial] = {}
-        known = Known(job)
+        known = Known(job, trade_off=trade_off)
         for _ in range(25):
             changed = []
             for _ in range(rng.randint(1, 3)):
@@ -63,7 +69,10 @@ def test_it_decides_as_if_it_had_just_read_everything(policy: Any) -> None:
                 elif old.running:
                     status = rng.choice(["ok", "ok", "ok", "failed", "oom", "lost", "cancelled"])
                     cost = convex(old.batch_size) * rng.uniform(0.9, 1.1)
-                    of_run = {"epochs": 10, "energy": cost, "time": cost / 300}
+                    of_run: dict[str, Any] = {"epochs": 10, "energy": cost, "time": cost / 300}
+                    if by_signal:
+                        of_run["eta_knob"] = rng.choice([0.3, 0.5, 0.8])
+                        of_run["limits"] = rng.choice([None, [(300.0, 1.0), (200.0, 1.4)]])
                     made = dataclasses.replace(
                         old,
                         status=status,
@@ -78,10 +87,10 @@ def test_it_decides_as_if_it_had_just_read_everything(policy: Any) -> None:
                 if rng.random() < 0.05:
                     job = dataclasses.replace(job, released=job.events)
             known.update(job, changed)
-            fresh = Known(job, trials.values())
-            number = len(trials) + 1
-            assert refusal_or(lambda: known.choose(number)) == refusal_or(
-                lambda: fresh.choose(number)
+            fresh = Known(job, trials.values(), trade_off)
+            number, now_s = len(trials) + 1, rng.uniform(0.0, DAY_S)
+            assert refusal_or(lambda: known.choose(number, now_s)) == refusal_or(
+                lambda: fresh.choose(number, now_s)
             )
             assert known.excluded == fresh.excluded
 
@@ -96,8 +105,8 @@ def test_a_choice_is_made_again_where_the_job_has_changed_meanwhile(
     choose = Known.choose
     numbers: list[int] = []
 
-    def slow(self: Known, number: int) -> Choice:
-        found = choose(self, number)
+    def slow(self: Known, number: int, now_s: float) -> Choice:
+        found = choose(self, number, now_s)
         numbers.append(number)
         if len(numbers) in (1, 2):  # the other one's is made at once
             monkeypatch.setattr(Known, "choose", choose)
@@ -110,7 +119,7 @@ def test_a_choice_is_made_again_where_the_job_has_changed_meanwhile(
     assert numbers == [2, 3, 4]
     job, trials = other.job("job")
     monkeypatch.undo()
-    assert trials[-1].batch_size == choosing.choose(job, trials[:-1], 4).batch_size
+    assert trials[-1].batch_size == Known(job, trials[:-1]).choose(4).batch_size
     one.close()
     other.close()
 
@@ -129,10 +138,10 @@ def test_a_job_that_changes_all_the_time_is_decided_about_in_the_transaction(
 
     choose = Known.choose
 
-    def slow(self: Known, number: int) -> Choice:
+    def slow(self: Known, number: int, now_s: float) -> Choice:
         if not inside[-1]:
             other.report(result(trial, len(inside), 0.1))
-        return choose(self, number)
+        return choose(self, number, now_s)
 
     monkeypatch.setattr(Store, "_begin", changed)
     monkeypatch.setattr(Known, "choose", slow)
@@ -188,7 +197,7 @@ def test_a_job_begins_with_what_its_family_knows(store: Store) -> None:
     # Its own choices stay the same, whatever the family learns later.
     job, trials = store.job("job on A40")
     assert job.knowledge is not None
-    assert choosing.choose(job, [], 1).batch_size == trials[0].batch_size
+    assert Known(job).choose(1).batch_size == trials[0].batch_size
 
 
 # --- a database of release 0.1 ------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,10 +13,18 @@ import pytest
 from tests import seeds
 from tests.zeus.batch_size.server.training import EPOCHS, MAX_POWER, convex, spec
 from zeus.optimizer.batch_size import choosing
-from zeus.optimizer.batch_size.choosing import analyze, choose, excluded
+from zeus.optimizer.batch_size.choosing import Choice, Known, analyze
 from zeus.optimizer.batch_size.common import CreatedJob, TrainingResult
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
+
+
+def choose(record: JobRecord, log: Sequence[Trial], number: int) -> Choice:
+    return Known(record, log).choose(number)
+
+
+def excluded(record: JobRecord, log: Sequence[Trial]) -> dict[int, str]:
+    return Known(record, log).excluded
 
 
 def job(**more: Any) -> JobRecord:
@@ -295,12 +304,12 @@ def test_where_the_default_does_not_work_the_nearest_is_next(policy: Any) -> Non
 def test_only_runs_that_reached_the_target_bound_the_others(policy: Any) -> None:
     record = job(policy=policy)
     missed = over(8, 1, cost=500.0, converged=False, epochs=10)
-    assert choose(record, [missed], 2).cost_bound is None
+    assert choose(record, [missed], 2).cost_bound == math.inf
     bound = choose(record, [missed, over(64, 2, cost=1000.0)], 3).cost_bound
     assert bound is not None
     assert bound >= 1500.0
     free = job(policy=policy, beta_knob=None)
-    assert choose(free, [over(64, 1)], 2).cost_bound is None
+    assert choose(free, [over(64, 1)], 2).cost_bound == math.inf
 
 
 def test_the_bound_of_the_reference_is_beta_times_the_cheapest() -> None:

@@ -34,6 +34,8 @@ class ServerSettings(BaseModel):
             the end of an epoch, s.
         log_level: DEBUG (every request), INFO, WARNING, ERROR or CRITICAL.
         echo_sql: Whether SQL statements are logged.
+        signals: Prices and carbon intensities that jobs may name as their `signal`:
+            `NAME=SOURCE;NAME=SOURCE`, each a CSV file or a provider (`zeus.monitor.signals`).
         workers: So many processes serve, here and elsewhere: they share PostgreSQL's connections.
     """
 
@@ -47,11 +49,20 @@ class ServerSettings(BaseModel):
     log_level: str = "INFO"
     echo_sql: bool = False
     workers: int = Field(default=1, ge=1)
+    signals: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("log_level")
     @classmethod
     def _level(cls, value: str) -> str:
         return settings.log_level(value)
+
+    @field_validator("signals", mode="before")
+    @classmethod
+    def _signals(cls, value: str) -> dict[str, str]:
+        pairs = [one.partition("=") for one in value.split(";")]
+        if not all(name and source for name, _, source in pairs):
+            raise ValueError(f"must be NAME=SOURCE;NAME=SOURCE, not {value!r}")
+        return {name: source for name, _, source in pairs}
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> ServerSettings:

@@ -83,7 +83,8 @@ def of_trial(job: JobRecord, trial: Trial, now_s: float) -> dict[str, Any]:
         "energy_j": trial.energy,
         "overhead_time_s": trial.overhead_time,
         "overhead_energy_j": trial.overhead_energy,
-        "cost_j": job.cost(trial.energy, trial.time),
+        "eta_knob": job.spec.eta_knob if trial.eta_knob is None else trial.eta_knob,
+        "cost_j": job.cost(trial.energy, trial.time, trial.eta_knob),
         "cost_bound_j": trial.cost_bound,
     }
 

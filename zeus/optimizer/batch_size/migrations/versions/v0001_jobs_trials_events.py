@@ -70,9 +70,3 @@ def upgrade() -> None:
             ondelete="CASCADE",
         ),
     )
-
-
-def downgrade() -> None:
-    """Removes them."""
-    for table in ("events", "trials", "jobs"):
-        op.drop_table(table)

@@ -1,0 +1,15 @@
+"""Trials with an eta of their own, and what power limits do in them."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision: str | None = "0002"
+
+
+def upgrade() -> None:
+    """Adds what trials of version 0002 have none of."""
+    op.add_column("trials", sa.Column("eta_knob", sa.Double))
+    op.add_column("trials", sa.Column("limits", sa.JSON(none_as_null=True)))
