@@ -180,7 +180,7 @@ class Belief:
         self._courses = courses
         self._covariances = covariances
         self.noise_variance = noise_variance
-        self.mean: Array = np.tensordot(weights, courses, axes=3)
+        self.mean: Array = np.asarray(np.tensordot(weights, courses, axes=3), np.float64)
         """Of the curve, shape (sizes,)."""
 
     def variance(self, at: int) -> float:

@@ -17,7 +17,7 @@ from zeus.policy.curves import Array, Belief, Curve, Hint, Prior, Tally, critica
 from zeus.policy.interface import Run
 from zeus.policy.reach import Reach
 
-_KNEES = np.arange(-9.0, 10.0)
+_KNEES = np.arange(-9.0, 10.0, dtype=np.float64)
 """Where a curve may bend, octaves from the default."""
 
 _MISSED = 0.3
@@ -86,7 +86,8 @@ class Model:
         self._dear: dict[int, Tally] = {}
         self._long: dict[int, Tally] = {}
         self._reached, self._failed = np.zeros(len(x)), np.zeros(len(x))
-        self._reached_too = self._missed_too = np.zeros(len(x))
+        self._reached_too: Array = np.zeros(len(x))
+        self._missed_too: Array = np.zeros(len(x))
         if elsewhere is not None:
             self._reached_too, self._missed_too = (
                 np.minimum(_RUNS_ELSEWHERE * runs, _MOST_ELSEWHERE)

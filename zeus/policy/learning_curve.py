@@ -94,7 +94,7 @@ def _ahead(more: float) -> Array:
     """How far future epochs are from now."""
     last = math.floor(more)
     if last <= _POINTS:
-        return np.arange(1.0, last + 1)
+        return np.arange(1.0, last + 1, dtype=np.float64)
     return np.unique(np.round(np.geomspace(1, last, _POINTS)))
 
 

@@ -125,7 +125,8 @@ def _ties(end_ns: Ints) -> Ints:
         return end_ns
     position = np.arange(end_ns.size)
     fresh = np.concatenate([[True], np.diff(end_ns) > 0])
-    return position - np.maximum.accumulate(np.where(fresh, position, 0))
+    begin: Ints = np.maximum.accumulate(np.where(fresh, position, 0))
+    return position - begin
 
 
 def joined(parts: list[Steps]) -> Steps:

@@ -226,7 +226,8 @@ class Digest:
             np.stack([ends - length, ends], axis=1).ravel(),
         )
         count = updates.count
-        seen, whole_s = np.zeros((count, _WIDTH + 1)), np.zeros(count)
+        seen = np.zeros((count, _WIDTH + 1))
+        whole_s: Floats = np.zeros(count)
         if steps is not None:
             if self._spread is None:
                 sums = _step_sums(steps)
@@ -270,7 +271,7 @@ class Digest:
             self._split(steps, self._spread.steps(length / 1e9 * share))
             return
         begins, levels = self._level_at
-        level = np.zeros(steps.count, np.int64)
+        level: Ints = np.zeros(steps.count, np.int64)
         if begins.size:
             place = np.searchsorted(begins, steps.end_ns, side="left") - 1
             level = levels[np.clip(place, 0, None)]

@@ -32,8 +32,8 @@ SHARED = np.array([0, 7, 8, 9, 10])
 PREFILL = np.array([1, 4, 6])
 DECODE = np.array([2, 3, 5])
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
-_NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
+_NODES, _WEIGHTS = (np.array(one) / 2 for one in np.polynomial.legendre.leggauss(10))
+_NODES = _NODES + 0.5
 
 
 def shares(steps: Steps) -> Floats:

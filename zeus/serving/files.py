@@ -95,8 +95,8 @@ def read_steps(path: Path) -> tuple[Steps, list[str]]:
         parts.append((step, begin, end, request, prefill, tokens, context, flops, moved, line))
     if not parts:
         none, zero = np.zeros(0, np.int64), np.zeros(0)
-        first = np.zeros(1, np.int64)
-        return Steps(none, none, first, none, np.zeros(0, bool), zero, zero), []
+        one = np.zeros(1, np.int64)
+        return Steps(none, none, one, none, np.zeros(0, bool), zero, zero), []
     whole = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
     step, begin, end, request, prefill, tokens, context, flops, moved, line = whole
     order = np.lexsort((request, step))

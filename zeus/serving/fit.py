@@ -138,10 +138,10 @@ def fit(seen: Observed, levels: int, prior: Floats | None = None) -> Fit:
     target = None
     if anchors is not None:
         target = np.average(anchors, axis=0, weights=np.bincount(seen.level[busy], None, levels))
-    cuts_s = np.zeros(0)
+    cuts_s: Floats = np.zeros(0)
     group = seen.level
     groups = levels
-    ratio = np.ones(seen.joules.size)
+    ratio: Floats = np.ones(seen.joules.size)
     width_s, slow = WIDTHS_S[-1], 0.0
     common = _ridge(columns, seen.joules, weight, RIDGE, target)
     factor = _level_factors(columns @ common, seen, weight, levels)
@@ -230,7 +230,7 @@ def _ridge(
     if target is not None:
         pull = _pull(gram, max(strength, PRIOR_UPDATES / max(1, joules.size)))
         right = right + pull @ target
-    found: Floats = np.linalg.solve(gram + pull, right)
+    found: Floats = np.linalg.solve(gram + pull, right).astype(np.float64, copy=False)
     return found
 
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from zeus.serving.columns import Floats, Steps, Updates, by_end
+from zeus.serving.columns import Floats, Ints, Steps, Updates, by_end
 from zeus.serving.digest import Digest
 from zeus.serving.fit import fit
 from zeus.serving.foreign import Interval, find_foreign
@@ -283,9 +283,7 @@ class Ledger:
             )
         )
 
-    def _provisional(
-        self, wanted: np.ndarray[tuple[int], np.dtype[np.int64]]
-    ) -> list[RequestEnergy]:
+    def _provisional(self, wanted: Ints) -> list[RequestEnergy]:
         what = self._digest.recent(wanted, LIVE_UPDATES)
         fitted = None
         if self.method == METHODS[0]:

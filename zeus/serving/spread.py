@@ -32,7 +32,7 @@ class Spread:
         self._axis_s = np.zeros(1)
         self._axis_j = np.zeros(1)
         self._steps_s = 0.0
-        self._idle_w = np.zeros(0)
+        self._idle_w: Floats = np.zeros(0)
 
     def see(self, updates: Updates, idle_s: Floats) -> Floats:
         """Takes updates; returns the idle energy of each, J."""

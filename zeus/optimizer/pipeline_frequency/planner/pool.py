@@ -90,7 +90,8 @@ class Pool:
         places = np.flatnonzero(inside)
         interval = np.searchsorted(edges_s[1:-1], self.time_s[places], side="right")
         rank = np.lexsort(((self.cost_j - bound_j)[places], interval))
-        return places[rank[np.diff(interval[rank], prepend=-1) > 0]]
+        first: Ints = rank[np.diff(interval[rank], prepend=-1) > 0]
+        return places[first]
 
     def between(self, chosen: Ints, step_j: float) -> Ints:
         """Adds plans until neighbours are at most a step apart, as far as there are plans.

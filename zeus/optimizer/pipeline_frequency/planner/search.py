@@ -155,7 +155,7 @@ class Search:
         low = max(problem.min_time_s, deadline_s - spread)
         high = min(problem.max_time_s, deadline_s + spread)
         solved = [self.solve(one) for one in sorted({high, deadline_s, low}, reverse=True)]
-        edges_s = np.linspace(low, high, _NEAR_INTERVALS + 1)
+        edges_s = np.linspace(low, high, _NEAR_INTERVALS + 1, dtype=np.float64)
         self._round_between(solved, edges_s)
         self._vary(deadline_s)
         for work in (self._improve, self._join, self._improve):
@@ -241,7 +241,7 @@ def wanted_times(problem: Problem, bound: Callable[[Floats], Floats], points: in
     """
     fastest_s, slowest_s = problem.min_time_s, problem.max_time_s
     close_s = min(slowest_s, (1 + CLOSE) * fastest_s)
-    dense = np.linspace(fastest_s, close_s, 500)
+    dense = np.linspace(fastest_s, close_s, 500, dtype=np.float64)
     if slowest_s > close_s:
         dense = np.concatenate([dense, np.linspace(close_s, slowest_s, 1500)[1:]])
     cost_j = bound(dense)
@@ -261,7 +261,8 @@ def wanted_times(problem: Problem, bound: Callable[[Floats], Floats], points: in
     grown = np.concatenate([[0.0], np.cumsum(density)])
     if grown[-1] <= 0:
         return np.array([fastest_s, slowest_s])
-    return np.interp(np.linspace(0.0, grown[-1], max(2, points)), grown, dense)
+    times_s: Floats = np.interp(np.linspace(0.0, grown[-1], max(2, points)), grown, dense)
+    return times_s
 
 
 STEP = 0.001
