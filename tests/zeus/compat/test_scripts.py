@@ -6,6 +6,7 @@ examples/, which tests/examples starts with the published command lines.
 
 from __future__ import annotations
 
+import csv
 import multiprocessing
 import os
 import time
@@ -433,11 +434,21 @@ def test_jax_is_not_imported_for_a_monitor_of_its_work(node: VirtualNode) -> Non
 # --------------------------------------------------------------------------------- simulating
 
 
-@pytest.mark.parametrize("home", ["0.8.2", "0.16"])
-def test_a_recurring_job_is_simulated(home: str) -> None:
-    import pandas as pd
-
+def published_traces(folder: Path) -> list[Path]:
+    """The measured tables of train and power as ml-energy/zeus has them: a row in each line."""
     from zeus.simulate.study import _traces
+    from zeus.simulate.tables import open_table
+
+    paths = [folder / "summary_train.csv", folder / "summary_power.csv"]
+    for path, shipped in zip(paths, _traces("v100", "", ""), strict=True):
+        with open_table(shipped) as file, path.open("w", newline="") as rows:
+            csv.writer(rows).writerows(zip(*csv.reader(file), strict=True))
+    return paths
+
+
+@pytest.mark.parametrize("home", ["0.8.2", "0.16"])
+def test_a_recurring_job_is_simulated(home: str, tmp_path: Path) -> None:
+    import pandas as pd
 
     if home == "0.8.2":
         from zeus.policy.optimizer import JITPowerLimitOptimizer, PruningGTSBatchSizeOptimizer
@@ -453,7 +464,7 @@ def test_a_recurring_job_is_simulated(home: str) -> None:
         )
         from zeus._legacy.simulate import HistoryEntry, Simulator
 
-    train_csv, power_csv = _traces("v100", "", "")
+    train_csv, power_csv = published_traces(tmp_path)
     train_df, power_df = (pd.DataFrame(pd.read_csv(path)) for path in (train_csv, power_csv))
     job = Job("librispeech", "deepspeech2", "adamw", 40.0, 16, 192)
     plo = JITPowerLimitOptimizer(verbose=True)
@@ -467,15 +478,13 @@ def test_a_recurring_job_is_simulated(home: str) -> None:
     assert [entry.bs for entry in history[:5]] == [192, 156, 128, 96, 72]
 
 
-def test_a_group_of_recurring_jobs_is_simulated() -> None:
+def test_a_group_of_recurring_jobs_is_simulated(tmp_path: Path) -> None:
     import pandas as pd
     from zeus._legacy.job import Job
     from zeus._legacy.policy import JITPowerLimitOptimizer, PruningGTSBatchSizeOptimizer
     from zeus._legacy.simulate import Simulator
 
-    from zeus.simulate.study import _traces
-
-    train_csv, power_csv = _traces("v100", "", "")
+    train_csv, power_csv = published_traces(tmp_path)
     group = pd.DataFrame(
         {"start_time": [0, 10, 20], "end_time": [5, 30, 40], "runtime_ratio": [1.0, 0.5, 2.0]}
     )

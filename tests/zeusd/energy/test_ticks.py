@@ -68,7 +68,7 @@ def every(period_ms: float, seconds: float, jitter_ms: float = 0.0, seed: int = 
 @pytest.mark.parametrize("period_ms", [20, 37.3, 100, 101.2, 250, 1000])
 def test_a_tick_is_found_and_dated_within_a_millisecond_at_a_few_looks(period_ms: float) -> None:
     seed = seeds.fresh()
-    seconds = max(30.0, 60 * period_ms / 1000)
+    seconds = max(30.0, 160 * period_ms / 1000)
     sensor = Sensor(every(period_ms, seconds, seed=seed), seed)
     settled_ns = round(max(3.0, 25 * period_ms / 1000) * SECOND)
     sensor.run(settled_ns)

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -148,16 +148,19 @@ def _find(name: str) -> type[FrequencyScheduler]:
     else:
         attribute = name
     found = getattr(module, attribute, None)
-    if not (inspect.isclass(found) and issubclass(found, FrequencyScheduler)):
+    if not _is_scheduler(found):
         known = [
             name
             for name, value in vars(schedulers).items()
-            if inspect.isclass(value)
-            and issubclass(value, FrequencyScheduler)
-            and not inspect.isabstract(value)
+            if _is_scheduler(value) and not inspect.isabstract(value)
         ]
         raise ValueError(
             f"{name} is no FrequencyScheduler; there are {', '.join(known)}, and your own as "
             "package.module:Class"
         )
     return found
+
+
+def _is_scheduler(value: object) -> bool:
+    generic = get_origin(value) is not None  # Python 3.10 takes list[int] for a class
+    return inspect.isclass(value) and not generic and issubclass(value, FrequencyScheduler)
