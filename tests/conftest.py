@@ -30,6 +30,7 @@ TRAINERS = (
     "tests/zeus/pipeline_frequency/test_torch_pipelining.py",
     "tests/zeus/run/test_dataloader.py",
     "tests/docs/pages/test_pipeline_frequency_integration.py",
+    "tests/docs/pages/test_migrating.py",
 )
 """Files that import PyTorch or trainers: one worker runs all of them, as that takes seconds."""
 

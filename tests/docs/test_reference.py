@@ -7,8 +7,10 @@ from the objects that the reference is made of.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib
+import io
 import json
 import re
 import subprocess
@@ -58,9 +60,10 @@ def _click(name: str, *verbs: str) -> str:
 
 
 def _argparse(name: str, *verbs: str) -> str:
-    module = commands.ARGPARSE[name]
-    code = f"import sys; from {module} import main; sys.exit(main({[*verbs, '--help']!r}))"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    main = importlib.import_module(commands.ARGPARSE[name]).main
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
+        main([*verbs, "--help"])
+    return printed.getvalue()
 
 
 def _all_helps() -> Iterator[tuple[str, str]]:

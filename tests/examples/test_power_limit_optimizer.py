@@ -18,7 +18,6 @@ from tests.examples.programs import (
     environment,
     limits_set,
     limits_w,
-    python,
     run,
     torchrun,
     with_torch,
@@ -130,11 +129,14 @@ def test_an_image_folder_is_read_by_torchvision(daemon: RunningDaemon, tmp_path:
     if got.returncode:
         print(got.stderr)
         needs.not_run("needs torchvision, which pip cannot install")
-    modules = [Path(__file__).parent / "torchvision_on_cpus", tmp_path / "site"]
-    command = python("train_single.py", pictures(tmp_path / "data"), "--arch", "resnet18", *SMALL)
+    runner = Path(__file__).with_name("torchvision_on_cpus.py")
+    data = pictures(tmp_path / "data")
+    command = with_torch(runner, "train_single.py", data, "--arch", "resnet18", *SMALL)
     epochs = [f"{number}/4" for number in range(1, 5)]
     # Two limits: of four, the search may need more steps than these pictures are.
-    output = trained([*command, "--pl-step", "150", "--epochs", "4"], epochs, daemon, *modules)
+    output = trained(
+        [*command, "--pl-step", "150", "--epochs", "4"], epochs, daemon, tmp_path / "site"
+    )
     assert limits_set(daemon, 1)[0][-1] == chosen(output)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable
 from importlib.metadata import distribution
@@ -19,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def distributions_of(extra: str | None) -> set[str]:
+@functools.cache
+def distributions_of(extra: str | None) -> frozenset[str]:
     """Names of all distributions that `pip install zeusd[extra]` would bring, with theirs.
 
     Raises:
@@ -47,22 +49,27 @@ def distributions_of(extra: str | None) -> set[str]:
 
     bring(PROJECT["dependencies"], "")
     bring(PROJECT["optional-dependencies"][extra] if extra else (), "")
-    return found
+    return frozenset(found)
 
 
-def folder_of(distributions: set[str], folder: Path) -> None:
+def folder_of(distributions: Iterable[str], folder: Path) -> None:
     """Makes a folder with what the distributions brought, and nothing else, to import from."""
     for name in distributions:
-        for file in distribution(name).files or ():
-            top = file.parts[0]
-            if top in ("..", "__pycache__"):
-                continue
+        for top, path in _brought_by(name).items():
             link = folder / top
             if not link.is_symlink():
-                link.symlink_to(Path(str(distribution(name).locate_file(top))).resolve())
+                link.symlink_to(path)
 
 
-def size_bytes(distributions: set[str]) -> int:
+@functools.cache
+def _brought_by(name: str) -> dict[str, Path]:
+    """What a distribution has put beside others: modules, packages, its metadata."""
+    found = distribution(name)
+    tops = {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}
+    return {top: Path(str(found.locate_file(top))).resolve() for top in sorted(tops)}
+
+
+def size_bytes(distributions: Iterable[str]) -> int:
     """What their files take, without compiled modules."""
     total = 0
     for name in distributions:

@@ -267,14 +267,16 @@ def test_the_exporter_is_an_ordinary_client_of_nobodys(node: Node) -> None:
     environment.unlink()
 
 
-def test_installing_again_with_the_fleet_changes_nothing_else_and_keeps_leases(
+def test_installing_again_with_the_fleet_removes_the_front_of_0_1_and_nothing_else(
     node: Node, user: User
 ) -> None:
+    node.machine.add_front("/etc/systemd/system")
     assert user.set(0, 180) == "ok"
     before = Path(f"{node.machine.root}/etc/zeusd/zeusd.toml").read_text()
     node.machine.run("bash", f"{SOURCES}/scripts/install", "--fleet")
     assert Path(f"{node.machine.root}/etc/zeusd/zeusd.toml").read_text() == before
     node.wait_serving()
+    node.machine.assert_no_front()
     assert node.limits() == [180_000, LIMIT]
     assert user.set(0, 170) == "ok"
 
@@ -317,16 +319,6 @@ def test_a_power_budget_is_kept_by_the_units_of_the_fleet(node: Node) -> None:
         machine.systemctl("stop", *units)
     machine.run("zeusctl", "reset", "all", "--ceiling", "fleet")
     wait_for(lambda: node.limits() == [LIMIT, LIMIT], "the limits to be back")
-
-
-def test_the_second_process_of_zeusd_0_1_is_removed(node: Node, user: User) -> None:
-    node.machine.add_front("/etc/systemd/system")
-    assert user.set(0, 180) == "ok"
-    node.machine.run("bash", f"{SOURCES}/scripts/install")
-    node.wait_serving()
-    node.machine.assert_no_front()
-    assert node.limits() == [180_000, LIMIT]
-    assert user.set(0, 170) == "ok"
 
 
 @pytest.mark.parametrize(

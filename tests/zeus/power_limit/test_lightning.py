@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests import snippets
+from tests.examples.programs import with_torch
 from tests.late import late
 from tests.zeus.in_trainers import LIMITS, SMALL, STEPS, assert_given_back, assert_right
 from tests.zeus.node import VirtualNode
@@ -76,7 +76,7 @@ def test_the_package_that_the_program_uses_is_taken() -> None:
         from zeus.optimizer import LightningGlobalPowerLimitOptimizer
         assert issubclass(LightningGlobalPowerLimitOptimizer, pytorch_lightning.Callback)
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, check=True)
+    subprocess.run(with_torch("-c", textwrap.dedent(program)), cwd=ROOT, check=True)
 
 
 def test_the_best_limit_is_found_and_goes_back_at_the_end(

@@ -5,82 +5,26 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import sqlite3
-import time
 from pathlib import Path
 
 import pytest
 
 from tests import seeds
+from tests.preloaded import preloaded
+from tests.support import IMPORTED
+from tests.zeusd.ledger.killed import check
 from tests.zeusd.ledger.world import World
-from zeus_ipc.replies import Usage
-from zeus_ipc.requests import Allocate, Deallocate, GetUsage
+from zeus_ipc.requests import Allocate
 from zeusd.ledger.schema import LedgerError, damaged, open_ledger
-from zeusd.runtime.books import Books
 
-KILLS = 200
-
-
-def keep_books(world: World, rng: random.Random, books: Books, begun: int) -> None:
-    """Continues until it is killed: what a zeusd does, much faster. Says when it has begun."""
-    os.write(begun, b"!")
-    while True:
-        name, gpu = f"job{rng.randrange(4)}", f"GPU-{rng.randrange(2)}"
-        if rng.random() < 0.4:
-            uid = rng.randrange(3)
-            books.allocate(Allocate(id=1, gpus=[gpu], name=name, uid=uid), world.now_ns)
-        elif rng.random() < 0.4:
-            books.deallocate(Deallocate(id=1, name=name), world.now_ns)
-        world.tick(rng.randrange(700), rng.randrange(1, 20), idle=rng.random() < 0.3)
-        books.settle()
-
-
-def check(world: World) -> int:
-    """The ledger's sums agree with each other and with its position, which truth is not below."""
-    db = sqlite3.connect(world.directory / "energy.db")
-    sums = {
-        table: dict(db.execute(f"SELECT gpu, SUM({columns}) FROM {table} GROUP BY gpu").fetchall())
-        for table, columns in (("energy", "active_uj + idle_uj"), ("meter", "uj"))
-    }
-    positions = dict(db.execute("SELECT gpu, energy_uj FROM position").fetchall())
-    counted = dict(db.execute("SELECT gpu, counted_uj FROM position").fetchall())
-    (days,) = db.execute("SELECT coalesce(SUM(active_uj + idle_uj), 0) FROM day").fetchone()
-    (total,) = db.execute("SELECT coalesce(SUM(active_uj + idle_uj), 0) FROM total").fetchone()
-    db.close()
-    assert sums["energy"] == sums["meter"] == positions == counted
-    assert days == total == sum(positions.values())
-    truth = sum(gpu.energy_uj for gpu in world.gpus.values())
-    assert sum(positions.values()) <= truth
-    return truth
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_kill_at_any_instant_charges_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
-    seed = seeds.fresh()
-    rng = random.Random(seed)
-    world = World(tmp_path, gpus=2)
-    for number in range(KILLS):
-        books = world.books()
-        heard, begun = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                keep_books(world, random.Random(seed + number), books, begun)
-            finally:
-                os._exit(1)
-        os.read(heard, 1)  # a busy machine takes its time
-        time.sleep(rng.uniform(0, 0.008))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(heard)
-        os.close(begun)
-        check(world)
-    books = world.books()
-    books.settle()
-    answer = books.usage(GetUsage(id=1, edges=[0, 2**40 // 900 * 900], by="job"), None)
-    assert isinstance(answer, Usage)
-    charged = sum(one.active_uj + one.idle_uj for one in answer.sums)
-    assert charged == check(world) > 0
+    program = ["-m", "tests.zeusd.ledger.killed", str(tmp_path), str(seeds.fresh())]
+    ran = preloaded(*IMPORTED).run(*program, cwd=ROOT, env=os.environ)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_a_power_failure_at_any_byte_of_the_log_leaves_a_ledger_that_agrees(
