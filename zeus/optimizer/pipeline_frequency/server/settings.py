@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, TypeGuard, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -161,6 +161,6 @@ def _find(name: str) -> type[FrequencyScheduler]:
     return found
 
 
-def _is_scheduler(value: object) -> bool:
+def _is_scheduler(value: object) -> TypeGuard[type[FrequencyScheduler]]:
     generic = get_origin(value) is not None  # Python 3.10 takes list[int] for a class
     return inspect.isclass(value) and not generic and issubclass(value, FrequencyScheduler)
