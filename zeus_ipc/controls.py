@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 ControlValue: TypeAlias = tuple[int, ...]
@@ -26,6 +27,8 @@ CEILING_NAME = r"^(fleet|persisted|job:[A-Za-z0-9_.-]{1,64})$"
 
 class Control(str, Enum):
     """What can be changed on a GPU, each under a lease of its own."""
+
+    __hash__ = str.__hash__  # as it compares; Enum's own is a call of Python for each look-up
 
     POWER_LIMIT = "power_limit"
     """The power limit."""
@@ -148,7 +151,7 @@ class ControlSpec:
         if len(value) != wanted:
             return f"{self.name} takes {wanted} number{'s' * (wanted > 1)}, not {len(value)}"
         smallest = 1 if self.shape == "number" else 0
-        if not all(smallest <= part <= self.largest for part in value):
+        if min(value) < smallest or max(value) > self.largest:
             return f"{self.name} must be between {smallest} and {self.largest}"
         if self.shape == "range" and value[0] > value[1]:
             return (
@@ -380,6 +383,7 @@ def exclusive(one: Control, other: Control) -> bool:
     return other in SPECS[one].excludes or one in SPECS[other].excludes
 
 
+@lru_cache(maxsize=1024)
 def describe(control: Control, value: ControlValue) -> str:
     """A control's value for a person, with its unit."""
     return SPECS[control].text(value)

@@ -78,6 +78,51 @@ class AllowRule:
 
 
 @dataclass(frozen=True, slots=True)
+class Right:
+    """What one user may do with one control of one GPU.
+
+    Attributes:
+        uid: The user.
+        gpu: The GPU, as it was found.
+        control: The control.
+        admin: Whether the user administers the node's GPUs.
+        refusal: Why the user may not lease the control; None: the user may.
+        rules: Those that say so; an administrator needs none.
+        must_compute: Whether the user must first be seen computing on the GPU.
+    """
+
+    uid: int
+    gpu: GpuInfo
+    control: Control
+    admin: bool
+    refusal: Failure | None
+    rules: tuple[AllowRule, ...]
+    must_compute: bool
+
+    def refuse(self, value: ControlValue | None) -> Failure | None:
+        """Why this user may not lease this control, or set it to this value; None: they may."""
+        if self.admin or self.refusal is not None or value is None:
+            return self.refusal
+        if any(rule.within(self.control, value) for rule in self.rules):
+            return None
+        text = SPECS[self.control].span_text
+        ranges = [rule.range(self.control) for rule in self.rules]
+        allowed = " or ".join(text(*one) for one in ranges if one is not None)
+        return Failure(
+            ErrorCode.OUT_OF_RANGE,
+            f"user {self.uid} may set {self.control.value} of {self.gpu.uuid} to {allowed}, not to "
+            f"{describe(self.control, value)}; choose a value in between",
+        )
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """Ranges, any of which a value of this user must lie in; empty: no bound."""
+        found = [rule.range(self.control) for rule in self.rules]
+        bounded = [one for one in found if one is not None]
+        return bounded if len(bounded) == len(found) else []
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
     """The site's rules about users.
 
@@ -110,37 +155,19 @@ class Access:
             return True
         return peer.uid in self.admin_uids or not self.admin_gids.isdisjoint(peer.groups)
 
-    def refuse(
-        self, peer: Peer, gpu: GpuInfo, control: Control, value: ControlValue | None
-    ) -> Failure | None:
-        """Why this user may not lease this control, or set it to this value; None if they may."""
+    def right(self, peer: Peer, gpu: GpuInfo, control: Control) -> Right:
+        """What this user may do with this control, until the rules or the GPU change."""
         if self.is_admin(peer):
-            return None
-        covering = self._covering(peer, gpu, control)
-        if not covering:
-            return Failure(
+            return Right(peer.uid, gpu, control, True, None, (), False)
+        rules = tuple(rule for rule in self.rules if rule.covers(peer, gpu, control))
+        refusal = None
+        if not rules:
+            refusal = Failure(
                 ErrorCode.PERMISSION_DENIED,
                 f"user {peer.uid} may not change {control.value} of {gpu.uuid}; "
                 f"{self._remedy(gpu, control)}",
             )
-        if value is None or any(rule.within(control, value) for rule in covering):
-            return None
-        ranges = [rule.range(control) for rule in covering]
-        text = SPECS[control].span_text
-        allowed = " or ".join(text(*one) for one in ranges if one is not None)
-        return Failure(
-            ErrorCode.OUT_OF_RANGE,
-            f"user {peer.uid} may set {control.value} of {gpu.uuid} to {allowed}, not to "
-            f"{describe(control, value)}; choose a value in between",
-        )
-
-    def ranges(self, peer: Peer, gpu: GpuInfo, control: Control) -> list[tuple[int, int]]:
-        """Ranges, any of which a value of this user must lie in; empty: no bound."""
-        if self.is_admin(peer):
-            return []
-        found = [rule.range(control) for rule in self._covering(peer, gpu, control)]
-        bounded = [one for one in found if one is not None]
-        return bounded if len(bounded) == len(found) else []
+        return Right(peer.uid, gpu, control, False, refusal, rules, self.require_compute_process)
 
     def _remedy(self, gpu: GpuInfo, control: Control) -> str:
         """What a user without a rule can do."""
@@ -151,13 +178,6 @@ class Access:
         if groups:
             return f"ask the administrator to add you to the group {' or '.join(groups)}"
         return self.user_hint
-
-    def _covering(self, peer: Peer, gpu: GpuInfo, control: Control) -> list[AllowRule]:
-        return [rule for rule in self.rules if rule.covers(peer, gpu, control)]
-
-    def needs_compute_process(self, peer: Peer) -> bool:
-        """Whether this user must first be seen computing on the GPU."""
-        return self.require_compute_process and not self.is_admin(peer)
 
 
 OPEN = Access(rules=(AllowRule(everyone=True, controls=frozenset(Control)),), writes_per_second=1e6)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from zeus_ipc.controls import SPECS, Control, ControlValue
+from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import (
     AuditRecord,
@@ -156,12 +156,8 @@ class Administration:
 
     def _unpin(self, machine: ControlMachine) -> ControlValue | None:
         """Aims at the site's own target again. Returns what was persisted, if anything was."""
-        if not machine.persisted:
-            return None
-        persisted = machine.ceilings.get(PERSISTED)
-        assert persisted is not None
-        machine.ceilings.remove(PERSISTED)
-        return persisted.value
+        persisted = machine.ceilings.pop(PERSISTED, None)
+        return None if persisted is None else persisted.value
 
     # ----------------------------------------------------------------------------------- persist
 
@@ -307,7 +303,7 @@ class Administration:
         peer = connection.peer
         gpus = {
             uuid: {
-                machine.control.value: self._permission(peer, gpu, machine)
+                machine.control.value: self._permission(connection, gpu, machine)
                 for machine in gpu.listed()
             }
             for uuid, gpu in self._node.gpus.items()
@@ -316,19 +312,16 @@ class Administration:
         result = Policy(uid=peer.uid, admin=admin, on_host=peer.on_host, gpus=gpus)
         connection.reply(self._out, request.id, result)
 
-    def _permission(self, peer: Peer, gpu: Gpu, machine: ControlMachine) -> Permission:
-        access, control = self._node.settings.access, machine.control
-        refusal = access.refuse(peer, gpu.info, control, None)
-        ranges = access.ranges(peer, gpu.info, control)
-        if SPECS[control].ceilings:
+    def _permission(self, connection: Connection, gpu: Gpu, machine: ControlMachine) -> Permission:
+        right = connection.right(self._node.settings.access, gpu.info, machine.control)
+        if right.refusal is not None:
+            return Permission(allowed=False, why=right.refusal.message, ranges=[])
+        ranges = right.ranges
+        if machine.spec.ceilings:
             low = gpu.info.power_limit_min_mw or 0
-            high = self._node.highest_mw(machine, access.is_admin(peer)) or 0
+            high = self._node.highest_mw(machine, right.admin) or 0
             ranges = [(max(low, one[0]), min(high, one[1])) for one in ranges or [(low, high)]]
-        return Permission(
-            allowed=refusal is None,
-            why="" if refusal is None else refusal.message,
-            ranges=[list(one) for one in ranges] if refusal is None else [],
-        )
+        return Permission(allowed=True, why="", ranges=[list(one) for one in ranges])
 
     def _audit(self, connection: Connection, request: GetAudit) -> None:
         peer = connection.peer

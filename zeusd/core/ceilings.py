@@ -6,7 +6,6 @@ restart of zeusd.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,64 +56,40 @@ class Ceiling:
         )
 
 
-class Ceilings:
+class Ceilings(dict[str, Ceiling]):
     """The ceilings of one control, by name; the site's is not among them."""
 
-    __slots__ = ("_named",)
-
-    def __init__(self) -> None:
-        self._named: dict[str, Ceiling] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._named)
-
-    def __iter__(self) -> Iterator[tuple[str, Ceiling]]:
-        return iter([*self._named.items()])
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._named
-
-    def get(self, name: str) -> Ceiling | None:
-        """One ceiling; None: there is none of this name."""
-        return self._named.get(name)
-
-    def put(self, name: str, ceiling: Ceiling) -> None:
-        """Adds a ceiling, or replaces the one of this name."""
-        self._named[name] = ceiling
-
-    def remove(self, name: str) -> bool:
-        """Removes a ceiling. Returns whether there was one."""
-        return self._named.pop(name, None) is not None
+    __slots__ = ()
 
     def lowest(self, value: ControlValue, without: str = "") -> ControlValue:
         """The least of this value and all ceilings but one."""
-        for name, one in self._named.items():
+        for name, one in self.items():
             if name != without and one.value < value:
                 value = one.value
         return value
 
     def next_deadline_ns(self) -> int | None:
         """CLOCK_BOOTTIME time at which the next of them falls back."""
-        deadlines = [one.deadline_ns for _, one in self if one.deadline_ns is not None]
+        deadlines = [one.deadline_ns for one in self.values() if one.deadline_ns is not None]
         return min(deadlines, default=None)
 
     def fall_back(self) -> list[str]:
         """Lets ceilings that are to fall back do so before their time. Returns their names."""
         fallen = []
-        for name, one in self:
+        for name, one in [*self.items()]:
             if one.deadline_ns is not None and one.fallback is not None:
                 fallen.append(name)
-                self._named[name] = Ceiling(one.fallback, one.uid)
+                self[name] = Ceiling(one.fallback, one.uid)
         return fallen
 
     def expire(self, boot_ns: int) -> list[str]:
         """Lets ceilings whose deadline is over fall back, or end. Returns their names."""
         expired = []
-        for name, one in self:
+        for name, one in [*self.items()]:
             if one.deadline_ns is not None and boot_ns >= one.deadline_ns:
                 expired.append(name)
                 if one.fallback is None:
-                    del self._named[name]
+                    del self[name]
                 else:
-                    self._named[name] = Ceiling(one.fallback, one.uid)
+                    self[name] = Ceiling(one.fallback, one.uid)
         return expired

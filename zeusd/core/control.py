@@ -30,7 +30,7 @@ from zeusd.core.ceilings import PERSISTED, Ceiling
 from zeusd.core.effects import Forget, Note, Put, Read, Reading, Unwatch, Watch, Write
 from zeusd.core.leased import Leased
 from zeusd.core.leasing import ZEUSD, Done, Lease, Set
-from zeusd.core.lifecycle import IN_FLIGHT, Event, Phase, State
+from zeusd.core.lifecycle import IN_FLIGHT, READY, Event, Phase, State
 from zeusd.core.model import (
     Applied,
     Changed,
@@ -98,7 +98,7 @@ class ControlMachine(Leased):
         if not site.pinned:
             self.observed = site.value
         if self.lease is not None:
-            self._out.add(Put(self.key, self._pending_restore().to_json()))
+            self._journal()
         moved = (self.target, self.bounded) != before
         if self.spec.ceilings and moved and (self.bounded or self.rests_elsewhere):
             self.ceilings_moved()
@@ -127,7 +127,7 @@ class ControlMachine(Leased):
         assert self.lease is not None
         old, new = describe(self.control, self.target), describe(self.control, self.value)
         self._out.add(Note("persisted", {**self._who(self.lease), "old": old, "new": new}))
-        self.ceilings.put(PERSISTED, Ceiling(self.value, uid))
+        self.ceilings[PERSISTED] = Ceiling(self.value, uid)
 
     def ceilings_moved(self, then: Callable[[], None] | None = None) -> None:
         """A ceiling was put, lowered, raised or removed: the device follows.
@@ -179,7 +179,7 @@ class ControlMachine(Leased):
         if restore.ending or ending is not None:
             self._end(restore.ending or str(ending), restore.overwrite)
         else:
-            self._out.add(Put(self.key, self._pending_restore().to_json()))
+            self._journal()
 
     def revoke(self, reason: str, clause: str, then: Callable[[], None] | None = None) -> None:
         """The holder loses its lease without having asked.
@@ -257,7 +257,7 @@ class ControlMachine(Leased):
     def submit(self, request: Set) -> None:
         """A set or an acquire. `request.done` is called once, now or later."""
         refusal = self._refusal(request.peer, request.value is None)
-        if refusal is None and self._waiting.full:
+        if refusal is None and len(self._waiting) >= MAX_WAITING:
             refusal = Failure(
                 ErrorCode.OVERLOADED,
                 f"{MAX_WAITING} sets already wait for {self.control.value} on {self.gpu}; "
@@ -266,8 +266,11 @@ class ControlMachine(Leased):
         if refusal is not None:
             request.done(refusal)
             return
-        for superseded in self._waiting.add(request):
-            superseded.done(None)
+        if self.life.state in READY and not self._waiting and self._ceilings_moved is None:
+            self._serve(request)
+        else:
+            for superseded in self._waiting.add(request):
+                superseded.done(None)
         self._pump()
 
     def release(self, reason: str, then: Callable[[], None] | None = None) -> None:
@@ -290,7 +293,7 @@ class ControlMachine(Leased):
 
     def close(self, why: Failure) -> None:
         """Nothing that waits has its turn any more."""
-        for item in self._waiting.clear():
+        for item in self._waiting.take_all():
             item.done(why)
 
     def tick(self, now_ns: int) -> None:
@@ -345,7 +348,7 @@ class ControlMachine(Leased):
         in_flight = self.life.state in IN_FLIGHT
         if self._values or in_flight or overwrite is not None:
             # A zeusd that is killed before the value is restored must not take the lease for alive.
-            self._out.add(Put(self.key, self._pending_restore().to_json()))
+            self._journal()
         withdrawn = self._waiting.take(holder)
         if in_flight:
             self.life.on(Event.END)
@@ -379,27 +382,27 @@ class ControlMachine(Leased):
         self._values = () if left is None else (left,)
         self._restoration = restoration
         if left is not None:
-            self._out.add(Put(self.key, self._pending_restore().to_json()))
+            self._journal()
         self._attempt()
         self._pump()
 
     # ----------------------------------------------------------------------------- what waits
 
     def _refuse_waiting(self) -> None:
-        for item in self._waiting.clear():
+        for item in self._waiting.take_all():
             refusal = self._refusal(item.peer, item.value is None)
             item.done(refusal or self._given_back(item.peer))
 
     def _pump(self) -> None:
-        while self._idle:
+        while self.life.state in READY:
             if self._ceilings_moved is not None:
                 self._follow_ceilings()
                 continue
-            item = self._waiting.next()
-            if item is None:
+            if not self._waiting:
                 if self.rests_elsewhere:
                     self.enforce()
                 return
+            item = self._waiting.popleft()
             refusal = self._refusal(item.peer, item.value is None)
             if refusal is None and item.deadline_ns and self._out.now_ns > item.deadline_ns:
                 refusal = Failure(
@@ -430,7 +433,7 @@ class ControlMachine(Leased):
             self.forgive(process)
         self.heartbeat()
         if item.value is None:
-            self._out.add(Put(self.key, self._pending_restore().to_json()))
+            self._journal()
             item.done(None)
         elif self.spec.readable and self.life.state is State.TAKEN:
             self._read(partial(self._captured, item))
@@ -518,7 +521,8 @@ class ControlMachine(Leased):
                     self._give_up_unused_lease()
                 gone = isinstance(result, Changed)
                 done(self._given_back(item.peer) if gone and item is not None else answer)
-            self._call_over()
+            if not held:
+                self._call_over()
             self._pump()
 
         self.life.on(Event.WRITE)
@@ -570,7 +574,7 @@ class ControlMachine(Leased):
                 self._values = (*(one for one in self._values if one != holds), holds)
                 self._doubt = asked
             if holds != asked:
-                self._out.add(Put(self.key, self._pending_restore().to_json()))
+                self._journal()
         self._note_change("ceiling" if by_ceiling else "set", old, shown, failure, lease)
         return failure or Applied(shown)
 

@@ -40,7 +40,13 @@ from zeusd.core.node import Gpu, Node
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import Connection
 from zeusd.core.policy import SECOND_NS, Settings, Target
-from zeusd.core.requests import SHUTTING_DOWN, Requests
+from zeusd.core.requests import (
+    LATE,
+    MAX_WAITING_REQUESTS,
+    SHUTTING_DOWN,
+    TOO_MANY_WAIT,
+    Requests,
+)
 from zeusd.core.trail import Trail
 from zeusd.devices.port import Outcome
 
@@ -235,9 +241,15 @@ class Core:
     def request(self, now_ns: int, conn: int, request: Request) -> list[Effect]:
         """A validated request on a connection."""
         self._out.now_ns = now_ns
-        connection = self._connections.get(conn)
-        if connection is not None and not self._silent:
-            self._requests.handle(connection, request)
+        connection, requests = self._connections.get(conn), self._requests
+        if connection is None or self._silent:
+            return []
+        if request.deadline_ns and now_ns > request.deadline_ns:
+            requests.refuse(connection, request, LATE)
+        elif connection.waiting >= MAX_WAITING_REQUESTS:
+            requests.refuse(connection, request, TOO_MANY_WAIT)
+        else:
+            requests.handlers[type(request)](connection, request)
         return self._out.take()
 
     def device_done(self, now_ns: int, ticket: int, result: object) -> list[Effect]:
@@ -489,10 +501,10 @@ class Core:
                 self._out.add(Put(key, {"value": list(target.value)}))
         persisted = values.get(pin_key(uuid, control))
         if persisted is not None:
-            machine.ceilings.put(PERSISTED, Ceiling(persisted, 0))
+            machine.ceilings[PERSISTED] = Ceiling(persisted, 0)
         prefix = f"{CEILING_PREFIX}{uuid}/{control.value}/"
         for key in [key for key in self._ceilings if key.startswith(prefix)]:
-            machine.ceilings.put(key.removeprefix(prefix), self._ceilings.pop(key))
+            machine.ceilings[key.removeprefix(prefix)] = self._ceilings.pop(key)
         machine.recover_rest(values.get(resting_key(uuid, control)))
         return machine
 

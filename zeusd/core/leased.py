@@ -7,7 +7,7 @@ from functools import partial
 
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
-from zeusd.core.effects import Forget, Look, Note, Put, Unwatch, Watch
+from zeusd.core.effects import Forget, Look, Note, Unwatch, Watch
 from zeusd.core.leasing import Lease
 from zeusd.core.lifecycle import Phase, State
 from zeusd.core.model import Failure, Loss, Peer, Process, Usage
@@ -64,7 +64,7 @@ class Leased(Restorable):
     def held_by(self, process: Process) -> bool:
         """Whether this process holds the lease."""
         lease = self.lease
-        return lease is not None and lease.holder == process and self.phase is Phase.HELD
+        return lease is not None and self.life.phase is Phase.HELD and lease.holder == process
 
     def lost_by(self, process: Process) -> bool:
         """Whether this process lost a lease here and has not acquired it again."""
@@ -82,14 +82,16 @@ class Leased(Restorable):
 
     def heartbeat(self) -> None:
         """The holder is alive."""
-        assert self.lease is not None
-        self.lease.forgiven = False
-        if self.lease.recoveries:
-            self.lease.recoveries = 0
-            self._out.add(Put(self.key, self._pending_restore().to_json()))
-        self.lease.heard_ns = self._out.now_ns
-        self.lease.usage = None
-        self.extend(self.lease.ttl_ns)
+        lease, now_ns = self.lease, self._out.now_ns
+        assert lease is not None
+        lease.forgiven = False
+        if lease.recoveries:
+            lease.recoveries = 0
+            self._journal()
+        lease.heard_ns = now_ns
+        lease.usage = None
+        if self.life.phase is Phase.HELD:
+            self._lasts_until(max(lease.expires_ns, now_ns + lease.ttl_ns))
 
     def reconnected(self) -> None:
         """The holder's process has a connection again: no heartbeat, but not gone either."""

@@ -22,6 +22,8 @@ class Phase(Enum):
 class State(Enum):
     """Where a control is in its life."""
 
+    __hash__ = object.__hash__  # Enum's own is a call of Python for each look-up
+
     FREE = "nobody holds it and nothing is pending"
     TAKEN = "held; what the device holds has not been read yet"
     READING = "held; it is being read before the first write"
@@ -40,6 +42,8 @@ class State(Enum):
 
 class Event(Enum):
     """What happens to a control."""
+
+    __hash__ = object.__hash__
 
     TAKE = "a process takes the lease"
     RECOVER = "the journal says who holds it"

@@ -66,7 +66,7 @@ class CeilingRequests:
     ) -> None:
         """Removes a ceiling, if there is one of this name; `then` follows in any case."""
         before = machine.highest()
-        if machine.ceilings.remove(name):
+        if machine.ceilings.pop(name, None) is not None:
             self._schedule()
             self._note("ceiling_removed", machine, name, before, machine.highest(), peer)
         machine.ceilings_moved(then)
@@ -125,7 +125,7 @@ class CeilingRequests:
         return {
             name.removeprefix(JOB_PREFIX)
             for machine in self._node.machines()
-            for name, _ in machine.ceilings
+            for name in machine.ceilings
             if name.startswith(JOB_PREFIX)
         }
 
@@ -201,7 +201,7 @@ class CeilingRequests:
             min(ends_ns, default=None),
             None if request.fallback is None else tuple(request.fallback),
         )
-        machine.ceilings.put(request.name, ceiling)
+        machine.ceilings[request.name] = ceiling
         self._schedule()
         self._out.add(Put(self._key(machine, request.name), ceiling.to_json()))
         if machine.highest() != before:  # a deadline that is moved on every second is no news
@@ -253,5 +253,5 @@ def describe_ceilings(machine: ControlMachine, boot_offset_ns: int) -> list[Ceil
             deadline_ns=None if one.deadline_ns is None else one.deadline_ns - boot_offset_ns,
             fallback=None if one.fallback is None else list(one.fallback),
         )
-        for name, one in machine.ceilings
+        for name, one in machine.ceilings.items()
     ]

@@ -114,7 +114,7 @@ class Failure:
         return self.code == ErrorCode.JOURNAL_FAILED or self.outcome in _UNCHANGED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Applied:
     """What a control holds after a `Write`; what was asked, where it cannot be read."""
 
@@ -183,7 +183,7 @@ def kept_failure(control: Control, gpu: str, asked: ControlValue, holds: Control
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PendingRestore:
     """What the journal knows of one control that is not, or may not be, at its restore target.
 

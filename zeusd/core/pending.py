@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import Deferred, ErrorBody, Refused, Results
+from zeus_ipc.replies import Deferred, ErrorBody, GpuInfo, Refused, Results
 from zeus_ipc.wire import Message
+from zeusd.core.access import Access, Right
 from zeusd.core.deadlines import Deadlines
 from zeusd.core.effects import Reply
 from zeusd.core.model import Failure, Peer
@@ -40,6 +42,17 @@ class Connection:
     waiting: int = 0
     _deferred: int = 0
     _last: ErrorBody | None = None
+    _access: Access | None = None
+    _rights: dict[tuple[str, Control], Right] = field(default_factory=dict)
+
+    def right(self, access: Access, gpu: GpuInfo, control: Control) -> Right:
+        """What its user may do with a control: asked again when the rules or the GPU change."""
+        if access is not self._access:
+            self._access, self._rights = access, {}
+        right = self._rights.get((gpu.uuid, control))
+        if right is None or right.gpu is not gpu:
+            right = self._rights[gpu.uuid, control] = access.right(self.peer, gpu, control)
+        return right
 
     def defer(self, failure: Failure, gpu: str) -> None:
         """Counts a failed set that was sent with `block=False`."""
@@ -55,7 +68,9 @@ class Connection:
         self._answer(outbox, {"id": request_id, "result": result})
 
     def _answer(self, outbox: Outbox, body: dict[str, Any]) -> None:
-        outbox.add(Reply(self.peer.conn, {**body, **self.take_deferred()}))
+        if self._last is not None:
+            body |= self.take_deferred()
+        outbox.add(Reply(self.peer.conn, body))
 
     def take_deferred(self) -> dict[str, Deferred]:
         """The field of a reply that reports failed sets nobody waited for; empty: none failed."""
@@ -89,13 +104,9 @@ class PerGpu:
         """The GPUs asked for, each once."""
         return list(self._results)
 
-    def succeed(self, gpu: str, result: Message) -> None:
-        """One GPU's result is there."""
-        self._put(gpu, result)
-
     def fail(self, gpu: str, failure: Failure) -> None:
         """One GPU failed."""
-        self._put(gpu, Refused(error=error_body(failure, gpu)))
+        self.succeed(gpu, Refused(error=error_body(failure, gpu)))
 
     def expire(self) -> None:
         """The deadline is over: answers with what there is."""
@@ -103,7 +114,8 @@ class PerGpu:
             if result is None:
                 self.fail(gpu, no_answer(gpu))
 
-    def _put(self, gpu: str, result: Message) -> None:
+    def succeed(self, gpu: str, result: Message) -> None:
+        """One GPU's result is there."""
         if self._results[gpu] is not None:
             return
         self._results[gpu] = result

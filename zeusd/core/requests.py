@@ -27,7 +27,7 @@ from zeus_ipc.requests import (
     SetRequest,
 )
 from zeus_ipc.wire import PROTOCOL_VERSION
-from zeusd.core.access import Access
+from zeusd.core.access import Access, Right
 from zeusd.core.accounting import AccountingRequests
 from zeusd.core.administration import Administration
 from zeusd.core.ceilings import PERSISTED
@@ -35,7 +35,7 @@ from zeusd.core.control import ControlMachine
 from zeusd.core.deadlines import Deadlines
 from zeusd.core.effects import Note, Read, Reading
 from zeusd.core.leases import LeaseRequests, back_of
-from zeusd.core.leasing import Set
+from zeusd.core.leasing import Done, Set
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import describe_ceilings
 from zeusd.core.model import Applied, Failure, Peer
@@ -85,6 +85,9 @@ class Requests:
         daemon_version: Told to clients.
         simulated: Socket of the simulated devices, told to clients; None on real ones.
         stream: Socket of the samples, told to clients; None: there is none.
+
+    Attributes:
+        handlers: What serves each kind of request.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class Requests:
         self._refusals = RateLimiter(REFUSALS_PER_SECOND, 10)
         self.administration = Administration(node, outbox, self._track, self.describe_node)
         accounting = AccountingRequests(node, outbox, self._track, self.administration.for_admins)
-        self._handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
+        self.handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
             Hello: self._hello,
             Acquire: self._acquire,
             **LeaseRequests(
@@ -115,16 +118,6 @@ class Requests:
             **accounting.handlers,
             **dict.fromkeys(_SETS, self._set),
         }
-
-    def handle(self, connection: Connection, request: Request) -> None:
-        """A validated request on a connection."""
-        now_ns = self._out.now_ns
-        if request.deadline_ns and now_ns > request.deadline_ns:
-            self._refuse(connection, request, LATE)
-        elif connection.waiting >= MAX_WAITING_REQUESTS:
-            self._refuse(connection, request, TOO_MANY_WAIT)
-        else:
-            self._handlers[type(request)](connection, request)
 
     def reconfigured(self) -> None:
         """The site has new wishes."""
@@ -149,7 +142,8 @@ class Requests:
         per_second = self._access.writes_per_second
         return RateLimiter(per_second, 2 * per_second)
 
-    def _refuse(self, connection: Connection, request: Request, failure: Failure) -> None:
+    def refuse(self, connection: Connection, request: Request, failure: Failure) -> None:
+        """Answers a request with why not."""
         if getattr(request, "block", True):
             connection.refuse(self._out, request.id, failure)
         else:
@@ -209,56 +203,56 @@ class Requests:
 
     def _set(self, connection: Connection, request: SetRequest) -> None:
         control, asked = asked_of(request)
-        done: Callable[[str, Failure | Applied | None], None]
-        if request.block:
-            pending = self._track(connection, request)
-            uuids = pending.gpus()
-
-            def done(uuid: str, answer: Failure | Applied | None) -> None:
-                if isinstance(answer, Failure):
-                    self._out.trail.refused(answer.code)
-                    pending.fail(uuid, answer)
-                elif answer is None or answer.value == asked:
-                    pending.succeed(uuid, replies.Applied())
-                else:
-                    pending.succeed(uuid, replies.Applied(applied=list(answer.value)))
-        else:
-            uuids = list(dict.fromkeys(request.gpus))
-
-            def done(uuid: str, answer: Failure | Applied | None) -> None:
-                if isinstance(answer, Failure):
-                    self._out.trail.refused(answer.code)
-                    connection.defer(answer, uuid)
-
-        peer = connection.peer
-        for uuid in uuids:
+        pending = self._track(connection, request) if request.block else None
+        for uuid in dict.fromkeys(request.gpus):
+            done: Done
+            if pending is None:
+                done = partial(self._defer, connection, uuid)
+            else:
+                done = partial(self._answer, pending, uuid, asked)
             machine = self._node.machine(uuid, control)
             if isinstance(machine, Failure):
-                done(uuid, machine)
+                done(machine)
                 continue
-            too_fast = self._too_fast(peer)
-            if too_fast is not None:
-                done(uuid, too_fast)
-                continue
-            refusal = self._check_set(peer, self._node.gpus[uuid].info, machine, asked)
+            peer, info = connection.peer, self._node.gpus[uuid].info
+            right = connection.right(self._access, info, control)
+            refusal = self._too_fast(peer) or self._check_set(right, machine, asked)
             if refusal is not None:
-                done(uuid, refusal)
+                done(refusal)
                 continue
-            self._submit(
-                machine,
-                Set(
-                    peer=peer,
-                    client=request.client,
-                    value=machine.reset_value if asked is None else asked,
-                    deadline_ns=request.deadline_ns,
-                    ttl_ns=self._node.settings.terms.ttl_ns,
-                    block=request.block,
-                    done=partial(done, uuid),
-                    over=PERSISTED if self._access.is_admin(peer) else "",
-                ),
-                asked=asked,
-                together=request.together,
+            item = Set(
+                peer=peer,
+                client=request.client,
+                value=machine.reset_value if asked is None else asked,
+                deadline_ns=request.deadline_ns,
+                ttl_ns=self._node.settings.terms.ttl_ns,
+                block=request.block,
+                done=done,
+                over=PERSISTED if right.admin else "",
             )
+            self._submit(machine, item, right, asked, request.together)
+
+    def _answer(
+        self,
+        pending: PerGpu,
+        uuid: str,
+        asked: ControlValue | None,
+        answer: Failure | Applied | None,
+    ) -> None:
+        """What came of a set that somebody waits for."""
+        if isinstance(answer, Failure):
+            self._out.trail.refused(answer.code)
+            pending.fail(uuid, answer)
+        elif answer is None or answer.value == asked:
+            pending.succeed(uuid, replies.Applied())
+        else:
+            pending.succeed(uuid, replies.Applied(applied=list(answer.value)))
+
+    def _defer(self, connection: Connection, uuid: str, answer: Failure | Applied | None) -> None:
+        """What came of a set that nobody waits for."""
+        if isinstance(answer, Failure):
+            self._out.trail.refused(answer.code)
+            connection.defer(answer, uuid)
 
     def _too_fast(self, peer: Peer) -> Failure | None:
         """Takes one of the user's changes for this second; why there is none left."""
@@ -272,7 +266,7 @@ class Requests:
 
     def _too_much(self, peer: Peer, machine: ControlMachine) -> Failure | None:
         """Why this user gets no further lease."""
-        if machine.held_by(peer.process) or machine.lost_by(peer.process):
+        if machine.lost_by(peer.process):
             return None
         machines = [*self._node.machines()]
         held = sum(
@@ -310,6 +304,7 @@ class Requests:
         self,
         machine: ControlMachine,
         item: Set,
+        right: Right,
         asked: ControlValue | None = None,
         together: bool = False,
     ) -> None:
@@ -317,15 +312,16 @@ class Requests:
 
         `asked` is the value that the user chose; who resets chooses none.
         """
-        peer, info = item.peer, self._node.gpus[machine.gpu].info
-        refusal = self._access.refuse(peer, info, machine.control, asked)
-        refusal = refusal or self._too_much(peer, machine)
-        if refusal is None and not together and not machine.held_by(peer.process):
-            refusal = self._excluded(machine)
+        peer, refusal = item.peer, right.refuse(asked)
+        held = machine.held_by(peer.process)
+        if refusal is None and not held:
+            refusal = self._too_much(peer, machine)
+            if refusal is None and not together:
+                refusal = self._excluded(machine)
         if refusal is not None:
             self._refused(peer, machine, refusal)
             item.done(refusal)
-        elif not self._access.needs_compute_process(peer) or machine.held_by(peer.process):
+        elif held or not right.must_compute:
             machine.submit(item)
         else:
             ticket = self._out.ticket(partial(self._computes, machine, item))
@@ -367,9 +363,10 @@ class Requests:
             )
 
     def _check_set(
-        self, peer: Peer, info: GpuInfo, machine: ControlMachine, asked: ControlValue | None
+        self, right: Right, machine: ControlMachine, asked: ControlValue | None
     ) -> Failure | None:
         """Why this set is not possible at all; None: it may be."""
+        info = right.gpu
         if self._node.closed is not None or asked is None:
             return self._node.closed
         fault = machine.spec.fault(asked)
@@ -378,7 +375,7 @@ class Requests:
         if machine.control is Control.POWER_PROFILE:
             return _unknown_profile(info, asked)
         low = info.power_limit_min_mw
-        high = self._node.highest_mw(machine, self._access.is_admin(peer))
+        high = self._node.highest_mw(machine, right.admin)
         if low is None or high is None or low <= asked[0] <= high:
             return None
         span = machine.spec.span_text(low, high)
@@ -433,19 +430,17 @@ class Requests:
                     pending.succeed(uuid, replies.Acquired(back=back))
 
         for machine in machines:
-            self._submit(
-                machine,
-                Set(
-                    peer=peer,
-                    client=request.client,
-                    value=None,
-                    deadline_ns=request.deadline_ns,
-                    ttl_ns=self._node.settings.terms.ttl(request.ttl_ms),
-                    block=True,
-                    done=done,
-                ),
-                together=request.together,
+            item = Set(
+                peer=peer,
+                client=request.client,
+                value=None,
+                deadline_ns=request.deadline_ns,
+                ttl_ns=self._node.settings.terms.ttl(request.ttl_ms),
+                block=True,
+                done=done,
             )
+            right = connection.right(self._access, self._node.gpus[uuid].info, machine.control)
+            self._submit(machine, item, right, together=request.together)
 
 
 def _unknown_profile(info: GpuInfo, asked: ControlValue) -> Failure | None:

@@ -15,7 +15,7 @@ from zeusd.core.ceilings import PERSISTED, Ceiling, Ceilings
 from zeusd.core.effects import Forget, Note, Read, Reading, Write
 from zeusd.core.effects import Put as Keep
 from zeusd.core.leasing import Lease
-from zeusd.core.lifecycle import OUT_OF_REACH, READY, Event, Lifecycle, Phase, State
+from zeusd.core.lifecycle import OUT_OF_REACH, Event, Lifecycle, Phase, State
 from zeusd.core.model import (
     Applied,
     Failure,
@@ -90,6 +90,7 @@ class Restorable:
         override: Whether a restore overwrites what someone else set.
 
     Attributes:
+        key: Key of its journal entry.
         first: What it held when zeusd first saw it in this boot, if that is known.
         observed: What it is restored to where the site configured nothing.
         ceilings: Upper bounds besides the site's.
@@ -103,6 +104,7 @@ class Restorable:
         self.gpu = gpu
         self.control = control
         self.spec = SPECS[control]
+        self.key = pending_key(gpu, control)
         self.life = Lifecycle()
         self.lease: Lease | None = None
         self.first: ControlValue | None = None
@@ -132,11 +134,6 @@ class Restorable:
         return self._values[-1] if self._values else None
 
     @property
-    def key(self) -> str:
-        """Key of the journal entry."""
-        return pending_key(self.gpu, self.control)
-
-    @property
     def retry_at_ns(self) -> int | None:
         """When the next attempt to restore it is due; None if none failed."""
         return self._out.due_ns.get(self)
@@ -154,7 +151,7 @@ class Restorable:
     @property
     def target(self) -> ControlValue:
         """What a restore writes: the site's target, under all ceilings."""
-        return self._under(self._site.value)
+        return self._under(self._site.value) if self.ceilings else self._site.value
 
     @property
     def reset_value(self) -> ControlValue:
@@ -169,7 +166,8 @@ class Restorable:
     def highest(self, without: str = "") -> ControlValue:
         """The most that may be set; under all ceilings but the one named."""
         assert self._site.highest_mw is not None
-        return self._under((self._site.highest_mw,), without)
+        highest = (self._site.highest_mw,)
+        return self._under(highest, without) if self.ceilings else highest
 
     def _under(self, value: ControlValue, without: str = "") -> ControlValue:
         if self.spec.ceilings:
@@ -180,7 +178,7 @@ class Restorable:
     @property
     def target_source(self) -> str:
         """Where the target is from, see `replies.Back`."""
-        for name, ceiling in self.ceilings:
+        for name, ceiling in self.ceilings.items():
             if ceiling.value == self.target:
                 return name
         if self._site.pinned:
@@ -193,7 +191,7 @@ class Restorable:
         """The target moves: someone else chose it, or the device does not take the old one."""
         persisted = self.ceilings.get(PERSISTED)
         if persisted is not None and not self.spec.ceilings:
-            self.ceilings.put(PERSISTED, Ceiling(target, persisted.uid))
+            self.ceilings[PERSISTED] = Ceiling(target, persisted.uid)
             return
         if self._site.pinned:  # until the configuration, or another driver, is read again
             self._site = replace(self._site, value=target)
@@ -431,10 +429,6 @@ class Restorable:
         raise NotImplementedError
 
     @property
-    def _idle(self) -> bool:
-        return self.life.state in READY
-
-    @property
     def _out_of_reach(self) -> bool:
         return self.life.state in OUT_OF_REACH
 
@@ -464,6 +458,10 @@ class Restorable:
             command=self.lease.command,
             job=self.lease.job,
         )
+
+    def _journal(self) -> None:
+        """The journal is to say what is pending now, though no device write depends on it."""
+        self._out.add(Keep(self.key, self._pending_restore().to_json()))
 
     def _who(self, lease: Lease) -> dict[str, object]:
         return {

@@ -39,10 +39,13 @@ class Record:
     reason: str | None = None
     result: str | None = None
 
-    def goes_on(self, other: Record) -> bool:
-        """Whether the other is one more successful set under the same lease."""
-        same = (other.event, other.result, other.lease) == (self.event, self.result, self.lease)
-        return same and self.event == "set" and self.result == "ok"
+    def goes_on(self, said: dict[str, Any]) -> bool:
+        """Whether another set, of which this is said, succeeded under the same lease as this."""
+        return (
+            self.event == "set"
+            and self.result == "ok" == said.get("result")
+            and self.lease == said.get("lease")
+        )
 
 
 class Trail:
@@ -60,19 +63,19 @@ class Trail:
 
     def note(self, now_ns: int, note: Note) -> None:
         """Something happened."""
-        fields: dict[str, Any] = {
-            name: note.fields[name] for name in _FIELDS if name in note.fields
-        }
-        if "error" in note.fields:
-            fields["result"] = note.fields["error"]
+        said = note.fields
+        where = said.get("gpu"), said.get("control")
+        before = self._newest.get(where)
+        if note.event == "set" and before is not None and before.goes_on(said):
+            before.count += 1
+            before.last_ns, before.new = now_ns, said["new"]
+            self._count(before)
+            return
+        fields: dict[str, Any] = {name: said[name] for name in _FIELDS if name in said}
+        if "error" in said:
+            fields["result"] = said["error"]
         record = Record(self._next, now_ns, now_ns, 1, note.event, note.warning, **fields)
         self._count(record)
-        where = record.gpu, record.control
-        before = self._newest.get(where)
-        if before is not None and before.goes_on(record):
-            before.count += 1
-            before.last_ns, before.new = now_ns, record.new
-            return
         self._next += 1
         self._newest[where] = record
         self._records.append(record)

@@ -35,8 +35,8 @@ def bound(world: World, watts: int | None, name: str = "fleet", **more: Any) -> 
 def test_the_least_of_the_ceilings_counts() -> None:
     ceilings = Ceilings()
     assert ceilings.lowest((300,)) == (300,)
-    ceilings.put("fleet", Ceiling((250,), 0))
-    ceilings.put("job:1", Ceiling((200,), 0, deadline_ns=10, fallback=(150,)))
+    ceilings["fleet"] = Ceiling((250,), 0)
+    ceilings["job:1"] = Ceiling((200,), 0, deadline_ns=10, fallback=(150,))
     assert ceilings.lowest((300,)) == (200,)
     assert ceilings.lowest((300,), without="job:1") == (250,)
     assert ceilings.expire(9) == []
