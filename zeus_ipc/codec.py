@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import msgpack
 
@@ -15,7 +15,8 @@ class DecodeError(ValueError):
 
 def encode(message: dict[str, Any] | Message) -> bytes:
     """One message as bytes. Thread-safe: a packer holds state, so each call makes its own."""
-    return cast("bytes", msgpack.packb(message, use_bin_type=True, default=_fields))
+    data: bytes = msgpack.packb(message, use_bin_type=True, default=_fields)
+    return data
 
 
 def _fields(one: object) -> dict[str, Any]:

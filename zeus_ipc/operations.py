@@ -74,10 +74,6 @@ from zeus_ipc.wire import Message
 R = TypeVar("R", bound=Message)
 
 
-def _gpus(request: Message) -> float:
-    return max(0, len(getattr(request, "gpus", ())) - 1) / 4
-
-
 def _windows(request: GetWindows) -> float:
     return len(request.sources) * (1 + len(request.windows) // 3) / 8
 
@@ -95,14 +91,15 @@ class Operation(Generic[R]):
         result: What answers it: once, or for each GPU or source.
         each: The field of the reply that has a result for each, by name; empty: there is one.
         cost: What it costs its user, in requests, before `more`.
-        more: What a request costs besides, for what it names.
+        more: What a request costs besides, for what it names; None: a quarter of a request for
+            each GPU but the first.
     """
 
     request: type[Message]
     result: type[R]
     each: str = ""
     cost: float = 1.0
-    more: Callable[[Any], float] = _gpus
+    more: Callable[[Any], float] | None = None
 
     @cached_property
     def name(self) -> str:
@@ -111,7 +108,10 @@ class Operation(Generic[R]):
 
     def cost_of(self, request: Message) -> float:
         """What a request of it costs its user, in requests."""
-        return self.cost + self.more(request)
+        if self.more is not None:
+            return self.cost + self.more(request)
+        gpus = getattr(request, "gpus", None)
+        return self.cost + (len(gpus) - 1) / 4 if gpus else self.cost
 
     def read(self, result: dict[str, Any]) -> R:
         """A result off the wire."""

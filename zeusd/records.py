@@ -137,7 +137,7 @@ def covers(durable: Entry | None, entry: Entry, readable: bool) -> bool:
     """
     if durable is None or (durable.get("ending") and not entry.get("ending")):
         return False
-    if any(durable.get(name) != entry.get(name) for name in _SAME):
+    if [durable.get(name) for name in _SAME] != [entry.get(name) for name in _SAME]:
         return False
     if not readable:
         return bool(durable.get("values"))
@@ -146,7 +146,7 @@ def covers(durable: Entry | None, entry: Entry, readable: bool) -> bool:
     if entry.get("doubt") not in (None, durable.get("doubt"), entry.get("target")):
         return False
     known = [*durable.get("values", ()), durable.get("target")]
-    return all(value in known for value in entry.get("values", ()))
+    return not [value for value in entry.get("values", ()) if value not in known]
 
 
 def _line(boot: str, content: object) -> bytes:

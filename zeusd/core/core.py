@@ -95,6 +95,7 @@ class Core:
         self._silent = False
         self._requests = Requests(self.node, self._out, daemon_version, simulated, stream)
         self._requests.administration.connections = lambda: len(self._connections)
+        self._ceilings_due = self._requests.administration.ceilings
 
     # ----------------------------------------------------------------------------------- events
 
@@ -393,8 +394,7 @@ class Core:
     def next_deadline_ns(self) -> int | None:
         """When `tick` is next needed; None if time alone changes nothing."""
         earliest_ns = self._out.due_ns.earliest_ns()
-        ceilings = self._requests.administration.ceilings
-        for due_ns in (self._requests.next_deadline_ns(), ceilings.next_deadline_ns()):
+        for due_ns in (self._requests.waiting.earliest_ns(), self._ceilings_due.next_deadline_ns()):
             if due_ns is not None and (earliest_ns is None or due_ns < earliest_ns):
                 earliest_ns = due_ns
         return earliest_ns

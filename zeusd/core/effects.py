@@ -1,8 +1,8 @@
 """What the core asks the runtime to do, in order.
 
-The runtime carries effects out one after another and never reorders them. What a set makes of them
-is not frozen: a frozen dataclass takes four times as long to make. Device calls (`Read`,
-`Write`) run on the GPU's worker and come back as `Core.device_done(ticket, ...)`.
+The runtime carries effects out one after another and never reorders them. Device calls (`Read`,
+`Write`) run on the GPU's worker and come back as `Core.device_done(ticket, ...)`. Those that a set
+makes are not frozen: a frozen dataclass takes four times as long to make.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def asked_of(request: SetRequest) -> tuple[Control, ControlValue | None]:
     if isinstance(request, SetControl):
         return request.control, SPECS[request.control].normal(request.value)
     spec = BY_OPERATION[request.op]
-    return spec.control, tuple(int(getattr(request, name)) for name in spec.arguments)
+    return spec.control, tuple([int(getattr(request, name)) for name in spec.arguments])
 
 
 class Requests:
@@ -88,6 +88,7 @@ class Requests:
 
     Attributes:
         handlers: What serves each kind of request.
+        waiting: When those that wait for devices are to be answered in any case, see `expire`.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Requests:
         self._daemon_version = daemon_version
         self._simulated = simulated
         self._stream = stream
-        self._pending: Deadlines[PerGpu] = Deadlines()
+        self.waiting: Deadlines[PerGpu] = Deadlines()
         self._writes = self._write_limiter()
         self._refusals = RateLimiter(REFUSALS_PER_SECOND, 10)
         self.administration = Administration(node, outbox, self._track, self.describe_node)
@@ -125,12 +126,8 @@ class Requests:
 
     def expire(self) -> None:
         """Time has passed: answers what has waited until its deadline."""
-        for pending in self._pending.due(self._out.now_ns):
+        for pending in self.waiting.due(self._out.now_ns):
             pending.expire()
-
-    def next_deadline_ns(self) -> int | None:
-        """When `expire` is next needed."""
-        return self._pending.earliest_ns()
 
     # --------------------------------------------------------------------------------- internals
 
@@ -196,9 +193,9 @@ class Requests:
         names: Sequence[str] | None = None,
     ) -> PerGpu:
         names = request.gpus if names is None else names
-        pending = PerGpu(connection, request.id, names, self._out, self._pending)
+        pending = PerGpu(connection, request.id, names, self._out, self.waiting)
         if request.deadline_ns:
-            self._pending[pending] = request.deadline_ns
+            self.waiting[pending] = request.deadline_ns
         return pending
 
     def _set(self, connection: Connection, request: SetRequest) -> None:

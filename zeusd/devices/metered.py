@@ -38,15 +38,23 @@ class MeteredBackend:
         self._nvml = nvml
         self._calls: dict[str, _Calls] = {}
         self._wrapped: dict[str, Callable[..., Any]] = {}
+        self._reads: dict[Control, Callable[..., Any]] = {}
+        self._writes: dict[Control, Callable[..., Any]] = {}
 
     def read_control(self, gpu: Handle, control: Control) -> ControlValue:
         """See `Backend`. Counted for each control."""
-        value: ControlValue = self._timed(f"get_{control.value}", "read_control")(gpu, control)
+        read = self._reads.get(control)
+        if read is None:
+            read = self._reads[control] = self._timed(f"get_{control.value}", "read_control")
+        value: ControlValue = read(gpu, control)
         return value
 
     def write_control(self, gpu: Handle, control: Control, value: ControlValue) -> None:
         """See `Backend`. Counted for each control."""
-        self._timed(f"set_{control.value}", "write_control")(gpu, control, value)
+        write = self._writes.get(control)
+        if write is None:
+            write = self._writes[control] = self._timed(f"set_{control.value}", "write_control")
+        write(gpu, control, value)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         timed = self._timed(name, name)

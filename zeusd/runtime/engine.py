@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from zeus_ipc import replies
@@ -73,6 +74,7 @@ from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.reads import Reads
 from zeusd.runtime.sampling import CHECK_S, Sampling
 
+_JOURNALED = frozenset({Put, Forget, Write})
 _VALUES = (BASELINE_PREFIX, FIRST_PREFIX, GPU_PREFIX, PIN_PREFIX, RESTING_PREFIX)
 
 LOOK_AROUND_S = 10.0
@@ -162,7 +164,7 @@ class Engine:
         )
         self._reads = Reads(core, reactor, self.sampling, self._driver.submit, self._send)
         self._carry_out: dict[type, Callable[[Any], None]] = {
-            Reply: lambda reply: self._send(reply.conn, reply.body),
+            Reply: self._reply_to,
             Read: self._call,
             Write: self._driver.submit,
             CloseDriver: lambda effect: self._driver.close_driver(effect.ticket),
@@ -293,9 +295,13 @@ class Engine:
 
     # --------------------------------------------------------------------------------- internals
 
-    def apply(self, effects: Iterable[Effect]) -> None:
+    def apply(self, effects: Sequence[Effect]) -> None:
         """Carries out the effects of one event, in order, after all that it journals."""
-        for effect in self._record(effects):
+        for effect in effects:
+            if type(effect) in _JOURNALED:
+                effects = self._record(effects)
+                break
+        for effect in effects:
             self._carry_out[type(effect)](effect)
 
     def _audit(self, note: Note) -> None:
@@ -307,10 +313,13 @@ class Engine:
                 fields["gpu_index"] = gpu.info.index
             audit.log(level, note.event, extra=fields)
 
+    def _reply_to(self, reply: Reply) -> None:
+        self._send(reply.conn, reply.body)
+
     def _send(self, conn: int, body: dict[str, Any]) -> None:
         self._reply(conn, {"v": PROTOCOL_VERSION, **body})
 
-    def _record(self, effects: Iterable[Effect]) -> Iterable[Effect]:
+    def _record(self, effects: Sequence[Effect]) -> Sequence[Effect]:
         """Makes durable what the effects of one event journal. Returns what is to be done then.
 
         A write waits for no disk where a restore from what is durable already would be right.
@@ -324,9 +333,11 @@ class Engine:
             if not isinstance(effect, (Put, Forget, Write)):
                 rest.append(effect)
                 continue
-            key = effect.key
+            key, intent = effect.key, isinstance(effect, Write)
             entry = None if isinstance(effect, Forget) else effect.entry
-            known = states.setdefault(key, [self._journal.durable(key)])
+            known = states.get(key)
+            if known is None:
+                known = states[key] = [self._journal.durable(key)]
             if isinstance(effect, Write):
                 rest.append(effect)
                 self._reads.written(effect.gpu)
@@ -336,7 +347,7 @@ class Engine:
                     continue
                 intents.append(effect)
             known.append(entry)
-            changes.append(Change(key, entry, intent=isinstance(effect, Write)))
+            changes.append(Change(key, entry, intent))
         try:
             if changes:
                 self._journal.commit(changes)
@@ -420,7 +431,7 @@ class Engine:
             if isinstance(result, Listed) and self._accounting is not None:
                 self._accounting.listed(result)
             return
-        self._reactor.post(lambda: self._device_done(ticket, result))
+        self._reactor.post(partial(self._device_done, ticket, result))
 
     def _device_done(self, ticket: int, result: object) -> None:
         if ticket < 0:

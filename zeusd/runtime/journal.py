@@ -39,7 +39,7 @@ REWRITE_AFTER = 4096
 """Records in the file before it is rewritten for the first time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Change:
     """A change of one entry.
 
@@ -123,7 +123,7 @@ class Journal:
         Raises:
             OSError: None of them is. Intents are forgotten; the others are late from now on.
         """
-        batch = [Change(key, self._entries.get(key)) for key in self._late]
+        batch = [Change(key, self._entries.get(key)) for key in self._late] if self._late else []
         added: set[str] = set()
         for change in changes:
             if change.entry is not None:

@@ -6,7 +6,6 @@ import contextlib
 import heapq
 import itertools
 import logging
-import os
 import select
 import time
 from collections import deque
@@ -34,8 +33,9 @@ class Reactor:
         self._posted: deque[Callback] = deque()
         self._timers: list[tuple[int, int, Callback]] = []
         self._timer_numbers = itertools.count()
-        self._wake = Wake(os.EFD_NONBLOCK)
-        self.add_reader(self._wake.fd, self._wake.wait)
+        self._wake = Wake()
+        # Each signal is reported once, read or not.
+        self.add(self._wake.fd, select.EPOLLIN | select.EPOLLET, lambda _: None)
         self._running = False
 
     def add(self, fd: int, events: int, callback: Callable[[int], None]) -> None:

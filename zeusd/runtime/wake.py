@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 
@@ -29,13 +28,11 @@ class Wake:
         # Its number must not be another file's by then.
         with self._open:
             if self.fd >= 0:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_write(self.fd, 1)
+                os.eventfd_write(self.fd, 1)
 
     def wait(self) -> None:
         """Waits for a signal and takes it: all there are, or one with EFD_SEMAPHORE."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
+        os.eventfd_read(self.fd)
 
     def close(self) -> None:
         """Frees the descriptor. Nobody may wait by then."""

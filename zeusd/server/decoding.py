@@ -68,7 +68,8 @@ def decode(data: bytes) -> Request:
             operations=list(OPERATIONS),
         )
     try:
-        return request_adapter.validate_python(message)
+        request: Request = request_adapter.validator.validate_python(message)
+        return request
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False, include_context=False)[:3]
         text = "; ".join(

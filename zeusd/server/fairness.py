@@ -11,7 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -35,8 +35,7 @@ class Limits:
     accepts_per_second: float = 200.0
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """What reading a connection once has cost its user."""
 
     requests: float
@@ -110,11 +109,17 @@ class Turns(Generic[T]):
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+        self.configure(limits)
         self._users: dict[int, User[T]] = {}
         self._runnable: deque[User[T]] = deque()
         self._parked: list[tuple[int, int, User[T]]] = []
         self._number = 0
+
+    def configure(self, limits: Limits) -> None:
+        """Other limits from now on."""
+        self.limits = limits
+        self._burst_requests = max(2 * REFILL, limits.requests_per_second * BURST_S)
+        self._burst_bytes = max(float(MIN_BURST_BYTES), limits.bytes_per_second * BURST_S)
 
     @property
     def users(self) -> list[User[T]]:
@@ -128,7 +133,7 @@ class Turns(Generic[T]):
             self._drop_idle(now_ns)
             user = self._users[uid] = User(uid)
             user._filled_ns = user._accepted_ns = user._fault_ns = now_ns
-            user._requests, user._bytes = self._burst()
+            user._requests, user._bytes = self._burst_requests, self._burst_bytes
             user._accepts = float(self.limits.connections)
         return user
 
@@ -200,14 +205,19 @@ class Turns(Generic[T]):
         return self._parked[0][0] if self._parked else None
 
     def _turn(self, user: User[T], now_ns: int, read: Callable[[T], tuple[Cost, bool]]) -> None:
-        self._fill(user, now_ns)
+        limits, passed_s = self.limits, (now_ns - user._filled_ns) * 1e-9
+        user._filled_ns = now_ns
+        user._requests = min(
+            self._burst_requests, user._requests + passed_s * limits.requests_per_second
+        )
+        user._bytes = min(self._burst_bytes, user._bytes + passed_s * limits.bytes_per_second)
         readable, credit = user._readable, QUANTUM
         while readable and credit > 0 and user._requests >= 1.0 and user._bytes > 0:
             connection = readable.popleft()
-            cost, more = read(connection)
-            user._requests -= cost.requests
-            user._bytes -= cost.bytes
-            credit -= cost.requests + cost.bytes / 4096
+            (requests, size), more = read(connection)
+            user._requests -= requests
+            user._bytes -= size
+            credit -= requests + size / 4096
             if more:
                 readable.append(connection)
         if not readable:
@@ -227,20 +237,6 @@ class Turns(Generic[T]):
         self._number += 1
         due_ns = now_ns + max(MIN_WAIT_NS, round(wait_s * 1e9))
         heapq.heappush(self._parked, (due_ns, self._number, user))
-
-    def _burst(self) -> tuple[float, float]:
-        limits = self.limits
-        return (
-            max(2 * REFILL, limits.requests_per_second * BURST_S),
-            max(float(MIN_BURST_BYTES), limits.bytes_per_second * BURST_S),
-        )
-
-    def _fill(self, user: User[T], now_ns: int) -> None:
-        limits, passed_s = self.limits, (now_ns - user._filled_ns) * 1e-9
-        requests, size = self._burst()
-        user._filled_ns = now_ns
-        user._requests = min(requests, user._requests + passed_s * limits.requests_per_second)
-        user._bytes = min(size, user._bytes + passed_s * limits.bytes_per_second)
 
     def _drop_idle(self, now_ns: int) -> None:
         """Forgets users of whom nothing is left to remember, before there are too many."""

@@ -13,6 +13,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from zeus_ipc.codec import encode
@@ -57,6 +58,7 @@ LOOK_S = 1.0
 LIMITED_NS = 250_000_000
 """A user whose requests waited for so much of a second is reported."""
 
+_CLOSED = Cost(0.0)
 _NOTHING = Cost(0.1)
 """A look that found nothing, or too little: it took the server's time all the same."""
 
@@ -138,7 +140,7 @@ class Server:
 
     def configure(self, limits: Limits) -> None:
         """Other limits from now on."""
-        self._turns.limits = limits
+        self._turns.configure(limits)
 
     # ------------------------------------------------------------------------------------ output
 
@@ -171,7 +173,10 @@ class Server:
 
     def _send(self, connection: Connection, data: bytes) -> None:
         before = connection.waiting
-        self._sent(connection, before, connection.send(data))
+        outcome = connection.send(data)
+        if outcome is Sent.ALL and not before:
+            return
+        self._sent(connection, before, outcome)
         if connection.waiting > MAX_WAITING_BYTES or (
             connection.waiting and self._all_waiting > MAX_ALL_WAITING_BYTES
         ):
@@ -191,9 +196,7 @@ class Server:
     def _accepted(self, connection: Connection) -> None:
         self._connections[connection.number] = connection
         self._young.append(connection)
-        self._reactor.add(
-            connection.stream.fileno(), _READING, lambda mask: self._on_event(connection, mask)
-        )
+        self._reactor.add(connection.stream.fileno(), _READING, partial(self._on_event, connection))
         self._send(connection, connection.engine.data_to_send())
 
     def _on_event(self, connection: Connection, mask: int) -> None:
@@ -287,12 +290,15 @@ class Server:
         if self._topics_changed:
             self._topics_changed = False
             self._stream(self._topics.names)
-        due = [self._turns.due_ns(), self._acceptor.due_ns(), self._check_handshakes(now_ns)]
-        self._schedule(min((one for one in due if one is not None), default=None), now_ns)
+        for due_ns in (
+            self._turns.due_ns(),
+            self._acceptor.due_ns(),
+            self._check_handshakes(now_ns) if self._young else None,
+        ):
+            if due_ns is not None:
+                self._schedule(due_ns, now_ns)
 
-    def _schedule(self, due_ns: int | None, now_ns: int) -> None:
-        if due_ns is None or self._scheduled:
-            return
+    def _schedule(self, due_ns: int, now_ns: int) -> None:
         if due_ns <= now_ns:
             self._soon()
         elif self._timer_ns is None or due_ns < self._timer_ns:
@@ -304,9 +310,36 @@ class Server:
         self._soon()
 
     def _read(self, connection: Connection) -> tuple[Cost, bool]:
-        """Reads a connection once, whatever comes of it."""
+        """Reads a connection once, whatever comes of it: what that has cost, and whether there is
+        more."""
+        if connection.closed:
+            return _CLOSED, False
+        if connection.waiting:  # its turn comes when it has read
+            connection.queued = False
+            return _NOTHING, False
+        engine, size = connection.engine, 0
         try:
-            return self._step(connection)
+            event = engine.next_event() if engine.unread else None
+            if event is None:
+                data = connection.receive()
+                if data is None:
+                    connection.queued = False
+                    return _NOTHING, False
+                if not data:
+                    self._close(connection)
+                    return _NOTHING, False
+                size = len(data)
+                engine.receive(data)
+                event = engine.next_event()
+                if event is None:
+                    connection.queued = not connection.drained
+                    return Cost(0.25, size), connection.queued
+            if type(event) is Message:
+                requests = self._request(connection, event.body)
+            else:
+                requests = self._handle(connection, event)
+            connection.queued = not connection.drained or engine.unread
+            return Cost(requests, size), connection.queued and not connection.closed
         except ProtocolError as error:
             self._fault(connection, str(error))
         except descriptors.DescriptorsSent:
@@ -320,40 +353,9 @@ class Server:
             self._close(connection)
         return Cost(1.0), False
 
-    def _step(self, connection: Connection) -> tuple[Cost, bool]:
-        if connection.closed:
-            return Cost(0.0), False
-        if connection.waiting:  # its turn comes when it has read
-            connection.queued = False
-            return _NOTHING, False
-        engine = connection.engine
-        event, size = engine.next_event(), 0
-        if event is None:
-            data = connection.receive()
-            if data is None:
-                connection.queued = False
-                return _NOTHING, False
-            if not data:
-                self._close(connection)
-                return _NOTHING, False
-            size = len(data)
-            engine.receive(data)
-            event = engine.next_event()
-            if event is None:
-                connection.queued = not connection.drained
-                return Cost(0.25, size), connection.queued
-        requests = self._handle(connection, event)
-        answer = engine.data_to_send()
-        if answer and not connection.closed:
-            self._send(connection, answer)
-        connection.queued = not connection.drained or engine.buffered > 0
-        return Cost(requests, size), connection.queued and not connection.closed
-
     def _handle(self, connection: Connection, event: Event) -> float:
-        """What an event asks for. Returns what it costs, in requests."""
+        """What an event that is no request asks for. Returns what it costs, in requests."""
         match event:
-            case Message():
-                return self._request(connection, event.body)
             case Subscribe():
                 self._topics_changed |= self._topics.subscribe(connection, event.topic)
             case Cancel():
@@ -362,6 +364,9 @@ class Server:
                 connection.user.handshakes -= 1
                 if connection.engine.role is Role.ROUTER:
                     self._identify(connection)
+        answer = connection.engine.data_to_send()
+        if answer and not connection.closed:
+            self._send(connection, answer)
         return 1.0
 
     def _request(self, connection: Connection, body: bytes) -> float:

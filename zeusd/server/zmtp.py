@@ -109,6 +109,7 @@ class Engine:
 
     Attributes:
         state: How far the conversation has come.
+        unread: Whether bytes were received that no event has been made of yet.
     """
 
     __slots__ = (
@@ -120,6 +121,7 @@ class Engine:
         "_req",
         "role",
         "state",
+        "unread",
     )
 
     def __init__(self, role: Role) -> None:
@@ -133,6 +135,7 @@ class Engine:
         self._out = [GREETING]
         self._req = False
         self._delimited = False
+        self.unread = False
 
     @property
     def buffered(self) -> int:
@@ -141,8 +144,9 @@ class Engine:
 
     def receive(self, data: bytes) -> None:
         """Takes bytes from the peer. Call `next_event` until it returns None before the next."""
-        self._buffer = self._buffer[self._position :] + data if self.buffered else data
+        self._buffer = self._buffer[self._position :] + data if self.unread else data
         self._position = 0
+        self.unread = True
 
     def data_to_send(self) -> bytes:
         """What the protocol itself has to say: greeting, READY, PONG. Empty: nothing."""
@@ -182,6 +186,7 @@ class Engine:
         if end > len(buffer):
             return None
         self._position = end
+        self.unread = end < len(buffer)
         body = buffer[begin:end]
         if flags & COMMAND:
             return self._command(body)
@@ -205,6 +210,7 @@ class Engine:
         if have < GREETING_BYTES:
             return False
         self._position = GREETING_BYTES
+        self.unread = have > GREETING_BYTES
         self.state = State.HANDSHAKE
         return True
 
