@@ -234,8 +234,9 @@ class Client(Closing):
         """
         name, value = Control(control).value, list(value)
         more = {"together": True} if together else {}
-        answer = self._set(operations.SET, gpus, block, control=name, value=value, **more)
-        return {uuid: value if one.applied is None else one.applied for uuid, one in answer.items()}
+        answers = self._set(operations.SET, gpus, block, control=name, value=value, **more)
+        applied = {uuid: operations.SET.read(one).applied for uuid, one in answers.items()}
+        return {uuid: value if one is None else one for uuid, one in applied.items()}
 
     def set_power_limit(
         self, gpus: str | Sequence[str], power_limit_mw: int, *, block: bool = True
@@ -713,12 +714,13 @@ class Client(Closing):
         gpus: str | Sequence[str],
         block: bool,
         **arguments: Any,
-    ) -> dict[str, Applied]:
+    ) -> dict[str, Any]:
+        """Sets, and returns the results off the wire."""
         arguments["gpus"] = _uuids(gpus)
         if block:
             result = self._result(operation, arguments)
             self._holds()
-            return _read_each(operation, result)
+            return _answers(operation, result)
         arguments["block"] = False
         message = self._message(operation, arguments)
 
@@ -732,12 +734,21 @@ class Client(Closing):
 
 
 def _read_each(operation: Operation[R], result: dict[str, Any]) -> dict[str, R]:
+    return {name: operation.read(one) for name, one in _answers(operation, result).items()}
+
+
+def _answers(operation: Operation[Any], result: dict[str, Any]) -> dict[str, Any]:
+    """The result for each GPU or source, off the wire.
+
+    Raises:
+        ZeusIpcError: Some failed.
+    """
     answers: dict[str, Any] = result[operation.each]
     failed = {
         name: errors.from_wire(one["error"]) for name, one in answers.items() if "error" in one
     }
     if not failed:
-        return {name: operation.read(one) for name, one in answers.items()}
+        return answers
     if len(answers) == 1:
         raise next(iter(failed.values()))
     raise errors.SeveralGpusFailed(failed)

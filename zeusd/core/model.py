@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from zeus_ipc.controls import (
     READABLE,
@@ -23,8 +23,7 @@ DEFAULT_TTL_NS = 15_000_000_000
 """How long a lease lasts without a heartbeat, where neither site nor client says otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(NamedTuple):
     """One process, never to be mistaken for a later one of the same pid.
 
     Attributes:

@@ -23,7 +23,8 @@ class RateLimiter:
 
     def take(self, key: Hashable, now_ns: int) -> bool:
         """Takes one token; False if the bucket is empty."""
-        level = self._level(key, now_ns)
+        level, then_ns = self._buckets.get(key, (self.burst, now_ns))
+        level = min(self.burst, level + (now_ns - then_ns) * 1e-9 * self.per_second)
         if level < 1.0:
             return False
         self._buckets[key] = (level - 1.0, now_ns)

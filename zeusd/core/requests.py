@@ -63,6 +63,8 @@ SHUTTING_DOWN = Failure(
     ErrorCode.SHUTTING_DOWN, "zeusd is stopping and accepts no changes; try again later"
 )
 
+AS_ASKED = replies.Applied()
+
 _SETS = (SetControl, SetPowerLimit, SetGpuClocks, SetMemoryClocks, SetPersistenceMode, Reset)
 
 
@@ -241,7 +243,7 @@ class Requests:
             self._out.trail.refused(answer.code)
             pending.fail(uuid, answer)
         elif answer is None or answer.value == asked:
-            pending.succeed(uuid, replies.Applied())
+            pending.succeed(uuid, AS_ASKED)
         else:
             pending.succeed(uuid, replies.Applied(applied=list(answer.value)))
 

@@ -317,7 +317,8 @@ class Engine:
         self._send(reply.conn, reply.body)
 
     def _send(self, conn: int, body: dict[str, Any]) -> None:
-        self._reply(conn, {"v": PROTOCOL_VERSION, **body})
+        body["v"] = PROTOCOL_VERSION
+        self._reply(conn, body)
 
     def _record(self, effects: Sequence[Effect]) -> Sequence[Effect]:
         """Makes durable what the effects of one event journal. Returns what is to be done then.

@@ -30,7 +30,9 @@ class Reactor:
         self._clock_ns = clock_ns
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
+        self._soon: deque[Callback] = deque()
         self._posted: deque[Callback] = deque()
+        self._waiting = False
         self._timers: list[tuple[int, int, Callback]] = []
         self._timer_numbers = itertools.count()
         self._wake = Wake()
@@ -67,12 +69,13 @@ class Reactor:
 
     def call_soon(self, callback: Callback) -> None:
         """Calls `callback` once everything that waits now has had its turn. Only from the loop."""
-        self._posted.append(callback)
+        self._soon.append(callback)
 
     def post(self, callback: Callback) -> None:
         """Has the loop call `callback`. Safe from any thread and from signal handlers."""
         self._posted.append(callback)
-        self._wake.signal()
+        if self._waiting:
+            self._wake.signal()
 
     def call_later(self, delay_s: float, callback: Callback) -> None:
         """Calls `callback` once, after `delay_s`. Only from the loop's thread."""
@@ -94,22 +97,26 @@ class Reactor:
             on_time: Called when that time has come.
         """
         self._running = True
-        handlers, posted, timers = self._handlers, self._posted, self._timers
+        handlers, timers, soon, posted = self._handlers, self._timers, self._soon, self._posted
         while self._running:
             deadline_ns = next_deadline_ns()
             if timers and (deadline_ns is None or timers[0][0] < deadline_ns):
                 deadline_ns = timers[0][0]
             timeout_s = -1.0
-            if posted:
-                timeout_s = 0.0
-            elif deadline_ns is not None:
+            if deadline_ns is not None:
                 timeout_s = max(0.0, (deadline_ns - self._clock_ns()) / 1e9)
-            for fd, mask in self._epoll.poll(timeout_s):
+            self._waiting = True  # first: who posts from now on wakes it
+            events = self._epoll.poll(0.0 if soon or posted else timeout_s)
+            self._waiting = False
+            for fd, mask in events:
                 handler = handlers.get(fd)
                 if handler is not None:
                     _guarded(handler, mask)
-            for _ in range(len(posted)):  # what they post in turn comes after the next look
-                _guarded(posted.popleft())
+            # What they ask for in turn comes after the next look; but what other threads have
+            # finished meanwhile, somebody waits for.
+            for calls in (posted, soon, posted):
+                for _ in range(len(calls)):
+                    _guarded(calls.popleft())
             if deadline_ns is not None and (now_ns := self._clock_ns()) >= deadline_ns:
                 while timers and timers[0][0] <= now_ns:
                     _guarded(heapq.heappop(timers)[2])

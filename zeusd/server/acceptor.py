@@ -53,6 +53,11 @@ class Acceptor:
         accepted: Called with each new connection.
         soon: Asks for a call of `run`, as soon as other events had their turn.
         maximum: Connections of all users together.
+
+    Attributes:
+        ready: The listening sockets where someone has connected, by descriptor.
+        due_ns: When `run` may accept again.
+        open: Connections at present.
     """
 
     def __init__(
@@ -74,8 +79,8 @@ class Acceptor:
         self._maximum = maximum
         self._subuids = SubordinateUids()
         self._listening: dict[int, tuple[socket.socket, Role]] = {}
-        self._ready: list[int] = []
-        self._paused_until_ns = 0
+        self.ready: list[int] = []
+        self.due_ns = 0
         self._number = 0
         self.open = 0
 
@@ -90,39 +95,35 @@ class Acceptor:
         for fd in self._listening:
             self._reactor.remove(fd)
         self._listening.clear()
-        self._ready.clear()
+        self.ready.clear()
 
     def run(self, now_ns: int) -> None:
         """Accepts a few connections, if it is time."""
-        if now_ns < self._paused_until_ns or not self._ready:
+        if now_ns < self.due_ns:
             return
         if self._closer.backlog > MAX_CLOSING:
-            self._paused_until_ns = now_ns + EXHAUSTED_NS
+            self.due_ns = now_ns + EXHAUSTED_NS
             return
-        for fd in list(self._ready):
+        for fd in list(self.ready):
             listening, role = self._listening[fd]
             refused = 0
             for _ in range(BATCH):
                 try:
                     stream, _ = listening.accept()
                 except BlockingIOError:
-                    self._ready.remove(fd)
+                    self.ready.remove(fd)
                     break
                 except OSError as error:
                     if error.errno in _EXHAUSTED:
-                        self._paused_until_ns = now_ns + EXHAUSTED_NS
+                        self.due_ns = now_ns + EXHAUSTED_NS
                     break
                 refused += not self._take(stream, role, now_ns)
             if refused == BATCH:
-                self._paused_until_ns = now_ns + PAUSE_NS
-
-    def due_ns(self) -> int | None:
-        """When `run` is next needed; None: not before someone connects."""
-        return self._paused_until_ns if self._ready else None
+                self.due_ns = now_ns + PAUSE_NS
 
     def _readable(self, fd: int) -> None:
-        if fd not in self._ready:
-            self._ready.append(fd)
+        if fd not in self.ready:
+            self.ready.append(fd)
             self._soon()
 
     def _take(self, stream: socket.socket, role: Role, now_ns: int) -> bool:

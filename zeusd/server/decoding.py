@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from zeus_ipc.codec import DecodeError, decode_request
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.operations import OF_REQUEST, OPERATIONS
+from zeus_ipc.operations import OPERATIONS
 from zeus_ipc.replies import ErrorBody
 from zeus_ipc.requests import Request, request_adapter
 from zeus_ipc.wire import PROTOCOL_VERSION
@@ -79,8 +79,3 @@ def decode(data: bytes) -> Request:
         raise Invalid(
             request_id, ErrorCode.BAD_REQUEST, f"the request is not valid: {text}"
         ) from None
-
-
-def cost(request: Request) -> float:
-    """What a request costs its user, in requests."""
-    return OF_REQUEST[type(request)].cost_of(request)

@@ -182,8 +182,8 @@ class Turns(Generic[T]):
             user._runnable = True
             self._runnable.append(user)
 
-    def run(self, now_ns: int, read: Callable[[T], tuple[Cost, bool]]) -> None:
-        """Gives each runnable user one turn.
+    def run(self, now_ns: int, read: Callable[[T], tuple[Cost, bool]]) -> int | None:
+        """Gives each runnable user one turn. Returns when it is next needed, see `due_ns`.
 
         Args:
             now_ns: Time.
@@ -197,6 +197,7 @@ class Turns(Generic[T]):
             self._runnable.append(user)
         for _ in range(len(self._runnable)):
             self._turn(self._runnable.popleft(), now_ns, read)
+        return self.due_ns() if self._runnable or self._parked else None
 
     def due_ns(self) -> int | None:
         """When `run` is next needed: 0: at once; None: not before something is added."""

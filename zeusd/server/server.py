@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from zeus_ipc.codec import encode
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.operations import OF_REQUEST
 from zeus_ipc.replies import UserLoad
 from zeus_ipc.requests import Request
 from zeus_ipc.zmtp import ProtocolError
@@ -285,18 +286,18 @@ class Server:
         if not self._serving:
             return
         now_ns = time.monotonic_ns()
-        self._turns.run(now_ns, self._read)
-        self._acceptor.run(now_ns)
+        due_ns = self._turns.run(now_ns, self._read)
+        if due_ns is not None:
+            self._schedule(due_ns, now_ns)
+        if self._acceptor.ready:
+            self._acceptor.run(now_ns)
+            if self._acceptor.ready:
+                self._schedule(self._acceptor.due_ns, now_ns)
+        if self._young and (due_ns := self._check_handshakes(now_ns)) is not None:
+            self._schedule(due_ns, now_ns)
         if self._topics_changed:
             self._topics_changed = False
             self._stream(self._topics.names)
-        for due_ns in (
-            self._turns.due_ns(),
-            self._acceptor.due_ns(),
-            self._check_handshakes(now_ns) if self._young else None,
-        ):
-            if due_ns is not None:
-                self._schedule(due_ns, now_ns)
 
     def _schedule(self, due_ns: int, now_ns: int) -> None:
         if due_ns <= now_ns:
@@ -381,7 +382,7 @@ class Server:
             self.reply(connection.number, invalid.reply)
             return decoding.INVALID
         self._application.request(connection.number, request)
-        return decoding.cost(request)
+        return OF_REQUEST[type(request)].cost_of(request)
 
     def _identify(self, connection: Connection) -> None:
         """Asks the kernel who is at the other end."""

@@ -164,14 +164,14 @@ class SimulatedDriver(TabledControls):
             if not isinstance(gpu, int) or not 0 <= gpu < len(self._gpus):
                 raise nvml_error(Return.INVALID_ARGUMENT, call)
             lost = self._lost.get(gpu)
-            fault = self._take_fault(gpu, call)
+            fault = self._take_fault(gpu, call) if self._faults else None
             state = self._gpus[gpu]
             spec = state.spec
             delay_s = fault.latency_s if fault is not None else 0.0
             if setter and spec.setter_ms:
                 mean_s = spec.setter_ms / 1000
                 delay_s += max(mean_s / 4, state.chance.gauss(mean_s, mean_s * _LATENCY_SPREAD))
-            if not delay_s:
+            if not delay_s and self._work:
                 self.advance()
         if delay_s:
             self.sleep(delay_s)

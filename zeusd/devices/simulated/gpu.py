@@ -243,10 +243,14 @@ class SimulatedGpu:
             power_w: Where to; None: where the present settings and work take it.
             start_w: Where from; None: from the present power.
         """
+        point, last = self.steady_point(), self._power[-1][2]
+        rests = last.start == last.end == point.power_w
+        if point == self.point and rests and power_w is None and start_w is None:
+            return  # nothing moves
         self.sensor.update(t_s)
         self.first.sensor.update(t_s)
-        self.point = self.steady_point()
-        target_w = self.point.power_w if power_w is None else power_w
+        self.point = point
+        target_w = point.power_w if power_w is None else power_w
         before_w = self.true_power_w(t_s) if start_w is None else start_w
         move = Relaxation(t_s, before_w, target_w, tau_s)
         self._power.append((t_s, self.true_energy_j(t_s), move))
