@@ -14,9 +14,10 @@ import pytest
 from tests.support import wait_for
 from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.operations import OPERATIONS
+from zeus_ipc.operations import OF_REQUEST, OPERATIONS
+from zeus_ipc.requests import Request
 from zeus_ipc.wire import PROTOCOL_VERSION
-from zeusd.server.decoding import Invalid, cost, decode
+from zeusd.server.decoding import Invalid, decode
 from zeusd.server.reports import EVERY_NS, Reports
 from zeusd.server.subuids import LOOK_NS, SubordinateUids
 from zeusd.server.visibility import monotonic_offset_s
@@ -77,6 +78,10 @@ def test_an_unknown_operation_is_told_which_there_are() -> None:
     with pytest.raises(Invalid) as caught:
         decode(request(op="fly"))
     assert caught.value.reply["error"].details["operations"] == list(OPERATIONS)
+
+
+def cost(request: Request) -> float:
+    return OF_REQUEST[type(request)].cost_of(request)
 
 
 def test_what_costs_zeusd_more_costs_its_user_more() -> None:
