@@ -25,6 +25,7 @@ import json
 import re
 from binascii import crc32
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 FORMAT = 2
@@ -137,14 +138,15 @@ def covers(durable: Entry | None, entry: Entry, readable: bool) -> bool:
     """
     if durable is None or (durable.get("ending") and not entry.get("ending")):
         return False
+    # A value that the device may come to hold rounded needs a record of its own; but a target that
+    # is rounded is where the control belongs.
+    doubt = entry.get("doubt") if readable else None
+    if doubt is not None and doubt not in (durable.get("doubt"), entry.get("target")):
+        return False
     if [durable.get(name) for name in _SAME] != [entry.get(name) for name in _SAME]:
         return False
     if not readable:
         return bool(durable.get("values"))
-    # A value that the device may come to hold rounded needs a record of its own; but a target that
-    # is rounded is where the control belongs.
-    if entry.get("doubt") not in (None, durable.get("doubt"), entry.get("target")):
-        return False
     known = [*durable.get("values", ()), durable.get("target")]
     return not [value for value in entry.get("values", ()) if value not in known]
 
@@ -155,7 +157,12 @@ def _line(boot: str, content: object) -> bytes:
 
 
 def _checksum(boot: str, text: bytes) -> int:
-    return crc32(text, crc32(boot.encode()))
+    return crc32(text, _seed(boot))
+
+
+@lru_cache(maxsize=8)
+def _seed(boot: str) -> int:
+    return crc32(boot.encode())
 
 
 def _read_header(line: bytes) -> tuple[int | None, str | None]:

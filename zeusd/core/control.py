@@ -169,7 +169,7 @@ class ControlMachine(Leased):
             recoveries=restore.recoveries + 1,
         )
         self._values, self._doubt = restore.values, restore.doubt
-        moved = restore.target not in (*restore.values, self.target) and not self.spec.merges
+        moved = restore.target not in (*restore.values, self.target) and not self.merges
         if self.spec.readable and restore.values and moved:
             # The site's target was another then, and writing it needed no record of its own.
             self._values = (restore.target, *restore.values)
@@ -207,7 +207,7 @@ class ControlMachine(Leased):
             owed: What zeusd itself wrote, and nobody leases; None: nothing. Then a failure that
                 changes nothing is the end of it.
         """
-        merges = self.spec.merges  # what others have chosen meanwhile stays
+        merges = self.merges  # what others have chosen meanwhile stays
         if self.first is not None and not (self.pinned or merges) and self.target != self.first:
             self.aim_at(self.first)
         if self.phase is Phase.HELD:
@@ -499,11 +499,11 @@ class ControlMachine(Leased):
         assert lease is not None
         if item is not None:
             lease.asked, lease.over = value, item.over
-        if self.spec.merges:
+        if self.merges:
             value = self.spec.normal((*value, *self.target))
         before, doubt = self._values, self._doubt
         possible = before or (self.target if self._found is None else self._found,)
-        self._values = (*(one for one in possible if one != value), value)
+        self._values = (*[one for one in possible if one != value], value)
         self._doubt = value if self.spec.readable else None
 
         def written(result: object) -> None:
@@ -562,7 +562,7 @@ class ControlMachine(Leased):
         holds = shown = asked
         if isinstance(result, Applied):
             holds = shown = result.value
-            if self.spec.merges:
+            if self.merges:
                 # What others had chosen stays theirs when they take it back: a later set that
                 # missed it among our values would choose it again.
                 holds = self.spec.normal((*holds, *self.target))

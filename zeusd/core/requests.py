@@ -202,6 +202,7 @@ class Requests:
 
     def _set(self, connection: Connection, request: SetRequest) -> None:
         control, asked = asked_of(request)
+        settings, peer = self._node.settings, connection.peer
         pending = self._track(connection, request) if request.block else None
         for uuid in dict.fromkeys(request.gpus):
             done: Done
@@ -213,8 +214,8 @@ class Requests:
             if isinstance(machine, Failure):
                 done(machine)
                 continue
-            peer, info = connection.peer, self._node.gpus[uuid].info
-            right = connection.right(self._access, info, control)
+            info = self._node.gpus[uuid].facts.info
+            right = connection.right(settings.access, info, control)
             refusal = self._too_fast(peer) or self._check_set(right, machine, asked)
             if refusal is not None:
                 done(refusal)
@@ -224,7 +225,7 @@ class Requests:
                 client=request.client,
                 value=machine.reset_value if asked is None else asked,
                 deadline_ns=request.deadline_ns,
-                ttl_ns=self._node.settings.terms.ttl_ns,
+                ttl_ns=settings.terms.ttl_ns,
                 block=request.block,
                 done=done,
                 over=PERSISTED if right.admin else "",
@@ -374,8 +375,10 @@ class Requests:
         if machine.control is Control.POWER_PROFILE:
             return _unknown_profile(info, asked)
         low = info.power_limit_min_mw
-        high = self._node.highest_mw(machine, right.admin)
-        if low is None or high is None or low <= asked[0] <= high:
+        if low is None or not machine.spec.ceilings:
+            return None
+        (high,) = machine.highest(PERSISTED if right.admin else "")
+        if low <= asked[0] <= high:
             return None
         span = machine.spec.span_text(low, high)
         return Failure(

@@ -91,6 +91,7 @@ class Restorable:
 
     Attributes:
         key: Key of its journal entry.
+        merges: See `ControlSpec`.
         first: What it held when zeusd first saw it in this boot, if that is known.
         observed: What it is restored to where the site configured nothing.
         ceilings: Upper bounds besides the site's.
@@ -105,6 +106,7 @@ class Restorable:
         self.control = control
         self.spec = SPECS[control]
         self.key = pending_key(gpu, control)
+        self.merges = self.spec.merges
         self.life = Lifecycle()
         self.lease: Lease | None = None
         self.first: ControlValue | None = None
@@ -156,7 +158,7 @@ class Restorable:
     @property
     def reset_value(self) -> ControlValue:
         """What a `reset` sets: the target; of workload power profiles, none of its own."""
-        return () if self.spec.merges else self.target
+        return () if self.merges else self.target
 
     @property
     def bounded(self) -> bool:
@@ -205,7 +207,7 @@ class Restorable:
         """Someone else chose this value while nothing was held."""
         if current in (self.target, self._resting) or self.pinned:
             return
-        if self._override and not self.spec.merges:
+        if self._override and not self.merges:
             self._note_outside(self.target, current, "overridden")
             return
         self._note_outside(self.target, current, "adopted")
@@ -253,7 +255,7 @@ class Restorable:
             rounding=self.spec.rounding,
             refused_target=self.spec.refused_target,
             overwrite=self._overwrites(),
-            merges=self.spec.merges,
+            merges=self.merges,
         )
         restoration.steps = restore_steps(restoration.plan)
         self._advance(None)
@@ -288,7 +290,7 @@ class Restorable:
             self._write_step(ticket, step)
 
     def _write_step(self, ticket: int, step: Put) -> None:
-        if not self.spec.merges:  # what others have chosen is none of zeusd's values
+        if not self.merges:  # what others have chosen is none of zeusd's values
             found = () if step.found is None else (step.found,)
             self._values = tuple(dict.fromkeys((*self._values, *found, step.value)))
             self._values = (*(one for one in self._values if one != step.value), step.value)
@@ -342,7 +344,7 @@ class Restorable:
         if result.kind == "restored":
             self._doubt = None
             moved = result.holds is not None and result.holds != restoration.plan.target
-            if not self.spec.merges and (moved or result.target != restoration.plan.target):
+            if not self.merges and (moved or result.target != restoration.plan.target):
                 self._note_clamped(restoration.plan.target, result.in_force)
         in_force = result.in_force
         if result.kind in ("restored", "already_back"):

@@ -142,9 +142,10 @@ class Journal:
                     self._late[change.key] = None
             raise
         for change, line in zip(batch, lines, strict=True):
-            self._apply(change, line)
+            self._keep(change, line)
         self._all_is_durable()
-        self._rewrite_if_grown()
+        if self._records > self._rewrite_after:
+            self._rewrite_if_grown()
 
     def note(self, key: str, entry: Entry) -> None:
         """Keeps the newest of an entry whose durable record says enough, see `records.covers`.
@@ -167,7 +168,8 @@ class Journal:
             for change, line in zip(batch, self._append(batch, sync=False), strict=True):
                 self._apply(change, line)
             self._late.clear()
-            self._rewrite_if_grown()
+            if self._records > self._rewrite_after:
+                self._rewrite_if_grown()
 
     def durable(self, key: str) -> Entry | None:
         """What is certainly on disk under a key and still counts; None: nothing."""
@@ -230,6 +232,11 @@ class Journal:
             # What is still on disk counts no more, and covers nothing that follows: it may be of a
             # driver that is not loaded any more.
             self._durable[change.key] = None
+        self._keep(change, line)
+
+    def _keep(self, change: Change, line: bytes) -> None:
+        """The newest entry of a key."""
+        if change.entry is None:
             self._entries.pop(change.key, None)
             self._lines.pop(change.key, None)
         else:
@@ -267,8 +274,6 @@ class Journal:
 
     def _rewrite_if_grown(self) -> None:
         """Rewrites one record for each that was appended, at most, however many there are."""
-        if self._records <= self._rewrite_after:
-            return
         try:
             self._rewrite()
         except (OSError, JournalError) as error:
