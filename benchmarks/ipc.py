@@ -230,8 +230,15 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
             dealer.send(REQUEST)
             dealer.recv()
 
+        requests = [REQUEST, REQUEST[::-1]]
+
+        def bare_send() -> None:
+            requests.reverse()
+            sink.send(requests[0])
+
         def dealer_send() -> None:
-            sender.send(REQUEST)
+            requests.reverse()
+            sender.send(requests[0])
 
         def set_limit(block: bool = True) -> None:
             values.reverse()
@@ -257,7 +264,7 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
                 Case("state", lambda: client.state(uuid)),
                 Case(HEARTBEAT, client.heartbeat),
                 Case(HTTP, lambda: http.post("http://x/", content=REQUEST)),
-                Case(SEND, lambda: sink.send(REQUEST), spaced=True),
+                Case(SEND, bare_send, spaced=True),
                 Case(DEALER_SEND, dealer_send, spaced=True),
                 Case(CLOCK, change_clock, spaced=True, before=clocks.renew),
                 Case("set_power_limit, block=False", lambda: set_limit(False), spaced=True),

@@ -567,7 +567,8 @@ class ControlMachine(Leased):
                 # missed it among our values would choose it again.
                 holds = self.spec.normal((*holds, *self.target))
             self._values, self._doubt = (holds,), None
-            if not took_effect(asked, holds, None, self.spec.rounding) and holds in possible:
+            took = holds == asked or took_effect(asked, holds, None, self.spec.rounding)
+            if not took and holds in possible:
                 failure = kept_failure(self.control, self.gpu, asked, holds)
                 # It may follow yet: what was asked stays listed.
                 self._values = tuple(dict.fromkeys((*possible, asked, holds)))

@@ -314,7 +314,8 @@ class Engine:
             audit.log(level, note.event, extra=fields)
 
     def _reply_to(self, reply: Reply) -> None:
-        self._send(reply.conn, reply.body)
+        reply.body["v"] = PROTOCOL_VERSION
+        self._reply(reply.conn, reply.body)
 
     def _send(self, conn: int, body: dict[str, Any]) -> None:
         body["v"] = PROTOCOL_VERSION

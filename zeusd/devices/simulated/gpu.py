@@ -77,6 +77,10 @@ class SimulatedGpu:
         self.contexts = 0
         self.work: Running | None = None
         self.tenants: tuple[Tenant, ...] = ()
+        clock_mhz = self.model.idle_clock_mhz
+        self._idle = [
+            OperatingPoint(0.0, watts, clock_mhz, capped=False) for watts in self.model.idle_w
+        ]
         self.point = self._idle_point()
         gain = 1.0 + self.spec.gain_sigma * random.Random(f"gain:{spec.seed}:{spec.index}").gauss(
             0, 1
@@ -118,6 +122,8 @@ class SimulatedGpu:
     def _own_limit_w(self) -> float:
         """Its share of the limit: dies of a card have equal ones."""
         limit_w = self.enforced_limit_mw / 1000 / self.model.dies
+        if not self.profiles:
+            return limit_w
         return min([limit_w, *(one.limit * self.limit_max_mw / 1000 for one in self._in_force)])
 
     @property
@@ -275,9 +281,7 @@ class SimulatedGpu:
         return reasons
 
     def _idle_point(self) -> OperatingPoint:
-        unused_w, context_w = self.model.idle_w
-        watts = context_w if self.contexts else unused_w
-        return OperatingPoint(0.0, watts, self.model.idle_clock_mhz, capped=False)
+        return self._idle[1 if self.contexts else 0]
 
     def _steady_c(self, watts: float) -> float:
         most_w = self.model.power_limits_w[2] / self.model.dies
