@@ -208,8 +208,20 @@ MUTATIONS = (
     ),
     Mutation(
         "default deny",
-        "zeusd.core.access.Access.refuse",
-        never("covering"),
+        "zeusd.core.access.Access.right",
+        never("rules"),
+        ("tests/zeusd/core/test_access.py",),
+    ),
+    Mutation(
+        "rights follow the rules",
+        "zeusd.core.pending.Connection.right",
+        never("_access"),
+        ("tests/zeusd/core/test_access.py",),
+    ),
+    Mutation(
+        "rights follow the GPU",
+        "zeusd.core.pending.Connection.right",
+        becomes("right is None", "gpu"),
         ("tests/zeusd/core/test_access.py",),
     ),
     Mutation(
@@ -232,13 +244,13 @@ MUTATIONS = (
     ),
     Mutation(
         "requests per user",
-        "zeusd.server.fairness.Turns._fill",
+        "zeusd.server.fairness.Turns._turn",
         drop("_requests", "requests_per_second"),
         ("tests/zeusd/server/test_fairness.py",),
     ),
     Mutation(
         "who does not read is not read",
-        "zeusd.server.server.Server._step",
+        "zeusd.server.server.Server._read",
         never("waiting"),
         (
             "tests/zeusd/server/test_server.py::"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.zeusd.core.world import GPU0, GPU1, World
+from tests.zeusd.core.world import GPU0, GPU1, World, facts
 from zeus_ipc.controls import Control
 from zeusd.core.access import Access, AllowRule
 
@@ -119,6 +120,20 @@ def test_a_gpu_may_be_named_by_index_or_product() -> None:
         world = World(access=Access(rules=(AllowRule(everyone=True, gpus=(pattern,)),)))
         world.connect(1)
         assert outcome(world, "set_power_limit", power_limit_mw=200_000) == "ok"
+
+
+def test_a_connection_follows_other_rules_and_a_gpu_that_is_another_by_now() -> None:
+    world = World(access=Access(rules=(AllowRule(everyone=True, gpus=("0",)),)))
+    world.connect(1)
+    assert outcome(world, "set_power_limit", power_limit_mw=200_000) == "ok"
+    core, now_ns = world.core, world.now_ns
+    world.apply(core.gpus_found(now_ns, "1.0", [facts(GPU0, 3)], world.driver))
+    assert outcome(world, "set_power_limit", power_limit_mw=210_000) == "permission_denied"
+    world.find_gpus()
+    assert outcome(world, "set_power_limit", power_limit_mw=210_000) == "ok"
+    world.apply(core.reconfigure(now_ns, replace(world.settings, access=Access())))
+    assert outcome(world, "set_power_limit", power_limit_mw=220_000) == "permission_denied"
+    assert world.limit_w() == 210
 
 
 def test_only_who_computes_on_a_gpu_may_lease_it_where_the_site_asks_for_that() -> None:
