@@ -126,11 +126,11 @@ class CPUs:
         return len(self.cpus)
 
     def get_total_energy_consumption(self, index: int) -> CpuDramMeasurement:
-        """See `CPU.get_total_energy_consumption`."""
+        """Energy of a package, and of its memory where that is known."""
         return self._at(index).get_total_energy_consumption()
 
     def supports_get_dram_energy_consumption(self, index: int) -> bool:
-        """See `CPU.supports_get_dram_energy_consumption`."""
+        """Whether the energy of a package's memory is known."""
         return self._at(index).supports_get_dram_energy_consumption()
 
     def _at(self, index: int) -> CPU:

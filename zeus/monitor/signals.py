@@ -52,7 +52,7 @@ class FollowedSignal:
         self._warned = False
 
     def relative(self, begin_s: float, end_s: float) -> float | None:
-        """See `zeus.policy.signal.Signal.relative`."""
+        """Its mean over this time over its day's mean, see `Signal.relative`; None: not known."""
         if clock.monotonic() >= self._next_s:
             self._next_s = clock.monotonic() + self._every_s
             self.fetch(begin_s)

@@ -293,7 +293,7 @@ class Accountant:
         self._meter.sample(gpu, t_ns, energy_uj, number, clock_mhz)
 
     def foreign(self, begin_ns: int, end_ns: int, reason: str) -> None:
-        """See `Ledger.foreign`."""
+        """Excludes a span from attribution, such as one in which another process used the GPU."""
         self._ledger.foreign(begin_ns, end_ns, reason)
 
     def poll(self, now_ns: int) -> list[RequestEnergy]:
@@ -337,7 +337,7 @@ class Accountant:
 
     @property
     def weights(self) -> Weights:
-        """See `Ledger.weights`."""
+        """Weights of the newest fit at each clock, to begin the next ledger with."""
         return self._ledger.weights
 
     def _costs(self, step: Step) -> tuple[Sequence[float] | Floats, Sequence[float] | Floats]:

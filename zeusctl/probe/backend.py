@@ -65,7 +65,7 @@ class BackendGpu:
         }
 
     def read(self, sensors: Sequence[str]) -> Readings:
-        """See `Gpu`."""
+        """Reads several of `SENSORS` in one call."""
         try:
             found = self._backend.sensors(self._handle)
         except DeviceError as error:

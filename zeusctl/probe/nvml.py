@@ -122,7 +122,7 @@ class NvmlGpu:
         self.questions = self._questions()
 
     def read(self, sensors: Sequence[str]) -> Readings:
-        """See `Gpu`."""
+        """Reads several of `SENSORS`, in as few calls as the driver allows."""
         now_ns = self._driver.clock.now_ns
         before_ns = now_ns()
         values: dict[str, int | CallError] = {}

@@ -62,7 +62,7 @@ class FoundBackend:
         self._backend: Backend = self._choose("nvidia")
 
     def init(self) -> None:
-        """See `Backend`."""
+        """Opens the library of the vendor whose GPUs are on the bus."""
         with self._guard:
             if self._inits == 0:
                 self._backend = self._choose(self._vendor())
@@ -80,7 +80,7 @@ class FoundBackend:
             self._inits += 1
 
     def shutdown(self) -> None:
-        """See `Backend`."""
+        """Closes it."""
         with self._guard:
             self._backend.shutdown()
             self._inits = max(0, self._inits - 1)

@@ -234,7 +234,7 @@ class Books:
     # --------------------------------------------------------------------------------- requests
 
     def allocate(self, request: Allocate, t_ns: int) -> Done:
-        """See `requests.Allocate`."""
+        """Charges what GPUs draw from now on to a job or pod."""
         account = Account(Kind(request.kind), request.name, request.run, request.uid)
         uuids = list(dict.fromkeys(request.gpus))
         if self._presence is not None and not request.weight:
@@ -247,19 +247,19 @@ class Books:
         return Done()
 
     def deallocate(self, request: Deallocate, t_ns: int) -> list[str]:
-        """See `requests.Deallocate`. Returns the GPUs that were held."""
+        """Ends an account. Returns the GPUs that were held."""
         return self._allocations.end(
             Kind(request.kind), request.name, request.run, request.gpus, t_ns
         )
 
     def forget(self, uid: int) -> Forgotten:
-        """See `requests.ForgetUser`."""
+        """Puts a random number in a user's place."""
         changed = self._store.forget(uid)
         self.stored += 1
         return Forgotten(accounts=changed)
 
     def usage(self, request: GetUsage, reader: int | None) -> replies.Usage | Failure:
-        """See `requests.GetUsage`."""
+        """Sums of energy, as far as the reader may see them."""
         now_ns = self._clocks.monotonic_ns()
         question = (request.edges, request.by, request.uid, request.name, request.by_method)
         asked = (reader, question)

@@ -151,16 +151,19 @@ class PowerSource:
 
     @property
     def latest_read_ns(self) -> int:
-        """See `Source`."""
+        """How long that may wait for others to be due."""
         return self.next_read_ns + self.period_ns // 4
 
     @property
     def curve(self) -> Curve:
-        """See `Source`."""
+        """Its energy over time."""
         return Curve(self.history, None, CEILING_MW)
 
     def read(self, streamed: bool) -> Edge | None:
-        """See `Source`. The power is taken to move straight from one reading to the next."""
+        """Reads it now. Returns the tick that this showed to have passed, if any.
+
+        The power is taken to move straight from one reading to the next.
+        """
         t_ns = self._clock_ns()
         try:
             power_mw = min(self._read_mw(), CEILING_MW)

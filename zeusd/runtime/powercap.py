@@ -109,16 +109,16 @@ class ZoneSource:
 
     @property
     def latest_read_ns(self) -> int:
-        """See `Source`."""
+        """How long that may wait for others to be due."""
         return self.next_read_ns + PERIOD_NS // 4
 
     @property
     def curve(self) -> Curve:
-        """See `Source`."""
+        """Its energy over time."""
         return Curve(self.history, None, CEILING_MW)
 
     def read(self, streamed: bool) -> Edge | None:
-        """See `Source`."""
+        """Reads it now. Returns the tick that this showed to have passed, if any."""
         before_ns = self._clock_ns()
         try:
             with open(self._path, "rb") as file:

@@ -130,27 +130,27 @@ class GpuSource:
 
     @property
     def next_read_ns(self) -> int:
-        """See `Source`."""
+        """When to read it next, CLOCK_MONOTONIC."""
         return self._channel.next_read_ns
 
     @property
     def latest_read_ns(self) -> int:
-        """See `Source`."""
+        """How long that may wait for others to be due."""
         return self._channel.latest_read_ns
 
     @property
     def period_ns(self) -> int:
-        """See `Source`."""
+        """How often it changes."""
         return self._channel.period_ns or 100_000_000
 
     @property
     def curve(self) -> Curve:
-        """See `Source`."""
+        """Its energy over time."""
         return self._channel.curve
 
     @property
     def slow(self) -> Slow:
-        """See `Source`."""
+        """What is read now and then."""
         return self._channel.slow
 
     @property
@@ -159,7 +159,7 @@ class GpuSource:
         return self._channel.scope
 
     def read(self, streamed: bool) -> Edge | None:
-        """See `Source`."""
+        """Reads it now. Returns the tick that this showed to have passed, if any."""
         channel = self._channel
         try:
             sensors = self._nvml.sensors(self._handle)
@@ -222,21 +222,21 @@ class SharedGpuSource(GpuSource):
 
     @property
     def next_read_ns(self) -> int:
-        """See `Source`."""
+        """When to read it next, CLOCK_MONOTONIC."""
         return self._next_ns
 
     @property
     def latest_read_ns(self) -> int:
-        """See `Source`."""
+        """How long that may wait for others to be due."""
         return self._next_ns + SHARED_PERIOD_NS // 2
 
     @property
     def period_ns(self) -> int:
-        """See `Source`."""
+        """How often it changes."""
         return SHARED_PERIOD_NS
 
     def read(self, streamed: bool) -> Edge | None:
-        """See `Source`."""
+        """Reads it now. Returns the tick that this showed to have passed, if any."""
         t_ns = self._clock_ns()
         self._next_ns = t_ns + SHARED_PERIOD_NS
         if t_ns <= self.history.ends_ns:

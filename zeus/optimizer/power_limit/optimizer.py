@@ -226,17 +226,17 @@ class GlobalPowerLimitOptimizer(Callback):
 
     @property
     def state(self) -> State:
-        """See `Attributes`."""
+        """How far the search has come; `Done.chosen` tells a choice from a search given up."""
         return self._core.state
 
     @property
     def power_limits(self) -> list[int]:
-        """See `Attributes`."""
+        """The limits that may be tried, mW, descending."""
         return self._planner.limits_mw
 
     @property
     def on_metrics(self) -> Callable[[dict[str, float]], None] | None:
-        """See `Attributes`."""
+        """Called with figures by name, when there are new ones, if set."""
         return self._shell.show
 
     @on_metrics.setter
@@ -245,23 +245,23 @@ class GlobalPowerLimitOptimizer(Callback):
 
     @property
     def disabled(self) -> bool:
-        """See `Attributes`."""
+        """Whether the search was given up."""
         return self._core.disabled
 
     @property
     def current_power_limit(self) -> int:
-        """See `Attributes`."""
+        """The limit that is set, mW; 0: none is."""
         return self._core.current_mw
 
     @property
     def current_power_profile(self) -> str | None:
-        """See `Attributes`."""
+        """The workload power profile that is set with it; None: none."""
         profile = self._core.profile
         return None if profile is None else profile_name(profile)
 
     @property
     def estimates(self) -> list[Estimate]:
-        """See `Attributes`."""
+        """What the choice was made of."""
         return [] if self._core.chosen is None else self._core.chosen.estimates
 
     @property

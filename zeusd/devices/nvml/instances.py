@@ -35,7 +35,7 @@ class Instances:
         self._measures: dict[int | None, bool] = {}
 
     def of(self, gpu: Handle, measure: bool) -> list[MigInstance]:
-        """See `Backend.mig_instances`."""
+        """The MIG instances of a GPU; `measure`: with how much each was used."""
         found: list[tuple[str, int, int, int]] = []
         for place in range(int(self._call("nvmlDeviceGetMaxMigDeviceCount", gpu))):
             try:

@@ -29,7 +29,7 @@ class Tenant(NamedTuple):
 
 
 def processes(tenants: Sequence[Tenant], memory_bytes: int) -> list[GpuProcess]:
-    """See `Backend.processes`."""
+    """The processes that have a context on the GPU."""
     memory = memory_bytes // max(1, len(tenants))
     return [
         GpuProcess(one.pid, memory, True, one.gpu_instance, None if one.gpu_instance is None else 0)
@@ -40,7 +40,7 @@ def processes(tenants: Sequence[Tenant], memory_bytes: int) -> list[GpuProcess]:
 def process_uses(
     spec: GpuSpec, tenants: Sequence[Tenant], busy: bool, since_us: int, now_us: int
 ) -> list[ProcessUse]:
-    """See `Backend.process_utilization`."""
+    """The newest sample of each process that used the GPU since then."""
     if spec.mig:
         raise nvml_error(Return.NOT_SUPPORTED, "nvmlDeviceGetProcessUtilization")
     found = []
