@@ -239,7 +239,7 @@ class Requests:
         asked: ControlValue | None,
         answer: Failure | Applied | None,
     ) -> None:
-        """What came of a set that somebody waits for."""
+        """What came of a set with `block`."""
         if isinstance(answer, Failure):
             self._out.trail.refused(answer.code)
             pending.fail(uuid, answer)
@@ -249,7 +249,7 @@ class Requests:
             pending.succeed(uuid, replies.Applied(applied=list(answer.value)))
 
     def _defer(self, connection: Connection, uuid: str, answer: Failure | Applied | None) -> None:
-        """What came of a set that nobody waits for."""
+        """What came of a set without `block`."""
         if isinstance(answer, Failure):
             self._out.trail.refused(answer.code)
             connection.defer(answer, uuid)

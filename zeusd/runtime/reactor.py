@@ -113,7 +113,7 @@ class Reactor:
                 if handler is not None:
                     _guarded(handler, mask)
             # What they ask for in turn comes after the next look; but what other threads have
-            # finished meanwhile, somebody waits for.
+            # finished meanwhile is waited for.
             for calls in (posted, soon, posted):
                 for _ in range(len(calls)):
                     _guarded(calls.popleft())
