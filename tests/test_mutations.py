@@ -207,6 +207,18 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "earlier doubts stay",
+        "zeusd.core.control.ControlMachine._write",
+        sets("unconfirmed", "(value,)"),
+        ("tests/zeusd/core/test_odd_drivers.py",),
+    ),
+    Mutation(
+        "what a driver made of a doubt is ours",
+        "zeusd.restore_rule.is_moved",
+        instead("any", "False"),
+        ("tests/zeusd/core/test_odd_drivers.py",),
+    ),
+    Mutation(
         "default deny",
         "zeusd.core.access.Access.right",
         never("rules"),

@@ -121,6 +121,12 @@ def replay(data: bytes, boot: str) -> Replayed:
     return said
 
 
+def doubts_of(entry: Entry) -> list[list[int]]:
+    """Values of a pending restore whose writes were never confirmed."""
+    newest = entry.get("doubt")
+    return [] if newest is None else [*entry.get("earlier_doubts", ()), newest]
+
+
 _SAME = ("target", "pid", "cookie", "overwrite")
 
 
@@ -140,9 +146,10 @@ def covers(durable: Entry | None, entry: Entry, readable: bool) -> bool:
         return False
     # A value that the device may come to hold rounded needs a record of its own; but a target that
     # is rounded is where the control belongs.
-    doubt = entry.get("doubt") if readable else None
-    if doubt is not None and doubt not in (durable.get("doubt"), entry.get("target")):
-        return False
+    if readable and entry.get("doubt") is not None:
+        certain = [*doubts_of(durable), entry.get("target")]
+        if [value for value in doubts_of(entry) if value not in certain]:
+            return False
     if [durable.get(name) for name in _SAME] != [entry.get(name) for name in _SAME]:
         return False
     if not readable:

@@ -35,7 +35,7 @@ if not __package__:
     sys.path.append(str(_here.parent if _here.name == "zeusd" else _here))
 
 from zeus_ipc.controls import SPECS, Control
-from zeusd.records import Entry, Replayed, record, replay
+from zeusd.records import Entry, Replayed, doubts_of, record, replay
 from zeusd.restore_rule import (
     HIGHER,
     OURS,
@@ -470,11 +470,10 @@ def _put_back(
 
 def _plan(entry: dict[str, Any]) -> Plan:
     spec = SPECS[Control(entry["control"])]
-    doubt = entry.get("doubt")
     return Plan(
         target=tuple(entry["target"]),
         values=tuple(tuple(value) for value in entry["values"]),
-        doubt=None if doubt is None else tuple(doubt),
+        doubts=tuple(tuple(value) for value in doubts_of(entry)),
         readable=spec.readable,
         rounding=spec.rounding,
         refused_target=spec.refused_target,

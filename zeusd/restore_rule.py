@@ -24,7 +24,7 @@ class Plan:
     Attributes:
         target: What the control should hold.
         values: What zeusd may have left in force; empty: nothing.
-        doubt: The one of these whose write was never confirmed: the device may hold it rounded or
+        doubts: Those of these whose write was never confirmed: the device may hold one rounded or
             moved into its range. None: all were confirmed.
         readable: Whether the device can say what it holds.
         rounding: A driver may round by less than this.
@@ -37,7 +37,7 @@ class Plan:
 
     target: Value
     values: tuple[Value, ...]
-    doubt: Value | None = None
+    doubts: tuple[Value, ...] = ()
     readable: bool = True
     rounding: int = 0
     refused_target: str = "retry"
@@ -126,6 +126,17 @@ def near(one: Value, other: Value, rounding: int) -> bool:
 def took_effect(asked: Value, holds: Value, before: Value | None, rounding: int) -> bool:
     """Whether a write did what a driver may make of it: rounded or moved, but not ignored."""
     return near(asked, holds, rounding) or (before is not None and holds != before)
+
+
+def is_rounded(found: Value, doubts: Sequence[Value], rounding: int) -> bool:
+    """Whether a driver may have made this of a value whose write was never confirmed."""
+    return any(near(doubt, found, rounding) for doubt in doubts)
+
+
+def is_moved(found: Value, doubts: Sequence[Value], ends: tuple[int, int]) -> bool:
+    """The same for a driver that moves what it is told into its range, to the nearer end."""
+    low, high = ends
+    return any(found == tuple(min(max(part, low), high) for part in doubt) for doubt in doubts)
 
 
 PAUSES_S = (0.0, 0.0, 0.002, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4)
@@ -272,18 +283,12 @@ def restore_steps(plan: Plan) -> Generator[Step, Any, Result]:
 def _is_ours(plan: Plan, found: Value) -> Generator[Step, Any, bool]:
     if found in plan.values:
         return True
-    if plan.doubt is None:
-        return False
-    if near(plan.doubt, found, plan.rounding):
+    if is_rounded(found, plan.doubts, plan.rounding):
         return True
-    if plan.refused_target != "nearest":
+    if not plan.doubts or plan.refused_target != "nearest":
         return False
-    # A driver that moves what it is told into its range leaves the end that is nearer.
     ends = yield Range()
-    if isinstance(ends, Failed):
-        return False
-    low, high = ends
-    return found == tuple(min(max(part, low), high) for part in plan.doubt)
+    return not isinstance(ends, Failed) and is_moved(found, plan.doubts, ends)
 
 
 def _overwrites(plan: Plan, found: Value) -> bool:

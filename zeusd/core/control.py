@@ -168,7 +168,7 @@ class ControlMachine(Leased):
             forgiven=True,
             recoveries=restore.recoveries + 1,
         )
-        self._values, self._doubt = restore.values, restore.doubt
+        self._values, self._doubts = restore.values, restore.doubts
         moved = restore.target not in (*restore.values, self.target) and not self.merges
         if self.spec.readable and restore.values and moved:
             # The site's target was another then, and writing it needed no record of its own.
@@ -423,7 +423,7 @@ class ControlMachine(Leased):
             lease = self._stand_in(process, item.peer.uid, item.peer.command)
             lease.client, lease.ttl_ns, lease.job = item.client, item.ttl_ns, item.peer.job
             self.lease = lease
-            self._found, self._values, self._doubt = None, (), None
+            self._found, self._values, self._doubts = None, (), ()
             self.life.on(Event.TAKE)
             self._out.add(Watch(process))
         assert self.lease is not None
@@ -501,10 +501,12 @@ class ControlMachine(Leased):
             lease.asked, lease.over = value, item.over
         if self.merges:
             value = self.spec.normal((*value, *self.target))
-        before, doubt = self._values, self._doubt
+        before, doubts = self._values, self._doubts
         possible = before or (self.target if self._found is None else self._found,)
         self._values = (*[one for one in possible if one != value], value)
-        self._doubt = value if self.spec.readable else None
+        if self.spec.readable:
+            unconfirmed = (*[one for one in doubts if one != value], value)
+            self._doubts = unconfirmed
 
         def written(result: object) -> None:
             held = self.life.state is State.WRITING
@@ -512,7 +514,7 @@ class ControlMachine(Leased):
                 self.life.on(Event.WRITTEN)
             answer = self._written(result, value, possible, lease, item is None)
             if isinstance(result, Failure) and result.unchanged:
-                self._values, self._doubt = before, doubt
+                self._values, self._doubts = before, doubts
             if isinstance(result, Changed) and item is not None and held:
                 item.compare = False
                 self._found_value(item, result.value)
@@ -538,6 +540,7 @@ class ControlMachine(Leased):
                 self.key,
                 self._pending_restore().to_json(),
                 expected,
+                doubts=doubts,
             )
         )
 
@@ -554,7 +557,7 @@ class ControlMachine(Leased):
         if isinstance(result, Changed):
             # Whatever zeusd wrote before is not in force any more.
             self._values = (result.value,) if self._override else ()
-            self._doubt = None
+            self._doubts = ()
             if self.pinned:
                 self._note_outside(old, result.value, "noticed")
             return None
@@ -566,14 +569,14 @@ class ControlMachine(Leased):
                 # What others had chosen stays theirs when they take it back: a later set that
                 # missed it among our values would choose it again.
                 holds = self.spec.normal((*holds, *self.target))
-            self._values, self._doubt = (holds,), None
+            self._values, self._doubts = (holds,), ()
             took = holds == asked or took_effect(asked, holds, None, self.spec.rounding)
             if not took and holds in possible:
                 failure = kept_failure(self.control, self.gpu, asked, holds)
                 # It may follow yet: what was asked stays listed.
                 self._values = tuple(dict.fromkeys((*possible, asked, holds)))
                 self._values = (*(one for one in self._values if one != holds), holds)
-                self._doubt = asked
+                self._doubts = (asked,)
             if holds != asked:
                 self._journal()
         self._note_change("ceiling" if by_ceiling else "set", old, shown, failure, lease)

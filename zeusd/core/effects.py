@@ -121,9 +121,10 @@ class Write:
     """Write a control, after `entry` is durable in the journal under `key`.
 
     If the journal fails the device is not touched and the ticket comes back with that failure.
-    If `expected` is not empty and the control holds none of it, the device is not touched either
-    and the ticket comes back with `Changed`. A readable control is read back: `Applied` says what
-    it holds. `before` is what it held just before, where that is known.
+    If `expected` is not empty and the control holds none of it, nor what a driver may have made of
+    `doubts`, the device is not touched either and the ticket comes back with `Changed`. A readable
+    control is read back: `Applied` says what it holds. `before` is what it held just before, where
+    that is known.
     """
 
     ticket: int
@@ -134,6 +135,7 @@ class Write:
     entry: dict[str, Any]
     expected: tuple[ControlValue, ...] = ()
     before: ControlValue | None = None
+    doubts: tuple[ControlValue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

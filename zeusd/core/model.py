@@ -15,6 +15,7 @@ from zeus_ipc.controls import (
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import GpuInfo
 from zeusd.devices.port import DeviceError, Outcome
+from zeusd.records import doubts_of
 from zeusd.restore_rule import OURS
 
 __all__ = ["READABLE", "UNLOCKED", "Control", "ControlValue", "describe"]
@@ -196,7 +197,7 @@ class PendingRestore:
         ttl_ns: How long it lasts without a heartbeat.
         target: The control's restore target.
         values: What zeusd may have written; empty if nothing.
-        doubt: Which of these was never confirmed by reading; None: none.
+        doubts: Which of these were never confirmed by reading, the newest last.
         overwrite: What a restore may overwrite, see `restore_rule`.
         ending: Why the lease has ended, also if its holder lives; empty while it has not.
         acquired: See `leasing.Lease`.
@@ -214,7 +215,7 @@ class PendingRestore:
     ttl_ns: int
     target: ControlValue
     values: tuple[ControlValue, ...]
-    doubt: ControlValue | None = None
+    doubts: tuple[ControlValue, ...] = ()
     overwrite: str = OURS
     ending: str = ""
     acquired: bool = False
@@ -229,7 +230,7 @@ class PendingRestore:
 
     def to_json(self) -> dict[str, Any]:
         """The entry as the journal keeps it."""
-        return {
+        entry: dict[str, Any] = {
             "kind": "debt",
             "gpu": self.gpu,
             "control": self.control.value,
@@ -241,7 +242,7 @@ class PendingRestore:
             "ttl_ns": self.ttl_ns,
             "target": list(self.target),
             "values": [list(value) for value in self.values],
-            "doubt": None if self.doubt is None else list(self.doubt),
+            "doubt": list(self.doubts[-1]) if self.doubts else None,
             "overwrite": self.overwrite,
             "ending": self.ending,
             "acquired": self.acquired,
@@ -249,6 +250,9 @@ class PendingRestore:
             "command": self.command,
             "job": self.job,
         }
+        if len(self.doubts) > 1:
+            entry["earlier_doubts"] = [list(value) for value in self.doubts[:-1]]
+        return entry
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> PendingRestore:
@@ -267,7 +271,7 @@ class PendingRestore:
             ttl_ns=int(entry.get("ttl_ns", DEFAULT_TTL_NS)),
             target=tuple(int(part) for part in entry["target"]),
             values=tuple(tuple(int(part) for part in value) for value in entry["values"]),
-            doubt=_doubt(entry),
+            doubts=tuple(tuple(int(part) for part in value) for value in doubts_of(entry)),
             overwrite=str(entry.get("overwrite", OURS)),
             ending=str(entry.get("ending", "")),
             acquired=bool(entry.get("acquired", False)),
@@ -275,11 +279,6 @@ class PendingRestore:
             command=str(entry.get("command", "")),
             job=str(entry.get("job", "")),
         )
-
-
-def _doubt(entry: dict[str, Any]) -> ControlValue | None:
-    doubt = entry.get("doubt")
-    return None if doubt is None else tuple(int(part) for part in doubt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ class Restorable:
         self._site = site
         self._override = override
         self._values: tuple[ControlValue, ...] = ()
-        self._doubt: ControlValue | None = None
+        self._doubts: tuple[ControlValue, ...] = ()
         self._restoration: Restoration | None = None
         # What zeusd left in force at rest, where ceilings made it do so.
         self._resting: ControlValue | None = None
@@ -250,7 +250,7 @@ class Restorable:
         restoration.plan = Plan(
             target=self.target,
             values=self._values,
-            doubt=self._doubt,
+            doubts=self._doubts,
             readable=self.spec.readable,
             rounding=self.spec.rounding,
             refused_target=self.spec.refused_target,
@@ -294,7 +294,7 @@ class Restorable:
             found = () if step.found is None else (step.found,)
             self._values = tuple(dict.fromkeys((*self._values, *found, step.value)))
             self._values = (*(one for one in self._values if one != step.value), step.value)
-            self._doubt = step.value if self.spec.readable else None
+            self._doubts = (step.value,) if self.spec.readable else ()
         self._out.add(
             Write(
                 ticket,
@@ -342,7 +342,7 @@ class Restorable:
             self._failed(failure)
             return
         if result.kind == "restored":
-            self._doubt = None
+            self._doubts = ()
             moved = result.holds is not None and result.holds != restoration.plan.target
             if not self.merges and (moved or result.target != restoration.plan.target):
                 self._note_clamped(restoration.plan.target, result.in_force)
@@ -380,7 +380,7 @@ class Restorable:
             )
         self.life.on(Event.DONE)
         self.lease = None
-        self._values, self._doubt = (), None
+        self._values = self._doubts = ()
         self.trouble = trouble
         self._restoration = None
         if kind == "untouched" and self.rests_elsewhere:
@@ -452,7 +452,7 @@ class Restorable:
             ttl_ns=self.lease.ttl_ns,
             target=self.target,
             values=self._values,
-            doubt=self._doubt,
+            doubts=self._doubts,
             overwrite=self._overwrites(),
             ending="" if restoration is None else restoration.reason,
             acquired=self.lease.acquired,

@@ -25,7 +25,13 @@ from zeus_ipc.replies import (
 from zeusd.core.effects import Listed, Read, Reading, Write
 from zeusd.core.model import Applied, Changed, Failure, device_failure
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
-from zeusd.restore_rule import read_settled, write_merged, write_verified
+from zeusd.restore_rule import (
+    is_moved,
+    is_rounded,
+    read_settled,
+    write_merged,
+    write_verified,
+)
 from zeusd.runtime.activity import ActivityReader
 from zeusd.runtime.commands import command_of
 from zeusd.runtime.processes import job_of_process, owner_of
@@ -290,9 +296,18 @@ class GpuWorker:
             before = read()
             if call.expected and before not in call.expected:
                 before = read_settled(read)
-                if before not in call.expected:
+                if before not in call.expected and not self._is_ours(call, before):
                     return Changed(before)
         return Applied(write_verified(write, read, call.value, before, time.sleep, spec.rounding))
+
+    def _is_ours(self, call: Write, found: ControlValue) -> bool:
+        """Whether the driver may have made this of an earlier write that was never confirmed."""
+        spec = SPECS[call.control]
+        if is_rounded(found, call.doubts, spec.rounding):
+            return True
+        if not call.doubts or spec.refused_target != "nearest":
+            return False
+        return is_moved(found, call.doubts, self._nvml.control_range(self._handle, call.control))
 
     def _carry_out(self, call: Read | Write) -> object:
         try:

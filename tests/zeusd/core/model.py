@@ -422,7 +422,8 @@ class Model(World):
         The target is listed without being in doubt: what is made of it is where it belongs.
         """
         return any(
-            _may_become(asked, value, restore.control) for asked in (restore.doubt, restore.target)
+            _may_become(asked, value, restore.control)
+            for asked in (*restore.doubts, restore.target)
         )
 
     def settle(self) -> None:
@@ -615,7 +616,8 @@ class Model(World):
         """No event raises a limit above the least of the ceilings."""
         highest = self._allowed.get(write.ticket)
         if highest is not None:
-            assert write.value <= highest, (
+            lowest = (self.range_of(write.gpu)[0],)  # of a device that goes no lower
+            assert write.value <= highest or write.value == lowest, (
                 f"{write.gpu} is set to {write.value}, above its ceiling {highest}"
             )
 
@@ -634,7 +636,7 @@ class Model(World):
         """The device's side of a write whose caller is gone."""
         key = (write.gpu, write.control)
         merges = SPECS[write.control].merges
-        if write.expected and not merges and self.values[key] not in write.expected:
+        if not merges and self._changed(write):
             return
         if self.faults.get(key) is None and self._takes(write):
             if SPECS[write.control].merges:

@@ -64,6 +64,39 @@ def test_a_crash_before_a_rounded_value_was_read_back_does_not_strand_it(
     assert world.limit_w() == 300
 
 
+@pytest.mark.parametrize(
+    ("odd", "asked_mw", "made_mw"),
+    [
+        (Odd(clamp_mw=(130_000, 250_000)), 120_000, 130_000),
+        (Odd(round_to_mw=4000), 150_000, 148_000),
+    ],
+)
+@pytest.mark.parametrize("again", [False, True])
+def test_what_the_driver_made_of_an_unconfirmed_write_is_ours_for_the_next_one(
+    world: World, odd: Odd, asked_mw: int, made_mw: int, again: bool
+) -> None:
+    """zeusd is killed before it has read the value back, and the holder sets another."""
+    holder = world.connect(1)
+    world.set_power(1, 250)
+    world.hold = True
+    world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=asked_mw)
+    world.values[(GPU0, Control.POWER_LIMIT)] = (made_mw,)
+    world.odd[GPU0] = odd
+    world.start_core(alive={holder})
+    world.connect(1)
+    if again:  # and killed once more before the second one has reached the device
+        world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000)
+        world.start_core(alive={holder})
+        world.connect(1)
+    world.hold = False
+    if not again:
+        assert world.set_power(1, 200) == {}
+        assert world.limit_w() == 200
+    world.kill(holder)
+    assert world.limit_w() == (250 if odd.clamp_mw else 300)
+    assert not world.events("outside_change")
+
+
 def test_a_set_that_the_driver_ignores_is_an_error(world: World) -> None:
     holder = world.connect(1)
     world.odd[GPU0] = Odd(ignores=True)

@@ -64,7 +64,7 @@ from zeusd.core.model import (
 from zeusd.core.policy import LeaseTerms, Settings, SitePolicy
 from zeusd.devices.nvml.codes import nvml_error
 from zeusd.records import covers
-from zeusd.restore_rule import read_settled, write_merged, write_verified
+from zeusd.restore_rule import is_moved, is_rounded, read_settled, write_merged, write_verified
 
 GPU0, GPU1 = "GPU-0000", "GPU-1111"
 MOST_WAKES = 100
@@ -478,12 +478,22 @@ class World:
             return odd.stale.pop()
         return self.values[(gpu, control)]
 
+    def _changed(self, call: Write) -> bool:
+        """Whether the control holds what is not zeusd's, where that is looked at."""
+        found, spec = self.values[(call.gpu, call.control)], SPECS[call.control]
+        if not call.expected or found in call.expected:
+            return False
+        ours = is_rounded(found, call.doubts, spec.rounding)
+        if not ours and spec.refused_target == "nearest":
+            ours = is_moved(found, call.doubts, self.range_of(call.gpu))
+        return not ours
+
     def _carry_out(self, call: Write, code: int | None) -> object:
         """A write as the worker of a GPU makes it: compare, write, read back."""
         key = (call.gpu, call.control)
         before = self.values[key]
         compares = call.control in READABLE and not SPECS[call.control].merges
-        if call.expected and compares and before not in call.expected:
+        if compares and self._changed(call):
             return Changed(before)
         if code is None and not self._takes(call):
             code = 2
