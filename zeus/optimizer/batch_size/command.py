@@ -195,8 +195,8 @@ def _shown(job: dict[str, Any]) -> list[str]:
     lines = [
         f"{job['job_id']}: {job['number_of_gpus']} x {job['gpu_model']}, {spec['max_power']:g} W, "
         f"{job['policy']}",
-        f"target {better} {spec['target_metric']:g} within {spec['max_epochs']} epochs; eta "
-        f"{spec['eta_knob']:g}, {bound}",
+        f"target {better} {spec['target_metric']:g} within {spec['max_epochs']} epochs; "
+        f"{job['weighs']}, {bound}",
         f"{job['converged']} of {sum(job['counts'].values())} trials reached the target, at "
         f"{joules(job['energy_j'])} and {duration(job['time_s'])} in all",
         "no batch size is known to reach it yet"

@@ -118,6 +118,16 @@ class JobSpec(_Message):
         """Whether each trial has an eta of its own."""
         return self.signal is not None or self.done_by is not None
 
+    @property
+    def weighs(self) -> str:
+        """What weighs energy against time, for people: eta, and what it follows."""
+        parts = [f"eta {self.eta_knob:g}"]
+        if self.signal is not None:
+            parts.append(f"following {self.signal}")
+        if self.done_by is not None:
+            parts.append(f"done by {self.done_by}")
+        return ", ".join(parts)
+
     def trade_off(self, signal: Relative | None) -> TradeOff | None:
         """What decides which eta a trial has; None: the job's.
 

@@ -54,6 +54,7 @@ def detail(job: JobRecord, trials: Sequence[Trial], now_s: float) -> dict[str, A
     return {
         **summary(sums, now_s),
         "spec": job.spec.model_dump(),
+        "weighs": job.spec.weighs,
         "best_batch_size": found.best,
         "best_cost_j": found.best_cost,
         "estimates": estimates,
