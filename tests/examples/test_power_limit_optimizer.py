@@ -23,12 +23,13 @@ from tests.examples.programs import (
     with_torch,
 )
 from tests.support import RunningDaemon, running_daemon
-from zeus.optimizer.power_limit.adaptive import REACH
+from zeus.optimizer.power_limit.adaptive import AVERAGED_S, REACH
 
 FOLDER = EXAMPLES / "power_limit_optimizer"
+PROFILE_STEPS = 4
 SMALL = [
     *("--image-size", "32", "--batch-size", "4", "--workers", "0", "--steps-per-epoch", "30"),
-    *("--warmup-steps", "1", "--profile-steps", "4", "--pl-step", "50"),
+    *("--warmup-steps", "1", "--profile-steps", str(PROFILE_STEPS), "--pl-step", "50"),
 ]
 TINY = ["--synthetic", "--arch", "tiny", *SMALL]
 
@@ -80,12 +81,10 @@ def same_for_all_ranks(daemon: RunningDaemon, command: list[str], *keep: str | P
 def test_data_parallel_ranks_choose_the_same_limit(daemon: RunningDaemon, tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
     same_for_all_ranks(daemon, torchrun(2, "train_dp.py"), "--profile-path", profile)
-    measured = {
-        one["power_limit"]: one["energy"] / one["time"] / 2
-        for one in json.loads(profile.read_text())["measurements"]
-    }
+    highest, *lower = json.loads(profile.read_text())["measurements"]
+    reach = 1.0 if highest["time"] / PROFILE_STEPS < AVERAGED_S else REACH
     # Where other work keeps this machine's cores from the job, no limit lowers what its GPUs draw.
-    assert len(measured) > 1 or measured[250] < REACH * 100
+    assert lower or highest["energy"] / highest["time"] / 2 < reach * 100
 
 
 def test_ranks_that_shard_choose_the_same_limit_and_one_gpu_goes_on_from_them(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -51,6 +52,30 @@ for line in sys.stdin:
         answer = [error.code, error.message]
     print(json.dumps(answer), flush=True)
 """
+
+TRAINING = """
+import json, select, sys, time
+from zeus.monitor import ZeusMonitor
+from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer
+
+monitor = ZeusMonitor(gpu_indices=[0], cpu_indices=[])
+with GlobalPowerLimitOptimizer(monitor, Energy(), profile_steps=80, pl_step=50) as plo:
+    shown, since = None, 0
+    for step in plo.steps(range(1_000_000)):
+        if select.select([sys.stdin], [], [], 0.012)[0]:
+            break
+        state = plo.state
+        name, done = type(state).__name__, isinstance(state, Done)
+        limit = state.optimal_power_limit if done else getattr(state, "current_power_limit", 0)
+        if (name, limit) != shown:
+            shown, since = (name, limit), step
+            print(json.dumps([time.monotonic(), name, limit, done and state.chosen]), flush=True)
+        if done and step == since + 100:
+            print(json.dumps([time.monotonic(), "Checked", limit, state.chosen]), flush=True)
+"""
+"""Trains in steps of 12 ms until something is on standard input. Prints each change of its
+optimizer's state: when, its name, its limit, and whether it is a choice; and when the choice is old
+enough to have been checked, after 60 steps."""
 
 
 class Node:
@@ -400,6 +425,27 @@ def test_a_restart_keeps_leases(node: Node, user: User) -> None:
     assert node.limits() == [200_000, LIMIT]
     assert len(node.double.calls()) == calls, "nothing was written"
     assert user.set(0, 190) == "ok"
+
+
+def test_a_search_goes_on_after_a_restart(node: Node, user: User) -> None:
+    with node.machine.popen(
+        PYTHON, "-c", TRAINING, user=str(NOBODY), groups=[node.zeus_gid]
+    ) as training:
+        assert training.stdin is not None
+        assert training.stdout is not None
+        lines = map(json.loads, training.stdout)
+        next(one for one in lines if one[1] == "Profiling" and one[2] < LIMIT)
+        node.machine.systemctl("restart", "zeusd")
+        back_s = time.monotonic()
+        searched = list(itertools.takewhile(lambda one: one[1] != "Done", lines))
+        assert any(one[0] > back_s for one in searched), "the search was under way"
+        _, _, limit, chosen = next(one for one in lines if one[1] == "Checked")
+        assert chosen
+        assert limit < LIMIT, "which takes more energy"
+        wait_for(lambda: node.limits() == [limit, LIMIT], "the choice to be in force")
+        training.stdin.close()
+        assert training.wait() == 0
+    assert node.limits() == [LIMIT, LIMIT]
 
 
 def test_a_stop_restores_and_stays_one(node: Node, user: User) -> None:

@@ -1,7 +1,9 @@
 """`search="exhaustive"` spends each step as ml-energy/zeus's optimizer, also where it is cut short.
 
 Its published test ends epochs in a warm-up, in a profile, and at a profile's very last step: a
-limit whose window is cut is tried again, from its warm-up, in the next epoch.
+limit whose window is cut is tried again, from its warm-up, in the next epoch. The 241 cases of that
+test are in test_published_profiles.py: all of 1 step to wait, 10 to warm up and 40 measured. These
+are other lengths, by the same rule; a pause or an evaluation interrupts like the end of an epoch.
 """
 
 from __future__ import annotations

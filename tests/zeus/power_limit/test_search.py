@@ -262,6 +262,38 @@ def test_a_job_whose_power_the_lowest_limit_does_not_lower_is_tried_there_and_no
     assert job.position <= 100
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_short_steps_have_no_peaks_for_a_limit_above_the_mean_to_lower(seed: int) -> None:
+    """The same draw is below every limit: whether one is tried depends on how long steps are."""
+    for unit_s, tried in ((0.015, {LIMITS[0]}), (0.06, {LIMITS[0], LIMITS[-1]})):
+        searching = adaptive(Energy())
+        assert set(search(searching, Job(seed, unit_s=unit_s, draws_w=90.0))) == tried, unit_s
+        assert searching.reason == "no limit lowers the power that this job draws"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_short_steps_of_a_job_that_a_limit_reaches_are_searched(seed: int) -> None:
+    job = Job(seed, unit_s=0.015, draws_w=200.0)
+    searching = adaptive(Energy())
+    assert len(set(search(searching, job))) > 2
+    assert regret(searching, job, Energy()) < 0.03
+
+
+class _Flat(Job):
+    """Draws 88 W, which no limit lowers, and saves one uncertain percent at the lowest."""
+
+    def time_s(self, limit_mw: int) -> float:
+        return self.unit_s * (0.99 if limit_mw == LIMITS[-1] else 1.0)
+
+
+def test_the_search_ends_once_it_knows_that_no_limit_lowers_the_power() -> None:
+    """It measures the highest limit beside the lowest, and does not go on to tell them apart."""
+    for seed in range(12):
+        job = _Flat(seed, draws_w=88.0)
+        assert set(search(adaptive(Energy()), job)) == {LIMITS[0], LIMITS[-1]}
+        assert job.position < 40, f"seed {seed}"
+
+
 class _Bursts(Job):
     """Draws 90 W on average, and more for moments: limits above the average lower its power."""
 

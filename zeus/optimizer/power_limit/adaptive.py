@@ -38,6 +38,9 @@ PEAKS = 0.6
 """Nor is a limit a candidate of which the job draws less than this share: its peaks are below."""
 NEAR = 1.05
 """A job that draws less than this share of the lowest limit is tried there first."""
+AVERAGED_S = 0.03
+"""A limit acts on power averaged over some tens of milliseconds. Where a step is shorter than this,
+that average has no peaks: a limit above a job's mean power does not reach it."""
 FALL = 0.03
 """A job whose power falls by less than this share at the lowest limit is reached by none."""
 SETTLE_S = 0.5
@@ -53,9 +56,9 @@ class Adaptive(Search):
     (Top-two sampling: Russo, "Simple Bayesian Algorithms for Best-Arm Identification", 2020.)
 
     A limit saves energy only where it lowers power. So limits far above what the job draws are no
-    candidates, and a job that draws far less than the lowest limit stays at the highest. One that
-    draws about as much is tried at the lowest limit first, and stays at the highest unless that
-    lowers its power (`_unreached`).
+    candidates, and a job that draws far less than the lowest limit, or less in short steps, stays
+    at the highest. One that draws about as much is tried at the lowest limit first, and stays at
+    the highest unless that lowers its power (`_unreached`).
 
     What contradicts itself (`Review`) is measured again before anything else. Before a limit is
     chosen, the highest is measured again beside it; and both once more by `check`.
@@ -217,7 +220,7 @@ class Adaptive(Search):
             current_mw == highest == self._at and sum(one.steps for one in here) < self._beside
         ):
             return highest
-        if sure == likely or self._in_vain(estimates, likely, position):
+        if sure == likely or self._unreached() or self._in_vain(estimates, likely, position):
             return None
         return min((likely, highest), key=self._estimates.steps_at)
 
@@ -270,7 +273,7 @@ class Adaptive(Search):
     def _unreached(self) -> bool | None:
         """Whether no limit lowers the job's power; None: the lowest limit must be tried to know."""
         draw, lowest = self._estimates.draw_mw(), self.limits_mw[-1]
-        if draw < REACH * lowest:
+        if draw < REACH * lowest or (draw < lowest and self._estimates.step_s() < AVERAGED_S):
             return True
         if draw > NEAR * lowest:
             return False

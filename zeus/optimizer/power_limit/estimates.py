@@ -270,6 +270,17 @@ class Estimates:
         energy_j, time_s, _ = self._total(max(one.power_limit_mw for one in self.samples))
         return energy_j / time_s / self.gpus * 1000
 
+    def step_s(self) -> float:
+        """How long a step takes on average at the highest limit that was measured.
+
+        Raises:
+            ValueError: There is no sample.
+        """
+        if not self.samples:
+            raise ValueError("nothing was measured yet")
+        highest = max(one.power_limit_mw for one in self.samples)
+        return self._total(highest)[1] / self.steps_at(highest)
+
     def fall_at(self, power_limit_mw: int) -> tuple[float, float]:
         """By which share power is below that at the highest limit, and its standard deviation.
 
