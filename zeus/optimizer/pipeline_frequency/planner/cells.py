@@ -1,7 +1,7 @@
 """A part of the frontier, between two times, whose plans depend on these times alone.
 
-Whoever looks into a part finds the same plans, whether for the whole frontier or for one deadline:
-the linear programs begin from the same basis, and rounding treats each column by itself.
+A search for one deadline finds the same plans in a part as one for the whole frontier: the linear
+programs begin from the same basis, and rounding treats each column by itself.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ class Cell:
         self._problem = problem
         self._basis: object = None
         self._improved: set[int] = set()
-        self._joined: set[tuple[int, int]] = set()
 
     def solve(self, relaxation: Relaxation, deadlines: Floats) -> None:
         """Solves the linear program for deadlines, falling."""
@@ -119,15 +118,9 @@ class Cell:
         return chosen
 
     def to_join(self) -> Ints:
-        """Neighbours on the hull that were not joined yet: (pairs, 2)."""
-        number = self.pool.number.tolist()
-        pairs = [
-            (a, b)
-            for a, b in itertools.pairwise(self.pool.hull(self.low_s, self.high_s))
-            if (number[a], number[b]) not in self._joined
-        ]
-        self._joined.update((number[a], number[b]) for a, b in pairs)
-        return np.array(pairs, dtype=np.intp).reshape(-1, 2)
+        """Neighbours on the hull: (pairs, 2)."""
+        hull = self.pool.hull(self.low_s, self.high_s)
+        return np.array(list(itertools.pairwise(hull)), dtype=np.intp).reshape(-1, 2)
 
     def inside(self) -> Ints:
         """The pool's plans that take at least and at most the cell's times."""
@@ -136,10 +129,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Columns of one cell that stay together, and what is done with them.
+    """Columns of one cell that stay together.
 
-    What a cell's pool keeps of two equal plans depends on the order in which they come. So a
-    cell's columns are divided in the same way whichever other cells are looked into.
+    Which of two equal plans a pool keeps depends on the order in which they come. So a cell's
+    columns are divided in the same way, with other cells or without.
     """
 
     cell: Cell
@@ -185,7 +178,7 @@ class Worker:
         for cell in cells:
             joined = self._seams(cell)
             batches.append(_Batch(cell, joined, np.zeros(joined.shape[1])))
-        self._run(batches, lambda options, _: self._rounding.fill(options))
+        self._run(batches, lambda options, _: self._rounding.fill(options.astype(np.intp)))
 
     def fill(self, cells: Sequence[Cell]) -> None:
         """Looks for plans between neighbours whose costs are more than a step apart."""
@@ -208,7 +201,7 @@ class Worker:
             limits = np.full(len(best), cell.varied_s)
             cell.pool.add(self._rounding.improve(options[:, best], limits))
 
-    def _seams(self, cell: Cell) -> Ints:
+    def _seams(self, cell: Cell) -> NDArray[np.int16]:
         """The first part of an iteration as one plan of a pair has it, the rest as the other."""
         problem = self._problem
         fast, slow = (cell.pool.options(one) for one in cell.to_join().T)
@@ -217,7 +210,8 @@ class Worker:
         seams = np.linspace(np.zeros(fast.shape[1]), middle.max(axis=0), _SEAMS + 2)[1:-1]
         # The seams of a pair side by side.
         early = (middle[:, :, None] < seams.T).reshape(problem.count, -1)
-        a, b = np.repeat(fast, _SEAMS, axis=1), np.repeat(slow, _SEAMS, axis=1)
+        # In all cells there are many, so they are as small as they can be.
+        a, b = (np.repeat(one.astype(np.int16), _SEAMS, axis=1) for one in (fast, slow))
         return np.concatenate([np.where(early, a, b), np.where(early, b, a)], axis=1)
 
     def _run(

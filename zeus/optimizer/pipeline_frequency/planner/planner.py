@@ -140,7 +140,8 @@ class Planner:
             points: Plans at most. None: as many as it takes for neighbours to differ by at most
                 0.1 % in energy, and for a plan every 0.1 % of the time up to 5 % above the fastest;
                 with `exact=True` every plan that no other plan beats, but for those
-                within half a millionth of the longest time of a slower one.
+                within half a millionth of the longest time of a slower one. Energies are told apart
+                from 1e-10 of the effective energy on.
             progress: Is told how far it is.
         """
         if points is not None and points < 1:

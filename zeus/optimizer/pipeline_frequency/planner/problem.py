@@ -231,10 +231,10 @@ class Problem:
         return cost_j + self.blocking_w * time_s
 
     def _exact_unit_j(self) -> float:
-        """A power of two of which all sums of costs are multiples that a float holds exactly.
+        """A power of two: a float holds any sum of multiples of it exactly.
 
-        Costs are multiples of it, so a sum does not depend on the order in which it is made, and
-        plans are compared alike whichever others are evaluated with them.
+        With such costs a sum does not depend on its order, which differs with the number of plans
+        that are evaluated together.
         """
         most_j = sum(float(np.abs(self.curves[kind].cost_j).max()) for kind in self.kind)
         return 2.0 ** (math.frexp(most_j)[1] - 53) if most_j > 0 else 1.0
