@@ -4,7 +4,9 @@
 
 The profiles are those of GPT-3 175B that are shipped with the simulated node (measured by Chung et
 al., SOSP 2024; ml-energy/zeus, Apache-2.0): eight stages on A100 SXM and on A40; pipelines of four
-stages take stages 0, 1, 2 and 7 of them. Each row runs in a process of its own, on one thread.
+stages take stages 0, 1, 2 and 7 of them. `--gpus random1,random2` takes random profiles instead,
+each by its number: 20 to 60 clocks, curves that are not convex. Each row runs in a process of its
+own, on one thread.
 
 - seconds: CPU time from the profile to the frontier, on one thread; without imports.
 - one: from the profile to the plan for 1.1 times the fastest time.
@@ -26,6 +28,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -59,11 +62,19 @@ class Instance:
     def __str__(self) -> str:
         return f"{self.gpu}:{self.stages}x{self.microbatches}"
 
+    @property
+    def p2p_power_w(self) -> float:
+        """What a GPU draws while it is blocked, W."""
+        return P2P_W.get(self.gpu, 75.0)
+
     def load(self) -> tuple[Any, Any]:
         """Profile and pipeline."""
         from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
         from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
 
+        if self.gpu.startswith("random"):
+            profile = random_profile(int(self.gpu.removeprefix("random")), self.stages)
+            return profile, one_f_one_b(self.stages, self.microbatches)
         profile = InstructionProfile.read(DATA / f"gpt3-175b+{self.gpu}.csv.gz")
         if self.stages < profile.num_stages:
             profile = profile.pick([*range(self.stages - 1), profile.num_stages - 1])
@@ -74,7 +85,34 @@ class Instance:
         from zeus.optimizer.pipeline_frequency.planner import Planner
 
         profile, pipeline = self.load()
-        return Planner(profile, pipeline, p2p_power_w=P2P_W[self.gpu], **options)
+        return Planner(profile, pipeline, p2p_power_w=self.p2p_power_w, **options)
+
+
+def random_profile(seed: int, stages: int) -> Any:
+    """A profile of stages that differ, with noise as measured ones have."""
+    from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
+
+    rnd = random.Random(seed)
+    options = {}
+    for stage in range(stages):
+        ratio = rnd.uniform(1.5, 2.5)
+        forward_s, number = rnd.uniform(0.03, 0.06), rnd.randint(20, 60)
+        for name, factor in (("forward", 1.0), ("backward", ratio)):
+            # The share that waits for memory does not get slower with the clock.
+            memory, floor_w, span_w = (
+                rnd.uniform(0.1, 0.5),
+                rnd.uniform(90, 130),
+                rnd.uniform(120, 220),
+            )
+            rows = []
+            for step in range(number):
+                clock = 1 - 0.6 * step / 60
+                time_s = factor * forward_s * (memory + (1 - memory) / clock) * rnd.gauss(1, 0.004)
+                power_w = floor_w + span_w * clock**3
+                energy_j = time_s * power_w * rnd.gauss(1, 0.008)
+                rows.append(Option(1410 - 15 * step, time_s, energy_j))
+            options[stage, name, 0] = rows
+    return InstructionProfile(options)
 
 
 def frontier_of(instance: Instance, points: int | None, polish: bool) -> dict[str, Any]:
@@ -120,7 +158,7 @@ def compared(instance: Instance, python: str, seconds: float, number: int) -> di
     from zeus.optimizer.pipeline_frequency.timeline import timeline, totals
 
     profile, pipeline = instance.load()
-    power_w = P2P_W[instance.gpu]
+    power_w = instance.p2p_power_w
     work = {
         "nodes": [(one.stage, one.name, one.microbatch) for one in pipeline.instructions],
         "arcs": pipeline.arcs,

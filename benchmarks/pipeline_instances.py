@@ -32,8 +32,7 @@ from tests.zeus.pipeline_frequency.instances import (
     KINDS,
     ask,
     check_frontier,
-    every_plan,
-    pareto,
+    missed,
     random_instance,
     uniform_policies,
 )
@@ -72,20 +71,13 @@ def heuristic(seed: int, kind: str, counts: dict[str, float]) -> None:
 def complete(seed: int, kind: str, counts: dict[str, float]) -> None:
     """One small instance, against every plan there is."""
     instance = random_instance(random.Random(seed), kind, small=True)
-    plans = every_plan(instance)
-    span_s = max(one[0] for one in plans)
-    scale_j = max(abs(one[1]) for one in plans)
-    wanted = pareto(plans, 1e-6 * span_s, 1e-9 * scale_j)
     frontier = instance.planner(exact=True).frontier()
     check_frontier(instance, frontier)
-    have = [(plan.time_s, plan.effective_energy_j) for plan in frontier.plans]
-    for time_s, cost_j in wanted:
-        counts["points"] += 1
-        if not any(
-            abs(a - time_s) <= 2e-6 * span_s and abs(b - cost_j) <= 1e-8 * scale_j for a, b in have
-        ):
-            counts["missed"] += 1
-            print(f"{kind} {seed}: lacks {time_s:.9g} s, {cost_j:.9g} J")
+    points, lacking = missed(instance, frontier)
+    counts["points"] += points
+    counts["missed"] += len(lacking)
+    for time_s, cost_j in lacking:
+        print(f"{kind} {seed}: lacks {time_s:.9g} s, {cost_j:.9g} J")
 
 
 def main() -> None:

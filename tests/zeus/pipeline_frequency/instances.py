@@ -167,18 +167,37 @@ def every_plan(instance: Instance) -> list[tuple[float, float]]:
     return found
 
 
-def pareto(
-    plans: list[tuple[float, float]], equal_s: float, equal_j: float
-) -> list[tuple[float, float]]:
-    """Those that no other beats, the fastest first; what differs by rounding is one."""
+def pareto(plans: list[tuple[float, float]], equal_j: float) -> list[tuple[float, float]]:
+    """Those that no other beats, the fastest first; costs that differ by rounding are equal."""
     kept: list[tuple[float, float]] = []
     for time_s, cost_j in sorted(plans):
-        if kept and cost_j >= kept[-1][1] - equal_j:
-            continue
-        if kept and time_s <= kept[-1][0] + equal_s:
-            kept.pop()
-        kept.append((time_s, cost_j))
+        if not kept or cost_j < kept[-1][1] - equal_j:
+            kept.append((time_s, cost_j))
     return kept
+
+
+EQUAL = 1e-10
+"""Share of the effective energy below which a difference is taken for rounding."""
+
+APART = 5e-7
+"""Share of the longest time within which an exact frontier has only the slower one of two plans."""
+
+
+def missed(instance: Instance, frontier: Frontier) -> tuple[int, list[tuple[float, float]]]:
+    """How many Pareto points brute force finds, and those that an exact frontier lacks."""
+    plans = every_plan(instance)
+    span_s, scale_j = max(one[0] for one in plans), max(abs(one[1]) for one in plans)
+    points = pareto(plans, EQUAL * scale_j)
+    have = [(plan.time_s, plan.effective_energy_j) for plan in frontier.plans]
+    lacking = [
+        (time_s, cost_j)
+        for time_s, cost_j in points
+        if not any(
+            abs(a - time_s) <= APART * span_s * (1 + 1e-6) and b <= cost_j + EQUAL * scale_j
+            for a, b in have
+        )
+    ]
+    return len(points), lacking
 
 
 def check_frontier(instance: Instance, frontier: Frontier) -> None:

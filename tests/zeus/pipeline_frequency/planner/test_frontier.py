@@ -13,14 +13,14 @@ from tests.zeus.pipeline_frequency.instances import (
     KINDS,
     ask,
     check_frontier,
-    every_plan,
-    pareto,
+    missed,
     random_instance,
     uniform_policies,
 )
 from tests.zeus.pipeline_frequency.toys import P2P_W, measured
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Planner
+from zeus.optimizer.pipeline_frequency.planner.relaxation import Relaxation
 from zeus.optimizer.pipeline_frequency.planner.rounding import Rounding
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
@@ -58,27 +58,72 @@ def test_no_plan_is_late_or_above_what_is_simpler(kind: str) -> None:
                 assert found.above_frontier <= 1e-9
 
 
+@pytest.mark.parametrize("seed", [138492117, 754687985])
+def test_times_that_differ_by_rounding_are_one(seed: int) -> None:
+    """Sums of hundredths of a second: a plan that is faster by 2e-16 s stood above a policy."""
+    instance = random_instance(random.Random(seed), "rounded")
+    check_frontier(instance, instance.planner(exact=False).frontier())
+
+
+@pytest.mark.parametrize("turn", range(2))
+def test_a_planner_that_is_asked_first_is_not_above_the_frontier(turn: int) -> None:
+    """More than 200 instructions, which only parts of the frontier are looked into for."""
+    rnd = fresh(f"instance {turn}")
+    instance = random_instance(rnd, "not convex")
+    while not 200 < len(instance.pipeline.instructions) < 400:
+        instance = random_instance(rnd, "not convex")
+    frontier = instance.planner(exact=False).frontier()
+    policies = uniform_policies(instance)
+    for plan in rnd.sample(frontier.plans, 4):
+        for straggler in (False, True):
+            planner = instance.planner(exact=False)
+            found = ask(instance, planner, frontier, policies, plan.time_s, straggler)
+            assert found.late <= 1e-9
+            assert found.above_frontier <= 1e-9
+
+
+def test_one_time_takes_a_part_of_the_frontiers_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    solve = Relaxation.solve
+
+    def counted(self: Relaxation, *args: Any) -> Any:
+        counts[-1] += 1
+        return solve(self, *args)
+
+    monkeypatch.setattr(Relaxation, "solve", counted)
+    for ask_for in (Planner.frontier, lambda one: one.max_slowdown(1.05)):
+        counts.append(0)
+        ask_for(Planner(measured("a100", 8), one_f_one_b(8, 16), p2p_power_w=83.64))
+    assert counts[1] <= counts[0] / 4
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exact_frontier_has_every_pareto_point(kind: str) -> None:
     rnd = fresh(kind)
     for _ in range(2):
         instance = random_instance(rnd, kind, small=True)
-        plans = every_plan(instance)
-        span_s, scale_j = max(one[0] for one in plans), max(abs(one[1]) for one in plans)
         frontier = instance.planner(exact=True).frontier()
         check_frontier(instance, frontier)
-        found = np.array([(plan.time_s, plan.effective_energy_j) for plan in frontier.plans])
-        for point in pareto(plans, 1e-6 * span_s, 1e-9 * scale_j):
-            off = np.abs(found - point) / (span_s, scale_j)
-            assert (off < (2e-6, 1e-8)).all(axis=1).any(), point
+        assert not missed(instance, frontier)[1]
 
 
 def test_a_long_instruction_does_not_hide_what_a_short_one_does() -> None:
     """A solver's tolerance of a choice, times a second, is more than a millisecond's options."""
     instance = random_instance(random.Random(12), "other scales", small=True)
     frontier = instance.planner(exact=True).frontier()
-    points = pareto(every_plan(instance), 1e-9, 1e-9)
-    assert len(frontier.plans) == len(points) == 93
+    assert missed(instance, frontier) == (93, [])
+    assert len(frontier.plans) == 93
+
+
+def test_much_energy_does_not_hide_what_a_little_does() -> None:
+    """Points 1.7e-9 of the energy apart: a solver's gap is relative to all of it."""
+    rnd = random.Random(399289450)
+    random_instance(rnd, "other scales", small=True)
+    instance = random_instance(rnd, "other scales", small=True)
+    frontier = instance.planner(exact=True).frontier()
+    assert missed(instance, frontier) == (22, [])
+    costs = np.array([plan.effective_energy_j for plan in frontier.plans])
+    assert 1e-9 < np.diff(costs).min() / costs.max() < 2e-9
 
 
 @pytest.mark.parametrize("seed", [4, 7, 15])
@@ -167,4 +212,4 @@ def test_a_long_graph_is_walked_through_for_many_plans_at_once(
     monkeypatch.setattr(Rounding, "round", counted)
     Planner(measured("a100", 2), one_f_one_b(2, 200), p2p_power_w=83.64).frontier(20)
     assert sum(widths) > 120
-    assert len(widths) <= 12
+    assert sum(widths) >= 20 * len(widths)

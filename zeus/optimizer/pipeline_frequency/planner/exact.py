@@ -156,7 +156,10 @@ class Program:
         if max_changes is not None and changes:
             row(-np.inf, float(max_changes), *((column, 1.0) for column in self._changes))
         self._rows = _Rows(entries, np.array(low), np.array(high))
-        costs = problem.costs[problem.kind[self._owner], self._option] / self._unit
+        # Beyond an instruction's least cost: a gap is relative to what the choices are about.
+        self._least = np.array([curve.cost_j[-1] for curve in problem.curves])[problem.kind]
+        costs = problem.costs[problem.kind[self._owner], self._option]
+        costs = (costs - self._least[self._owner]) / self._unit
         self._cost = np.concatenate([np.zeros(count), costs, np.zeros(len(changes) + 1)])
         self._high = np.full(self._end + 1, np.inf)
         self._high[count : self._end] = 1.0
@@ -223,7 +226,8 @@ class Program:
             rows = self._rows.and_at_most(cost, best + 1e-7 * max(1.0, abs(best)))
             again = _solve(rows, tied, high, self._integer, values, limits)
             values = values if again is None else again[0]
-        return Found(self._options(values), bound * self._unit, proven)
+        bound_j = bound * self._unit + float(self._least.sum())
+        return Found(self._options(values), bound_j, proven)
 
     def _values(self, options: Ints) -> Floats:
         problem = self._problem
@@ -304,6 +308,7 @@ def _by_highs(
         mip_abs_gap=_GAP,
         mip_feasibility_tolerance=look.tolerance,
         primal_feasibility_tolerance=look.tolerance,
+        dual_feasibility_tolerance=look.tolerance,
         presolve=look.presolve,
     )
     values, places, starts = rows.by_column(len(cost))

@@ -27,9 +27,6 @@ Progress = Callable[[int, int], None]
 SMALL = 48
 """Choices, summed over instructions, up to which plans are exact unless told otherwise."""
 
-_WHOLE = 200
-"""Instructions up to which the whole frontier is looked at for one plan."""
-
 _SMALL_LIMIT_S = 30.0
 _SMALL_NODES = 300
 """Small programs take a tenth of a second and a dozen nodes at most."""
@@ -90,7 +87,6 @@ class Planner:
         self._exact = exact or self._small
         self._polish = polish
         self._known: list[Plan] = []
-        self._surveyed: dict[int | None, Floats] = {}
         # Effective energies are differences of large numbers: less than this is rounding.
         costs_j = self._problem.costs[self._problem.kind, 0]
         self._equal_j = 1e-12 * float(
@@ -144,7 +140,8 @@ class Planner:
             points: Plans at most. None: as many as it takes for neighbours to differ by at most
                 0.1 % in energy, and for a plan every 0.1 % of the time up to 5 % above the fastest;
                 with `exact=True` every plan that no other plan beats, but for those
-                within half a millionth of the longest time of a slower one.
+                within half a millionth of the longest time of a slower one. Energies are told apart
+                from 1e-10 of the effective energy on.
             progress: Is told how far it is.
         """
         if points is not None and points < 1:
@@ -155,10 +152,12 @@ class Planner:
         problem, search = self._problem, self._search
         most = MOST if points is None else points
         total = search.steps + most
-        edges_s = self._survey(points, lambda done, steps: tell(done, total))
+        search.everywhere(lambda done, steps: tell(done, total))
         pool = search.pool
         chosen = np.array([pool.best(problem.min_time_s)])
         if points != 1:
+            ends_s = (problem.min_time_s, problem.max_time_s)
+            edges_s = wanted_times(problem, search.bound, ends_s, points, STEP)
             chosen = np.union1d(chosen, pool.nearest(edges_s, search.bound(pool.time_s)))
         if points is None:
             chosen = pool.between(chosen, STEP * abs(self._least_energy_j()))
@@ -258,18 +257,6 @@ class Planner:
 
     # ------------------------------------------------------------------------------ internals
 
-    def _survey(self, points: int | None, tell: Progress) -> Floats:
-        """Looks for plans of all times, once. Returns the times between which one is wanted."""
-        search = self._search
-        if points not in self._surveyed:
-            search.survey(tell)
-            self._surveyed[points] = wanted_times(self._problem, search.bound, points)
-            search.frontier(self._surveyed[points], tell)
-            if points is None:
-                for _ in range(2):
-                    search.fill(STEP * abs(self._least_energy_j()))
-        return self._surveyed[points]
-
     def _least_energy_j(self) -> float:
         pool = self._search.pool
         return float(self._problem.energy(pool.cost_j, pool.time_s).min())
@@ -281,10 +268,10 @@ class Planner:
 
     def _one(self, limit_s: float, target_s: float, price_w: float) -> Frontier:
         search = self._search
-        if not self._exact and self._problem.count <= _WHOLE:
-            # Takes a fraction of a second, and then no plan of the frontier is better.
-            self._survey(None, lambda done, total: None)
-        search.near(target_s)
+        if self._exact:
+            search.near(target_s)
+        else:
+            search.within(limit_s, target_s, price_w)
         options = search.pool.options(np.array([search.pool.best(limit_s, price_w)]))[:, 0]
         self._finish(options, limit_s, price_w, twice=True)
         fit = [plan for plan in self._known if plan.time_s <= limit_s * (1 + 1e-9)]
@@ -346,7 +333,7 @@ class Planner:
         # What a solver tells apart: of a deadline closer to a plan's time it may lose that plan.
         apart_s = 5e-7 * problem.max_time_s
         most = points or (MOST if not self._small else _SMALL_POINTS)
-        search.survey(lambda done, steps: None)
+        search.survey()
 
         def solve(limit_s: float, *, twice: bool = False) -> Plan | None:
             options = search.pool.options(np.array([search.pool.best(limit_s)]))[:, 0]

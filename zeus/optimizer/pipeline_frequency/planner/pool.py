@@ -6,7 +6,7 @@ import numpy as np
 
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
 
-_SAME = 1e-11
+SAME = 1e-11
 """Relative difference of times that is rounding."""
 
 
@@ -33,14 +33,24 @@ class Pool:
     def add(self, options: Ints) -> None:
         """Evaluates plans (instructions, plans) and drops those that another plan beats."""
         problem = self._problem
+        self.add_known(options, problem.longest(problem.durations(options)), problem.cost(options))
+
+    def add_known(self, options: Ints, time_s: Floats, cost_j: Floats) -> None:
+        """`add`, for plans of which time and cost are known."""
+        problem = self._problem
         count = options.shape[1]
-        time_s = np.concatenate([self.time_s, problem.longest(problem.durations(options))])
-        cost_j = np.concatenate([self.cost_j, problem.cost(options)])
+        if not count:
+            return
+        time_s = np.concatenate([self.time_s, time_s])
+        cost_j = np.concatenate([self.cost_j, cost_j])
         number = np.concatenate([self.number, np.arange(self._added, self._added + count)])
         self._added += count
         rank = np.lexsort((cost_j, time_s))
         cheapest = np.minimum.accumulate(cost_j[rank])
         kept = rank[np.concatenate([[True], cheapest[1:] < cheapest[:-1]])]
+        # Of times that differ by rounding, as sums of whole hundredths do, the cheapest plan.
+        later = np.append(np.diff(time_s[kept]) > problem.tolerance_s, True)
+        kept = kept[later]
         new = kept >= len(self.time_s)
         found = np.empty((problem.count, len(kept)), dtype=np.int16)
         found[:, ~new] = self._options[:, kept[~new]]
@@ -59,15 +69,24 @@ class Pool:
             limit_s: At least `Problem.min_time_s`.
             price_w: Cost of a second of the iteration beside the effective energy.
         """
-        fit = int(np.searchsorted(self.time_s, limit_s * (1 + _SAME), side="right"))
+        fit = int(np.searchsorted(self.time_s, limit_s * (1 + SAME), side="right"))
         return int((self.cost_j[:fit] + price_w * self.time_s[:fit]).argmin())
+
+    def least(self, limit_s: float, price_w: float = 0.0) -> float:
+        """What the plan of `best` costs, J; infinity where none is that fast."""
+        fit = int(np.searchsorted(self.time_s, limit_s * (1 + SAME), side="right"))
+        return float((self.cost_j[:fit] + price_w * self.time_s[:fit]).min(initial=np.inf))
+
+    def within(self, low_s: float, high_s: float) -> Ints:
+        """Plans that take at least and at most these times."""
+        first, last = np.searchsorted(self.time_s, [low_s * (1 - SAME), high_s * (1 + SAME)])
+        return np.arange(first, last)
 
     def hull(self, low_s: float, high_s: float) -> list[int]:
         """Plans between two times that are on the lower hull of times and costs."""
         hull: list[int] = []
         time_s, cost_j = self.time_s.tolist(), self.cost_j.tolist()
-        first, last = np.searchsorted(self.time_s, [low_s * (1 - _SAME), high_s * (1 + _SAME)])
-        for place in range(int(first), int(last)):
+        for place in self.within(low_s, high_s).tolist():
             while len(hull) > 1:
                 a, b = hull[-2], hull[-1]
                 steeper = (cost_j[b] - cost_j[a]) * (time_s[place] - time_s[a])
@@ -84,10 +103,7 @@ class Pool:
             edges_s: Where the intervals begin and end, rising.
             bound_j: The least cost for each plan's time.
         """
-        inside = (self.time_s >= edges_s[0] * (1 - _SAME)) & (
-            self.time_s <= edges_s[-1] * (1 + _SAME)
-        )
-        places = np.flatnonzero(inside)
+        places = self.within(float(edges_s[0]), float(edges_s[-1]))
         interval = np.searchsorted(edges_s[1:-1], self.time_s[places], side="right")
         rank = np.lexsort(((self.cost_j - bound_j)[places], interval))
         first: Ints = rank[np.diff(interval[rank], prepend=-1) > 0]

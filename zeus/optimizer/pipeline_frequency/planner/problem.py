@@ -179,10 +179,11 @@ class Problem:
         self.times = np.full((len(self.curves), width + 1), np.inf)
         self.costs = np.full((len(self.curves), width + 1), np.inf)
         self.hull_below = np.zeros((len(self.curves), width + 1), dtype=np.intp)
+        unit_j = self._exact_unit_j()
         for place, curve in enumerate(self.curves):
             size = len(curve.mhz)
             self.times[place, :size] = curve.time_s
-            self.costs[place, :size] = curve.cost_j
+            self.costs[place, :size] = np.rint(curve.cost_j / unit_j) * unit_j
             below = np.searchsorted(curve.hull, np.arange(size), side="right") - 1
             self.hull_below[place, :size] = curve.hull[below]
         fixed = np.array([options[0].setting == 0 for options in self.offered])[self.kind]
@@ -228,6 +229,15 @@ class Problem:
     def energy(self, cost_j: Any, time_s: Any) -> Any:
         """Energy of an iteration, J: blocking throughout added to the effective energy."""
         return cost_j + self.blocking_w * time_s
+
+    def _exact_unit_j(self) -> float:
+        """A power of two: a float holds any sum of multiples of it exactly.
+
+        With such costs a sum does not depend on its order, which differs with the number of plans
+        that are evaluated together.
+        """
+        most_j = sum(float(np.abs(self.curves[kind].cost_j).max()) for kind in self.kind)
+        return 2.0 ** (math.frexp(most_j)[1] - 53) if most_j > 0 else 1.0
 
     def slowest_within(self, kinds: Ints, budget_s: Floats) -> Ints:
         """The slowest option of each curve that takes at most so long; the fastest if none does.

@@ -9,6 +9,7 @@ Source: J. Kelley, "Critical-Path Planning and Scheduling: Mathematical Basis", 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,6 +38,15 @@ class Relaxed:
     durations_s: Floats
     bound_j: float
     price_w: float
+
+
+def tangents(solved: Sequence[Relaxed], time_s: Floats) -> Floats:
+    """Least effective energy of plans that take at most these times, J, by some optima.
+
+    The optimum as a function of the deadline is convex: its tangents lie below it.
+    """
+    lines = [one.bound_j + one.price_w * (one.deadline_s - time_s) for one in solved]
+    return np.asarray(np.maximum.reduce(lines))
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,14 @@ class Solver(Protocol):
             end_cost: Its cost.
             cost: For this time, other costs of all columns than the matrix's.
         """
+        ...
+
+    def restart(self, basis: object) -> None:
+        """Begins the next solve from a basis; None: from none."""
+        ...
+
+    def basis(self) -> object:
+        """Where the last solve ended."""
         ...
 
 
@@ -180,6 +198,18 @@ class Relaxation:
             -price * unit,
         )
 
+    def restart(self, basis: object) -> None:
+        """Forgets earlier solves: of several optima, the next one depends on the basis alone.
+
+        Args:
+            basis: From `basis`; None: from none.
+        """
+        self._solver.restart(basis)
+
+    def basis(self) -> object:
+        """Where the last solve ended."""
+        return self._solver.basis()
+
     def variants(self, deadline_s: float, number: int) -> Floats:
         """Durations (instructions, number) that are almost as good, each in another way.
 
@@ -238,7 +268,8 @@ class _Highs:
     """Continues from the last optimum."""
 
     def __init__(self, matrix: Matrix) -> None:
-        highspy, self._highs = silent(presolve="off")
+        # Devex weights cost nothing to begin with, and programs begin from many bases.
+        highspy, self._highs = silent(presolve="off", simplex_dual_edge_weight_strategy=1)
         self._end = matrix.end
         self._cost = matrix.cost
         self._every = np.arange(len(matrix.cost), dtype=np.int32)
@@ -284,6 +315,14 @@ class _Highs:
         price = float(solution.col_dual[self._end])
         return values, float(self._highs.getObjectiveValue()), price
 
+    def restart(self, basis: object) -> None:
+        self._highs.clearSolver()
+        if basis is not None:
+            self._highs.setBasis(basis)
+
+    def basis(self) -> object:
+        return self._highs.getBasis()
+
 
 class _SciPy:
     """Begins again each time."""
@@ -317,3 +356,9 @@ class _SciPy:
                 "and energies"
             )
         return found.x, float(found.fun), float(found.upper.marginals[matrix.end])
+
+    def restart(self, basis: object) -> None:
+        pass
+
+    def basis(self) -> object:
+        return None

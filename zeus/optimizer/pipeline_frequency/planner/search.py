@@ -4,50 +4,47 @@ Where a clock just fits, a plan is almost as good as the bound; between two such
 rounding wastes a little in every instruction. A plan that runs the first part of the iteration as
 the one and the rest as the other wastes only at the seam.
 
+The times between the fastest and the slowest plan are divided into cells. The frontier looks into
+all of them; a question for one time looks into those that, by the bound, may hold a better plan
+than the best one found so far. A cell's plans depend on the cell alone, so what the frontier
+has for a time, a planner finds that is asked for that time only.
+
 All plans that were found go to one pool, so a later question never gets a worse answer than an
 earlier one had. It begins with what one clock or one power limit for all instructions gives.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from zeus.optimizer.pipeline_frequency.planner.baselines import POLICIES
-from zeus.optimizer.pipeline_frequency.planner.pool import Pool
+from zeus.optimizer.pipeline_frequency.planner.cells import Cell, Worker
+from zeus.optimizer.pipeline_frequency.planner.pool import SAME, Pool
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Problem
-from zeus.optimizer.pipeline_frequency.planner.relaxation import Relaxation, Relaxed
-from zeus.optimizer.pipeline_frequency.planner.rounding import MODES, Rounding
+from zeus.optimizer.pipeline_frequency.planner.relaxation import Relaxation, Relaxed, tangents
 
-_CHUNK = 150_000
-"""Entries of an array of plans that are evaluated together: bounds the memory."""
+_CELLS = 24
 
-_COLUMNS = 256
-"""Plans that are evaluated together at least: a graph has many levels, and each takes a call."""
+_MANY = 50_000
+"""Instructions times cells at most, so that a long graph takes seconds too; six cells at least."""
 
-_GRID = 25
-"""Deadlines that the linear program is solved for; between them it is interpolated."""
+_LONG = 3000
+"""Instructions above which plans are wanted less densely."""
 
-_ROUNDED = 150
-"""Deadlines that are rounded for a frontier, at least."""
+_OPTIMA = 3
+"""Deadlines of a cell that the linear program is solved for; between them it is interpolated."""
 
-_VARIED = 600
-"""Instructions up to which other optima are looked at, too."""
-
-_VARIANTS = 12
+_ROUNDED = 8
+"""Deadlines of a cell that are rounded, at least."""
 
 _NEAR = 0.006
 """Of the frontier's width: how far around one deadline plans are looked for."""
 
 _NEAR_INTERVALS = 16
-
-_GAPS = 64
-"""Steps between neighbours that are looked into together; each takes a linear program."""
-
-_SEAMS = 12
-"""Places at which two plans are joined."""
 
 
 class Search:
@@ -59,22 +56,35 @@ class Search:
     Attributes:
         policies: What simpler policies take.
         pool: Plans that were found so far.
-        steps: How many steps `frontier` reports.
+        steps: How many steps `everywhere` reports.
     """
-
-    steps = _GRID + 4
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.relaxation = Relaxation(problem)
         self.pool = Pool(problem)
-        self._rounding = Rounding(problem)
         self._solved: list[Relaxed] = []
-        self._improved: set[int] = set()
-        self._joined: set[tuple[int, int]] = set()
         self.policies = {name: make(problem) for name, make in POLICIES.items()}
         for one in self.policies.values():
             self.pool.add(one.options)
+        self._start = self.pool.options(np.arange(len(self.pool.time_s)))
+        self._step = STEP * max(1.0, problem.count / _LONG)
+        least_j = np.abs(problem.energy(self.pool.cost_j, self.pool.time_s)).min()
+        self._worker = Worker(problem, self.relaxation, self._step * float(least_j))
+        self._waiting = self._cells()
+        self.steps = len(self._waiting) + len(_WORK)
+
+    def _cells(self) -> list[Cell]:
+        problem = self.problem
+        number = max(6, min(_CELLS, _MANY // problem.count))
+        share = np.linspace(0.0, 1.0, number + 1) ** 1.5
+        grid_s = problem.min_time_s + share * (problem.max_time_s - problem.min_time_s)
+        grid_s[-1] = problem.max_time_s
+        grid_s = np.unique(grid_s)
+        ends_s = list(itertools.pairwise(grid_s.tolist())) or [(problem.min_time_s,) * 2]
+        cells = [Cell(problem, low_s, high_s, self._start) for low_s, high_s in ends_s]
+        cells[0].varied_s = problem.min_time_s
+        return cells
 
     # ------------------------------------------------------------------------------- bounds
 
@@ -83,65 +93,67 @@ class Search:
         for known in self._solved:
             if known.deadline_s == deadline_s:
                 return known
+        # From the optima of its cell, which are needed anyway, it is not far.
+        waiting = [one for one in self._waiting if one.low_s <= deadline_s <= one.high_s]
+        self._solve_cells(waiting[-1:])
         found = self.relaxation.solve(deadline_s)
         self._solved.append(found)
         return found
 
-    def bound(self, time_s: Floats) -> Floats:
-        """Least effective energy of plans that take at most these times, J.
+    def _solve_cells(self, cells: Sequence[Cell]) -> None:
+        for cell in cells:
+            if not cell.solved:
+                self.relaxation.restart(None)
+                times_s = np.unique(np.linspace(cell.low_s, cell.high_s, _OPTIMA))
+                cell.solve(self.relaxation, times_s[::-1])
+                self._solved += cell.solved
 
-        The optimum as a function of the deadline is convex: its tangents lie below it.
-        """
-        tangents = [one.bound_j + one.price_w * (one.deadline_s - time_s) for one in self._solved]
-        return np.asarray(np.maximum.reduce(tangents))
+    def bound(self, time_s: Floats) -> Floats:
+        """Least effective energy of plans that take at most these times, J."""
+        return tangents(self._solved, time_s)
 
     def solve_cheapest(self) -> Relaxed:
         """The optimum where every second costs the power of blocking: the least energy of all."""
         return self.relaxation.solve(self.problem.max_time_s, self.problem.blocking_w)
 
+    def survey(self) -> None:
+        """Solves the linear program for times from the slowest to the fastest."""
+        self._solve_cells(self._waiting[::-1])
+
     # -------------------------------------------------------------------------------- plans
 
-    def survey(self, tell: Callable[[int, int], None]) -> None:
-        """Solves the linear program from the slowest deadline to the fastest."""
-        problem = self.problem
-        share = np.linspace(1.0, 0.0, _GRID) ** 1.5
-        for number, one in enumerate(share):
-            self.solve(problem.min_time_s + one * (problem.max_time_s - problem.min_time_s))
-            tell(number + 1, self.steps)
-
-    def frontier(self, edges_s: Floats, tell: Callable[[int, int], None]) -> None:
-        """Looks for plans of all times, after `survey`.
+    def everywhere(self, tell: Callable[[int, int], None]) -> None:
+        """Looks for plans of all times.
 
         Args:
-            edges_s: Times, rising: between each and the next a plan is wanted.
             tell: Is told how many of `steps` are done.
         """
-        solved = sorted(self._solved, key=lambda one: -one.deadline_s)
-        # Where fewer plans are asked for, rounding still needs many tries.
-        times = len(edges_s) - 1
-        finer = -(-_ROUNDED // max(times, 1))
-        places = np.linspace(0, times, times * finer + 1)
-        self._round_between(solved, np.interp(places, np.arange(times + 1), edges_s))
-        self._vary(self.problem.min_time_s)
-        for number, work in enumerate((self._improve, self._join, self._improve, self._join)):
-            tell(_GRID + number + 1, self.steps)
-            work(edges_s)
+        for number, cell in enumerate(self._waiting):
+            self._solve_cells([cell])
+            tell(number + 1, self.steps)
+        self._look_into(self._waiting, tell)
 
-    def fill(self, step_j: float) -> None:
-        """Looks for plans between neighbours whose costs are more than a step apart."""
-        pool = self.pool
-        wide = np.flatnonzero(-np.diff(pool.cost_j) > step_j)[:_GAPS]
-        if not len(wide):
-            return
-        fast, slow = pool.time_s[wide], pool.time_s[wide + 1]
-        deadlines = np.maximum(fast, slow - 1e-9 * (slow - fast))
-        solved = [self.solve(float(one)) for one in deadlines]
-        durations = np.stack([one.durations_s for one in solved], axis=1)
-        for part in self._parts(len(wide), 2 * len(MODES)):
-            options = self._rounding.round(durations[:, part], deadlines[part])
-            limits = np.tile(deadlines[part], 2 * len(MODES))
-            pool.add(options)
-            pool.add(self._rounding.improve(options.copy(), limits))
+    def within(self, limit_s: float, target_s: float, price_w: float) -> None:
+        """Looks for the best plan within a time: near the time where it should be, and in the cells
+        that may hold a better one.
+
+        Args:
+            limit_s: At least `Problem.min_time_s`.
+            target_s: Where the bound is least.
+            price_w: What a second of the iteration costs beside the effective energy.
+        """
+        self.near(target_s)
+        while True:
+            best_j = self.pool.least(limit_s, price_w)
+            cells = [
+                cell
+                for cell in self._waiting
+                if cell.low_s <= limit_s * (1 + SAME)
+                and self._least(cell.low_s, min(cell.high_s, limit_s), price_w) < best_j
+            ]
+            if not cells:
+                return
+            self._look_into(cells, lambda done, steps: None)
 
     def near(self, deadline_s: float) -> None:
         """Looks for plans of one time and a little less.
@@ -154,101 +166,78 @@ class Search:
         deadline_s = min(deadline_s, problem.max_time_s)
         low = max(problem.min_time_s, deadline_s - spread)
         high = min(problem.max_time_s, deadline_s + spread)
-        solved = [self.solve(one) for one in sorted({high, deadline_s, low}, reverse=True)]
-        edges_s = np.linspace(low, high, _NEAR_INTERVALS + 1, dtype=np.float64)
-        self._round_between(solved, edges_s)
-        self._vary(deadline_s)
-        for work in (self._improve, self._join, self._improve):
-            work(edges_s)
+        known = self.pool.options(self.pool.within(low, high))
+        cell = Cell(problem, low, high, known, deadline_s)
+        cell.edges_s = np.linspace(low, high, _NEAR_INTERVALS + 1, dtype=np.float64)
+        self.solve(deadline_s)
+        cell.solve(self.relaxation, np.array(sorted({high, deadline_s, low}, reverse=True)))
+        self._worker.round([cell], [cell.edges_s])
+        for work in (Worker.improve, Worker.join, Worker.improve):
+            work(self._worker, [cell])
+        self._solved += cell.solved
+        self.pool.add(cell.pool.options(np.arange(len(cell.pool.time_s))))
 
-    def _round_between(self, solved: list[Relaxed], deadlines: Floats) -> None:
-        """Rounds the optima, and what lies between them: that keeps deadlines between theirs."""
-        known = np.array([one.deadline_s for one in solved[::-1]])
-        durations = np.stack([one.durations_s for one in solved[::-1]], axis=1)
-        right = np.clip(np.searchsorted(known, deadlines), 1, max(1, len(known) - 1))
-        right = np.minimum(right, len(known) - 1)
-        left = np.maximum(right - 1, 0)
-        span = known[right] - known[left]
-        share = (deadlines - known[left]) / np.where(span > 0, span, 1.0)
-        share = np.clip(share, 0.0, 1.0)
-        for part in self._parts(len(deadlines), 2 * len(MODES)):
-            weight = share[part]
-            mixed = durations[:, left[part]] * (1 - weight) + durations[:, right[part]] * weight
-            kept = known[left[part]] * (1 - weight) + known[right[part]] * weight
-            self.pool.add(self._rounding.round(mixed, kept))
+    def _look_into(self, cells: Sequence[Cell], tell: Callable[[int, int], None]) -> None:
+        cells = list(cells)
+        self._solve_cells(cells)
+        known = [len(cell.solved) for cell in cells]
+        rounded = []
+        for cell in cells:
+            ends_s = (cell.low_s, cell.high_s)
+            bound = functools.partial(tangents, cell.solved)
+            cell.edges_s = wanted_times(self.problem, bound, ends_s, None, self._step)
+            finer = -(-_ROUNDED // (len(cell.edges_s) - 1))
+            places = np.linspace(0, len(cell.edges_s) - 1, (len(cell.edges_s) - 1) * finer + 1)
+            rounded.append(np.interp(places, np.arange(len(cell.edges_s)), cell.edges_s))
+        self._worker.round(cells, rounded)
+        for number, work in enumerate(_WORK):
+            work(self._worker, cells)
+            tell(len(cells) + number + 1, self.steps)
+        for cell, number in zip(cells, known, strict=True):
+            self._solved += cell.solved[number:]
+            self.pool.add(cell.pool.options(cell.inside()))
+            self._waiting.remove(cell)
 
-    def _vary(self, deadline_s: float) -> None:
-        """Other optima of one deadline, where that takes milliseconds."""
-        if self.problem.count > _VARIED:
-            return
-        durations = self.relaxation.variants(deadline_s, _VARIANTS)
-        deadlines = np.full(_VARIANTS, deadline_s)
-        options = self._rounding.round(durations, deadlines)
-        best = np.argsort(self.problem.cost(options))[:_VARIANTS]
-        self.pool.add(self._rounding.improve(options[:, best], np.full(len(best), deadline_s)))
-
-    def _improve(self, edges_s: Floats) -> None:
-        pool = self.pool
-        hull = np.array(pool.hull(edges_s[0], edges_s[-1]), dtype=np.intp)
-        chosen = np.union1d(pool.nearest(edges_s, self.bound(pool.time_s)), hull)
-        new = ~np.isin(pool.number[chosen], list(self._improved))
-        chosen = chosen[new].astype(np.intp)
-        if not len(chosen):
-            return
-        self._improved.update(pool.number[chosen].tolist())
-        options, times = pool.options(chosen), pool.time_s[chosen]
-        for part in self._parts(len(chosen)):
-            pool.add(self._rounding.improve(options[:, part].copy(), times[part]))
-
-    def _join(self, edges_s: Floats) -> None:
-        """Joins neighbours on the hull, either way round."""
-        problem, pool = self.problem, self.pool
-        number = pool.number.tolist()
-        pairs = [
-            (a, b)
-            for a, b in itertools.pairwise(pool.hull(edges_s[0], edges_s[-1]))
-            if (number[a], number[b]) not in self._joined
-        ]
-        self._joined.update((number[a], number[b]) for a, b in pairs)
-        ends = np.array(pairs, dtype=np.intp).reshape(-1, 2)
-        fast, slow = pool.options(ends[:, 0]), pool.options(ends[:, 1])
-        for part in self._parts(len(pairs), 2 * _SEAMS):
-            joined = []
-            for a, b in zip(fast[:, part].T[:, :, None], slow[:, part].T[:, :, None], strict=True):
-                durations = problem.durations(a)
-                middle = (problem.finishes(durations)[:-1] - durations / 2)[:, 0]
-                early = middle[:, None] < np.linspace(0.0, middle.max(), _SEAMS + 2)[1:-1]
-                joined += [np.where(early, a, b), np.where(early, b, a)]
-            pool.add(self._rounding.fill(np.concatenate(joined, axis=1)))
-
-    def _parts(self, number: int, each: int = 1) -> list[slice]:
-        """Divides so many columns, of each of which come so many plans."""
-        size = max(1, max(_COLUMNS, _CHUNK // self.problem.count) // each)
-        return [slice(first, first + size) for first in range(0, number, size)]
+    def _least(self, low_s: float, high_s: float, price_w: float) -> float:
+        """A bound on the cost of plans that take a time between these, J."""
+        ends_s = np.array([low_s, high_s])
+        lines = [tangents([one], ends_s) + price_w * ends_s for one in self._solved]
+        return max(float(line.min()) for line in lines)
 
 
-def wanted_times(problem: Problem, bound: Callable[[Floats], Floats], points: int | None) -> Floats:
+_WORK = (Worker.improve, Worker.join, Worker.fill, Worker.improve)
+
+
+def wanted_times(
+    problem: Problem,
+    bound: Callable[[Floats], Floats],
+    ends_s: tuple[float, float],
+    points: int | None,
+    step: float,
+) -> Floats:
     """Times between which a frontier has a plan, rising.
 
-    Neighbours are at most `STEP` of the energy apart, and within `CLOSE` of the fastest time at
-    most `STEP` of that time. Where `points` are too few for that, both are scaled, and those within
+    Neighbours are at most a step of the energy apart, and within `CLOSE` of the fastest time at
+    most a step of that time. Where `points` are too few for that, both are scaled, and those within
     `CLOSE` the least.
 
     Args:
         problem: The problem.
         bound: Least effective energy for a time.
+        ends_s: The first and the last time.
         points: Plans wanted; None: as many as it takes.
+        step: As a share.
     """
-    fastest_s, slowest_s = problem.min_time_s, problem.max_time_s
-    close_s = min(slowest_s, (1 + CLOSE) * fastest_s)
-    dense = np.linspace(fastest_s, close_s, 500, dtype=np.float64)
-    if slowest_s > close_s:
-        dense = np.concatenate([dense, np.linspace(close_s, slowest_s, 1500)[1:]])
+    first_s, last_s = ends_s
+    close_s = min(last_s, (1 + CLOSE) * problem.min_time_s)
+    dense = np.linspace(first_s, max(first_s, close_s), 500, dtype=np.float64)
+    if last_s > close_s:
+        dense = np.concatenate([dense, np.linspace(dense[-1], last_s, 1500)[1:]])
     cost_j = bound(dense)
     energy_j = np.abs(problem.energy(cost_j, dense))
     by_energy = np.maximum(-np.diff(cost_j), 0.0) / np.maximum(energy_j[1:], 1e-300)
-    by_time = np.where(dense[1:] <= close_s, np.diff(dense) / fastest_s, 0.0)
-    density = np.maximum(by_energy, by_time) / STEP
+    by_time = np.where(dense[1:] <= close_s, np.diff(dense) / problem.min_time_s, 0.0)
+    density = np.maximum(by_energy, by_time) / step
     near = dense[1:] <= close_s
     total, of_near = density.sum(), density[near].sum()
     if points is None:
@@ -260,7 +249,7 @@ def wanted_times(problem: Problem, bound: Callable[[Floats], Floats], points: in
             density = np.where(near, density * kept / of_near, density * (points - 1 - kept) / rest)
     grown = np.concatenate([[0.0], np.cumsum(density)])
     if grown[-1] <= 0:
-        return np.array([fastest_s, slowest_s])
+        return np.array([first_s, last_s])
     times_s: Floats = np.interp(np.linspace(0.0, grown[-1], max(2, points)), grown, dense)
     return times_s
 
