@@ -29,7 +29,7 @@ from zeus_ipc.errors import ErrorCode
 from zeusd.core.ceilings import PERSISTED, Ceiling
 from zeusd.core.effects import Forget, Note, Put, Read, Reading, Unwatch, Watch, Write
 from zeusd.core.leased import Leased
-from zeusd.core.leasing import ZEUSD, Done, Lease, Set
+from zeusd.core.leasing import MAX_WAITING, ZEUSD, Done, Lease, Set, SetQueue
 from zeusd.core.lifecycle import IN_FLIGHT, READY, Event, Phase, State
 from zeusd.core.model import (
     Applied,
@@ -44,7 +44,6 @@ from zeusd.core.model import (
 from zeusd.core.outbox import Outbox
 from zeusd.core.policy import LeaseTerms, Target
 from zeusd.core.restorable import CEILING, RETRY_FIRST_NS, SITE_LIMIT, Restoration
-from zeusd.core.set_queue import MAX_WAITING, SetQueue
 from zeusd.restore_rule import ALL, HIGHER, took_effect
 
 

@@ -1,7 +1,8 @@
-"""What a lease and a set are: plain values that `control.ControlMachine` works with."""
+"""What a lease and a set are, and how sets wait: values that `control.ControlMachine` works with."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -71,3 +72,41 @@ class Set:
     over: str = ""
     """See `Lease.over`."""
     compare: bool = True
+
+
+MAX_WAITING = 32
+"""Sets that may wait for one control."""
+
+
+class SetQueue(deque[Set]):
+    """Of several sets that nobody waits for, only the newest is kept."""
+
+    def add(self, item: Set) -> list[Set]:
+        """Adds a set. Returns those that are not wanted any more because of it."""
+        superseded = [] if item.block else self._take(item.peer.process, unwaited=True)
+        self.append(item)
+        return superseded
+
+    def take(self, process: Process, client: str | None = None) -> list[Set]:
+        """Takes those of a process, or of one client object in it."""
+        return self._take(process, client)
+
+    def take_all(self) -> list[Set]:
+        """Takes all."""
+        sets = [*self]
+        self.clear()
+        return sets
+
+    def _take(
+        self, process: Process, client: str | None = None, unwaited: bool = False
+    ) -> list[Set]:
+        taken = [
+            item
+            for item in self
+            if item.peer.process == process
+            and client in (None, item.client)
+            and not (unwaited and (item.block or item.value is None))
+        ]
+        for item in taken:
+            self.remove(item)
+        return taken

@@ -238,11 +238,6 @@ class Restorable:
 
     # ------------------------------------------------------------------------------- the restore
 
-    def _start_restore(self, restoration: Restoration) -> None:
-        """Idle, and something ended: restores what has to be."""
-        self._restoration = restoration
-        self._attempt()
-
     def _attempt(self) -> None:
         restoration = self._restoration
         assert restoration is not None
