@@ -1,4 +1,4 @@
-"""What a lease and a set are, and how sets wait: values that `control.ControlMachine` works with."""
+"""What a lease and a set are, and how sets wait: `control.ControlMachine` works with them."""
 
 from __future__ import annotations
 

@@ -645,7 +645,7 @@ class Model(World):
             self._apply(write)
 
     def _apply(self, call: Write) -> None:
-        """What the driver takes is zeusd's own; what it ignores leaves things as they were."""
+        """What the driver makes of it is zeusd's own."""
         before = self.values[(call.gpu, call.control)]
         super()._apply(call)
         if call.control is Control.POWER_PROFILE:
@@ -653,8 +653,8 @@ class Model(World):
             assert {*before} & {*FOREIGN} == {*after} & {*FOREIGN}, (
                 f"what others request on {call.gpu} is {before}, and zeusd makes it {after}"
             )
-        odd = self.odd.get(call.gpu)
-        if odd is None or not odd.ignores or call.control not in READABLE:
+        # What is written again as it was is as if nobody had written it.
+        if call.control not in READABLE or self.values[(call.gpu, call.control)] != before:
             self.ours.add((call.gpu, call.control))
 
     def wrote(self, write: Write) -> None:
