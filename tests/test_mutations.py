@@ -373,8 +373,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a value that the driver rounded is ours",
-        "zeusd.restore_rule._is_ours",
-        never("near"),
+        "zeusd.restore_rule.is_rounded",
+        instead("near", "False"),
         ("tests/zeusd/core/test_odd_drivers.py",),
     ),
     Mutation(

@@ -314,12 +314,10 @@ class Engine:
             audit.log(level, note.event, extra=fields)
 
     def _reply_to(self, reply: Reply) -> None:
-        reply.body["v"] = PROTOCOL_VERSION
-        self._reply(reply.conn, reply.body)
+        self._reply(reply.conn, {"v": PROTOCOL_VERSION, **reply.body})
 
     def _send(self, conn: int, body: dict[str, Any]) -> None:
-        body["v"] = PROTOCOL_VERSION
-        self._reply(conn, body)
+        self._reply(conn, {"v": PROTOCOL_VERSION, **body})
 
     def _record(self, effects: Sequence[Effect]) -> Sequence[Effect]:
         """Makes durable what the effects of one event journal. Returns what is to be done then.

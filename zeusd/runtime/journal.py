@@ -144,8 +144,7 @@ class Journal:
         for change, line in zip(batch, lines, strict=True):
             self._keep(change, line)
         self._all_is_durable()
-        if self._records > self._rewrite_after:
-            self._rewrite_if_grown()
+        self._rewrite_if_grown()
 
     def note(self, key: str, entry: Entry) -> None:
         """Keeps the newest of an entry whose durable record says enough, see `records.covers`.
@@ -168,8 +167,7 @@ class Journal:
             for change, line in zip(batch, self._append(batch, sync=False), strict=True):
                 self._apply(change, line)
             self._late.clear()
-            if self._records > self._rewrite_after:
-                self._rewrite_if_grown()
+            self._rewrite_if_grown()
 
     def durable(self, key: str) -> Entry | None:
         """What is certainly on disk under a key and still counts; None: nothing."""
@@ -274,6 +272,8 @@ class Journal:
 
     def _rewrite_if_grown(self) -> None:
         """Rewrites one record for each that was appended, at most, however many there are."""
+        if self._records <= self._rewrite_after:
+            return
         try:
             self._rewrite()
         except (OSError, JournalError) as error:
