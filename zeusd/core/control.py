@@ -74,6 +74,7 @@ class ControlMachine(Leased):
         self._found: ControlValue | None = None
         self._seen: ControlValue | None = None
         self._brought_down = object()
+        self._enforces = False
         self._waiting = SetQueue()
 
     # ---------------------------------------------------------------------------------- queries
@@ -112,7 +113,10 @@ class ControlMachine(Leased):
         Args:
             again: The GPU may have been reset: what zeusd left in force is written once more.
         """
-        if self.spec.readable or self.life.state is not State.FREE:
+        if self.spec.readable:
+            return
+        self._enforces = self.life.state is not State.FREE  # then when it is
+        if self._enforces:
             return
         left = self._resting
         if self._site.enforced if left is None else again or left != self.target:
@@ -398,7 +402,7 @@ class ControlMachine(Leased):
                 self._follow_ceilings()
                 continue
             if not self._waiting:
-                if self.rests_elsewhere:
+                if self.rests_elsewhere or self._enforces:
                     self.enforce()
                 return
             item = self._waiting.popleft()

@@ -530,8 +530,9 @@ class Model(World):
             key = pending_key(gpu, control)
             entry = self.late.get(key) if key in self.late else self.journal.get(key)
             values, target = ([], []) if entry is None else (entry["values"], entry["target"])
-            # The first write of a lease may fail and change nothing: it rests as before then.
-            first = len(values) > 1 and values[0] == target == [*self.values[gpu, control]]
+            # The first write, of a lease or of an administrator's reset, may fail and change
+            # nothing: it rests as before then.
+            first = bool(values) and values[0] == target == [*self.values[gpu, control]]
             if not values or first:
                 self.ours.discard((gpu, control))
 

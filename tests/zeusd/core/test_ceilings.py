@@ -316,6 +316,28 @@ def test_a_restart_writes_no_clocks_again_and_a_reload_others() -> None:
     assert world.values[CLOCKS] == (300, 900)
 
 
+@pytest.mark.parametrize("by", ["a lease that set nothing", "a reset that failed"])
+def test_clocks_that_a_reload_enforces_are_written_as_soon_as_nothing_is_in_the_way(
+    by: str,
+) -> None:
+    world = make_world(SitePolicy())
+    if by == "a reset that failed":
+        world.hold = True
+        world.ask(ADMIN, "restore", gpus=[GPU0], controls=["gpu_clocks"])
+        world.reload(locking())
+        world.faults[CLOCKS] = 2
+        world._device(world.held.pop(0))
+        world.faults.clear()
+        world.hold = False
+        world.run_held()
+    else:
+        world.call(ALICE, "acquire", gpus=[GPU0], controls=["gpu_clocks"])
+        world.reload(locking())
+        assert world.values[CLOCKS] == ()
+        world.call(ALICE, "release")
+    assert world.values[CLOCKS] == (300, 1200)
+
+
 def test_clocks_that_the_site_wants_no_more_are_unlocked() -> None:
     world = make_world(locking())
     world.reload(SitePolicy())
