@@ -101,7 +101,8 @@ def test_a_step_is_charged_what_its_job_is(
         assert joules <= (run.active_uj + run.idle_uj) / 1e6
         zeusd.deallocate("77")
         zeusd.deallocate("78")
-        step.stdin.close()  # type: ignore[union-attr]
+        assert step.stdin is not None
+        step.stdin.close()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -83,19 +84,28 @@ def test_only_the_first_of_all_bounded_calls_waits(daemon: Daemon, client: Clien
     assert not client.answers
 
 
+def late(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, takes_s: float
+) -> tuple[list[float], list[float]]:
+    """Makes answers take so long, at most until the deadline. Returns the time, and how long they
+    take from now on, to be changed in place, s."""
+    clock_s, takes = [1000.0], [takes_s]
+    monkeypatch.setattr(circuit.time, "monotonic", lambda: clock_s[0])
+    prompt = daemon.request
+
+    def answer(message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        clock_s[0] += min(takes[0], timeout_s)
+        return prompt(message, timeout_s)
+
+    monkeypatch.setattr(daemon, "request", answer)
+    return clock_s, takes
+
+
 def test_answers_that_come_late_draw_on_one_budget(
     daemon: Daemon, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a driver is stuck: zeusd says so at each request's deadline."""
-    clock_s = [1000.0]
-    monkeypatch.setattr(circuit.time, "monotonic", lambda: clock_s[0])
-    prompt = daemon.request
-
-    def late(message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        clock_s[0] += timeout_s
-        return prompt(message, timeout_s)
-
-    monkeypatch.setattr(daemon, "request", late)
+    clock_s, _ = late(daemon, monkeypatch, math.inf)
     for _ in range(3):
         with bounded():
             client.leases()
@@ -110,16 +120,7 @@ def test_what_cannot_be_known_yet_is_no_delay(
     daemon: Daemon, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the energy of a window that has just ended, which a sensor's next tick brings."""
-    clock_s = [1000.0]
-    monkeypatch.setattr(circuit.time, "monotonic", lambda: clock_s[0])
-    prompt = daemon.request
-    takes_s = [0.1]
-
-    def later(message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        clock_s[0] += min(takes_s[0], timeout_s)
-        return prompt(message, timeout_s)
-
-    monkeypatch.setattr(daemon, "request", later)
+    clock_s, takes_s = late(daemon, monkeypatch, 0.1)
     for _ in range(10):
         with bounded(), not_before(clock_s[0] + 0.15):
             client.leases()

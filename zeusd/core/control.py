@@ -74,7 +74,7 @@ class ControlMachine(Leased):
         self._found: ControlValue | None = None
         self._seen: ControlValue | None = None
         self._brought_down = object()
-        self._enforces = False
+        self._enforces_later = False
         self._waiting = SetQueue()
 
     # ---------------------------------------------------------------------------------- queries
@@ -115,8 +115,8 @@ class ControlMachine(Leased):
         """
         if self.spec.readable:
             return
-        self._enforces = self.life.state is not State.FREE  # then when it is
-        if self._enforces:
+        self._enforces_later = self.life.state is not State.FREE  # `_pump` does it then
+        if self._enforces_later:
             return
         left = self._resting
         if self._site.enforced if left is None else again or left != self.target:
@@ -402,7 +402,7 @@ class ControlMachine(Leased):
                 self._follow_ceilings()
                 continue
             if not self._waiting:
-                if self.rests_elsewhere or self._enforces:
+                if self.rests_elsewhere or self._enforces_later:
                     self.enforce()
                 return
             item = self._waiting.popleft()

@@ -23,18 +23,13 @@ class RateLimiter:
 
     def take(self, key: Hashable, now_ns: int) -> bool:
         """Takes one token; False if the bucket is empty."""
-        level, then_ns = self._buckets.get(key, (self.burst, now_ns))
-        level = min(self.burst, level + (now_ns - then_ns) * 1e-9 * self.per_second)
+        level = self._level(key, now_ns)
         if level < 1.0:
             return False
         self._buckets[key] = (level - 1.0, now_ns)
         if len(self._buckets) > MAX_BUCKETS:
             self._drop_full(now_ns)
         return True
-
-    def spend(self, key: Hashable, tokens: float, now_ns: int) -> None:
-        """Takes tokens that may not be there yet: the bucket owes them."""
-        self._buckets[key] = (self._level(key, now_ns) - tokens, now_ns)
 
     def _level(self, key: Hashable, now_ns: int) -> float:
         level, then_ns = self._buckets.get(key, (self.burst, now_ns))

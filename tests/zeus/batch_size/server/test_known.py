@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests import seeds
-from tests.zeus.batch_size.server.conftest import Clock
+from tests.zeus.batch_size.server.conftest import Clock, store_of_0_1
 from tests.zeus.batch_size.server.training import convex, result, spec, train
 from zeus.optimizer.batch_size.choosing import Choice, Known
 from zeus.optimizer.batch_size.common import CreatedJob
@@ -204,12 +203,7 @@ def test_a_job_begins_with_what_its_family_knows(store: Store) -> None:
 
 
 def test_a_database_of_release_0_1_is_brought_up_to_date(tmp_path: Path, clock: Clock) -> None:
-    path = tmp_path / "bso.db"
-    connection = sqlite3.connect(path)
-    connection.executescript(Path(__file__).with_name("version_0_1.sql").read_text())
-    connection.close()
-    clock.now_s = 1020.0
-    store = Store(path, clock=clock)
+    store = store_of_0_1(tmp_path, clock)
     job, trials = store.job("nightly")
     assert (job.spec.family, job.knowledge) == (None, None)
     assert [(trial.number, trial.status) for trial in trials] == [
@@ -221,4 +215,4 @@ def test_a_database_of_release_0_1_is_brought_up_to_date(tmp_path: Path, clock: 
     assert store.begin_trial("nightly", "key3").trial_number == 4  # the same request again
     assert store.begin_trial("nightly", "new").trial_number == 5
     store.close()
-    Database(path).close()  # and once is enough
+    Database(tmp_path / "bso.db").close()  # and once is enough

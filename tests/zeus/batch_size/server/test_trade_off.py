@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sqlite3
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support import wait_for
-from tests.zeus.batch_size.server.conftest import Clock, Serve
+from tests.zeus.batch_size.server.conftest import Clock, Serve, store_of_0_1
 from tests.zeus.batch_size.server.training import MAX_POWER, body, result, spec, train
 from zeus.monitor import signals
 from zeus.optimizer.batch_size import choosing
@@ -188,12 +187,7 @@ def test_power_limits_tell_what_another_eta_would_have_taken(database: str, cloc
 
 
 def test_trials_of_before_count_with_the_jobs_eta(tmp_path: Path, clock: Clock) -> None:
-    path = tmp_path / "bso.db"
-    connection = sqlite3.connect(path)
-    connection.executescript(Path(__file__).with_name("version_0_1.sql").read_text())
-    connection.close()
-    clock.now_s = 1020.0
-    store = Store(path, clock=clock)
+    store = store_of_0_1(tmp_path, clock)
     job, trials = store.job("nightly")
     assert not job.spec.eta_follows
     assert {(one.eta_knob, one.limits) for one in trials} == {(None, None)}
