@@ -14,6 +14,7 @@ from zeus_ipc.controls import Control
 from zeusd import records
 from zeusd.core.model import Loss, PendingRestore, Process
 from zeusd.records import Entry, covers, header, record, replay
+from zeusd.restore import _plan
 
 BOOT = "4a1d1c2e-9f57-4b8e-8a52-0d9f7c3b6a11"
 GPUS = ("GPU-0e8a1b2c-3d4e-5f60-7182-93a4b5c6d7e8", "GPU-1f9b2c3d-4e5f-6071-8293-a4b5c6d7e8f9")
@@ -259,3 +260,13 @@ def test_what_cannot_be_read_may_be_anything_once_it_was_changed() -> None:
 def test_another_restore_is_not_the_same(durable: Entry | None) -> None:
     assert not covers(durable, LIMIT, readable=True)
     assert not covers(durable, LIMIT, readable=False)
+
+
+def test_an_earlier_doubt_needs_a_record_and_reaches_both_who_restore() -> None:
+    newest: Entry = {**LIMIT, "doubt": [150_000]}
+    both: Entry = {**newest, "earlier_doubts": [[120_000]]}
+    assert covers(both, newest, readable=True)
+    assert not covers(newest, both, readable=True)
+    found = PendingRestore.from_json(both)
+    assert found.doubts == ((120_000,), (150_000,)) == _plan(both).doubts
+    assert PendingRestore.from_json(found.to_json()) == found
