@@ -415,7 +415,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the last resort restores nothing above a ceiling",
-        "zeusd.restore._Journal._bounded",
+        "zeusd.restore_journal.OwnerlessJournal._bounded",
         instead("_least", "target"),
         ("tests/zeusd/test_restore.py",),
     ),

@@ -36,7 +36,7 @@ from zeusd.core.policy import (
     SitePolicy,
 )
 from zeusd.devices.vendors import SYSFS, Options
-from zeusd.restore import DEFAULT_STATE_DIR, DRIVER_MODULE
+from zeusd.identity import DEFAULT_STATE_DIR, DRIVER_MODULE
 from zeusd.runtime.power_sources import HWMON
 from zeusd.runtime.powercap import POWERCAP
 from zeusd.server.fairness import Limits

@@ -34,8 +34,8 @@ from zeusd.core.access import OPEN
 from zeusd.core.core import Core
 from zeusd.core.model import PRIVILEGE_OF_ZEUSD, Peer
 from zeusd.core.policy import SECOND_NS, LeaseTerms, Settings
+from zeusd.identity import EMBEDDED_PREFIX, EMBEDDED_STATE_DIR, boot_id
 from zeusd.nodes import Node, real_node
-from zeusd.restore import EMBEDDED_PREFIX, EMBEDDED_STATE_DIR, boot_id
 from zeusd.runtime import devices
 from zeusd.runtime.engine import Engine
 from zeusd.runtime.journal import Journal, JournalError

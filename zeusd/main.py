@@ -20,8 +20,8 @@ from zeus_ipc.sd_notify import sd_notify
 from zeusd import config_check, logs, systemd
 from zeusd.config import Config, ConfigError
 from zeusd.core.core import Core
+from zeusd.identity import EMBEDDED_STATE_DIR, JOURNAL_NAME, boot_id
 from zeusd.nodes import Node, open_node
-from zeusd.restore import EMBEDDED_STATE_DIR, JOURNAL_NAME, boot_id
 from zeusd.runtime.accounting import Accounting
 from zeusd.runtime.books import Retention
 from zeusd.runtime.engine import Engine

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from zeusd.devices.port import Backend
 from zeusd.devices.vendors import FoundBackend, Options
-from zeusd.restore import driver_id
+from zeusd.identity import driver_id
 
 if TYPE_CHECKING:
     from zeusd.devices.simulated.clock import VirtualClock

@@ -27,8 +27,8 @@ from tests.support import (
 )
 from tests.system.sites import HOLDER, LIMIT, WAKING, Site, ending, tell
 from zeus_ipc import Client, errors
+from zeusd.identity import boot_id
 from zeusd.records import replay
-from zeusd.restore import boot_id
 
 CRASHES = {
     # What is replaced by a function that kills zeusd, before or after it did its work.

@@ -18,10 +18,10 @@ import pytest
 from tests import seeds
 from tests.zeusd.core.world import GPU0, GPU1, World
 from zeus_ipc.controls import Control
-from zeusd import restore
+from zeusd import restore, restore_drivers
 from zeusd.core.model import ControlValue, PendingRestore, Process
+from zeusd.identity import boot_id, driver_id
 from zeusd.records import Entry, header, record
-from zeusd.restore import boot_id, driver_id
 from zeusd.runtime.journal import Journal
 
 DEAD = Process(2**22 + 1, 1)
@@ -138,7 +138,7 @@ class Devices:
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
     devices = Devices()
-    monkeypatch.setattr(restore, "_Nvml", lambda library: devices)
+    monkeypatch.setattr(restore_drivers, "_Nvml", lambda library: devices)
     return devices
 
 

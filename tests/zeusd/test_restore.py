@@ -22,9 +22,8 @@ from tests.support import (
     script,
     wait_for,
 )
-from zeusd import restore
+from zeusd.identity import boot_id, driver_id
 from zeusd.records import Entry, header, record, replay
-from zeusd.restore import driver_id
 
 INSTALL = Path(__file__).resolve().parents[2] / "packaging" / "helper"
 LIMIT = 250_000
@@ -202,7 +201,7 @@ def _boot_ns() -> int:
 
 def journal(wreck: Wreck) -> list[str]:
     data = (wreck.daemon.state_dir / "journal").read_bytes()
-    return [*replay(data, restore.boot_id()).entries]
+    return [*replay(data, boot_id()).entries]
 
 
 def test_after_a_stop_that_was_cut_short_everything_goes_back(wreck: Wreck) -> None:
@@ -269,12 +268,12 @@ def write_journal(path: Path, boot: str, entries: dict[str, Entry]) -> None:
 def test_another_boot_and_another_driver_void_the_journal(wreck: Wreck) -> None:
     wreck.kill()
     path = wreck.daemon.state_dir / "journal"
-    entries = replay(path.read_bytes(), restore.boot_id()).entries
+    entries = replay(path.read_bytes(), boot_id()).entries
     write_journal(path, "another-boot", entries)
     assert wreck.run("--all").returncode == 0
     assert entries["driver"]["id"] == driver_id()
     entries["driver"]["id"] = "another-driver"
-    write_journal(path, restore.boot_id(), entries)
+    write_journal(path, boot_id(), entries)
     done = wreck.run("--all")
     assert done.returncode == 0
     assert "reloaded" in done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zeusd.devices.port import Backend, DeviceError
-from zeusd.restore import DRIVER_MODULE
+from zeusd.identity import DRIVER_MODULE
 
 log = logging.getLogger(__name__)
 

@@ -62,8 +62,8 @@ from zeusd.core.model import (
 from zeusd.core.policy import Settings
 from zeusd.devices.metered import MeteredBackend
 from zeusd.devices.port import Backend
+from zeusd.identity import driver_id
 from zeusd.records import Entry, covers
-from zeusd.restore import driver_id
 from zeusd.runtime.accounting import Accounting
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.driver import Driver

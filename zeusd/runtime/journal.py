@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from zeusd.identity import EMBEDDED_PREFIX, is_trusted
 from zeusd.records import FORMAT, Entry, header, record, replay
-from zeusd.restore import EMBEDDED_PREFIX, is_trusted
 from zeusd.runtime.state_files import (
     JournalError,
     keep_aside,

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from zeusd import restore
+from zeusd import identity
 from zeusd.core.jobs import job_of
 from zeusd.core.model import Peer, Process, Usage
-from zeusd.restore import pidfd_inodes_are_unique, process_cookie
+from zeusd.identity import pidfd_inodes_are_unique, process_cookie
 from zeusd.runtime.commands import command_of
 from zeusd.runtime.control_groups import ControlGroups
 from zeusd.runtime.reactor import Reactor
@@ -133,7 +133,7 @@ def own_process() -> Process:
 
 def open_process(process: Process) -> int | None:
     """A pidfd for exactly this process, or None if it has exited. Zombies have exited."""
-    return restore.open_process(process.pid, process.cookie, _unique_inodes())
+    return identity.open_process(process.pid, process.cookie, _unique_inodes())
 
 
 def usage_of(process: Process) -> Usage | None:

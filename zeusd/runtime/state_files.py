@@ -10,7 +10,7 @@ import stat
 import time
 from pathlib import Path
 
-from zeusd.restore import is_trusted
+from zeusd.identity import is_trusted
 
 log = logging.getLogger(__name__)
 

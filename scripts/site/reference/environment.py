@@ -19,7 +19,7 @@ from zeus.serving.wire import SOCKET_ENV as SERVING_SOCKET_ENV
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH, SOCKET_ENV
 from zeusctl.exporter.__main__ import DEFAULT_LISTEN
 from zeusd.embed import STATE_DIR_ENV
-from zeusd.restore import EMBEDDED_STATE_DIR
+from zeusd.identity import EMBEDDED_STATE_DIR
 
 from .markdown import code, heading, prose, table
 from .sources import listed_attributes

@@ -12,9 +12,9 @@ from tests.support import wait_for
 from zeus_ipc.client import Client
 from zeusd import embed
 from zeusd.devices.vendors import Options
+from zeusd.identity import EMBEDDED_PREFIX, boot_id
 from zeusd.nodes import open_node
 from zeusd.records import Entry, replay
-from zeusd.restore import EMBEDDED_PREFIX, boot_id
 
 
 class Disk:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import NOBODY, as_nobody, public_directory, wait_for
 from zeusd.core.model import Peer, Process
-from zeusd.restore import pidfd_inodes_are_unique, process_cookie
+from zeusd.identity import pidfd_inodes_are_unique, process_cookie
 from zeusd.runtime.processes import (
     NoSuchPeer,
     ProcessWatch,

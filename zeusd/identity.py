@@ -1,0 +1,83 @@
+"""What tells one boot, one load of the driver, one process and one state file from another.
+
+Standard library only: zeusd and `zeusd restore`, which runs when nothing else does, agree by it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+from pathlib import Path
+
+DEFAULT_STATE_DIR = "/run/zeusd/state"
+EMBEDDED_STATE_DIR = "/run/zeusd/embedded"
+JOURNAL_NAME = "journal"
+EMBEDDED_PREFIX = "embedded-"
+DRIVER_MODULE = "/sys/module/nvidia"
+
+
+def boot_id() -> str:
+    """The kernel's name for this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def driver_id(module: str = DRIVER_MODULE) -> str:
+    """Names this very load of the driver; limits and locked clocks do not survive another.
+
+    The version, and the inode of the module's directory in sysfs, which each load makes again.
+    """
+    try:
+        inode = os.stat(module).st_ino
+    except OSError:
+        return "none"
+    try:
+        version = Path(module, "version").read_text().strip()
+    except OSError:
+        version = "?"
+    return f"{version}/{inode}"
+
+
+def is_trusted(found: os.stat_result) -> bool:
+    """Whether a state file is a plain file of this user's that nobody else may write."""
+    mine = found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return mine and stat.S_ISREG(found.st_mode)
+
+
+def pidfd_inodes_are_unique() -> bool:
+    """From Linux 6.9 on each process has a pidfd inode of its own, never reused within a boot."""
+    first, second = os.pidfd_open(os.getpid()), os.pidfd_open(os.getppid() or 1)
+    try:
+        return os.fstat(first).st_ino != os.fstat(second).st_ino
+    finally:
+        os.close(first)
+        os.close(second)
+
+
+def process_cookie(pid: int, pidfd: int, unique_inodes: bool) -> int:
+    """A number that no other process of this boot with that pid has.
+
+    Raises:
+        OSError, ValueError, IndexError: It is gone.
+    """
+    if unique_inodes:
+        return os.fstat(pidfd).st_ino
+    status = Path(f"/proc/{pid}/stat").read_text()
+    return int(status.rpartition(")")[2].split()[19])
+
+
+def open_process(pid: int, cookie: int, unique_inodes: bool) -> int | None:
+    """A pidfd for exactly this process, or None if it has exited. Zombies have exited."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    try:
+        if process_cookie(pid, pidfd, unique_inodes) == cookie and not poll.poll(0):
+            return pidfd
+    except (OSError, ValueError, IndexError):
+        pass
+    os.close(pidfd)
+    return None

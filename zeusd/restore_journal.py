@@ -1,0 +1,182 @@
+"""A journal that no zeusd owns: what is still to be restored, and the record that it has been.
+
+Standard library only, for `zeusd restore`. The daemon's own is `zeusd.runtime.journal`; what a
+record looks like is `zeusd.records`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from zeus_ipc.controls import SPECS, Control
+from zeusd.identity import is_trusted, open_process
+from zeusd.records import Entry, Replayed, record, replay
+from zeusd.restore_rule import HIGHER, Value
+
+CONTROLS = frozenset(control.value for control in SPECS)
+
+
+@dataclass
+class PendingRestore:
+    """One control that is to be restored.
+
+    Attributes:
+        key: The journal's key of it.
+        entry: What the journal holds there.
+        holder_lives: Whether the process that held it runs, and has to learn of its loss.
+        then: What the key holds afterwards; None: nothing.
+    """
+
+    key: str
+    entry: Entry
+    holder_lives: bool
+    then: Entry | None = None
+
+
+class OwnerlessJournal:
+    """One journal that nobody owns, locked, and its pending restores."""
+
+    def __init__(
+        self, path: Path, boot: str, entries: dict[str, Entry], say: Callable[[str], None]
+    ) -> None:
+        self.path = path
+        self._boot = boot
+        self._entries = entries
+        self._say = say
+        self._guard = threading.Lock()
+
+    @property
+    def driver(self) -> Entry:
+        """How the driver is reached, and which load of it all is about."""
+        return self._entries.get("driver", {})
+
+    def pending(
+        self, everything: bool, unique_inodes: bool
+    ) -> tuple[list[PendingRestore], list[str]]:
+        """What has to be restored now, and the keys of entries that are not understood."""
+        everything = everything or "stopping" in self._entries
+        found, strange = [], []
+        for key, entry in self._entries.items():
+            if not key.startswith("debt/"):
+                continue
+            if not _is_debt(entry):
+                strange.append(key)
+                continue
+            pidfd = open_process(int(entry["pid"]), int(entry["cookie"]), unique_inodes)
+            if pidfd is not None:
+                os.close(pidfd)
+            if everything or pidfd is None or entry.get("ending"):
+                found.append(
+                    PendingRestore(key, self._bounded(entry), holder_lives=pidfd is not None)
+                )
+        return [*found, *(self._lowered() if everything else ())], strange
+
+    def _bounded(self, restore: Entry) -> Entry:
+        """A pending restore, to nothing above the ceilings: they may have been set after it."""
+        control = f"{restore['gpu']}/{restore['control']}"
+        target = tuple(restore["target"])
+        for key, entry in self._entries.items():
+            if key.startswith(f"ceiling/{control}/") or key == f"pin/{control}":
+                target = _least(target, entry, restore["control"])
+        return {**restore, "target": [*target]}
+
+    def _lowered(self) -> Iterator[PendingRestore]:
+        """What ceilings fall back to at a deadline that no zeusd will keep."""
+        for key, entry in self._entries.items():
+            kind, *names = key.split("/", 3)
+            if kind != "ceiling" or len(names) != 3 or entry.get("deadline_ns") is None:
+                continue
+            fallback = entry.get("fallback")
+            lower: Entry = {"gpu": names[0], "control": names[1], "target": fallback, "values": []}
+            lower |= {"overwrite": HIGHER, "pid": 0, "cookie": 0}
+            if _is_debt(lower):
+                then = {**entry, "value": fallback, "deadline_ns": None, "fallback": None}
+                yield PendingRestore(key, lower, holder_lives=False, then=then)
+
+    def settle(self, one: PendingRestore) -> None:
+        """Mark as restored. A holder that is running learns of its loss from the next zeusd."""
+        key, restore = one.key, one.entry
+        data = record(self._boot, key, one.then)
+        if one.holder_lives:
+            loss = {name: restore[name] for name in ("gpu", "control", "pid", "cookie")}
+            loss["reason"] = "zeusd had failed, and everything was restored"
+            name = f"lost/{loss['gpu']}/{loss['control']}/{loss['pid']}.{loss['cookie']}"
+            data = record(self._boot, name, loss) + data
+        try:
+            with self._guard:
+                fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    os.write(fd, data)
+                    os.fdatasync(fd)
+                finally:
+                    os.close(fd)
+        except OSError as error:
+            # The next reader finds the control at its target, and does not write.
+            self._say(f"{self.path}: cannot be written ({error.strerror}), {key} stays in it")
+
+
+def _least(target: Value, ceiling: Entry, control: str) -> Value:
+    """The lower of a target and what a ceiling allows now; the target, if it is no ceiling."""
+    if not SPECS[Control(control)].ceilings:
+        return target
+    deadline, bound = ceiling.get("deadline_ns"), ceiling.get("value")
+    if type(deadline) is int and time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= deadline:
+        bound = ceiling.get("fallback")
+    known = isinstance(bound, list) and all(type(part) is int for part in bound)
+    return min(target, tuple(bound)) if known and bound else target
+
+
+def _is_debt(entry: Entry) -> bool:
+    """Whether an entry has what a restore needs; one of another version may lack it."""
+    try:
+        numbers = [entry["pid"], entry["cookie"], *entry["target"]]
+        numbers += [part for value in entry["values"] for part in value]
+        known = entry["control"] in CONTROLS and isinstance(entry["gpu"], str)
+    except (KeyError, TypeError):
+        return False
+    return known and all(type(number) is int for number in numbers)
+
+
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[bool]:
+    """Whether nobody owns the journal; keeps it from others meanwhile."""
+    # For reading, because the disk may be full or read-only.
+    flags = os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        fd = os.open(f"{path}.lock", flags, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        yield True  # where no lock can be made, nobody has one
+        return
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(fd)
+
+
+def read(path: Path, boot: str) -> Replayed:
+    """What a journal says.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: Another user may have written it.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with open(fd, "rb") as file:
+        if not is_trusted(os.fstat(fd)):
+            raise ValueError("it is not a file of this user that only this user may write")
+        return replay(file.read(), boot)
