@@ -67,7 +67,7 @@ class OwnerlessJournal:
         for key, entry in self._entries.items():
             if not key.startswith("debt/"):
                 continue
-            if not _is_debt(entry):
+            if not _is_complete(entry):
                 strange.append(key)
                 continue
             pidfd = open_process(int(entry["pid"]), int(entry["cookie"]), unique_inodes)
@@ -97,7 +97,7 @@ class OwnerlessJournal:
             fallback = entry.get("fallback")
             lower: Entry = {"gpu": names[0], "control": names[1], "target": fallback, "values": []}
             lower |= {"overwrite": HIGHER, "pid": 0, "cookie": 0}
-            if _is_debt(lower):
+            if _is_complete(lower):
                 then = {**entry, "value": fallback, "deadline_ns": None, "fallback": None}
                 yield PendingRestore(key, lower, holder_lives=False, then=then)
 
@@ -134,7 +134,7 @@ def _least(target: Value, ceiling: Entry, control: str) -> Value:
     return min(target, tuple(bound)) if known and bound else target
 
 
-def _is_debt(entry: Entry) -> bool:
+def _is_complete(entry: Entry) -> bool:
     """Whether an entry has what a restore needs; one of another version may lack it."""
     try:
         numbers = [entry["pid"], entry["cookie"], *entry["target"]]
