@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -74,6 +75,25 @@ def _all_helps() -> Iterator[tuple[str, str]]:
     for verb in ("energy", "power"):
         name = "python -m zeus.monitor"
         yield f"{name} {verb}", _argparse(name, verb)
+
+
+def _options(command: click.Command, name: str) -> Iterator[tuple[str, click.Option]]:
+    for one in command.params:
+        if isinstance(one, click.Option) and not one.hidden:
+            yield f"{name} {one.opts[-1]}", one
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for verb in command.list_commands(context):
+            found = command.get_command(context, verb)
+            assert found is not None
+            yield from _options(found, f"{name} {verb}")
+
+
+@pytest.mark.parametrize("name", commands.CLICK)
+def test_every_option_says_what_it_does(name: str) -> None:
+    options = dict(_options(commands.command_of(name), name))
+    assert options
+    assert [option for option, one in options.items() if not one.help] == []
 
 
 def test_every_option_of_every_command_is_there(site: Site) -> None:

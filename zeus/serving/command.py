@@ -116,7 +116,13 @@ def serve(
 
 @main.command()
 @click.argument("logs", type=_IN, nargs=-1, required=True)
-@click.option("--by", type=click.Choice(("model", "tenant", "hour")), default="model")
+@click.option(
+    "--by",
+    type=click.Choice(("model", "tenant", "hour")),
+    default="model",
+    show_default=True,
+    help="Sum by this.",
+)
 @click.option(
     "--idle",
     type=click.Choice(IDLE),

@@ -23,7 +23,15 @@ KEPT = 1000
 
 
 @click.command()
-@click.option("-n", "--lines", "count", default=50, type=click.IntRange(1, KEPT), show_default=True)
+@click.option(
+    "-n",
+    "--lines",
+    "count",
+    default=50,
+    type=click.IntRange(1, KEPT),
+    show_default=True,
+    help="Begin with this many of the latest entries.",
+)
 @click.option(
     "--gpus",
     default="all",

@@ -37,25 +37,18 @@ def top(session: Session, gpus: str, interval: float, frames: int | None) -> Non
     Without a terminal, each update is printed below the last; with --json each is one line, as in
     `zeusctl status`.
     """
-    _run(session, gpus, interval, frames)
-
-
-@click.command()
-@gpus_argument(required=False)
-@click.option("-i", "--interval", default=1.0, type=click.FloatRange(FASTEST_S, SLOWEST_S))
-@click.option("-n", "--frames", type=click.IntRange(min=1), help="Stop after this many updates.")
-@common_options
-@pass_session
-def watch(session: Session, gpus: str, interval: float, frames: int | None) -> None:
-    """The same as top."""
-    _run(session, gpus, interval, frames)
-
-
-def _run(session: Session, gpus: str, interval_s: float, frames: int | None) -> None:
     if session.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        _print(session, gpus, interval_s, frames)
+        _print(session, gpus, interval, frames)
     else:
-        _show(session, gpus, interval_s, frames)
+        _show(session, gpus, interval, frames)
+
+
+watch = click.Command(
+    "watch",
+    callback=top.callback,
+    params=top.params,
+    help="The same as top.",
+)
 
 
 def _print(session: Session, gpus: str, interval_s: float, frames: int | None) -> None:

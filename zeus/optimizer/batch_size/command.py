@@ -81,8 +81,20 @@ def _where(function: Any) -> Any:
 @main.command()
 @_DATABASE
 @click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0: all interfaces.")
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True)
-@click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=PORT,
+    show_default=True,
+    help="TCP port to listen on; 0: any that is free.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Processes that serve requests.",
+)
 @click.option("--lease", type=float, metavar="S", help="A silent trial is lost after this time.")
 @click.option(
     "--signal",
