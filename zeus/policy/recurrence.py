@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from zeus.job import Job
-from zeus.policy.interface import BatchSizeOptimizer, Run
-from zeus.policy.trade_off import Chosen, ProfileOf, TradeOff, Trader, asked
+from zeus.policy.interface import BatchSizeOptimizer, ProfileOf, Run
+from zeus.policy.trade_off import Chosen, TradeOff, Trader, asked
 
 MOST_TRIES = 20
 """A target that so many runs in a row did not reach is out of reach."""
