@@ -330,7 +330,7 @@ class BatchSizeOptimizer(Callback):
         return self._new_run(trial, None)
 
     def _new_run(self, trial: NewTrial, link: Link | None) -> Run:
-        meter = Meter(self.monitor, trial, lambda: self.power_limit_optimizer)
+        meter = Meter(self.monitor, lambda: self.power_limit_optimizer, trial)
         return Run(self._job, trial, meter, link, goes_on=self._run_id is not None)
 
 
