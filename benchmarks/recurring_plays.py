@@ -94,9 +94,7 @@ def play(
             now = loop.begin()
             run = train(now.batch_size, now.cost_bound, now.recurrence)
             if run is None:
-                bad = 100 * now.cost_bound
-                seen = Run(now.batch_size, bad, False, 0, 0.0, now.cost_bound, True)
-                loop.end(Run(now.batch_size, 0.0, False), observed=seen)
+                loop.skip(now)
                 continue
             costs[now.recurrence - 1] += run.cost
             stops += not run.converged

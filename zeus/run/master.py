@@ -210,7 +210,7 @@ class ZeusMaster:
                 policy.transfer(job, records.progress.knowledge)
         with (
             contextlib.closing(records),
-            FileAndConsole(Path(logdir, files.MASTER_LOG)) as both,
+            contextlib.closing(FileAndConsole(Path(logdir, files.MASTER_LOG))) as both,
             contextlib.redirect_stdout(both),
         ):
             print(f"[ZeusMaster] {job}, {num_recurrence} times; files are in {logdir}")
