@@ -393,6 +393,7 @@ class _Known:
             np.interp(here, there, known.log_epoch_cost),
             np.where(same, np.array(known.reached)[nearest], 0.0),
             np.where(same, np.array(known.missed)[nearest], 0.0),
+            known.same_gpu,
         )
 
     def _counted(self) -> list[tuple[int, Run]]:

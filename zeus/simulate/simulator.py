@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
 from zeus.policy.interface import BatchSizeOptimizer, LimitProfile, PowerLimitOptimizer, Run
-from zeus.policy.knowledge import load, save
+from zeus.policy.knowledge import Place, load, save
 from zeus.policy.recurrence import Recurrences, Runs
 from zeus.policy.trade_off import TradeOff
 from zeus.simulate.tables import BatchSizeTable, Measurements, Table
@@ -78,6 +78,7 @@ class Simulator:
         eta_knob: float,
         *,
         knowledge: str | Path | None = None,
+        gpu_model: str = "",
         trade_off: TradeOff | None = None,
         begin_s: float = 0.0,
         every_s: float = 0.0,
@@ -89,8 +90,9 @@ class Simulator:
             num_recurrence: How many times it recurs.
             beta_knob: A run is given up before it costs so many times the best; infinite for never.
             eta_knob: 1 counts energy only, 0 time only.
-            knowledge: File of what was learnt of the job on another GPU: what it has is used, and
-                what is learnt now is written to it.
+            knowledge: File of what was learnt of the job on other GPUs, or under other power
+                limits: what it has is used, and what is learnt now is written to it.
+            gpu_model: With `knowledge`: what was measured; the power limits are those of the table.
             trade_off: What decides which eta each run has; None: `eta_knob` for all.
             begin_s: When the first recurrence begins, s since 1970.
             every_s: After which time the next one begins, s; never before the last one is done.
@@ -104,7 +106,9 @@ class Simulator:
             RuntimeError: The default batch size missed the target, or the target is unreachable.
         """
         play = _Play(self, job, eta_knob)
-        known = None if knowledge is None else load(knowledge)
+        limits = self.power_limits(job)
+        here = Place(gpu_model, (limits[0], limits[-1]))
+        known = None if knowledge is None else load(knowledge, here)
         if known is not None:
             play.bso.transfer(job, known)
         recurrences = Recurrences(play.bso, job, beta_knob, trade_off, play.profile_of)
@@ -127,7 +131,7 @@ class Simulator:
         recurrences.price(eta_knob)
         learnt = play.bso.knowledge(job)
         if knowledge is not None and learnt is not None:
-            save(knowledge, learnt)
+            save(knowledge, replace(learnt, place=here))
         return history
 
     def simulate_one_alibaba_group(
