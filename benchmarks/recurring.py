@@ -1,12 +1,19 @@
 """How much recurring jobs lose until their batch size is found: the default policy, the published.
 
-    python benchmarks/recurring.py [--seeds 20] [--quick] [--reference PYTHON] [--jobs N]
+    python benchmarks/recurring.py [--seeds 4] [--jobs N]
+    python benchmarks/recurring.py --details [--seeds 20] [--quick] [--reference PYTHON]
     python benchmarks/recurring.py --transfer [--seeds 20]
     python benchmarks/recurring.py --targets [--seeds 20] [--first-seed 0]
     python benchmarks/recurring.py --held-out SEED [--held-out SEED ...] [--seeds 20]
 
+Without an option: each goal with its figure beside zeus 0.16, a grid and successive halving, and
+where the default policy loses (`recurring_goals.py`). zeus 0.16 is `pruning-gts` here, which gives
+the same runs (`--details --reference`).
+
 Regret is counted in c*, the expected cost of a recurrence with the best batch size: R_n = sum of
 the costs of the first n recurrences, retries and power profiling with them, over c*, less n.
+
+`--details`:
 
 - Measured workloads: six workloads on four GPUs (You et al., NSDI 2023, from ml-energy/zeus,
   Apache-2.0), each over N = 2 x sizes x power limits recurrences; then with other eta and beta,
@@ -40,8 +47,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
+from recurring_goals import all_goals, table
 from recurring_held_out import CLIFFS, KINDS, jobs_of
 from recurring_plays import (
+    ALL_POLICIES,
     DRIFT,
     POLICIES,
     SHAPES,
@@ -49,6 +58,8 @@ from recurring_plays import (
     TRANSFER_TO,
     Case,
     Outcome,
+    is_worse,
+    mean,
     measurements,
     other_targets,
     play_case,
@@ -118,9 +129,7 @@ def targets(seeds: Sequence[int], pool: ProcessPoolExecutor) -> tuple[Table, str
             [found[Case(gpu, number, policy, n, 0.5, 2.0, "usual", target)] for n in seeds]
             for policy in POLICIES
         )
-        # Where one of the published policy's runs is stuck, it has lost already.
-        lost = any(one.stuck for one in theirs) or mean(ours, "r_n") <= mean(theirs, "r_n")
-        if lost and not any(one.stuck for one in ours):
+        if not is_worse(ours, theirs):
             continue
         worse += 1
         more = [a.r_n - b.r_n for a, b in zip(ours, theirs, strict=True)]
@@ -198,16 +207,15 @@ def _share(of: Sequence[bool]) -> float:
 
 def held_out(jobs_seeds: Sequence[int], seeds: int, pool: ProcessPoolExecutor) -> Table:
     """Plays all invented jobs of these seeds."""
-    policies = (*POLICIES, "grid", "successive halving")
     tasks = [
         (jobs_seed, number, policy, seed)
         for jobs_seed in jobs_seeds
         for number in range(len(jobs_of(jobs_seed)))
-        for policy in policies
+        for policy in ALL_POLICIES
         for seed in range(seeds)
     ]
     outcomes = track(pool.map(play_held_out, tasks, chunksize=8), "invented", len(tasks))
-    return held_out_table(policies, dict(zip(tasks, outcomes, strict=True)))
+    return held_out_table(ALL_POLICIES, dict(zip(tasks, outcomes, strict=True)))
 
 
 # --- from one GPU to another ----------------------------------------------------------------------
@@ -216,7 +224,7 @@ def held_out(jobs_seeds: Sequence[int], seeds: int, pool: ProcessPoolExecutor) -
 def transfer(seeds: int, pool: ProcessPoolExecutor) -> Table:
     """All workloads on all other GPUs."""
     tasks = [
-        (number, gpu, with_it, seed)
+        (number, gpu, with_it, seed, False)
         for number in range(len(WORKLOADS))
         for gpu in TRANSFER_TO
         for with_it in (False, True)
@@ -232,7 +240,7 @@ def transfer(seeds: int, pool: ProcessPoolExecutor) -> Table:
         means = (
             statistics.fmean(
                 value
-                for (number, gpu, given, _), value in found.items()
+                for (number, gpu, given, *_), value in found.items()
                 if number in numbers and gpu in gpus and given == with_it
             )
             for with_it in (False, True)
@@ -348,12 +356,6 @@ def _same(ours: list[list[float]], theirs: list[list[float]]) -> bool:
 # --- tables -----------------------------------------------------------------------------------
 
 
-def mean(outcomes: Sequence[Outcome], of: str) -> float:
-    """Of one attribute, over the jobs that were not stuck."""
-    values = [getattr(o, of) for o in outcomes if not math.isnan(getattr(o, of))]
-    return statistics.fmean(values) if values else math.nan
-
-
 def pairs_table(cases: list[Case], found: dict[Case, Outcome]) -> Table:
     """Each workload on each GPU."""
     table = Table(title="R_N by workload and GPU, eta 0.5, beta 2")
@@ -448,8 +450,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--quick", action="store_true", help="the measured workloads only")
+    parser.add_argument("--seeds", type=int, help="20; of the goals 4")
+    parser.add_argument("--details", action="store_true", help="settings, drift and shapes")
+    parser.add_argument("--quick", action="store_true", help="of these the measured workloads only")
     parser.add_argument("--transfer", action="store_true", help="from one GPU to the others only")
     parser.add_argument("--targets", action="store_true", help="other targets only")
     parser.add_argument("--first-seed", type=int, default=0, help="of --targets")
@@ -457,7 +460,16 @@ def main() -> None:
     parser.add_argument("--reference", metavar="PYTHON", help="an interpreter with zeus 0.16")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     args = parser.parse_args()
-    console = Console(width=max(110, Console().width))
+    console = Console(width=max(130, Console().width))
+    if not (args.details or args.transfer or args.targets or args.held_out):
+        with ProcessPoolExecutor(args.jobs) as pool:
+            goals = all_goals(pool, range(args.seeds or 4))
+        console.print(table(goals))
+        console.print("Where gp loses:")
+        for loss in goals.losses:
+            console.print(f"- {loss}")
+        return
+    args.seeds = args.seeds or 20
     if args.transfer:
         with ProcessPoolExecutor(args.jobs) as pool:
             console.print(transfer(args.seeds, pool))

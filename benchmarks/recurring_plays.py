@@ -5,8 +5,10 @@ Regret is counted in c*, see `recurring.py`, which reports what comes of them.
 
 from __future__ import annotations
 
+import csv
 import math
 import os
+import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,11 +32,12 @@ from zeus.policy.interface import BatchSizeOptimizer, Run
 from zeus.policy.recurrence import Recurrences
 from zeus.simulate import Simulator
 from zeus.simulate.expected import best
-from zeus.simulate.tables import Measurements
+from zeus.simulate.tables import Measurements, open_table
 from zeus.simulate.workloads import GPUS, WORKLOADS, power_trace, train_trace
 from zeus.utils.metric import zeus_cost
 
 POLICIES = ("gp", "pruning-gts")
+ALL_POLICIES = (*POLICIES, "grid", "successive halving")
 RECURRENCES = 80
 EPOCHS = 20
 
@@ -94,9 +97,7 @@ def play(
             now = loop.begin()
             run = train(now.batch_size, now.cost_bound, now.recurrence)
             if run is None:
-                bad = 100 * now.cost_bound
-                seen = Run(now.batch_size, bad, False, 0, 0.0, now.cost_bound, True)
-                loop.end(Run(now.batch_size, 0.0, False), observed=seen)
+                loop.skip(now)
                 continue
             costs[now.recurrence - 1] += run.cost
             stops += not run.converged
@@ -111,6 +112,27 @@ def outcome(ratio: np.ndarray, stops: int, stuck: bool) -> Outcome:
     regret = np.cumsum(ratio - 1)
     r_10, r_30, r_n = (float(regret[min(n, len(regret)) - 1]) for n in (10, 30, len(regret)))
     return Outcome(r_10, r_30, r_n, float(ratio[-5:].mean()), stops, stuck)
+
+
+def policy_of(name: str, seed: int, window_size: int = 0) -> BatchSizeOptimizer:
+    """Any of `ALL_POLICIES`."""
+    simple = {"grid": Grid, "successive halving": SuccessiveHalving}
+    if name in simple:
+        return simple[name]()
+    return make_policy(name, seed=seed, window_size=window_size)
+
+
+def mean(outcomes: Sequence[Outcome], of: str) -> float:
+    """Of one attribute, over the jobs that were not stuck."""
+    values = [getattr(o, of) for o in outcomes if not math.isnan(getattr(o, of))]
+    return statistics.fmean(values) if values else math.nan
+
+
+def is_worse(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> bool:
+    """Whether ours has more regret. Who is stuck with any seed has lost."""
+    if any(one.stuck for one in ours) or any(one.stuck for one in theirs):
+        return any(one.stuck for one in ours)
+    return mean(ours, "r_n") > mean(theirs, "r_n")
 
 
 # --- measured workloads -----------------------------------------------------------------------
@@ -174,7 +196,7 @@ def play_case(case: Case) -> Outcome:
     simulator = Simulator(
         train_trace(),
         power_trace(case.gpu),
-        make_policy(case.policy, seed=case.seed),
+        policy_of(case.policy, case.seed),
         JITPowerLimitOptimizer(verbose=False),
         case.seed,
         verbose=False,
@@ -278,7 +300,7 @@ def play_synthetic(job: tuple[int, str, int, int]) -> Outcome:
     number, name, window, seed = job
     made = (*DRIFT, *SHAPES)[number]
     what = Job("made up", made.name, "sgd", 1.0, 10 * EPOCHS, SIZES[DEFAULT])
-    policy = make_policy(name, seed=seed, window_size=window)
+    policy = policy_of(name, seed, window)
     policy.register_job(what, SIZES)
     shapes = [made.shape(at, np.random.default_rng(seed)) for at in range(RECURRENCES)]
     rng = np.random.default_rng([seed, number])
@@ -314,8 +336,7 @@ def play_held_out(task: tuple[int, int, str, int]) -> tuple[Outcome, bool]:
     """
     jobs_seed, number, name, seed = task
     held = jobs_of(jobs_seed)[number]
-    simple = {"grid": Grid, "successive halving": SuccessiveHalving}
-    policy = simple[name]() if name in simple else make_policy(name, seed=seed)
+    policy = policy_of(name, seed)
     policy.register_job(held.job, list(held.sizes))
     trains = held.trainer(seed)
     sizes: list[int] = []
@@ -335,30 +356,52 @@ def play_held_out(task: tuple[int, int, str, int]) -> tuple[Outcome, bool]:
 
 TRANSFER_FROM = "v100"
 TRANSFER_TO = tuple(gpu for gpu in GPUS if gpu != TRANSFER_FROM)
+CAPS_W = {"a40": 175, "v100": 150, "p100": 175, "rtx6000": 160}
+"""Highest power limit, if a site allows no more."""
 
 
-def play_transfer(task: tuple[int, str, bool, int]) -> float:
-    """R_30 of a workload on a GPU, with or without what was learnt on `TRANSFER_FROM`; the seed."""
-    number, gpu, with_it, seed = task
+class Capped:
+    """A table of power without the limits above one, W; as a pandas.DataFrame is used."""
 
-    def regret(gpu: str, seed: int, recurrences: int, path: str | None) -> float:
+    def __init__(self, gpu: str, most: float) -> None:
+        with open_table(power_trace(gpu)) as file:
+            names, *lines = zip(*csv.reader(file), strict=True)
+        at = names.index("power_limit")
+        self._rows = [
+            dict(zip(names, line, strict=True)) for line in lines if int(line[at]) <= most
+        ]
+
+    def to_dict(self, orient: str) -> list[dict[str, str]]:
+        """Its rows."""
+        return [dict(row) for row in self._rows]
+
+
+def play_transfer(task: tuple[int, str, bool, int, bool]) -> float:
+    """R_30 of a workload on a GPU, with or without what was learnt on `TRANSFER_FROM`; the seed;
+    and whether, instead, it was learnt on the same GPU, whose limits end at `CAPS_W` now."""
+    number, gpu, with_it, seed, caps = task
+
+    def regret(gpu: str, seed: int, recurrences: int, path: str | None, most: float) -> float:
         simulator = Simulator(
             train_trace(),
-            power_trace(gpu),
+            Capped(gpu, most),
             make_policy("gp", seed=seed),
             JITPowerLimitOptimizer(verbose=False),
             seed,
             verbose=False,
         )
         job = workload_job(gpu, number, "usual")
-        history = simulator.simulate_one_job(job, recurrences, 2.0, 0.5, knowledge=path)
-        known = measurements(gpu)
+        history = simulator.simulate_one_job(
+            job, recurrences, 2.0, 0.5, knowledge=path, gpu_model=gpu
+        )
+        known = simulator.measurements
         spent = sum(zeus_cost(run.energy, run.time, 0.5, known.max_power) for run in history)
         return spent / best(known, job, 0.5).cost - recurrences
 
+    cap = CAPS_W[gpu] if caps else math.inf
     if not with_it:
-        return regret(gpu, seed, 30, None)
+        return regret(gpu, seed, 30, None, cap)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "knowledge.json")
-        regret(TRANSFER_FROM, seed + 1000, 60, path)
-        return regret(gpu, seed, 30, path)
+        regret(gpu if caps else TRANSFER_FROM, seed + 1000, 60, path, math.inf)
+        return regret(gpu, seed, 30, path, cap)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from zeus.job import Job
 from zeus.policy.curves import Array
 from zeus.policy.gp_model import Elsewhere, Fit, Model
-from zeus.policy.interface import BatchSizeOptimizer, Estimate, Forecast, LimitProfile, Run
+from zeus.policy.interface import BatchSizeOptimizer, Estimate, Forecast, ProfileOf, Run
 from zeus.policy.knowledge import Knowledge
 from zeus_ipc.overriding import override
 
@@ -114,9 +114,7 @@ class GPBatchSizeOptimizer(BatchSizeOptimizer):
         return beta_knob * best * _PATIENCE ** max(0, failures - 1)
 
     @override
-    def price(
-        self, job: Job, eta_knob: float, profile_of: Callable[[int], LimitProfile | None]
-    ) -> bool:
+    def price(self, job: Job, eta_knob: float, profile_of: ProfileOf) -> bool:
         """What was learnt stays: energy and time of each run are kept apart."""
         self._jobs[job].price(eta_knob, profile_of)
         return True
@@ -171,7 +169,7 @@ class _Known:
         self._max_epochs = job.max_epochs
         self._runs: list[tuple[int, Run]] = []
         self._as_observed: list[Run] = []
-        self._priced: tuple[float, Callable[[int], LimitProfile | None]] | None = None
+        self._priced: tuple[float, ProfileOf] | None = None
         self._last_of: dict[int, deque[int]] = {}
         self._converged: list[int] = []
         self._out: set[int] = set()
@@ -228,7 +226,7 @@ class _Known:
         else:
             self._model = None
 
-    def price(self, eta_knob: float, profile_of: Callable[[int], LimitProfile | None]) -> None:
+    def price(self, eta_knob: float, profile_of: ProfileOf) -> None:
         if self._priced is not None and self._priced[0] == eta_knob:
             return
         self._priced = eta_knob, profile_of
@@ -395,6 +393,7 @@ class _Known:
             np.interp(here, there, known.log_epoch_cost),
             np.where(same, np.array(known.reached)[nearest], 0.0),
             np.where(same, np.array(known.missed)[nearest], 0.0),
+            known.same_gpu,
         )
 
     def _counted(self) -> list[tuple[int, Run]]:

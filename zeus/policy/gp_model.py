@@ -38,7 +38,7 @@ _EPOCH_DEVIATIONS = ((0.03, 0.0, 0.0), (0.1, 0.0, 0.0), (0.3, 0.0, 0.0), (0.1, 0
 
 # What was learnt on another GPU is one more shape of each curve; it is as probable as this before
 # any run, and how far this GPU departs from it is learnt as of any shape.
-_EPOCHS_ALIKE, _EPOCH_COST_ALIKE = 0.9, 0.3
+_EPOCHS_ALIKE, _EPOCH_COST_ALIKE, _SAME_GPU_ALIKE = 0.9, 0.3, 0.9
 _RUNS_ELSEWHERE = 0.5
 """A run on another GPU says so much about reaching the target here, ..."""
 _MOST_ELSEWHERE = 1.0
@@ -54,12 +54,14 @@ class Elsewhere:
         log_epoch_cost: Logarithm of an epoch's cost.
         reached: Runs that reached the target.
         missed: Runs that did not.
+        same_gpu: Whether that is the same GPU model, under other power limits.
     """
 
     log_epochs: Array
     log_epoch_cost: Array
     reached: Array
     missed: Array
+    same_gpu: bool = False
 
 
 class Model:
@@ -291,7 +293,8 @@ def _curves(x: Array, apart: bool, elsewhere: Elsewhere | None) -> tuple[Curve |
     if apart:
         of_epoch, of_epochs = (saturating(x, _KNEES), saturates), (critical(x, _KNEES), turns)
         if elsewhere is not None:
-            of_epoch = _with_shape(*of_epoch, elsewhere.log_epoch_cost, _EPOCH_COST_ALIKE, x)
+            alike = _SAME_GPU_ALIKE if elsewhere.same_gpu else _EPOCH_COST_ALIKE
+            of_epoch = _with_shape(*of_epoch, elsewhere.log_epoch_cost, alike, x)
             of_epochs = _with_shape(*of_epochs, elsewhere.log_epochs, _EPOCHS_ALIKE, x)
         epoch = Prior(*of_epoch, _EPOCH_DEVIATIONS, (0.01, 0.04))
         epochs = Prior(*of_epochs, _DEVIATIONS, (0.06, 0.12, 0.24))

@@ -6,9 +6,11 @@ hold one of these. A policy has no I/O, no clock, and no randomness but its seed
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 from zeus.job import Job
 from zeus.policy.knowledge import Knowledge
@@ -37,6 +39,10 @@ class LimitProfile:
     def _at(self, eta_knob: float) -> tuple[float, float]:
         pairs = zip(self.energy, self.time, strict=True)
         return min(pairs, key=lambda one: zeus_cost(one[0], one[1], eta_knob, self.max_power))
+
+
+ProfileOf = Callable[[int], LimitProfile | None]
+"""What each power limit does to a batch size; None where that is not measured yet."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a policy expects of a run that begins now.
+    """What a policy expects of a run that begins now, with a batch size and a power limit.
 
     Attributes:
         batch_size: The batch size.
@@ -129,6 +135,27 @@ class Forecast:
     max_power: float
     reach: float
     proven: bool
+
+    @property
+    def cost(self) -> float:
+        """Expected cost of a run, J."""
+        return zeus_cost(self.energy, math.exp(self.log_time), self.eta_knob, self.max_power)
+
+    def done_within(self, seconds: float) -> float:
+        """Probability that one run reaches the target within a time, s."""
+        if seconds <= 0:
+            return 0.0
+        latest = min(math.log(seconds), self.log_most_time)
+        off = (latest - self.log_time) / self.log_time_sd
+        return self.reach * 0.5 * math.erfc(-off / math.sqrt(2))
+
+    def time_of(self, probability: float) -> float:
+        """Within which time one run reaches the target so probably, s; infinite for never."""
+        if probability >= self.reach:
+            return math.inf
+        off = NormalDist().inv_cdf(probability / self.reach)
+        latest = self.log_time + off * self.log_time_sd
+        return math.inf if latest > self.log_most_time else math.exp(latest)
 
 
 @dataclass(frozen=True)
@@ -231,9 +258,7 @@ class BatchSizeOptimizer(ABC):
         """
         return None
 
-    def price(
-        self, job: Job, eta_knob: float, profile_of: Callable[[int], LimitProfile | None]
-    ) -> bool:
+    def price(self, job: Job, eta_knob: float, profile_of: ProfileOf) -> bool:
         """Counts all runs, before and after, with another eta.
 
         Args:

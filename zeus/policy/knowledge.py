@@ -1,17 +1,32 @@
-"""What was learnt of a job on one GPU, for the same job on another.
+"""What was learnt of a job on one GPU, for the same job on another or under other power limits.
 
 How many epochs a batch size needs does not depend on the GPU; what an epoch costs does, though the
-sizes at which a GPU is busy are related.
+sizes at which a GPU is busy are related. Under other power limits the same GPU is nearly the same.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from zeus.utils.atomic import write_text
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a job trains on.
+
+    Attributes:
+        gpu_model: Product name of its GPUs; empty where it is not known.
+        power_limits: The lowest and the highest power limit that it may set, W; None: not known.
+    """
+
+    gpu_model: str = ""
+    power_limits: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -26,6 +41,8 @@ class Knowledge:
         missed: Of each the runs that did not, for another reason than their cost; need not be
             whole.
         best: The size of the lowest expected cost that has reached the target.
+        place: What it was learnt on.
+        same_gpu: Whether that is the GPU model on which it is used.
     """
 
     batch_sizes: tuple[int, ...]
@@ -34,6 +51,8 @@ class Knowledge:
     reached: tuple[float, ...]
     missed: tuple[float, ...]
     best: int
+    place: Place = Place()
+    same_gpu: bool = False
 
     def to_json(self) -> str:
         """As JSON."""
@@ -47,47 +66,89 @@ class Knowledge:
             ValueError: It is none.
         """
         try:
-            given = json.loads(text)
-            sizes = tuple(int(size) for size in given["batch_sizes"])
-            names = ("log_epochs", "log_epoch_cost", "reached", "missed")
-            columns = [tuple(float(value) for value in given[name]) for name in names]
-            best = int(given["best"])
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"no knowledge of a job: {error!r}") from None
-        finite = all(math.isfinite(value) for column in columns for value in column)
-        if (
-            not finite
-            or any(len(column) != len(sizes) for column in columns)
-            or best not in sizes
-            or list(sizes) != sorted(set(sizes))
-            or sizes[0] <= 0
-        ):
-            raise ValueError("no knowledge of a job: its columns do not belong together")
-        epochs, epoch_cost, reached, missed = columns
-        return cls(sizes, epochs, epoch_cost, reached, missed, best)
+            return _of(json.loads(text))
+        except ValueError as error:
+            raise ValueError(f"no knowledge of a job: {error}") from None
 
 
-def load(path: str | Path) -> Knowledge | None:
-    """Reads a file that `save` has written; None where there is none.
+def _of(given: Any) -> Knowledge:
+    try:
+        sizes = tuple(int(size) for size in given["batch_sizes"])
+        names = ("log_epochs", "log_epoch_cost", "reached", "missed")
+        columns = [tuple(float(value) for value in given[name]) for name in names]
+        best = int(given["best"])
+        where = given.get("place", {})
+        limits = where.get("power_limits")
+        range_w = None if limits is None else (float(limits[0]), float(limits[1]))
+        place = Place(str(where.get("gpu_model", "")), range_w)
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ValueError(repr(error)) from None
+    finite = all(math.isfinite(value) for column in columns for value in column)
+    if (
+        not finite
+        or any(len(column) != len(sizes) for column in columns)
+        or best not in sizes
+        or list(sizes) != sorted(set(sizes))
+        or sizes[0] <= 0
+    ):
+        raise ValueError("its columns do not belong together")
+    epochs, epoch_cost, reached, missed = columns
+    same_gpu = given.get("same_gpu") is True
+    return Knowledge(sizes, epochs, epoch_cost, reached, missed, best, place, same_gpu)
+
+
+def by_nearness(place: Place, here: Place, runs: float) -> tuple[bool, bool, float]:
+    """Sorts what is known of a job by how much it says here, the most first: of this GPU model, of
+    these power limits, of many runs.
+
+    Args:
+        place: What it was learnt on.
+        here: What the job trains on now.
+        runs: How many runs it is from.
+    """
+    same_gpu = place.gpu_model == here.gpu_model != ""
+    return not same_gpu, place.power_limits != here.power_limits, -runs
+
+
+def nearest(found: Iterable[Knowledge], here: Place) -> Knowledge | None:
+    """What says most about a job here; None where nothing is known."""
+    ordered = sorted(found, key=lambda one: by_nearness(one.place, here, sum(one.reached)))
+    if not ordered:
+        return None
+    same_gpu = ordered[0].place.gpu_model == here.gpu_model != ""
+    return replace(ordered[0], same_gpu=same_gpu)
+
+
+def load(path: str | Path, here: Place = Place()) -> Knowledge | None:
+    """Reads what a file that `save` has written says about a job here; None where there is none.
 
     Raises:
         ValueError: It is something else; one sentence says which file.
         OSError: It cannot be read.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    try:
-        return Knowledge.from_json(text)
-    except ValueError as error:
-        raise ValueError(f"{path} has {error}; name another file, or remove it") from None
+    return nearest(_read(path), here)
 
 
 def save(path: str | Path, knowledge: Knowledge) -> None:
-    """Writes it to a file.
+    """Writes it to a file, which keeps what was learnt in other places.
 
     Raises:
+        ValueError: There is a file of something else.
         OSError: It cannot be written.
     """
-    write_text(Path(path), knowledge.to_json() + "\n")
+    others = [asdict(one) for one in _read(path) if one.place != knowledge.place]
+    given = {**asdict(knowledge), "elsewhere": others}
+    write_text(Path(path), json.dumps(given) + "\n")
+
+
+def _read(path: str | Path) -> list[Knowledge]:
+    try:
+        given = json.loads(Path(path).read_text(encoding="utf-8"))
+        others = given.get("elsewhere", []) if isinstance(given, dict) else []
+        return [_of(one) for one in (given, *others)]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{path} has no knowledge of a job: {error}; name another file, or remove it"
+        ) from None

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from zeus.job import Job
-from zeus.policy.best import BestKnown
-from zeus.policy.gts import of_arms
 from zeus.policy.interface import BatchSizeOptimizer, Estimate
-from zeus.policy.mab import GaussianTS, precision_of
+from zeus.policy.mab import Array, GaussianTS, of_arms, precision_of
 from zeus_ipc.overriding import override
 
 NOTHING = 0
@@ -158,7 +157,7 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
         self.exp_manager: dict[Job, PruningExploreManager] = {}
         self.history: dict[Job, list[tuple[int, float]]] = {}
         self._sizes: dict[Job, list[int]] = {}
-        self._best = BestKnown()
+        self._best: dict[Job, tuple[float, int]] = {}  # the cheapest run that reached its target
 
     @property
     @override
@@ -169,9 +168,10 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
     def register_job(self, job: Job, batch_sizes: list[int]) -> None:
         if job.default_bs is None:
             raise ValueError(f"{job} has no default batch size; give Job(default_bs=...)")
-        self.exp_manager[job] = PruningExploreManager(
-            batch_sizes, job.default_bs, self.num_pruning_rounds
-        )
+        self._register(job, batch_sizes, job.default_bs)
+
+    def _register(self, job: Job, batch_sizes: list[int], default: int) -> None:
+        self.exp_manager[job] = PruningExploreManager(batch_sizes, default, self.num_pruning_rounds)
         self.history[job] = []
         self._sizes[job] = sorted(batch_sizes)
 
@@ -196,10 +196,10 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
         walk = self.exp_manager[job]
         if self.replay and (walk.wanted is None or walk.wanted not in in_flight):
             return self.predict(job)
-        best = self._best.batch_size(job)
-        if best is not None:
-            return best
-        assert job.default_bs is not None
+        if job in self._best:
+            return self._best[job][1]
+        if walk.wanted is None or job.default_bs is None:
+            return self.predict(job)
         return job.default_bs
 
     @override
@@ -210,7 +210,8 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
         RuntimeError: Another size's result is expected, and runs do not overlap.
         """
         self.history[job].append((batch_size, -cost))
-        self._best.observe(job, batch_size, cost, converged)
+        if converged and (job not in self._best or cost < self._best[job][0]):
+            self._best[job] = (cost, batch_size)
         mab = self.mabs.get(job)
         if mab is not None:
             if batch_size in mab.arms:
@@ -234,16 +235,8 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
             self._fit(seen, job, size)
         left = set(self.exp_manager[job].batch_sizes)
         return [
-            Estimate(
-                e.batch_size,
-                e.mean,
-                e.low,
-                e.high,
-                e.probability_best,
-                e.runs,
-                e.batch_size in left,
-            )
-            for e in of_arms(seen, self._sizes[job], runs)
+            replace(one, explored=one.batch_size in left)
+            for one in of_arms(seen, self._sizes[job], runs)
         ]
 
     def _mab(self, job: Job) -> GaussianTS:
@@ -266,5 +259,8 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
         rewards = [reward for size, reward in self.history[job] if size == batch_size]
         if rewards:
             counted = np.array(rewards[-self.window_size :])
-            mab.arm_reward_prec[batch_size] = precision_of(counted)
+            mab.arm_reward_prec[batch_size] = self._precision(counted)
             mab.fit_arm(batch_size, counted, reset=True)
+
+    def _precision(self, rewards: Array) -> float:
+        return precision_of(rewards)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from zeus.job import Job
-from zeus.policy.interface import BatchSizeOptimizer, Run
-from zeus.policy.trade_off import Chosen, ProfileOf, TradeOff, Trader, asked
+from zeus.policy.interface import BatchSizeOptimizer, ProfileOf, Run
+from zeus.policy.trade_off import Chosen, TradeOff, Trader, asked
 
 MOST_TRIES = 20
 """A target that so many runs in a row did not reach is out of reach."""
@@ -149,14 +149,9 @@ class Runs:
         if self._trader is not None:
             self._trader.price(eta_knob)
 
-    def observe(self, run: Run, observed: Run | None = None) -> None:
-        """A run has ended.
-
-        Args:
-            run: As it counts.
-            observed: As the policy is told of it, where that differs.
-        """
-        self._policy.observe_run(self._job, observed or run)
+    def observe(self, run: Run) -> None:
+        """A run has ended."""
+        self._policy.observe_run(self._job, run)
         self.count(run)
 
     def count(self, run: Run) -> None:
@@ -197,14 +192,30 @@ class Recurrences(Runs):
         start = self.next(now_s, self._began_s, chosen=chosen)
         return Try(**asdict(start), recurrence=self.recurrence, number=self._try)
 
-    def end(self, run: Run, *, observed: Run | None = None) -> None:
-        """The run has ended; the arguments are those of `observe`.
+    def skip(self, now: Try) -> None:
+        """Not even the first epoch was within the run's bound, which was found out without a cost:
+        the policy takes the batch size for a bad one.
+
+        Raises:
+            UnreachableTargetError: As `end`.
+        """
+        bad = Run(now.batch_size, 100 * now.cost_bound, converged=False, epochs=0)
+        bad = replace(bad, cost_bound=now.cost_bound, stopped_by_cost=True)
+        self._policy.observe_run(self._job, bad)
+        self._count(Run(now.batch_size, 0.0, converged=False))
+
+    def end(self, run: Run) -> None:
+        """The run has ended.
 
         Raises:
             UnreachableTargetError: The default batch size missed the target before any run
                 reached it.
         """
-        self.observe(run, observed)
+        self._policy.observe_run(self._job, run)
+        self._count(run)
+
+    def _count(self, run: Run) -> None:
+        self.count(run)
         if run.converged:
             self.recurrence += 1
             self._try = 1

@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, time, timedelta
-from statistics import NormalDist
 from typing import Protocol
 
 from zeus.job import Job
-from zeus.policy.interface import BatchSizeOptimizer, Forecast, LimitProfile
+from zeus.policy.interface import BatchSizeOptimizer, Forecast, ProfileOf
 from zeus.policy.signal import eta_of
-from zeus.utils.metric import zeus_cost
 
 ETAS = tuple(tenths / 10 for tenths in range(11))
 """Where a deadline decides, one of these chooses the power limit."""
 
 _ENOUGH = 1.2
 """A trial that may take so many times its expected time is worth it."""
-
-ProfileOf = Callable[[int], LimitProfile | None]
-"""What each power limit does to a batch size; None where that is not measured yet."""
 
 
 class Relative(Protocol):
@@ -69,53 +64,7 @@ class TradeOff:
             )
 
 
-@dataclass(frozen=True)
-class Option:
-    """A batch size with an eta that chooses its power limit.
-
-    Attributes:
-        batch_size: The batch size.
-        eta_knob: The eta.
-        energy: Expected energy of a run, J.
-        log_time: Expected logarithm of its time, s.
-        log_time_sd: Standard deviation of that.
-        log_most_time: Logarithm of the time that all epochs take.
-        reach: Probability that the run reaches the target at all.
-        max_power: As in `zeus.utils.metric.zeus_cost`, W.
-    """
-
-    batch_size: int
-    eta_knob: float
-    energy: float
-    log_time: float
-    log_time_sd: float
-    log_most_time: float
-    reach: float
-    max_power: float
-
-    @property
-    def cost(self) -> float:
-        """Expected cost of a run, J."""
-        return zeus_cost(self.energy, math.exp(self.log_time), self.eta_knob, self.max_power)
-
-    def done_within(self, seconds: float) -> float:
-        """Probability that one run reaches the target within a time, s."""
-        if seconds <= 0:
-            return 0.0
-        latest = min(math.log(seconds), self.log_most_time)
-        off = (latest - self.log_time) / self.log_time_sd
-        return self.reach * 0.5 * math.erfc(-off / math.sqrt(2))
-
-    def time_of(self, probability: float) -> float:
-        """Within which time one run reaches the target so probably, s; infinite for never."""
-        if probability >= self.reach:
-            return math.inf
-        off = NormalDist().inv_cdf(probability / self.reach)
-        latest = self.log_time + off * self.log_time_sd
-        return math.inf if latest > self.log_most_time else math.exp(latest)
-
-
-def options(forecasts: Sequence[Forecast], profile_of: ProfileOf) -> list[Option]:
+def options(forecasts: Sequence[Forecast], profile_of: ProfileOf) -> list[Forecast]:
     """Batch sizes, each with all `ETAS` where its power limits are measured.
 
     Args:
@@ -125,27 +74,27 @@ def options(forecasts: Sequence[Forecast], profile_of: ProfileOf) -> list[Option
     found = []
     for one in forecasts:
         profile = profile_of(one.batch_size)
-        # Where limits are not measured, its run measures them, and judges them by energy.
-        for eta in (1.0,) if profile is None else ETAS:
-            energy = time = 1.0
-            if profile is not None:
-                energy, time = profile.change(one.eta_knob, eta)
+        if profile is None:
+            # Its run measures power limits, and judges them by energy.
+            found.append(replace(one, eta_knob=1.0))
+            continue
+        for eta in ETAS:
+            energy, time = profile.change(one.eta_knob, eta)
             found.append(
-                Option(
-                    one.batch_size,
-                    eta,
-                    one.energy * energy,
-                    one.log_time + math.log(time),
-                    one.log_time_sd,
-                    one.log_most_time + math.log(time),
-                    one.reach,
-                    one.max_power,
+                replace(
+                    one,
+                    eta_knob=eta,
+                    energy=one.energy * energy,
+                    log_time=one.log_time + math.log(time),
+                    log_most_time=one.log_most_time + math.log(time),
                 )
             )
     return found
 
 
-def least_energy(found: Sequence[Option], within_s: float, on_time: float) -> tuple[Option, bool]:
+def least_energy(
+    found: Sequence[Forecast], within_s: float, on_time: float
+) -> tuple[Forecast, bool]:
     """The option of least energy that is done in time, else the fastest.
 
     Args:
@@ -162,7 +111,7 @@ def least_energy(found: Sequence[Option], within_s: float, on_time: float) -> tu
     return fastest(found), False
 
 
-def fastest(found: Sequence[Option]) -> Option:
+def fastest(found: Sequence[Forecast]) -> Forecast:
     """The option of the shortest expected time, where a run that misses takes another."""
     return min(found, key=lambda one: one.log_time - math.log(max(one.reach, 1e-9)))
 
@@ -305,7 +254,7 @@ class Trader:
         self,
         forecasts: Sequence[Forecast],
         wanted: int,
-        best: Option,
+        best: Forecast,
         within_s: float,
         safe_s: float,
     ) -> Chosen | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import TextIO
 
 
@@ -40,16 +39,3 @@ class FileAndConsole:
     def close(self) -> None:
         """The file is complete; the console stays."""
         self._file.close()
-
-    def __enter__(self) -> FileAndConsole:
-        """It is open."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """It is closed."""
-        self.close()

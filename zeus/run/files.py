@@ -81,7 +81,7 @@ class TrainResult(BaseModel):
         """Mean power over the highest that it could be, where that is known."""
         if self.max_power is None or self.time <= 0:
             return None
-        return self.energy / self.time / self.max_power
+        return min(1.0, self.energy / self.time / self.max_power)
 
 
 class PowerProfile(BaseModel):

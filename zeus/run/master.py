@@ -17,7 +17,7 @@ from zeus.job import Job
 from zeus.monitor.signals import SignalSource, signal_of
 from zeus.optimizer.batch_size.reasons import says_out_of_memory
 from zeus.policy.interface import BatchSizeOptimizer
-from zeus.policy.knowledge import load
+from zeus.policy.knowledge import Place, load
 from zeus.policy.trade_off import TradeOff, time_of_day
 from zeus.run import files
 from zeus.run.child import how_it_ended, run_script, tail
@@ -40,8 +40,8 @@ class ZeusMaster:
         observer_mode: Power limits are measured, but training stays at the highest.
         profile_warmup_iters: Iterations that are not measured after a change of the limit.
         profile_measure_iters: Iterations that are measured at each limit.
-        knowledge: File of what was learnt of a job on another GPU: what it has is used, and what is
-            learnt here is written to it.
+        knowledge: File of what was learnt of a job on other GPUs, or under other power limits: what
+            it has is used, and what is learnt here is written to it.
         stop_by_curve: Whether a run with a batch size that never reached the target is given up by
             its learning curve, where its script reports metrics. None: as the policy does.
         signal: Price or carbon intensity that `eta_knob` follows, fetched when a run begins: a CSV
@@ -101,8 +101,9 @@ class ZeusMaster:
         self.stop_by_curve = by_policy if stop_by_curve is None else stop_by_curve
         gpus = get_gpus()
         self._device_count = len(gpus)
-        _, highest_mw = gpus[0].get_power_management_limit_constraints()
+        lowest_mw, highest_mw = gpus[0].get_power_management_limit_constraints()
         self.max_power = highest_mw / 1000 * self._device_count
+        self.place = Place(gpus[0].get_name(), (lowest_mw / 1000, highest_mw / 1000))
         # Of the script that runs now; told its process id.
         self.script_started: Callable[[int], None] = lambda pid: None
         # What a run of the best size is expected to cost, J; None: no learning curve ends the run.
@@ -196,7 +197,7 @@ class ZeusMaster:
         found = unfinished(
             self.log_base, _prefix(job, num_recurrence, eta_knob, beta_knob), begun_with
         )
-        known = None if self.knowledge is None else load(self.knowledge)
+        known = None if self.knowledge is None else load(self.knowledge, self.place)
         if found is None:
             logdir = _unused(self.build_logdir(job, num_recurrence, eta_knob, beta_knob))
             records = Records(logdir)
@@ -210,7 +211,7 @@ class ZeusMaster:
                 policy.transfer(job, records.progress.knowledge)
         with (
             contextlib.closing(records),
-            FileAndConsole(Path(logdir, files.MASTER_LOG)) as both,
+            contextlib.closing(FileAndConsole(Path(logdir, files.MASTER_LOG))) as both,
             contextlib.redirect_stdout(both),
         ):
             print(f"[ZeusMaster] {job}, {num_recurrence} times; files are in {logdir}")

@@ -18,7 +18,6 @@ from zeus.optimizer.power_limit.profile import (
     watts,
 )
 from zeus.run import files
-from zeus.run.accounting import Reading
 from zeus.run.files import FileError, PowerProfile
 from zeus_ipc.overriding import override
 
@@ -58,7 +57,7 @@ class PowerJson(ProfileFile):
         self._was_finished |= complete
         return Profile(
             measurements=[
-                self._measurement(limit, Reading(power, found.train_throughput[limit]))
+                self._measurement(limit, power, found.train_throughput[limit])
                 for limit, power in sorted(found.train_power.items(), reverse=True)
             ],
             gpus=found.gpus,
@@ -77,30 +76,29 @@ class PowerJson(ProfileFile):
         if not self.finished:
             self._save(self.partial, self._known)
 
-    def finish(self, optimal_mw: int, evaluation: tuple[int, Reading] | None) -> None:
+    def finish(self, optimal_mw: int, evaluation: tuple[int, float, float] | None) -> None:
         """Writes what is known now that all is measured.
 
         Args:
             optimal_mw: The best limit.
-            evaluation: What evaluating does, and the limit, mW, at which it does; None: not known.
+            evaluation: The limit, mW, at which evaluations run, their mean power, W, and
+                iterations a second; None: not known.
         """
         if self._known is None:
             return
         self._known.optimal_pl = optimal_mw
         if evaluation is not None:
-            limit, reading = evaluation
-            self._known.eval_power[limit] = reading.power
-            self._known.eval_throughput[limit] = reading.throughput
+            limit, power, throughput = evaluation
+            self._known.eval_power[limit] = power
+            self._known.eval_throughput[limit] = throughput
         self._save(self.path, self._known)
         self.finished = True  # also where it cannot be written: it is not tried again
         if self._writable:
             self.partial.unlink(missing_ok=True)
 
-    def _measurement(self, limit_mw: int, reading: Reading) -> PowerLimitMeasurement:
-        seconds = self._iterations / reading.throughput
-        return PowerLimitMeasurement(
-            power_limit=watts(limit_mw), energy=reading.power * seconds, time=seconds
-        )
+    def _measurement(self, limit_mw: int, power: float, throughput: float) -> PowerLimitMeasurement:
+        time = self._iterations / throughput
+        return PowerLimitMeasurement(power_limit=watts(limit_mw), energy=power * time, time=time)
 
     def _save(self, path: Path, profile: BaseModel) -> None:
         if not self._writable:

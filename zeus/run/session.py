@@ -11,12 +11,12 @@ import logging
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from zeus import _node
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import Measurement, ZeusMonitor
+from zeus.optimizer.batch_size.meter import Meter
 from zeus.optimizer.power_limit import (
     Done,
     GlobalPowerLimitOptimizer,
@@ -24,13 +24,14 @@ from zeus.optimizer.power_limit import (
     PowerLimitMeasurement,
     ZeusCost,
 )
-from zeus.policy.stopping import LearningCurve, Verdict
+from zeus.policy.stopping import LearningCurve, Verdict, judge
+from zeus.policy.used import Used, after_another_epoch
 from zeus.run import files
-from zeus.run.accounting import Account, Epoch, Reading, Spent
 from zeus.run.files import TrainResult
 from zeus.run.power_json import PowerJson, milliwatts
 from zeus.run.settings import Settings
 from zeus.utils.guard import guarded
+from zeus.utils.metric import zeus_cost
 from zeus_ipc.overriding import override
 
 log = logging.getLogger(__name__)
@@ -38,18 +39,9 @@ log = logging.getLogger(__name__)
 STEP_W = 25
 """Difference of one power limit to the next."""
 
-_EPOCH, _TRAIN, _EVAL = (f"__ZeusDataLoader_{name}" for name in ("epoch", "train", "eval"))
-
+_EVAL = "__ZeusDataLoader_eval"
 
 Metrics = tuple[Sequence[float | None], bool]
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """A window that has ended, and the iterations in it."""
-
-    measurement: Measurement
-    iterations: int
 
 
 class Session:
@@ -67,7 +59,8 @@ class Session:
         ZeusBaseGPUError: A GPU has no energy or no power limit to read.
 
     Attributes:
-        account: What was spent.
+        epochs: Epochs that have ended.
+        used: What they have used.
         optimizer: Finds the power limit; None until the first epoch of training begins.
         max_power: The highest limits of all GPUs together, W.
     """
@@ -91,23 +84,30 @@ class Session:
         if low > high:
             raise ValueError("there is no power limit that all GPUs of this job take")
         self.max_power = sum(high for _, high in ranges) / 1000
-        self.account = Account(settings.eta_knob, self.max_power, max_epochs, settings.cost_thresh)
+        self.epochs, self.used = 0, Used()
         self.optimizer: GlobalPowerLimitOptimizer | None = None
+        self._max_epochs = max_epochs
+        self._meter = Meter(self._monitor, lambda: self.optimizer)
         self._over = False
         self._told_of_energy = False
         self._training = self._evaluating = False
         self._in_epoch = False
-        self._seen = 0
-        self._begin_counts()
+        self._began = time.monotonic()
+        self._evaluated: list[tuple[Measurement, int]] = []  # with iterations, in this epoch
+
+    def cost(self, energy: float, time: float) -> float:
+        """What energy (J) and time (s) cost this run, J."""
+        return zeus_cost(energy, time, self._settings.eta_knob, self.max_power)
 
     # ------------------------------------------------------------------------------------ events
 
     @guarded
     def begin_epoch(self) -> None:
         """An epoch begins."""
-        self._begin_counts()
+        self._began = time.monotonic()
+        self._evaluated = []
         self._in_epoch = True
-        self._monitor.begin_window(_EPOCH, restart=True)
+        self._meter.begin()
 
     @guarded
     def begin_train(self, iterations: int | None) -> None:
@@ -118,8 +118,7 @@ class Session:
         """
         if not self._in_epoch:
             return
-        self._seen, self._training = 0, True
-        self._monitor.begin_window(_TRAIN, restart=True)
+        self._training = True
         if self.optimizer is None and not self._over:
             self._begin_search(iterations)
         if self.optimizer is not None:
@@ -131,7 +130,6 @@ class Session:
         _node.progress()
         if not self._training:
             return
-        self._seen += 1
         if self.optimizer is not None:
             self.optimizer.on_step_begin()
 
@@ -141,7 +139,6 @@ class Session:
         if not self._training:
             return
         self._training = False
-        self._trained.append(_Measured(self._monitor.end_window(_TRAIN), self._seen))
         if self.optimizer is not None:
             self.optimizer.on_epoch_end()
 
@@ -163,7 +160,7 @@ class Session:
         self._evaluating = False
         ended = self._monitor.end_window(_EVAL)
         if self._optimal is not None and iterations:
-            self._evaluated.append(_Measured(ended, iterations))
+            self._evaluated.append((ended, iterations))
 
     def end_epoch(self, reached: bool, metrics: Metrics | None = None) -> Verdict:
         """The epoch has ended. Never raises.
@@ -176,18 +173,42 @@ class Session:
         self.end_train()
         self.end_eval(0)
         self._in_epoch = False
-        self.account.epochs.append(self._epoch())
+        self.epochs += 1
+        self.used = self._measured()
         self._keep_profile()
         rerun_cost = self._settings.rerun_cost
         curve = None
         if metrics is not None and rerun_cost is not None:
             target = self._settings.target_metric
             curve = LearningCurve(metrics[0], target, metrics[1], rerun_cost)
-        return self.account.judge(reached, self._searching, self._reading, curve)
+        next_cost = None  # no cost interrupts the search
+        if not self._searching:
+            next_cost = self.cost(*after_another_epoch(self.used, self.epochs))
+        return judge(
+            reached=reached,
+            epochs=self.epochs,
+            max_epochs=self._max_epochs,
+            next_cost=next_cost,
+            cost_bound=self._settings.cost_thresh,
+            cost=self.cost(self.used.energy, self.used.time),
+            curve=curve,
+        )
 
     def end(self, verdict: Verdict) -> TrainResult:
         """Training has ended as the verdict says: its result is written."""
-        result = self.account.result(verdict, self._reading)
+        used = self.used
+        result = TrainResult(
+            energy=used.energy,
+            time=used.time,
+            cost=self.cost(used.energy, used.time),
+            num_epochs=self.epochs,
+            reached=verdict.reached,
+            overhead=self.cost(used.overhead_energy, used.overhead_time),
+            stopped_by_cost=verdict.by_cost,
+            stopped_by_curve=verdict.by_curve,
+            next_cost=verdict.next_cost,
+            max_power=self.max_power,
+        )
         path = files.train_json(self._settings.log_dir, self._settings.job_id, self._batch_size)
         try:
             files.save(path, result)
@@ -227,7 +248,6 @@ class Session:
     def _begin_search(self, iterations: int | None) -> None:
         settings, count = self._settings, len(self._monitor.gpu_indices)
         warmup, measure = fitted(settings.warmup_iters, settings.measure_iters, iterations)
-        self._measure = measure
         self._file = PowerJson(
             files.power_json(settings.log_dir, self._batch_size), settings.job_id, measure
         )
@@ -245,7 +265,6 @@ class Session:
             together=False,
         )
         self.optimizer.on_train_begin()
-        self._settled = not self._searching
 
     @property
     def _optimal(self) -> int | None:
@@ -255,44 +274,26 @@ class Session:
             return None
         return milliwatts(self._cost.choose(optimizer.measurements))
 
-    @property
-    def _readings(self) -> dict[int, Reading]:
-        """What is known of each limit, mW."""
-        known = [] if self.optimizer is None else self.optimizer.measurements
-        return {
-            milliwatts(one): Reading(one.energy / one.time, self._measure / one.time)
-            for one in known
-        }
-
-    @property
-    def _reading(self) -> Reading | None:
-        """What training does at the limit in force, else at the best that is known by now."""
-        if self.optimizer is None or self.optimizer.disabled:
-            return None
-        readings = self._readings
-        if self._searching and readings:
-            return readings[milliwatts(self._cost.choose(self.optimizer.measurements))]
-        return readings.get(self.optimizer.current_power_limit)
-
     # ------------------------------------------------------------------------------------- epochs
 
-    def _begin_counts(self) -> None:
-        self._began = time.monotonic()
-        self._settled = not self._searching
-        self._trained: list[_Measured] = []
-        self._evaluated: list[_Measured] = []
-
-    def _epoch(self) -> Epoch:
-        """What the epoch took."""
-        iterations = sum(one.iterations for one in self._trained)
+    def _measured(self) -> Used:
+        """What was used until now. Energy that is not known is assumed: the mean power so far."""
         try:
-            total = self._spent(self._monitor.end_window(_EPOCH))
-            train = sum((self._spent(one.measurement) for one in self._trained), Spent())
+            self._meter.end()
+            return self._meter.used()
         except Exception as error:
             log.info("an epoch was not measured", exc_info=True)
-            total = self._estimated(time.monotonic() - self._began, str(error))
-            train = total
-        return Epoch(total, train, iterations, self._settled)
+            known = self.used
+            power = known.energy / known.time if known.time > 0 else self.max_power
+            self._meter.assume(power, time.monotonic() - self._began)
+            if not self._told_of_energy:
+                self._told_of_energy = True
+                warnings.warn(
+                    f"Energy could not be measured, and {power:.0f} W are assumed for that time: "
+                    f"{getattr(error, 'message', error)}.",
+                    stacklevel=4,
+                )
+            return self._meter.used()
 
     @guarded
     def _keep_profile(self) -> None:
@@ -300,34 +301,21 @@ class Session:
         optimizer, optimal = self.optimizer, self._optimal
         if optimizer is None or optimal is None or self._file.finished:
             return
-        windows = [one for one in self._evaluated if self._spent(one.measurement).energy > 0]
-        seconds = sum(one.measurement.time for one in windows)
+        windows = [one for one in self._evaluated if _has_energy(one[0])]
+        seconds = sum(one.time for one, _ in windows)
         evaluation = None
         if seconds > 0:
-            joules = sum(self._spent(one.measurement).energy for one in windows)
-            iterations = sum(one.iterations for one in windows)
-            reading = Reading(joules / seconds, iterations / seconds)
-            evaluation = optimizer.current_power_limit, reading
+            watts = sum(one.total_energy for one, _ in windows) / seconds
+            throughput = sum(iterations for _, iterations in windows) / seconds
+            evaluation = optimizer.current_power_limit, watts, throughput
         self._file.finish(optimal, evaluation)
 
-    def _spent(self, measurement: Measurement) -> Spent:
-        try:
-            return Spent(measurement.total_energy, measurement.time)
-        except ZeusBaseError as error:
-            return self._estimated(measurement.time, error.message)
 
-    def _estimated(self, seconds: float, reason: str) -> Spent:
-        """Energy of a time whose energy is not known: at the mean power until then."""
-        known = self.account.spent
-        power = known.energy / known.time if known.time > 0 else self.max_power
-        if not self._told_of_energy:
-            self._told_of_energy = True
-            warnings.warn(
-                f"Energy could not be measured, and {power:.0f} W are assumed for that time: "
-                f"{reason}.",
-                stacklevel=5,
-            )
-        return Spent(power * seconds, seconds)
+def _has_energy(window: Measurement) -> bool:
+    try:
+        return window.total_energy > 0
+    except ZeusBaseError:
+        return False
 
 
 class _Highest(OptimumSelector):

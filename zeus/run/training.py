@@ -65,7 +65,7 @@ class Training:
         self._recurrences.price(self._eta)
         path, learnt = self._master.knowledge, self._policy.knowledge(self._job)
         if path is not None and learnt is not None:
-            save(path, learnt)
+            save(path, replace(learnt, place=self._master.place))
         return self._history
 
     def _go_on(self) -> None:

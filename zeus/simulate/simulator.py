@@ -7,8 +7,9 @@ Consumption of DNN Training", NSDI 2023, section 6.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
 from zeus.policy.interface import BatchSizeOptimizer, LimitProfile, PowerLimitOptimizer, Run
-from zeus.policy.knowledge import load, save
+from zeus.policy.knowledge import Place, load, save
 from zeus.policy.recurrence import Recurrences, Runs
 from zeus.policy.trade_off import TradeOff
 from zeus.simulate.tables import BatchSizeTable, Measurements, Table
@@ -77,6 +78,7 @@ class Simulator:
         eta_knob: float,
         *,
         knowledge: str | Path | None = None,
+        gpu_model: str = "",
         trade_off: TradeOff | None = None,
         begin_s: float = 0.0,
         every_s: float = 0.0,
@@ -88,8 +90,9 @@ class Simulator:
             num_recurrence: How many times it recurs.
             beta_knob: A run is given up before it costs so many times the best; infinite for never.
             eta_knob: 1 counts energy only, 0 time only.
-            knowledge: File of what was learnt of the job on another GPU: what it has is used, and
-                what is learnt now is written to it.
+            knowledge: File of what was learnt of the job on other GPUs, or under other power
+                limits: what it has is used, and what is learnt now is written to it.
+            gpu_model: With `knowledge`: what was measured; the power limits are those of the table.
             trade_off: What decides which eta each run has; None: `eta_knob` for all.
             begin_s: When the first recurrence begins, s since 1970.
             every_s: After which time the next one begins, s; never before the last one is done.
@@ -103,7 +106,9 @@ class Simulator:
             RuntimeError: The default batch size missed the target, or the target is unreachable.
         """
         play = _Play(self, job, eta_knob)
-        known = None if knowledge is None else load(knowledge)
+        limits = self.power_limits(job)
+        here = Place(gpu_model, (limits[0], limits[-1]))
+        known = None if knowledge is None else load(knowledge, here)
         if known is not None:
             play.bso.transfer(job, known)
         recurrences = Recurrences(play.bso, job, beta_knob, trade_off, play.profile_of)
@@ -114,20 +119,19 @@ class Simulator:
             now = recurrences.begin(clock_s)
             if now.eta_knob is not None:
                 play.price(now.eta_knob)
-            trained = play.train(now.batch_size, now.cost_bound)
-            if trained.never_ran:
-                # It was found out without a cost; the policy is to take it for a bad one.
-                recurrences.end(trained.run, observed=trained.observed(100 * now.cost_bound))
+            run, limit = play.train(now.batch_size, now.cost_bound)
+            if not run.epochs:
+                recurrences.skip(now)
                 continue
-            history.append(trained.entry())
-            clock_s += trained.time
+            history.append(_entry(run, limit))
+            clock_s += history[-1].time
             if self.verbose:
                 print(f"[Simulator] {job}, recurrence {now.recurrence}.{now.number}: {history[-1]}")
-            recurrences.end(trained.run)
+            recurrences.end(run)
         recurrences.price(eta_knob)
         learnt = play.bso.knowledge(job)
         if knowledge is not None and learnt is not None:
-            save(knowledge, learnt)
+            save(knowledge, replace(learnt, place=here))
         return history
 
     def simulate_one_alibaba_group(
@@ -151,64 +155,37 @@ class Simulator:
             ValueError: As `simulate_one_job`.
             RuntimeError: A job of the group fails again and again.
         """
-        runs = self.play_group(job, group_df, beta_knob, eta_knob)
-        return [entry for entry, _ in runs]
+        rows = group_df.to_dict("records") if hasattr(group_df, "to_dict") else group_df
+        names = ("start_time", "end_time", "runtime_ratio")
+        group = [(float(row[names[0]]), float(row[names[1]]), float(row[names[2]])) for row in rows]
+        return [entry for entry, _ in self.play_group(job, group, beta_knob, eta_knob)]
 
     def play_group(
-        self, job: Job, group_df: Any, beta_knob: float, eta_knob: float
+        self,
+        job: Job,
+        group: Iterable[tuple[float, float, float]],
+        beta_knob: float,
+        eta_knob: float,
     ) -> list[tuple[HistoryEntry, float]]:
-        """As `simulate_one_alibaba_group`: each run with its runtime_ratio."""
+        """As `simulate_one_alibaba_group`: each run with its runtime_ratio.
+
+        Args:
+            job: The job.
+            group: Of each of the group's jobs start_time, end_time and runtime_ratio, by start.
+            beta_knob: See there.
+            eta_knob: See there.
+        """
         play = _Group(self, job, beta_knob, eta_knob)
-        for start, end, ratio in _submissions(group_df):
+        for start, end, ratio in group:
             play.finish_until(start)
             play.submit(start, end, ratio, retries=0)
         play.finish_until(math.inf)
         return play.history
 
 
-def _submissions(group: Any) -> list[tuple[float, float, float]]:
-    rows = group.to_dict("records") if hasattr(group, "to_dict") else group
-    return [(float(r["start_time"]), float(r["end_time"]), float(r["runtime_ratio"])) for r in rows]
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """One run, as it went."""
-
-    run: Run
-    power_limit: int
-
-    @property
-    def energy(self) -> float:
-        return self.run.energy or 0.0
-
-    @property
-    def time(self) -> float:
-        return self.run.time or 0.0
-
-    @property
-    def never_ran(self) -> bool:
-        return self.energy == 0 and self.time == 0 and not self.run.converged
-
-    def observed(self, cost: float) -> Run:
-        """The run as if it had cost so much."""
-        return Run(
-            self.run.batch_size,
-            cost,
-            self.run.converged,
-            self.run.epochs,
-            cost_bound=self.run.cost_bound,
-            stopped_by_cost=self.run.stopped_by_cost,
-        )
-
-    def entry(self, ratio: float = 1.0) -> HistoryEntry:
-        return HistoryEntry(
-            self.run.batch_size,
-            self.power_limit,
-            self.energy * ratio,
-            self.run.converged,
-            self.time * ratio,
-        )
+def _entry(run: Run, power_limit: int, ratio: float = 1.0) -> HistoryEntry:
+    energy, time = (run.energy or 0.0) * ratio, (run.time or 0.0) * ratio
+    return HistoryEntry(run.batch_size, power_limit, energy, run.converged, time)
 
 
 class _Play:
@@ -246,8 +223,9 @@ class _Play:
         )
         return LimitProfile(energy, time, self._max_limit[batch_size])
 
-    def train(self, batch_size: int, cost_bound: float) -> _Trained:
-        """One run: a measured one that is drawn, given up before it costs more than the bound."""
+    def train(self, batch_size: int, cost_bound: float) -> tuple[Run, int]:
+        """One run: a measured one that is drawn, given up before it costs more than the bound; and
+        its power limit. It has no epochs where the bound is below the first one's cost."""
         table = self._tables[batch_size]
         limit, profiled = self._power_limit(batch_size)
         targets = self._targets(table, batch_size)
@@ -291,7 +269,7 @@ class _Play:
             max_power=self.max_power,
             eta_knob=self.eta,
         )
-        return _Trained(run, limit)
+        return run, limit
 
     def _cost(self, energy: float, time: float) -> float:
         return zeus_cost(energy, time, self.eta, self.max_power)
@@ -332,7 +310,8 @@ class _InFlight:
     start: float
     end: float
     ratio: float
-    trained: _Trained
+    run: Run
+    power_limit: int
     retries: int
 
 
@@ -352,10 +331,10 @@ class _Group(_Play):
                 f"{MOST_RETRIES} runs of one job of {self.job} in a row did not reach the target; "
                 "check the target and max_epochs, or take a larger beta_knob"
             )
-        sizes = [job.trained.run.batch_size for job in self._in_flight]
+        sizes = [job.run.batch_size for job in self._in_flight]
         begun = self._runs.next(in_flight=sizes)
-        trained = self.train(begun.batch_size, begun.cost_bound)
-        self._in_flight.append(_InFlight(start, end, ratio, trained, retries))
+        run, limit = self.train(begun.batch_size, begun.cost_bound)
+        self._in_flight.append(_InFlight(start, end, ratio, run, limit, retries))
 
     def finish_until(self, now: float) -> None:
         """Ends what ends by then, in that order; what failed begins again at its end."""
@@ -367,10 +346,9 @@ class _Group(_Play):
             self._finish(first)
 
     def _finish(self, job: _InFlight) -> None:
-        trained = job.trained
-        self._runs.observe(trained.run)
-        if not trained.never_ran:
-            self.history.append((trained.entry(job.ratio), job.ratio))
-        if not trained.run.converged:
+        self._runs.observe(job.run)
+        if job.run.epochs:
+            self.history.append((_entry(job.run, job.power_limit, job.ratio), job.ratio))
+        if not job.run.converged:
             # It is taken to last as long as the run before.
             self.submit(job.end, job.end + (job.end - job.start), job.ratio, job.retries + 1)

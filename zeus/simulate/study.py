@@ -294,15 +294,5 @@ def _history(simulator: Simulator, case: Case) -> list[tuple[HistoryEntry, float
         return [(run, 1.0) for run in simulator.simulate_one_job(case.job, count, *knobs)]
     if not case.group:
         raise ValueError("a group must have a job")
-    return simulator.play_group(case.job, _records(case.group), *knobs)
-
-
-def _records(group: Sequence[GroupJob]) -> list[dict[str, float]]:
-    return [
-        {
-            "start_time": one.start_time,
-            "end_time": one.end_time,
-            "runtime_ratio": one.runtime_ratio,
-        }
-        for one in group
-    ]
+    group = [(one.start_time, one.end_time, one.runtime_ratio) for one in case.group]
+    return simulator.play_group(case.job, group, *knobs)

@@ -17,7 +17,7 @@ from zeus.job import Job
 from zeus.policy import GPBatchSizeOptimizer as Gp
 from zeus.policy import Run
 from zeus.policy.gp import MOST_SIZES, considered
-from zeus.policy.knowledge import Knowledge, load, save
+from zeus.policy.knowledge import Knowledge, Place, load, save
 from zeus.policy.reach import Reach
 
 JOB = Job("d", "n", "sgd", 0.5, 100, default_bs=128)
@@ -242,6 +242,42 @@ def test_knowledge_as_a_file(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(ValueError, match="name another file"):
         load(path)
+
+
+def test_a_file_keeps_what_was_learnt_in_each_place(tmp_path: Path) -> None:
+    path = tmp_path / "knowledge.json"
+    whole, capped, other = (
+        Place("V100", (100.0, 250.0)),
+        Place("V100", (100.0, 150.0)),
+        Place("A40", (100.0, 300.0)),
+    )
+    of_other = dataclasses.replace(learnt(), place=other, reached=(9.0,) * len(SIZES))
+    save(path, of_other)
+    assert load(path, whole) == of_other  # all there is
+    for best in (16, 64):  # the second time in place of the first
+        save(path, dataclasses.replace(learnt(), place=whole, best=best))
+    assert len(json.loads(path.read_text())["elsewhere"]) == 1
+    # Of the same GPU model rather than of many runs; and then of the same range.
+    found = load(path, capped)
+    assert found is not None
+    assert (found.place, found.best, found.same_gpu) == (whole, 64, True)
+    save(path, dataclasses.replace(learnt(), place=capped))
+    assert load(path, capped) == dataclasses.replace(learnt(), place=capped, same_gpu=True)
+    found = load(path, Place("H100", (200.0, 700.0)))
+    assert found == of_other
+    assert Knowledge.from_json(found.to_json()) == found
+
+
+def test_an_epoch_costs_alike_under_other_power_limits_of_the_same_gpu() -> None:
+    job = dataclasses.replace(JOB, network="under other power limits")
+    expected = []
+    for same_gpu in (True, False):
+        policy = policy_of(job=job)
+        policy.transfer(job, dataclasses.replace(learnt(), same_gpu=same_gpu))
+        policy.observe_run(job, reached(128))
+        expected.append(policy.estimates(job))
+    widths = [math.log((one[-1].high or 0.0) / (one[-1].low or 1.0)) for one in expected]
+    assert widths[0] < 0.9 * widths[1]
 
 
 def test_nothing_is_known_before_a_run_has_reached_its_target() -> None:

@@ -66,12 +66,13 @@ def test_no_early_stop_is_no_number_times_infinity() -> None:
     assert loop.begin().cost_bound == math.inf
 
 
-def test_a_policy_may_be_told_otherwise_than_it_counts() -> None:
+def test_a_run_that_never_began_is_a_bad_one_for_the_policy_and_costs_nothing() -> None:
     policy = Always()
     loop = Recurrences(policy, JOB, 2.0)
     loop.begin()
     loop.end(Run(64, 10, True))
-    loop.end(Run(64, 0.0, False), observed=Run(64, 2000, False))
+    loop.skip(loop.begin())
+    assert loop.begin().number == 2
     loop.end(Run(64, 5.0, True))
     assert policy.seen[1] == (64, 2000, False)
     assert loop.min_cost == 5

@@ -12,11 +12,10 @@ import pytest
 
 from zeus.job import Job
 from zeus.policy import GPBatchSizeOptimizer, make_policy
-from zeus.policy.interface import LimitProfile, Run
+from zeus.policy.interface import Forecast, LimitProfile, Run
 from zeus.policy.recurrence import Recurrences
 from zeus.policy.signal import DAY_S, HOUR_S, Signal, eta_of
 from zeus.policy.trade_off import (
-    Option,
     TradeOff,
     Trader,
     fastest,
@@ -130,8 +129,10 @@ def test_a_policy_that_keeps_costs_alone_is_refused() -> None:
 # ---- deadlines
 
 
-def option(size: int, energy: float, seconds: float, reach: float = 1.0, sd: float = 0.1) -> Option:
-    return Option(size, 0.5, energy, math.log(seconds), sd, math.inf, reach, POWER)
+def option(
+    size: int, energy: float, seconds: float, reach: float = 1.0, sd: float = 0.1
+) -> Forecast:
+    return Forecast(size, 0.5, energy, math.log(seconds), sd, math.inf, POWER, reach, proven=True)
 
 
 def test_the_least_energy_that_is_done_in_time_is_chosen() -> None:

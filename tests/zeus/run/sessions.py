@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,19 @@ def train(run: Session, work: Work, *, epochs: int, **options: Any) -> Verdict:
     """Trains until the verdict says so; the target is reached in the last of some epochs."""
     verdict = Verdict(False)
     while not verdict.stop:
-        last = len(run.account.epochs) == epochs - 1
-        verdict = train_epoch(run, work, reached=last, **options)
+        verdict = train_epoch(run, work, reached=run.epochs == epochs - 1, **options)
     run.end(verdict)
     return verdict
+
+
+def train_and_cost(run: Session, work: Work, *, epochs: int, **options: Any) -> list[float]:
+    """As `train`; what each epoch cost."""
+    total = [0.0]
+    for number in range(epochs):
+        verdict = train_epoch(run, work, reached=number == epochs - 1, **options)
+        total.append(run.cost(run.used.energy, run.used.time))
+    run.end(verdict)
+    return [after - before for before, after in pairwise(total)]
 
 
 def power(folder: Path, name: str = "bs64.power.json") -> dict[str, Any]:

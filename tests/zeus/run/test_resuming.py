@@ -36,6 +36,21 @@ def train(jobs: Jobs, policy: BatchSizeOptimizer, job: Job, times: int = 3) -> l
     return jobs.master(policy, seed=5).run(job, times, SIZES, 2.0, 0.5)
 
 
+def test_what_is_learnt_is_for_these_gpus_and_power_limits(jobs: Jobs) -> None:
+    path = jobs.folder / "knowledge.json"
+    does = {size: result(900.0 if size > 32 else 100.0 + size, max_power=250.0) for size in SIZES}
+    job = jobs.job(does)
+    for first in (64, 16):
+        jobs.master(make_policy("gp", verbose=False), knowledge=str(path)).run(
+            job, 6, SIZES, 2.0, 0.5
+        )
+        assert int(jobs.calls[-6]["argv"][0]) == first
+    assert json.loads(path.read_text())["place"] == {
+        "gpu_model": "Tesla V100-PCIE-16GB",
+        "power_limits": [100, 250],
+    }
+
+
 def killed_by(number: int, jobs: Jobs, job: Job) -> int:
     """Trains in a process of its own, which is killed once a script sleeps; returns the script."""
     master = jobs.master(Scripted(64, 32, 16), seed=5)

@@ -19,6 +19,7 @@ from tests.zeus.run.sessions import (
     session,
     settings,
     train,
+    train_and_cost,
     train_epoch,
 )
 from zeus.policy.stopping import Verdict
@@ -112,7 +113,7 @@ def test_limits_are_never_below_the_lowest_which_is_one_of_them(
 def test_the_result_is_what_the_run_took(node: VirtualNode, work: Work, tmp_path: Path) -> None:
     run = session(node, settings(tmp_path, eta_knob=0.25))
     before = node.clock(), node.nvml.true_energy_j(0)
-    train(run, work, epochs=5)
+    costs = train_and_cost(run, work, epochs=5)
     found = result(tmp_path)
     seconds = (node.clock() - before[0]) / 1e9
     joules = node.nvml.true_energy_j(0) - before[1]
@@ -121,11 +122,8 @@ def test_the_result_is_what_the_run_took(node: VirtualNode, work: Work, tmp_path
     assert found["cost"] == pytest.approx(zeus_cost(found["energy"], found["time"], 0.25, 250))
     assert (found["num_epochs"], found["reached"], found["stopped_by_cost"]) == (5, True, False)
     # Five limits in the first epoch, two in the second, and the rest at the choice.
-    settled = run.account.epochs[-1].total
-    extra = sum(
-        run.account.cost(one.total) - run.account.cost(settled) for one in run.account.epochs[:2]
-    )
-    assert [one.settled for one in run.account.epochs] == [False, False, True, True, True]
+    extra = sum(cost - costs[-1] for cost in costs[:2])
+    assert costs[2:] == pytest.approx([costs[-1]] * 3, rel=0.02)
     assert found["overhead"] == pytest.approx(max(0.0, extra), abs=0.02 * found["cost"])
 
 
@@ -139,7 +137,6 @@ def test_a_run_that_knows_its_limit_has_it_from_the_first_iteration(
     run = session(node, settings(tmp_path))
     train(run, work, epochs=2, each=lambda number: seen.add(node.limit_w()))
     assert seen == {chosen}
-    assert all(one.settled for one in run.account.epochs)
     assert result(tmp_path)["overhead"] == 0
     assert (tmp_path / "bs64.power.json").read_bytes() == kept
 
@@ -262,8 +259,7 @@ def test_no_epoch_is_trained_for_more_than_the_threshold(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
     whole = session(node, settings(tmp_path))
-    train(whole, work, epochs=6)
-    costs = [whole.account.cost(one.total) for one in whole.account.epochs]
+    costs = train_and_cost(whole, work, epochs=6)
     # The profile is there: every epoch costs as the last did. Three fit, a fourth does not.
     thresh = 3.5 * costs[-1]
     run = session(node, settings(tmp_path, cost_thresh=thresh))
@@ -282,7 +278,7 @@ def test_no_cost_interrupts_profiling(node: VirtualNode, work: Work, tmp_path: P
     run = session(node, settings(tmp_path, cost_thresh=1.0))
     verdict = train(run, work, epochs=100)
     assert verdict.next_cost is not None
-    assert len(run.account.epochs) == 2
+    assert run.epochs == 2
     assert len(power(tmp_path)["train_power"]) == len(LIMITS)
 
 
@@ -333,8 +329,9 @@ def test_an_epoch_of_few_iterations_has_a_whole_window(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run = session(node, settings(tmp_path))
-        train(run, work, epochs=8, iterations=10, known=10)
-    assert [one.settled for one in run.account.epochs] == [False] * 7 + [True]
+        costs = train_and_cost(run, work, epochs=9, iterations=10, known=10)
+    assert costs[7] == pytest.approx(costs[8], rel=0.02)  # seven for as many limits
+    assert all(abs(cost / costs[8] - 1) > 0.02 for cost in costs[:2])
     assert len(power(tmp_path)["train_power"]) == len(LIMITS)
 
 

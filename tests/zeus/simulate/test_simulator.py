@@ -88,6 +88,25 @@ def test_every_call_plays_the_same(name: str) -> None:
     assert playing.simulate_one_job(LIBRISPEECH, 40, 2.0, 0.5) == once
 
 
+def test_what_was_learnt_under_other_power_limits_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "knowledge.json"
+    policy = make_policy("gp", seed=3)
+    known: dict[str, Any] = {"knowledge": path, "gpu_model": "V100"}
+    runs = simulator(policy, 3).simulate_one_job(LIBRISPEECH, 40, 2.0, 0.5, **known)
+    sizes = [run.bs for run in runs[20:]]
+    capped = pd.read_csv(power_trace("v100"), header=None, index_col=0).T
+    capped = capped[capped.power_limit.astype(int) <= 150]
+    playing = Simulator(
+        train_trace(), capped, policy, JITPowerLimitOptimizer(verbose=False), 3, verbose=False
+    )
+    runs = playing.simulate_one_job(LIBRISPEECH, 2, 2.0, 0.5, **known)
+    assert runs[0].bs == max(set(sizes), key=sizes.count) != LIBRISPEECH.default_bs
+    found = json.loads(path.read_text())
+    assert [one["place"] for one in (found, *found["elsewhere"])] == [
+        {"gpu_model": "V100", "power_limits": limits} for limits in ([100, 150], [100, 250])
+    ]
+
+
 def test_tables_may_be_data_frames() -> None:
     frame = pd.read_csv(train_trace(), header=None, index_col=0, low_memory=False).T
     with_frame = simulator(pruning(), train=frame).simulate_one_job(LIBRISPEECH, 30, 2.0, 0.5)

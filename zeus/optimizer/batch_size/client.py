@@ -7,6 +7,7 @@ can be (`run`, `link`, `offline`).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -119,7 +120,7 @@ class BatchSizeOptimizer(Callback):
         self._best = BestKnown(cache)
         self._run: Run | None = None
         self._outer: BaseException | None = None
-        self._registered = False
+        self._registered: CreatedJob | None = None
         if self.rank != 0:
             return
         self._connect = _connector(server_url, store)
@@ -252,13 +253,13 @@ class BatchSizeOptimizer(Callback):
         if self._trials is None:
             self._trials = patiently(self._connect, wait_s)
         trials = self._trials
-        if not self._registered:
+        if self._registered is None:
             try:
-                self.job = patiently(lambda: trials.register(self._job), wait_s)
+                self._registered = patiently(lambda: trials.register(self._job), wait_s)
             except ZeusBSORuntimeError:
                 self._close()
                 raise
-            self._registered = True
+            self.job = self._registered
         return trials
 
     def _close(self) -> None:
@@ -304,15 +305,17 @@ class BatchSizeOptimizer(Callback):
         raise AssertionError
 
     def _ask_for_trial(self, key: str, wait_s: float) -> NewTrial:
-        trials = self._register(wait_s)
-        try:
-            return patiently(lambda: trials.begin_trial(self._job.job_id, key), wait_s)
-        except ZeusBSORuntimeError as error:
-            if error.status != 404:
-                raise
-        self._registered = False  # someone has deleted the job
-        trials = self._register(wait_s)
-        return patiently(lambda: trials.begin_trial(self._job.job_id, key), wait_s)
+        for again in (False, True):
+            trials = self._register(wait_s)
+            assert self._registered is not None
+            job_id = self._registered.job_id
+            try:
+                return patiently(functools.partial(trials.begin_trial, job_id, key), wait_s)
+            except ZeusBSORuntimeError as error:
+                if error.status != 404 or again:
+                    raise
+            self._registered = None  # someone has deleted the job
+        raise AssertionError
 
     def _without(self, why: str) -> Run:
         """A run whose trial nobody keeps."""
@@ -330,8 +333,10 @@ class BatchSizeOptimizer(Callback):
         return self._new_run(trial, None)
 
     def _new_run(self, trial: NewTrial, link: Link | None) -> Run:
-        meter = Meter(self.monitor, trial, lambda: self.power_limit_optimizer)
-        return Run(self._job, trial, meter, link, goes_on=self._run_id is not None)
+        meter = Meter(self.monitor, lambda: self.power_limit_optimizer, trial)
+        return Run(
+            self._registered or self._job, trial, meter, link, goes_on=self._run_id is not None
+        )
 
 
 def _rank() -> int:
@@ -388,8 +393,15 @@ def _with_gpus(job: JobSpec, monitor: ZeusMonitor) -> CreatedJob:
         raise ZeusBSOConfigError(
             f"{models[0]} has no power limit, which the cost of time is reckoned with"
         )
+    range_w = None
+    if job.family is not None:
+        ranges = [gpu.get_power_management_limit_constraints() for gpu in gpus]
+        range_w = max(low for low, _ in ranges) / 1000, min(high for _, high in ranges) / 1000
     config = GpuConfig(
-        max_power=sum(limits_mw) / 1000, number_of_gpus=len(gpus), gpu_model=models[0]
+        max_power=sum(limits_mw) / 1000,
+        number_of_gpus=len(gpus),
+        gpu_model=models[0],
+        power_limits=range_w,
     )
     named: dict[str, Any] = {}
     if job.job_id is None:

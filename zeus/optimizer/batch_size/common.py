@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from zeus.policy.knowledge import Place
 from zeus.policy.signal import Signal
 from zeus.policy.trade_off import Relative, TradeOff, time_of_day
 
@@ -64,8 +65,10 @@ class JobSpec(_Message):
         mab_prior_precision: Of the same: how sure that is; 0 for not at all.
         mab_num_explorations: Of the same: runs of each size before the first draw.
         mab_seed: Makes the choices repeatable.
-        family: Jobs of one family train the same on other GPUs; a new one begins with what is known
-            of the others. None for none.
+        family: Jobs of one family train the same on other GPUs, or under other power limits; a new
+            one begins with what is known of the others. With a family, the name of a job that is
+            registered on other GPUs, or with other power limits, gets these appended: it is another
+            job. None for none.
         stop_by_curve: Whether a run of a size that never reached the target is also given up by its
             learning curve. None: as the policy does; `gp` does.
         signal: Price or carbon intensity that `eta_knob` follows, with `gp`: the name of a signal
@@ -152,11 +155,19 @@ class GpuConfig(_Message):
         max_power: Maximum power limits of all its GPUs, added, W.
         number_of_gpus: How many.
         gpu_model: Their model.
+        power_limits: The lowest and the highest power limit that each may have, W. Clients give it
+            where the job has a family. None: not known.
     """
 
     max_power: Positive
     number_of_gpus: int = Field(gt=0)
     gpu_model: str = Field(min_length=1, max_length=200)
+    power_limits: tuple[Positive, Positive] | None = None
+
+    @property
+    def place(self) -> Place:
+        """What knowledge of the job is true of."""
+        return Place(self.gpu_model, self.power_limits)
 
 
 class JobSpecFromClient(JobSpec, GpuConfig):

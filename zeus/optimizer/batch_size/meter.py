@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zeus.optimizer.batch_size.common import NewTrial
+from zeus.policy.used import Used, Using
 from zeus_ipc.circuit import bounded
 
 if TYPE_CHECKING:
@@ -17,40 +16,21 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 
 
-@dataclass(frozen=True)
-class Used:
-    """What a run has used since it began, in all processes that it had.
-
-    Attributes:
-        time: Seconds.
-        energy: Joules.
-        overhead_time: Of the time what was spent on finding the power limit.
-        overhead_energy: Of the energy the same.
-        limits: Energy and time of a step at each power limit that was measured, once one is chosen.
-    """
-
-    time: float = 0.0
-    energy: float = 0.0
-    overhead_time: float = 0.0
-    overhead_energy: float = 0.0
-    limits: tuple[tuple[float, float], ...] = ()
-
-
 class Meter:
     """Measures a run, epoch by epoch. What happens between two windows does not count: there this
     process waits for the server, and not for its GPUs.
 
     Args:
         monitor: Of all GPUs that count.
-        before: A trial with what was used of it before.
         power_limits: Gives what searches a power limit meanwhile, if something does.
+        before: What the run has used before.
     """
 
     def __init__(
         self,
         monitor: ZeusMonitor,
-        before: NewTrial,
         power_limits: Callable[[], GlobalPowerLimitOptimizer | None],
+        before: Using = Used(),  # noqa: B008 - it is frozen
     ) -> None:
         self._monitor = monitor
         self._power_limits = power_limits
@@ -80,6 +60,18 @@ class Meter:
             ValueError: Someone closed the monitor's windows.
         """
         self._unread.append(self._monitor.end_window(self._key))
+
+    def assume(self, power_w: float, seconds: float) -> None:
+        """Takes the energy of windows that is not known for that of this power.
+
+        Args:
+            power_w: The power, W.
+            seconds: How long the last window was, s, if not even that was measured.
+        """
+        times = [one.time for one in self._unread] or [seconds]
+        self._unread.clear()
+        self._time += sum(times)
+        self._energy += power_w * sum(times)
 
     def drop(self) -> None:
         """Closes it, if it is open, and forgets it."""

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -27,11 +28,14 @@ try:
 except ImportError:
     raise ImportError("keeping trials needs sqlalchemy: pip install 'zeusd[bso-server]'") from None
 
+from pydantic import ValidationError
+
 from zeus.optimizer.batch_size.cache import KnownJob, KnownJobs
 from zeus.optimizer.batch_size.choosing import Choice, Known, analyze
 from zeus.optimizer.batch_size.common import (
     CreatedJob,
     EndTrial,
+    GpuConfig,
     JobSpecFromClient,
     NewTrial,
     ReportResponse,
@@ -56,7 +60,7 @@ from zeus.optimizer.batch_size.rows import (
 )
 from zeus.optimizer.batch_size.tables import jobs, trials
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
-from zeus.policy.knowledge import Knowledge
+from zeus.policy.knowledge import Knowledge, by_nearness, nearest
 from zeus.policy.trade_off import Relative, TradeOff
 from zeus_ipc.overriding import override
 
@@ -69,6 +73,9 @@ SIGNAL_S = 60.0
 """A signal is read again when it was read so long ago."""
 
 _KEY = 200
+
+_RELATIVES = 8
+"""So many jobs of a family are asked for what they know."""
 
 _ATTEMPTS = 3
 """So often a batch size is chosen outside the transaction; then inside, where nothing changes."""
@@ -128,13 +135,17 @@ class Store(Trials):
             created = CreatedJob.model_validate(
                 {**spec.model_dump(), "job_id": made, "job_id_prefix": prefix}
             )
+        asked = created
+        created = self._database.read(lambda connection: _named(connection, asked))
         seed = secrets.randbits(63) if created.mab_seed is None else created.mab_seed
         now_s = self._clock()
         known = self._of_family(created)
 
-        def work(connection: Connection) -> tuple[CreatedJob, bool]:
+        def work(connection: Connection) -> tuple[CreatedJob, bool] | None:
             found = find_job(connection, created.job_id, lock=True)
             if found is not None:
+                if _named(connection, asked) != created:
+                    return None  # it was registered on other GPUs meanwhile
                 _same(found.spec, created)
                 return found.spec, False
             self._trade_off(created)
@@ -154,7 +165,7 @@ class Store(Trials):
             Writing(connection, JobRecord(created, seed, now_s), now_s).tell("registered").close()
             return created, True
 
-        return self._database.write(work)
+        return self._database.write(work) or self.find_or_make(spec)
 
     def begin_trial(
         self, job_id: str, key: str, *, lease_s: float | Literal["usual"] | None = "usual"
@@ -378,20 +389,21 @@ class Store(Trials):
     # --------------------------------------------------------------------------------- inside
 
     def _of_family(self, spec: CreatedJob) -> Knowledge | None:
-        """What is known of the job of this family that has had the most trials."""
+        """What the nearest job of this family knows: of the same GPU model, of the same power
+        limits, with the most trials."""
         if spec.family is None:
             return None
         of_family = (jobs.c.family == spec.family) & (jobs.c.job_id != spec.job_id)
         query = select(jobs).where(of_family).order_by(jobs.c.trials.desc(), jobs.c.job_id)
-
-        def work(connection: Connection) -> tuple[JobRecord, list[Trial]] | None:
-            row = connection.execute(query.limit(1)).one_or_none()
-            if row is None:
-                return None
-            return job_of(row), self._now(trials_of(connection, row.job_id))
-
-        found = self._database.read(work)
-        return None if found is None else Known(*found).knowledge()
+        records = self._database.read(
+            lambda connection: [job_of(row) for row in connection.execute(query)]
+        )
+        records.sort(key=lambda one: by_nearness(one.spec.place, spec.place, one.trials))
+        for record in records[:_RELATIVES]:
+            found = Known(record, self.job(record.job_id)[1]).knowledge()
+            if found is not None:
+                return nearest([replace(found, place=record.spec.place)], spec.place)
+        return None
 
     def _trade_off(self, spec: CreatedJob) -> TradeOff | None:
         """What decides which eta a job's trials have; None: its own.
@@ -453,6 +465,11 @@ class Store(Trials):
 _NOT_LOGGED = {"job_id", "batch_size", "trial_number", "metrics", "rerun_cost", "limits"}
 """Of a report: what its event need not repeat."""
 
+_PLACE = tuple(GpuConfig.model_fields)
+
+_NO_NAME = re.compile(r"[\x00-\x1f/?#]")
+"""What no job's name has."""
+
 _END_OF_LOG = 2**62
 """Comes after all events."""
 
@@ -469,9 +486,31 @@ def _new(job_id: str, trial: Trial, best: int | None, rerun_cost: float | None =
     )
 
 
+def _named(connection: Connection, spec: CreatedJob) -> CreatedJob:
+    """A job of a family by the name that it has on its GPUs, with its power limits."""
+    found = None if spec.family is None else find_job(connection, spec.job_id)
+    if found is None or found.spec.family != spec.family or not _differ(found.spec, spec, _PLACE):
+        return spec
+    name = f"{spec.job_id} on {spec.number_of_gpus} x {_NO_NAME.sub(' ', spec.gpu_model)}"
+    if spec.power_limits is not None:
+        low, high = spec.power_limits
+        name += f", {low:g} to {high:g} W"
+    try:
+        return CreatedJob.model_validate({**spec.model_dump(), "job_id": name})
+    except ValidationError:
+        raise ZeusBSORuntimeError(f"job_id {spec.job_id} is too long; shorten it", 422) from None
+
+
+def _differ(found: CreatedJob, given: CreatedJob, names: Iterable[str]) -> list[str]:
+    here, there = found.model_dump(include=set(names)), given.model_dump(include=set(names))
+    if None in (found.power_limits, given.power_limits):  # who does not know them may be the same
+        here["power_limits"] = there["power_limits"] = None
+    return [name for name in names if here[name] != there[name]]
+
+
 def _same(found: CreatedJob, given: CreatedJob) -> None:
+    differ = _differ(found, given, CreatedJob.model_fields)
     here, there = found.model_dump(), given.model_dump()
-    differ = [name for name in here if here[name] != there[name]]
     if differ:
         said = ", ".join(f"{name} {here[name]!r} and not {there[name]!r}" for name in differ[:3])
         raise ZeusBSORuntimeError(

@@ -22,6 +22,7 @@ from zeus.optimizer.batch_size.common import (
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.policy.knowledge import Knowledge
 from zeus.policy.stopping import LearningCurve, Verdict, judge
+from zeus.policy.used import after_another_epoch
 from zeus.utils.metric import zeus_cost
 
 Status = Literal["running"] | Reason
@@ -255,13 +256,7 @@ def _why(job: JobRecord, trial: Trial, verdict: Verdict) -> str:
 
 
 def _predicted_cost(job: JobRecord, trial: Trial) -> float:
-    """The cost after another epoch like those before, without what finding a limit took."""
-    epochs = max(1, trial.epochs)
-    return job.cost(
-        trial.energy + (trial.energy - trial.overhead_energy) / epochs,
-        trial.time + (trial.time - trial.overhead_time) / epochs,
-        trial.eta_knob,
-    )
+    return job.cost(*after_another_epoch(trial, trial.epochs), trial.eta_knob)
 
 
 def _answer(job: JobRecord, trial: Trial, stop: bool, message: str) -> ReportResponse:

@@ -42,9 +42,14 @@ class FakeMonitor:
     def __init__(self, *models: str) -> None:
         info = SimpleNamespace(power_limit_max_mw=250_000)
         self.gpus = [
-            SimpleNamespace(info=info, get_name=lambda name=name: name)
+            SimpleNamespace(
+                info=info,
+                get_name=lambda name=name: name,
+                get_power_management_limit_constraints=lambda: self.range_mw,
+            )
             for name in models or ("Tesla V100",)
         ]
+        self.range_mw = 100_000, 250_000
         self.gpu_indices = list(range(len(self.gpus)))
         self.measurement_states: dict[str, tuple[float, float]] = {}
         self.now = (0.0, 0.0)

@@ -615,3 +615,23 @@ def test_no_size_is_left(
         optimize(**only, raise_on_failure=True).get_batch_size()
     assert len(kept.trials("cifar-one")) == 1
     assert job(**only).default_batch_size == 64
+
+
+def test_another_range_of_power_limits_is_another_job_of_the_family(
+    optimize: Optimize, monitor: FakeMonitor, kept: Between
+) -> None:
+    for range_mw, name in (
+        ((100_000, 250_000), JOB_ID),
+        ((100_000, 180_000), f"{JOB_ID} on 1 x Tesla V100, 100 to 180 W"),
+        ((100_000, 250_000), JOB_ID),
+    ):
+        monitor.range_mw = range_mw
+        optimizer = optimize(family="cifar")
+        assert optimizer.job.job_id == name
+        optimizer.get_batch_size()
+        with optimizer:
+            assert epochs(optimizer, monitor, 0.1, 0.9) == 2
+        assert kept.trials(name)[-1].converged
+    assert [len(kept.trials(name)) for name in (JOB_ID, optimizer.job.job_id)] == [2, 2]
+    monitor.range_mw = 100_000, 180_000
+    assert optimize(job_id="cifar-alone").job.model_dump()["power_limits"] is None

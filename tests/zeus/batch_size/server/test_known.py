@@ -19,6 +19,7 @@ from zeus.optimizer.batch_size.database import Database
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.store import Store
 from zeus.optimizer.batch_size.trials import JobRecord, Trial
+from zeus.policy.knowledge import Place
 from zeus.policy.signal import DAY_S, HOUR_S, Signal
 from zeus.policy.trade_off import TradeOff
 
@@ -197,6 +198,41 @@ def test_a_job_begins_with_what_its_family_knows(store: Store) -> None:
     job, trials = store.job("job on A40")
     assert job.knowledge is not None
     assert Known(job).choose(1).batch_size == trials[0].batch_size
+
+
+def test_a_family_has_a_job_for_each_gpu_model_and_range_of_power_limits(store: Store) -> None:
+    whole = {"family": "nightly", "power_limits": (100, 300)}
+    store.register(spec(**whole))
+    sizes = run(store, 12)
+    best = max(set(sizes[6:]), key=sizes[6:].count)
+    capped = store.register(spec(family="nightly", power_limits=(100, 200)))
+    assert capped.job_id == "job on 1 x V100, 100 to 200 W"
+    assert store.begin_trial(capped.job_id, "first").batch_size == best
+    assert store.register(spec(family="nightly", power_limits=(100, 200))) == capped
+    assert store.register(capped) == capped
+    assert store.register(spec(**whole)).job_id == "job"
+    assert store.register(spec(family="nightly")).job_id == "job"  # who does not know its range
+    other = store.register(spec(gpu_model="A/40", number_of_gpus=2, **whole))
+    assert other.job_id == "job on 2 x A 40, 100 to 300 W"
+    with pytest.raises(ZeusBSORuntimeError, match="is registered with eta_knob"):
+        store.register(spec(**whole, eta_knob=0.1))
+    # Without a family other GPUs are a mistake.
+    store.register(spec(job_id="job alone"))
+    with pytest.raises(ZeusBSORuntimeError, match="is registered with gpu_model"):
+        store.register(spec(job_id="job alone", gpu_model="A40"))
+
+
+def test_a_job_begins_with_what_is_known_of_its_own_gpu_model(store: Store) -> None:
+    store.register(spec(gpu_model="A40", job_id="job on A40", family="nightly"))
+    store.register(spec(job_id="job untried", family="nightly", power_limits=(100, 200)))
+    store.register(spec(family="nightly", power_limits=(100, 300)))
+    run(store, 6)
+    for number in range(8):  # of which most trials end without a result
+        store.begin_trial("job on A40", f"key {number}")
+    capped = store.register(spec(job_id="job capped", family="nightly", power_limits=(100, 150)))
+    knowledge = store.job(capped.job_id)[0].knowledge
+    assert knowledge is not None
+    assert (knowledge.place, knowledge.same_gpu) == (Place("V100", (100, 300)), True)
 
 
 # --- a database of release 0.1 ------------------------------------------------------------------
