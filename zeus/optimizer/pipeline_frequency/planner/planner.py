@@ -185,10 +185,7 @@ class Planner:
                 f"{problem.min_time_s:.6g} s: ask for at least that"
             )
         time_s = min(max(time_s, problem.min_time_s), problem.max_time_s)
-        target_s = time_s
-        # Where more time would save more than blocking takes, the deadline is what counts.
-        if self._search.solve(time_s).price_w < problem.blocking_w:
-            target_s = min(time_s, self._search.solve_cheapest().deadline_s)
+        target_s = self._search.solve(time_s, problem.blocking_w).deadline_s
         return self._one(time_s, target_s, problem.blocking_w)
 
     def max_slowdown(self, factor: float) -> Frontier:
