@@ -110,3 +110,22 @@ def test_bad_costs_are_told() -> None:
         Changes(time_s=-1.0)
     with pytest.raises(PipelineFrequencyError, match="below 0"):
         Changes(most=-1)
+
+
+@pytest.mark.parametrize("changes", [Changes(time_s=0.05), Changes(most=3)])
+@pytest.mark.parametrize("slower", [1.02, 1.2, 1.6])
+def test_no_plan_takes_more_than_one_clock_for_all(changes: Changes, slower: float) -> None:
+    profile = measured("a100", 4)
+    pipeline = one_f_one_b(4, 4)
+    asked = Planner(profile, pipeline, p2p_power_w=83.64, changes=changes, exact=False)
+    limit_s = slower * asked.fastest_time_s
+    (plan,) = asked.deadline(limit_s).plans
+    assert plan.time_s <= limit_s * (1 + 1e-9)
+    clocks = {option.frequency for option in profile.options(0, "forward")}
+    for mhz in clocks:
+        same = [
+            [(pipeline.instructions[one].name, mhz) for one in order] for order in pipeline.stages
+        ]
+        time_s, energy_j = totals(timeline(profile, pipeline, same), 4, 83.64)
+        if time_s <= limit_s:
+            assert plan.energy_j <= energy_j * (1 + 1e-9)

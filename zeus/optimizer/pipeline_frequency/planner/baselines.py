@@ -51,6 +51,16 @@ def one_clock(problem: Problem) -> Policies:
     return _policies(problem, np.array(_at_one_clock(problem, kinds)))
 
 
+def clocks_of_one(problem: Problem) -> Ints:
+    """The setting of each instruction (instructions, ways), of the ways of `one_clock`."""
+    chosen = _at_one_clock(problem, range(len(problem.offered)))
+    settings = [
+        np.array([option.setting for option in options])[own]
+        for options, own in zip(problem.offered, chosen, strict=True)
+    ]
+    return np.asarray(np.unique(np.array(settings), axis=1)[problem.kind])
+
+
 def one_power_limit(problem: Problem) -> Policies:
     """Every GPU under the same power limit.
 

@@ -16,7 +16,12 @@ from numpy.typing import NDArray
 
 from zeus.optimizer.pipeline_frequency.planner.pool import Pool
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
-from zeus.optimizer.pipeline_frequency.planner.relaxation import Relaxation, Relaxed, tangents
+from zeus.optimizer.pipeline_frequency.planner.relaxation import (
+    Optima,
+    Relaxation,
+    Relaxed,
+    tangents,
+)
 from zeus.optimizer.pipeline_frequency.planner.rounding import MODES, Rounding
 
 _SEAMS = 12
@@ -43,7 +48,8 @@ class Cell:
     Args:
         problem: The problem.
         low_s, high_s: Times between which plans are wanted.
-        start: Plans to begin with (instructions, plans).
+        pool: Plans to begin with; those that are found are added.
+        number: Its place among the cells of a frontier.
         varied_s: A deadline of which other optima are looked at, too.
 
     Attributes:
@@ -58,21 +64,34 @@ class Cell:
         problem: Problem,
         low_s: float,
         high_s: float,
-        start: Ints,
+        pool: Pool,
+        number: int = 0,
         varied_s: float | None = None,
     ) -> None:
         self.low_s, self.high_s, self.varied_s = low_s, high_s, varied_s
-        self.pool = Pool(problem)
-        self.pool.add(start)
+        self.pool = pool
         self.solved: list[Relaxed] = []
         self.edges_s: Floats = np.array([low_s, high_s])
         self._problem = problem
+        self._number = number
         self._basis: object = None
         self._improved: set[int] = set()
 
-    def solve(self, relaxation: Relaxation, deadlines: Floats) -> None:
-        """Solves the linear program for deadlines, falling."""
-        self.solved = [relaxation.solve(float(one)) for one in deadlines]
+    def solve(self, optima: Optima) -> list[Relaxed]:
+        """Solves the linear program for both ends and their middle."""
+        found = optima.of_cell(self._number)
+        self._basis = found[0].basis
+        by_deadline = {one.relaxed.deadline_s: one.relaxed for one in reversed(found)}
+        self.solved = list(by_deadline.values())
+        return list(self.solved)
+
+    def interpolate(self, relaxation: Relaxation, solved: Sequence[Relaxed]) -> None:
+        """Takes the optima of nearby deadlines instead of solving for its own."""
+        solved = sorted(solved, key=lambda one: one.deadline_s)
+        known = [one.deadline_s for one in solved]
+        first = max(0, int(np.searchsorted(known, self.low_s, side="right")) - 1)
+        last = max(first, int(np.searchsorted(known, self.high_s)))
+        self.solved = solved[first : last + 1][::-1]
         self._basis = relaxation.basis()
 
     def solve_gaps(self, relaxation: Relaxation, step_j: float) -> list[Relaxed]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.planner.baselines import clocks_of_one
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
 
 _TRIALS = 64
@@ -107,6 +110,37 @@ class Steady:
         later = self._before >= 0
         return int((clocks[later] != clocks[self._before[later]]).sum())
 
+    @cached_property
+    def _one_clock(self) -> tuple[Ints, Floats, Floats]:
+        """Plans with one clock for all instructions that change clocks seldom enough: the clocks
+        (instructions, plans), iteration times, s, and effective energies, J.
+        """
+        clocks = clocks_of_one(self._problem)
+        if self._changes.most is not None:
+            clocks = clocks[:, [self.count(one) <= self._changes.most for one in clocks.T]]
+        cost_j = np.array([self.cost(one) for one in clocks.T])
+        return clocks, self.times(clocks), cost_j
+
+    def one_clock(self, limit_s: float, price_w: float = 0.0) -> Ints | None:
+        """The cheapest plan with one clock for all instructions.
+
+        Args:
+            limit_s: The time that it keeps within.
+            price_w: What a second of the iteration costs beside the effective energy.
+
+        Returns:
+            None where none is that fast, or changes clocks that seldom.
+        """
+        clocks, time_s, cost_j = self._one_clock
+        total_j = np.where(self._within(time_s, limit_s), cost_j + price_w * time_s, np.inf)
+        if not np.isfinite(total_j).any():
+            return None
+        return clocks[:, int(total_j.argmin())]
+
+    @staticmethod
+    def _within(time_s: Floats, limit_s: float) -> NDArray[np.bool_]:
+        return np.asarray(time_s <= limit_s * (1 + 1e-11))
+
     def settle(self, clocks: Ints, deadline_s: float) -> Ints | None:
         """A plan that keeps the deadline with the changes' time, and their number.
 
@@ -122,7 +156,7 @@ class Steady:
             return clocks
         prices = self._prices(clocks)
         found = [self._cheapest(prices, deadline_s, rarer) for rarer in _RARER]
-        found.append(self._one_clock_each(clocks, deadline_s))
+        found += [self._one_clock_each(clocks, deadline_s), self.one_clock(deadline_s)]
         kept = [self._slow_down(one, deadline_s) for one in found if one is not None]
         return min(kept, key=self.cost, default=None)
 
@@ -159,7 +193,7 @@ class Steady:
         most = self._changes.most
         if most is not None and self.count(clocks) > most:
             return False
-        return bool(self.times(clocks[:, None])[0] <= deadline_s * (1 + 1e-11))
+        return bool(self._within(self.times(clocks[:, None]), deadline_s)[0])
 
     def _one_clock_each(self, clocks: Ints, deadline_s: float) -> Ints | None:
         """Every stage at the clock that makes it fastest."""
@@ -270,7 +304,7 @@ class Steady:
                 columns = np.repeat(clocks[:, None], len(part), axis=1)
                 for number, (_, run, mhz) in enumerate(part):
                     columns[run, number] = mhz
-                fit = np.flatnonzero(self.times(columns) <= deadline_s * (1 + 1e-11))
+                fit = np.flatnonzero(self._within(self.times(columns), deadline_s))
                 if len(fit):
                     clocks = columns[:, fit[0]].copy()
                     taken = True

@@ -185,10 +185,7 @@ class Planner:
                 f"{problem.min_time_s:.6g} s: ask for at least that"
             )
         time_s = min(max(time_s, problem.min_time_s), problem.max_time_s)
-        target_s = time_s
-        # Where more time would save more than blocking takes, the deadline is what counts.
-        if self._search.solve(time_s).price_w < problem.blocking_w:
-            target_s = min(time_s, self._search.solve_cheapest().deadline_s)
+        target_s = self._search.solve(time_s, problem.blocking_w).deadline_s
         return self._one(time_s, target_s, problem.blocking_w)
 
     def max_slowdown(self, factor: float) -> Frontier:
@@ -274,6 +271,14 @@ class Planner:
             search.within(limit_s, target_s, price_w)
         options = search.pool.options(np.array([search.pool.best(limit_s, price_w)]))[:, 0]
         self._finish(options, limit_s, price_w, twice=True)
+        if self.changes != Changes():
+            # That plan takes all the time there is; a faster one, or one without changes, may take
+            # less in all.
+            if target_s < limit_s:
+                self._finish(options, target_s, price_w)
+            clocks = self._steady.one_clock(limit_s, price_w)
+            if clocks is not None:
+                self._known.append(self._plan(clocks, -np.inf))
         fit = [plan for plan in self._known if plan.time_s <= limit_s * (1 + 1e-9)]
         if not fit:
             raise PipelineFrequencyError(

@@ -62,6 +62,12 @@ class Pool:
         """The options of plans (instructions, plans)."""
         return self._options[:, places].astype(np.intp)
 
+    def part(self, places: Ints) -> Pool:
+        """A pool of some of the plans."""
+        found = Pool(self._problem)
+        found.add_known(self.options(places), self.time_s[places], self.cost_j[places])
+        return found
+
     def best(self, limit_s: float, price_w: float = 0.0) -> int:
         """The plan within a time that costs least.
 

@@ -22,6 +22,9 @@ from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Prob
 _USUAL = 50.0
 """Times are scaled so that instructions take about this: solvers' tolerances are absolute."""
 
+_GROUP = 4
+"""Cells with one optimum that begins from no basis."""
+
 
 @dataclass(frozen=True)
 class Relaxed:
@@ -192,10 +195,10 @@ class Relaxation:
         fixed = problem.costs[problem.kind, 0].sum()
         bound = float(fixed + optimum * unit / self._scale)
         return Relaxed(
-            min(deadline_s, ends) if time_price_w else deadline_s,
+            min(deadline_s, max(ends, problem.min_time_s)) if time_price_w else deadline_s,
             self._durations(values),
             bound - time_price_w * ends,
-            -price * unit,
+            time_price_w - price * unit,
         )
 
     def restart(self, basis: object) -> None:
@@ -240,6 +243,50 @@ class Relaxation:
         added = values[count : self._matrix.end]
         extra = np.bincount(self._segments, weights=added, minlength=count)
         return np.asarray(self._problem.fastest + extra / self._scale)
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """What the linear program gives for a deadline, and the basis that it has there."""
+
+    relaxed: Relaxed
+    basis: object
+
+
+class Optima:
+    """Optima for the ends and middles of cells, each the same whichever cells are asked for.
+
+    Of several optima a solver finds one that depends on the basis it begins from. So each begins
+    from that of another one nearby, always the same; in each group of cells one begins from none.
+
+    Args:
+        relaxation: The program.
+        deadlines: Rising, s: each cell's low end and middle, and the last one's high end.
+    """
+
+    def __init__(self, relaxation: Relaxation, deadlines: Sequence[float]) -> None:
+        self._relaxation = relaxation
+        self._deadlines = deadlines
+        self._found: dict[tuple[int, int], Optimum] = {}
+
+    def of_cell(self, cell: int) -> list[Optimum]:
+        """Optima for a cell's low end, middle and high end."""
+        middle = 2 * (cell - cell % _GROUP) + _GROUP
+        root = min(middle, len(self._deadlines) - 1)
+        return [self._solve(2 * cell + step, root) for step in range(3)]
+
+    def _solve(self, number: int, root: int) -> Optimum:
+        # Where two groups meet, each has an optimum of its own.
+        known = self._found.get((number, root))
+        if known is None:
+            away = abs(number - root)
+            # Without its last bit: few steps lead to any, and many share them.
+            nearer = away & (away - 1)
+            other = root + (nearer if number > root else -nearer)
+            self._relaxation.restart(self._solve(other, root).basis if away else None)
+            relaxed = self._relaxation.solve(self._deadlines[number])
+            known = self._found[number, root] = Optimum(relaxed, self._relaxation.basis())
+        return known
 
 
 def _watts(problem: Problem) -> float:

@@ -8,7 +8,10 @@ used up: by single instructions, then by pairs of which one gets slower and the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
 
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Order, Problem
 
@@ -20,6 +23,42 @@ ALL, HULL, CEILING = range(3)
 above the program's time. Which is best differs from plan to plan."""
 
 MODES = (ALL, HULL, CEILING)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A group of instructions on the way through the graph.
+
+    Attributes:
+        level, before, after: As in `Order`.
+        kinds, row: Their curves, and where these begin in a table of all, as a column.
+        none: Where `after` stands for none.
+        behind: `after` with any instruction for none.
+        behind_row: Where their curves begin, for arrays with an axis before, between and after.
+        others: For each place in `after`, the other places.
+    """
+
+    level: Ints
+    before: Ints
+    after: Ints
+    kinds: Ints
+    row: Ints
+    none: NDArray[np.bool_]
+    behind: Ints
+    behind_row: Ints
+    others: Ints
+
+    @classmethod
+    def of(cls, problem: Problem, level: Ints, before: Ints, after: Ints) -> _Place:
+        """The group of these instructions."""
+        width = problem.times.shape[1]
+        kinds = problem.kind[level][:, None]
+        behind = np.minimum(after, problem.count - 1)
+        behind_row = (problem.kind[behind] * width)[:, None, :, None]
+        none = after == problem.count
+        slots = range(after.shape[1])
+        others = np.array([[one for one in slots if one != slot] for slot in slots], dtype=np.intp)
+        return cls(level, before, after, kinds, kinds * width, none, behind, behind_row, others)
 
 
 class Rounding:
@@ -38,6 +77,14 @@ class Rounding:
         self._left = {
             id(problem.forward): tails - problem.fastest[:, None],
             id(problem.reverse): ends - problem.fastest[:, None],
+        }
+        self._times, self._costs = problem.times.ravel(), problem.costs.ravel()
+        self._places = {
+            id(order): [
+                _Place.of(problem, level, before, after)
+                for (level, before), after in zip(order.levels, order.after, strict=True)
+            ]
+            for order in (problem.forward, problem.reverse)
         }
 
     def round(self, durations: Floats, deadlines: Floats) -> Ints:
@@ -106,16 +153,16 @@ class Rounding:
         targets = np.minimum(targets, deadlines - self._left[id(order)]) + problem.tolerance_s
         ends = np.zeros((problem.count + 1, durations.shape[1]))
         options = np.zeros(durations.shape, dtype=np.intp)
-        for level, before in order.levels:
-            starts = ends[before].max(axis=1)
-            kinds = problem.kind[level][:, None]
+        for place in self._places[id(order)]:
+            level, kinds = place.level, place.kinds
+            starts = ends[place.before].max(axis=1)
             found = problem.slowest_within(kinds, targets[level] - starts)
             if mode != ALL:
                 found = problem.hull_below[kinds, found]
             if mode == CEILING:
                 found = np.minimum(found, ceilings[level])
             options[level] = found
-            ends[level] = starts + problem.times[kinds, found]
+            ends[level] = starts + self._times.take(found + place.row)
         return options
 
     def _use_slack(
@@ -123,25 +170,22 @@ class Rounding:
     ) -> None:
         """Makes instructions slower, one after the other, where the deadline allows it."""
         problem = self._problem
-        none = problem.count
         durations = np.vstack([problem.durations(options), np.zeros((1, options.shape[1]))])
         # When each may end at the latest, if those after it stay as they are.
         latest = deadlines - (problem.finishes(durations[:-1], back) - durations)
         latest += problem.tolerance_s
         ends = np.zeros_like(durations)
-        for (level, before), after in zip(order.levels, order.after, strict=True):
-            starts = ends[before].max(axis=1)
-            kinds = problem.kind[level][:, None]
+        for place in self._places[id(order)]:
+            level, after = place.level, place.after
+            starts = ends[place.before].max(axis=1)
             # Of all behind it, when the first must begin at the latest.
-            begin = np.where(
-                (after == none)[:, :, None], deadlines, latest[after] - durations[after]
-            )
+            begin = np.where(place.none[:, :, None], deadlines, latest[after] - durations[after])
             budget = begin.min(axis=1) - starts
-            found = np.maximum(problem.slowest_within(kinds, budget), options[level])
+            found = np.maximum(problem.slowest_within(place.kinds, budget), options[level])
             if pairs:
-                found = self._pair(options, durations, latest, level, after, starts, begin, found)
+                found = self._pair(options, durations, latest, place, starts, begin, found)
             options[level] = found
-            durations[level] = problem.times[kinds, found]
+            durations[level] = self._times.take(found + place.row)
             ends[level] = starts + durations[level]
 
     def _pair(
@@ -149,61 +193,44 @@ class Rounding:
         options: Ints,
         durations: Floats,
         latest: Floats,
-        level: Ints,
-        after: Ints,
+        place: _Place,
         starts: Floats,
         begin: Floats,
         alone: Ints,
     ) -> Ints:
         """Makes an instruction slower still where it pays that one behind it gets faster."""
-        problem = self._problem
-        none = problem.count
-        kinds = problem.kind[level][:, None]
-        best_cost = problem.costs[kinds, alone]
-        best = alone
-        partner = np.full(alone.shape, -1, dtype=np.intp)
-        partner_option = np.zeros(alone.shape, dtype=np.intp)
-        width = after.shape[1]
-        for slot in range(width):
-            other = after[:, slot]
-            present = other != none
-            if not present.any():
-                continue
-            rows = np.flatnonzero(present)
-            behind = other[rows]
-            behind_kinds = problem.kind[behind][:, None]
-            now = options[behind]
-            others = [begin[rows, column] for column in range(width) if column != slot]
-            limit = np.minimum.reduce(others) if others else np.full(now.shape, np.inf)
-            # With a last axis for how much faster the one behind gets.
-            candidate = now[:, :, None] - _STEPS
-            possible = candidate >= 0
-            candidate = np.maximum(candidate, 0)
-            allowed = latest[behind][:, :, None] - problem.times[behind_kinds[..., None], candidate]
-            allowed = np.minimum(allowed, limit[:, :, None]) - starts[rows][:, :, None]
-            found = problem.slowest_within(kinds[rows][..., None], allowed)
-            found = np.maximum(found, options[level][rows][:, :, None])
-            cost = (
-                problem.costs[kinds[rows][..., None], found]
-                + problem.costs[behind_kinds[..., None], candidate]
-                - problem.costs[behind_kinds, now][:, :, None]
-            )
-            cost = np.where(possible, cost, np.inf)
-            step = cost.argmin(axis=2)[:, :, None]
-            cost = np.take_along_axis(cost, step, 2)[:, :, 0]
-            better = cost < best_cost[rows] - 1e-12 * np.abs(best_cost[rows])
-            if better.any():
-                found = np.take_along_axis(found, step, 2)[:, :, 0]
-                candidate = np.take_along_axis(candidate, step, 2)[:, :, 0]
-                best_cost[rows] = np.where(better, cost, best_cost[rows])
-                best[rows] = np.where(better, found, best[rows])
-                partner[rows] = np.where(better, behind[:, None], partner[rows])
-                partner_option[rows] = np.where(better, candidate, partner_option[rows])
-        rows, columns = np.nonzero(partner >= 0)
-        if len(rows):
-            behind = partner[rows, columns]
-            # Two may have the same partner: the faster of what they ask for suits both.
-            np.minimum.at(options, (behind, columns), partner_option[rows, columns])
-            changed = np.unique(behind)
-            durations[changed] = problem.times[problem.kind[changed][:, None], options[changed]]
+        problem, behind = self._problem, place.behind
+        # Axes: the instruction, the plan, the one behind it, and how much faster that one gets.
+        now = options[behind].transpose(0, 2, 1).copy()[..., None]
+        candidate = now - _STEPS
+        impossible = (candidate < 0) | place.none[:, None, :, None]
+        np.maximum(candidate, 0, out=candidate)
+        allowed = latest[behind].transpose(0, 2, 1)[..., None] - self._times.take(
+            candidate + place.behind_row
+        )
+        if behind.shape[1] > 1:
+            others = begin[:, place.others].min(axis=2).transpose(0, 2, 1)
+            np.minimum(allowed, others[..., None], out=allowed)
+        allowed -= starts[:, :, None, None]
+        found = problem.slowest_within(place.kinds[:, :, None, None], allowed)
+        np.maximum(found, options[place.level][:, :, None, None], out=found)
+        cost = self._costs.take(found + place.row[:, :, None, None])
+        cost += self._costs.take(candidate + place.behind_row)
+        cost -= self._costs.take(now + place.behind_row)
+        cost[impossible] = np.inf
+        ways = cost.shape[2] * cost.shape[3]
+        way = cost.reshape(*alone.shape, ways).argmin(axis=2)
+        at = way + np.arange(0, cost.size, ways).reshape(alone.shape)
+        alone_cost = self._costs.take(alone + place.row)
+        better = cost.take(at) < alone_cost - 1e-12 * np.abs(alone_cost)
+        rows, columns = better.nonzero()
+        if not len(rows):
+            return alone
+        best: Ints = alone.copy()
+        best[rows, columns] = found.take(at[rows, columns])
+        partners = behind[rows, way[rows, columns] // len(_STEPS)]
+        # Two may have the same partner: the faster of what they ask for suits both.
+        np.minimum.at(options, (partners, columns), candidate.take(at[rows, columns]))
+        changed = np.unique(partners)
+        durations[changed] = problem.times[problem.kind[changed][:, None], options[changed]]
         return best

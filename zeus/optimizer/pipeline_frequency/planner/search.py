@@ -15,6 +15,7 @@ earlier one had. It begins with what one clock or one power limit for all instru
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -25,7 +26,12 @@ from zeus.optimizer.pipeline_frequency.planner.baselines import POLICIES
 from zeus.optimizer.pipeline_frequency.planner.cells import Cell, Worker
 from zeus.optimizer.pipeline_frequency.planner.pool import SAME, Pool
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Problem
-from zeus.optimizer.pipeline_frequency.planner.relaxation import Relaxation, Relaxed, tangents
+from zeus.optimizer.pipeline_frequency.planner.relaxation import (
+    Optima,
+    Relaxation,
+    Relaxed,
+    tangents,
+)
 
 _CELLS = 24
 
@@ -34,9 +40,6 @@ _MANY = 50_000
 
 _LONG = 3000
 """Instructions above which plans are wanted less densely."""
-
-_OPTIMA = 3
-"""Deadlines of a cell that the linear program is solved for; between them it is interpolated."""
 
 _ROUNDED = 8
 """Deadlines of a cell that are rounded, at least."""
@@ -67,11 +70,14 @@ class Search:
         self.policies = {name: make(problem) for name, make in POLICIES.items()}
         for one in self.policies.values():
             self.pool.add(one.options)
-        self._start = self.pool.options(np.arange(len(self.pool.time_s)))
+        self._start = copy.copy(self.pool)
         self._step = STEP * max(1.0, problem.count / _LONG)
         least_j = np.abs(problem.energy(self.pool.cost_j, self.pool.time_s)).min()
         self._worker = Worker(problem, self.relaxation, self._step * float(least_j))
         self._waiting = self._cells()
+        middles_s = [(one.low_s + one.high_s) / 2 for one in self._waiting]
+        pairs = zip([one.low_s for one in self._waiting], middles_s, strict=True)
+        self._optima = Optima(self.relaxation, [*itertools.chain(*pairs), problem.max_time_s])
         self.steps = len(self._waiting) + len(_WORK)
 
     def _cells(self) -> list[Cell]:
@@ -82,39 +88,46 @@ class Search:
         grid_s[-1] = problem.max_time_s
         grid_s = np.unique(grid_s)
         ends_s = list(itertools.pairwise(grid_s.tolist())) or [(problem.min_time_s,) * 2]
-        cells = [Cell(problem, low_s, high_s, self._start) for low_s, high_s in ends_s]
+        cells = [
+            Cell(problem, low_s, high_s, copy.copy(self._start), number)
+            for number, (low_s, high_s) in enumerate(ends_s)
+        ]
         cells[0].varied_s = problem.min_time_s
         return cells
 
     # ------------------------------------------------------------------------------- bounds
 
-    def solve(self, deadline_s: float) -> Relaxed:
-        """The linear program's optimum, which also makes the bound tighter."""
-        for known in self._solved:
-            if known.deadline_s == deadline_s:
-                return known
+    def solve(self, deadline_s: float, price_w: float = 0.0) -> Relaxed:
+        """The linear program's optimum, which also makes the bound tighter.
+
+        Args:
+            deadline_s: At least `Problem.min_time_s`.
+            price_w: What a second of the iteration costs beside the effective energy: the optimum
+                may be faster than the deadline.
+        """
+        if not price_w:
+            for known in self._solved:
+                if known.deadline_s == deadline_s:
+                    return known
         # From the optima of its cell, which are needed anyway, it is not far.
-        waiting = [one for one in self._waiting if one.low_s <= deadline_s <= one.high_s]
+        pool = self.pool
+        likely_s = deadline_s
+        if price_w:
+            likely_s = min(likely_s, pool.time_s[pool.best(self.problem.max_time_s, price_w)])
+        waiting = [one for one in self._waiting if one.low_s <= likely_s <= one.high_s]
         self._solve_cells(waiting[-1:])
-        found = self.relaxation.solve(deadline_s)
+        found = self.relaxation.solve(deadline_s, price_w)
         self._solved.append(found)
         return found
 
     def _solve_cells(self, cells: Sequence[Cell]) -> None:
         for cell in cells:
             if not cell.solved:
-                self.relaxation.restart(None)
-                times_s = np.unique(np.linspace(cell.low_s, cell.high_s, _OPTIMA))
-                cell.solve(self.relaxation, times_s[::-1])
-                self._solved += cell.solved
+                self._solved += cell.solve(self._optima)
 
     def bound(self, time_s: Floats) -> Floats:
         """Least effective energy of plans that take at most these times, J."""
         return tangents(self._solved, time_s)
-
-    def solve_cheapest(self) -> Relaxed:
-        """The optimum where every second costs the power of blocking: the least energy of all."""
-        return self.relaxation.solve(self.problem.max_time_s, self.problem.blocking_w)
 
     def survey(self) -> None:
         """Solves the linear program for times from the slowest to the fastest."""
@@ -142,18 +155,12 @@ class Search:
             target_s: Where the bound is least.
             price_w: What a second of the iteration costs beside the effective energy.
         """
-        self.near(target_s)
-        while True:
-            best_j = self.pool.least(limit_s, price_w)
-            cells = [
-                cell
-                for cell in self._waiting
-                if cell.low_s <= limit_s * (1 + SAME)
-                and self._least(cell.low_s, min(cell.high_s, limit_s), price_w) < best_j
-            ]
-            if not cells:
-                return
-            self._look_into(cells, lambda done, steps: None)
+        around = [self._around(target_s)]
+        cells = [one for one in self._waiting if one.low_s <= target_s <= one.high_s][-1:]
+        while cells or around:
+            self._look_into(cells, around=around)
+            around = []
+            cells = self._promising(limit_s, target_s, price_w)
 
     def near(self, deadline_s: float) -> None:
         """Looks for plans of one time and a little less.
@@ -161,42 +168,68 @@ class Search:
         Args:
             deadline_s: At least `Problem.min_time_s`.
         """
+        self._look_into([], around=[self._around(deadline_s)])
+
+    def _around(self, deadline_s: float) -> Cell:
         problem = self.problem
         spread = _NEAR * (problem.max_time_s - problem.min_time_s)
         deadline_s = min(deadline_s, problem.max_time_s)
         low = max(problem.min_time_s, deadline_s - spread)
         high = min(problem.max_time_s, deadline_s + spread)
-        known = self.pool.options(self.pool.within(low, high))
-        cell = Cell(problem, low, high, known, deadline_s)
+        known = self.pool.part(self.pool.within(low, high))
+        cell = Cell(problem, low, high, known, varied_s=deadline_s)
         cell.edges_s = np.linspace(low, high, _NEAR_INTERVALS + 1, dtype=np.float64)
         self.solve(deadline_s)
-        cell.solve(self.relaxation, np.array(sorted({high, deadline_s, low}, reverse=True)))
-        self._worker.round([cell], [cell.edges_s])
-        for work in (Worker.improve, Worker.join, Worker.improve):
-            work(self._worker, [cell])
-        self._solved += cell.solved
-        self.pool.add(cell.pool.options(np.arange(len(cell.pool.time_s))))
+        cell.interpolate(self.relaxation, self._solved)
+        return cell
 
-    def _look_into(self, cells: Sequence[Cell], tell: Callable[[int, int], None]) -> None:
+    def _promising(self, limit_s: float, target_s: float, price_w: float) -> list[Cell]:
+        """Cells that by the bound may hold a better plan than the best one so far."""
+        best_j = self.pool.least(limit_s, price_w)
+        while True:
+            cells = [
+                cell
+                for cell in self._waiting
+                if cell.low_s <= limit_s * (1 + SAME)
+                and self._least(cell.low_s, min(cell.high_s, limit_s), price_w) < best_j
+            ]
+            unsolved = [cell for cell in cells if not cell.solved]
+            if not unsolved:
+                return cells
+            # Beside a solved cell the bound is tight; far from any it may promise too much.
+            self._solve_cells([min(unsolved, key=lambda one: abs(one.high_s - target_s))])
+
+    def _look_into(
+        self,
+        cells: Sequence[Cell],
+        tell: Callable[[int, int], None] = lambda done, steps: None,
+        around: Sequence[Cell] = (),
+    ) -> None:
+        """Looks for plans of cells, and of others around single times."""
         cells = list(cells)
         self._solve_cells(cells)
         known = [len(cell.solved) for cell in cells]
-        rounded = []
         for cell in cells:
             ends_s = (cell.low_s, cell.high_s)
             bound = functools.partial(tangents, cell.solved)
             cell.edges_s = wanted_times(self.problem, bound, ends_s, None, self._step)
-            finer = -(-_ROUNDED // (len(cell.edges_s) - 1))
-            places = np.linspace(0, len(cell.edges_s) - 1, (len(cell.edges_s) - 1) * finer + 1)
-            rounded.append(np.interp(places, np.arange(len(cell.edges_s)), cell.edges_s))
-        self._worker.round(cells, rounded)
+        every = [*cells, *around]
+        rounded = [cell.edges_s for cell in every]
+        for number, edges_s in enumerate(rounded):
+            finer = -(-_ROUNDED // (len(edges_s) - 1))
+            places = np.linspace(0, len(edges_s) - 1, (len(edges_s) - 1) * finer + 1)
+            rounded[number] = np.interp(places, np.arange(len(edges_s)), edges_s)
+        self._worker.round(every, rounded)
         for number, work in enumerate(_WORK):
-            work(self._worker, cells)
+            # Around a time plans are dense enough.
+            work(self._worker, cells if work is Worker.fill else every)
             tell(len(cells) + number + 1, self.steps)
         for cell, number in zip(cells, known, strict=True):
             self._solved += cell.solved[number:]
             self.pool.add(cell.pool.options(cell.inside()))
             self._waiting.remove(cell)
+        for cell in around:
+            self.pool.add(cell.pool.options(np.arange(len(cell.pool.time_s))))
 
     def _least(self, low_s: float, high_s: float, price_w: float) -> float:
         """A bound on the cost of plans that take a time between these, J."""
