@@ -1,6 +1,6 @@
 """Planning clocks for pipelines: how long it takes, and how close to the bound plans are.
 
-    python benchmarks/pipeline_frequency.py [--instances 4x8,8x128] [--polish] [--lowtime PYTHON]
+    python benchmarks/pipeline_frequency.py [--instances 4x8,8x128] [--lowtime PYTHON]
 
 The profiles are those of GPT-3 175B that are shipped with the simulated node (measured by Chung et
 al., SOSP 2024; ml-energy/zeus, Apache-2.0): eight stages on A100 SXM and on A40; pipelines of four
@@ -115,13 +115,13 @@ def random_profile(seed: int, stages: int) -> Any:
     return InstructionProfile(options)
 
 
-def frontier_of(instance: Instance, points: int | None, polish: bool) -> dict[str, Any]:
+def frontier_of(instance: Instance, points: int | None) -> dict[str, Any]:
     """One row: the frontier."""
     from zeus.optimizer.pipeline_frequency import planner as _  # imports are not what is timed
 
     _.Planner(*Instance("a100", 4, 1).load(), p2p_power_w=80.0).frontier(2)
     began = time.process_time()
-    planner = instance.planner(polish=polish)
+    planner = instance.planner()
     frontier = planner.frontier(points)
     seconds = time.process_time() - began
     fastest = frontier.plans[-1]
@@ -241,7 +241,6 @@ def main() -> None:
     parser.add_argument("--instances", default=",".join(INSTANCES))
     parser.add_argument("--gpus", default="a100,a40")
     parser.add_argument("--points", type=int, help="at most so many plans")
-    parser.add_argument("--polish", action="store_true", help="seconds for each plan")
     parser.add_argument("--lowtime", metavar="PYTHON", help="an interpreter that has lowtime")
     parser.add_argument("--seconds", type=float, default=120.0, help="for each run of lowtime")
     parser.add_argument("--compare", type=int, default=40, help="plans of each run of lowtime")
@@ -275,9 +274,7 @@ def main() -> None:
     for gpu in arguments.gpus.split(","):
         for size in arguments.instances.split(","):
             name = f"{gpu}:{size}"
-            row = child(
-                "frontier", name, json.dumps(arguments.points), json.dumps(arguments.polish)
-            )
+            row = child("frontier", name, json.dumps(arguments.points))
             one = child("one", name)
             means.setdefault(gpu, []).append(row["gap"])
             table.add_row(

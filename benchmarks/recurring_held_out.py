@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from zeus.simulate.tables import Measurements
 from zeus.simulate.workloads import WORKLOADS, power_trace, train_trace
 
 RECURRENCES = 100
+_NORMAL = np.vectorize(NormalDist().cdf)
 ETA, BETA = 0.5, 2.0
 
 
@@ -60,16 +62,20 @@ class HeldOut:
 
     @property
     def expected(self) -> np.ndarray:
-        """Expected cost of a recurrence at each size, reruns included; infinite for no hope."""
-        runs = self.epoch_cost * self.epochs * math.exp(self.noise**2 / 2)
-        missed = np.minimum(self.max_epochs * self.epoch_cost, BETA * runs[self.default])
-        with np.errstate(divide="ignore"):
-            reruns = np.where(self.reach > 0, 1 / np.maximum(self.reach, 1e-9) - 1, np.inf)
-        found = np.full(len(runs), np.inf)
-        hope = self.reach > 0
-        for _ in range(5):
-            found[hope] = (runs + reruns * missed)[hope]
-            missed = np.minimum(missed, BETA * found.min())
+        """Expected cost of a recurrence in which every run has one size, until one reaches the
+        target; runs are given up at `BETA` times the least of these. Infinite for no hope."""
+        epochs = np.arange(1, self.max_epochs + 1)
+        # Runs have whole epochs.
+        upper = np.log((epochs[None] + 0.5) / self.epochs[:, None]) / self.noise
+        ends = np.diff(_NORMAL(upper), axis=1, prepend=0.0) * self.reach[:, None]
+        found = np.where(self.reach > 0, self.epoch_cost * self.epochs, np.inf)
+        for _ in range(8):
+            most = np.minimum(BETA * found.min() // self.epoch_cost, self.max_epochs)
+            within = ends * (epochs[None] <= most[:, None])
+            reaches = within.sum(axis=1)
+            spent = self.epoch_cost * (within @ epochs + (1 - reaches) * most)
+            found = np.full(len(spent), np.inf)
+            np.divide(spent, reaches, out=found, where=reaches > 0)
         return found
 
     def trainer(self, seed: int) -> Callable[[int, float, int], Run | None]:

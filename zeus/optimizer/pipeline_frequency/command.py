@@ -113,7 +113,6 @@ def _both(name: str) -> tuple[str, str]:
 @click.option(*_both("change-time"), type=float, default=0.0, help="Seconds that a change takes.")
 @click.option(*_both("max-changes"), type=int, help="Most changes of clocks in an iteration.")
 @click.option("--exact/--no-exact", default=None, help="Prove plans best; slow unless small.")
-@click.option("--polish", is_flag=True, help="Improve each plan for some seconds.")
 @click.option(
     *_both("plot-interval"), type=int, default=100, show_default=True, help="0: no pictures."
 )
@@ -154,7 +153,6 @@ def _run(
     change_time: float,
     max_changes: int | None,
     exact: bool | None,
-    polish: bool,
     plot_interval: int,
     unit_time: float | None,
     noise_factor: float | None,
@@ -201,7 +199,6 @@ def _run(
         energy_per=energy_per,
         changes=Changes(change_time, max_changes),
         exact=exact,
-        polish=polish,
     )
     if bounded:
         peak_w, ramp = (math.inf if one is None else one for one in (max_power, max_ramp))

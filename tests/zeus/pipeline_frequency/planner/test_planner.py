@@ -13,9 +13,7 @@ from tests import seeds
 from tests.zeus.pipeline_frequency.toys import P2P_W, every_plan, measured, random_profile
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, plan_frontier
-from zeus.optimizer.pipeline_frequency.planner import planner as planning
 from zeus.optimizer.pipeline_frequency.planner import relaxation as relaxing
-from zeus.optimizer.pipeline_frequency.planner.polish import polish
 from zeus.optimizer.pipeline_frequency.planner.problem import Choice, Problem, curve_of
 from zeus.optimizer.pipeline_frequency.planner.relaxation import Relaxation
 from zeus.optimizer.pipeline_frequency.planner.rounding import Rounding
@@ -322,33 +320,6 @@ def test_what_does_not_fit_is_told() -> None:
         Planner(measured("a100"), one_f_one_b(8, 4), p2p_power_w=-1)
     with pytest.raises(PipelineFrequencyError, match="at least one GPU"):
         Planner(measured("a100"), one_f_one_b(8, 4), p2p_power_w=80, gpus_per_stage=0)
-
-
-@pytest.mark.parametrize("microbatches", [4, 16])
-def test_polishing_only_makes_plans_better(
-    microbatches: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a whole, and piece by piece."""
-    monkeypatch.setattr(planning, "_POLISH_LIMIT_S", 2.0)
-    profile, pipeline = measured("a40", 4), one_f_one_b(4, microbatches)
-    rough = Planner(profile, pipeline, p2p_power_w=70.38)
-    time_s = 1.02 * rough.fastest_time_s
-    before = rough.straggler(time_s).plans[0]
-    found = Planner(profile, pipeline, p2p_power_w=70.38, polish=True).straggler(time_s)
-    after = found.plans[0]
-    assert after.time_s <= time_s * (1 + 1e-9)
-    assert after.effective_energy_j <= before.effective_energy_j + 1e-9
-    check(profile, pipeline, found, 70.38)
-
-
-def test_a_piece_is_solved_with_the_rest_as_it_is() -> None:
-    """From the fastest options, which leave all slack to be found."""
-    problem = Problem(measured("a40", 4), one_f_one_b(4, 16), p2p_power_w=70.38)
-    fastest = np.zeros(problem.count, dtype=np.intp)
-    until_s = 1.02 * problem.min_time_s
-    better = polish(problem, fastest, until_s, 2.0)
-    assert problem.longest(problem.durations(better[:, None]))[0] <= until_s * (1 + 1e-9)
-    assert problem.cost(better[:, None])[0] < 0.95 * problem.cost(fastest[:, None])[0]
 
 
 # ----------------------------------------------------------------------------------- its parts

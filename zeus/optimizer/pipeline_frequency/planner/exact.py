@@ -1,4 +1,4 @@
-"""The planning problem as a mixed-integer program: exact where it is small, or polishes a plan."""
+"""The planning problem as a mixed-integer program: exact where it is small."""
 
 from __future__ import annotations
 
@@ -85,7 +85,6 @@ class Program:
 
     Args:
         problem: The problem.
-        allowed: (instructions, options): which options to choose from; None: all.
         change_time_s: How long a change of a stage's clock takes.
         max_changes: Most changes in an iteration; None: any number.
         count_changes: Whether changes are in the program although they cost nothing, so that
@@ -96,7 +95,6 @@ class Program:
         self,
         problem: Problem,
         *,
-        allowed: Any = None,
         change_time_s: float = 0.0,
         max_changes: int | None = None,
         count_changes: bool = False,
@@ -105,8 +103,7 @@ class Program:
         self._scale = _USUAL / float(np.median(problem.fastest))
         width = problem.times.shape[1] - 1
         usable = np.arange(width) < problem.num_options[problem.kind][:, None]
-        chosen = usable if allowed is None else usable & allowed
-        self._owner, self._option = np.nonzero(chosen)
+        self._owner, self._option = np.nonzero(usable)
         self._binaries = len(self._owner)
         self._changing = count_changes or change_time_s > 0 or max_changes is not None
         spread = float(sum(np.ptp(curve.cost_j) for curve in problem.curves)) or 1.0

@@ -13,7 +13,6 @@ from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner.bounded import Bounded
 from zeus.optimizer.pipeline_frequency.planner.changes import Changes, Steady
 from zeus.optimizer.pipeline_frequency.planner.exact import NODES, Program
-from zeus.optimizer.pipeline_frequency.planner.polish import polish as polished
 from zeus.optimizer.pipeline_frequency.planner.power import Meter, PowerBound
 from zeus.optimizer.pipeline_frequency.planner.problem import EnergyPer, Floats, Ints, Problem
 from zeus.optimizer.pipeline_frequency.planner.search import MOST, STEP, Search, wanted_times
@@ -32,7 +31,6 @@ _SMALL_NODES = 300
 """Small programs take a tenth of a second and a dozen nodes at most."""
 
 _SMALL_POINTS = 100
-_POLISH_LIMIT_S = 6.0
 _EXACT_LIMIT_S = 600.0
 
 
@@ -49,7 +47,6 @@ class Planner:
         changes: What changes of a clock cost; nothing by default.
         exact: Whether plans are the very best, by a mixed-integer program; None: where the pipeline
             is small enough for that to take milliseconds.
-        polish: Whether plans are improved by small mixed-integer programs; seconds for each.
 
     Attributes:
         fastest_time_s: No plan is faster.
@@ -69,7 +66,6 @@ class Planner:
         energy_per: EnergyPer = "gpu",
         changes: Changes | None = None,
         exact: bool | None = None,
-        polish: bool = False,
     ) -> None:
         self._problem = Problem(
             profile,
@@ -85,7 +81,6 @@ class Planner:
         choices = int(self._problem.num_options[self._problem.kind].sum())
         self._small = exact is None and choices <= SMALL
         self._exact = exact or self._small
-        self._polish = polish
         self._known: list[Plan] = []
         # Effective energies are differences of large numbers: less than this is rounding.
         costs_j = self._problem.costs[self._problem.kind, 0]
@@ -233,7 +228,6 @@ class Planner:
             energy_per=problem.energy_per,
             changes=self.changes,
             exact=None if self._small else self._exact,
-            polish=self._polish,
         )
 
     def clocks_of(self, stages: Sequence[Sequence[Step]]) -> Ints:
@@ -297,9 +291,6 @@ class Planner:
         """
         problem = self._problem
         proven_j = -np.inf
-        if self._polish and not self._exact:
-            options = polished(problem, options, until_s, _POLISH_LIMIT_S)
-            self._search.pool.add(options[:, None])
         if self._exact:
             program = Program(
                 problem,
@@ -374,9 +365,6 @@ class Planner:
         problem = self._problem
         time_s = float(self._steady.times(clocks[:, None])[0])
         cost_j = self._steady.cost(clocks)
-        if self._polish:
-            # Tangents of other deadlines' optima are a little below this one's.
-            self._search.solve(time_s)
         # What is proven for a longer time holds for this one, too.
         bound_j = max(proven_j, float(self._search.bound(np.array([time_s]))[0]))
         stages = problem.stages(clocks)
@@ -424,7 +412,6 @@ def plan_frontier(
     energy_per: EnergyPer = "gpu",
     points: int | None = None,
     exact: bool | None = None,
-    polish: bool = False,
     progress: Progress | None = None,
 ) -> Frontier:
     """The frontier of a pipeline; see `Planner` and `Planner.frontier`."""
@@ -435,6 +422,5 @@ def plan_frontier(
         gpus_per_stage=gpus_per_stage,
         energy_per=energy_per,
         exact=exact,
-        polish=polish,
     )
     return planner.frontier(points, progress)
