@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import pytest
 
 from tests import seeds
 from tests.zeus.pipeline_frequency.server.running import frontier
+from zeus.optimizer.pipeline_frequency.server import stragglers
 from zeus.optimizer.pipeline_frequency.server.stragglers import (
     PENDING,
     Rules,
@@ -115,6 +117,25 @@ def test_without_reports_of_all_ranks_nothing_is_decided_nor_kept_for_ever() -> 
             assert not watch.observe(rank, iteration, 1.5 if rank == 2 else 1.0)
     assert len(watch._pending) <= PENDING
     assert watch.slowdowns == (1.0, 1.0)
+
+
+def test_each_rank_of_a_large_job_may_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one of them costs must not grow with their number."""
+    made: list[object] = []
+
+    class Counted(deque[float]):
+        def __init__(self, **options: int) -> None:
+            super().__init__(**options)
+            made.append(self)
+
+    monkeypatch.setattr(stragglers, "deque", Counted)
+    watch = StragglerWatch([[rank] for rank in range(500)])
+    run(watch, 0, [1.0] * 500, RULES.window)
+    known = len(made)
+    assert known == 2 * 500
+    for _ in range(500):
+        watch.restart()
+    assert len(made) == known
 
 
 def test_one_pipeline_alone_has_nobody_who_waits() -> None:

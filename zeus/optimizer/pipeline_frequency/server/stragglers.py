@@ -23,7 +23,7 @@ The rules:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -85,10 +85,11 @@ class StragglerWatch:
         """Forgets what was measured, as plans change: only iterations beyond `after` count."""
         self._after = after
         self._pending: dict[int, dict[int, float]] = {}
-        window = self._rules.window
-        self._ratios = {rank: deque[float](maxlen=window) for rank in self._ranks}
-        kept = max(self._rules.patience, self._rules.up_patience)
-        self._recent = [deque[float](maxlen=kept) for _ in self._pipelines]
+        # Filled when an iteration counts: when all ranks begin again, each of them restarts this.
+        rules = self._rules
+        kept = max(rules.patience, rules.up_patience)
+        self._ratios = defaultdict[int, deque[float]](lambda: deque(maxlen=rules.window))
+        self._recent = defaultdict[int, deque[float]](lambda: deque(maxlen=kept))
 
     def observe(self, rank: int, iteration: int, ratio: float) -> bool:
         """A rank needed `ratio` times what its plan promises.
