@@ -390,14 +390,14 @@ class Model(World):
             gpu, control = key
             value = self.values[key]
             entry = self.journal.get(pending_key(gpu, control))
+            key_of_rest = f"resting/{gpu}/{control.value}"
+            rest = self.late.get(key_of_rest) or self.journal.get(key_of_rest, {})
+            resting = tuple(rest.get("value", ()))
             if entry is not None:
                 restore = PendingRestore.from_json(entry)
                 # Of what cannot be read it is enough that it may be anything.
                 newest_lost = self._newest_lost(gpu, control)
-                key_of_rest = f"resting/{gpu}/{control.value}"
-                rest = self.late.get(key_of_rest) or self.journal.get(key_of_rest, {})
-                resting = rest.get("value", ())
-                listed = (*restore.values, restore.target, *self.targets[key], tuple(resting))
+                listed = (*restore.values, restore.target, *self.targets[key], resting)
                 anything = newest_lost and restore.values
                 known_values = {_own(control, one) for one in listed}
                 in_list = _own(control, value) in known_values
@@ -409,8 +409,7 @@ class Model(World):
                 late = pending_key(gpu, control) in self.late
                 trouble = machine.trouble
                 unwritten = trouble is not None and trouble.code == ErrorCode.JOURNAL_FAILED
-                resting = self.journal.get(f"resting/{gpu}/{control.value}", {}).get("value", ())
-                free = machine.phase is Phase.FREE or {*machine._values} <= {tuple(resting)}
+                free = machine.phase is Phase.FREE or {*machine._values} <= {resting}
                 assert free or late or unwritten, f"{control.value} of {gpu} has no record"
         if known:
             self._check_losses()
