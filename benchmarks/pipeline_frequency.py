@@ -75,7 +75,7 @@ class Instance:
         if self.gpu.startswith("random"):
             profile = random_profile(int(self.gpu.removeprefix("random")), self.stages)
             return profile, one_f_one_b(self.stages, self.microbatches)
-        profile = InstructionProfile.read(DATA / f"gpt3-175b+{self.gpu}.csv.gz")
+        profile = InstructionProfile.read(DATA / f"gpt3-175b+{self.gpu}.columns.csv.xz")
         if self.stages < profile.num_stages:
             profile = profile.pick([*range(self.stages - 1), profile.num_stages - 1])
         return profile, one_f_one_b(self.stages, self.microbatches)

@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=8)
     parser.add_argument("--microbatches", type=int, default=8)
     args = parser.parse_args()
-    profile = InstructionProfile.read(DATA / f"gpt3-175b+{args.gpu}.csv.gz")
+    profile = InstructionProfile.read(DATA / f"gpt3-175b+{args.gpu}.columns.csv.xz")
     profile = profile.pick(list(range(args.stages)))
     pipeline = one_f_one_b(args.stages, args.microbatches)
     planner = Planner(profile, pipeline, p2p_power_w=BLOCKED_W)

@@ -17,7 +17,6 @@ that would have reached its target within its bound, and at a lower cost than a 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 from collections import defaultdict
 from collections.abc import Callable
@@ -35,9 +34,10 @@ from zeus.policy.interface import Run
 from zeus.policy.recurrence import Recurrences
 from zeus.policy.stopping import LearningCurve, judge
 from zeus.simulate.expected import all_expected
-from zeus.simulate.tables import Measurements, open_table
+from zeus.simulate.tables import Measurements
 from zeus.simulate.workloads import GPUS, WORKLOADS, power_trace, train_trace
 from zeus.utils.metric import zeus_cost
+from zeus_ipc.tables import records
 
 RECURRENCES = 30
 NOISE = 0.1
@@ -160,11 +160,10 @@ def _train(
 def crossings() -> dict[tuple[str, str, str, int], list[list[tuple[float, float]]]]:
     """Of each workload and size the metrics that each run has reached, and in which epoch."""
     runs: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
-    with open_table(train_trace()) as file:
-        for row in csv.DictReader(file):
-            key = row["dataset"], row["network"], row["optimizer"], row["batch_size"], row["run"]
-            epoch = float(row["target_epoch"] or math.nan)
-            runs[key].append((float(row["target_metric"]), epoch))
+    for row in records(train_trace()):
+        key = row["dataset"], row["network"], row["optimizer"], row["batch_size"], row["run"]
+        epoch = float(row["target_epoch"] or math.nan)
+        runs[key].append((float(row["target_metric"]), epoch))
     found: dict[tuple[str, str, str, int], list[list[tuple[float, float]]]] = defaultdict(list)
     for (dataset, network, optimizer, size, _), rows in sorted(runs.items()):
         found[dataset, network, optimizer, int(size)].append(rows)

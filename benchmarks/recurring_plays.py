@@ -5,7 +5,6 @@ Regret is counted in c*, see `recurring.py`, which reports what comes of them.
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import statistics
@@ -32,9 +31,10 @@ from zeus.policy.interface import BatchSizeOptimizer, Run
 from zeus.policy.recurrence import Recurrences
 from zeus.simulate import Simulator
 from zeus.simulate.expected import best
-from zeus.simulate.tables import Measurements, open_table
+from zeus.simulate.tables import Measurements
 from zeus.simulate.workloads import GPUS, WORKLOADS, power_trace, train_trace
 from zeus.utils.metric import zeus_cost
+from zeus_ipc.tables import records
 
 POLICIES = ("gp", "pruning-gts")
 ALL_POLICIES = (*POLICIES, "grid", "successive halving")
@@ -364,11 +364,8 @@ class Capped:
     """A table of power without the limits above one, W; as a pandas.DataFrame is used."""
 
     def __init__(self, gpu: str, most: float) -> None:
-        with open_table(power_trace(gpu)) as file:
-            names, *lines = zip(*csv.reader(file), strict=True)
-        at = names.index("power_limit")
         self._rows = [
-            dict(zip(names, line, strict=True)) for line in lines if int(line[at]) <= most
+            dict(row) for row in records(power_trace(gpu)) if int(row["power_limit"]) <= most
         ]
 
     def to_dict(self, orient: str) -> list[dict[str, str]]:

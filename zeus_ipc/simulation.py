@@ -6,18 +6,17 @@ stream; how fast it goes depends on the power limit and clocks that are set at t
 
 from __future__ import annotations
 
-import csv
-import gzip
 import math
 import socket
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from zeus_ipc.closing import Closing
 from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected
+from zeus_ipc.tables import records
 
 PROFILE_PREFIX = "profile:"
 
@@ -53,19 +52,19 @@ def split_profile(name: str) -> tuple[str, int, float | None]:
 
 
 def read_profile(path: str, stage: int) -> dict[str, list[tuple[int, float, float]]]:
-    """`parse_profile` of a file; gzip, if its name ends with `.gz`.
+    """`parse_profile` of a file, see `zeus_ipc.tables`.
 
     Raises:
         OSError: It cannot be read.
         ValueError: As for `parse_profile`.
     """
-    opened: Any = gzip.open if path.endswith(".gz") else open
-    with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
-        return parse_profile(file, stage)
+    return parse_profile(records(path), stage)
 
 
-def parse_profile(lines: Iterable[str], stage: int) -> dict[str, list[tuple[int, float, float]]]:
-    """One stage of a profile in CSV: MHz, seconds and joules by instruction.
+def parse_profile(
+    table: Iterable[Mapping[str, str]], stage: int
+) -> dict[str, list[tuple[int, float, float]]]:
+    """One stage of a profile: MHz, seconds and joules by instruction.
 
     Of several rows for one clock (of several ranks) the longest time counts, and the mean energy.
 
@@ -74,7 +73,7 @@ def parse_profile(lines: Iterable[str], stage: int) -> dict[str, list[tuple[int,
     """
     found: dict[str, dict[int, list[tuple[float, float]]]] = {}
     try:
-        for row in csv.DictReader(lines):
+        for row in table:
             if int(row["stage"]) == stage:
                 measured = float(row["time"]), float(row["energy"])
                 if not all(0 < value < math.inf for value in measured):

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gzip
 from importlib.resources import files
 from pathlib import Path
+
+from zeus_ipc.tables import rows
 
 STAGES = 8
 
@@ -29,12 +30,12 @@ def main() -> None:
     if not 0 < options.scale <= 100:
         parser.error(f"--scale must be above 0 and at most 100, not {options.scale:g}")
     kept = [*range(options.num_stages - 1), STAGES - 1]
-    data = files("zeusd.devices.simulated") / "data" / "perseus" / f"gpt3-175b+{options.gpu}.csv.gz"
-    header, *rows = csv.reader(gzip.decompress(data.read_bytes()).decode().splitlines())
+    data = files("zeusd.devices.simulated") / "data" / "perseus"
+    header, *measurements = rows(str(data / f"gpt3-175b+{options.gpu}.columns.csv.xz"))
     with options.output.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(header)
-        for stage, instruction, frequency, *measured in rows:
+        for stage, instruction, frequency, *measured in measurements:
             if int(stage) in kept:
                 scaled = [f"{float(figure) * options.scale:.7g}" for figure in measured]
                 table.writerow([kept.index(int(stage)), instruction, frequency, *scaled])

@@ -26,7 +26,7 @@ def replayed_on(gpu_name: str) -> tuple[str, str | None]:
     for model, workload in MEASURED.items():
         if model in gpu_name:
             return workload, None
-    path = files("zeusd.devices.simulated") / "data" / "perseus" / "gpt3-175b+a100.csv.gz"
+    path = files("zeusd.devices.simulated") / "data" / "perseus" / "gpt3-175b+a100.columns.csv.xz"
     return f"profile:{path}#stage=0", (
         f"no pipeline was measured on a {gpu_name}; it replays an A100's instructions, and its "
         "power while blocked is the simulation's guess"

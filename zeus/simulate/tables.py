@@ -11,18 +11,17 @@ columns:
 
 from __future__ import annotations
 
-import csv
-import gzip
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zeus.job import Job
+from zeus_ipc.tables import records
 
 TRAIN_COLUMNS = ("dataset", "network", "batch_size", "optimizer", "target_metric", "target_epoch")
 POWER_COLUMNS = (
@@ -127,31 +126,9 @@ class Measurements:
         return dict(sorted(self._workloads[key].items()))
 
 
-def open_table(path: str | Path) -> TextIO:
-    """Opens a CSV file, which may be compressed: .gz, .xz.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    opened: Any = open
-    if str(path).endswith(".gz"):
-        opened = gzip.open
-    elif str(path).endswith(".xz"):
-        import lzma  # some builds of Python lack it
-
-        opened = lzma.open
-    file: TextIO = opened(path, "rt", newline="", encoding="utf-8")
-    return file
-
-
 def _rows(table: Table, columns: tuple[str, ...]) -> list[dict[str, Any]]:
     if isinstance(table, (str, Path)):
-        with open_table(table) as file:
-            if ".columns." in Path(table).name:
-                names, *lines = zip(*csv.reader(file), strict=True)
-                rows: list[dict[str, Any]] = [dict(zip(names, line, strict=True)) for line in lines]
-            else:
-                rows = list(csv.DictReader(file))
+        rows: list[dict[str, Any]] = [dict(row) for row in records(table)]
         where = str(table)
     else:
         rows = table.to_dict("records")

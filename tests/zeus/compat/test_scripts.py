@@ -437,12 +437,12 @@ def test_jax_is_not_imported_for_a_monitor_of_its_work(node: VirtualNode) -> Non
 def published_traces(folder: Path) -> list[Path]:
     """The measured tables of train and power as ml-energy/zeus has them: a row in each line."""
     from zeus.simulate.study import _traces
-    from zeus.simulate.tables import open_table
+    from zeus_ipc.tables import rows
 
     paths = [folder / "summary_train.csv", folder / "summary_power.csv"]
     for path, shipped in zip(paths, _traces("v100", "", ""), strict=True):
-        with open_table(shipped) as file, path.open("w", newline="") as rows:
-            csv.writer(rows).writerows(zip(*csv.reader(file), strict=True))
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows(rows(shipped))
     return paths
 
 

@@ -25,7 +25,7 @@ from zeus.optimizer.pipeline_frequency.profile import (
     write_profile,
 )
 
-PROFILE = str(DATA / "gpt3-175b+a100.csv.gz")
+PROFILE = str(DATA / "gpt3-175b+a100.columns.csv.xz")
 ROOT = Path(__file__).parents[3]
 USUAL = ("--stages", "0,1,7", "--num-stages", "3", "--num-mbs", "4", "--p2p-power", "83.64")
 

@@ -16,7 +16,7 @@ P2P_W = {"a100": 83.64, "a40": 70.38}
 
 def measured(gpu: str, stages: int = 8) -> InstructionProfile:
     """The shipped profile of GPT-3 175B; the last stage is always its last."""
-    profile = InstructionProfile.read(DATA / f"gpt3-175b+{gpu}.csv.gz")
+    profile = InstructionProfile.read(DATA / f"gpt3-175b+{gpu}.columns.csv.xz")
     return profile if stages == 8 else profile.pick([*range(stages - 1), 7])
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import random
 from collections.abc import Iterator
 from importlib.resources import files
@@ -14,6 +12,7 @@ import pytest
 from tests.support import wait_for
 from zeus_ipc.errors import RequestRejected
 from zeus_ipc.simulation import SimulatedWork
+from zeus_ipc.tables import records
 from zeusd.devices.simulated import DeviceServer, SimulatedBackend, VirtualClock
 from zeusd.devices.simulated.models import DEVICES
 
@@ -32,7 +31,6 @@ def node(spec: str = "a100:setter_ms=0") -> tuple[SimulatedBackend, VirtualClock
 
 
 def rows(gpu: str) -> list[tuple[int, str, int, float, float]]:
-    lines = gzip.decompress((DATA / f"gpt3-175b+{gpu}.csv.gz").read_bytes()).decode().splitlines()
     return [
         (
             int(row["stage"]),
@@ -41,7 +39,7 @@ def rows(gpu: str) -> list[tuple[int, str, int, float, float]]:
             float(row["time"]),
             float(row["energy"]),
         )
-        for row in csv.DictReader(lines)
+        for row in records(DATA / f"gpt3-175b+{gpu}.columns.csv.xz")
     ]
 
 

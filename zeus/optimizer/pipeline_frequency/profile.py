@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.plans import MOST_CHARACTERS, Setting
+from zeus_ipc import tables
 
 NEEDED = ("stage", "instruction", "frequency", "time", "energy")
 SETTING = "setting"
@@ -89,16 +89,14 @@ class InstructionProfile:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> InstructionProfile:
-        """Reads a profile with five columns, or more; gzip, if its name ends with `.gz`.
+        """Reads a profile with five columns, or more; it may be compressed, see `zeus_ipc.tables`.
 
         Raises:
             PipelineFrequencyError: It names the row and the column that are wrong.
         """
         name = os.fspath(path)
         try:
-            opened: Any = gzip.open if name.endswith(".gz") else open
-            with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
-                return cls._of_lines(name, csv.reader(file))
+            return cls._of_lines(name, tables.rows(path))
         except OSError as error:
             raise PipelineFrequencyError(
                 f"the profile {name} cannot be read ({error.strerror}); give a CSV file with the "
@@ -108,8 +106,8 @@ class InstructionProfile:
             raise PipelineFrequencyError(f"the profile {name} is no CSV file ({error})") from None
 
     @classmethod
-    def _of_lines(cls, name: str, lines: Iterator[list[str]]) -> InstructionProfile:
-        header = [column.strip().lower() for column in next(lines, [])]
+    def _of_lines(cls, name: str, lines: Iterator[tuple[str, ...]]) -> InstructionProfile:
+        header = [column.strip().lower() for column in next(lines, ())]
         header = ["frequency" if column == SETTING else column for column in header]
         missing = [column for column in NEEDED if column not in header]
         if missing:

@@ -7,7 +7,6 @@ the GPU spins in a receive: it draws its blocking power, at whatever clock.
 from __future__ import annotations
 
 import bisect
-import gzip
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from importlib.resources import files
 
 from zeus_ipc.overriding import override
 from zeus_ipc.simulation import PROFILE_PREFIX, parse_profile, read_profile, split_profile
+from zeus_ipc.tables import records
 from zeusd.devices.simulated.models import DeviceModel
 from zeusd.devices.simulated.physics import OperatingPoint
 from zeusd.devices.simulated.workloads import Workload
@@ -176,7 +176,5 @@ def find_instructions(name: str, device: DeviceModel) -> Instructions | None:
 
 @lru_cache(maxsize=4)
 def _shipped(gpu: str, model: str) -> dict[int, dict[str, list[tuple[int, float, float]]]]:
-    packed = (_DATA / f"{model}+{gpu}.csv.gz").read_bytes()
-    lines = gzip.decompress(packed).decode().splitlines()
-    count = 1 + max(int(line.partition(",")[0]) for line in lines[1:])
-    return {stage: parse_profile(lines, stage) for stage in range(count)}
+    table = list(records(str(_DATA / f"{model}+{gpu}.columns.csv.xz")))
+    return {stage: parse_profile(table, stage) for stage in {int(row["stage"]) for row in table}}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import bisect
-import csv
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -14,6 +13,7 @@ from operator import itemgetter
 from typing import Protocol
 
 from zeus_ipc.overriding import override
+from zeus_ipc.tables import records
 from zeusd.devices.simulated.models import DEVICES, DeviceModel
 from zeusd.devices.simulated.physics import ModelLoad, OperatingPoint, power_w, settle, slowdown
 
@@ -232,7 +232,7 @@ def _read_trace(gpu: str, device: str) -> dict[str, MeasuredTable]:
     return tables
 
 
-def _read_profile(name: str, rows: list[dict[str, str]]) -> MeasuredTable:
+def _read_profile(name: str, rows: list[Mapping[str, str]]) -> MeasuredTable:
     measured = sorted(
         (
             float(row["power_limit"]),
@@ -253,10 +253,6 @@ def _read_profile(name: str, rows: list[dict[str, str]]) -> MeasuredTable:
     )
 
 
-def measured_rows(name: str) -> Iterator[dict[str, str]]:
+def measured_rows(name: str) -> Iterator[Mapping[str, str]]:
     """The rows of a measured table that comes along, such as `summary_power_a40`."""
-    import lzma  # some builds of Python lack it
-
-    text = lzma.decompress((_DATA / f"{name}.columns.csv.xz").read_bytes()).decode()
-    names, *rows = zip(*csv.reader(text.splitlines()), strict=True)
-    return (dict(zip(names, row, strict=True)) for row in rows)
+    return records(str(_DATA / f"{name}.columns.csv.xz"))

@@ -1,0 +1,39 @@
+"""Tables in CSV files, plain or compressed, as users have them and as some come along."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+_MODULES = {".gz": "gzip", ".xz": "lzma"}
+
+
+def rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, ...]]:
+    """Rows of a file, its header first; by its name compressed (`.gz`, `.xz`), and with a column in
+    each line (`.columns.csv`), which compresses better.
+
+    Raises:
+        OSError, EOFError: It cannot be read.
+        UnicodeDecodeError, csv.Error, ValueError: It is no such file.
+    """
+    name = os.path.basename(os.fspath(path))
+    module = _MODULES.get(name[-3:])
+    # Imported where it is needed: some builds of Python lack lzma.
+    opened: Any = open if module is None else import_module(module).open
+    with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
+        lines = csv.reader(file)
+        if ".columns." in name:
+            yield from zip(*lines, strict=True)
+        else:
+            yield from map(tuple, lines)
+
+
+def records(path: str | os.PathLike[str]) -> Iterator[Mapping[str, str]]:
+    """Rows of a file by the names in its header. Raises what `rows` does; ValueError, too, where a
+    row has more or fewer fields than the header. Empty lines do not count."""
+    found = rows(path)
+    names = next(found, ())
+    return (dict(zip(names, row, strict=True)) for row in found if row)
