@@ -8,27 +8,17 @@ it, with and without an answer, arrives in the order in which it was sent.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from zeus_ipc.codec import DecodeError, decode_reply, encode
+from zeus_ipc.codec import DecodeError, decode_reply
 from zeus_ipc.errors import DaemonUnavailable
 from zeus_ipc.overriding import override
-from zeus_ipc.transport import (
-    GRACE_NS,
-    Subscription,
-    Transport,
-    check_time,
-    client_closed,
-    diagnose,
-    subscription,
-    survive_fork,
-)
+from zeus_ipc.transport import GRACE_NS, SocketTransport, check_time, client_closed
 from zeus_ipc.wire import MAX_REQUEST_BYTES
 from zeus_ipc.zmtp import DEALER_HELLO, ProtocolError, Replies, frame
 
@@ -224,7 +214,7 @@ class Line:
             stream.close()
 
 
-class DirectTransport(Transport):
+class DirectTransport(SocketTransport[Line]):
     """The way to a daemon's socket, as `ZmqTransport`, without libzmq between.
 
     A request whose connection is lost before the reply came is sent again once there is a new
@@ -234,40 +224,11 @@ class DirectTransport(Transport):
         path: The daemon's Unix socket.
     """
 
-    in_process = False
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._ids = itertools.count(1)
-        self._guard = threading.Lock()
-        self._line: Line | None = None
-        self._closed = False
-        survive_fork(self)
-
-    @property
-    @override
-    def used(self) -> bool:
-        return self._line is not None
-
-    def line(self) -> Line:
-        """This process's connection.
-
-        Raises:
-            DaemonUnavailable: Nobody listens.
-        """
-        with self._guard:
-            if self._closed:
-                raise client_closed()
-            if self._line is None:
-                diagnose(self._path)
-                self._line = Line(self._path)
-            return self._line
-
     @override
     def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        line = self.line()
-        request_id, deadline_ns, data = self._frame(message, timeout_s)
-        until_ns = deadline_ns + GRACE_NS
+        line = self.connection()
+        request_id, deadline_ns, data = self._numbered(message, timeout_s)
+        data, until_ns = frame(data), deadline_ns + GRACE_NS
         line.replies[request_id] = None
         sent_over = 0
         try:
@@ -286,38 +247,26 @@ class DirectTransport(Transport):
 
     @override
     def send(self, message: dict[str, Any], timeout_s: float) -> None:
-        line = self.line()
-        _, deadline_ns, data = self._frame(message, timeout_s)
+        line = self.connection()
+        _, deadline_ns, data = self._numbered(message, timeout_s)
+        data = frame(data)
         while not line.send(data):
             check_time(self._path, deadline_ns, False, timeout_s)
             time.sleep(PAUSE_S)
 
-    @override
-    def subscribe(self, names: Sequence[str], path: str | None, buffer: int) -> Subscription:
-        return subscription(self._path, names, path, buffer)
-
-    def close(self) -> None:
-        """Ends the connection. Only in the process that opened it is there one to end."""
-        with self._guard:
-            self._closed = True
-            line, self._line = self._line, None
-        if line is not None:
-            line.end()
-
     # --------------------------------------------------------------------------------- internals
 
-    def _frame(self, message: dict[str, Any], timeout_s: float) -> tuple[int, int, bytes]:
-        request_id: int = next(self._ids)
-        deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
-        message.update(id=request_id, deadline_ns=deadline_ns)
-        return request_id, deadline_ns, frame(encode(message))
+    @override
+    def _open(self) -> Line:
+        return Line(self._path)
 
-    def after_fork(self) -> None:
-        """In a child."""
-        self._guard = threading.Lock()
-        line, self._line = self._line, None
-        if line is not None:
-            line.abandon()
+    @override
+    def _end(self, connection: Line) -> None:
+        connection.end()
+
+    @override
+    def _abandon(self, connection: Line) -> None:
+        connection.abandon()
 
 
 def not_zeusd(error: Exception) -> DaemonUnavailable:

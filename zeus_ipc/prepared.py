@@ -64,7 +64,7 @@ class PreparedClocks:
         self._clocks: dict[int, int] = {}
         self._frames: dict[int, bytes] = {}
         transport = client._transport
-        self._line = transport.line() if isinstance(transport, DirectTransport) else None
+        self._line = transport.connection() if isinstance(transport, DirectTransport) else None
 
     def prepare(self, clocks: Mapping[int, int]) -> None:
         """Encodes what locks the clock.

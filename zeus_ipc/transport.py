@@ -18,7 +18,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import zmq
 
@@ -40,6 +40,10 @@ _SILENT_NS = 5_000_000_000
 
 GRACE_NS = 100_000_000
 """A request's deadline is the daemon's; its answer that the deadline is over needs time too."""
+
+
+C = TypeVar("C")
+"""What a transport opens."""
 
 
 class Subscription(Protocol):
@@ -175,12 +179,8 @@ def _went_nowhere(connection: _Connection, sent_ns: int) -> bool:
     return unanswered and sent_ns - connection.lost_at_ns < _AFTER_LOSS_NS
 
 
-class ZmqTransport(Transport):
-    """The way to a daemon's socket.
-
-    A request whose connection is lost before the reply came is sent again once there is a new
-    connection, as is one that got no reply right after a loss: all operations may be repeated
-    without harm.
+class SocketTransport(Transport, Generic[C]):
+    """One connection of this process to the daemon, opened when it is first needed.
 
     Args:
         path: The daemon's Unix socket.
@@ -192,22 +192,91 @@ class ZmqTransport(Transport):
         self._path = path
         self._ids = itertools.count(1)
         self._guard = threading.Lock()
-        self._connection: _Connection | None = None
-        self._inherited: list[_Connection] = []
+        self._opened: C | None = None
         self._closed = False
-        survive_fork(self)
+        _living.add(self)
+
+    def _open(self) -> C:
+        """Opens one."""
+        raise NotImplementedError
+
+    def _end(self, connection: C) -> None:
+        """Ends one."""
+        raise NotImplementedError
+
+    def _abandon(self, connection: C) -> None:
+        """In a child of fork: it is the parent's. Its threads may hold the locks."""
+        raise NotImplementedError
 
     @property
     @override
     def used(self) -> bool:
-        return self._connection is not None
+        return self._opened is not None
+
+    def connection(self) -> C:
+        """This process's connection.
+
+        Raises:
+            DaemonUnavailable: Nobody listens.
+        """
+        with self._guard:
+            if self._closed:
+                raise client_closed()
+            if self._opened is None:
+                diagnose(self._path)
+                self._opened = self._open()
+            return self._opened
+
+    @override
+    def subscribe(self, names: Sequence[str], path: str | None, buffer: int) -> Subscription:
+        if path is None:
+            raise DaemonUnavailable(
+                f"zeusd at {self._path} publishes no samples; use one of this client's release"
+            )
+        return ZmqSubscription(path, names, buffer)
+
+    @override
+    def close(self) -> None:
+        """Ends the connection. Only in the process that opened it is there one to end."""
+        with self._guard:
+            self._closed = True
+            connection, self._opened = self._opened, None
+        if connection is not None:
+            self._end(connection)
+
+    def after_fork(self) -> None:
+        """In a child: to touch the inherited connection would hang or mute the process."""
+        self._guard = threading.Lock()
+        connection, self._opened = self._opened, None
+        if connection is not None:
+            self._abandon(connection)
+
+    def _numbered(self, message: dict[str, Any], timeout_s: float) -> tuple[int, int, bytes]:
+        """Completes a request: its id, its deadline (ns), and all of it encoded."""
+        request_id = message["id"] = next(self._ids)
+        deadline_ns = message["deadline_ns"] = time.monotonic_ns() + int(timeout_s * 1e9)
+        return request_id, deadline_ns, encode(message)
+
+
+class ZmqTransport(SocketTransport[_Connection]):
+    """The way to a daemon's socket.
+
+    A request whose connection is lost before the reply came is sent again once there is a new
+    connection, as is one that got no reply right after a loss: all operations may be repeated
+    without harm.
+
+    Args:
+        path: The daemon's Unix socket.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._inherited: list[_Connection] = []
 
     @override
     def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        connection = self._connection or self._connect()
-        request_id = message["id"] = next(self._ids)
-        deadline_ns = message["deadline_ns"] = time.monotonic_ns() + int(timeout_s * 1e9)
-        data = encode(message)
+        connection = self._opened or self.connection()
+        request_id, deadline_ns, data = self._numbered(message, timeout_s)
         replies = connection.replies
         replies[request_id] = None
         sent_at, sent_ns = -1, 0
@@ -233,46 +302,28 @@ class ZmqTransport(Transport):
 
     @override
     def send(self, message: dict[str, Any], timeout_s: float) -> None:
-        connection = self._connection or self._connect()
-        message["id"] = next(self._ids)
-        deadline_ns = message["deadline_ns"] = time.monotonic_ns() + int(timeout_s * 1e9)
-        data = encode(message)
+        connection = self._opened or self.connection()
+        _, deadline_ns, data = self._numbered(message, timeout_s)
         while True:
             with connection.lock:
                 if self._try_send(connection, data):
                     return
             check_time(self._path, deadline_ns, False, timeout_s)
 
-    @override
-    def subscribe(self, names: Sequence[str], path: str | None, buffer: int) -> Subscription:
-        return subscription(self._path, names, path, buffer)
-
-    def close(self) -> None:
-        """Ends the connection. Only in the process that opened it is there one to end."""
-        with self._guard:
-            self._closed = True
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            with connection.lock:
-                connection.close()
-
     # --------------------------------------------------------------------------------- internals
 
-    def _connect(self) -> _Connection:
-        with self._guard:
-            if self._closed:
-                raise client_closed()
-            if self._connection is None:
-                diagnose(self._path)
-                self._connection = _Connection(self._path)
-            return self._connection
+    @override
+    def _open(self) -> _Connection:
+        return _Connection(self._path)
 
-    def after_fork(self) -> None:
-        """In a child: to touch the inherited socket would hang or mute the process."""
-        self._guard = threading.Lock()
-        if self._connection is not None:
-            self._inherited.append(self._connection)
-            self._connection = None
+    @override
+    def _end(self, connection: _Connection) -> None:
+        with connection.lock:
+            connection.close()
+
+    @override
+    def _abandon(self, connection: _Connection) -> None:
+        self._inherited.append(connection)  # collected, it would be closed
 
     @staticmethod
     def _try_send(connection: _Connection, data: bytes) -> bool:
@@ -353,15 +404,6 @@ class ZmqSubscription(Subscription):
         self._context.destroy(linger=0)
 
 
-def subscription(daemon: str, names: Sequence[str], path: str | None, buffer: int) -> Subscription:
-    """See `Transport.subscribe`; `daemon` is the socket for requests."""
-    if path is None:
-        raise DaemonUnavailable(
-            f"zeusd at {daemon} publishes no samples; use one of this client's release"
-        )
-    return ZmqSubscription(path, names, buffer)
-
-
 def check_time(path: str, deadline_ns: int, sent: bool, timeout_s: float) -> None:
     """Ends a request whose time is over.
 
@@ -427,16 +469,8 @@ def access_remedy(path: str) -> str:
     return "for the right to use it"
 
 
-class _Forked(Protocol):
-    def after_fork(self) -> None: ...
-
-
-_living: weakref.WeakSet[_Forked] = weakref.WeakSet()
-
-
-def survive_fork(transport: _Forked) -> None:
-    """Has `after_fork` called in each child of fork, as long as there is such a transport."""
-    _living.add(transport)
+_living: weakref.WeakSet[SocketTransport[Any]] = weakref.WeakSet()
+"""Told in each child of fork."""
 
 
 def _after_fork_in_child() -> None:

@@ -31,8 +31,7 @@ def test_what_was_sent_in_the_moment_of_a_loss_is_sent_again(tmp_path: Path) -> 
     transport = ZmqTransport(path)
     try:
         transport.request({"v": 1, "op": "node"}, 20.0)
-        assert transport._connection is not None
-        transport._connection.lost_at_ns = time.monotonic_ns()
+        transport.connection().lost_at_ns = time.monotonic_ns()
         reply = transport.request({"v": 1, "op": "node"}, 20.0)
     finally:
         server.join()

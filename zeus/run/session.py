@@ -24,8 +24,7 @@ from zeus.optimizer.power_limit import (
     PowerLimitMeasurement,
     ZeusCost,
 )
-from zeus.policy.stopping import LearningCurve, Verdict, judge
-from zeus.policy.used import Used, after_another_epoch
+from zeus.policy.stopping import LearningCurve, Used, Verdict, after_another_epoch, judge
 from zeus.run import files
 from zeus.run.files import TrainResult
 from zeus.run.power_json import PowerJson, milliwatts

@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from zeusctl.probe.counter import CounterEnergy
-from zeusctl.probe.latency import Latency
 from zeusctl.probe.period import UpdatePeriod
+from zeusctl.probe.sampling import Latency
 from zeusctl.probe.visible import VisibleWindow
 from zeusctl.probe.windows import WindowError
 

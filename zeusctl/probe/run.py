@@ -16,10 +16,9 @@ from zeusctl.probe import report as reports
 from zeusctl.probe.counter import compare_energy, find_resolution
 from zeusctl.probe.doubts import find_doubts
 from zeusctl.probe.driver import IDENTITY, SENSORS, CallError, Driver, Gpu, NoDriverError
-from zeusctl.probe.latency import Latency
 from zeusctl.probe.load import Load, Wave
 from zeusctl.probe.period import date, find_period
-from zeusctl.probe.sampling import sample, time_calls, time_together
+from zeusctl.probe.sampling import Latency, sample, time_calls, time_together
 from zeusctl.probe.series import Series
 from zeusctl.probe.visible import VisibleWindow, find_window
 from zeusctl.probe.windows import window_errors

@@ -4,13 +4,35 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from zeusctl.probe.driver import CallError, Clock, Gpu, Question
-from zeusctl.probe.latency import Latency, summarize
 from zeusctl.probe.series import Series
 
 PAUSE_S = 0.001
 """Pause after each reading: without, some drivers fail, and the GPU's work is slowed down."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How long one call took, over `calls` calls; microseconds."""
+
+    p50_us: float
+    p99_us: float
+    max_us: float
+    calls: int
+
+
+def summarize(durations_ns: Sequence[int]) -> Latency | None:
+    """Median, 99th percentile (the nearest rank) and maximum; None: there were no calls."""
+    if not durations_ns:
+        return None
+    ordered = sorted(durations_ns)
+
+    def rank(share: float) -> float:
+        return ordered[max(0, -(-len(ordered) * round(share * 100) // 100) - 1)] / 1000
+
+    return Latency(rank(0.5), rank(0.99), ordered[-1] / 1000, len(ordered))
 
 
 def sample(

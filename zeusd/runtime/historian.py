@@ -22,7 +22,6 @@ from zeusd.core.model import Failure, device_failure
 from zeusd.devices.port import DeviceError
 from zeusd.energy.columns import Ring
 from zeusd.energy.history import ABSENT, History
-from zeusd.runtime.queries import TimelineQuery, WindowsQuery
 from zeusd.runtime.sampler import Sampler
 from zeusd.runtime.sources import GpuSource, Source
 
@@ -38,6 +37,29 @@ _until_ns = attrgetter("until_ns")
 
 STALE_NS = 2_000_000_000
 """A device that has shown no tick for so long is not taken to go on as it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowsQuery:
+    """Energy of these windows: beginning and end, ns, and whether they are aligned with work."""
+
+    windows: tuple[tuple[int, int, int], ...]
+
+    @property
+    def until_ns(self) -> int:
+        """The newest end."""
+        return max((end_ns for _, end_ns, _ in self.windows), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineQuery:
+    """Readings of a domain between two times, ns; the oldest `limit` of them."""
+
+    domain: str
+    start_ns: int
+    end_ns: int
+    limit: int
+
 
 _COLUMNS = {
     "power": 2,

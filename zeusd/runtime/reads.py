@@ -40,8 +40,7 @@ from zeusd.core.effects import Read, Reading
 from zeusd.core.model import Failure
 from zeusd.core.pending import error_body, no_answer
 from zeusd.core.requests import LATE, MAX_WAITING_REQUESTS, TOO_MANY_WAIT
-from zeusd.runtime.historian import LookUp
-from zeusd.runtime.queries import TimelineQuery, WindowsQuery
+from zeusd.runtime.historian import LookUp, TimelineQuery, WindowsQuery
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampling import Sampling
 

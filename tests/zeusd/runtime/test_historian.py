@@ -7,8 +7,7 @@ import pytest
 from zeus_ipc.errors import ErrorCode
 from zeusd.core.model import Failure
 from zeusd.runtime import historian as module
-from zeusd.runtime.historian import Answer, Historian, LookUp
-from zeusd.runtime.queries import WindowsQuery
+from zeusd.runtime.historian import Answer, Historian, LookUp, WindowsQuery
 from zeusd.runtime.sampler import Sampler
 
 LOOK_UPS = 30_000

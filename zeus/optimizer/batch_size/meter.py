@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from zeus.policy.used import Used, Using
+from zeus.policy.stopping import Used, Using
 from zeus_ipc.circuit import bounded
 
 if TYPE_CHECKING:

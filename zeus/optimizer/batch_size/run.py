@@ -25,7 +25,7 @@ from zeus.optimizer.batch_size.link import Link
 from zeus.optimizer.batch_size.meter import Meter
 from zeus.optimizer.batch_size.offline import judge
 from zeus.optimizer.batch_size.reasons import reason_of
-from zeus.policy.used import Used
+from zeus.policy.stopping import Used
 from zeus.utils.guard import guarded
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,7 @@ from zeus.optimizer.batch_size.common import (
 )
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.policy.knowledge import Knowledge
-from zeus.policy.stopping import LearningCurve, Verdict, judge
-from zeus.policy.used import after_another_epoch
+from zeus.policy.stopping import LearningCurve, Verdict, after_another_epoch, judge
 from zeus.utils.metric import zeus_cost
 
 Status = Literal["running"] | Reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zeus.policy.used import Used, after_another_epoch
+from zeus.policy.stopping import Used, after_another_epoch
 
 
 def test_another_epoch_is_as_those_before() -> None:
