@@ -166,7 +166,8 @@ def boot_node(gpus: int = 2, watchdog_s: int | None = 2, update: bool = False) -
         update: Whether the environment that a machine's installation made before will do: it is
             brought up to date.
     """
-    made = Path(os.environ[preloaded.SHARED], "installed")
+    shared = os.environ.get(preloaded.SHARED)  # benchmarks boot a machine, too
+    made = None if shared is None else Path(shared, "installed")
     machine = Machine()
     try:
         machine.start()
@@ -178,12 +179,12 @@ def boot_node(gpus: int = 2, watchdog_s: int | None = 2, update: bool = False) -
             )
         (root / "etc/zeusd").mkdir()
         (root / "etc/zeusd/zeusd.toml").write_text(f'[nvml]\nlibrary = "{LIBRARY}"\n')
-        if update and made.exists():
+        if update and made is not None and made.exists():
             shutil.copytree(made, root / "opt/zeusd", symlinks=True)
         machine.run("bash", f"{SOURCES}/scripts/install")
         node = Node(machine, double, gpus)
         node.wait_serving()
-        if not update:
+        if made is not None and not update:
             part = made.with_name("installed.part")
             shutil.copytree(root / "opt/zeusd", part, symlinks=True)
             part.rename(made)
