@@ -16,19 +16,23 @@ def rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, ...]]:
     each line (`.columns.csv`), which compresses better.
 
     Raises:
-        OSError, EOFError: It cannot be read.
-        UnicodeDecodeError, csv.Error, ValueError: It is no such file.
+        OSError: It cannot be read.
+        csv.Error: It is no such file.
     """
     name = os.path.basename(os.fspath(path))
     module = _MODULES.get(name[-3:])
     # Imported where it is needed: some builds of Python lack lzma.
-    opened: Any = open if module is None else import_module(module).open
-    with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
-        lines = csv.reader(file)
-        if ".columns." in name:
-            yield from zip(*lines, strict=True)
-        else:
-            yield from map(tuple, lines)
+    library: Any = None if module is None else import_module(module)
+    opened = open if library is None else library.open
+    try:
+        with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
+            lines = csv.reader(file)
+            if ".columns." in name:
+                yield from zip(*lines, strict=True)
+            else:
+                yield from map(tuple, lines)
+    except (ValueError, EOFError, getattr(library, "LZMAError", ValueError)) as error:
+        raise csv.Error(str(error)) from None
 
 
 def records(path: str | os.PathLike[str]) -> Iterator[Mapping[str, str]]:

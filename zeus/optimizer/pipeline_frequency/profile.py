@@ -99,10 +99,10 @@ class InstructionProfile:
             return cls._of_lines(name, tables.rows(path))
         except OSError as error:
             raise PipelineFrequencyError(
-                f"the profile {name} cannot be read ({error.strerror}); give a CSV file with the "
-                f"columns {','.join(NEEDED)}"
+                f"the profile {name} cannot be read ({error.strerror or error}); give a CSV file "
+                f"with the columns {','.join(NEEDED)}"
             ) from None
-        except (UnicodeDecodeError, EOFError, csv.Error) as error:
+        except csv.Error as error:
             raise PipelineFrequencyError(f"the profile {name} is no CSV file ({error})") from None
 
     @classmethod

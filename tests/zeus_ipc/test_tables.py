@@ -1,0 +1,57 @@
+"""Tables in files, and what is no table."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import lzma
+from pathlib import Path
+
+import pytest
+
+from zeus_ipc.tables import records, rows
+
+PLAIN = b"stage,time\r\n0,1.5\n1,2.5\n"
+COLUMNS = b"stage,0,1\ntime,1.5,2.5\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.csv", PLAIN),
+        ("a.csv", b"\xef\xbb\xbf" + PLAIN + b"\n"),
+        ("a.csv.gz", gzip.compress(PLAIN)),
+        ("a.csv.xz", lzma.compress(PLAIN)),
+        ("a.columns.csv", COLUMNS),
+        ("a.columns.csv.xz", lzma.compress(COLUMNS)),
+    ],
+)
+def test_a_table_is_the_same_however_it_is_stored(tmp_path: Path, name: str, data: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    assert next(rows(path)) == ("stage", "time")
+    found = list(records(path))
+    assert found == [{"stage": "0", "time": "1.5"}, {"stage": "1", "time": "2.5"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.csv", b"\xff\xfe"),
+        ("a.csv.xz", b"garbage"),
+        ("a.csv.gz", gzip.compress(PLAIN)[:-9]),
+        ("a.columns.csv", b"stage,0,1\ntime,1.5\n"),
+    ],
+)
+def test_what_is_no_table_is_said_to_be_none(tmp_path: Path, name: str, data: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(csv.Error):
+        list(rows(path))
+
+
+def test_a_row_of_another_length_is_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("stage,time\n0\n")
+    with pytest.raises(ValueError, match="shorter"):
+        list(records(path))
