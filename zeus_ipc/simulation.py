@@ -6,7 +6,6 @@ stream; how fast it goes depends on the power limit and clocks that are set at t
 
 from __future__ import annotations
 
-import csv
 import math
 import socket
 import struct
@@ -81,7 +80,7 @@ def parse_profile(
                     raise ValueError
                 clocks = found.setdefault(row["instruction"].strip().lower(), {})
                 clocks.setdefault(int(row["frequency"]), []).append(measured)
-    except (KeyError, TypeError, ValueError, AttributeError, csv.Error):
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise ValueError(
             "this is no profile; it needs the columns stage,instruction,frequency,time,energy with "
             "numbers in MHz, s and J"

@@ -11,13 +11,17 @@ from typing import Any
 _MODULES = {".gz": "gzip", ".xz": "lzma"}
 
 
+class TableError(ValueError):
+    """A file is no table."""
+
+
 def rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, ...]]:
     """Rows of a file, its header first; by its name compressed (`.gz`, `.xz`), and with a column in
     each line (`.columns.csv`), which compresses better.
 
     Raises:
         OSError: It cannot be read.
-        csv.Error: It is no such file.
+        TableError: It is no such file.
     """
     name = os.path.basename(os.fspath(path))
     module = _MODULES.get(name[-3:])
@@ -31,13 +35,24 @@ def rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, ...]]:
                 yield from zip(*lines, strict=True)
             else:
                 yield from map(tuple, lines)
-    except (ValueError, EOFError, getattr(library, "LZMAError", ValueError)) as error:
-        raise csv.Error(str(error)) from None
+    except (ValueError, csv.Error, EOFError, getattr(library, "LZMAError", ValueError)) as error:
+        raise TableError(f"{name} is no CSV file ({error})") from None
 
 
 def records(path: str | os.PathLike[str]) -> Iterator[Mapping[str, str]]:
-    """Rows of a file by the names in its header. Raises what `rows` does; ValueError, too, where a
-    row has more or fewer fields than the header. Empty lines do not count."""
+    """Rows of a file by the names in its header. Empty lines do not count.
+
+    Raises:
+        OSError: It cannot be read.
+        TableError: It is no such file, or a row has more or fewer fields than the header.
+    """
     found = rows(path)
     names = next(found, ())
-    return (dict(zip(names, row, strict=True)) for row in found if row)
+    for number, row in enumerate(found, start=2):
+        if row and len(row) != len(names):
+            raise TableError(
+                f"row {number} of {os.path.basename(os.fspath(path))} has {len(row)} fields, and "
+                f"its header {len(names)}"
+            )
+        if row:
+            yield dict(zip(names, row, strict=True))

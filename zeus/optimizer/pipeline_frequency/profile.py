@@ -102,7 +102,7 @@ class InstructionProfile:
                 f"the profile {name} cannot be read ({error.strerror or error}); give a CSV file "
                 f"with the columns {','.join(NEEDED)}"
             ) from None
-        except csv.Error as error:
+        except tables.TableError as error:
             raise PipelineFrequencyError(f"the profile {name} is no CSV file ({error})") from None
 
     @classmethod
