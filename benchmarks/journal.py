@@ -49,7 +49,7 @@ def put(kept: Journal, number: int) -> None:
 
 
 def note(kept: Journal, number: int) -> None:
-    kept.note("debt/one", entry(number))
+    kept.write([Change("debt/one", entry(number))])
 
 
 def each(kept: Journal, action: Callable[[Journal, int], None], count: int) -> list[float]:

@@ -151,9 +151,24 @@ MUTATIONS = (
     ),
     Mutation(
         "another target needs another record",
-        "zeusd.records.covers",
-        never("_SAME"),
-        ("tests/zeusd/test_records.py::test_another_restore_is_not_the_same",),
+        "zeusd.core.model.PendingRestore.covers",
+        never("_is_of"),
+        ("tests/zeusd/core/test_pending_restores.py::test_another_restore_is_not_the_same",),
+    ),
+    Mutation(
+        "what may be in force is durable first",
+        "zeusd.core.model.PendingRestore.covers",
+        never("known"),
+        ("tests/zeusd/core/test_pending_restores.py",),
+    ),
+    Mutation(
+        "the newest record says what the durable one says",
+        "zeusd.runtime.engine.Engine._write_newest",
+        never("isinstance"),
+        (
+            "tests/zeusd/runtime/test_engine.py::"
+            "test_a_limit_that_a_lease_sets_again_is_not_synced_again",
+        ),
     ),
     Mutation(
         "a damaged journal is kept",

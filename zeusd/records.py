@@ -127,37 +127,6 @@ def doubts_of(entry: Entry) -> list[list[int]]:
     return [] if newest is None else [*entry.get("earlier_doubts", ()), newest]
 
 
-_SAME = ("target", "pid", "cookie", "overwrite")
-
-
-def covers(durable: Entry | None, entry: Entry, readable: bool) -> bool:
-    """Whether a restore from one record is right wherever one from another record is.
-
-    Then a write that `entry` announces need not wait for it: both name the same holder and target,
-    and every value that `entry` says may be in force is one that `durable` says may be, or the
-    target. Of a control that cannot be read, `durable` need only say that it was changed.
-
-    Args:
-        durable: What is on disk about a control; None: nothing.
-        entry: What would be written about it.
-        readable: Whether the device tells what the control holds.
-    """
-    if durable is None or (durable.get("ending") and not entry.get("ending")):
-        return False
-    # A value that the device may come to hold rounded needs a record of its own; but a target that
-    # is rounded is where the control belongs.
-    if readable and entry.get("doubt") is not None:
-        certain = [*doubts_of(durable), entry.get("target")]
-        if [value for value in doubts_of(entry) if value not in certain]:
-            return False
-    if [durable.get(name) for name in _SAME] != [entry.get(name) for name in _SAME]:
-        return False
-    if not readable:
-        return bool(durable.get("values"))
-    known = [*durable.get("values", ()), durable.get("target")]
-    return not [value for value in entry.get("values", ()) if value not in known]
-
-
 def _line(boot: str, content: object) -> bytes:
     text = _to_json(content).encode()
     return b"%d %08x %s" % (FORMAT, _checksum(boot, text), text)

@@ -13,8 +13,7 @@ from tests import seeds
 from zeus_ipc.controls import Control
 from zeusd import records
 from zeusd.core.model import Loss, PendingRestore, Process
-from zeusd.records import Entry, covers, header, record, replay
-from zeusd.restore import _plan
+from zeusd.records import Entry, header, record, replay
 
 BOOT = "4a1d1c2e-9f57-4b8e-8a52-0d9f7c3b6a11"
 GPUS = ("GPU-0e8a1b2c-3d4e-5f60-7182-93a4b5c6d7e8", "GPU-1f9b2c3d-4e5f-6071-8293-a4b5c6d7e8f9")
@@ -209,64 +208,3 @@ def test_a_record_of_a_later_format_among_others_is_said() -> None:
 def test_nothing_is_nothing() -> None:
     said = replay(b"", BOOT)
     assert (said.entries, said.trouble, said.torn) == ({}, None, False)
-
-
-# --------------------------------------------------------------------------------------- covering
-
-LIMIT = pending(GPUS[0], Control.POWER_LIMIT, (250_000,), (150_000,))
-
-
-@pytest.mark.parametrize(
-    ("values", "covered"),
-    [
-        ([[150_000], [250_000]], True),
-        ([[150_000]], True),
-        ([], True),
-        ([[150_000], [151_000]], False),
-    ],
-)
-def test_a_value_that_may_be_in_force_is_durable_first(
-    values: list[list[int]], covered: bool
-) -> None:
-    assert covers(LIMIT, {**LIMIT, "values": values}, readable=True) is covered
-    assert (
-        covers(LIMIT, {**LIMIT, "values": values, "ending": "released"}, readable=True) is covered
-    )
-
-
-def test_the_target_needs_no_record_of_its_own() -> None:
-    durable = {**LIMIT, "values": [[150_000]]}
-    assert covers(durable, {**LIMIT, "values": [[150_000], [250_000]]}, readable=True)
-
-
-def test_what_cannot_be_read_may_be_anything_once_it_was_changed() -> None:
-    clocks = pending(GPUS[0], Control.GPU_CLOCKS, (), (600, 900))
-    other = {**clocks, "values": [[600, 900], [700, 700]]}
-    assert covers(clocks, other, readable=False)
-    assert not covers({**clocks, "values": []}, other, readable=False), "it was only acquired"
-
-
-@pytest.mark.parametrize(
-    "durable",
-    [
-        None,
-        {},
-        {**LIMIT, "target": [240_000]},
-        {**LIMIT, "pid": 1},
-        {**LIMIT, "cookie": 1},
-        {**LIMIT, "ending": "released"},
-    ],
-)
-def test_another_restore_is_not_the_same(durable: Entry | None) -> None:
-    assert not covers(durable, LIMIT, readable=True)
-    assert not covers(durable, LIMIT, readable=False)
-
-
-def test_an_earlier_doubt_needs_a_record_and_reaches_both_who_restore() -> None:
-    newest: Entry = {**LIMIT, "doubt": [150_000]}
-    both: Entry = {**newest, "earlier_doubts": [[120_000]]}
-    assert covers(both, newest, readable=True)
-    assert not covers(newest, both, readable=True)
-    found = PendingRestore.from_json(both)
-    assert found.doubts == ((120_000,), (150_000,)) == _plan(both).doubts
-    assert PendingRestore.from_json(found.to_json()) == found

@@ -541,7 +541,7 @@ class ControlMachine(Leased):
                 self.control,
                 value,
                 self.key,
-                self._pending_restore().to_json(),
+                self._pending_restore(),
                 expected,
                 doubts=doubts,
             )

@@ -177,7 +177,7 @@ class Core:
                 ending = self._pending[restore.gpu, restore.control] = replace(
                     restore, ending="daemon_stops"
                 )
-                self._out.add(Put(ending.key, ending.to_json()))
+                self._out.add(Put(ending.key, ending))
             self._out.add(Forget(STOPPING_KEY))
         return self._out.take()
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.replies import CallTimes, LedgerState, SourceState, UserLoad
 from zeus_ipc.requests import AccountingRequest
-from zeusd.core.model import Process
+from zeusd.core.model import PendingRestore, Process
 
 
 class Reading(Enum):
@@ -118,7 +118,7 @@ class Read:
 
 @dataclass(slots=True)
 class Write:
-    """Write a control, after `entry` is durable in the journal under `key`.
+    """Write a control, after the journal durably says under `key` what `restore` does.
 
     If the journal fails the device is not touched and the ticket comes back with that failure.
     If `expected` is not empty and the control holds none of it, nor what a driver may have made of
@@ -132,7 +132,7 @@ class Write:
     control: Control
     value: ControlValue
     key: str
-    entry: dict[str, Any]
+    restore: PendingRestore
     expected: tuple[ControlValue, ...] = ()
     before: ControlValue | None = None
     doubts: tuple[ControlValue, ...] = ()
@@ -157,7 +157,7 @@ class Put:
     """Make a journal entry durable that no device write depends on."""
 
     key: str
-    entry: dict[str, Any]
+    entry: dict[str, Any] | PendingRestore
 
 
 @dataclass(slots=True)

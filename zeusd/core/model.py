@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from zeus_ipc.controls import (
     READABLE,
+    SPECS,
     UNLOCKED,
     Control,
     ControlValue,
@@ -183,6 +184,16 @@ def kept_failure(control: Control, gpu: str, asked: ControlValue, holds: Control
     )
 
 
+LISTED = 16
+"""Values that a record lists before it begins anew."""
+
+
+def _joined(
+    old: tuple[ControlValue, ...], new: tuple[ControlValue, ...]
+) -> tuple[ControlValue, ...]:
+    return (*(value for value in old if value not in new), *new)
+
+
 @dataclass(slots=True)
 class PendingRestore:
     """What the journal knows of one control that is not, or may not be, at its restore target.
@@ -227,6 +238,56 @@ class PendingRestore:
     def key(self) -> str:
         """Key of the journal entry."""
         return pending_key(self.gpu, self.control)
+
+    def covers(self, other: PendingRestore) -> bool:
+        """Whether a restore from this record is right wherever one from the other record is.
+
+        Then a write that the other announces need not wait for it: both name the same holder and
+        target, and every value that the other says may be in force is one that this one says may
+        be, or the target. Of a control that cannot be read, this one need only say that it was
+        changed. Of one that others choose in, too, what was added is never said too often.
+        """
+        if self.ending and not other.ending:
+            return False
+        spec = SPECS[self.control]
+        if spec.merges or not self._is_of(other):
+            return False
+        if not spec.readable:
+            return bool(self.values)
+        # A value that the device may come to hold rounded needs a record of its own; but a target
+        # that is rounded is where the control belongs.
+        for known, said in ((self.doubts, other.doubts), (self.values, other.values)):
+            for value in said:
+                if value not in known and value != self.target:
+                    return False
+        return True
+
+    def including(self, earlier: PendingRestore) -> PendingRestore:
+        """This record, and what an earlier one lists of the same restore.
+
+        So a value that a lease sets again needs no record again, and what is read after a crash
+        covers all that was written, whichever of the two is the last one on disk.
+        """
+        spec = SPECS[self.control]
+        if spec.merges or not spec.readable or not self._is_of(earlier):
+            return self
+        return replace(
+            self,
+            values=_joined(earlier.values, self.values),
+            doubts=_joined(earlier.doubts, self.doubts),
+        )
+
+    def following(self, earlier: PendingRestore) -> PendingRestore:
+        """What to make durable after an earlier record: `including` it, until the list is long."""
+        both = self.including(earlier)
+        return self if len(both.values) > LISTED else both
+
+    def _is_of(self, other: PendingRestore) -> bool:
+        return (
+            self.target == other.target
+            and self.holder == other.holder
+            and self.overwrite == other.overwrite
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The entry as the journal keeps it."""

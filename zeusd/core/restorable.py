@@ -297,7 +297,7 @@ class Restorable:
                 self.control,
                 step.value,
                 self.key,
-                self._pending_restore().to_json(),
+                self._pending_restore(),
                 before=step.found,
             )
         )
@@ -458,7 +458,7 @@ class Restorable:
 
     def _journal(self) -> None:
         """The journal is to say what is pending now, though no device write depends on it."""
-        self._out.add(Keep(self.key, self._pending_restore().to_json()))
+        self._out.add(Keep(self.key, self._pending_restore()))
 
     def _who(self, lease: Lease) -> dict[str, object]:
         return {

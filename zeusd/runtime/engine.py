@@ -50,7 +50,6 @@ from zeusd.core.model import (
     PENDING_PREFIX,
     PIN_PREFIX,
     QUIESCED_KEY,
-    READABLE,
     RESTING_PREFIX,
     STOPPING_KEY,
     Failure,
@@ -63,7 +62,6 @@ from zeusd.core.policy import Settings
 from zeusd.devices.metered import MeteredBackend
 from zeusd.devices.port import Backend
 from zeusd.identity import driver_id
-from zeusd.records import Entry, covers
 from zeusd.runtime.accounting import Accounting
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.driver import Driver
@@ -141,7 +139,8 @@ class Engine:
         self._reactor = reactor
         self._nvml = MeteredBackend(nvml)
         self._journal = journal
-        self._journal_waits = self._noted = False
+        self._journal_waits = False
+        self._newest: dict[str, PendingRestore] = {}
         self._reply = reply
         self._boot = boot
         self._orphan_directories = orphan_directories
@@ -264,6 +263,7 @@ class Engine:
         self.sampling.stop()
         self._driver.close()
         self._processes.close()
+        self._write_newest()
         self._journal.close()
 
     # ----------------------------------------------------------------------------------- events
@@ -327,27 +327,33 @@ class Engine:
         rest: list[Effect] = []
         changes: list[Change] = []
         intents: list[Write] = []
-        covered: list[Write] = []
-        states: dict[str, list[Entry | None]] = {}  # what may be durable under a key afterwards
+        states: dict[str, list[object]] = {}  # what may be durable under a key afterwards
+        newest: dict[str, PendingRestore] = {}
         for effect in effects:
             if not isinstance(effect, (Put, Forget, Write)):
                 rest.append(effect)
                 continue
-            key, intent = effect.key, isinstance(effect, Write)
-            entry = None if isinstance(effect, Forget) else effect.entry
-            known = states.get(key)
-            if known is None:
-                known = states[key] = [self._journal.durable(key)]
+            key = effect.key
+            entry: dict[str, Any] | PendingRestore | None
+            known = states.setdefault(key, [])
+            if not known:
+                known.append(self._journal.durable(key))
             if isinstance(effect, Write):
                 rest.append(effect)
                 self._reads.written(effect.gpu)
-                readable = effect.control in READABLE
-                if all(covers(state, effect.entry, readable) for state in known):
-                    covered.append(effect)
+                restore = effect.restore
+                if all(isinstance(one, PendingRestore) and one.covers(restore) for one in known):
+                    newest[key] = restore
                     continue
                 intents.append(effect)
+                before = known[-1]
+                entry = restore.following(before) if isinstance(before, PendingRestore) else restore
+            else:
+                entry = None if isinstance(effect, Forget) else effect.entry
             known.append(entry)
-            changes.append(Change(key, entry, intent))
+            changes.append(Change(key, entry, isinstance(effect, Write)))
+            newest.pop(key, None)
+            self._newest.pop(key, None)
         try:
             if changes:
                 self._journal.commit(changes)
@@ -362,11 +368,10 @@ class Engine:
             for write in intents:
                 rest.remove(write)
                 self._done_on_thread(write.ticket, self._not_recorded(write, error))
-        for write in covered:
-            self._journal.note(write.key, write.entry)
-            if not self._noted:
-                self._noted = True
-                self._reactor.call_later(NOTED_S, self._write_noted)
+        if newest:
+            if not self._newest:
+                self._reactor.call_later(NOTED_S, self._write_newest)
+            self._newest |= newest
         return rest
 
     def _not_recorded(self, write: Write, error: OSError) -> Failure:
@@ -376,10 +381,16 @@ class Engine:
             f"not be written to {self._journal.path} ({error.strerror}); free space there",
         )
 
-    def _write_noted(self) -> None:
-        self._noted = False
+    def _write_newest(self) -> None:
+        changes = []
+        for key, restore in self._newest.items():
+            durable = self._journal.durable(key)
+            if isinstance(durable, PendingRestore):
+                restore = restore.including(durable)
+            changes.append(Change(key, restore))
+        self._newest.clear()
         try:
-            self._journal.write()
+            self._journal.write(changes)
         except OSError:
             self._retry_journal_later()
 

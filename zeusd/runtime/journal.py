@@ -17,9 +17,10 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from zeusd.identity import EMBEDDED_PREFIX, is_trusted
 from zeusd.records import FORMAT, Entry, header, record, replay
@@ -39,6 +40,13 @@ REWRITE_AFTER = 4096
 """Records in the file before it is rewritten for the first time."""
 
 
+class Recorded(Protocol):
+    """Something that has an entry."""
+
+    def to_json(self) -> Entry:
+        """The entry."""
+
+
 @dataclass(slots=True)
 class Change:
     """A change of one entry.
@@ -51,7 +59,7 @@ class Change:
     """
 
     key: str
-    entry: Entry | None
+    entry: Entry | Recorded | None
     intent: bool = False
 
 
@@ -73,10 +81,10 @@ class Journal:
         self._path = self._directory / name
         self._boot = boot
         self._wait_s = wait_s
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, Entry | Recorded] = {}
         self._lines: dict[str, bytes] = {}
         # By key, what is durable where that is not the newest entry, ...
-        self._durable: dict[str, Entry | None] = {}
+        self._durable: dict[str, Entry | Recorded | None] = {}
         # ... and which of them are not even in the file.
         self._late: dict[str, None] = {}
         self._records = 0
@@ -97,13 +105,15 @@ class Journal:
             JournalError: Another process has the journal, or what lies in its place cannot be
                 moved out of the way.
         """
+        entries: dict[str, Entry] = {}
         try:
             prepare_directory(self._directory)
             try:
                 self._take_lock(self._wait_s)
             finally:
                 # Even where nothing can be written, what is there has to be restored.
-                for key, entry in self._load().items():
+                entries = self._load()
+                for key, entry in entries.items():
                     self._entries[key] = entry
                     self._lines[key] = record(self._boot, key, entry)
             self._rewrite()
@@ -115,7 +125,7 @@ class Journal:
                 error.strerror,
                 extra={"event": "journal_unusable"},
             )
-        return dict(self._entries)
+        return entries
 
     def commit(self, changes: Sequence[Change] = ()) -> None:
         """Makes changes durable together, in order, after those that are late.
@@ -136,40 +146,36 @@ class Journal:
         try:
             lines = self._append(batch, sync=True)
         except OSError:
-            for change in changes:
-                if not change.intent:
-                    self._apply(change, record(self._boot, change.key, change.entry))
-                    self._late[change.key] = None
+            self._delay([change for change in changes if not change.intent])
             raise
         for change, line in zip(batch, lines, strict=True):
             self._keep(change, line)
         self._all_is_durable()
         self._rewrite_if_grown()
 
-    def note(self, key: str, entry: Entry) -> None:
-        """Keeps the newest of an entry whose durable record says enough, see `records.covers`.
+    def write(self, changes: Sequence[Change] = ()) -> None:
+        """Puts newer entries into the file, and what is late, without waiting for the disk.
 
-        `write` or the next commit puts it into the file, for a zeusd that follows this one.
-        """
-        if self._entries.get(key) != entry:
-            self._durable.setdefault(key, self._entries.get(key))
-            self._entries[key] = entry
-            self._late[key] = None
-
-    def write(self) -> None:
-        """Puts what was noted into the file, without waiting for the disk.
+        It is for entries whose durable record says enough, for a zeusd that follows this one.
 
         Raises:
-            OSError: It is late, see `commit`.
+            OSError: They are late, see `commit`.
         """
         batch = [Change(key, self._entries.get(key)) for key in self._late]
-        if batch:
-            for change, line in zip(batch, self._append(batch, sync=False), strict=True):
-                self._apply(change, line)
-            self._late.clear()
-            self._rewrite_if_grown()
+        batch += changes
+        if not batch:
+            return
+        try:
+            lines = self._append(batch, sync=False)
+        except OSError:
+            self._delay(changes)
+            raise
+        for change, line in zip(batch, lines, strict=True):
+            self._apply(change, line)
+        self._late.clear()
+        self._rewrite_if_grown()
 
-    def durable(self, key: str) -> Entry | None:
+    def durable(self, key: str) -> Entry | Recorded | None:
         """What is certainly on disk under a key and still counts; None: nothing."""
         return self._durable[key] if key in self._durable else self._entries.get(key)
 
@@ -223,6 +229,16 @@ class Journal:
         if self._lock_fd < 0:
             self._lock_fd = take_lock(Path(f"{self._path}.lock"), wait_s)
 
+    def _delay(self, changes: Iterable[Change]) -> None:
+        """Keeps what could not be written now."""
+        for change in changes:
+            self._apply(change, self._line(change.key, change.entry))
+            self._late[change.key] = None
+
+    def _line(self, key: str, entry: Entry | Recorded | None) -> bytes:
+        plain = entry if entry is None or isinstance(entry, dict) else entry.to_json()
+        return record(self._boot, key, plain)
+
     def _apply(self, change: Change, line: bytes) -> None:
         """The newest entry of a key, which may not be durable yet."""
         self._durable.setdefault(change.key, self._entries.get(change.key))
@@ -254,7 +270,7 @@ class Journal:
                 self._rewrite()
             except JournalError as error:
                 raise OSError(errno.EBUSY, str(error)) from None
-        lines = [record(self._boot, change.key, change.entry) for change in changes]
+        lines = [self._line(change.key, change.entry) for change in changes]
         data = b"".join(lines)
         try:
             if os.write(self._fd, data) != len(data):
@@ -294,7 +310,7 @@ class Journal:
         fd = os.open(aside, flags, 0o600)
         for key in self._late:
             if key in self._entries:
-                self._lines[key] = record(self._boot, key, self._entries[key])
+                self._lines[key] = self._line(key, self._entries[key])
         try:
             whole = b"".join([header(self._boot), *self._lines.values()])
             with open(fd, "wb", closefd=False) as file:

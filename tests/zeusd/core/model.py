@@ -198,6 +198,7 @@ class Model(World):
             self.now_ns += int(step * 1e9) + 1
             if not self.up:
                 continue
+            self.keep_newest()
             for program in self.programs:
                 if program.computing:
                     program.silent_s += step
@@ -303,6 +304,8 @@ class Model(World):
         broken = self.faults or self.odd or self.journal_broken or self.hidden
         if self.up and not (self.held or broken):
             assert not self.core.putting_back, "zeusd stops, and something is not back"
+        if self.up:
+            self.keep_newest()
         self.crash(0)
 
     def reload_driver(self) -> None:
@@ -521,7 +524,8 @@ class Model(World):
 
     def _newest_lost(self, gpu: str, control: Control) -> bool:
         """Whether the journal may lack the newest value of a control that cannot be read."""
-        return control not in READABLE and pending_key(gpu, control) in self.outdated | self.lost
+        missing = self.outdated | self.lost | self.behind
+        return control not in READABLE and pending_key(gpu, control) in missing
 
     def _forget_resting(self) -> None:
         """What is at rest stays as it is when a reload names another target for the next time."""
@@ -551,10 +555,8 @@ class Model(World):
         self.keep_late()
         for effect in effects:
             self._maybe_crash()
-            if isinstance(effect, Write) and not self.journal_broken:
-                # Between the journal's entry and the device, too.
-                self.keep(effect.key, effect.entry)
-                self._maybe_crash()
+            if isinstance(effect, Write) and self.announce(effect):
+                self._maybe_crash()  # between the journal's entry and the device, too
             super().apply([effect])
             if isinstance(effect, Watch) and not self._lives(effect.process):
                 self._gone.append(effect.process)
@@ -591,14 +593,14 @@ class Model(World):
                         machine._pending_restore(), self.values[key]
                     )
                     self._seen[key] = None if ours else self.values[key]
-        elif call.control in READABLE and list(call.value) == call.entry["target"]:
+        elif call.control in READABLE and call.value == call.restore.target:
             self._check_not_clobbered(call)
         super()._device(call)
 
     def _check_not_clobbered(self, write: Write) -> None:
         """A restore writes over what zeusd wrote, and not over what it saw someone else set."""
         seen = self._seen.pop((write.gpu, write.control), None)
-        asked = write.entry["overwrite"] != "ours"
+        asked = write.restore.overwrite != "ours"
         keeps = self.settings.site.outside_change == "keep" and not asked
         assert seen is None or not keeps, (
             f"{write.control.value} of {write.gpu}: {seen}, which someone else set, is overwritten"

@@ -63,7 +63,6 @@ from zeusd.core.model import (
 )
 from zeusd.core.policy import LeaseTerms, Settings, SitePolicy
 from zeusd.devices.nvml.codes import nvml_error
-from zeusd.records import covers
 from zeusd.restore_rule import is_moved, is_rounded, read_settled, write_merged, write_verified
 
 GPU0, GPU1 = "GPU-0000", "GPU-1111"
@@ -135,10 +134,12 @@ class World:
         values: What each device control holds.
         writes: Every value written to a device, in order.
         journal: The journal's entries.
+        newest: What is to be journaled soon, and lists nothing that the journal does not.
         late: What is to be journaled and could not be yet; None deletes.
         outdated: Keys whose newest entry never got into the journal.
         void: Keys whose entry in the journal was deleted since, and is still there.
         lost: Keys of which something was late when zeusd was killed.
+        behind: Keys whose newest value was not in the journal when zeusd was killed.
         faults: NVML codes by (gpu, control or None for all), returned by writes instead.
         hold: Keep device calls back until `run_held`.
         accounted: What the ledger was asked.
@@ -163,10 +164,12 @@ class World:
         self.values: dict[tuple[str, Control], ControlValue] = {}
         self.writes: list[tuple[str, Control, ControlValue]] = []
         self.journal: dict[str, dict[str, Any]] = {}
+        self.newest: dict[str, PendingRestore] = {}
         self.late: dict[str, dict[str, Any] | None] = {}
         self.outdated: set[str] = set()
         self.void: set[str] = set()
         self.lost: set[str] = set()
+        self.behind: set[str] = set()
         self.watched: dict[Process, int] = {}
         self.replies: dict[int, list[dict[str, Any]]] = {}
         self._asked: dict[tuple[int, int], Operation[Any]] = {}
@@ -200,6 +203,8 @@ class World:
         self.core = Core(self.settings, daemon_version="test")
         self.held.clear()
         self.lost |= {*self.late}
+        self.behind |= {*self.newest}
+        self.newest.clear()
         self.late.clear()
         self.void.clear()
         self.watched.clear()
@@ -338,6 +343,7 @@ class World:
     def stall(self, seconds: float) -> None:
         """Time passes, and zeusd notices it at the end only."""
         self.now_ns += int(seconds * 1e9)
+        self.keep_newest()
         self.apply(self.core.tick(self.now_ns))
 
     def kill(self, process: Process) -> None:
@@ -354,8 +360,11 @@ class World:
 
     # ---------------------------------------------------------------------------------- effects
 
-    def keep(self, key: str, entry: dict[str, Any] | None) -> None:
+    def keep(self, key: str, entry: dict[str, Any] | PendingRestore | None) -> None:
         """Journals what no device waits for: at once, or when the journal is whole again."""
+        if isinstance(entry, PendingRestore):
+            entry = entry.to_json()
+        self.newest.pop(key, None)
         if self.journal_broken:
             self.late[key] = entry
             self.outdated.add(key)
@@ -369,6 +378,23 @@ class World:
             self.journal.pop(key, None)
         else:
             self.journal[key] = entry
+
+    def announce(self, write: Write) -> bool:
+        """Journals what a write may put in force; whether it may be made."""
+        found = None if write.key in self.void else self.journal.get(write.key)
+        durable = None if found is None else PendingRestore.from_json(found)
+        if durable is not None and durable.covers(write.restore):
+            self.newest[write.key] = write.restore
+            self.outdated.add(write.key)
+            return True
+        if not self.journal_broken:
+            self.keep(write.key, write.restore.following(durable) if durable else write.restore)
+        return not self.journal_broken
+
+    def keep_newest(self) -> None:
+        """Journals the newest of several values that the journal lists already."""
+        for key, restore in [*self.newest.items()]:
+            self.keep(key, restore.including(PendingRestore.from_json(self.journal[key])))
 
     def keep_late(self) -> None:
         """Journals what is late, if that can be done now."""
@@ -391,17 +417,11 @@ class World:
                 self._check_kind(effect)
                 self.replies.setdefault(effect.conn, []).append(decode_reply(encode(effect.body)))
             elif isinstance(effect, Write):
-                durable = None if effect.key in self.void else self.journal.get(effect.key)
-                if covers(durable, effect.entry, effect.control in READABLE):
-                    self.keep(effect.key, effect.entry)  # the device does not wait for it
+                if self.announce(effect):
                     self._submit(effect)
-                    continue
-                if self.journal_broken:
+                else:
                     failure = Failure(ErrorCode.JOURNAL_FAILED, "the disk is full")
                     self.apply(self.core.device_done(self.now_ns, effect.ticket, failure))
-                    continue
-                self.keep(effect.key, effect.entry)
-                self._submit(effect)
             elif isinstance(effect, Read):
                 self._submit(effect)
             elif isinstance(effect, CloseDriver):

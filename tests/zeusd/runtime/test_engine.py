@@ -14,7 +14,7 @@ from zeusd import embed
 from zeusd.devices.vendors import Options
 from zeusd.identity import EMBEDDED_PREFIX, boot_id
 from zeusd.nodes import open_node
-from zeusd.records import Entry, replay
+from zeusd.records import Entry, doubts_of, replay
 
 
 class Disk:
@@ -77,6 +77,27 @@ def test_a_limit_that_no_record_names_is_synced_before_it_is_written(
         client.set_power_limit(gpu, milliwatts)
         assert disk.syncs == before + 1
         assert [milliwatts] in disk.entries()[f"debt/{gpu}/power_limit"]["values"]
+
+
+def test_a_limit_that_a_lease_sets_again_is_not_synced_again(client: Client, disk: Disk) -> None:
+    gpu = client.node().gpus[0].uuid
+    for milliwatts in (150_000, 160_000):
+        client.set_power_limit(gpu, milliwatts)
+    before = disk.syncs
+    for _ in range(20):
+        client.set_power_limit(gpu, 150_000)
+        client.set_power_limit(gpu, 160_000)
+    client.set_power_limit(gpu, 150_000)
+    assert disk.syncs == before
+    key = f"debt/{gpu}/power_limit"
+    wait_for(lambda: disk.entries()[key]["values"][-1] == [150_000], "the newest in the file")
+    entry = disk.entries()[key]
+    assert [160_000] in entry["values"], "a kill may find it in force"
+    assert {*map(tuple, doubts_of(entry))} == {(150_000,), (160_000,)}
+    assert disk.syncs == before
+    client.release()
+    client.set_power_limit(gpu, 150_000)
+    assert disk.syncs > before, "another lease"
 
 
 def test_what_one_request_changes_on_several_gpus_is_synced_once(

@@ -242,7 +242,7 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
     journal = opened(tmp_path)
     for number in range(500):
         journal.put("a", {"x": number})
-        journal.note("a", {"x": -number})
+        journal.write([Change("a", {"x": -number})])
         assert journal.path.read_bytes().count(b'"a"') <= 51
     journal.close()
     assert reread(tmp_path) == {"a": {"x": -499}}
@@ -306,7 +306,7 @@ def test_what_one_event_changes_is_written_and_synced_at_once(
     journal.close()
 
 
-def test_what_is_noted_is_written_without_a_sync_or_with_what_comes_next(
+def test_what_is_durable_already_is_written_without_a_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = opened(tmp_path)
@@ -314,23 +314,18 @@ def test_what_is_noted_is_written_without_a_sync_or_with_what_comes_next(
     synced: list[int] = []
     monkeypatch.setattr(os, "fdatasync", synced.append)
     for number in range(10):
-        journal.note("a", {"x": number})
-    assert (synced, journal.late) == ([], True)
-    assert journal.durable("a") == {"x": 1}
-    assert replay(journal.path.read_bytes(), BOOT).entries == {"a": {"x": 1}}
-    journal.write()
+        journal.write([Change("a", {"x": number})])
     assert (synced, journal.late) == ([], False)
     assert journal.durable("a") == {"x": 1}
     assert replay(journal.path.read_bytes(), BOOT).entries == {"a": {"x": 9}}
     journal.put("b", {})
     assert (len(synced), journal.late) == (1, False)
     assert journal.durable("a") == {"x": 9}
-    journal.note("a", {"x": 10})
+    journal.write([Change("a", {"x": 10})])
     journal._rewrite()
-    assert replay(journal.path.read_bytes(), BOOT).entries == {"a": {"x": 10}, "b": {}}
-    journal.note("a", {"x": 9})
+    assert journal.durable("a") == {"x": 10}
     journal.close()
-    assert reread(tmp_path) == {"a": {"x": 9}, "b": {}}
+    assert reread(tmp_path) == {"a": {"x": 10}, "b": {}}
 
 
 def test_on_a_full_disk_intents_are_forgotten_and_the_rest_is_written_later(
@@ -343,14 +338,13 @@ def test_on_a_full_disk_intents_are_forgotten_and_the_rest_is_written_later(
     disk.full = True
     with pytest.raises(OSError, match="full"):
         journal.commit([Change("kept", {"x": 2}), Change("intent", {}, True), Change("gone", None)])
-    journal.note("noted", {"x": 5})
+    for key, number in (("noted", 5), ("gone", 1), ("gone", 7)):
+        with pytest.raises(OSError, match="full"):
+            journal.write([Change(key, {"x": number})])
     assert journal.late
     durable = {key: journal.durable(key) for key in ("kept", "gone", "intent", "noted")}
     # What is to be deleted covers nothing, although it is still on disk; nor does what comes after.
     assert durable == {"kept": {"x": 1}, "gone": None, "intent": None, "noted": None}
-    journal.note("gone", {"x": 1})
-    assert journal.durable("gone") is None
-    journal.note("gone", {"x": 7})
     with pytest.raises(OSError, match="full"):
         journal.commit()
     disk.full = False

@@ -1,0 +1,111 @@
+"""What the journal says of one control: whether one record says enough for another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from zeus_ipc.controls import Control
+from zeusd.core.model import LISTED, PendingRestore, Process
+from zeusd.restore import _plan
+
+GPU = "GPU-0e8a1b2c-3d4e-5f60-7182-93a4b5c6d7e8"
+
+
+def pending(control: Control, *values: tuple[int, ...]) -> PendingRestore:
+    target = (250_000,) if control is Control.POWER_LIMIT else ()
+    return PendingRestore(
+        GPU, control, Process(4711, 987_654), 1000, "client", 1, 15_000_000_000, target, values
+    )
+
+
+def of(restore: PendingRestore, *values: tuple[int, ...]) -> PendingRestore:
+    return replace(restore, values=values)
+
+
+LIMIT = pending(Control.POWER_LIMIT, (250_000,), (150_000,))
+CLOCKS = pending(Control.GPU_CLOCKS, (), (600, 900))
+
+
+@pytest.mark.parametrize(
+    ("values", "covered"),
+    [
+        ([(150_000,), (250_000,)], True),
+        ([(150_000,)], True),
+        ([], True),
+        ([(150_000,), (151_000,)], False),
+    ],
+)
+def test_a_value_that_may_be_in_force_is_durable_first(
+    values: list[tuple[int, ...]], covered: bool
+) -> None:
+    assert LIMIT.covers(of(LIMIT, *values)) is covered
+    assert LIMIT.covers(replace(of(LIMIT, *values), ending="released")) is covered
+
+
+def test_the_target_needs_no_record_of_its_own() -> None:
+    assert of(LIMIT, (150_000,)).covers(of(LIMIT, (150_000,), (250_000,)))
+
+
+def test_what_cannot_be_read_may_be_anything_once_it_was_changed() -> None:
+    other = of(CLOCKS, (600, 900), (700, 700))
+    assert CLOCKS.covers(other)
+    assert not of(CLOCKS).covers(other), "it was only acquired"
+    assert other.following(CLOCKS) == other
+
+
+@pytest.mark.parametrize(
+    "durable",
+    [
+        replace(LIMIT, target=(240_000,)),
+        replace(LIMIT, holder=Process(1, 987_654)),
+        replace(LIMIT, holder=Process(4711, 1)),
+        replace(LIMIT, overwrite="all"),
+        replace(LIMIT, ending="released"),
+    ],
+)
+def test_another_restore_is_not_the_same(durable: PendingRestore) -> None:
+    assert not durable.covers(LIMIT)
+    if not durable.ending:
+        assert of(LIMIT, (120_000,)).including(durable) == of(LIMIT, (120_000,))
+
+
+def test_an_earlier_doubt_needs_a_record_and_reaches_both_who_restore() -> None:
+    newest = replace(LIMIT, doubts=((150_000,),))
+    both = replace(LIMIT, doubts=((120_000,), (150_000,)))
+    assert both.covers(newest)
+    assert not newest.covers(both)
+    assert PendingRestore.from_json(both.to_json()) == both
+    assert _plan(both.to_json()).doubts == both.doubts
+
+
+def test_a_value_that_a_lease_sets_again_needs_no_record() -> None:
+    """Whichever of the two is read after a crash, it says what may be in force."""
+    first = replace(of(LIMIT, (150_000,)), doubts=((150_000,),))
+    second = replace(of(LIMIT, (150_000,), (200_000,)), doubts=((200_000,),))
+    assert not first.covers(second)
+    durable = second.following(first)
+    assert durable.values == durable.doubts == ((150_000,), (200_000,))
+    again = replace(of(LIMIT, (200_000,), (150_000,)), doubts=((150_000,),))
+    assert durable.covers(again)
+    newest = again.including(durable)
+    assert newest.values == newest.doubts == ((200_000,), (150_000,)), "the newest is the last"
+    assert newest.covers(durable)
+    assert durable.covers(newest)
+
+
+def test_a_long_list_begins_anew() -> None:
+    durable = LIMIT
+    for number in range(1, 4 * LISTED):
+        durable = of(LIMIT, (150_000,), (150_000 + number,)).following(durable)
+        assert len(durable.values) <= LISTED
+        assert durable.values[-1] == (150_000 + number,)
+        assert (150_000,) in durable.values
+    assert len(durable.values) > 2
+
+
+def test_of_what_others_choose_too_each_change_has_its_record() -> None:
+    profiles = pending(Control.POWER_PROFILE, (1,), (1, 8))
+    assert not profiles.covers(of(profiles, (1,)))
+    assert of(profiles, (1,)).following(profiles) == of(profiles, (1,))
