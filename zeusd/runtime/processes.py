@@ -24,6 +24,8 @@ from zeusd.runtime.reactor import Reactor
 
 _SO_PEERGROUPS = 59
 _MAX_GROUPS = 65536
+_MOST_BYTES = 1024
+"""What Python's own getsockopt takes."""
 _SO_PEERPIDFD = 77
 _CREDENTIALS = struct.Struct("3i")
 
@@ -85,14 +87,20 @@ def _has_exited(pidfd: int) -> bool:
 
 def _groups(connection: socket.socket) -> tuple[int, ...]:
     """The groups the process had when it connected: up to 65536, more than Python's call takes."""
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_BYTES)
+        return struct.unpack(f"{len(raw) // 4}I", raw)
+    except OSError as error:
+        if error.errno != errno.ERANGE:
+            raise
     room = ctypes.c_uint32(4 * _MAX_GROUPS)
     groups = (ctypes.c_uint32 * _MAX_GROUPS)()
     libc = _libc()
     level = socket.SOL_SOCKET
     size = ctypes.byref(room)
     if libc.getsockopt(connection.fileno(), level, _SO_PEERGROUPS, groups, size) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
     return tuple(groups[: room.value // 4])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 _CREDENTIALS = struct.Struct("3i")
@@ -39,7 +40,7 @@ def unusable(connection: socket.socket) -> Unusable | None:
     pid, _, _ = _CREDENTIALS.unpack(raw)
     if pid <= 0:
         return UNSEEN
-    shift_s = monotonic_offset_s(pid) - monotonic_offset_s("self")
+    shift_s = monotonic_offset_s(pid) - _own_offset_s()
     if abs(shift_s) > SHIFTED_S:
         direction = "ahead of" if shift_s > 0 else "behind"
         return Unusable(
@@ -48,6 +49,11 @@ def unusable(connection: socket.socket) -> Unusable | None:
             "them runs in a time namespace; run both in the same one (see time_namespaces(7))",
         )
     return None
+
+
+@cache
+def _own_offset_s() -> float:
+    return monotonic_offset_s("self")  # nobody but a process itself can change it
 
 
 def monotonic_offset_s(pid: int | str) -> float:
