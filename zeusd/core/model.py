@@ -185,7 +185,7 @@ def kept_failure(control: Control, gpu: str, asked: ControlValue, holds: Control
 
 
 LISTED = 16
-"""Values that a record lists before it begins anew."""
+"""Values that a record lists at most; then it starts again with the newest."""
 
 
 def _joined(
@@ -245,7 +245,7 @@ class PendingRestore:
         Then a write that the other announces need not wait for it: both name the same holder and
         target, and every value that the other says may be in force is one that this one says may
         be, or the target. Of a control that cannot be read, this one need only say that it was
-        changed. Of one that others choose in, too, what was added is never said too often.
+        changed. Where others choose values, too, only what zeusd has added may be listed.
         """
         if self.ending and not other.ending:
             return False

@@ -74,7 +74,7 @@ class ControlGroups:
         """The path down to the first group that is another user's, or that others may write."""
         owned = ""
         if path == "/":
-            return path  # whoever owns it, there is nothing further down
+            return path  # there is nothing further down
         for name in path.split("/"):  # the first one is empty: the root of the hierarchy
             group = f"{owned}/{name}" if name else ""
             try:

@@ -95,7 +95,7 @@ def test_a_value_that_a_lease_sets_again_needs_no_record() -> None:
     assert durable.covers(newest)
 
 
-def test_a_long_list_begins_anew() -> None:
+def test_a_long_list_starts_again() -> None:
     durable = LIMIT
     for number in range(1, 4 * LISTED):
         durable = of(LIMIT, (150_000,), (150_000 + number,)).following(durable)
