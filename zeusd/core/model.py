@@ -245,7 +245,7 @@ class PendingRestore:
         Then a write that the other announces need not wait for it: both name the same holder and
         target, and every value that the other says may be in force is one that this one says may
         be, or the target. Of a control that cannot be read, this one need only say that it was
-        changed. Where others choose values, too, only what zeusd has added may be listed.
+        changed. A control in which others choose, too, has a record for each change.
         """
         if self.ending and not other.ending:
             return False

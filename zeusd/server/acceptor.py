@@ -26,8 +26,10 @@ log = logging.getLogger(__name__)
 BATCH = 4
 """Connections that are accepted before others have their turn."""
 
-PAUSE_NS = 500_000
-"""After a batch of nothing but refusals."""
+REFUSALS = 128
+PAUSE_NS = 16_000_000
+"""After so many refusals, about what the kernel's queue takes. One long pause instead of many short
+ones: the queue is empty for a while, so whoever waits for a place in it gets one."""
 
 EXHAUSTED_NS = 50_000_000
 """After the system had no descriptor or memory left."""
@@ -81,6 +83,7 @@ class Acceptor:
         self._listening: dict[int, tuple[socket.socket, Role]] = {}
         self.ready: list[int] = []
         self.due_ns = 0
+        self._refused = 0
         self._number = 0
         self.open = 0
 
@@ -106,7 +109,6 @@ class Acceptor:
             return
         for fd in list(self.ready):
             listening, role = self._listening[fd]
-            refused = 0
             for _ in range(BATCH):
                 try:
                     stream, _ = listening.accept()
@@ -117,9 +119,11 @@ class Acceptor:
                     if error.errno in _EXHAUSTED:
                         self.due_ns = now_ns + EXHAUSTED_NS
                     break
-                refused += not self._take(stream, role, now_ns)
-            if refused == BATCH:
-                self.due_ns = now_ns + PAUSE_NS
+                if not self._take(stream, role, now_ns):
+                    self._refused += 1
+        if self._refused >= REFUSALS:
+            self._refused = 0
+            self.due_ns = now_ns + PAUSE_NS
 
     def _readable(self, fd: int) -> None:
         if fd not in self.ready:
