@@ -327,7 +327,7 @@ class Engine:
         rest: list[Effect] = []
         changes: list[Change] = []
         intents: list[Write] = []
-        states: dict[str, list[object]] = {}  # what may be durable under a key afterwards
+        states: dict[str, list[object]] = {}  # what may be on disk under a key afterwards
         newest: dict[str, PendingRestore] = {}
         for effect in effects:
             if not isinstance(effect, (Put, Forget, Write)):
@@ -335,9 +335,9 @@ class Engine:
                 continue
             key = effect.key
             entry: dict[str, Any] | PendingRestore | None
-            known = states.setdefault(key, [])
-            if not known:
-                known.append(self._journal.durable(key))
+            known = states.get(key)
+            if known is None:
+                known = states[key] = [*self._journal.states(key)]
             if isinstance(effect, Write):
                 rest.append(effect)
                 self._reads.written(effect.gpu)

@@ -179,6 +179,11 @@ class Journal:
         """What is certainly on disk under a key and still counts; None: nothing."""
         return self._durable[key] if key in self._durable else self._entries.get(key)
 
+    def states(self, key: str) -> list[Entry | Recorded | None]:
+        """What may be on disk under a key: `durable`, and what is late."""
+        late = [self._entries.get(key)] if key in self._late else []
+        return [self.durable(key), *late]
+
     @property
     def late(self) -> bool:
         """Whether something waits for the next commit."""

@@ -29,7 +29,7 @@ BATCH = 4
 REFUSALS = 128
 PAUSE_NS = 16_000_000
 """After so many refusals, about what the kernel's queue takes. One long pause instead of many short
-ones: the queue is empty for a while, so whoever waits for a place in it gets one."""
+ones: the queue is empty for a while, so a client that waits for a place in it gets one."""
 
 EXHAUSTED_NS = 50_000_000
 """After the system had no descriptor or memory left."""

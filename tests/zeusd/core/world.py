@@ -381,14 +381,17 @@ class World:
 
     def announce(self, write: Write) -> bool:
         """Journals what a write may put in force; whether it may be made."""
-        found = None if write.key in self.void else self.journal.get(write.key)
-        durable = None if found is None else PendingRestore.from_json(found)
-        if durable is not None and durable.covers(write.restore):
-            self.newest[write.key] = write.restore
-            self.outdated.add(write.key)
+        key = write.key
+        states = [None if key in self.void else self.journal.get(key)]
+        states += [self.late[key]] if key in self.late else []
+        known = [PendingRestore.from_json(state) if state else None for state in states]
+        if all(state is not None and state.covers(write.restore) for state in known):
+            self.newest[key] = write.restore
+            self.outdated.add(key)
             return True
         if not self.journal_broken:
-            self.keep(write.key, write.restore.following(durable) if durable else write.restore)
+            before = known[-1]
+            self.keep(key, write.restore if before is None else write.restore.following(before))
         return not self.journal_broken
 
     def keep_newest(self) -> None:
@@ -400,7 +403,11 @@ class World:
         """Journals what is late, if that can be done now."""
         if not self.journal_broken:
             for key, entry in [*self.late.items()]:
+                newest = self.newest.get(key)
                 self.keep(key, entry)
+                if newest is not None:
+                    self.newest[key] = newest
+                    self.outdated.add(key)
 
     def _check_kind(self, reply: Reply) -> None:
         """The reply is what the operation promises."""
