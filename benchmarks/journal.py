@@ -45,7 +45,7 @@ def journal(folder: str, name: str, entries: int) -> Journal:
 
 
 def put(kept: Journal, number: int) -> None:
-    kept.put("debt/one", entry(number))
+    kept.commit([Change("debt/one", entry(number), intent=True)])
 
 
 def note(kept: Journal, number: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from zeus_fleet.command import main as fleet
+from zeus_fleet.commands import main as fleet
 from zeusctl.exporter.__main__ import main as exporter
 from zeusctl.kubernetes.__main__ import main as kubernetes
 from zeusctl.man import pages

@@ -49,7 +49,7 @@ assert "the API server cannot be found" in done.output, done.output
 """,
     "fleet": """
 from click.testing import CliRunner
-from zeus_fleet.command import main
+from zeus_fleet.commands import main
 from zeus_fleet.store import Store
 
 Store(["localhost:2379"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from zeus_fleet.command import main
+from zeus_fleet.commands import main
 
 pytestmark = pytest.mark.needs("etcd")
 

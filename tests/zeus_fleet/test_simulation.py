@@ -7,7 +7,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from zeus_fleet.command import main
+from zeus_fleet.commands import main
 from zeus_fleet.policies import POLICIES
 from zeus_fleet.simulation import (
     CLUSTERS,

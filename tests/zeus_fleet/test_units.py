@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zeus_fleet.command import main
+from zeus_fleet.commands import main
 
 FOLDER = Path(__file__).parents[2] / "systemd" / "fleet"
 UNITS = sorted(FOLDER.glob("*.service"))

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from zeus_fleet.allocator import Snapshot
-from zeus_fleet.command import main
+from zeus_fleet.commands import main
 from zeus_fleet.messages import Budget, Domain, Event, Grant, Heartbeat, Plan, Work
 from zeus_fleet.profiles import Profile
 from zeus_fleet.records import Record, read, reports

@@ -184,27 +184,6 @@ class Journal:
         late = [self._entries.get(key)] if key in self._late else []
         return [self.durable(key), *late]
 
-    @property
-    def late(self) -> bool:
-        """Whether something waits for the next commit."""
-        return bool(self._late)
-
-    def put(self, key: str, entry: Entry) -> None:
-        """Makes an entry durable. Returns when it is on disk.
-
-        Raises:
-            OSError: It is not, and is forgotten.
-        """
-        self.commit([Change(key, entry, intent=True)])
-
-    def forget(self, key: str) -> None:
-        """Deletes an entry, durably.
-
-        Raises:
-            OSError: It is late, see `commit`.
-        """
-        self.commit([Change(key, None)])
-
     def close(self) -> None:
         """Lets another process have the journal."""
         if self._late:

@@ -16,7 +16,7 @@ CLICK = {
     "zeusctl": ("zeusctl.cli", "cli"),
     "zeusd-exporter": ("zeusctl.exporter.__main__", "main"),
     "zeusd-kubernetes": ("zeusctl.kubernetes.__main__", "main"),
-    "zeus-fleet": ("zeus_fleet.command", "main"),
+    "zeus-fleet": ("zeus_fleet.commands", "main"),
     "bso": ("zeus.optimizer.batch_size.command", "main"),
     "python -m zeus.optimizer.pipeline_frequency": (
         "zeus.optimizer.pipeline_frequency.command",

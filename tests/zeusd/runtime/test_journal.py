@@ -22,6 +22,10 @@ def opened(directory: Path, name: str = "journal", boot: str = BOOT) -> Journal:
     return journal
 
 
+def put(journal: Journal, key: str, entry: dict[str, object]) -> None:
+    journal.commit([Change(key, entry, intent=True)])
+
+
 def reread(directory: Path, boot: str = BOOT) -> dict[str, dict[str, object]]:
     journal = Journal(directory, "journal", boot)
     entries = journal.open()
@@ -33,10 +37,10 @@ def test_what_was_put_is_there_after_a_restart_and_what_was_forgotten_is_not(
     tmp_path: Path,
 ) -> None:
     journal = opened(tmp_path / "state")
-    journal.put("a", {"x": 1})
-    journal.put("b", {"x": 2})
-    journal.put("a", {"x": 3})
-    journal.forget("b")
+    put(journal, "a", {"x": 1})
+    put(journal, "b", {"x": 2})
+    put(journal, "a", {"x": 3})
+    journal.commit([Change("b", None)])
     journal.close()
     assert reread(tmp_path / "state") == {"a": {"x": 3}}
 
@@ -52,7 +56,7 @@ def test_a_put_is_synced_before_it_returns(tmp_path: Path, monkeypatch: pytest.M
     journal = opened(tmp_path)
     synced: list[bytes] = []
     monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(journal.path.read_bytes()))
-    journal.put("a", {"x": 1})
+    put(journal, "a", {"x": 1})
     assert len(synced) == 1
     assert b'["a",{"x":1}]\n' in synced[0]
     journal.close()
@@ -63,7 +67,7 @@ def test_a_compaction_is_whole_at_every_instant(
 ) -> None:
     """The new file is complete and synced before its rename, and the rename is synced after."""
     journal = opened(tmp_path)
-    journal.put("a", {"x": 1})
+    put(journal, "a", {"x": 1})
     steps: list[str] = []
     aside = tmp_path / "journal.new"
     real_fsync, real_rename = os.fsync, os.rename
@@ -87,14 +91,14 @@ def test_a_compaction_is_whole_at_every_instant(
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
     monkeypatch.setattr(journal, "_rewrite_after", 0)
-    journal.put("b", {"x": 2})
+    put(journal, "b", {"x": 2})
     assert steps == ["file", "rename", "directory"]
     journal.close()
 
 
 def test_a_torn_last_record_is_dropped_and_the_rest_counts(tmp_path: Path) -> None:
     journal = opened(tmp_path)
-    journal.put("a", {"x": 1})
+    put(journal, "a", {"x": 1})
     journal.close()
     with journal.path.open("ab") as file:
         file.write(b'["b",{"x":')
@@ -104,7 +108,7 @@ def test_a_torn_last_record_is_dropped_and_the_rest_counts(tmp_path: Path) -> No
 
 def test_an_unreadable_journal_is_put_aside_and_zeusd_starts(tmp_path: Path) -> None:
     journal = opened(tmp_path)
-    journal.put("a", {"x": 1})
+    put(journal, "a", {"x": 1})
     journal.close()
     journal.path.write_bytes(b"\x00garbage\nmore\n")
     assert reread(tmp_path) == {}
@@ -114,7 +118,7 @@ def test_an_unreadable_journal_is_put_aside_and_zeusd_starts(tmp_path: Path) -> 
 
 def test_entries_of_another_boot_are_dropped(tmp_path: Path) -> None:
     journal = opened(tmp_path)
-    journal.put("a", {"x": 1})
+    put(journal, "a", {"x": 1})
     journal.close()
     assert reread(tmp_path, boot="boot-2") == {}
 
@@ -158,7 +162,7 @@ def test_what_cannot_be_trusted_is_put_aside_unread_and_unfollowed(
     leave(kind, state / name, target)
     journal = Journal(state, "journal", BOOT)
     assert journal.open() == {}
-    journal.put("a", {"x": 1})
+    put(journal, "a", {"x": 1})
     journal.close()
     assert reread(state) == {"a": {"x": 1}}
     assert target.read_text() == "precious"
@@ -183,7 +187,7 @@ def test_a_state_directory_that_cannot_be_trusted_is_put_aside(tmp_path: Path, k
             os.chown(state, 65534, 65534)
     journal = Journal(state, "journal", BOOT)
     assert journal.open() == {}
-    journal.put("a", {"x": 1})
+    put(journal, "a", {"x": 1})
     journal.close()
     assert state.is_dir()
     assert state.stat().st_uid == os.getuid()
@@ -203,7 +207,7 @@ def test_a_directory_that_others_put_back_is_given_up(
 
 def test_lines_that_are_no_records_do_not_take_the_others_with_them(tmp_path: Path) -> None:
     journal = opened(tmp_path)
-    journal.put("a", {"x": 1})
+    put(journal, "a", {"x": 1})
     journal.close()
     with journal.path.open("ab") as file:
         file.write(b'\x00\x01\n{"not":"a record"}\n[5,{}]\n["b",7]\n')
@@ -217,7 +221,7 @@ def test_where_nothing_can_be_written_zeusd_starts_and_every_put_fails_until_it_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = opened(tmp_path / "state")
-    journal.put("a", {"x": 1})
+    put(journal, "a", {"x": 1})
     journal.close()
     real_open = os.open
 
@@ -230,9 +234,9 @@ def test_where_nothing_can_be_written_zeusd_starts_and_every_put_fails_until_it_
     journal = Journal(tmp_path / "state", "journal", BOOT)
     assert journal.open() == {"a": {"x": 1}}
     with pytest.raises(OSError, match="Read-only"):
-        journal.put("b", {"x": 2})
+        put(journal, "b", {"x": 2})
     monkeypatch.undo()
-    journal.put("b", {"x": 2})
+    put(journal, "b", {"x": 2})
     journal.close()
     assert reread(tmp_path / "state") == {"a": {"x": 1}, "b": {"x": 2}}
 
@@ -241,7 +245,7 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "REWRITE_AFTER", 50)
     journal = opened(tmp_path)
     for number in range(500):
-        journal.put("a", {"x": number})
+        put(journal, "a", {"x": number})
         journal.write([Change("a", {"x": -number})])
         assert journal.path.read_bytes().count(b'"a"') <= 51
     journal.close()
@@ -265,7 +269,7 @@ def test_rewriting_costs_no_more_than_appending_however_much_is_kept(
 
     monkeypatch.setattr(journal, "_rewrite", counted)
     for number in range(2000):
-        journal.put("a", {"x": number})
+        put(journal, "a", {"x": number})
     assert rewritten
     assert sum(rewritten) <= 2000 + 50 + entries
     journal.close()
@@ -310,16 +314,16 @@ def test_what_is_durable_already_is_written_without_a_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = opened(tmp_path)
-    journal.put("a", {"x": 1})
+    put(journal, "a", {"x": 1})
     synced: list[int] = []
     monkeypatch.setattr(os, "fdatasync", synced.append)
     for number in range(10):
         journal.write([Change("a", {"x": number})])
-    assert (synced, journal.late) == ([], False)
+    assert synced == []
     assert journal.durable("a") == {"x": 1}
     assert replay(journal.path.read_bytes(), BOOT).entries == {"a": {"x": 9}}
-    journal.put("b", {})
-    assert (len(synced), journal.late) == (1, False)
+    put(journal, "b", {})
+    assert len(synced) == 1
     assert journal.durable("a") == {"x": 9}
     journal.write([Change("a", {"x": 10})])
     journal._rewrite()
@@ -332,8 +336,8 @@ def test_on_a_full_disk_intents_are_forgotten_and_the_rest_is_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = opened(tmp_path)
-    journal.put("kept", {"x": 1})
-    journal.put("gone", {"x": 1})
+    put(journal, "kept", {"x": 1})
+    put(journal, "gone", {"x": 1})
     disk = FullDisk(monkeypatch)
     disk.full = True
     with pytest.raises(OSError, match="full"):
@@ -341,7 +345,6 @@ def test_on_a_full_disk_intents_are_forgotten_and_the_rest_is_written_later(
     for key, number in (("noted", 5), ("gone", 1), ("gone", 7)):
         with pytest.raises(OSError, match="full"):
             journal.write([Change(key, {"x": number})])
-    assert journal.late
     durable = {key: journal.durable(key) for key in ("kept", "gone", "intent", "noted")}
     # What is to be deleted covers nothing, although it is still on disk; nor does what comes after.
     assert durable == {"kept": {"x": 1}, "gone": None, "intent": None, "noted": None}
@@ -351,7 +354,7 @@ def test_on_a_full_disk_intents_are_forgotten_and_the_rest_is_written_later(
         journal.commit()
     disk.full = False
     journal.commit()
-    assert not journal.late
+    assert journal.states("kept") == [{"x": 2}]
     assert journal.durable("kept") == {"x": 2}
     journal.close()
     assert reread(tmp_path) == {"kept": {"x": 2}, "noted": {"x": 5}, "gone": {"x": 7}}
@@ -372,7 +375,7 @@ def test_a_journal_that_cannot_be_rewritten_goes_on_as_it_is(
     journal = opened(tmp_path)
     monkeypatch.setattr(os, "rename", failing(errno.ENOSPC))
     for number in range(20):
-        journal.put("a", {"x": number})
+        put(journal, "a", {"x": number})
     assert not (tmp_path / "journal.new").exists(), "it takes room"
     monkeypatch.undo()
     assert replay(journal.path.read_bytes(), BOOT).entries == {"a": {"x": 19}}
@@ -383,7 +386,7 @@ def test_a_damaged_journal_stays_in_force_until_its_successor_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = opened(tmp_path)
-    journal.put("a", {"x": 1})
+    put(journal, "a", {"x": 1})
     journal.close()
     with journal.path.open("ab") as file:
         file.write(b"damage\n")
@@ -419,7 +422,7 @@ def test_a_failed_append_leaves_no_half_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = opened(tmp_path)
-    journal.put("a", {"x": 1})
+    put(journal, "a", {"x": 1})
     real_write = os.write
 
     def half(fd: int, data: bytes) -> int:
@@ -427,18 +430,18 @@ def test_a_failed_append_leaves_no_half_record(
 
     monkeypatch.setattr(os, "write", half)
     with pytest.raises(OSError, match="full"):
-        journal.put("b", {"x": 2})
+        put(journal, "b", {"x": 2})
     monkeypatch.undo()
-    journal.put("c", {"x": 3})
+    put(journal, "c", {"x": 3})
     journal.close()
     assert reread(tmp_path) == {"a": {"x": 1}, "c": {"x": 3}}
 
 
 def test_orphans_are_the_journals_whose_owner_is_gone(tmp_path: Path) -> None:
     living = opened(tmp_path, "embedded-1")
-    living.put("debt/x", {"x": 1})
+    put(living, "debt/x", {"x": 1})
     dead = opened(tmp_path, "embedded-2")
-    dead.put("debt/y", {"y": 1})
+    put(dead, "debt/y", {"y": 1})
     dead.close()
     found = []
     for orphan, entries in orphans(tmp_path, BOOT):
@@ -451,7 +454,7 @@ def test_orphans_are_the_journals_whose_owner_is_gone(tmp_path: Path) -> None:
 
 def test_every_line_is_json(tmp_path: Path) -> None:
     journal = opened(tmp_path)
-    journal.put("a", {"text": "newline\nand \u2713"})
+    put(journal, "a", {"text": "newline\nand \u2713"})
     journal.close()
     lines = journal.path.read_text().splitlines()
     assert all(re.match("2 [0-9a-f]{8} ", line) for line in lines if line)
@@ -471,7 +474,7 @@ def test_a_journal_that_another_process_took_meanwhile_fails_each_put(
     monkeypatch.undo()
     other = opened(tmp_path / "state")
     with pytest.raises(OSError, match="another zeusd uses"):
-        late.put("a", {})
+        put(late, "a", {})
     other.close()
-    late.put("a", {})
+    put(late, "a", {})
     late.close()
