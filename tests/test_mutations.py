@@ -49,7 +49,7 @@ MUTATIONS = (
     Mutation(
         "a restore of a set takes out what the lease has added, and nothing else",
         "zeusd.restore_rule.restore_steps",
-        unreached("added"),
+        unreached("added", "part"),
         (
             "tests/zeusd/core/test_power_profiles.py::"
             "test_after_a_crash_only_the_leases_own_are_taken_out",
@@ -178,7 +178,7 @@ MUTATIONS = (
     ),
     Mutation(
         "what could not be written is written later",
-        "zeusd.runtime.journal.Journal.commit",
+        "zeusd.runtime.journal.Journal._delay",
         drop("_late", "change", "key"),
         ("tests/zeusd/runtime/test_journal.py",),
     ),
@@ -366,9 +366,18 @@ MUTATIONS = (
         ("tests/zeusd/runtime/test_processes.py::test_a_programs_name_is_one_plain_line",),
     ),
     Mutation(
+        "a restore of a set is confirmed by reading",
+        "zeusd.restore_rule.restore_steps",
+        instead("isdisjoint", "True"),
+        (
+            "tests/zeusd/core/test_power_profiles.py::"
+            "test_a_restore_is_over_when_what_was_added_is_gone",
+        ),
+    ),
+    Mutation(
         "a restore is confirmed by reading",
         "zeusd.restore_rule.restore_steps",
-        never("took_effect"),
+        instead("took_effect", "True"),
         (
             "tests/zeusd/core/test_odd_drivers.py::"
             "test_a_restore_that_the_driver_ignores_is_pending_and_tried_again",

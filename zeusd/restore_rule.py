@@ -253,6 +253,7 @@ def _settled_at(
 def restore_steps(plan: Plan) -> Generator[Step, Any, Result]:
     """The restore of one control, step by step."""
     target, found, foreign = plan.target, None, False
+    added = set().union(*plan.values) - set(target) if plan.merges else set()
     if not plan.values and plan.overwrite == OURS:
         return Result("untouched", target)
     if plan.readable:
@@ -260,7 +261,6 @@ def restore_steps(plan: Plan) -> Generator[Step, Any, Result]:
         if isinstance(found, Failed):
             return Result("failed", target, trouble=found.trouble)
         if plan.merges:
-            added = set().union(*plan.values) - set(target)
             target = tuple(part for part in found if part not in added)
         if found == target:
             return Result("already_back", target, holds=found, found=found)
@@ -275,7 +275,11 @@ def restore_steps(plan: Plan) -> Generator[Step, Any, Result]:
             holds = yield Put(target, found)
     if isinstance(holds, Failed):
         return Result("failed", target, found=found, foreign=foreign, trouble=holds.trouble)
-    if plan.readable and not took_effect(target, holds, found, plan.rounding):
+    if plan.merges:
+        took = added.isdisjoint(holds)  # whatever others have chosen meanwhile
+    else:
+        took = not plan.readable or took_effect(target, holds, found, plan.rounding)
+    if not took:
         return Result("failed", target, holds, found, foreign, kept=True)
     return Result("restored", target, holds, found, foreign)
 

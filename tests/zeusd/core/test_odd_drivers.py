@@ -71,9 +71,9 @@ def test_a_crash_before_a_rounded_value_was_read_back_does_not_strand_it(
         (Odd(round_to_mw=4000), 150_000, 148_000),
     ],
 )
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("again", ["is made", "is killed before", "fails"])
 def test_what_the_driver_made_of_an_unconfirmed_write_is_ours_for_the_next_one(
-    world: World, odd: Odd, asked_mw: int, made_mw: int, again: bool
+    world: World, odd: Odd, asked_mw: int, made_mw: int, again: str
 ) -> None:
     """zeusd is killed before it has read the value back, and the holder sets another."""
     holder = world.connect(1)
@@ -84,12 +84,16 @@ def test_what_the_driver_made_of_an_unconfirmed_write_is_ours_for_the_next_one(
     world.odd[GPU0] = odd
     world.start_core(alive={holder})
     world.connect(1)
-    if again:  # and killed once more before the second one has reached the device
+    if again == "is killed before":  # the second one has reached the device
         world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000)
         world.start_core(alive={holder})
         world.connect(1)
     world.hold = False
-    if not again:
+    if again == "fails":
+        world.faults[POWER] = 999
+        assert world.set_power(1, 200)["error"]["code"] == "device_error"
+        world.faults.clear()
+    elif again == "is made":
         assert world.set_power(1, 200) == {}
         assert world.limit_w() == 200
     world.kill(holder)

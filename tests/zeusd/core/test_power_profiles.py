@@ -162,6 +162,18 @@ def test_a_restore_takes_out_what_was_added_and_fails_like_any_other() -> None:
     assert stopped.value.value.kind == "already_back"
 
 
+def test_a_restore_is_over_when_what_was_added_is_gone() -> None:
+    """Whatever others choose while it is written, by a driver that may ignore it."""
+    plan = Plan(target=(8,), values=((8,), (1, 8)), merges=True)
+    for holds, kind in (((1,), "failed"), ((1, 7), "failed"), ((), "restored"), ((7,), "restored")):
+        steps = restore_steps(plan)
+        next(steps)
+        assert steps.send((1, 9)) == Put((9,), (1, 9))
+        with pytest.raises(StopIteration) as stopped:
+            steps.send(holds)
+        assert stopped.value.value.kind == kind, holds
+
+
 def test_profiles_are_read_and_written_by_name() -> None:
     spec = SPECS[PROFILE]
     assert spec.parse("LLM_Training, max-q,7") == (1, 7)
