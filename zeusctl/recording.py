@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
+from zeus_ipc import tables
 from zeus_ipc.overriding import override
 from zeusctl import parquet as parquet_of
 from zeusctl.exits import CommandError
@@ -154,27 +155,32 @@ def read(path: Path) -> list[Recording]:
 
 
 def _read_csv(path: Path) -> list[dict[str, float | None]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        missing = set(COLUMNS) - set(reader.fieldnames or ())
-        if missing:
-            raise CommandError(
-                f"{path} is not a zeusctl recording: it has no column {', '.join(sorted(missing))}"
+    try:
+        names, *lines = [*tables.rows(path)] or [()]
+    except tables.TableError as error:
+        raise CommandError(f"{path} is not a zeusctl recording: {error}") from None
+    missing = set(COLUMNS) - set(names)
+    if missing:
+        raise CommandError(
+            f"{path} is not a zeusctl recording: it has no column {', '.join(sorted(missing))}"
+        )
+    rows = []
+    for number, line in enumerate(lines, start=2):
+        if not line:
+            continue
+        try:
+            row = dict(zip(names, line, strict=True))
+            rows.append(
+                {
+                    name: float(row[name]) if row[name] else None
+                    for name, kind in COLUMNS.items()
+                    if kind is not str
+                }
             )
-        rows = []
-        for number, row in enumerate(reader, start=2):
-            try:
-                rows.append(
-                    {
-                        name: float(row[name]) if row[name] else None
-                        for name, kind in COLUMNS.items()
-                        if kind is not str
-                    }
-                )
-            except (TypeError, ValueError):
-                raise CommandError(
-                    f"{path}: line {number}: this is not a row of a recording; remove it"
-                ) from None
+        except ValueError:
+            raise CommandError(
+                f"{path}: line {number}: this is not a row of a recording; remove it"
+            ) from None
     return rows
 
 

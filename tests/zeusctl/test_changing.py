@@ -26,7 +26,7 @@ from tests.support import (
 from tests.zeusctl.conftest import Ctl, spawn
 from zeus_ipc.errors import LeaseExpired
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
-from zeusctl.exits import Exit
+from zeusctl.exits import CommandError, Exit
 from zeusctl.recording import read
 
 WORK = "nsdi23/v100/imagenet/resnet50/adadelta/32"
@@ -371,6 +371,14 @@ def test_what_is_no_recording_is_told_with_its_line(ctl: Ctl, tmp_path: Path) ->
     said = ctl("plot", "-o", str(tmp_path / "p.png"), "--recording", str(path))
     assert "it has no column" in said.err
     assert not (tmp_path / "p.png").exists()
+
+
+@pytest.mark.parametrize("data", [b"time,gpu\xff\n1,2\n", b"gpu\x00\n", b"", b"\n\n"])
+def test_what_is_no_text_is_no_recording(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "r.csv"
+    path.write_bytes(data)
+    with pytest.raises(CommandError, match="is not a zeusctl recording"):
+        read(path)
 
 
 def test_pictures_of_history_and_recordings(ctl: Ctl, tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from zeus.simulate.extras import needed
+from zeus_ipc import tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +160,9 @@ def read_rows(path: str | os.PathLike[str]) -> list[RunRow]:
     source = Path(path)
     if source.suffix == ".parquet":
         return list(_of_parquet(source))
-    with source.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        try:
-            _check_columns(source, reader.fieldnames or ())
-            return [_of_texts(row, f"{source}, row {n}") for n, row in enumerate(reader, start=2)]
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(f"{source} is no CSV file ({error})") from None
+    _check_columns(source, next(tables.rows(source), ()))
+    rows = enumerate(tables.records(source), start=2)
+    return [_of_texts(row, f"{source}, row {number}") for number, row in rows]
 
 
 def _of_parquet(path: Path) -> Iterator[RunRow]:
@@ -179,7 +176,7 @@ def _of_parquet(path: Path) -> Iterator[RunRow]:
         yield RunRow(**row)
 
 
-def _of_texts(row: dict[str, str], place: str) -> RunRow:
+def _of_texts(row: Mapping[str, str], place: str) -> RunRow:
     values: dict[str, Any] = {}
     for name in COLUMNS:
         text = row[name]

@@ -53,7 +53,7 @@ def test_a_file_of_no_rows_comes_back(tmp_path: Path) -> None:
         ("runs.csv", "a,b\n1,2\n", "it has no column name, policy"),
         ("runs.csv", "", "it has no column name"),
         ("runs.csv", ",".join(COLUMNS) + "\n" + ",".join("x" * len(COLUMNS)), "row 2: eta_knob "),
-        ("runs.csv", ",".join(COLUMNS) + "\nx\n", "row 2: "),
+        ("runs.csv", ",".join(COLUMNS) + "\nx\n", "row 2 of runs.csv has 1 fields"),
         ("runs.parquet", "PAR", "is no Parquet file"),
     ],
 )
