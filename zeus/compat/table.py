@@ -29,13 +29,14 @@ _LOGGING = ("zeus.run.console", "zeus.compat.logger")
 _PIPELINE = "zeus.optimizer.pipeline_frequency"
 _POWER_LOG = "zeus.compat.power_log"
 _PERSEUS = "zeus.compat.perseus"
+_VENDORS = "zeus.compat.vendors"
 
 MODULES: dict[str, OldModule] = {
     # Modules that exist here, without these names.
     "zeus.analyze": OldModule("0.1-0.8", (_POWER_LOG,)),
     "zeus.device": OldModule("0.10-", (_CPU, "zeus.compat.soc")),
-    "zeus.device.cpu": OldModule("0.10-", ("zeus.compat.cpu",)),
-    "zeus.device.gpu": OldModule("0.9-", ("zeus.exceptions", "zeus.compat.gpu")),
+    "zeus.device.cpu": OldModule("0.10-", (_VENDORS,)),
+    "zeus.device.gpu": OldModule("0.9-", ("zeus.exceptions", _VENDORS)),
     "zeus.utils.framework": OldModule("0.9-", (_FRAMEWORK,)),
     "zeus.utils.metric": OldModule("0.9-", ("zeus.run.exceptions", _POWER_LOG)),
     # Modules that do not exist here.
@@ -49,7 +50,7 @@ MODULES: dict[str, OldModule] = {
     "zeus.controller": OldModule("0.5-0.8", ("zeus.compat.early_stop",)),
     "zeus.device.common": OldModule("0.10-", ("zeus.compat.capabilities",)),
     "zeus.device.cpu.common": OldModule("0.10-", (_CPU,)),
-    "zeus.device.cpu.rapl": OldModule("0.10-", (_CPU, "zeus.compat.cpu")),
+    "zeus.device.cpu.rapl": OldModule("0.10-", (_CPU, _VENDORS)),
     "zeus.device.exception": OldModule("0.9-", ("zeus.exceptions", _CPU, "zeus.compat.soc")),
     "zeus.device.gpu.common": OldModule("0.10-", ("zeus.device.gpu",)),
     "zeus.device.gpu.nvidia": OldModule("0.10-", ("zeus.device.gpu",)),

@@ -12,12 +12,12 @@ import pytest
 
 from tests.support import RunningDaemon, running_daemon
 from zeus import _node
-from zeus.compat.cpu import get_current_rapl_zone_id, rapl_is_available
 from zeus.compat.streaming import (
     PowerStreamingClient,
     ZeusdConfig,
     ZeusdConnectionError,
 )
+from zeus.compat.vendors import get_current_rapl_zone_id, rapl_is_available
 from zeus.device import cpu as cpu_module
 from zeus.device import get_cpus, get_gpus
 from zeus.device.cpu import (

@@ -1,4 +1,4 @@
-"""Names of CPU collections by the way they are measured."""
+"""Names of devices by their vendor, and by the way they are measured."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from zeus.device.cpu import (
     get_cpus,
     get_current_cpu_index,
 )
+from zeus.device.gpu import GPU, GPUs, get_gpus
+from zeus.exceptions import ZeusGPUInitError
+
+NVIDIAGPU = GPU
+ZeusdNVIDIAGPU = GPU
+NVIDIAGPUs = GPUs
 
 RAPLCPU = CPU
 ZeusdRAPLCPU = CPU
@@ -19,6 +25,19 @@ ZeusRAPLNotSupportedError = ZeusCPUNotFoundError
 ZeusRAPLFileInitError = ZeusCPUInitError
 ZeusRAPLPermissionError = ZeusCPUNoPermissionError
 get_current_rapl_zone_id = get_current_cpu_index
+
+
+def nvml_is_available() -> bool:
+    """Whether this process can reach NVIDIA GPUs, through zeusd or NVML."""
+    try:
+        return len(get_gpus()) > 0
+    except ZeusGPUInitError:
+        return False
+
+
+def amdsmi_is_available() -> bool:
+    """Whether this process can reach AMD GPUs: never."""
+    return False
 
 
 def rapl_is_available() -> bool:
