@@ -174,8 +174,10 @@ class ControlMachine(Leased):
         self._values, self._doubts = restore.values, restore.doubts
         moved = restore.target not in (*restore.values, self.target) and not self.merges
         if self.spec.readable and restore.values and moved:
-            # The site's target was another then, and writing it needed no record of its own.
+            # The site's target was another then, and writing it needed no record of its own; nor is
+            # it known what the driver made of it.
             self._values = (restore.target, *restore.values)
+            self._doubts = (restore.target, *restore.doubts)
         self.life.on(Event.RECOVER)
         self._out.add(Watch(restore.holder))
         self._lasts_until(now_ns + (restore.ttl_ns >> restore.recoveries))
@@ -243,7 +245,7 @@ class ControlMachine(Leased):
                 self.rest(None)  # a reset GPU has forgotten it
             if found is not None:
                 self.adopt(found)
-            if self.bounded:
+            if self.bounded or (self.spec.ceilings and self.rests_elsewhere):
                 self._ceilings_moved = self._ceilings_moved or []
             self.enforce(again=True)
         elif self.life.state is State.PENDING:

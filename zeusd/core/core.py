@@ -516,6 +516,9 @@ class Core:
             machine.recover(restore, "daemon_stops" if self._was_stopping else ending)
             if self.node.quiesced_ns is not None:
                 machine.revoke("quiesced", DRIVER_CLOSED)
+        if self.node.quiesced_ns is not None:
+            machine.suspend()  # found while the driver is closed or opened: `resume` follows
+            return
         if machine.bounded or (machine.spec.ceilings and machine.rests_elsewhere):
             machine.ceilings_moved()
         machine.enforce()

@@ -16,6 +16,7 @@ from tests.zeusd.core.test_administration import (
     make_world,
 )
 from tests.zeusd.core.world import GPU0, Odd, World
+from zeus_ipc.controls import Control
 from zeusd.core.ceilings import Ceiling, Ceilings
 from zeusd.core.policy import GpuRule, SitePolicy
 
@@ -301,6 +302,26 @@ def test_clocks_of_a_rule_are_written_without_any_lease_if_they_are_enforced(enf
     world.faults.clear()
     world.find_gpus()
     assert world.values[CLOCKS] == clocks
+
+
+def test_a_control_that_is_found_while_the_driver_is_closed_waits_for_resume() -> None:
+    world = make_world(SitePolicy())
+    world.hidden[GPU0] = frozenset({Control.GPU_CLOCKS})
+    world.start_core(alive=set())
+    connect(world)
+    world.hold = True
+    world.ask(ALICE, "acquire", gpus=[GPU0], controls=["power_limit"])
+    world.ask(ALICE, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000)
+    world.ask(ADMIN, "quiesce")  # a call is in flight, so the driver is not closed yet
+    world.hidden.clear()
+    world.find_gpus()
+    world.hold = False
+    world.run_held()
+    assert not world.driver_open
+    world.reload(locking())
+    assert world.values[CLOCKS] == ()
+    world.call(ADMIN, "resume")
+    assert world.values[CLOCKS] == (300, 1200)
 
 
 def test_a_restart_writes_no_clocks_again_and_a_reload_others() -> None:

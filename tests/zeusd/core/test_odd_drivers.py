@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.zeusd.core.world import GPU0, Odd, World
 from zeus_ipc.controls import Control
 from zeusd.core.model import Process
+from zeusd.core.policy import GpuRule, SitePolicy
 
 POWER = (GPU0, Control.POWER_LIMIT)
 
@@ -99,6 +102,25 @@ def test_what_the_driver_made_of_an_unconfirmed_write_is_ours_for_the_next_one(
     world.kill(holder)
     assert world.limit_w() == (250 if odd.clamp_mw else 300)
     assert not world.events("outside_change")
+
+
+def test_what_the_driver_made_of_the_target_is_ours_when_the_site_has_chosen_another() -> None:
+    """zeusd is killed during a restore, and its configuration is another when it starts again."""
+    world = World(SitePolicy(rules=(GpuRule("*", power_limit_mw=250_000),)))
+    holder = world.connect(1)
+    world.set_power(1, 150)
+    world.odd[GPU0] = Odd(round_to_mw=4000)
+    world.hold = True
+    world.kill(holder)
+    world._device(world.held.pop(0))
+    world._apply(world.held[0])
+    assert world.limit_w() == 248
+    world.hold = False
+    world.settings = replace(
+        world.settings, site=SitePolicy(rules=(GpuRule("*", power_limit_mw=220_000),))
+    )
+    world.start_core(alive=set())
+    assert world.limit_w() == 220
 
 
 def test_a_set_that_the_driver_ignores_is_an_error(world: World) -> None:
