@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from tests.zeus.pipeline_frequency.instances import KINDS, random_instance
 from tests.zeus.pipeline_frequency.toys import measured
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Changes, Planner
@@ -129,3 +132,45 @@ def test_no_plan_takes_more_than_one_clock_for_all(changes: Changes, slower: flo
         time_s, energy_j = totals(timeline(profile, pipeline, same), 4, 83.64)
         if time_s <= limit_s:
             assert plan.energy_j <= energy_j * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("seed", "changes", "slower"),
+    [
+        (1044, Changes(time_s=0.00023, most=7), 1.6),
+        (1109, Changes(time_s=0.0146), 1.3),
+        (1163, Changes(time_s=0.0007), 1.1),
+        (1186, Changes(time_s=0.099, most=5), 1.1),
+    ],
+)
+def test_no_plan_takes_more_than_the_clocks_of_one_power_limit(
+    seed: int, changes: Changes, slower: float
+) -> None:
+    instance = random_instance(random.Random(seed), KINDS[seed % len(KINDS)])
+    profile, pipeline, p2p_w = instance.profile, instance.pipeline, instance.p2p_power_w
+    asked = Planner(profile, pipeline, p2p_power_w=p2p_w, changes=changes, exact=False)
+    limit_s = slower * asked.fastest_time_s
+    (plan,) = asked.deadline(limit_s).plans
+    order = [[pipeline.instructions[place] for place in stage] for stage in pipeline.stages]
+    offered = {
+        one: profile.options(one.stage, one.name, one.chunk) for stage in order for one in stage
+    }
+    tried = 0
+    for watts in {one.energy_j / one.time_s for options in offered.values() for one in options}:
+        clocks = {
+            one: max(
+                [
+                    option.frequency
+                    for option in options
+                    if option.energy_j / option.time_s <= watts
+                ],
+                default=options[-1].frequency,
+            )
+            for one, options in offered.items()
+        }
+        limited = asked.plan_of([[(one.name, clocks[one]) for one in stage] for stage in order])
+        few = changes.most is None or limited.clock_changes <= changes.most
+        if few and limited.time_s <= limit_s:
+            tried += 1
+            assert plan.energy_j <= limited.energy_j * (1 + 1e-9)
+    assert tried

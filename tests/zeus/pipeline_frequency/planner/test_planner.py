@@ -12,7 +12,7 @@ import pytest
 from tests import seeds
 from tests.zeus.pipeline_frequency.toys import P2P_W, every_plan, measured, random_profile
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, plan_frontier
+from zeus.optimizer.pipeline_frequency.planner import Changes, Planner
 from zeus.optimizer.pipeline_frequency.planner import relaxation as relaxing
 from zeus.optimizer.pipeline_frequency.planner.problem import Choice, Problem, curve_of
 from zeus.optimizer.pipeline_frequency.planner.relaxation import Relaxation
@@ -98,9 +98,10 @@ def test_plans_are_close_to_the_bound(
 
     Timing and larger ones: benchmarks/pipeline_frequency.py.
     """
-    frontier = plan_frontier(
+    planner = Planner(
         measured(gpu, stages), one_f_one_b(stages, microbatches), p2p_power_w=P2P_W[gpu]
     )
+    frontier = planner.frontier()
     gaps = []
     edges = np.linspace(frontier.plans[-1].time_s, frontier.plans[0].time_s, 100)
     for low, high in itertools.pairwise(edges):
@@ -255,7 +256,7 @@ def test_few_clocks_are_enough(clocks: int) -> None:
         }
     )
     pipeline = one_f_one_b(4, 6)
-    frontier = plan_frontier(few, pipeline, p2p_power_w=83.64, points=20)
+    frontier = Planner(few, pipeline, p2p_power_w=83.64).frontier(20)
     check(few, pipeline, frontier, 83.64)
     assert (len(frontier.plans) == 1) == (clocks == 1)
 
@@ -274,8 +275,8 @@ def test_instructions_may_be_short() -> None:
         }
     )
     pipeline = one_f_one_b(4, 8)
-    frontier = plan_frontier(short, pipeline, p2p_power_w=83.64)
-    long = plan_frontier(whole, pipeline, p2p_power_w=83.64)
+    frontier = Planner(short, pipeline, p2p_power_w=83.64).frontier()
+    long = Planner(whole, pipeline, p2p_power_w=83.64).frontier()
     check(short, pipeline, frontier, 83.64)
     saved = [1 - one.plans[-1].energy_j / one.baseline_energy_j for one in (frontier, long)]
     assert saved[0] == pytest.approx(saved[1], abs=1e-3)
@@ -473,9 +474,9 @@ def test_settings_that_are_no_clocks_are_planned_like_clocks(tmp_path: Path) -> 
     path.write_text("\n".join(lines))
     named = InstructionProfile.read(path)
     pipeline = one_f_one_b(4, 6)
-    frontier = plan_frontier(named, pipeline, p2p_power_w=83.64, points=20)
+    frontier = Planner(named, pipeline, p2p_power_w=83.64).frontier(20)
     check(named, pipeline, frontier, 83.64)
-    expected = plan_frontier(clocks, pipeline, p2p_power_w=83.64, points=20)
+    expected = Planner(clocks, pipeline, p2p_power_w=83.64).frontier(20)
     assert [plan.energy_j for plan in frontier.plans] == pytest.approx(
         [plan.energy_j for plan in expected.plans], rel=1e-9
     )

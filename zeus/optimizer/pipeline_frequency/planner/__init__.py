@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zeus.optimizer.pipeline_frequency.planner.changes import Changes
-from zeus.optimizer.pipeline_frequency.planner.planner import Planner, plan_frontier
+from zeus.optimizer.pipeline_frequency.planner.planner import Planner
 from zeus.optimizer.pipeline_frequency.planner.power import PowerBound
 
-__all__ = ["Changes", "Planner", "PowerBound", "plan_frontier"]
+__all__ = ["Changes", "Planner", "PowerBound"]

@@ -51,12 +51,14 @@ def one_clock(problem: Problem) -> Policies:
     return _policies(problem, np.array(_at_one_clock(problem, kinds)))
 
 
-def clocks_of_one(problem: Problem) -> Ints:
-    """The setting of each instruction (instructions, ways), of the ways of `one_clock`."""
-    chosen = _at_one_clock(problem, range(len(problem.offered)))
+def uniform_settings(problem: Problem) -> Ints:
+    """The setting of each instruction (instructions, ways) with one clock for all, and with the
+    clocks that one power limit for all leads to.
+    """
+    clocks = _at_one_clock(problem, range(len(problem.offered)))
     settings = [
-        np.array([option.setting for option in options])[own]
-        for options, own in zip(problem.offered, chosen, strict=True)
+        np.array([option.setting for option in options])[np.concatenate(own)]
+        for options, *own in zip(problem.offered, clocks, _under_one_limit(problem), strict=True)
     ]
     return np.asarray(np.unique(np.array(settings), axis=1)[problem.kind])
 
@@ -67,16 +69,7 @@ def one_power_limit(problem: Problem) -> Policies:
     An instruction then runs at its highest clock whose mean power is within the limit, or at its
     lowest clock.
     """
-    powers = [
-        np.array([option.energy_j / option.time_s for option in options])
-        for options in problem.offered
-    ]
-    limits = np.unique(np.concatenate(powers))
-    chosen = []
-    for own in powers:
-        within = own[:, None] <= limits
-        chosen.append(np.where(within.any(axis=0), within.argmax(axis=0), len(own) - 1))
-    return _policies(problem, np.array(chosen))
+    return _policies(problem, np.array(_under_one_limit(problem)))
 
 
 def envelope(problem: Problem) -> Policies:
@@ -131,6 +124,20 @@ def _at_one_clock(problem: Problem, kinds: Sequence[int]) -> list[Ints]:
     own = [np.array([option.setting for option in problem.offered[kind]]) for kind in kinds]
     clocks = np.unique(np.concatenate(own))
     return [np.maximum((one[:, None] >= clocks).sum(axis=0) - 1, 0) for one in own]
+
+
+def _under_one_limit(problem: Problem) -> list[Ints]:
+    """The same for all kinds, under each power limit."""
+    powers = [
+        np.array([option.energy_j / option.time_s for option in options])
+        for options in problem.offered
+    ]
+    limits = np.unique(np.concatenate(powers))
+    chosen = []
+    for own in powers:
+        within = own[:, None] <= limits
+        chosen.append(np.where(within.any(axis=0), within.argmax(axis=0), len(own) - 1))
+    return chosen
 
 
 def _policies(problem: Problem, chosen: Ints) -> Policies:

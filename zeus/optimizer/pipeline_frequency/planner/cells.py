@@ -38,7 +38,7 @@ _GAPS = 12
 _CHUNK = 150_000
 """Entries of an array of plans that are evaluated together: bounds the memory."""
 
-_COLUMNS = 256
+_COLUMNS = 512
 """Plans that are evaluated together at least: a graph has many levels, and each takes a call."""
 
 
@@ -78,7 +78,7 @@ class Cell:
         self._improved: set[int] = set()
 
     def solve(self, optima: Optima) -> list[Relaxed]:
-        """Solves the linear program for both ends and their middle."""
+        """Solves the linear program for both ends, and in fast cells for their middle."""
         found = optima.of_cell(self._number)
         self._basis = found[0].basis
         by_deadline = {one.relaxed.deadline_s: one.relaxed for one in reversed(found)}

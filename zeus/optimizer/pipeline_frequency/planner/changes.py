@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.planner.baselines import clocks_of_one
+from zeus.optimizer.pipeline_frequency.planner.baselines import uniform_settings
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
 
 _TRIALS = 64
@@ -111,18 +111,18 @@ class Steady:
         return int((clocks[later] != clocks[self._before[later]]).sum())
 
     @cached_property
-    def _one_clock(self) -> tuple[Ints, Floats, Floats]:
-        """Plans with one clock for all instructions that change clocks seldom enough: the clocks
-        (instructions, plans), iteration times, s, and effective energies, J.
+    def _uniform(self) -> tuple[Ints, Floats, Floats]:
+        """Plans of `uniform_settings` that change clocks seldom enough: the clocks (instructions,
+        plans), iteration times, s, and effective energies, J.
         """
-        clocks = clocks_of_one(self._problem)
+        clocks = uniform_settings(self._problem)
         if self._changes.most is not None:
             clocks = clocks[:, [self.count(one) <= self._changes.most for one in clocks.T]]
         cost_j = np.array([self.cost(one) for one in clocks.T])
         return clocks, self.times(clocks), cost_j
 
-    def one_clock(self, limit_s: float, price_w: float = 0.0) -> Ints | None:
-        """The cheapest plan with one clock for all instructions.
+    def uniform(self, limit_s: float, price_w: float = 0.0) -> Ints | None:
+        """The cheapest plan with one clock, or the clocks of one power limit, for all instructions.
 
         Args:
             limit_s: The time that it keeps within.
@@ -131,7 +131,7 @@ class Steady:
         Returns:
             None where none is that fast, or changes clocks that seldom.
         """
-        clocks, time_s, cost_j = self._one_clock
+        clocks, time_s, cost_j = self._uniform
         total_j = np.where(self._within(time_s, limit_s), cost_j + price_w * time_s, np.inf)
         if not np.isfinite(total_j).any():
             return None
@@ -156,7 +156,7 @@ class Steady:
             return clocks
         prices = self._prices(clocks)
         found = [self._cheapest(prices, deadline_s, rarer) for rarer in _RARER]
-        found += [self._one_clock_each(clocks, deadline_s), self.one_clock(deadline_s)]
+        found += [self._one_clock_each(clocks, deadline_s), self.uniform(deadline_s)]
         kept = [self._slow_down(one, deadline_s) for one in found if one is not None]
         return min(kept, key=self.cost, default=None)
 

@@ -88,6 +88,8 @@ class Planner:
             np.abs(costs_j).sum() + self._problem.blocking_w * self._problem.max_time_s
         )
         self.fastest_time_s = self._problem.min_time_s
+        changing_s = self.changes.time_s * self._problem.count
+        self._slowest_s = self._problem.max_time_s + changing_s
 
     @classmethod
     def of_json(cls, problem: Any) -> Planner:
@@ -179,7 +181,7 @@ class Planner:
                 f"no plan takes {time_s:.6g} s or less; the fastest takes "
                 f"{problem.min_time_s:.6g} s: ask for at least that"
             )
-        time_s = min(max(time_s, problem.min_time_s), problem.max_time_s)
+        time_s = min(max(time_s, problem.min_time_s), self._slowest_s)
         target_s = self._search.solve(time_s, problem.blocking_w).deadline_s
         return self._one(time_s, target_s, problem.blocking_w)
 
@@ -196,8 +198,8 @@ class Planner:
         the fastest plan where the other pipeline is no straggler.
         """
         self._check_time(time_s)
-        time_s = min(max(time_s, self.fastest_time_s), self._problem.max_time_s)
-        return self._one(time_s, time_s, 0.0)
+        time_s = min(max(time_s, self.fastest_time_s), self._slowest_s)
+        return self._one(time_s, min(time_s, self._problem.max_time_s), 0.0)
 
     def bounded(self, bounds: Sequence[PowerBound], time_s: float | None = None) -> Frontier:
         """A plan whose power stays within bounds: one that is found, not proven to be the best.
@@ -266,11 +268,10 @@ class Planner:
         options = search.pool.options(np.array([search.pool.best(limit_s, price_w)]))[:, 0]
         self._finish(options, limit_s, price_w, twice=True)
         if self.changes != Changes():
-            # That plan takes all the time there is; a faster one, or one without changes, may take
-            # less in all.
+            # That plan takes all the time there is; a faster or simpler one may take less in all.
             if target_s < limit_s:
                 self._finish(options, target_s, price_w)
-            clocks = self._steady.one_clock(limit_s, price_w)
+            clocks = self._steady.uniform(limit_s, price_w)
             if clocks is not None:
                 self._known.append(self._plan(clocks, -np.inf))
         fit = [plan for plan in self._known if plan.time_s <= limit_s * (1 + 1e-9)]
@@ -401,26 +402,3 @@ class Planner:
             {name: tuple(one.ways(problem)) for name, one in self._search.policies.items()},
             self.problem,
         )
-
-
-def plan_frontier(
-    profile: InstructionProfile,
-    pipeline: Pipeline,
-    *,
-    p2p_power_w: float,
-    gpus_per_stage: int = 1,
-    energy_per: EnergyPer = "gpu",
-    points: int | None = None,
-    exact: bool | None = None,
-    progress: Progress | None = None,
-) -> Frontier:
-    """The frontier of a pipeline; see `Planner` and `Planner.frontier`."""
-    planner = Planner(
-        profile,
-        pipeline,
-        p2p_power_w=p2p_power_w,
-        gpus_per_stage=gpus_per_stage,
-        energy_per=energy_per,
-        exact=exact,
-    )
-    return planner.frontier(points, progress)

@@ -201,6 +201,25 @@ class Relaxation:
             time_price_w - price * unit,
         )
 
+    def likely_s(self, time_price_w: float) -> float:
+        """About the time of the optimum with this price: as if all waited for one stage."""
+        problem = self._problem
+        prices, widths = self._segments_of_curves()
+        stages = []
+        for places in map(list, problem.pipeline.stages):
+            kinds = problem.kind[places]
+            price = np.concatenate([*(prices[kind] for kind in kinds), [0.0]])
+            width = np.concatenate([*(widths[kind] for kind in kinds), [0.0]])
+            rank, fastest = price.argsort(), problem.fastest[places].sum() * self._scale
+            stages.append((fastest, fastest + width[rank].cumsum(), price[rank]))
+        slower = np.linspace(1.0, problem.max_time_s / problem.min_time_s, 500)
+        busy = slower * max(fastest for fastest, _, _ in stages)
+        total = np.zeros(len(busy))
+        for _, until, price in stages:
+            total += price[np.minimum(np.searchsorted(until, busy), len(price) - 1)]
+        place = np.searchsorted(total[:-1], -time_price_w / self._unit)
+        return float(problem.min_time_s * slower[place])
+
     def restart(self, basis: object) -> None:
         """Forgets earlier solves: of several optima, the next one depends on the basis alone.
 
@@ -254,36 +273,40 @@ class Optimum:
 
 
 class Optima:
-    """Optima for the ends and middles of cells, each the same whichever cells are asked for.
+    """Optima for the deadlines of cells, each the same whichever cells are asked for.
 
     Of several optima a solver finds one that depends on the basis it begins from. So each begins
-    from that of another one nearby, always the same; in each group of cells one begins from none.
+    from that in the middle of its group of cells, which begins from none.
 
     Args:
         relaxation: The program.
-        deadlines: Rising, s: each cell's low end and middle, and the last one's high end.
+        cells: Of each cell its deadlines, rising, s; one's last is the next one's first.
+        likely_s: About the time of which plans are asked for most: a group's middle.
     """
 
-    def __init__(self, relaxation: Relaxation, deadlines: Sequence[float]) -> None:
+    def __init__(
+        self, relaxation: Relaxation, cells: Sequence[Sequence[float]], likely_s: float
+    ) -> None:
         self._relaxation = relaxation
-        self._deadlines = deadlines
+        self._deadlines = [one for cell in cells for one in cell[:-1]] + [cells[-1][-1]]
+        self._first = np.cumsum([0, *(len(cell) - 1 for cell in cells)]).tolist()
+        self._likely = sum(cell[-1] <= likely_s for cell in cells)
         self._found: dict[tuple[int, int], Optimum] = {}
 
     def of_cell(self, cell: int) -> list[Optimum]:
-        """Optima for a cell's low end, middle and high end."""
-        middle = 2 * (cell - cell % _GROUP) + _GROUP
-        root = min(middle, len(self._deadlines) - 1)
-        return [self._solve(2 * cell + step, root) for step in range(3)]
+        """Optima for a cell's deadlines."""
+        after = cell + _GROUP // 2
+        middle = after - (after - self._likely) % _GROUP
+        root = self._first[min(max(middle, 0), len(self._first) - 1)]
+        numbers = range(self._first[cell], self._first[cell + 1] + 1)
+        return [self._solve(number, root) for number in numbers]
 
     def _solve(self, number: int, root: int) -> Optimum:
         # Where two groups meet, each has an optimum of its own.
         known = self._found.get((number, root))
         if known is None:
-            away = abs(number - root)
-            # Without its last bit: few steps lead to any, and many share them.
-            nearer = away & (away - 1)
-            other = root + (nearer if number > root else -nearer)
-            self._relaxation.restart(self._solve(other, root).basis if away else None)
+            begin = None if number == root else self._solve(root, root).basis
+            self._relaxation.restart(begin)
             relaxed = self._relaxation.solve(self._deadlines[number])
             known = self._found[number, root] = Optimum(relaxed, self._relaxation.basis())
         return known

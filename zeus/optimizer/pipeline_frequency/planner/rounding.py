@@ -102,9 +102,8 @@ class Rounding:
         snapped, ceilings = self._snap(durations)
         options = np.concatenate(
             [
-                self._diffuse(order, mode, snapped, ceilings, deadlines)
+                self._diffuse(order, snapped, ceilings, deadlines)
                 for order in (problem.forward, problem.reverse)
-                for mode in MODES
             ],
             axis=1,
         )
@@ -144,23 +143,23 @@ class Rounding:
             snapped[rows] = np.where(np.abs(points[place] - found) <= slack, points[place], found)
         return snapped, ceilings
 
-    def _diffuse(
-        self, order: Order, mode: int, durations: Floats, ceilings: Ints, deadlines: Floats
-    ) -> Ints:
+    def _diffuse(self, order: Order, durations: Floats, ceilings: Ints, deadlines: Floats) -> Ints:
+        """Plans of each column by all modes, walking in one order."""
         problem = self._problem
         targets = problem.finishes(durations, order)[:-1]
         # Snapping may have made the program's times longer than the deadline by a hair.
         targets = np.minimum(targets, deadlines - self._left[id(order)]) + problem.tolerance_s
-        ends = np.zeros((problem.count + 1, durations.shape[1]))
-        options = np.zeros(durations.shape, dtype=np.intp)
+        targets = np.tile(targets, len(MODES))
+        columns = durations.shape[1]
+        hull, ceiling = (slice(mode * columns, None) for mode in (HULL, CEILING))
+        ends = np.zeros((problem.count + 1, targets.shape[1]))
+        options = np.zeros(targets.shape, dtype=np.intp)
         for place in self._places[id(order)]:
             level, kinds = place.level, place.kinds
             starts = ends[place.before].max(axis=1)
             found = problem.slowest_within(kinds, targets[level] - starts)
-            if mode != ALL:
-                found = problem.hull_below[kinds, found]
-            if mode == CEILING:
-                found = np.minimum(found, ceilings[level])
+            found[:, hull] = problem.hull_below[kinds, found[:, hull]]
+            found[:, ceiling] = np.minimum(found[:, ceiling], ceilings[level])
             options[level] = found
             ends[level] = starts + self._times.take(found + place.row)
         return options

@@ -49,6 +49,9 @@ _NEAR = 0.006
 
 _NEAR_INTERVALS = 16
 
+_GAP = 0.0006
+"""Share of the energy: cells so near the bound are looked into together: faster."""
+
 
 class Search:
     """Finds plans for one problem.
@@ -75,9 +78,13 @@ class Search:
         least_j = np.abs(problem.energy(self.pool.cost_j, self.pool.time_s)).min()
         self._worker = Worker(problem, self.relaxation, self._step * float(least_j))
         self._waiting = self._cells()
-        middles_s = [(one.low_s + one.high_s) / 2 for one in self._waiting]
-        pairs = zip([one.low_s for one in self._waiting], middles_s, strict=True)
-        self._optima = Optima(self.relaxation, [*itertools.chain(*pairs), problem.max_time_s])
+        close_s = (1 + CLOSE) * problem.min_time_s
+        deadlines = [
+            np.linspace(one.low_s, one.high_s, 3 if one.low_s < close_s else 2).tolist()
+            for one in self._waiting
+        ]
+        self._likely_s = self.relaxation.likely_s(problem.blocking_w)
+        self._optima = Optima(self.relaxation, deadlines, self._likely_s)
         self.steps = len(self._waiting) + len(_WORK)
 
     def _cells(self) -> list[Cell]:
@@ -109,11 +116,8 @@ class Search:
             for known in self._solved:
                 if known.deadline_s == deadline_s:
                     return known
-        # From the optima of its cell, which are needed anyway, it is not far.
-        pool = self.pool
-        likely_s = deadline_s
-        if price_w:
-            likely_s = min(likely_s, pool.time_s[pool.best(self.problem.max_time_s, price_w)])
+        # From optima that are needed anyway it is not far.
+        likely_s = min(deadline_s, self._likely_s) if price_w else deadline_s
         waiting = [one for one in self._waiting if one.low_s <= likely_s <= one.high_s]
         self._solve_cells(waiting[-1:])
         found = self.relaxation.solve(deadline_s, price_w)
@@ -155,8 +159,11 @@ class Search:
             target_s: Where the bound is least.
             price_w: What a second of the iteration costs beside the effective energy.
         """
+        self.solve(target_s)
+        least_j = self._least(target_s, target_s, price_w)
+        energy_j = abs(self.problem.energy(least_j - price_w * target_s, target_s))
+        cells = self._promising(limit_s, target_s, price_w, least_j + _GAP * energy_j)
         around = [self._around(target_s)]
-        cells = [one for one in self._waiting if one.low_s <= target_s <= one.high_s][-1:]
         while cells or around:
             self._look_into(cells, around=around)
             around = []
@@ -183,9 +190,11 @@ class Search:
         cell.interpolate(self.relaxation, self._solved)
         return cell
 
-    def _promising(self, limit_s: float, target_s: float, price_w: float) -> list[Cell]:
-        """Cells that by the bound may hold a better plan than the best one so far."""
-        best_j = self.pool.least(limit_s, price_w)
+    def _promising(
+        self, limit_s: float, target_s: float, price_w: float, best_j: float = np.inf
+    ) -> list[Cell]:
+        """Cells that by the bound may hold a better plan than this and the best one so far."""
+        best_j = min(best_j, self.pool.least(limit_s, price_w))
         while True:
             cells = [
                 cell
