@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,13 +15,6 @@ import hypothesis
 import pytest
 
 from tests import late, needs, preloaded, seeds
-
-FIRST = (
-    "tests/system/test_systemd.py",
-    "tests/system/test_package.py",
-    "tests/system/test_containers.py",
-)
-"""Files that take long and cannot be parted: all of each is about one machine that booted."""
 
 TRAINERS = (
     "tests/zeus/power_limit/test_huggingface.py",
@@ -34,6 +28,42 @@ TRAINERS = (
 )
 """Files that import PyTorch or trainers: one worker runs all of them, as that takes seconds."""
 
+FIRST = ("tests/system/test_systemd.py", "tests/system/test_package.py", "TRAINERS")
+"""What takes longest and cannot be parted: all of each is about one machine that booted, or one
+process that imported much."""
+
+WAITING = (
+    "tests/docs/test_site.py",
+    "tests/examples/test_pipeline_frequency_optimizer.py",
+    "tests/examples/test_huggingface.py",
+    "tests/system/test_attacks.py",
+    "tests/examples/test_power_limit_optimizer.py",
+    "tests/system/test_odd_drivers.py",
+    "tests/zeus/power_limit/test_distributed.py",
+    "tests/system/test_slurm.py",  # it takes the installation that test_systemd.py has made
+    "tests/zeus/pipeline_frequency/client/test_distributed.py",
+    "tests/zeus/pipeline_frequency/server/test_page.py",
+    "tests/zeusctl/test_changing.py",
+    "tests/zeusctl/test_exporter.py",
+    "tests/zeus/batch_size/server/test_page.py",
+    "tests/zeus/serving/test_clock_control.py",
+    "tests/zeus/power_limit/test_interrupted.py",
+    "tests/zeus/batch_size/server/test_command.py",
+    "tests/docs/pages/test_tutorial.py",
+    "tests/examples/test_batch_size_optimizer.py",
+    "tests/examples/test_zeus_run.py",
+    "tests/system/test_containers.py",
+    "tests/zeus/pipeline_frequency/client/test_optimizer.py",
+    "tests/zeus/pipeline_frequency/server/test_drift.py",
+    "tests/system/test_serve.py",
+    "tests/zeus/serving/test_clock_fleet.py",
+    "tests/zeus/serving/test_whole_path.py",
+    "tests/system/test_shared_gpu.py",
+    "tests/examples/test_serving.py",
+)
+"""Files that mostly wait, for devices, programs and pages, the longest first. They run beside those
+that compute: if all waited at once, the processors would be idle."""
+
 APART = (
     "tests/test_mutations.py",
     "tests/zeusd/core/test_schedules.py",
@@ -46,8 +76,12 @@ APART = (
     "tests/system/test_quiesce.py",
     "tests/zeusd/test_restore.py",
 )
-"""Files whose tests share nothing and take long: each test goes to whichever worker is free. They
-come last, those with the longest tests first, so that all workers end at about the same time."""
+"""Files whose tests share nothing and mostly wait: each test goes to whichever worker is free, and
+they are spread over the whole run."""
+
+WAITING_END, APART_END = 0.7, 0.9
+"""By when the last of these has begun, as a part of all other files: what comes last is short and
+computes, so that all workers end at about the same time."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -101,10 +135,27 @@ gc.disable()  # until all is collected: of what is imported nothing is garbage
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On each worker alike: the order in which tests are handed out; else pytest's own."""
-    if hasattr(config, "workerinput"):
-        rank = {path: number for number, path in enumerate((*FIRST, *TRAINERS, None, *APART))}
-        rest = rank[None]
-        items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], rest))
+    if not hasattr(config, "workerinput"):
+        return
+    units: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        units.setdefault(_unit_of(item.nodeid), []).append(item)
+    apart = [name for name in units if name.partition("::")[0] in APART]
+    apart.sort(key=lambda name: zlib.crc32(name.encode()))  # the longest are not neighbours
+    waiting = [name for name in WAITING if name in units]
+    others = [name for name in units if name not in {*FIRST, *waiting, *apart}]
+    place = {name: float(number - len(FIRST)) for number, name in enumerate(FIRST)}
+    for names, end in ((waiting, WAITING_END), (apart, APART_END), (others, 1.0)):
+        place |= {name: end * number / len(names) for number, name in enumerate(names)}
+    items[:] = [item for name in sorted(units, key=place.__getitem__) for item in units[name]]
+
+
+def _unit_of(nodeid: str) -> str:
+    """What stays on one worker: a test, a file, or the files that import trainers."""
+    path = nodeid.partition("::")[0]
+    if path in TRAINERS:
+        return "TRAINERS"
+    return nodeid if path in APART else path
 
 
 def pytest_collection_finish() -> None:
@@ -127,10 +178,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Sharing(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = super()._split_scope(nodeid)
-            if path in TRAINERS:
-                return "TRAINERS"
-            return nodeid if path in APART else path
+            return _unit_of(nodeid)
 
     if config.getvalue("dist") != "loadfile":
         return None

@@ -10,6 +10,7 @@ import ast
 import itertools
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -211,19 +212,32 @@ def _replaced(text: str, node: ast.AST, code: str) -> str:
 
 # ------------------------------------------------------------------------------- the tests' runner
 
-PRELOADED = ("pytest", "hypothesis", "pydantic", "zmq", "msgpack", "click", "pynvml")
-
+PRELOADED = (
+    *("pytest", "hypothesis", "pydantic", "zmq", "msgpack", "click", "pynvml"),
+    # What pytest's plugins import, and the plugins themselves must not be: pytest rewrites them.
+    *("anyio._backends._asyncio", "execnet", "pdb", "xml.etree.ElementTree"),
+)
 
 _SECONDS = itertools.count(1)
 
 
+def linked(source: str, target: str) -> None:
+    """Copies a file of a tree that tests do not write to: `rewrite` makes another file."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
+
+
 def rewrite(path: Path, text: str) -> None:
-    """Writes a module, dated as no other text of it: a compiled module is told apart by size and
+    """Replaces a module, dated as no other text of it: a compiled module is told apart by size and
     second of its source, and a deleted rule could live on in it.
     """
-    path.write_text(text, encoding="utf-8")
+    other = path.with_suffix(".part")
+    other.write_text(text, encoding="utf-8")
     second = next(_SECONDS)
-    os.utime(path, (second, second))
+    os.utime(other, (second, second))
+    other.replace(path)
 
 
 def run_tests(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests import needs
+from tests import needs, preloaded
 from tests.support import TIMEOUT_S, wait_for
 
 _USER = "postgres"
@@ -81,15 +82,7 @@ def postgresql() -> Iterator[PostgreSQL]:
     try:
         if options:
             shutil.chown(directory, _USER, _USER)
-        made = subprocess.run(
-            [str(programs / "initdb"), "-D", str(directory / "data"), "-U", _USER]
-            + ["--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"],
-            capture_output=True,
-            text=True,
-            cwd="/",
-            **options,
-        )
-        assert made.returncode == 0, made.stderr
+        _make(programs, directory / "data", options)
         cluster = PostgreSQL(programs, directory, {**options, "cwd": "/"})
         try:
             yield cluster
@@ -97,3 +90,36 @@ def postgresql() -> Iterator[PostgreSQL]:
             cluster.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _make(programs: Path, data: Path, options: dict[str, Any]) -> None:
+    """Makes a new cluster's data: a copy of what the test run's first cluster began with."""
+    shared = os.environ.get(preloaded.SHARED)
+    if shared is None:
+        _initialize(programs, data, options)
+        return
+    first = Path(shared, "postgresql")
+    with Path(shared, "postgresql.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not first.exists():
+            _initialize(programs, data, options)
+            _copy(data, first.with_suffix(".part"))
+            first.with_suffix(".part").rename(first)
+            return
+    _copy(first, data)
+
+
+def _copy(source: Path, target: Path) -> None:
+    subprocess.run(["cp", "-a", str(source), str(target)], check=True)  # with its owner
+
+
+def _initialize(programs: Path, data: Path, options: dict[str, Any]) -> None:
+    made = subprocess.run(
+        [str(programs / "initdb"), "-D", str(data), "-U", _USER]
+        + ["--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        **options,
+    )
+    assert made.returncode == 0, made.stderr

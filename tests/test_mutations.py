@@ -6,7 +6,6 @@ Run it alone with `pytest tests/test_mutations.py -v` to see rule by rule.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from tests.mutation import (
     becomes,
     drop,
     instead,
+    linked,
     never,
     rewrite,
     run_tests,
@@ -28,7 +28,7 @@ from tests.mutation import (
     why_not_run,
     without,
 )
-from tests.preloaded import Preloaded
+from tests.preloaded import preloaded
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -567,7 +567,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("mutated")
     skip = shutil.ignore_patterns("test_mutations.py")
     for name in ("zeus", "zeus_ipc", "zeusd", "zeusctl", "tests", "benchmarks", "scripts"):
-        shutil.copytree(REPOSITORY / name, copy / name, ignore=skip)
+        shutil.copytree(REPOSITORY / name, copy / name, ignore=skip, copy_function=linked)
     shutil.copy2(REPOSITORY / "pyproject.toml", copy)
     for path in (copy, *copy.parents):
         if str(path).startswith("/tmp/pytest-of"):
@@ -575,26 +575,16 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-@pytest.fixture(scope="session")
-def preloaded() -> Iterator[Preloaded]:
-    """Runs tests."""
-    preloaded = Preloaded(*PRELOADED)
-    yield preloaded
-    preloaded.close()
-
-
 @pytest.mark.timeout(SCHEDULES_S + 50)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
-def test_the_rule_is_missed_when_its_code_is_gone(
-    mutation: Mutation, copy: Path, preloaded: Preloaded
-) -> None:
+def test_the_rule_is_missed_when_its_code_is_gone(mutation: Mutation, copy: Path) -> None:
     path, mutated = without(mutation, copy)
     original = path.read_text(encoding="utf-8")
     rewrite(path, mutated)
     try:
         for test in mutation.tests:
             timeout = f"timeout={SCHEDULES_S if test == SCHEDULES else PATIENCE_S}"
-            ran = run_tests(preloaded, copy, "-qx", *OPTIONS, "-o", timeout, test)
+            ran = run_tests(preloaded(*PRELOADED), copy, "-qx", *OPTIONS, "-o", timeout, test)
             if reason := why_not_run(ran):
                 needs.not_run(reason)
             assert ran.returncode == 1, (

@@ -40,6 +40,9 @@ BLOCKING_LEAST_S = 1.0
 
 MOST_FAILURES = 3
 
+LOOKS = 20
+"""A clock that is not known well enough is looked at again after a 20th more iterations."""
+
 BLOCKING_W = {"A100": 83.64, "A40": 70.38}
 """Power of a GPU that is blocked on communication, W, where it is not measured. Measured by the
 authors of Perseus (SOSP 2024)."""
@@ -193,6 +196,7 @@ class OnlineProfiler:
         self._steps = 0
         self._left = settings.start_after
         self._set_at_ns = 0
+        self._next_look = settings.iterations
         self._open: tuple[str, int] | None = None
         self._iteration: list[Span] = []
         self._stretches: list[list[list[Span]]] = [[]]  # iterations in a row, without a pause
@@ -262,8 +266,14 @@ class OnlineProfiler:
             self._begin_clock()
             return
         count = sum(len(stretch) for stretch in self._stretches)
-        if count >= self._settings.iterations and self._known(count):
+        if count < self._next_look:
+            return
+        if self._known(count):
             self._next_clock()
+        else:
+            # The training step waits while all iterations are looked at again.
+            soon, last = count + max(1, count // LOOKS), self._settings.most_iterations
+            self._next_look = min(soon, last) if count < last else soon
 
     def _next_clock(self) -> None:
         self._position += 1
@@ -279,6 +289,7 @@ class OnlineProfiler:
         self._held = self._set_clock(self._clocks[self._position])
         self._left = self._settings.warmup_iterations
         self._set_at_ns = self._clock_ns()
+        self._next_look = self._settings.iterations
         self._stretches = [[]]
 
     def _known(self, count: int) -> bool:

@@ -69,7 +69,8 @@ class Shell:
         """Performs actions in order; what comes of each is dealt with before the next."""
         left = deque(wanted)
         while left:
-            left.extendleft(reversed(self._do(left.popleft())))
+            action = left.popleft()
+            left.extendleft(reversed(_method_for(type(action))(self, action)))
 
     @singledispatchmethod
     def _do(self, action: Action) -> Actions:
@@ -240,6 +241,12 @@ class Shell:
         if self.show is not None:
             self.show({f"zeus/{name}": value for name, value in action.figures.items()})
         return []
+
+
+# `self._do(action)` would make and wrap a function in each of a training step's calls.
+_method_for: Callable[[type[Action]], Callable[[Shell, Action], Actions]] = vars(Shell)[
+    "_do"
+].dispatcher.dispatch
 
 
 def _window(power_limit_mw: int) -> str:

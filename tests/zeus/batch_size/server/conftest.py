@@ -46,9 +46,9 @@ def store_of_0_1(directory: Path, clock: Clock) -> Store:
     return Store(path, clock=clock)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[PostgreSQL]:
-    """A PostgreSQL for the module."""
+    """A PostgreSQL for the worker; each test has a database of its own."""
     with postgresql() as found:
         yield found
 

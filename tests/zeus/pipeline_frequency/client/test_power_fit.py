@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from zeus.optimizer.pipeline_frequency.power_fit import (
@@ -35,13 +36,6 @@ def pipeline(chance: random.Random, iterations: int, scale: float) -> list[list[
     return made
 
 
-def truth_j(spans: list[Span], begin_ns: int, end_ns: int) -> float:
-    return sum(
-        POWERS[span.kind] * max(0, min(end_ns, span.end_ns) - max(begin_ns, span.begin_ns)) / 1e9
-        for span in spans
-    )
-
-
 def readings(
     spans: list[Span],
     chance: random.Random,
@@ -50,10 +44,16 @@ def readings(
     late_ns: int,
     noise: float,
 ) -> list[tuple[int, int]]:
-    t_ns = spans[0].begin_ns - 300 * MS + chance.randrange(100 * MS)
+    begin_ns, end_ns = spans[0].begin_ns, spans[-1].end_ns
+    edges = [0, *(span.end_ns - begin_ns for span in spans)]
+    lengths_s = np.diff(edges) / 1e9
+    # Energy since the beginning; nothing is drawn before it or after the end.
+    used_j = np.cumsum([0.0, *lengths_s * [POWERS[span.kind] for span in spans]])
+    t_ns = begin_ns - 300 * MS + chance.randrange(100 * MS)
     shown = []
-    while t_ns < spans[-1].end_ns + 300 * MS:
-        watts = truth_j(spans, t_ns - window_ms * MS, t_ns) / (window_ms / 1000)
+    while t_ns < end_ns + 300 * MS:
+        window = [t_ns - window_ms * MS - begin_ns, t_ns - begin_ns]
+        watts = np.diff(np.interp(window, edges, used_j)).item() / (window_ms / 1000)
         shown.append(
             (t_ns + chance.randrange(late_ns + 1), round(1000 * watts * chance.gauss(1, noise)))
         )

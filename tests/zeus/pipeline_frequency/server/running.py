@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from tests.serving import ServerProcess, environment
-from tests.support import wait_for
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
 
 APP = "zeus.optimizer.pipeline_frequency.server.router:app"
@@ -230,18 +228,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-def eventually(condition: Callable[[], Any], what: str) -> Any:
-    """`wait_for`, slowly enough for a server beside it."""
-
-    def slowly() -> Any:
-        found = condition()
-        if not found:
-            time.sleep(0.05)
-        return found
-
-    return wait_for(slowly, what)
 
 
 def refused(response: Any, status: int) -> str:

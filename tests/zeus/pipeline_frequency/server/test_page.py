@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.browser import Page, browser
+from tests.support import wait_for
 from tests.zeus.pipeline_frequency.server.running import (
     RunningServer,
     Training,
-    eventually,
     frontier,
     job_body,
     ok,
@@ -65,19 +65,19 @@ def test_a_person_chooses_a_plan_by_clicking_and_all_ranks_get_it(
             assert training.plans() == {0: {19}, 1: {19}}  # not before it is confirmed
             page.click("#run")
             page.wait_for("document.querySelector('#said').innerText.startsWith('Plan 6 from')")
-            eventually(lambda: training.plans() == {0: {6}, 1: {6}}, "all ranks to run plan 6")
+            wait_for(lambda: training.plans() == {0: {6}, 1: {6}}, "all ranks to run plan 6")
             page.wait_for("document.querySelector('#chart .force[data-plan=\"6\"]') !== null")
             page.wait_for("document.querySelector('#choice').innerText === 'Asked for: plan 6.'")
             page.type("#deadline", "2.5")
             page.click("#by-deadline button")
             wanted = frontier().by_deadline(2.5)
-            eventually(lambda: training.plans() == {0: {wanted}, 1: {wanted}}, "the deadline")
+            wait_for(lambda: training.plans() == {0: {wanted}, 1: {wanted}}, "the deadline")
             page.type("#slowdown", "10")
             page.click("#by-slowdown button")
             wanted = frontier().by_max_slowdown(1.1)
-            eventually(lambda: training.plans() == {0: {wanted}, 1: {wanted}}, "the slowdown")
+            wait_for(lambda: training.plans() == {0: {wanted}, 1: {wanted}}, "the slowdown")
             page.click("#automatic")
-            eventually(lambda: training.plans() == {0: {19}, 1: {19}}, "the fastest again")
+            wait_for(lambda: training.plans() == {0: {19}, 1: {19}}, "the fastest again")
             page.wait_for("document.querySelector('#choice').innerText.startsWith('Automatic')")
         # At each switch all ranks changed between the same two iterations.
         assert len({tuple(ran) for ran in training.ran.values()}) == 1

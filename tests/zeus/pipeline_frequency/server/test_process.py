@@ -22,7 +22,6 @@ from tests.zeus.pipeline_frequency.server.running import (
     PLAN,
     RunningServer,
     Training,
-    eventually,
     frontier,
     job_body,
     ok,
@@ -183,7 +182,7 @@ def test_it_stops_although_ranks_wait_for_their_schedules(
         url = f"{server.url}/schedule/{job_id}?rank=0"
         thread = threading.Thread(target=lambda: answers.append(httpx.get(url, timeout=TIMEOUT_S)))
         thread.start()
-        eventually(lambda: ok(server.http.get("/healthz"))["waiting"] == 1, "it to wait")
+        wait_for(lambda: ok(server.http.get("/healthz"))["waiting"] == 1, "it to wait")
         assert server.stop() in (0, -signal.SIGTERM)
         thread.join()
         assert answers[0].status_code == 503
@@ -255,5 +254,5 @@ def test_debug_logs_each_request(tmp_path: Path, settings: dict[str, str]) -> No
     settings = {**settings, "LOG_LEVEL": "debug"}
     with running_server(tmp_path, settings) as server:
         job_id = register(server.http)
-        eventually(lambda: f"POST /register_rank/{job_id}: 200" in server.log(), "a line of log")
+        wait_for(lambda: f"POST /register_rank/{job_id}: 200" in server.log(), "a line of log")
         assert "scheduler FrontierSolution" in server.log()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import wait_for
 from tests.zeus.pipeline_frequency.server.conftest import Serve
 from tests.zeus.pipeline_frequency.server.running import (
     Training,
-    eventually,
     frontier,
     job_body,
     ok,
@@ -79,7 +79,7 @@ def test_jobs_that_nothing_is_heard_of_are_forgotten(serve: Serve, folder: str) 
         ok(http.post(f"/progress/{kept}", json=report))
         return [job["job_id"] for job in ok(http.get("/jobs"))] == [kept]
 
-    eventually(gone, "the idle job to be forgotten")
+    wait_for(gone, "the idle job to be forgotten")
     refused(http.get(f"/schedule/{idle}?rank=0"), 404)
     http.__exit__(None, None, None)
     again = serve({"solution_path": folder})

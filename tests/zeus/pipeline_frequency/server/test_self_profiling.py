@@ -14,7 +14,6 @@ import pytest
 from tests.support import wait_for
 from tests.zeus.pipeline_frequency.server.conftest import Serve
 from tests.zeus.pipeline_frequency.server.running import (
-    eventually,
     ok,
     profile_body,
     rank_bodies,
@@ -48,7 +47,7 @@ def planned(http: Any, job_id: str) -> dict[str, Any]:
         found = ok(http.get(f"/jobs/{job_id}"))
         return (found["error"] or found["frontier"]) and found["phase"] != "planning" and found
 
-    found: dict[str, Any] = eventually(ended, "the planner to end")
+    found: dict[str, Any] = wait_for(ended, "the planner to end")
     return found
 
 
@@ -142,7 +141,7 @@ def test_a_profile_that_cannot_be_planned_is_told(serve: Serve) -> None:
     assert "num_microbatches" in planned(http, job_id)["error"]
     for body in rank_bodies():
         ok(http.post(f"/profile/{job_id}", json=profile_body(body, instructions=order_of(body))))
-    eventually(lambda: ok(http.get(f"/jobs/{job_id}"))["frontier"], "plans after all")
+    wait_for(lambda: ok(http.get(f"/jobs/{job_id}"))["frontier"], "plans after all")
 
 
 def test_profiles_are_checked(serve: Serve, folder: str) -> None:

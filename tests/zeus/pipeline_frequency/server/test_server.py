@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support import wait_for
 from tests.zeus.pipeline_frequency.server.conftest import Serve
 from tests.zeus.pipeline_frequency.server.running import (
     Training,
-    eventually,
     frontier,
     job_body,
     ok,
@@ -182,7 +182,7 @@ def test_who_waits_gets_the_schedule_when_the_last_rank_comes(serve: Serve, plan
         target=lambda: found.append(ok(http.get(f"/schedule/{job_id}?rank=0")))
     )
     waiting.start()
-    eventually(lambda: ok(http.get("/healthz"))["waiting"] == 1, "it to wait")
+    wait_for(lambda: ok(http.get("/healthz"))["waiting"] == 1, "it to wait")
     ok(http.post(f"/register_rank/{job_id}", json=second))
     waiting.join()
     assert found[0]["frequencies"] == STAGES[0]
@@ -203,7 +203,7 @@ def test_all_ranks_are_told_what_the_scheduler_failed_for(serve: Serve, plan_fil
     ]
     for thread in waiting:
         thread.start()
-    eventually(lambda: ok(http.get("/healthz"))["waiting"] == 3, "them to wait")
+    wait_for(lambda: ok(http.get("/healthz"))["waiting"] == 3, "them to wait")
     ok(http.post(f"/register_rank/{job_id}", json=bodies[2]))
     for thread in waiting:
         thread.join()
