@@ -243,9 +243,9 @@ class PendingRestore:
         """Whether a restore from this record is right wherever one from the other record is.
 
         Then a write that the other announces need not wait for it: both name the same holder and
-        target, and every value that the other says may be in force is one that this one says may
-        be, or the target. Of a control that cannot be read, this one need only say that it was
-        changed. A control in which others choose, too, has a record for each change.
+        target, and this one lists every value that the other does, or it is the target. Of a
+        control that cannot be read, it need only say that it was changed. A control in which others
+        choose, too, has a record for each change.
         """
         if self.ending and not other.ending:
             return False

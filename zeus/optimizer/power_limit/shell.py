@@ -243,10 +243,8 @@ class Shell:
         return []
 
 
-# `self._do(action)` would make and wrap a function in each of a training step's calls.
-_method_for: Callable[[type[Action]], Callable[[Shell, Action], Actions]] = vars(Shell)[
-    "_do"
-].dispatcher.dispatch
+# `self._do(action)` would make and wrap a function in each call.
+_method_for = vars(Shell)["_do"].dispatcher.dispatch
 
 
 def _window(power_limit_mw: int) -> str:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.planner.highs import silent
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
+from zeus.optimizer.pipeline_frequency.planner.relaxation import silent
 
 _USUAL = 50.0
 """Times are scaled so that instructions take about this: solvers' tolerances are absolute."""

@@ -8,6 +8,7 @@ Source: J. Kelley, "Critical-Path Planning and Scheduling: Mathematical Basis", 
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.planner.highs import silent
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
 
 _USUAL = 50.0
@@ -432,3 +432,17 @@ class _SciPy:
 
     def basis(self) -> object:
         return None
+
+
+def silent(**options: Any) -> tuple[Any, Any]:
+    """HiGHS's Python module, and a solver with these options, which prints nothing.
+
+    Raises:
+        ImportError: highspy is not installed.
+    """
+    highspy: Any = importlib.import_module("highspy")
+    # From 1.16 on, `Highs` prints a banner before it can have options; what it adds is not used.
+    solver: Any = getattr(highspy, "_Highs", highspy.Highs)()
+    for name, value in {"output_flag": False, "threads": 1, **options}.items():
+        solver.setOptionValue(name, value)
+    return highspy, solver
