@@ -26,10 +26,9 @@ log = logging.getLogger(__name__)
 BATCH = 4
 """Connections that are accepted before others have their turn."""
 
-REFUSALS = 128
-PAUSE_NS = 16_000_000
-"""After so many refusals, about what the kernel's queue takes. One long pause instead of many short
-ones: the queue is empty for a while, so a client that waits for a place in it gets one."""
+REFUSALS = 16
+PAUSE_NS = 2_000_000
+"""After so many refusals: fewer and longer pauses disturb fewer of the requests beside them."""
 
 EXHAUSTED_NS = 50_000_000
 """After the system had no descriptor or memory left."""
