@@ -374,6 +374,7 @@ class ControlMachine(Leased):
         self._out.due_ns.pop(self._expiry)
         self.life.on(Event.DROP)
         self.lease = None
+        self._follow_later()
 
     def _stand_in(self, process: Process, uid: int, command: str) -> Lease:
         now_ns = self._out.now_ns

@@ -378,10 +378,14 @@ class Restorable:
         self._values = self._doubts = ()
         self.trouble = trouble
         self._restoration = None
-        if kind == "untouched" and self.rests_elsewhere:
-            # A ceiling moved under a lease that set nothing.
-            self._ceilings_moved = self._ceilings_moved or []
+        if kind == "untouched":
+            self._follow_later()
         restoration.answer()
+
+    def _follow_later(self) -> None:
+        """A lease that set nothing is over: a ceiling may have moved under it."""
+        if self.rests_elsewhere:
+            self._ceilings_moved = self._ceilings_moved or []
 
     def _failed(self, failure: Failure) -> None:
         restoration = self._restoration

@@ -18,6 +18,7 @@ from tests.zeusd.core.test_administration import (
 from tests.zeusd.core.world import GPU0, Odd, World
 from zeus_ipc.controls import Control
 from zeusd.core.ceilings import Ceiling, Ceilings
+from zeusd.core.model import Process
 from zeusd.core.policy import GpuRule, SitePolicy
 
 
@@ -302,6 +303,22 @@ def test_clocks_of_a_rule_are_written_without_any_lease_if_they_are_enforced(enf
     world.faults.clear()
     world.find_gpus()
     assert world.values[CLOCKS] == clocks
+
+
+def test_a_lease_that_is_given_up_leaves_what_a_ceiling_left_in_force_to_be_followed() -> None:
+    world = make_world(enforcing(210, True))
+    world.hold = True
+    world.ask(ALICE, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000)
+    world.reload(enforcing(220, False))
+    world.values[GPU0, Control.POWER_LIMIT] = (250_000,)
+    world.hold = False
+    world.journal_broken = True
+    world.start_core(alive={Process(102, 77)})  # what stands above 220 W cannot be lowered yet
+    connect(world)
+    world.journal_broken = False
+    world.advance(70)
+    assert world.limit_w() == 220
+    assert not world.core.node.gpus[GPU0].machines[Control.POWER_LIMIT].rests_elsewhere
 
 
 def test_a_control_that_is_found_while_the_driver_is_closed_waits_for_resume() -> None:
