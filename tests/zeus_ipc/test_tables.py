@@ -19,7 +19,7 @@ COLUMNS = b"stage,0,1\ntime,1.5,2.5\n"
     [
         ("a.csv", PLAIN),
         ("a.csv", b"\xef\xbb\xbf" + PLAIN + b"\n"),
-        ("a.csv.gz", gzip.compress(PLAIN)),
+        ("a.csv.gz", gzip.compress(PLAIN, mtime=0)),
         ("a.csv.xz", lzma.compress(PLAIN)),
         ("a.columns.csv", COLUMNS),
         ("a.columns.csv.xz", lzma.compress(COLUMNS)),
@@ -38,7 +38,7 @@ def test_a_table_is_the_same_however_it_is_stored(tmp_path: Path, name: str, dat
     [
         ("a.csv", b"\xff\xfe"),
         ("a.csv.xz", b"garbage"),
-        ("a.csv.gz", gzip.compress(PLAIN)[:-9]),
+        ("a.csv.gz", gzip.compress(PLAIN, mtime=0)[:-9]),
         ("a.columns.csv", b"stage,0,1\ntime,1.5\n"),
     ],
 )
