@@ -52,7 +52,7 @@ from zeus_ipc.requests import (
     Whose,
 )
 from zeus_ipc.stream import SampleStream
-from zeus_ipc.transport import Transport, ZmqTransport
+from zeus_ipc.transport import SocketTransport, Transport
 from zeus_ipc.wire import PROTOCOL_VERSION
 
 DEFAULT_TIMEOUT_S = 5.0
@@ -91,7 +91,7 @@ class Client(Closing):
         if timeout_s <= 0:
             raise ValueError(f"timeout_s must be positive, not {timeout_s}")
         self._timeout_s = timeout_s
-        self._transport = ZmqTransport(socket_path(path)) if transport is None else transport
+        self._transport = SocketTransport(socket_path(path)) if transport is None else transport
         self._name = secrets.token_hex(6)
         self._pid = os.getpid()
         self._closed = False

@@ -1,14 +1,87 @@
-"""Why a daemon that listens does not answer, and where it says so itself."""
+"""Why a daemon cannot be reached or does not answer, and where it says so itself."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import grp
 import os
 import socket
 import stat
 import struct
+import time
 from pathlib import Path
 
+from zeus_ipc.errors import AccessRefused, DaemonUnavailable, RequestTimeout
+
 _CREDENTIALS = struct.Struct("3i")
+
+
+def check_deadline(path: str, deadline_ns: int, sent: bool, timeout_s: float) -> None:
+    """Ends a request whose time is over.
+
+    Args:
+        path: The daemon's socket.
+        deadline_ns: When that is, CLOCK_MONOTONIC.
+        sent: Whether the request was sent.
+        timeout_s: What the caller gave it.
+
+    Raises:
+        DaemonUnavailable: It is over; the message says why, as far as can be told.
+    """
+    if time.monotonic_ns() < deadline_ns:
+        return
+    if not sent:
+        diagnose(path)
+    raise RequestTimeout(
+        f"zeusd at {path} did not answer within {timeout_s:g} s; {silent_daemon(path)}"
+    )
+
+
+def diagnose(path: str) -> None:
+    """Says why nobody can be reached at `path`, if that can be told.
+
+    Raises:
+        DaemonUnavailable: That is why.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            probe.connect(path)
+    except OSError as error:
+        reason = unreachable(path, error)
+        if reason is not None:
+            raise reason from None
+
+
+def unreachable(path: str, error: OSError) -> DaemonUnavailable | AccessRefused | None:
+    """What a failed connect(2) means; None: the daemon is only slow to accept."""
+    if isinstance(error, FileNotFoundError):
+        return DaemonUnavailable(
+            f"no zeusd listens at {path}: there is no such socket; start zeusd, or name its "
+            "socket in ZEUSD_SOCK_PATH"
+        )
+    if isinstance(error, ConnectionRefusedError):
+        return DaemonUnavailable(
+            f"no zeusd listens at {path}: the socket was left behind by one that ended; start zeusd"
+        )
+    if isinstance(error, PermissionError):
+        return AccessRefused(
+            f"you may not connect to zeusd at {path}; ask the administrator {access_remedy(path)}"
+        )
+    if isinstance(error, TimeoutError) or error.errno in (errno.EAGAIN, errno.ETIMEDOUT):
+        return None
+    return DaemonUnavailable(f"cannot connect to zeusd at {path}: {error.strerror or error}")
+
+
+def access_remedy(path: str) -> str:
+    """What to ask the administrator for if one may not connect to a socket."""
+    with contextlib.suppress(OSError, KeyError):
+        found = os.stat(path)
+        if found.st_gid != 0 and found.st_mode & stat.S_IWGRP:
+            group = grp.getgrgid(found.st_gid).gr_name
+            return f"to add you to the group {group}, then log in again"
+    return "for the right to use it"
 
 
 def silent_daemon(path: str) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from zeus_ipc.client import Client
 from zeus_ipc.codec import encode
-from zeus_ipc.direct import NO_SIGNAL, DirectTransport
+from zeus_ipc.connection import WITHOUT_WAITING
 from zeus_ipc.operations import HEARTBEAT, SET_GPU_CLOCKS
-from zeus_ipc.transport import ZmqTransport
+from zeus_ipc.transport import SocketTransport
 from zeus_ipc.zmtp import frame
 
 VALID_NS = 5_000_000_000
@@ -21,18 +21,17 @@ others have followed."""
 def sibling(client: Client, stall_timeout_s: float | None = None) -> Client:
     """A client of the same node with a connection, heartbeats and failed sets of its own.
 
-    What it sends goes straight to zeusd's socket. Where the node is in this process there is one
-    engine, and the client shares it.
+    Where the node is in this process there is one engine, and the client shares it.
     """
     transport = client._transport
-    if isinstance(transport, (ZmqTransport, DirectTransport)):
-        return Client(transport=DirectTransport(transport._path), stall_timeout_s=stall_timeout_s)
+    if isinstance(transport, SocketTransport):
+        return Client(transport.path, stall_timeout_s=stall_timeout_s)
     return Client(transport=transport, heartbeat=False)
 
 
 def close_sibling(client: Client) -> None:
     """Ends what `sibling` made; an engine that it shares goes on. Never raises."""
-    if isinstance(client._transport, DirectTransport):
+    if isinstance(client._transport, SocketTransport):
         client.close()
 
 
@@ -64,7 +63,7 @@ class PreparedClocks:
         self._clocks: dict[int, int] = {}
         self._frames: dict[int, bytes] = {}
         transport = client._transport
-        self._line = transport.connection() if isinstance(transport, DirectTransport) else None
+        self._line = transport.connection() if isinstance(transport, SocketTransport) else None
 
     def prepare(self, clocks: Mapping[int, int]) -> None:
         """Encodes what locks the clock.
@@ -102,7 +101,7 @@ class PreparedClocks:
             return True
         push = line.push
         try:
-            push(self._frames[clock], NO_SIGNAL)
+            push(self._frames[clock], WITHOUT_WAITING)
         except BlockingIOError:
             return False
         except OSError:

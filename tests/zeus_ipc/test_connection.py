@@ -1,10 +1,12 @@
-"""The way to the daemon without libzmq: what libzmq's own ROUTER makes of it, and bad peers."""
+"""The client's connection: what libzmq's own ROUTER makes of it, and bad peers."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +20,9 @@ from tests.support import wait_for
 from tests.zmtp_peer import GREETING, command, exactly, frame, hello, message, ready
 from zeus_ipc import Client, prepared
 from zeus_ipc.codec import decode_request, encode
-from zeus_ipc.direct import DirectTransport
 from zeus_ipc.errors import DaemonUnavailable, RequestTimeout
 from zeus_ipc.prepared import PreparedClocks
+from zeus_ipc.transport import SocketTransport
 from zeus_ipc.zmtp import ProtocolError, Replies
 
 GPU = "GPU-1"
@@ -48,8 +50,8 @@ def path(tmp_path: Path) -> str:
 
 @contextlib.contextmanager
 def listening(path: str) -> Iterator[Callable[[Talk], threading.Thread]]:
-    """Lets each connection that comes be talked to by a thread. The first is what `diagnose` opens
-    to see whether anybody listens; it says nothing and is passed over."""
+    """Lets each connection that comes be talked to by a thread. One that says nothing, as `diagnose`
+    opens it, is passed over."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(path)
         server.listen()
@@ -82,8 +84,8 @@ def listening(path: str) -> Iterator[Callable[[Talk], threading.Thread]]:
 
 
 @contextlib.contextmanager
-def transport_to(path: str) -> Iterator[DirectTransport]:
-    transport = DirectTransport(path)
+def transport_to(path: str) -> Iterator[SocketTransport]:
+    transport = SocketTransport(path)
     try:
         yield transport
     finally:
@@ -302,6 +304,65 @@ def test_a_peer_that_does_not_answer_is_waited_for_as_long_as_asked(path: str) -
         with pytest.raises(RequestTimeout):
             transport.request({"op": "state"}, 0.05)
         released.set()
+
+
+def test_a_full_backlog_is_waited_for(path: str) -> None:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        server.bind(path)
+        server.listen(0)
+        server.settimeout(20)
+        ahead = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        ahead.connect(path)
+        with transport_to(path) as transport:
+            with pytest.raises(RequestTimeout):
+                transport.request({"op": "state"}, 0.05)
+            got: list[dict[str, Any]] = []
+            asking = threading.Thread(
+                target=lambda: got.append(transport.request({"op": "state"}, 20.0))
+            )
+            asking.start()
+            server.accept()[0].close()
+            while not got:
+                stream, _ = server.accept()
+                with stream:
+                    stream.settimeout(20)
+                    if stream.recv(1, socket.MSG_PEEK):
+                        shake(stream)
+                        answer(stream, next_request(stream), done=True)
+                        asking.join()
+        assert got[0]["result"] == {"done": True}
+
+
+def test_a_process_without_descriptors_gets_an_error_and_lives(path: str) -> None:
+    """libzmq would end it."""
+    child = f"""
+import os, resource
+from zeus_ipc import Client
+from zeus_ipc.errors import DaemonUnavailable
+most = 64
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+taken = []
+try:
+    while True:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+for room in range(8):
+    client = Client({path!r})
+    try:
+        client.node()
+    except DaemonUnavailable as error:
+        print(error)
+    client.close()
+    os.close(taken.pop())
+"""
+    ended = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    said = ended.stdout.splitlines()
+    assert len(said) == 8
+    assert "Too many open files" in said[0]
+    assert "no such socket" in said[-1]
 
 
 def test_closing_ends_what_waits(path: str) -> None:

@@ -1,0 +1,350 @@
+"""One process's connection to the daemon: a plain Unix socket that speaks ZMTP as a DEALER does.
+
+The client does not use libzmq for requests. A request that waits for its reply costs two system
+calls in the thread that asks, where libzmq wakes a thread of its own on the way out and on the way
+back; a request that does not wait costs one. And libzmq ends the whole process where it runs out
+of file descriptors, which must not happen to a training job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from zeus_ipc.codec import DecodeError, decode_reply
+from zeus_ipc.diagnosis import check_deadline, unreachable
+from zeus_ipc.errors import DaemonUnavailable
+from zeus_ipc.wire import MAX_REQUEST_BYTES
+from zeus_ipc.zmtp import DEALER_HELLO, ProtocolError, Replies
+
+SEND_BUFFER = 4 * MAX_REQUEST_BYTES
+"""The kernel's room for what zeusd has not read, bytes. Frames that fit into half of it go out
+whole or not at all, so that threads need no lock between them."""
+
+READ_BYTES = 16 * 1024
+"""How much to ask the kernel for at a time; a longer reply takes several reads."""
+
+QUANTUM_NS = 50_000_000
+"""How long the kernel waits in one read; it is set once, and not for each request."""
+
+CONNECT_NS = 1_000_000_000
+"""How long to stand in the queue of a socket whose backlog is full. The kernel admits those who
+wait in the order in which they came, so giving up and coming back means to start at its end."""
+
+RETRY_NS = 20_000_000
+"""Between two attempts to connect."""
+
+PAUSE_S = 0.002
+"""Before another look where there is no connection, or no room in it."""
+
+WITHOUT_WAITING = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+"""Flags of every send: a full buffer is an error, and so is a peer that has gone; neither may
+block the caller or raise SIGPIPE."""
+
+_TIME = struct.Struct("@ll")  # struct timeval
+Push = Callable[[bytes, int], int]
+
+
+class Connection:
+    """The connection of one process, opened again when it was lost.
+
+    Args:
+        path: The daemon's socket.
+
+    Attributes:
+        push: Sends a frame with the flags `WITHOUT_WAITING`. Raises BlockingIOError where there is
+            no room or no connection, and another OSError, which belongs to `lost`, where the
+            connection has ended. Look it up for each frame: each socket has its own.
+        used: Whether the daemon has ever been reached.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.push: Push = self._open_and_push
+        self.used = False
+        self._path = path
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0  # threads that wait for `_changed`
+        self._replies: dict[int, dict[str, Any] | None] = {}  # None: it is waited for
+        self._stream: socket.socket | None = None  # in its handshake, or ready
+        self._ready: socket.socket | None = None
+        self._reader: socket.socket | None = None  # a thread waits for replies on it
+        self._incoming = Replies()
+        self._connecting = False
+        self._tried_ns = 0
+        self._ended = False
+
+    def request(
+        self, request_id: int, data: bytes, until_ns: int, timeout_s: float
+    ) -> dict[str, Any]:
+        """Sends a frame and waits for the reply with this id.
+
+        A request whose connection is lost before the reply came is sent again over a new one: all
+        operations may be repeated without harm.
+
+        Args:
+            request_id: The request's.
+            data: The frame.
+            until_ns: When to give up, CLOCK_MONOTONIC.
+            timeout_s: What the caller gave it, for the error's text.
+
+        Raises:
+            DaemonUnavailable: Nobody listens, or what answers is not zeusd.
+            RequestTimeout: No reply came in time.
+        """
+        replies = self._replies
+        replies[request_id] = None
+        sent_over: socket.socket | None = None
+        try:
+            while True:
+                if sent_over is None or sent_over is not self._ready:
+                    sent_over = self.send(data, until_ns)
+                if sent_over is not None:
+                    self._receive(request_id, until_ns)
+                    reply = replies[request_id]
+                    if reply is not None:
+                        return reply
+                check_deadline(self._path, until_ns, sent_over is not None, timeout_s)
+        finally:
+            replies.pop(request_id, None)
+
+    def send(self, data: bytes, until_ns: int) -> socket.socket | None:
+        """Sends a frame. Returns the socket it was sent over; None: it was not sent this time,
+        after a pause that ends by `until_ns` (CLOCK_MONOTONIC).
+
+        Raises:
+            DaemonUnavailable: Nobody listens, what answers is not zeusd, or this was closed.
+        """
+        stream = self._ready
+        if stream is None:
+            try:
+                stream = self._open(until_ns)
+            except ProtocolError as error:
+                raise _not_zeusd(error) from None
+            if stream is None:
+                return None
+        push = stream.send
+        try:
+            if push(data, WITHOUT_WAITING) == len(data):
+                return stream
+        except BlockingIOError:
+            time.sleep(PAUSE_S)
+            return None
+        except OSError:
+            pass
+        self.lost(push)  # also where a part went out: the rest would be taken for another frame
+        return None
+
+    def lost(self, push: Push) -> None:
+        """The socket of this `push` has ended."""
+        with self._lock:
+            if self.push == push:
+                self._drop()
+
+    def end(self) -> None:
+        """Ends the connection, and opens no other."""
+        with self._lock:
+            self._ended = True
+            self._drop()
+
+    def abandon(self) -> None:
+        """In a child of fork: the connection is the parent's, and its threads may hold the lock."""
+        self._ended = True
+        self._ready = None
+        self.push = _refuse
+        if self._stream is not None:
+            self._stream.close()
+
+    # ----------------------------------------------------------------------------------- replies
+
+    def _receive(self, request_id: int, until_ns: int) -> None:
+        """Waits for this reply, but not after the connection is lost. Takes other threads' replies,
+        too, unless another thread reads already."""
+        replies = self._replies
+        with self._lock:
+            while self._reader is not None and replies[request_id] is None:
+                if not self._wait(until_ns):
+                    return
+            stream, incoming = self._stream, self._incoming
+            if stream is None or replies[request_id] is not None:
+                return
+            self._reader = stream
+        found: list[dict[str, Any]] = []
+        lost = True
+        try:
+            data = _arrived(stream, until_ns)
+            lost = data == b""
+            if data:
+                found = [decode_reply(body) for body in incoming.receive(data)]
+        except OSError:
+            pass
+        except (ProtocolError, DecodeError) as error:
+            lost = True
+            raise _not_zeusd(error) from None
+        finally:
+            with self._lock:
+                self._reader = None
+                for reply in found:
+                    if reply.get("id") in replies:
+                        replies[reply["id"]] = reply
+                if self._stream is not stream:
+                    stream.close()
+                elif lost:
+                    self._drop()
+                if self._waiting:
+                    self._changed.notify_all()
+
+    def _wait(self, until_ns: int) -> bool:
+        """Waits for another thread to have read; False: it is too late. Lock held."""
+        left_s = (until_ns - time.monotonic_ns()) / 1e9
+        self._waiting += 1
+        try:
+            return left_s > 0 and self._changed.wait(left_s)
+        finally:
+            self._waiting -= 1
+
+    # ------------------------------------------------------------------------------- connections
+
+    def _open_and_push(self, data: bytes, flags: int) -> int:
+        with contextlib.suppress(ProtocolError):  # a request that waits reports it
+            stream = self._open(0)
+            if stream is not None:
+                return stream.send(data, flags)
+        raise BlockingIOError
+
+    def _open(self, until_ns: int) -> socket.socket | None:
+        """Comes a step nearer to a connection: connects, or looks whether zeusd has answered the
+        greeting. Waits for that, but no longer than `until_ns`. Returns the socket if it is ready.
+
+        Raises:
+            ProtocolError: What answers is not zeusd.
+            DaemonUnavailable: Nobody listens, or this was closed.
+        """
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            if self._ended:
+                raise client_closed()
+            stream = self._stream
+            connects = (
+                stream is None and not self._connecting and now_ns - self._tried_ns >= RETRY_NS
+            )
+            if connects:
+                self._connecting, self._tried_ns = True, now_ns
+        if connects:
+            self._connect(max(0, min(until_ns - now_ns, CONNECT_NS)))
+        elif stream is None:
+            if until_ns > now_ns:
+                time.sleep(PAUSE_S)
+        elif until_ns > now_ns:
+            # Another thread may end it meanwhile.
+            with contextlib.suppress(OSError, ValueError):
+                _readable(stream, PAUSE_S)
+        with self._lock:
+            return self._greeted()
+
+    def _connect(self, wait_ns: int) -> None:
+        """Connects; one thread at a time does."""
+        stream: socket.socket | None = None
+        failure: OSError | None = None
+        try:
+            stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(QUANTUM_NS))
+            if wait_ns:
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(wait_ns))
+            stream.setblocking(wait_ns > 0)
+            stream.connect(self._path)
+            stream.setblocking(True)
+            with contextlib.suppress(OSError):  # zeusd closes at once what it does not admit now
+                stream.send(DEALER_HELLO, WITHOUT_WAITING)
+        except OSError as error:
+            if stream is not None:
+                stream.close()
+            stream, failure = None, error
+        with self._lock:
+            self._connecting = False
+            if stream is not None:
+                self._stream, self._incoming = stream, Replies()
+                if self._ended:
+                    self._drop()
+        # One that was there before is waited for: it may be started again.
+        if failure is not None and wait_ns and not self.used:
+            reason = unreachable(self._path, failure)
+            if reason is not None:
+                raise reason from None
+
+    def _greeted(self) -> socket.socket | None:
+        """The socket, if zeusd has answered the greeting. Lock held."""
+        stream = self._stream
+        if stream is None or self._ready is not None:
+            return self._ready
+        try:
+            said = stream.recv(READ_BYTES, socket.MSG_DONTWAIT)
+            if self._incoming.receive(said):
+                raise ProtocolError("a message before any request")
+        except BlockingIOError:
+            return None
+        except OSError:
+            said = b""
+        except ProtocolError:
+            self._drop()
+            raise
+        if not said:
+            self._drop()
+        elif self._incoming.ready:
+            self.used = True
+            self._ready, self.push = stream, stream.send
+        return self._ready
+
+    def _drop(self) -> None:
+        """Ends the present socket. A thread that reads from it closes it. Lock held."""
+        stream, self._stream, self._ready = self._stream, None, None
+        self.push = self._open_and_push
+        if stream is None:
+            return
+        if self._reader is stream:
+            with contextlib.suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
+        else:
+            stream.close()
+
+
+def client_closed() -> DaemonUnavailable:
+    """What a closed client raises."""
+    return DaemonUnavailable("this client was closed; make a new one")
+
+
+def _refuse(data: bytes, flags: int) -> int:
+    raise client_closed()
+
+
+def _not_zeusd(error: Exception) -> DaemonUnavailable:
+    """The error of a request that something else has answered."""
+    return DaemonUnavailable(f"what answers is not zeusd ({error}); check the socket's path")
+
+
+def _arrived(stream: socket.socket, until_ns: int) -> bytes | None:
+    """What has come, within `QUANTUM_NS` and by then; None: nothing has; empty: the peer closed."""
+    left_ns = until_ns - time.monotonic_ns()
+    if left_ns < QUANTUM_NS and not _readable(stream, max(0.0, left_ns / 1e9)):
+        return None
+    try:
+        return stream.recv(READ_BYTES)
+    except BlockingIOError:
+        return None
+
+
+def _readable(stream: socket.socket, wait_s: float) -> bool:
+    poll = select.poll()
+    poll.register(stream, select.POLLIN)
+    return bool(poll.poll(wait_s * 1000))
+
+
+def _timeval(ns: int) -> bytes:
+    return _TIME.pack(ns // 1_000_000_000, max(1, ns % 1_000_000_000 // 1000))
