@@ -68,13 +68,14 @@ class Connection:
         self.push: Push = self._open_and_push
         self.used = False
         self._path = path
-        self._lock = threading.Lock()
+        # A signal's handler may ask while its thread holds it, or waits for a reply.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiting = 0  # threads that wait for `_changed`
         self._replies: dict[int, dict[str, Any] | None] = {}  # None: it is waited for
         self._stream: socket.socket | None = None  # in its handshake, or ready
         self._ready: socket.socket | None = None
-        self._reader: socket.socket | None = None  # a thread waits for replies on it
+        self._reader: tuple[int, socket.socket] | None = None  # thread that reads, and from what
         self._incoming = Replies()
         self._connecting = False
         self._tried_ns = 0
@@ -166,39 +167,55 @@ class Connection:
     def _receive(self, request_id: int, until_ns: int) -> None:
         """Waits for this reply, but not after the connection is lost. Takes other threads' replies,
         too, unless another thread reads already."""
-        replies = self._replies
-        with self._lock:
-            while self._reader is not None and replies[request_id] is None:
-                if not self._wait(until_ns):
-                    return
-            stream, incoming = self._stream, self._incoming
-            if stream is None or replies[request_id] is not None:
-                return
-            self._reader = stream
+        replies, thread = self._replies, threading.get_ident()
+        stream: socket.socket | None = None
         found: list[dict[str, Any]] = []
-        lost = True
+        lost = False
         try:
+            with self._lock:
+                reader = self._reader
+                while reader is not None and reader[0] != thread and replies[request_id] is None:
+                    if not self._wait(until_ns):
+                        return
+                    reader = self._reader
+                if self._stream is None or replies[request_id] is not None:
+                    return
+                stream, incoming = self._stream, self._incoming
+                self._reader = (thread, stream)
             data = _arrived(stream, until_ns)
             lost = data == b""
             if data:
                 found = [decode_reply(body) for body in incoming.receive(data)]
         except OSError:
-            pass
+            lost = True
         except (ProtocolError, DecodeError) as error:
             lost = True
             raise _not_zeusd(error) from None
         finally:
-            with self._lock:
-                self._reader = None
-                for reply in found:
-                    if reply.get("id") in replies:
-                        replies[reply["id"]] = reply
-                if self._stream is not stream:
+            if stream is not None:
+                self._read(reader, stream, found, lost)
+
+    def _read(
+        self,
+        reader: tuple[int, socket.socket] | None,
+        stream: socket.socket,
+        found: list[dict[str, Any]],
+        lost: bool,
+    ) -> None:
+        """This thread has read; before, `reader` did: nobody, or what a signal has interrupted."""
+        with self._lock:
+            if self._reader is not None and self._reader[0] == threading.get_ident():
+                self._reader = reader
+            for reply in found:
+                if reply.get("id") in self._replies:
+                    self._replies[reply["id"]] = reply
+            if self._stream is not stream:
+                if reader is None:
                     stream.close()
-                elif lost:
-                    self._drop()
-                if self._waiting:
-                    self._changed.notify_all()
+            elif lost:
+                self._drop()
+            if self._waiting:
+                self._changed.notify_all()
 
     def _wait(self, until_ns: int) -> bool:
         """Waits for another thread to have read; False: it is too late. Lock held."""
@@ -308,7 +325,7 @@ class Connection:
         self.push = self._open_and_push
         if stream is None:
             return
-        if self._reader is stream:
+        if self._reader is not None and self._reader[1] is stream:
             with contextlib.suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
         else:

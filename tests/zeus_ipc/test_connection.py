@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -50,8 +51,8 @@ def path(tmp_path: Path) -> str:
 
 @contextlib.contextmanager
 def listening(path: str) -> Iterator[Callable[[Talk], threading.Thread]]:
-    """Lets each connection that comes be talked to by a thread. One that says nothing, as `diagnose`
-    opens it, is passed over."""
+    """Lets each connection that comes be talked to by a thread. One that says nothing, such as that
+    of `diagnose`, is passed over."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(path)
         server.listen()
@@ -162,6 +163,37 @@ def test_a_request_whose_connection_is_lost_is_sent_again(path: str) -> None:
         assert transport.request({"op": "state"}, 20.0)["result"] == {"done": True}
         second.join()
     assert seen[0] == seen[1]
+
+
+def test_a_signal_handler_may_ask_while_its_thread_waits(path: str) -> None:
+    asked = threading.Event()
+
+    def interrupted(stream: socket.socket) -> None:
+        shake(stream)
+        outer = next_request(stream)
+        asked.set()
+        inner = next_request(stream)
+        answer(stream, outer, op="outer")
+        answer(stream, inner, op="inner")
+
+    with listening(path) as serve, transport_to(path) as transport:
+        serve(interrupted)
+        got: list[str] = []
+
+        def ask(*_: object) -> None:
+            got.append(transport.request({"op": "inner"}, 20.0)["result"]["op"])
+
+        before = signal.signal(signal.SIGUSR1, ask)
+        main = threading.main_thread().ident
+        assert main is not None
+        threading.Thread(
+            target=lambda: (asked.wait(20), signal.pthread_kill(main, signal.SIGUSR1))
+        ).start()
+        try:
+            got.append(transport.request({"op": "outer"}, 20.0)["result"]["op"])
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+    assert got == ["inner", "outer"]
 
 
 def test_a_child_of_fork_has_a_connection_of_its_own(path: str) -> None:
