@@ -264,9 +264,9 @@ def from_json(text: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
     except ValueError:
-        raise ValueError("this is no JSON") from None
+        raise ValueError("this is not JSON") from None
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:
-        raise ValueError(f"this is no report of `zeusctl probe`: its schema is not {SCHEMA}")
+        raise ValueError(f"this is not a report of `zeusctl probe`: its schema is not {SCHEMA}")
     return body
 
 

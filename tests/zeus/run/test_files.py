@@ -70,7 +70,7 @@ def test_what_is_no_history_is_refused_and_not_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=f"{name} is no history of runs: "):
+    with pytest.raises(ValueError, match=f"{name} is not a history of runs: "):
         read_history(tmp_path / name)
     assert not (tmp_path / "PWNED").exists()
 

@@ -152,7 +152,7 @@ def test_small_groups_can_be_left_out(tmp_path: Path) -> None:
     ("text", "wrong"),
     [
         ("a,b,c\n", "has 3 columns, and not the 6"),
-        ("n,i,u,Terminated,soon,5\n", "times of job number 1 are no numbers"),
+        ("n,i,u,Terminated,soon,5\n", "times of job number 1 are not numbers"),
         (b"\xff\xfe\x00,", "is not a CSV file"),
     ],
 )
