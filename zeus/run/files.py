@@ -138,7 +138,7 @@ def _load(path: Path, model: type[Model], what: str) -> Model:
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, fault["loc"]))
-        raise FileError(f"{path} is no {what}: {where} {fault['msg']}") from None
+        raise FileError(f"{path} is not a {what}: {where} {fault['msg']}") from None
 
 
 def save(path: Path, content: BaseModel | str) -> None:
