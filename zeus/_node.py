@@ -1,4 +1,5 @@
-"""The way from this process to its node's GPUs: zeusd if there is one, else NVML right here."""
+"""The connection of this process to its node's GPUs: zeusd if there is one, else NVML in
+process."""
 
 from __future__ import annotations
 
@@ -23,10 +24,9 @@ _client: Client | None = None
 
 
 def get_client() -> Client:
-    """This process's connection, made when first asked for.
-
-    A daemon that is configured (`$ZEUSD_SOCK_PATH`) or installed (its default socket exists) is
-    used or the failure is raised: to fall back in silence could measure other GPUs, or none.
+    """Returns this process's connection, opened on first use. If a daemon is configured
+    (`$ZEUSD_SOCK_PATH`) or installed (its default socket exists), it is used, or its failure is
+    raised: a silent fallback could measure other GPUs, or none.
 
     Raises:
         ZeusGPUInitError: The GPUs cannot be reached; the message says why and what to do.
@@ -56,13 +56,13 @@ def _connect() -> Client:
 
 
 def progress() -> None:
-    """Training comes along; see `STALL_TIMEOUT_ENV`."""
+    """Reports progress of training; see `STALL_TIMEOUT_ENV`."""
     if _client is not None:
         _client.progress()
 
 
 def answers() -> bool:
-    """Whether zeusd has answered the last time that something was asked of it; takes no time."""
+    """Whether zeusd answered the last request; takes no time."""
     return _client is None or _client.answers
 
 
@@ -72,10 +72,10 @@ def leases_lost() -> int:
 
 
 def stall_timeout_s() -> float | None:
-    """What `STALL_TIMEOUT_ENV` says, s; None where it says nothing.
+    """Returns the value of `STALL_TIMEOUT_ENV`, s; None if it is not set.
 
     Raises:
-        ZeusGPUInitError: It is no number of seconds.
+        ZeusGPUInitError: It is not a number of seconds.
     """
     value = os.environ.get(STALL_TIMEOUT_ENV)
     if not value:
@@ -91,7 +91,7 @@ def stall_timeout_s() -> float | None:
 
 @contextlib.contextmanager
 def use(client: Client) -> Iterator[None]:
-    """Has everything in this process use another connection for a while; for tests."""
+    """Makes everything in this process use another connection for a while; for tests."""
     global _client
     with _guard:
         before, _client = _client, client

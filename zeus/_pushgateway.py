@@ -1,4 +1,4 @@
-"""A group of metrics at a Prometheus push gateway, and who of a job it is about."""
+"""A group of metrics at a Prometheus push gateway."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 class Trouble:
-    """Something that goes wrong again and again: told once, until it is over.
+    """Warns once about a repeated failure, until it recovers.
 
     Args:
-        text: What to say, with the subject and the reason.
-        subject: What it is about.
+        text: The warning, with the subject and the reason.
+        subject: The subject.
     """
 
     def __init__(self, text: str, subject: str) -> None:
@@ -41,13 +41,13 @@ class Trouble:
         self._told = False
 
     def met(self, reason: object) -> None:
-        """It went wrong."""
+        """Notes a failure."""
         if not self._told:
             self._told = True
             log.warning(self._text, self._subject, reason)
 
     def over(self) -> None:
-        """It went well."""
+        """Notes a success."""
         self._told = False
 
 
@@ -61,7 +61,7 @@ class Group:
         kind: See `zeus.metric.Metric`.
 
     Attributes:
-        registry: What is pushed.
+        registry: The metrics to push.
     """
 
     def __init__(self, prometheus: Any, url: str, job: str, kind: str) -> None:
@@ -83,7 +83,7 @@ class Group:
         )
 
     def push(self) -> bool:
-        """Replaces what the gateway has of this group. Returns whether that worked."""
+        """Replaces this group at the gateway. Returns whether that succeeded."""
         try:
             self.prometheus.push_to_gateway(
                 self.url, self._job, self.registry, self._key, timeout=TIMEOUT_S
@@ -99,7 +99,7 @@ _numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(
 
 
 def prometheus_client() -> Any:
-    """The package.
+    """Imports the package.
 
     Raises:
         ZeusBaseError: It is not installed.
@@ -115,11 +115,11 @@ def prometheus_client() -> Any:
 
 
 def checked(url: str) -> str:
-    """The URL, if it is one of a push gateway; else ValueError."""
+    """Checks the URL of a push gateway; raises ValueError."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # what stands for the port is none
+    except ValueError:  # the port is not a number
         valid = False
     if not valid:
         raise ValueError(
@@ -130,7 +130,7 @@ def checked(url: str) -> str:
 
 
 def rank() -> str:
-    """This process's rank in its job; 0 if it knows none."""
+    """This process's rank in its job; 0 if unknown."""
     if framework.world_size() > 1:
         return str(framework.rank())
     return next((os.environ[name] for name in RANKS if os.environ.get(name)), "0")

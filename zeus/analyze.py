@@ -1,4 +1,4 @@
-"""What is kept of a recurring job's runs."""
+"""The history of a recurring job's runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class HistoryEntry:
 
     Attributes:
         bs: Batch size.
-        pl: Power limit, W; None where it was chosen while the run trained.
+        pl: Power limit, W; None if it was chosen during the run.
         energy: Energy, J.
         reached: Whether the target metric was reached. A recurrence ends with such a run.
         time: Time, s.

@@ -1,4 +1,4 @@
-"""What a training loop calls, and what optimizers override."""
+"""The callback interface between training loops and optimizers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ Self = TypeVar("Self", bound="Callback")
 
 
 class Callback:
-    """Does nothing at each point of a training run; subclasses override what they need.
-
-    A hand-written loop needs none of the calls but these:
+    """A callback that does nothing; subclasses override what they need. A hand-written loop needs
+    only these calls:
 
         with callback:
             for epoch in range(epochs):
@@ -38,19 +37,19 @@ class Callback:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Training has ended, in order or by an error, which passes through."""
+        """A block of training. An exception passes through, after the callback's end."""
         self.on_train_end()
 
     def steps(self, batches: Iterable[Item]) -> Steps[Item]:
         """Passes an epoch's batches on; each is one training step, and all of them one epoch.
 
-        It has a `len` where the batches have one. It may be iterated again, for another epoch.
+        It has a `len` if the batches have one. It may be iterated again, for another epoch.
         """
         return Steps(self, batches)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What the block does is no training: an evaluation, a checkpoint."""
+        """A block that is not training, such as an evaluation or a checkpoint."""
         self.on_pause()
         yield
 
@@ -73,9 +72,8 @@ class Callback:
         """A training step has ended."""
 
     def on_pause(self) -> None:
-        """Between two steps something else begins, such as an evaluation or a checkpoint.
-
-        It ends where the next step begins.
+        """Something else begins between two steps, such as an evaluation or a checkpoint. It ends
+        when the next step begins.
         """
 
     def on_evaluate(self, metric: float) -> None:
@@ -104,8 +102,8 @@ class Steps(Iterator[Item]):
     """The batches of an epoch, as `Callback.steps` passes them on.
 
     Args:
-        callback: Is told of each step.
-        batches: Whatever a `for` takes.
+        callback: Called for each step.
+        batches: Any iterable.
     """
 
     def __init__(self, callback: Callback, batches: Iterable[Item]) -> None:
@@ -114,15 +112,15 @@ class Steps(Iterator[Item]):
         self._epoch: Generator[Item, None, None] | None = None
 
     def __len__(self) -> int:
-        """How many batches there are.
+        """The number of batches.
 
         Raises:
-            TypeError: The batches do not say.
+            TypeError: The batches have no length.
         """
         return len(cast("Sized", self._batches))
 
     def __length_hint__(self) -> int:
-        """What `list` and progress bars ask for where there may be no length."""
+        """The length for `list` and progress bars, if there is one."""
         return operator.length_hint(self._batches)
 
     def __iter__(self) -> Iterator[Item]:

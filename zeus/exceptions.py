@@ -1,4 +1,4 @@
-"""Every exception that `zeus` raises on its own account, in one small tree."""
+"""All exceptions of `zeus`, in one small tree."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class ZeusBaseError(Exception):
 
 
 class ZeusArgumentError(ZeusBaseError, TypeError, ValueError):
-    """An argument has another type or value than it may have; the message says what to give."""
+    """An argument has a wrong type or value; the message says what to give."""
 
 
 class PipelineFrequencyError(ZeusBaseError, ValueError):
-    """A pipeline's profile, plan or request cannot be used; the message says what and where."""
+    """A pipeline's profile, plan or request is not valid; the message says what and where."""
 
 
 class ZeusBaseGPUError(ZeusBaseError):
-    """Something about a GPU failed.
+    """An operation on a GPU failed.
 
     Attributes:
         nvml_code: NVML's return code (`nvmlReturn_t`) where NVML refused, else None.
@@ -50,15 +50,15 @@ class ZeusGPULeaseExpiredError(ZeusdError):
 
 
 class ZeusGPUInitError(ZeusBaseGPUError):
-    """The GPUs cannot be reached, or not be told apart."""
+    """The GPUs cannot be reached or identified."""
 
 
 class ZeusGPUHeterogeneousError(ZeusBaseGPUError, ValueError):
-    """The visible GPUs are of several models."""
+    """The visible GPUs are not all of one model."""
 
 
 class ZeusGPUInvalidArgError(ZeusBaseGPUError):
-    """An argument lies outside what the GPU takes (NVML 2)."""
+    """An argument is outside the GPU's range (NVML 2)."""
 
 
 class ZeusGPUNotSupportedError(ZeusBaseGPUError):
@@ -66,7 +66,7 @@ class ZeusGPUNotSupportedError(ZeusBaseGPUError):
 
 
 class ZeusGPUNoPermissionError(ZeusBaseGPUError):
-    """The driver, or the site's policy, does not let this process do it (NVML 4)."""
+    """The driver, or the site's policy, does not allow it (NVML 4)."""
 
 
 class ZeusGPUAlreadyInitializedError(ZeusBaseGPUError):

@@ -1,4 +1,4 @@
-"""A job that recurs: what is trained, to which target, and the command that trains it."""
+"""A recurring job: its model, its target metric, and its command."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _LINEAR = ("sgd",)
 
 @dataclass(frozen=True)
 class Job:
-    """A recurring job. Hashable; the command does not tell jobs apart.
+    """A recurring job. Hashable; the command is not part of a job's identity.
 
     Attributes:
         dataset: Name of the data set.
         network: Name of the network.
         optimizer: Name of the optimizer; learning rates are scaled by it.
-        target_metric: What training is to reach.
-        max_epochs: A run is given up after so many epochs.
+        target_metric: The target of training.
+        max_epochs: A run is stopped after this many epochs.
         default_bs: Batch size of the first run.
         default_lr: Learning rate that belongs to `default_bs`.
         workdir: Folder in which the command is run.
@@ -53,7 +53,7 @@ class Job:
         )
 
     def filter_df(self, df: Any) -> Any:
-        """The rows of a pandas.DataFrame of training runs that are of this job."""
+        """Selects this job's rows of a pandas.DataFrame of training runs."""
         return df.loc[
             (df.dataset == self.dataset)
             & (df.network == self.network)
@@ -91,7 +91,8 @@ class Job:
         return [str(values.get(word, word)) for word in self.command]
 
     def scale_lr(self, batch_size: int) -> float:
-        """The learning rate of another batch size: by its root for Adam's kin, linear for SGD.
+        """Scales the learning rate to another batch size: by the square root for Adam and the like,
+        linearly for SGD.
 
         Raises:
             ValueError: `default_bs` or `default_lr` is not given.

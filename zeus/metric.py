@@ -5,19 +5,19 @@
         ...
         histogram.end_window("step")
 
-Beginning and ending a window reads the clock, as in `ZeusMonitor`. What it took is looked up, and
-pushed, by one daemon thread for each metric. A gateway that is down, slow or refuses is told of
-once in the log until it works again; training notices nothing of it, and as all that is pushed is
-cumulative the next push makes up for it. When the process ends in order, or a metric is closed, the
-last state is pushed, which may take `CLOSE_S` altogether.
+Beginning and ending a window reads the clock, as in `ZeusMonitor`. Its energy is looked up, and
+pushed, by one daemon thread for each metric. If the gateway is down, slow or refuses, one warning
+is logged until it works again; training is not affected, and as all metrics are cumulative, the
+next push makes up for it. When the process exits normally, or a metric is closed, the last state is
+pushed, which may take `CLOSE_S` in all.
 
 Each metric object has a group of its own at the gateway, and each push replaces that group. It is
 named by `job`, `instance` (the node's hostname), `rank` (of torch.distributed if it is initialised
 when the metric is made, else from RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK, else 0) and
 `metric` (such as `energy_histogram`; the second of a kind in a process is `energy_histogram_2`). So
 nodes, ranks and metrics do not overwrite each other, and the next run of a job replaces this one's
-groups instead of adding to them. Processes on one node that know no rank need job names of their
-own. Prometheus should scrape the gateway with `honor_labels: true`.
+groups instead of adding to them. Processes on one node without a rank need different job names.
+Prometheus should scrape the gateway with `honor_labels: true`.
 
 Needs prometheus_client: pip install "zeusd[metrics]".
 """
@@ -53,7 +53,7 @@ __all__ = ["EnergyCumulativeCounter", "EnergyHistogram", "Metric", "PowerGauge"]
 log = logging.getLogger(__name__)
 
 PUSH_EVERY_S = 5.0
-"""How often an `EnergyHistogram` is pushed while windows end."""
+"""Interval of pushes of an `EnergyHistogram` while windows end."""
 
 CLOSE_S = 6.0
 """Longest time that closing takes; at the end of the process, that of all metrics together."""
@@ -62,10 +62,11 @@ LOOK_UP_S = 1.0
 """Windows are looked up for this long, then what is known is pushed."""
 
 MAX_PENDING = 10_000
-"""Ended windows that wait for their energy while zeusd is away; beyond, the oldest are left out."""
+"""Maximum number of ended windows waiting for their energy while zeusd is down; beyond it, the
+oldest are dropped."""
 
 KEPT_PERIODS = 2
-"""Update periods for which a window that has ended keeps its power."""
+"""Number of update periods for which an ended window keeps its power."""
 
 LABELS = ("window", "index")
 KINDS = ("gpu", "cpu", "dram")
@@ -87,8 +88,8 @@ class Metric(Closing):
         job: Names the group at the gateway, with the node, the rank and the kind of metric.
 
     Raises:
-        ValueError: An argument is none, or an index names no GPU.
-        RuntimeError: A CPU was asked for that cannot be measured.
+        ValueError: An argument is not valid, or an index names no GPU.
+        RuntimeError: A requested CPU cannot be measured.
         ZeusBaseError: prometheus_client is not installed, or the GPUs cannot be reached.
     """
 
@@ -121,7 +122,7 @@ class Metric(Closing):
         """Opens a window.
 
         Args:
-            name: The label `window`. Each name makes series of its own: use few.
+            name: The label `window`. Each name creates its own series: use few.
             sync_execution: First wait for the GPU work that the framework has launched.
 
         Raises:
@@ -132,7 +133,7 @@ class Metric(Closing):
             self._monitor.begin_window(name, sync_execution)
 
     def end_window(self, name: str, sync_execution: bool = True) -> None:
-        """Closes a window. What it took is pushed with the next update.
+        """Closes a window. Its energy is pushed with the next update.
 
         Args:
             name: Its name.
@@ -154,19 +155,19 @@ class Metric(Closing):
 
     @abstractmethod
     def _ended(self, name: str, measurement: Measurement) -> None:
-        """A window has ended. Must take no time."""
+        """Handles the end of a window. Must take no time."""
 
     @abstractmethod
     def _update(self, final: bool) -> bool:
         """Brings the series up to date, on the thread. Returns whether any may have changed.
-
-        `final`: this is the last time.
+        `final`: this is the last update.
         """
 
     def _start(self) -> None:
-        """To be called when all is made: by the constructors of subclasses."""
+        """Starts the thread; subclasses call it at the end of their constructor."""
         _living.add(self)
-        # Again, to be called before what ends the way to the GPUs: the last look-ups need it.
+        # Registered again, to run before the connection to the GPUs is closed: the last look-ups
+        # need it.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
         self._thread.start()
@@ -197,13 +198,13 @@ class Metric(Closing):
                 changed |= self._update(final)
                 if changed:
                     changed = not self._group.push()
-            except Exception:  # a thread that nobody watches must not end in silence
+            except Exception:  # a thread that nobody watches must not end silently
                 if not told:
                     log.exception("%s could not be updated", type(self).__name__)
                 told = True
 
     def _ask_to_stop(self) -> bool:
-        """Returns whether there is an end to wait for."""
+        """Starts to close. Returns whether there is a thread to wait for."""
         _living.discard(self)
         if self._closed or os.getpid() != self._pid:
             return False
@@ -223,7 +224,7 @@ class Metric(Closing):
 
 
 class _EnergyMetric(Metric):
-    """Has ended windows looked up, and adds their energy. Arguments as for `Metric`."""
+    """Looks ended windows up and adds their energy. Arguments as for `Metric`."""
 
     def __init__(
         self,
@@ -239,7 +240,7 @@ class _EnergyMetric(Metric):
 
     @abstractmethod
     def _add(self, kind: str, name: str, index: str, joules: float) -> None:
-        """A device took this much in a window of this name."""
+        """Adds a device's energy in a window of this name."""
 
     def _ended(self, name: str, measurement: Measurement) -> None:
         self._pending.append((name, measurement))
@@ -258,7 +259,9 @@ class _EnergyMetric(Metric):
                 self._add(kind, name, str(index), joules)
 
     def _found(self) -> Iterator[tuple[str, Measurement]]:
-        """The ended windows whose energy is known by now. What may be known later is kept."""
+        """Yields the ended windows whose energy is known; keeps those whose energy may be known
+        later.
+        """
         end_s = time.monotonic() + LOOK_UP_S
         for _ in range(len(self._pending)):
             name, measurement = self._pending.popleft()
@@ -275,7 +278,7 @@ class _EnergyMetric(Metric):
         try:
             measurement.look_up()
         except ZeusBaseError as error:
-            if isinstance(error.__cause__, ZeusIpcError):  # zeusd, or a GPU, is not to be had
+            if isinstance(error.__cause__, ZeusIpcError):  # zeusd, or a GPU, is not available
                 self._lookups.met(error.message)
                 return None
             log.warning("a window %r is left out: %s", name, error.message)
@@ -285,11 +288,11 @@ class _EnergyMetric(Metric):
 
 
 class EnergyHistogram(_EnergyMetric):
-    """How the energy of windows is distributed: each window that ends is one observation.
+    """A histogram of the energy of windows: each ended window is one observation.
 
     `energy_monitor_gpu_energy_joules`, `energy_monitor_cpu_energy_joules` and
     `energy_monitor_dram_energy_joules`: histograms with the labels `window` and `index`. A window
-    that is still open at the end of the process is no observation.
+    that is still open at the end of the process is not counted.
 
     Args:
         cpu_indices: CPU packages, with their memory; None: all that can be measured.
@@ -301,7 +304,7 @@ class EnergyHistogram(_EnergyMetric):
         dram_bucket_range: The same for their memory.
 
     Raises:
-        ValueError: Buckets that are none; further see `Metric`.
+        ValueError: The buckets are not valid; see also `Metric`.
     """
 
     kind = "energy_histogram"
@@ -336,7 +339,7 @@ class EnergyHistogram(_EnergyMetric):
 
 
 class EnergyCumulativeCounter(_EnergyMetric):
-    """Energy of all windows of a name together, those that are open included.
+    """A counter of the energy of all windows of a name, including open ones.
 
     `energy_monitor_gpu_energy_joules_total`, `energy_monitor_cpu_energy_joules_total` and
     `energy_monitor_dram_energy_joules_total`: counters with the labels `window` and `index`. They
@@ -386,12 +389,12 @@ class EnergyCumulativeCounter(_EnergyMetric):
         return changed
 
     def _guard(self, name: str) -> threading.Lock:
-        """Each name has one: only the thread ever waits for a window that waits for its GPU."""
+        """One for each name: only the thread waits for a window whose energy is pending."""
         return self._guards.setdefault(name, threading.Lock())
 
     def _move_on(self, name: str, state: MeasurementState) -> bool:
-        """Counts what an open window has used so far, and restarts it from there: zeusd need
-        not remember how a window of weeks began. Returns whether it did.
+        """Counts the energy of an open window so far, and restarts it from there: zeusd need not
+        keep history for weeks. Returns whether it did.
         """
         try:
             piece = self._monitor.estimate(name)
@@ -402,7 +405,7 @@ class EnergyCumulativeCounter(_EnergyMetric):
             return False
         with self._guard(name):
             if self._monitor.measurement_states.get(name) is not state:
-                return False  # it has ended: its measurement has all of it
+                return False  # it has ended: its measurement is complete
             state.t_ns += round(piece.time * 1e9)
             state.aligned = False
         if known:
@@ -413,9 +416,9 @@ class EnergyCumulativeCounter(_EnergyMetric):
 class PowerGauge(Metric):
     """Power of GPUs while windows are open, as their sensors last measured it.
 
-    `power_monitor_gpu_power_watts`: a gauge with the labels `window` and `index`. A window that has
-    ended keeps the power it ended with for two update periods, so that windows which repeat have no
-    gaps, and what ran last when the process ended is there to see; then its series go.
+    `power_monitor_gpu_power_watts`: a gauge with the labels `window` and `index`. An ended window
+    keeps its last power for two update periods, so that repeated windows leave no gaps, and the
+    last window of a process remains visible; then its series is removed.
 
     Args:
         gpu_indices: GPUs, as the framework numbers them; None: all it sees.
@@ -469,7 +472,7 @@ class PowerGauge(Metric):
         return changed
 
     def _read(self, at_s: float | None) -> dict[int, float]:
-        """Watts of each GPU at a time (seconds since the epoch); none at all if not known."""
+        """Returns the watts of each GPU at a time (seconds since the epoch); empty if unknown."""
         try:
             watts = self._power.get_power(at_s)
         except ZeusBaseError as error:
@@ -487,7 +490,7 @@ POWER_HELP = "Power of the GPU while the window is open, in watts"
 
 
 def energy_name(kind: str) -> str:
-    """The metric of one of `KINDS`."""
+    """Creates the metric of one of `KINDS`."""
     return f"energy_monitor_{kind}_energy_joules"
 
 
@@ -508,7 +511,7 @@ _living: weakref.WeakSet[Metric] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """All at a time: a gateway that hangs delays the end of the process once."""
+    """Closes all metrics concurrently: a gateway that hangs delays the exit only once."""
     stopping = [metric for metric in list(_living) if metric._ask_to_stop()]
     deadline_s = time.monotonic() + CLOSE_S
     for metric in stopping:

@@ -1,9 +1,8 @@
-"""Energy of one iteration, from trials that begin with a GPU that has cooled down.
-
-A warm GPU leaks more, so the same work costs more right after other work. A trial waits, runs some
-iterations to warm up, and measures the next. Sweeps find how long to wait and to measure until the
-trials agree. Under torch.distributed every rank calls the same function: energies are added, the
-longest time counts, temperatures are averaged.
+"""The energy of one iteration, from trials on a GPU that has cooled down. A warm GPU has more
+leakage, so the same work costs more right after other work. A trial waits, runs some iterations to
+warm up, and measures the next. Sweeps find how long to wait and to measure until the trials agree.
+Under torch.distributed every rank calls the same function: energies are added, the longest time
+counts, temperatures are averaged.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from zeus.utils.framework import all_reduce, rank, synchronize, world_size
 logger = logging.getLogger(__name__)
 
 DURATIONS_S = tuple(map(float, range(1, 11)))
-"""What sweeps try where nothing else is given."""
+"""Default durations of sweeps."""
 
 _WINDOW = "__zeus_profile"
 
@@ -31,7 +30,7 @@ Parameter = Literal["measurement_duration", "cooldown_duration"]
 
 @dataclass
 class TrialResult:
-    """What one trial measured.
+    """Result of one trial.
 
     Attributes:
         energy_per_iter: Energy of one iteration, J.
@@ -54,7 +53,7 @@ class TrialResult:
 
 @dataclass
 class SweepResult:
-    """What the trials of one pair of durations measured.
+    """Result of the trials of one pair of durations.
 
     Attributes:
         measurement_duration: Time measured, s.
@@ -96,7 +95,7 @@ class SweepResult:
 
 @dataclass
 class SweepReport:
-    """What a sweep measured.
+    """Result of a sweep.
 
     Attributes:
         sweep_param: Name of the duration that varied, and its values, s.
@@ -134,9 +133,9 @@ def measure(
         zeus_monitor: The GPUs.
         measurement_duration: Time to measure, s.
         cooldown_duration: Time to wait before, s.
-        num_warmup_iterations: Iterations before what is measured or calibrated.
-        num_calibration_iterations: Iterations that show how long one takes.
-        warmup_settle_duration: Time to warm up before what is measured, s, in the place of
+        num_warmup_iterations: Iterations before calibration and measurement.
+        num_calibration_iterations: Iterations to determine how long one takes.
+        warmup_settle_duration: Time to warm up before the measurement, s, instead of
             `num_warmup_iterations`.
 
     Raises:
@@ -166,7 +165,7 @@ def profile_measurement_duration(
     num_calibration_iterations: int = 100,
     iteration_duration: float | None = None,
 ) -> SweepReport:
-    """Find how long to measure.
+    """Finds how long to measure.
 
     Args:
         target_function: Runs one iteration.
@@ -174,11 +173,11 @@ def profile_measurement_duration(
         measurement_duration_search_range: Times to measure, s; None: 1 to 10.
         cooldown_duration: Time to wait before each trial, s.
         num_trials: Trials of each time.
-        num_warmup_trials: Trials before, which do not count and do not wait.
+        num_warmup_trials: Trials before these, which do not count and do not wait.
         trial_stddev_threshold: Standard deviation, J, below which a time is valid.
-        num_warmup_iterations: Iterations before what is measured.
-        num_calibration_iterations: Iterations that show how long one takes.
-        iteration_duration: How long one takes, s; None: find out.
+        num_warmup_iterations: Iterations before the measurement.
+        num_calibration_iterations: Iterations to determine how long one takes.
+        iteration_duration: How long one takes, s; None: measure it.
     """
     calibration = num_warmup_iterations, num_calibration_iterations
     return _Trials(target_function, zeus_monitor, calibration, iteration_duration).sweep(
@@ -201,14 +200,14 @@ def profile_cooldown_duration(
     num_calibration_iterations: int = 100,
     iteration_duration: float | None = None,
 ) -> SweepReport:
-    """Find how long to wait before a trial.
+    """Finds how long to wait before a trial.
 
     Args:
         target_function: Runs one iteration.
         zeus_monitor: The GPUs.
         cooldown_duration_search_range: Times to wait, s; None: 1 to 10.
         measurement_duration: Time to measure, s.
-        num_trials: This and all others: see `profile_measurement_duration`.
+        num_trials: For this and all others, see `profile_measurement_duration`.
     """
     calibration = num_warmup_iterations, num_calibration_iterations
     return _Trials(target_function, zeus_monitor, calibration, iteration_duration).sweep(
@@ -230,7 +229,8 @@ def profile_parameters(
     num_warmup_iterations: int = 10,
     num_calibration_iterations: int = 100,
 ) -> tuple[SweepReport, SweepReport]:
-    """Find how long to measure, and how long to wait: one sweep each, with the other at its most.
+    """Finds how long to measure, and how long to wait: one sweep each, with the other duration at
+    its maximum.
 
     The arguments are those of `profile_measurement_duration` and `profile_cooldown_duration`.
 
@@ -251,7 +251,7 @@ def profile_parameters(
 
 @dataclass(frozen=True)
 class _Counts:
-    """How a sweep is made; see `profile_measurement_duration`."""
+    """Settings of a sweep; see `profile_measurement_duration`."""
 
     trials: int
     warmup_trials: int
@@ -265,8 +265,8 @@ class _Trials:
     Args:
         target: Runs one iteration.
         monitor: The GPUs.
-        calibration: Iterations that warm up, and that show how long one takes.
-        iteration_s: How long one takes; None: find out.
+        calibration: Iterations to warm up, and to determine how long one takes. iteration_s: How
+            long one takes; None: measure it.
 
     Attributes:
         iteration_s: How long one takes.

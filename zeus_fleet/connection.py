@@ -41,7 +41,7 @@ def connect(endpoint: str, tls: Tls | None, timeout_s: float) -> Any:
 
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit():
-        raise ValueError(f"{endpoint} is no member of etcd; give HOST:PORT")
+        raise ValueError(f"{endpoint} is not a member of etcd; give HOST:PORT")
     if tls is None:
         return aetcd.Client(host=host, port=int(port), timeout=timeout_s)
     return _secure_client(endpoint, tls, timeout_s)

@@ -19,7 +19,7 @@ def power_mw(text: str) -> int:
     """
     found = _POWER.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no power; write 80kW or 80000")
+        raise ValueError(f"{text!r} is not a power; write 80kW or 80000")
     return round(float(found[1]) * _FACTORS[found[2]] * 1000)
 
 
@@ -31,10 +31,10 @@ def ramp_mw_per_s(text: str) -> int:
     """
     found = _RAMP.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no ramp; write 5kW/min")
+        raise ValueError(f"{text!r} is not a ramp; write 5kW/min")
     rate = power_mw(found[1]) // _SECONDS[found[2]]
     if rate <= 0:
-        raise ValueError(f"{text!r} is no ramp: it is 0; leave it out to change at once")
+        raise ValueError(f"{text!r} is not a ramp: it is 0; leave it out to change at once")
     return rate
 
 
@@ -53,5 +53,5 @@ def time_s(text: str, now_s: float) -> float:
         else:
             at = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
-        raise ValueError(f"{text!r} is no time; write 17:00 or 2026-11-23T17:00") from None
+        raise ValueError(f"{text!r} is not a time; write 17:00 or 2026-11-23T17:00") from None
     return at.timestamp()

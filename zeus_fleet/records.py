@@ -53,7 +53,7 @@ def read(lines: Iterable[str]) -> list[Record]:
             found.append(Record(**json.loads(text)))
         except (TypeError, json.JSONDecodeError):
             if number < len(texts):
-                raise ValueError(f"line {number} is no record of zeus-fleet") from None
+                raise ValueError(f"line {number} is not a record of zeus-fleet") from None
     return sorted(found, key=lambda one: one.at_s)
 
 

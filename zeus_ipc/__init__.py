@@ -13,7 +13,7 @@ __all__ = ["Client", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the client, and ZeroMQ with it, when it is first asked for."""
+    """Imports the client, and ZeroMQ with it, on first use."""
     if name == "Client":
         from zeus_ipc.client import Client
 

@@ -1,4 +1,4 @@
-"""How a share of energy was found, and what its bounds follow from: one kind for each method."""
+"""The methods of energy attribution, and the basis of their bounds: one basis for each method."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Method(str, Enum):
-    """How a share was found."""
+    """How a share was determined."""
 
     ALLOCATED = "allocated"
     """One holder: all of it. Exact."""
@@ -16,25 +16,25 @@ class Method(str, Enum):
     EXCLUSIVE = "exclusive"
     """No holder, and processes of one account: all of it. Exact."""
     UTILIZATION = "utilization"
-    """Several accounts: by the use that the driver reports for their processes."""
+    """Several accounts: by the utilization that the driver reports for their processes."""
     EQUAL = "equal"
-    """No holder, several accounts, and the driver reports no use: in equal parts."""
+    """No holder, several accounts, and the driver reports no utilization: in equal parts."""
     NONE = "none"
     """Idle, or unattributed."""
     SLICES = "slices"
-    """Several accounts on MIG instances whose use is not known: by the instances' sizes."""
+    """Several accounts on MIG instances with unknown utilization: by the instances' sizes."""
 
 
 class Bounds(str, Enum):
-    """What the bounds of a charge follow from, the most certain first."""
+    """The basis of a charge's bounds, the most certain first."""
 
     EXACT = "exact"
     """There is one possible value."""
     PRESENCE = "presence"
-    """Who held the GPU or had a process on it: each of them may have used all of it, or nothing.
-    Certain."""
+    """Holders of the GPU and accounts with processes on it: each may have used all of it, or
+    nothing. Certain."""
     ACTIVITY = "activity"
-    """Who used the GPU when, as the driver reports it: true if its samples are complete."""
+    """The activity that the driver reports: correct if its samples are complete."""
 
 
 BOUNDS: dict[Method, Bounds] = {
@@ -46,7 +46,7 @@ BOUNDS: dict[Method, Bounds] = {
     Method.NONE: Bounds.EXACT,
     Method.SLICES: Bounds.PRESENCE,
 }
-"""The kind of the bounds that each method gives."""
+"""The basis of each method's bounds."""
 
 REASONS: dict[Method, str] = {
     Method.WEIGHTS: "several held parts and their use was not measured",
@@ -54,17 +54,17 @@ REASONS: dict[Method, str] = {
     Method.SLICES: "several had processes on MIG instances and their use was not measured",
     Method.EQUAL: "several had processes and their use was not measured",
 }
-"""Why a method gives an estimate; without commas, for tables."""
+"""Returns why a method gives an estimate; without commas, for tables."""
 
 _ORDER = tuple(Bounds)
 
 
 def bounds_of(methods: Iterable[str], meet: bool = False) -> Bounds:
-    """The kind of the bounds of a sum: of several methods, that of the least certain.
+    """Returns the basis of a sum's bounds: of several methods, the least certain one.
 
     Args:
-        methods: By name; one that is not known counts as the least certain.
-        meet: The lower and the upper bound are the same: where both are certain, it is exact.
+        methods: By name; an unknown one counts as the least certain.
+        meet: Whether the bounds are equal: if both are certain, the sum is exact.
     """
     known = {method.value: BOUNDS[method] for method in Method}
     kinds = [known.get(one, _ORDER[-1]) for one in methods]
@@ -73,6 +73,6 @@ def bounds_of(methods: Iterable[str], meet: bool = False) -> Bounds:
 
 
 def reason_of(methods: Iterable[str]) -> str:
-    """Why a sum is an estimate; empty: it is none."""
+    """Returns why a sum is an estimate; empty if it is not."""
     known = {*methods}
     return "; ".join(reason for method, reason in REASONS.items() if method.value in known)

@@ -1,10 +1,9 @@
-"""Bounds what a program waits in total for a daemon that does not answer.
-
-Training may wait for its daemon a moment, once, and not at every step. A circuit opens when an
-answer stays away; from then on what is called within `bounded` fails at once, while a thread asks
-until the daemon answers again. A daemon that answers, but late, as where a driver is stuck, is
-waited for as long in total: all bounded calls draw on one budget. What is asked for before it can
-be known, as the energy until a moment ago, is no delay of the daemon's.
+"""Bounds the total time that a program waits for a daemon that does not answer. Training may wait a
+moment for its daemon once, but not at every step. A circuit opens when a reply does not arrive;
+from then on calls within `bounded` fail at once, while a thread polls until the daemon answers
+again. If a daemon answers late, for example because a driver hangs, the same total applies: all
+bounded calls draw on one budget. Waiting for a value that does not exist yet, such as the energy
+until a moment ago, is not a delay of the daemon.
 
     with bounded():
         client.set_power_limit(...)   # at most WAIT_S, or at once while the circuit is open
@@ -33,17 +32,17 @@ from zeus_ipc.errors import (
 log = logging.getLogger(__name__)
 
 WAIT_S = 0.3
-"""How long bounded calls wait for answers, in total; a transport may take a tenth of a second more.
+"""Total time that bounded calls wait for replies; a transport may take a tenth of a second more.
 """
 PROMPT_S = 0.05
-"""A call that takes no longer than this draws nothing from the budget, and may always take it."""
+"""A call that takes no longer than this is always allowed, and draws nothing from the budget."""
 REFILL_S = 30.0
-"""The budget is whole again after this time, or when the circuit closes."""
+"""The budget is full again after this time, or when the circuit closes."""
 IN_PROCESS_WAIT_S = 5.0
-"""The same where the engine runs in this process: there is no daemon that could be gone, and it
-shares the processor with the caller."""
+"""The same for an engine in this process: it cannot be gone, and shares the processor with the
+caller."""
 PROBE_S = 0.25
-"""Pause between two attempts to reach a daemon that does not answer."""
+"""Pause between attempts to reach a daemon that does not answer."""
 
 _limit_s: contextvars.ContextVar[float | None] = contextvars.ContextVar("limit_s", default=None)
 _not_before_s: contextvars.ContextVar[float] = contextvars.ContextVar("not_before_s", default=0.0)
@@ -52,7 +51,8 @@ _UNANSWERED = (ErrorCode.SHUTTING_DOWN, ErrorCode.QUIESCED, ErrorCode.OVERLOADED
 
 @contextlib.contextmanager
 def bounded(wait_s: float = WAIT_S) -> Iterator[None]:
-    """Within, calls of this thread wait this long at most for a daemon, all of a client together.
+    """Limits how long this thread's calls within it wait for a daemon, all calls of a client
+    together.
 
     Args:
         wait_s: Seconds.
@@ -66,7 +66,8 @@ def bounded(wait_s: float = WAIT_S) -> Iterator[None]:
 
 @contextlib.contextmanager
 def not_before(time_s: float) -> Iterator[None]:
-    """Within, what is asked for cannot be known before this time: waiting until then is no delay.
+    """Declares that values requested within it do not exist before this time: waiting for it is not
+    a delay.
 
     Args:
         time_s: Seconds of CLOCK_MONOTONIC.
@@ -79,8 +80,8 @@ def not_before(time_s: float) -> Iterator[None]:
 
 
 def unanswered(error: BaseException | None) -> bool:
-    """Whether an error says that the daemon, or a GPU's driver, did not answer, or cannot at the
-    moment: the same request may succeed later.
+    """Whether an error is transient: the daemon or a driver did not answer, or cannot at the
+    moment, and the same request may succeed later.
     """
     if isinstance(error, SeveralGpusFailed):
         return any(map(unanswered, error.errors.values()))
@@ -93,8 +94,7 @@ class Circuit:
     """Closed while a daemon answers, open while it does not.
 
     Args:
-        probe: Asks the daemon something, and waits as long as it may take; a bound method, kept
-            weakly.
+        probe: Makes a request and waits for the reply without a bound; a bound method, kept weakly.
         in_process: Whether the engine runs in this process.
     """
 
@@ -103,11 +103,11 @@ class Circuit:
         self._probe = weakref.WeakMethod(probe)
         self._guard = threading.Lock()
         self._reason: str | None = None
-        self._waited_s, self._waited_at = 0.0, 0.0  # of the budget, and when that was drawn
+        self._waited_s, self._waited_at = 0.0, 0.0  # drawn from the budget, and when
 
     @property
     def open(self) -> bool:
-        """Whether the daemon does not answer."""
+        """Whether the circuit is open: the daemon does not answer."""
         return self._reason is not None
 
     def call(self, request: Callable[[float], dict[str, Any]], timeout_s: float) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class Circuit:
         return reply
 
     def _drawn_s(self, now_s: float) -> float:
-        """How much of the budget is used up."""
+        """How much of the budget is used."""
         return self._waited_s * max(0.0, 1 - (now_s - self._waited_at) / REFILL_S)
 
     def _draw(self, began: float, ended: float) -> None:
@@ -146,7 +146,7 @@ class Circuit:
             self._waited_at = ended
 
     def after_fork(self) -> None:
-        """In a child: the thread stayed behind with its parent."""
+        """Resets a child of fork: the thread is only in its parent."""
         self._guard = threading.Lock()
         self._reason = None
 
@@ -165,7 +165,5 @@ class Circuit:
                 probe()
             except ZeusIpcError as error:
                 log.debug("zeusd does not answer: %s", error)
-            del (
-                probe
-            )  # nor may its error be held while this sleeps: a client that is forgotten ends it
+            del probe  # nor keep its error while this sleeps: the thread ends with the client
             time.sleep(PROBE_S)

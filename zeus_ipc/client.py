@@ -1,7 +1,7 @@
-"""The client: what a program says to a node, as Python calls.
+"""The client: the protocol's operations as Python methods.
 
-Methods take one GPU's UUID or several, and return results by UUID. Where one GPU was asked for, its
-error is raised as it is; where several were, `SeveralGpusFailed` holds the error of each.
+Methods take one GPU's UUID or several, and return results by UUID. If one GPU was requested, its
+error is raised as it is; if several were, `SeveralGpusFailed` holds the error of each.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ class Client(Closing):
     """A connection to a node's zeusd.
 
     Safe to share between threads, and safe to use after `fork` (the child gets a connection, and
-    leases, of its own). Leases taken through it end with `close`, with the `with` block, and
-    with the process, however that ends.
+    leases, of its own). Leases acquired through it end with `close`, with the `with` block, and
+    with the process.
 
     Args:
         path: The daemon's socket; None: `$ZEUSD_SOCK_PATH`, else `/run/zeusd/zeusd.sock`.
         timeout_s: Seconds after which any call gives up.
-        heartbeat: Tell zeusd from a thread that this process is alive, as long as it holds leases.
-            Without, call `heartbeat` yourself at least once within each lease's TTL.
-        stall_timeout_s: With `heartbeat`: fall silent, and so lose all leases, when `progress` was
-            not called for this long, as in a collective that never ends. None: progress is not
-            watched.
+        heartbeat: Send heartbeats from a thread while this process holds leases. If false, call
+            `heartbeat` yourself at least once within each lease's TTL.
+        stall_timeout_s: With `heartbeat`: stop the heartbeats, and so lose all leases, if
+            `progress` is not called for this long, as in a collective that never ends. None: never.
         transport: Another way to a node than a socket, such as an engine in this process.
 
     Every method raises a `ZeusIpcError`: `DaemonUnavailable` (nobody listens), `AccessRefused`
-    (the socket may not be used), `RequestTimeout`, `VersionMismatch`, and what the daemon answers.
+    (this user may not use the socket), `RequestTimeout`, `VersionMismatch`, and what the daemon
+    answers.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class Client(Closing):
     # --------------------------------------------------------------------------------- the node
 
     def node(self) -> NodeInfo:
-        """What the daemon is, and which GPUs the node has at this moment."""
+        """Describes the daemon and the node's GPUs."""
         return self._ask(operations.HELLO, client_version=__version__)
 
     def state(self, gpus: str | Sequence[str]) -> dict[str, GpuState]:
-        """Present limits, clocks, power, energy and temperature of GPUs, by UUID."""
+        """Reads limits, clocks, power, energy and temperature of GPUs, by UUID."""
         return self._each(operations.STATE, gpus=_uuids(gpus))
 
     def energy(self, gpus: str | Sequence[str]) -> dict[str, EnergyReading]:
@@ -127,17 +127,17 @@ class Client(Closing):
     ) -> dict[str, WindowEnergies]:
         """Energy between pairs of instants, by source.
 
-        Any number of windows: they are asked for in as few messages as they fit in. Waits at most
-        one tick for what has just ended.
+        Any number of windows: they are requested in as few messages as possible. Waits at most one
+        update period for a window that has just ended.
 
         Args:
             sources: UUIDs of GPUs, `cpu:0`, `dram:0`.
             windows: Beginning and end, ns of CLOCK_MONOTONIC, and whether the GPU had nothing to do
-                just before and after except what is measured. None: asks only whether there is
-                anything to look up.
+                just before and after except what is measured. None: checks only whether windows can
+                be computed.
 
         Raises:
-            NotSupported: A source shows no energy.
+            NotSupported: A source has no energy.
         """
         names = _uuids(sources)
         each = max(1, min(MAX_WINDOWS, MAX_LOOKUPS // max(1, len(names))))
@@ -161,7 +161,7 @@ class Client(Closing):
         start_ns: int = 0,
         end_ns: int | None = None,
     ) -> list[tuple[int, int]]:
-        """What a source's sensors have shown: times, ns of CLOCK_MONOTONIC, and readings.
+        """Reads the history of a source: times, ns of CLOCK_MONOTONIC, and readings.
 
         Args:
             source: UUID of a GPU, `cpu:0`, `dram:0`.
@@ -185,26 +185,26 @@ class Client(Closing):
             start_ns = part.t_ns[-1] + 1
 
     def stream(self, gpus: str | Sequence[str], *, buffer: int = 1000) -> SampleStream:
-        """What GPUs' sensors show from now on, tick by tick: power, energy, clocks, temperature.
+        """Streams samples of GPUs: power, energy, clocks and temperature at each update of their
+        sensors.
 
         Args:
             gpus: UUIDs.
-            buffer: Samples that wait for their reader; when it is full, samples are lost, and
-                counted.
+            buffer: Samples kept for the reader; if it is full, samples are dropped, and counted.
 
         Raises:
             UnknownGpu: There is no such GPU.
         """
         names = _uuids(gpus)
-        self.windows(names)  # are they there, and is there something to see?
+        self.windows(names)  # do they exist, and do they have sensors?
         return SampleStream(self._transport.subscribe(names, self.node().stream, buffer))
 
     def clocks(self, gpu: str) -> SupportedClocks:
-        """Clocks, MHz, that a GPU can be locked to."""
+        """Lists the clocks, MHz, that a GPU can be locked to."""
         return self._each(operations.CLOCKS, gpus=[gpu])[gpu]
 
     def processes(self, gpus: str | Sequence[str]) -> dict[str, GpuProcesses]:
-        """Processes that use GPUs, by UUID: at most a second old."""
+        """Lists the processes that use GPUs, by UUID: at most a second old."""
         return self._each(operations.PROCESSES, gpus=_uuids(gpus))
 
     # ---------------------------------------------------------------------------------- controls
@@ -218,19 +218,19 @@ class Client(Closing):
         block: bool = True,
         together: bool = False,
     ) -> dict[str, list[int]]:
-        """Sets any control. `set_power_limit` and its likes do the same for one control each.
+        """Sets any control. `set_power_limit` and the like do the same for one control each.
 
         Args:
             gpus: UUIDs.
             control: Which.
             value: `[mW]`, `[min MHz, max MHz]`, `[0]` or `[1]`, or `[profile, ...]`.
             block: As for `set_power_limit`.
-            together: Also where a control is leased on the GPU that changes the same: a power
-                profile beside a power limit or locked clocks.
+            together: Allow it even if a conflicting control of the GPU is leased: a power profile
+                beside a power limit or locked clocks.
 
         Returns:
-            What each GPU holds now, as read back: a driver may round a value, or move it into its
-            range. Empty without `block`.
+            The value that each GPU holds now, as read back: a driver may round it, or move it into
+                its range. Empty without `block`.
         """
         name, value = Control(control).value, list(value)
         more = {"together": True} if together else {}
@@ -241,13 +241,13 @@ class Client(Closing):
     def set_power_limit(
         self, gpus: str | Sequence[str], power_limit_mw: int, *, block: bool = True
     ) -> None:
-        """Sets the power limit, mW, taking its lease if nobody holds it.
+        """Sets the power limit, mW, acquiring its lease if nobody holds it.
 
         Args:
             gpus: UUIDs.
             power_limit_mw: Within the GPU's range and at most the site limit.
-            block: Wait until it is set. Without, the call returns at once, and a failure is raised
-                as `DeferredSetFailed` by a later call that waits.
+            block: Wait until it is set. If false, the call returns at once, and a later call that
+                waits raises `DeferredSetFailed` if it failed.
 
         Raises:
             LeaseHeld, LeaseExpired, OutOfRange, PermissionRefused, NotSupported, DeviceFailure: See
@@ -276,7 +276,7 @@ class Client(Closing):
     def reset(
         self, gpus: str | Sequence[str], control: Control | str, *, block: bool = True
     ) -> None:
-        """Puts a control back to its restore target and keeps the lease; see `release`."""
+        """Restores a control and keeps the lease; see `release`."""
         self._set(operations.RESET, gpus, block, control=Control(control).value)
 
     # ------------------------------------------------------------------------------------ leases
@@ -289,9 +289,8 @@ class Client(Closing):
         ttl_s: float | None = None,
         together: bool = False,
     ) -> dict[str, dict[str, Back]]:
-        """Takes the leases on these controls without changing anything.
-
-        A process that lost a lease (`LeaseExpired`) gets it again in no other way.
+        """Acquires the leases on these controls without changing anything. A process that lost a
+        lease (`LeaseExpired`) can get it again only in this way.
 
         Args:
             gpus: UUIDs.
@@ -304,8 +303,8 @@ class Client(Closing):
             The restore target of each control, by UUID and control.
 
         Raises:
-            LeaseHeld: Another process has one.
-            PermissionRefused: The site does not let this user have it.
+            LeaseHeld: Another process holds one.
+            PermissionRefused: The site does not allow it to this user.
         """
         names = [Control(control).value for control in controls]
         ttl_ms = 0 if ttl_s is None else max(1, round(ttl_s * 1000))
@@ -361,25 +360,23 @@ class Client(Closing):
         return self._ask(operations.LEASES).leases
 
     def heartbeat(self) -> int:
-        """Says that this process is alive. Returns how many leases it holds."""
+        """Sends a heartbeat. Returns how many leases this process holds."""
         return self._ask(operations.HEARTBEAT).leases
 
     @property
     def answers(self) -> bool:
-        """Whether the daemon has answered the last time that something was asked of it; takes no
-        time, and asks nothing.
-        """
+        """Whether the daemon answered the last request; takes no time, and sends none."""
         return not self._circuit.open
 
     @property
     def leases_lost(self) -> int:
-        """How often a heartbeat has found that this process holds fewer leases than before, and
-        it released none; takes no time. Something it set may be in force no longer.
+        """How often a heartbeat found that this process had lost leases; takes no time. Values that
+        it set may no longer be in force.
         """
         return 0 if self._heartbeat is None else self._heartbeat.lost
 
     def progress(self) -> None:
-        """Says that the application comes along; see `stall_timeout_s`. Takes no time."""
+        """Reports progress of the application; see `stall_timeout_s`. Takes no time."""
         if self._heartbeat is not None:
             self._heartbeat.progress()
 
@@ -388,17 +385,16 @@ class Client(Closing):
     def restore(
         self, gpus: str | Sequence[str] = (), controls: Sequence[Control | str] = ()
     ) -> dict[str, dict[str, str]]:
-        """Restores controls to the site limit, also if others hold or have set them.
-
-        For administrators. Holders lose their leases, and are told at their next set.
+        """Restores controls to the site limit, even if others hold or have set them. For
+        administrators. Holders lose their leases, and get an error at their next set.
 
         Args:
             gpus: UUIDs; empty: all.
             controls: Empty: all.
 
         Returns:
-            By UUID and control: `ok`; `not_offered`, where the driver says so, and zeusd has set
-            nothing; or why it could not be restored yet, and zeusd keeps retrying.
+            By UUID and control: `ok`; `not_offered`, if the driver says so and zeusd has set
+                nothing; or why the restore is pending.
         """
         names = [Control(control).value for control in controls]
         uuids = _uuids(gpus) if gpus else []
@@ -406,9 +402,8 @@ class Client(Closing):
         return {uuid: one.controls for uuid, one in answer.items()}
 
     def persist(self, gpus: str | Sequence[str], controls: Sequence[Control | str]) -> None:
-        """Makes what this process has set the restore target, until `restore`.
-
-        For administrators. A power limit is then also the most that others may set.
+        """Makes the values that this process has set the restore targets, until `restore`. For
+        administrators. A power limit is then also the highest that others may set.
 
         Raises:
             RequestRejected: This process has not set one of these controls.
@@ -426,7 +421,7 @@ class Client(Closing):
         until_boot_ns: int | None = None,
         fallback_mw: int | None = None,
     ) -> dict[str, int]:
-        """Puts an upper bound on the power limit, or removes it; for administrators.
+        """Sets or removes a ceiling of the power limit; for administrators.
 
         Args:
             gpus: UUIDs.
@@ -438,7 +433,7 @@ class Client(Closing):
             fallback_mw: At most `power_limit_mw`; None: the ceiling ends then.
 
         Returns:
-            The most that may be set now, mW, by UUID.
+            The highest limit that may be set now, mW, by UUID.
         """
         answer = self._each(
             operations.SET_CEILING,
@@ -459,13 +454,12 @@ class Client(Closing):
         measuring: bool = False,
         needs_mw: int | None = None,
     ) -> None:
-        """Says what power limits are worth to this process, which holds their leases.
-
-        A restart of zeusd forgets it.
+        """Publishes what power limits are worth to this process, which must hold their leases. A
+        restart of zeusd discards it.
 
         Args:
             gpus: UUIDs.
-            progress: Relative speed by limit in mW, 1 at the highest; None: not known.
+            progress: Relative speed by limit in mW, 1 at the highest; None: unknown.
             measuring: Whether this process measures now, and needs its highest limit for that.
             needs_mw: The limit below which it misses a latency objective; None: it has none.
 
@@ -496,17 +490,17 @@ class Client(Closing):
         parts: int = 0,
         control_group: str = "",
     ) -> None:
-        """Charges what GPUs draw from now on to a job or pod; for administrators.
+        """Charges the energy of GPUs to a job or pod from now on; for administrators.
 
         Args:
             gpus: UUIDs.
             name: Slurm's job id, or `namespace/pod`.
             kind: `job` or `pod`.
-            run: Tells runs of one job apart.
-            uid: The user who is charged.
-            weight: Its part beside other holders; 0: all of it, and others hold it no longer.
+            run: Distinguishes runs of one job.
+            uid: The user to charge.
+            weight: Its part beside other holders; 0: all of it, which ends other allocations.
             parts: Of how many parts that is; 0: as many as are held.
-            control_group: What control groups call it, where that is not its name.
+            control_group: Name of its control group, if it differs from `name`.
         """
         self._each(
             operations.ALLOCATE,
@@ -528,7 +522,7 @@ class Client(Closing):
         run: str | None = None,
         gpus: str | Sequence[str] = (),
     ) -> int:
-        """Ends what `allocate` began; for administrators. Returns how many GPUs were held.
+        """Ends an allocation; for administrators. Returns how many GPUs it held.
 
         Waits until the energy up to now is in the ledger.
 
@@ -551,7 +545,7 @@ class Client(Closing):
         device: str = "gpu",
         by_method: bool = False,
     ) -> Usage:
-        """Who used how much energy in each interval.
+        """Reads who used how much energy in each interval.
 
         Args:
             edges: Ends of the intervals: UTC seconds, ascending, multiples of `BUCKET_S`.
@@ -578,14 +572,13 @@ class Client(Closing):
                 return found.model_copy(update={"sums": sums})
 
     def forget_user(self, uid: int) -> int:
-        """Puts a random number in a user's place in the ledger; for administrators.
-
-        Returns how many of the user's accounts there were.
+        """Replaces a user by a random number in the ledger; for administrators. Returns the number
+        of the user's accounts.
         """
         return self._ask(operations.FORGET_USER, uid=uid).accounts
 
     def quiesce(self) -> Quiesced:
-        """Restores everything and makes zeusd close the driver; for administrators."""
+        """Makes zeusd restore everything and close the driver; for administrators."""
         return self._ask(operations.QUIESCE)
 
     def resume(self) -> NodeInfo:
@@ -593,15 +586,15 @@ class Client(Closing):
         return self._ask(operations.RESUME)
 
     def policy(self) -> Policy:
-        """What this user may do."""
+        """Reads this user's permissions."""
         return self._ask(operations.POLICY)
 
     def audit(self, *, after: int = 0, limit: int = 200) -> AuditTrail:
-        """The newest records of the audit log, the oldest first.
+        """Reads the newest records of the audit log, the oldest first.
 
         Args:
             after: Only records with a higher number.
-            limit: At most so many; zeusd keeps a thousand.
+            limit: Maximum number of records; zeusd keeps a thousand.
         """
         records: list[AuditRecord] = []
         before = 2**62
@@ -614,7 +607,7 @@ class Client(Closing):
             before = records[0].number
 
     def metrics(self) -> Metrics:
-        """What the daemon counts."""
+        """Reads the daemon's metrics."""
         return self._ask(operations.METRICS)
 
     def close(self) -> None:
@@ -624,7 +617,7 @@ class Client(Closing):
         self._closed = True
         if self._heartbeat is not None:
             self._heartbeat.stop()
-        # A child of fork took nothing through this client unless it used it itself.
+        # A child of fork acquired nothing through this client unless it used it itself.
         with contextlib.suppress(errors.ZeusIpcError):
             if self._transport.used:
                 self._ask(operations.GOODBYE, _timeout_s=min(self._timeout_s, 2.0))
@@ -647,11 +640,11 @@ class Client(Closing):
     def _ask(
         self, operation: Operation[R], *, _timeout_s: float | None = None, **arguments: Any
     ) -> R:
-        """One request, and its result."""
+        """Sends one request; returns its result."""
         return operation.read(self._result(operation, arguments, _timeout_s))
 
     def _each(self, operation: Operation[R], **arguments: Any) -> dict[str, R]:
-        """One request for several GPUs or sources, and the result for each."""
+        """Sends one request for several GPUs or sources; returns the result for each."""
         return _read_each(operation, self._result(operation, arguments))
 
     def _result(
@@ -681,7 +674,9 @@ class Client(Closing):
     def _exchange(
         self, operation: Operation[Any], timeout_s: float | None, arguments: dict[str, Any]
     ) -> dict[str, Any]:
-        """One request and its reply. What failed of earlier sets is kept for the next `_ask`."""
+        """Sends one request; returns its reply. Failures of earlier sets are kept for the next
+        `_ask`.
+        """
         message = self._message(operation, arguments)
         reply = self._circuit.call(
             lambda wait_s: self._transport.request(message, wait_s), timeout_s or self._timeout_s
@@ -694,7 +689,7 @@ class Client(Closing):
         return reply
 
     def _probe(self) -> None:
-        """Asks for anything. Raises what a request raises that got no answer."""
+        """Sends any request. Raises the error of a request that got no reply."""
         self._exchange(operations.HELLO, None, {"client_version": __version__})
 
     def _beat(self) -> HeartbeatResult:
@@ -704,7 +699,7 @@ class Client(Closing):
         return operations.HEARTBEAT.read(reply["result"])
 
     def _holds(self) -> None:
-        """This process may hold a lease from now on."""
+        """Notes that this process may hold a lease from now on."""
         if self._heartbeat is not None:
             self._heartbeat.start()
 
@@ -715,7 +710,7 @@ class Client(Closing):
         block: bool,
         **arguments: Any,
     ) -> dict[str, Any]:
-        """Sets, and returns the results off the wire."""
+        """Sets a control; returns the results as decoded from the wire."""
         arguments["gpus"] = _uuids(gpus)
         if block:
             result = self._result(operation, arguments)
@@ -738,7 +733,7 @@ def _read_each(operation: Operation[R], result: dict[str, Any]) -> dict[str, R]:
 
 
 def _answers(operation: Operation[Any], result: dict[str, Any]) -> dict[str, Any]:
-    """The result for each GPU or source, off the wire.
+    """Returns the result for each GPU or source, as decoded from the wire.
 
     Raises:
         ZeusIpcError: Some failed.

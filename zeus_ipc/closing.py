@@ -1,4 +1,4 @@
-"""`with` for whatever has a `close`."""
+"""`with` for anything that has a `close`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T", bound="Closing")
 
 
 class Closing(ABC):
-    """Is closed at the end of its `with` block, whatever ends that."""
+    """A context manager that calls `close` at the end."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends it."""
+        """Closes it."""
 
     def __enter__(self: T) -> T:
         return self

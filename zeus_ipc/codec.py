@@ -1,4 +1,4 @@
-"""Bytes to maps and back, with every size bounded before memory is spent on it."""
+"""Encodes and decodes messages, with every size checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ class DecodeError(ValueError):
 
 
 def encode(message: dict[str, Any] | Message) -> bytes:
-    """One message as bytes. Thread-safe: a packer holds state, so each call makes its own."""
+    """One message as bytes. Thread-safe: a packer has state, so each call creates one."""
     data: bytes = msgpack.packb(message, use_bin_type=True, default=_fields)
     return data
 
 
 def _fields(one: object) -> dict[str, Any]:
-    """A message as a map, without what it leaves at its default."""
+    """A message as a map, without fields that have their default."""
     if isinstance(one, Message):
         values, given = vars(one), one.model_fields_set
         if len(given) == len(values):
             return values
         return {name: value for name, value in values.items() if name in given}
-    raise TypeError(f"{type(one).__name__} is no part of a message")
+    raise TypeError(f"{type(one).__name__} cannot be part of a message")
 
 
 def decode_request(data: bytes | memoryview) -> dict[str, Any]:
-    """The map in a request. Bounds follow the largest valid request, not the largest message.
+    """Decodes a request. Bounds follow the largest valid request, not the largest message.
 
     Raises:
         DecodeError: not msgpack, not a map, or beyond a bound.
@@ -39,7 +39,7 @@ def decode_request(data: bytes | memoryview) -> dict[str, Any]:
 
 
 def decode_reply(data: bytes | memoryview) -> dict[str, Any]:
-    """The map in a reply. Replies come from the daemon and are bounded by its message size.
+    """Decodes a reply. Replies come from the daemon and are bounded by its message size.
 
     Raises:
         DecodeError: not msgpack, or not a map.

@@ -1,4 +1,4 @@
-"""What can be changed on a GPU: one `ControlSpec` per control, and all that derives from it.
+"""The controls of a GPU: one `ControlSpec` each, and all that derives from it.
 
 Pure data, standard library only: the protocol, zeusctl, the exporter, the daemon and the helper
 that restores without a daemon all read this table. A new control is a member of `Control`, an entry
@@ -22,13 +22,13 @@ UNLOCKED: ControlValue = ()
 MAX_MHZ = 100_000
 MAX_MW = 100_000_000
 CEILING_NAME = r"^(fleet|persisted|job:[A-Za-z0-9_.-]{1,64})$"
-"""Names of ceilings that may be set; the site's is the configuration's."""
+"""Names of ceilings that may be set; the site's is set in the configuration."""
 
 
 class Control(str, Enum):
-    """What can be changed on a GPU, each under a lease of its own."""
+    """A setting of a GPU that can be changed, under a lease of its own."""
 
-    __hash__ = str.__hash__  # as it compares; Enum's own is a call of Python for each look-up
+    __hash__ = str.__hash__  # Enum's own is a Python call for each look-up
 
     POWER_LIMIT = "power_limit"
     """The power limit."""
@@ -39,7 +39,7 @@ class Control(str, Enum):
     PERSISTENCE_MODE = "persistence_mode"
     """Whether the driver stays loaded while nobody uses the GPU."""
     POWER_PROFILE = "power_profile"
-    """Workload power profiles that are requested, by anybody."""
+    """Workload power profiles that are requested, by anyone."""
 
 
 PROFILES = {
@@ -74,39 +74,39 @@ PROFILES = {
 MAX_PROFILE = 254
 
 MOST_MEMBERS = 32
-"""Of a set, in one value."""
+"""Most members of one value of a set."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlSpec:
-    """All there is to know about a control, whatever the vendor.
+    """The complete definition of a control, the same for all vendors.
 
     Attributes:
         control: Which control.
-        title: For people, such as `power limit`.
+        title: Its name in text, such as `power limit`.
         shape: number: `(value,)`. range: `(min, max)`, or `()` for unlocked. switch: `(0,)` or
-            `(1,)`. set: numbers of what is chosen, ascending. Several users choose in one set: a
-            lease adds to it, and its restore takes away what the lease added.
-        readable: Whether the device can say what it holds. What cannot be read can be neither
-            verified nor compared before it is restored.
+            `(1,)`. set: numbers of the chosen members, ascending. Several users share one set: a
+            lease adds to it, and its restore removes what the lease added.
+        readable: Whether the device reports its value. If not, it can be neither verified nor
+            compared before a restore.
         restore_order: Restores of one GPU begin in this order.
-        unit: Of the value as people write it; empty for a switch.
-        scale: How many of the protocol's integers make one `unit`.
+        unit: Unit in text; empty for a switch.
+        scale: Number of the protocol's integers per `unit`.
         largest: The largest integer that the protocol takes.
         rounding: A driver may round a value by less than this, in the protocol's integers.
-        refused_target: What a restore does when the device no longer takes its target: the nearest
-            value in the device's range, unlocking, or trying again.
+        refused_target: What a restore does if the device no longer accepts its target: use the
+            nearest value in the device's range, unlock, or retry.
         ceilings: Whether ceilings apply: the control is one number, and lower draws less power.
-        excludes: Controls that this one changes too: not leased beside it unless that is asked for.
-        leased_by_default: Whether the group `zeus` may lease it where no rule says otherwise.
-        operation: The protocol's request that sets this control alone; empty: only `set` does.
+        excludes: Controls that this one affects: both can be leased only on request.
+        leased_by_default: Whether the group `zeus` may lease it by default.
+        operation: The protocol's operation that sets only this control; empty: only `set` does.
         arguments: The fields of that request, in the order of the value's integers.
         option: zeusctl's long option.
         letter: zeusctl's short option; empty: none.
-        metavar: How the option's help names the value.
-        help: What the option's help says.
-        members: Of a set: names by number. There may be more, which are called by their number.
-        member_prefix: What then stands before it.
+        metavar: Placeholder of the value in the option's help.
+        help: Text of the option's help.
+        members: Of a set: names by number. Others are named by their number.
+        member_prefix: Prefix of such a name.
     """
 
     control: Control
@@ -133,7 +133,7 @@ class ControlSpec:
 
     @property
     def merges(self) -> bool:
-        """Whether a lease adds to what others have chosen, instead of replacing it."""
+        """Whether a lease adds to the choices of others, instead of replacing them."""
         return self.shape == "set"
 
     @property
@@ -142,7 +142,7 @@ class ControlSpec:
         return self.control.value
 
     def fault(self, value: Sequence[int]) -> str | None:
-        """Why no GPU could take this value; None if one might."""
+        """Why no GPU could accept this value; None if one might."""
         if self.shape == "range" and not value:
             return None
         if self.shape == "set":
@@ -168,11 +168,11 @@ class ControlSpec:
         return None
 
     def normal(self, value: Sequence[int]) -> ControlValue:
-        """The one form of a value that can be written in several."""
+        """Returns the canonical form of a value."""
         return tuple(sorted(set(value))) if self.shape == "set" else tuple(value)
 
     def text(self, value: Sequence[int]) -> str:
-        """The value for a person, with its unit."""
+        """Formats a value, with its unit."""
         if self.shape == "set":
             return ", ".join(self.member(part) for part in value) or "none"
         if self.shape == "switch":
@@ -183,11 +183,11 @@ class ControlSpec:
         return f"{parts} {self.unit}"
 
     def member(self, number: int) -> str:
-        """Name of what a set may have."""
+        """Returns the name of a set's member."""
         return self.members.get(number, f"{self.member_prefix}{number}")
 
     def member_number(self, name: str) -> int | None:
-        """Its number; None: there is none of this name."""
+        """Returns the number of a set's member; None if the name is unknown."""
         word = name.strip().lower().replace("_", "-")
         known = {text: number for number, text in self.members.items()}
         digits = word.removeprefix(self.member_prefix)
@@ -196,14 +196,14 @@ class ControlSpec:
         return known.get(word)
 
     def span_text(self, low: float, high: float) -> str:
-        """A range of permitted integers for a person."""
+        """Formats a range of permitted integers."""
         return f"{low / self.scale:g} to {high / self.scale:g} {self.unit}"
 
     def parse(self, text: str) -> ControlValue:
-        """The value that a person wrote.
+        """Parses a value.
 
         Raises:
-            ValueError: It is none; the message says what to write.
+            ValueError: It is not valid; the message says what to write.
         """
         word = text.strip()
         if self.shape == "switch":
@@ -359,31 +359,31 @@ SPECS: dict[Control, ControlSpec] = {
         ),
     )
 }
-"""Every control, in the order in which zeusctl and the documentation list them."""
+"""Every control, in the order of zeusctl and the documentation."""
 
 READABLE = frozenset(spec.control for spec in SPECS.values() if spec.readable)
-"""Controls whose value a device can tell."""
+"""Controls whose value a device reports."""
 
 RESTORE_ORDER = tuple(sorted(SPECS, key=lambda control: SPECS[control].restore_order))
-"""Controls in the order in which one GPU's restores begin."""
+"""Controls in the order of a GPU's restores."""
 
 BY_OPERATION = {spec.operation: spec for spec in SPECS.values() if spec.operation}
 """Specs by the protocol's request that sets them."""
 
 
 profile_name = SPECS[Control.POWER_PROFILE].member
-"""Name of a workload power profile."""
+"""Returns the name of a workload power profile."""
 
 profile_id = SPECS[Control.POWER_PROFILE].member_number
-"""Number of a workload power profile; None: there is none of this name."""
+"""Returns the number of a workload power profile; None if the name is unknown."""
 
 
 def exclusive(one: Control, other: Control) -> bool:
-    """Whether one of two controls changes what the other does."""
+    """Whether one of two controls affects the other."""
     return other in SPECS[one].excludes or one in SPECS[other].excludes
 
 
 @lru_cache(maxsize=1024)
 def describe(control: Control, value: ControlValue) -> str:
-    """A control's value for a person, with its unit."""
+    """Formats a control's value, with its unit."""
     return SPECS[control].text(value)

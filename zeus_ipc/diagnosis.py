@@ -1,4 +1,4 @@
-"""Why a daemon cannot be reached or does not answer, and where it says so itself."""
+"""Explains why a daemon cannot be reached or does not answer, and where to find its log."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def access_remedy(path: str) -> str:
 
 
 def silent_daemon(path: str) -> str:
-    """What is known of a daemon that does not answer, and what to do: the rest of a sentence.
+    """Says what is known about a daemon that does not answer, and what to do: the rest of a
+    sentence.
 
     Args:
         path: Its socket.
@@ -102,7 +103,7 @@ def silent_daemon(path: str) -> str:
 
 
 def _listener(path: str) -> int | None:
-    """The process that called listen(2), by the kernel's word; None: it cannot be seen."""
+    """Returns the process that called listen(2), from the kernel; None if it is not visible."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0.2)
         try:
@@ -115,7 +116,7 @@ def _listener(path: str) -> int | None:
 
 
 def _is_service(pid: int) -> bool:
-    """Whether a process belongs to a unit of systemd's, not to someone's session."""
+    """Whether a process belongs to a systemd unit, not to a user's session."""
     try:
         group = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("/")[2]
     except OSError:
@@ -124,7 +125,7 @@ def _is_service(pid: int) -> bool:
 
 
 def _state(pid: int) -> str:
-    """The letter of proc(5): T is stopped."""
+    """The state letter of proc(5): T is stopped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):

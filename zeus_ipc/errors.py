@@ -13,8 +13,8 @@ from typing import Any
 class ErrorCode:
     """The stable codes. They are part of the protocol: never renamed, only added.
 
-    What is said of each is what to do; what it means is said by its class below, or, where it has
-    none of its own, first.
+    Each text says what to do. The meaning is in the docstring of its class below or, without a
+    class, comes first.
     """
 
     BAD_REQUEST = "bad_request"
@@ -22,51 +22,48 @@ class ErrorCode:
     UNSUPPORTED_VERSION = "unsupported_version"
     """Use client and daemon of matching releases; `details.protocols` has what this one speaks."""
     UNKNOWN_OPERATION = "unknown_operation"
-    """The daemon knows no operation of this name.
-
-    Update zeusd, or do without the operation; `details.operations` has those it knows.
+    """The daemon does not know this operation. Update zeusd, or do without it; `details.operations`
+    lists those it knows.
     """
     DEADLINE_EXCEEDED = "deadline_exceeded"
-    """Ask again, with more time; if it comes again for one GPU, see whether its driver hangs
+    """Retry with more time; if it happens again for one GPU, check whether its driver hangs
     (`nvidia-smi`, kernel log)."""
     PERMISSION_DENIED = "permission_denied"
-    """`zeusctl show` says what you may do and why not more; the administrator adds you to group
+    """`zeusctl show` says what you may do, and why not more; the administrator adds you to group
     zeus, or an `[[allow]]` rule to zeusd.toml."""
     LEASE_HELD = "lease_held"
     """Wait until the holder ends or releases; `zeusctl leases` names it."""
     LEASE_EXPIRED = "lease_expired"
-    """Acquire or release the control; if the heartbeat stopped, see why the program stood still."""
+    """Acquire or release the control; if the heartbeat stopped, find out why the program hung."""
     RESTORE_PENDING = "restore_pending"
-    """Wait: zeusd tries again. `zeusctl leases` says why the last attempt failed."""
+    """Wait: zeusd retries. `zeusctl leases` says why the last attempt failed."""
     UNKNOWN_GPU = "unknown_gpu"
-    """`zeusctl gpus` lists what there is; after a reset or in a container, look UUIDs up again."""
+    """`zeusctl gpus` lists the GPUs; after a reset or in a container, look UUIDs up again."""
     OUT_OF_RANGE = "out_of_range"
     """Choose a value within the range that the message names."""
     NOT_SUPPORTED = "not_supported"
-    """Do without: `supports` in the reply to `hello` tells what a GPU offers."""
+    """Do without it: `supports` in the reply to `hello` lists what a GPU offers."""
     DEVICE_ERROR = "device_error"
     """Look `device_code` up in the vendor's documentation (for NVIDIA, nvmlReturn_t), and see the
     kernel log."""
     DEVICE_BUSY = "device_busy"
-    """Try again; if it comes again, see what else uses the driver."""
+    """Retry; if it happens again, check what else uses the driver."""
     UNCHANGED = "unchanged"
-    """See the driver's log: it accepted the value and the GPU did not follow."""
+    """See the driver's log: it accepted the value, but the GPU did not change."""
     GPU_LOST = "gpu_lost"
     """Drain the node and reset the GPU or reboot; its settings are gone with it."""
     QUIESCED = "quiesced"
     """Wait, or have an administrator run `zeusctl resume`."""
     OVERLOADED = "overloaded"
-    """Send more slowly, or ask again later."""
+    """Send more slowly, or retry later."""
     SHUTTING_DOWN = "shutting_down"
-    """Ask again when zeusd has restarted."""
+    """Retry when zeusd has restarted."""
     JOURNAL_FAILED = "journal_failed"
     """Make space in zeusd's state directory."""
     LEDGER_FAILED = "ledger_failed"
     """Make space in the energy ledger's directory, or see zeusd's log."""
     INTERNAL = "internal"
-    """Something in zeusd failed that should not.
-
-    Report it, with zeusd's log.
+    """A bug in zeusd. Report it, with zeusd's log.
     """
     UNAVAILABLE = "unavailable"
     """Start zeusd (`systemctl start zeusd`), or name its socket in ZEUSD_SOCK_PATH."""
@@ -74,11 +71,11 @@ class ErrorCode:
     ACCESS_REFUSED = "access_refused"
     """Ask the administrator to add you to the group that owns the socket, and log in again."""
     TIMEOUT = "timeout"
-    """Ask again, with a longer `timeout_s`; if it comes again, see zeusd's log."""
+    """Retry with a longer `timeout_s`; if it happens again, see zeusd's log."""
     SEVERAL_GPUS = "several_gpus"
-    """See `errors` for each GPU that failed; the others have what was asked for."""
+    """See `errors` for each GPU that failed; the request succeeded on the others."""
     DEFERRED = "deferred"
-    """See `last` for the newest error, and treat it by its own code."""
+    """See `last` for the newest error, and handle it by its own code."""
 
 
 class ZeusIpcError(Exception):
@@ -87,8 +84,8 @@ class ZeusIpcError(Exception):
     Attributes:
         code: Stable code, one of `ErrorCode`.
         message: One sentence: what failed, on which GPU, why, and what to do.
-        gpu: UUID of the GPU concerned, if one is.
-        details: Further facts by name: who holds a lease; where a device refused, `outcome` (see
+        gpu: UUID of the GPU concerned, if any.
+        details: Further facts by name: who holds a lease; if a device refused, `outcome` (see
             `zeusd.devices.port.Outcome`), `device_code` and `device_call`.
     """
 
@@ -111,7 +108,7 @@ class ZeusIpcError(Exception):
 
     @property
     def device_code(self) -> int | None:
-        """The vendor's number for what a device refused with; None: no device did."""
+        """The vendor's code if a device refused; None: no device did."""
         code = self.details.get("device_code")
         return None if code is None else int(code)
 
@@ -127,7 +124,7 @@ def _rebuild(cls: type[ZeusIpcError], message: str, state: dict[str, Any]) -> Ze
 
 
 class RequestRejected(ZeusIpcError):
-    """The daemon could not read the request, or does not speak it."""
+    """The daemon could not read the request, or does not support it."""
 
     code = ErrorCode.BAD_REQUEST
 
@@ -151,25 +148,27 @@ class PermissionRefused(ZeusIpcError):
 
 
 class LeaseHeld(ZeusIpcError):
-    """Another process holds the lease on this control. `details` says which and since when."""
+    """Another process holds the lease on this control. `details` says which, and since when."""
 
     code = ErrorCode.LEASE_HELD
 
 
 class LeaseExpired(ZeusIpcError):
-    """This process held the lease and lost it; nothing is re-applied until it acquires it again."""
+    """This process held the lease and lost it; nothing is applied again until it acquires the
+    lease.
+    """
 
     code = ErrorCode.LEASE_EXPIRED
 
 
 class RestorePending(ZeusIpcError):
-    """An earlier holder's change could not be restored yet; zeusd keeps trying."""
+    """An earlier holder's change could not be restored yet; zeusd keeps retrying."""
 
     code = ErrorCode.RESTORE_PENDING
 
 
 class UnknownGpu(ZeusIpcError):
-    """No GPU of this UUID is on the node."""
+    """The node has no GPU with this UUID."""
 
     code = ErrorCode.UNKNOWN_GPU
 
@@ -187,13 +186,13 @@ class NotSupported(ZeusIpcError):
 
 
 class DeviceFailure(ZeusIpcError):
-    """A device or its driver failed in a way that no other class names; see `device_code`."""
+    """A device or its driver failed in a way that no other class describes; see `device_code`."""
 
     code = ErrorCode.DEVICE_ERROR
 
 
 class DeviceBusy(DeviceFailure):
-    """The device or its driver was occupied."""
+    """The device or its driver was busy."""
 
     code = ErrorCode.DEVICE_BUSY
 
@@ -217,7 +216,7 @@ class NodeQuiesced(ZeusIpcError):
 
 
 class DaemonOverloaded(ZeusIpcError):
-    """A queue in the daemon is full; the request was not applied."""
+    """A queue in the daemon is full, and the request was not applied."""
 
     code = ErrorCode.OVERLOADED
 
@@ -235,7 +234,7 @@ class JournalFailed(ZeusIpcError):
 
 
 class LedgerFailed(ZeusIpcError):
-    """The energy ledger could not be read or written; limits and leases go on without it."""
+    """The energy ledger could not be read or written; limits and leases work without it."""
 
     code = ErrorCode.LEDGER_FAILED
 
@@ -262,7 +261,7 @@ class SeveralGpusFailed(ZeusIpcError):
     """A request for several GPUs failed on some.
 
     Attributes:
-        errors: The error of each GPU that failed, by UUID. GPUs not named here succeeded.
+        errors: The error of each GPU that failed, by UUID. The request succeeded on all other GPUs.
     """
 
     code = ErrorCode.SEVERAL_GPUS
@@ -278,7 +277,7 @@ class DeferredSetFailed(ZeusIpcError):
     """Sets sent with `block=False` failed earlier.
 
     Attributes:
-        count: How many failed since the last report.
+        count: Number of failures since the last report.
         last: The error of the newest one.
     """
 

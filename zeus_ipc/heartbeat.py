@@ -1,8 +1,6 @@
-"""The thread that tells zeusd: this application is alive.
-
-It is Python on purpose, and a plain thread: when the process is stopped, or C code keeps the GIL,
-it falls silent as the application does, and the leases end. What a library's own I/O thread would
-go on answering is no heartbeat.
+"""The thread that sends heartbeats to zeusd. It is a plain Python thread on purpose: if the process
+is stopped, or C code keeps the GIL, it stops like the application, and the leases expire. A
+library's I/O thread would keep answering.
 """
 
 from __future__ import annotations
@@ -24,16 +22,16 @@ RETRY_S = 1.0
 
 
 class Heartbeat:
-    """Sends heartbeats from the first lease on, five within each TTL.
+    """Sends heartbeats once there is a lease, five within each TTL.
 
     Args:
-        beat: Sends one and returns `replies.HeartbeatResult`; a bound method, kept weakly, so
-            that a forgotten client ends its thread.
-        stall_timeout_s: Falls silent when `progress` was not called for this long; None: never.
+        beat: Sends one and returns `replies.HeartbeatResult`; a bound method, kept weakly, so that
+            the thread ends when its client is deleted.
+        stall_timeout_s: Stops if `progress` was not called for this long; None: never.
 
     Attributes:
-        lost: How often this process turned out to hold fewer leases than before: one has expired,
-            was revoked, or ended with a daemon that was stopped in order.
+        lost: How often this process lost leases: they expired, were revoked, or ended when the
+            daemon was stopped.
     """
 
     def __init__(self, beat: Callable[[], HeartbeatResult], stall_timeout_s: float | None) -> None:
@@ -48,7 +46,7 @@ class Heartbeat:
         self.lost = 0
 
     def start(self) -> None:
-        """Begins, unless it has begun in this process."""
+        """Starts, unless it already runs in this process."""
         pid = os.getpid()
         if self._pid == pid:
             return
@@ -63,19 +61,19 @@ class Heartbeat:
             ).start()
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stops the thread."""
         self._stop.set()
 
     def forget(self) -> None:
-        """This process releases leases: that it holds fewer is no loss."""
+        """Notes that this process releases leases, so that fewer leases do not count as lost."""
         self._held = 0
 
     def progress(self) -> None:
-        """The application comes along."""
+        """Notes progress of the application."""
         self._progress_at = time.monotonic()
 
     def after_fork(self) -> None:
-        """In a child: the thread stayed behind with its parent."""
+        """Resets a child of fork: the thread is only in its parent."""
         self._guard = threading.Lock()
         self._pid = None
 

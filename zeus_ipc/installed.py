@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 
 _THEIRS = (("utils", "pydantic_v1.py"), ("util", "pydantic_v1.py"))
-"""Files that ml-energy/zeus 0.8 to 0.16 have, and this project has not."""
+"""Files that ml-energy/zeus 0.8 to 0.16 has, and this project does not."""
 
 _OURS = "compat.install()"
-"""Stands in this project's `zeus/__init__.py`, and in no other."""
+"""Text that only this project's `zeus/__init__.py` contains."""
 
 
 def overlap(package: str) -> str | None:
-    """Say that ml-energy/zeus is installed in the same folder, and which of both is imported.
+    """Checks whether ml-energy/zeus is installed in the same folder, and which of the two is
+    imported.
 
     Args:
         package: The folder of `zeus`.
 
     Returns:
-        A sentence that says what to do; None where all is well.
+        A sentence that says what to do; None if it is not.
     """
     if not any(os.path.exists(os.path.join(package, *one)) for one in _THEIRS):
         return None

@@ -1,4 +1,4 @@
-"""Every operation of the protocol: what asks for it, what answers it, what it costs.
+"""Every operation of the protocol: its request, its result, its cost.
 
 zeusd's server and the client know the operations from here.
 """
@@ -87,12 +87,13 @@ class Operation(Generic[R]):
     """One operation.
 
     Attributes:
-        request: What asks for it.
-        result: What answers it: once, or for each GPU or source.
-        each: The field of the reply that has a result for each, by name; empty: there is one.
-        cost: What it costs its user, in requests, before `more`.
-        more: What a request costs besides, for what it names; None: a quarter of a request for
-            each GPU but the first.
+        request: The class of the request.
+        result: The class of the
+        result: one in all, or one for each GPU or source.
+        each: The field of the reply that holds the results by name; empty: there is only one.
+        cost: Its base cost, in requests.
+        more: Additional cost by the request's content; None: a quarter of a request for each GPU
+            but the first.
     """
 
     request: type[Message]
@@ -103,18 +104,18 @@ class Operation(Generic[R]):
 
     @cached_property
     def name(self) -> str:
-        """What the field `op` has."""
+        """The value of the field `op`."""
         return str(self.request.model_fields["op"].default)
 
     def cost_of(self, request: Message) -> float:
-        """What a request of it costs its user, in requests."""
+        """The cost of a request, in requests."""
         if self.more is not None:
             return self.cost + self.more(request)
         gpus = getattr(request, "gpus", None)
         return self.cost + (len(gpus) - 1) / 4 if gpus else self.cost
 
     def read(self, result: dict[str, Any]) -> R:
-        """A result off the wire."""
+        """Validates a result decoded from the wire."""
         return self.result.model_validate(result, strict=False)
 
 
@@ -154,7 +155,7 @@ GOODBYE = Operation(Goodbye, Released)
 OPERATIONS: dict[str, Operation[Any]] = {
     one.name: one for one in [*globals().values()] if isinstance(one, Operation)
 }
-"""All of them, by name."""
+"""All operations, by name."""
 
 OF_REQUEST = {one.request: one for one in OPERATIONS.values()}
-"""All of them, by what asks for them."""
+"""All operations, by the class of their request."""

@@ -1,4 +1,4 @@
-"""`override`, by which a method says that its base class documents it (PEP 698).
+"""`override`: the base class documents this method (PEP 698).
 
 Python has it from 3.12 on; modules that run on the standard library alone take it from here.
 """

@@ -1,4 +1,4 @@
-"""Sets of clocks that are sent again and again, encoded once: for loops that count microseconds."""
+"""Clock changes that are sent repeatedly, encoded once: for loops in which microseconds count."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from zeus_ipc.transport import SocketTransport
 from zeus_ipc.zmtp import frame
 
 VALID_NS = 5_000_000_000
-"""A set that zeusd comes to later than this after `PreparedClocks.renew` is not applied any more:
-others have followed."""
+"""zeusd drops a set that it reads later than this after `PreparedClocks.renew`: newer ones have
+followed."""
 
 
 def sibling(client: Client, stall_timeout_s: float | None = None) -> Client:
-    """A client of the same node with a connection, heartbeats and failed sets of its own.
-
-    Where the node is in this process there is one engine, and the client shares it.
+    """Creates a client of the same node with its own connection, heartbeats and failed sets. If the
+    node's engine is in this process, the client shares it.
     """
     transport = client._transport
     if isinstance(transport, SocketTransport):
@@ -30,13 +29,13 @@ def sibling(client: Client, stall_timeout_s: float | None = None) -> Client:
 
 
 def close_sibling(client: Client) -> None:
-    """Ends what `sibling` made; an engine that it shares goes on. Never raises."""
+    """Closes a client that `sibling` created; a shared engine keeps running. Never raises."""
     if isinstance(client._transport, SocketTransport):
         client.close()
 
 
 def holds(client: Client, gpu: str, control: str) -> bool:
-    """Whether this process still holds a lease that it took; also a heartbeat.
+    """Whether this process still holds a lease that it acquired; also a heartbeat.
 
     Raises:
         DeferredSetFailed: A set that nobody waited for has failed since the last call.
@@ -46,10 +45,8 @@ def holds(client: Client, gpu: str, control: str) -> bool:
 
 
 class PreparedClocks:
-    """Locks one GPU's graphics clock without waiting for anything.
-
-    What is sent this way takes a lease only if `Client.acquire` took it before. A failure is raised
-    as `DeferredSetFailed` by a later call of the client that waits.
+    """Locks one GPU's graphics clock without waiting. Needs a lease from `Client.acquire`. If a set
+    fails, a later call of the client that waits raises `DeferredSetFailed`.
 
     Args:
         client: A `sibling`. Its connection is used.
@@ -66,23 +63,23 @@ class PreparedClocks:
         self._line = transport.connection() if isinstance(transport, SocketTransport) else None
 
     def prepare(self, clocks: Mapping[int, int]) -> None:
-        """Encodes what locks the clock.
+        """Encodes the requests.
 
         Args:
-            clocks: What `lock` is called with, and the clock that this means, MHz.
+            clocks: The clock, MHz, for each argument of `lock`.
         """
         with self._guard:
             self._clocks.update(clocks)
             self._encode()
 
     def renew(self) -> None:
-        """Gives all that was prepared another deadline. Call it more often than `VALID_NS`."""
+        """Sets a new deadline for all prepared requests. Call it more often than `VALID_NS`."""
         with self._guard:
             self._encode()
 
     def lock(self, clock: int) -> bool:
-        """Locks the clock: one system call. What is called here is what an instruction costs, after
-        a pause in which its code has left the processor's caches; so it does no more than that.
+        """Locks the clock with one system call. This is the cost per instruction, with cold
+        processor caches; so it does nothing else.
 
         Args:
             clock: As in `prepare`.
@@ -91,7 +88,7 @@ class PreparedClocks:
             Whether it was sent; if not, nothing can be sent at the moment.
 
         Raises:
-            KeyError: This clock was not prepared.
+            KeyError: The clock was not prepared.
             ZeusIpcError: The client was closed, or this is a child of fork.
         """
         line = self._line

@@ -1,4 +1,4 @@
-"""Programs by name, as a shell finds them."""
+"""Finding programs by name, as a shell does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 
 
 def is_missing(program: str, error: OSError, path: str | None = None) -> bool:
-    """Whether a program could not be started because there is no such program.
+    """Whether a program could not be started because it does not exist.
 
     If a folder of the PATH cannot be searched and no other folder has the program, `subprocess`
     raises PermissionError. A shell says "command not found", and ends with 127.
@@ -15,10 +15,10 @@ def is_missing(program: str, error: OSError, path: str | None = None) -> bool:
     Args:
         program: Its name, or its path.
         error: What `subprocess` raised.
-        path: The PATH it was looked for in; None: this process's.
+        path: The PATH that was searched; None: this process's.
     """
     if isinstance(error, PermissionError) and os.path.dirname(program):
         return False
-    # What is there and is "not found" names an interpreter that is not.
+    # A file that exists and is "not found" names an interpreter that does not exist.
     missing = isinstance(error, (FileNotFoundError, PermissionError))
     return missing and shutil.which(program, os.F_OK, path) is None

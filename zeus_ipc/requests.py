@@ -1,7 +1,5 @@
-"""What a client may ask zeusd for: every request, every field, its unit and its meaning.
-
-How they travel: `wire`. What is answered: `replies`. Which reply answers which request, and what
-each costs: `operations`.
+"""The requests of a client: every field with its unit and meaning. `wire` has the encoding,
+`replies` the replies, `operations` the reply and the cost of each request.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from zeus_ipc.wire import (
 
 
 class _Request(Message):
-    """What every request carries."""
+    """The fields of every request."""
 
     v: int = PROTOCOL_VERSION
     """Protocol version."""
@@ -41,16 +39,16 @@ class _Request(Message):
     deadline_ns: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     """CLOCK_MONOTONIC time after which the request must not be applied any more; 0 for none."""
     client: Annotated[str, Field(max_length=32)] = ""
-    """Names one client object within its process, so that `goodbye` releases only its leases.
-    It is no identity: leases belong to the process."""
+    """Identifies one client object within its process, so that `goodbye` releases only its leases.
+    Leases still belong to the process."""
 
 
 class Hello(_Request):
-    """Asks what the daemon is and which GPUs the node has."""
+    """Asks for the daemon's version and the node's GPUs."""
 
     op: Literal["hello"] = "hello"
     client_version: Annotated[str, Field(max_length=64)] = ""
-    """Of what asks; nothing depends on it."""
+    """The client's version, for information."""
 
 
 class GetState(_Request):
@@ -84,7 +82,7 @@ class GetClocks(_Request):
 class GetProcesses(_Request):
     """Reads which processes use GPUs.
 
-    A driver is asked once a second at most, however many ask.
+    The driver is asked at most once a second, for all clients together.
     """
 
     op: Literal["processes"] = "processes"
@@ -92,11 +90,11 @@ class GetProcesses(_Request):
 
 
 Source = Annotated[str, Field(min_length=1, max_length=96)]
-"""What draws power: a GPU's UUID, `cpu:0` (a CPU package), `dram:0` (its memory) or `module:0` (a
-superchip with all that is on it, which is no summand beside them)."""
+"""A consumer of power: a GPU's UUID, `cpu:0` (a CPU package), `dram:0` (its memory) or `module:0`
+(a whole superchip, which includes its CPU and GPUs)."""
 
 Sources = Annotated[list[Source], Field(min_length=1, max_length=64)]
-"""Devices that the request is for. Each gets a result of its own."""
+"""Devices that the request is for, each with a result of its own."""
 
 NO_END_NS = 2**62
 Nanoseconds = Annotated[int, Field(ge=0, le=NO_END_NS)]
@@ -121,7 +119,7 @@ MAX_LOOKUPS = 4096
 
 
 class Domain(str, Enum):
-    """What a timeline is of."""
+    """The reading of a timeline."""
 
     POWER = "power"
     """POWER_INSTANT, mW."""
@@ -150,9 +148,9 @@ class GetWindows(_Request):
     op: Literal["windows"] = "windows"
     sources: Sources
     windows: Annotated[list[Nanoseconds], Field(max_length=3 * MAX_WINDOWS)] = []
-    """Three numbers for each window: beginning and end (CLOCK_MONOTONIC), and 1 if the GPU had
-    nothing to do just before and after except what is measured, as after waiting for it, else 0.
-    None at all: asks only whether there is anything to look up."""
+    """Three numbers for each window: beginning and end (CLOCK_MONOTONIC), and 1 if the GPU had no
+    other work just before and after, as after a synchronization, else 0. Empty: checks only whether
+    windows can be computed."""
 
     @field_validator("windows")
     @classmethod
@@ -171,51 +169,49 @@ class GetWindows(_Request):
 
 
 class GetTimeline(_Request):
-    """What a device's sensors have shown.
-
-    Power is kept at every tick for minutes, and each second for hours; everything else each
-    second; all of it every half minute for days.
+    """Reads a device's history. Power is kept for each update for minutes, and each second for
+    hours; everything else each second; all of it every half minute for days.
     """
 
     op: Literal["timeline"] = "timeline"
     sources: Annotated[list[Source], Field(min_length=1, max_length=1)]
     """Exactly one."""
     domain: Annotated[Domain, Field(strict=False)] = Domain.POWER
-    """Which of its readings."""
+    """The reading."""
     start_ns: Nanoseconds = 0
-    """Only from this time on."""
+    """Start."""
     end_ns: Nanoseconds = NO_END_NS
-    """Only until this time."""
+    """End."""
     limit: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = MAX_SAMPLES
-    """At most so many, the oldest first."""
+    """Maximum number of readings, the oldest first."""
 
 
 class _SetRequest(_Request):
-    """Changes one control of each GPU, taking its lease first if nobody holds it.
+    """Changes one control of each GPU, acquiring its lease first if nobody holds it.
 
     After a process has lost a lease (see `Heartbeat`), every set of that control answers
-    `lease_expired` until the process acquires or releases it: nothing is re-applied silently.
+    `lease_expired` until the process acquires or releases it: nothing is silently applied again.
     """
 
     gpus: Gpus
     block: bool = True
-    """Whether the reply waits for the change. Without, no reply is sent; of several queued for one
-    control only the newest is applied."""
+    """Whether the reply waits for the change. If false, no reply is sent, and of several queued
+    sets of one control only the newest is applied."""
     together: bool = False
-    """Whether to take the lease although a control is leased on the GPU that changes the same: a
-    power profile beside a power limit or locked clocks. Which of the two counts is undocumented."""
+    """Whether to acquire the lease even if a conflicting control of the GPU is leased: a power
+    profile beside a power limit or locked clocks. Which of the two applies is undocumented."""
 
 
 class SetControl(_SetRequest):
-    """Sets any control, by its name; the requests below are the same for one control each."""
+    """Sets any control, by its name; the requests below set one control each."""
 
     op: Literal["set"] = "set"
     control: ControlName
-    """Which."""
+    """The control."""
     value: Annotated[
         list[Annotated[int, Field(ge=0, le=2**62)]], Field(max_length=controls.MOST_MEMBERS)
     ]
-    """As in the journal, see `Back.value`."""
+    """In the journal's form, see `Back.value`."""
 
 
 class SetPowerLimit(_SetRequest):
@@ -231,9 +227,9 @@ class SetGpuClocks(_SetRequest):
 
     op: Literal["set_gpu_clocks"] = "set_gpu_clocks"
     min_mhz: MegaHertz
-    """The lowest it may run at."""
+    """Lower end of the range."""
     max_mhz: MegaHertz
-    """The highest."""
+    """Upper end of the range."""
 
 
 class SetMemoryClocks(_SetRequest):
@@ -241,9 +237,9 @@ class SetMemoryClocks(_SetRequest):
 
     op: Literal["set_memory_clocks"] = "set_memory_clocks"
     min_mhz: MegaHertz
-    """The lowest it may run at."""
+    """Lower end of the range."""
     max_mhz: MegaHertz
-    """The highest."""
+    """Upper end of the range."""
 
 
 class SetPersistenceMode(_SetRequest):
@@ -251,50 +247,46 @@ class SetPersistenceMode(_SetRequest):
 
     op: Literal["set_persistence_mode"] = "set_persistence_mode"
     enabled: bool
-    """Whether it is to be on."""
+    """Whether to turn it on."""
 
 
 class Reset(_SetRequest):
-    """Puts one control back to its restore target; the lease stays."""
+    """Restores one control; the lease stays."""
 
     op: Literal["reset"] = "reset"
     control: ControlName
-    """Which."""
+    """The control."""
 
 
 class Acquire(_Request):
-    """Takes leases without changing anything.
-
-    The holder is the process that the kernel says is at the other end of the connection.
+    """Acquires leases without changing anything. The holder is the process at the other end of the
+    connection, according to the kernel.
     """
 
     op: Literal["acquire"] = "acquire"
     gpus: Gpus
     controls: Annotated[list[ControlName], Field(min_length=1, max_length=8)]
-    """Of each GPU. All of one GPU's are taken, or none."""
+    """The controls of each GPU. All of a GPU's leases are acquired, or none."""
     ttl_ms: Annotated[int, Field(ge=0, le=86_400_000)] = 0
-    """How long the lease lasts without a heartbeat, within the site's bounds; 0: the site's
-    default."""
+    """The TTL, within the site's bounds; 0: the site's default."""
     together: bool = False
     """As for a set."""
 
 
 class Whose(str, Enum):
-    """Whose leases a `release` is about."""
+    """The holders whose leases `release` ends."""
 
     PROCESS = "process"
-    """The asking process's own."""
+    """The requesting process."""
     USER = "user"
-    """Those of the asking user's processes."""
+    """All processes of the requesting user."""
     ALL = "all"
-    """Anybody's: for administrators."""
+    """Anyone: for administrators."""
 
 
 class Release(_Request):
-    """Restores controls to their restore target and releases their leases.
-
-    The reply comes when the targets are written or their writing has failed (a failed one is
-    retried by the daemon). Releasing what is not held is no error.
+    """Restores controls and releases their leases. The reply comes when the restores have succeeded
+    or failed (the daemon retries failed ones). Releasing a lease that nobody holds is no error.
     """
 
     op: Literal["release"] = "release"
@@ -303,18 +295,17 @@ class Release(_Request):
     controls: Annotated[list[ControlName], Field(max_length=8)] = []
     """Empty: all controls."""
     whose: Annotated[Whose, Field(strict=False)] = Whose.PROCESS
-    """Holders who lose a lease that way are told at their next set."""
+    """Holders who lose a lease get an error at their next set."""
     pids: Annotated[list[Annotated[int, Field(ge=1, le=2**31 - 1)]], Field(max_length=64)] = []
-    """Only of these processes, as zeusd's pid namespace counts; empty: of all."""
+    """Only leases of these processes (pids of zeusd's namespace); empty: of all."""
     job: Annotated[str, Field(max_length=MAX_JOB_NAME)] = ""
-    """Only of this job (see `LeaseInfo.job`); empty: of all."""
+    """Only leases of this job (see `LeaseInfo.job`); empty: of all."""
 
 
 class Restore(_Request):
-    """Restores controls to the site limit, also if others hold or set them: administrators.
-
-    Holders lose their leases and are told so at their next set; what `persist` made the target is
-    one no longer, and what someone set outside zeusd is overwritten.
+    """Restores controls to the site limit, even if others hold or set them: administrators. Holders
+    lose their leases, and get an error at their next set. Persistent values are removed, and values
+    set outside zeusd are overwritten.
     """
 
     op: Literal["restore"] = "restore"
@@ -325,68 +316,66 @@ class Restore(_Request):
 
 
 class Persist(_Request):
-    """Makes what this process has set the restore target, until a `restore`: for administrators.
-
-    A power limit is then also the most that others may set. The leases end.
+    """Makes the values that this process has set the restore targets, until a `restore`: for
+    administrators. A power limit is then also the highest that others may set. The leases end.
     """
 
     op: Literal["persist"] = "persist"
     gpus: Gpus
     controls: Annotated[list[ControlName], Field(min_length=1, max_length=8)]
-    """Of each GPU."""
+    """The controls of each GPU."""
 
 
 CeilingName = Annotated[str, Field(pattern=controls.CEILING_NAME)]
-"""`fleet`: of a power budget over many nodes. `persisted`: until a `restore`. `job:ID`: of a job,
+"""`fleet`: for a power budget over many nodes. `persisted`: until a `restore`. `job:ID`: for a job,
 as `LeaseInfo.job` names it; it ends with the job's control group. `site` is in zeusd.toml."""
 
 
 class SetCeiling(_Request):
-    """Puts an upper bound on a control, or removes it: for administrators.
-
-    The least of a GPU's ceilings and the site's limit is the most that anybody may set, and what a
-    restore writes. The reply comes when the GPU holds no more than that.
+    """Sets or removes a ceiling: for administrators. The lowest of a GPU's ceilings and the site
+    limit is the highest value that anyone may set, and the one that a restore writes. The reply
+    comes when the GPU's limit is at most that.
     """
 
     op: Literal["set_ceiling"] = "set_ceiling"
     gpus: Gpus
     name: CeilingName
-    """Which ceiling. Another one of the same name is replaced."""
+    """Name of the ceiling. It replaces one of the same name."""
     control: ControlName = Control.POWER_LIMIT
-    """On which control; only a power limit takes ceilings."""
+    """The control; only the power limit has ceilings."""
     value: (
         Annotated[list[Annotated[int, Field(ge=1, le=controls.MAX_MW)]], Field(max_length=1)] | None
     ) = None
     """The bound, [mW]; None removes the ceiling."""
     ttl_ms: Annotated[int, Field(ge=0, le=30 * 86_400_000)] = 0
-    """After this time `fallback` takes its place, unless it is set again before; 0: never. It is
-    counted while the machine sleeps, and over restarts of zeusd."""
+    """After this time `fallback` replaces it, unless it is set again before; 0: never. The time
+    includes sleep and restarts of zeusd."""
     until_boot_ns: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
-    """The same as an instant of CLOCK_BOOTTIME, so that a request that is held up raises nothing
-    for longer; 0: none. With `ttl_ms` too, the earlier counts. Refused with `deadline_exceeded`
-    once it has passed."""
+    """The same as an instant of CLOCK_BOOTTIME, so that a delayed request does not extend it; 0:
+    none. If `ttl_ms` is given too, the earlier one applies. Refused with `deadline_exceeded` once
+    it has passed."""
     fallback: (
         Annotated[list[Annotated[int, Field(ge=1, le=controls.MAX_MW)]], Field(max_length=1)] | None
     ) = None
-    """The bound from then on, at most `value`; None: then the ceiling ends."""
+    """The bound from then on, at most `value`; None: the ceiling ends then."""
 
 
 class PublishProfile(_Request):
-    """Says what power limits are worth to the holder of the power limit's lease, and what it needs.
-
-    It ends with the lease, and is shown with it (`LeaseInfo.profile`); a power budget may go by it.
+    """Publishes what power limits are worth to the holder of the power limit's lease, and what it
+    needs. It ends with the lease, and is shown with it (`LeaseInfo.profile`); a power budget may
+    use it.
     """
 
     op: Literal["publish_profile"] = "publish_profile"
     gpus: Gpus
     limits_mw: Annotated[list[MilliWatts], Field(max_length=MAX_PROFILE)] = []
-    """Power limits, ascending; none: nothing is known."""
+    """Power limits, ascending; empty: unknown."""
     progress: Annotated[
         list[Annotated[float, Field(gt=0, le=1)]], Field(max_length=MAX_PROFILE)
     ] = []
-    """Relative speed at each limit: 1 is the highest limit's."""
+    """Relative speed at each limit; 1 at the highest."""
     measuring: bool = False
-    """Whether the holder measures now, and needs its highest limit for that."""
+    """Whether the holder is measuring and needs its highest limit for that."""
     needs_mw: MilliWatts | None = None
     """The limit below which it misses a latency objective; None: it has none."""
 
@@ -411,14 +400,14 @@ class Quiesce(_Request):
 class Resume(_Request):
     """Reopens the driver and reads every GPU again: for administrators.
 
-    Without a `quiesce` before, nothing happens.
+    Does nothing unless the driver is closed.
     """
 
     op: Literal["resume"] = "resume"
 
 
 class GetPolicy(_Request):
-    """Asks what the asking user may do."""
+    """Reads the requesting user's permissions."""
 
     op: Literal["policy"] = "policy"
 
@@ -432,11 +421,11 @@ class GetAudit(_Request):
     before: Annotated[int, Field(ge=1, le=2**62)] = 2**62
     """Only records with a lower number."""
     limit: Annotated[int, Field(ge=1, le=MAX_RECORDS)] = MAX_RECORDS
-    """The newest so many of these."""
+    """Maximum number of records; the newest ones."""
 
 
 class GetMetrics(_Request):
-    """Reads what zeusd counts."""
+    """Reads zeusd's metrics."""
 
     op: Literal["metrics"] = "metrics"
 
@@ -448,7 +437,7 @@ Uid = Annotated[int, Field(ge=-1, le=2**32 - 2)]
 """A user's number; -1: no user."""
 
 NOBODY = -1
-"""The uid of what belongs to no user."""
+"""The uid for no user."""
 
 MAX_EDGES = 401
 """Ends of intervals in one request: a year of days."""
@@ -457,48 +446,47 @@ MAX_SUMS = 500
 """Sums in one reply to `usage`."""
 
 BUCKET_S = 900
-"""Seconds in which energy is summed up in zeusd's ledger; every time zone's days are multiples."""
+"""Length of the ledger's intervals in seconds; the days of every time zone are multiples of it."""
 
 
 class Allocate(_Request):
-    """Charges what GPUs draw from now on to a job or pod: for administrators.
-
-    A GPU is held whole by one, or in parts by several, who share by weight: an allocation of one
-    form ends those of the other, and a whole one ends every other. It also ends with `deallocate`,
-    and with the job's control group if it has had one. Asking twice is no error.
-    The reply comes when it is in the ledger.
+    """Charges the energy of GPUs to a job or pod from now on: for administrators. A GPU is held by
+    one job as a whole, or by several in parts, by weight: an allocation of one form ends those of
+    the other, and a whole one ends every other. It also ends with `deallocate`, and with the job's
+    control group if it had one. Allocating twice is no error. The reply comes when the allocation
+    is in the ledger.
     """
 
     op: Literal["allocate"] = "allocate"
     gpus: Gpus
     kind: Literal["job", "pod"] = "job"
-    """What holds them."""
+    """Kind of the holder."""
     name: AccountName
     """Slurm's job id, or `namespace/pod`."""
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,64}$")] = ""
-    """Tells runs of one job apart: a restart count, or the SLUID."""
+    """Distinguishes runs of one job: a restart count, or the SLUID."""
     uid: Uid = NOBODY
-    """The user who is charged; without one, only the job or pod is."""
+    """The user to charge; without one, only the job or pod is charged."""
     weight: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """The part of each GPU beside other holders, such as the number of shards; 0: all of it."""
     parts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Of how many parts `weight` are, such as the 7 slices of a GPU that is split (MIG); parts that
-    nobody holds are charged to nobody. 0: holders share all of it."""
+    """Number of parts that `weight` counts, such as 7 slices (MIG); parts that nobody holds are
+    charged to nobody. 0: holders share all of it."""
     control_group: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
-    """What control groups call the job or pod, where that is not its name: a SLUID, a pod's uid."""
+    """Name of the job's or pod's control group, if it differs from `name`: a SLUID, a pod's uid."""
 
 
 class Deallocate(_Request):
     """Ends allocations: for administrators.
 
-    The reply comes when the energy until then is in the ledger. None is no error.
+    The reply comes when the energy until then is in the ledger. It is no error if there are none.
     """
 
     op: Literal["deallocate"] = "deallocate"
     gpus: Annotated[list[Uuid], Field(max_length=64)] = []
     """Empty: all that it holds."""
     kind: Literal["job", "pod"] = "job"
-    """What holds them."""
+    """Kind of the holder."""
     name: AccountName
     """As in `allocate`."""
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,64}$")] | None = None
@@ -506,10 +494,10 @@ class Deallocate(_Request):
 
 
 class GetUsage(_Request):
-    """Asks who used how much energy.
+    """Reads who used how much energy.
 
-    Ordinary users see their own sums, those of idle and unattributed energy, and the others as one,
-    unless the site lets everybody see everything.
+    Ordinary users see their own sums, those of idle and unattributed energy, and everyone else's as
+    one sum, unless the site shows everything to everyone.
     """
 
     op: Literal["usage"] = "usage"
@@ -519,20 +507,19 @@ class GetUsage(_Request):
     ]
     """Ends of the intervals to sum over: UTC seconds, ascending, multiples of `BUCKET_S`."""
     by: Literal["user", "job", "pod", "namespace", "account", "process", "gpu", "total"] = "user"
-    """What to sum by. What is of another kind is summed by user or namespace; `account`: each job,
-    pod, service and user has a sum of its own. `process`: what is known by process; the rest is
+    """What to sum by. Accounts of other kinds are summed by user or namespace; `account`: each job,
+    pod, service and user has a sum of its own. `process`: energy known by process; the rest is
     summed by user."""
     uid: Uid | None = None
     """Only of this user."""
     device: Literal["gpu", "cpu"] = "gpu"
-    """Energy of GPUs, or of CPU packages: never of both together."""
+    """Energy of GPUs, or of CPU packages."""
     name: Annotated[str, Field(max_length=320)] = ""
-    """Only of the job or pod of this name, or of the run with this SLUID; `by` must ask for its
-    kind."""
+    """Only of the job or pod of this name, or of the run with this SLUID; `by` must be its kind."""
     by_method: bool = False
-    """A sum for each method, whose bounds are of one kind."""
+    """Whether to return a sum for each method; each has bounds of one basis."""
     offset: Annotated[int, Field(ge=0, le=2**31)] = 0
-    """Leaves out so many sums: a reply has at most `MAX_SUMS`."""
+    """Number of sums to skip: a reply has at most `MAX_SUMS`."""
 
     @field_validator("edges")
     @classmethod
@@ -551,14 +538,11 @@ class GetUsage(_Request):
 
 
 class ForgetUser(_Request):
-    """Puts a random number in a user's place in the ledger: for administrators.
-
-    Sums stay what they are.
-    """
+    """Replaces a user by a random number in the ledger: for administrators. Sums do not change."""
 
     op: Literal["forget_user"] = "forget_user"
     uid: Annotated[int, Field(ge=0, le=2**32 - 2)]
-    """Who is forgotten."""
+    """The user to remove."""
 
 
 class ListLeases(_Request):
@@ -568,17 +552,16 @@ class ListLeases(_Request):
 
 
 class Heartbeat(_Request):
-    """Says that the application is alive: extends all leases of its process by their TTL.
-
-    It must come from the application, not from a library's thread that lives on while the
-    application hangs.
+    """A sign that the application is alive: extends all leases of its process by their TTL. It must
+    come from the application, not from a library's thread that still runs while the application
+    hangs.
     """
 
     op: Literal["heartbeat"] = "heartbeat"
 
 
 class Goodbye(_Request):
-    """Releases what this client object took, as the last thing it does."""
+    """Releases the leases of this client object, as its last request."""
 
     op: Literal["goodbye"] = "goodbye"
 
@@ -614,4 +597,4 @@ Request = (
 request_adapter: TypeAdapter[Request] = TypeAdapter(
     Annotated[Request, Field(discriminator="op")], config=ConfigDict(defer_build=True)
 )
-"""Validates a decoded map into the request class that its `op` names."""
+"""Validates a decoded map as the request that its `op` names."""

@@ -1,4 +1,4 @@
-"""Tells the service manager how a service is, as systemd's sd_notify(3) does."""
+"""Notifies the service manager, like systemd's sd_notify(3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import socket
 
 
 def sd_notify(state: str) -> None:
-    """Sends a line such as `READY=1`, `WATCHDOG=1` or `STATUS=...`, if systemd wants to hear it."""
+    """Sends a line such as `READY=1`, `WATCHDOG=1` or `STATUS=...`, if systemd set
+    $NOTIFY_SOCKET.
+    """
     path = os.environ.get("NOTIFY_SOCKET", "")
     if path[:1] not in ("/", "@"):
         return

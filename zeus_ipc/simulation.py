@@ -1,7 +1,6 @@
-"""Puts work on the GPUs of a simulated node, as a training process puts it on real ones.
-
-For examples and tests: `NodeInfo.simulated` names the socket. Work is asynchronous, as on a CUDA
-stream; how fast it goes depends on the power limit and clocks that are set at the time.
+"""Runs work on the GPUs of a simulated node, as a training process does on real ones. For examples
+and tests: `NodeInfo.simulated` names the socket. Work is asynchronous, as on a CUDA stream; its
+speed depends on the present power limit and clocks.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from zeus_ipc.tables import records
 PROFILE_PREFIX = "profile:"
 
 _LONGEST_SLEEP_S = 0.05
-"""Limits may change while the work runs, so its end is asked for again this often."""
+"""Limits may change while the work runs, so its end is queried this often."""
 
 
 def split_profile(name: str) -> tuple[str, int, float | None]:
     """Path, stage and blocking power (W) of a workload `profile:FILE.csv#stage=3&blocking_w=80`.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not such a name.
     """
     path, _, options = name[len(PROFILE_PREFIX) :].rpartition("#")
     stage, blocking_w = -1, None
@@ -69,7 +68,7 @@ def parse_profile(
     Of several rows for one clock (of several ranks) the longest time counts, and the mean energy.
 
     Raises:
-        ValueError: It is no profile, or has no such stage.
+        ValueError: It is not a profile, or has no such stage.
     """
     found: dict[str, dict[int, list[tuple[float, float]]]] = {}
     try:
@@ -82,8 +81,8 @@ def parse_profile(
                 clocks.setdefault(int(row["frequency"]), []).append(measured)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ValueError(
-            "this is no profile; it needs the columns stage,instruction,frequency,time,energy with "
-            "numbers in MHz, s and J"
+            "this is not a profile; it needs the columns stage,instruction,frequency,time,energy "
+            "with numbers in MHz, s and J"
         ) from None
     if not found:
         raise ValueError(f"the profile has no stage {stage}")
@@ -99,7 +98,7 @@ def parse_profile(
 class _DeviceSocket:
     def __init__(self, path: str, timeout_s: float = 10.0) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # A timeout of Python's own would not wait for room in the queue of a busy server.
+        # With a timeout set in Python, connect would not wait for room in a busy server's queue.
         timeout = struct.pack("ll", *divmod(round(timeout_s * 1e6), 10**6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         try:
@@ -135,8 +134,8 @@ class SimulatedWork(Closing):
     Args:
         path: The devices' socket, `NodeInfo.simulated`.
         gpus: UUIDs; several advance in lock step.
-        workload: A name of the catalog, such as `nsdi23/v100/imagenet/resnet50/adadelta/32`. One
-            stage's instructions: `perseus/a100/gpt3-175b/stage3`, or from a profile of one's own
+        workload: A name in the catalog, such as `nsdi23/v100/imagenet/resnet50/adadelta/32`. One
+            stage's instructions: `perseus/a100/gpt3-175b/stage3`, or from your own profile:
             `profile:FILE.csv#stage=3`.
 
     Raises:
@@ -149,7 +148,7 @@ class SimulatedWork(Closing):
     def __init__(self, path: str, gpus: Sequence[str], workload: str) -> None:
         profile: dict[str, Any] = {}
         if workload.startswith(PROFILE_PREFIX):
-            # Read here: the simulator may not see this process's files.
+            # Read here, as the simulator may not have access to this process's files.
             file_path, stage, blocking_w = split_profile(workload)
             stages = read_profile(file_path, stage)
             profile["blocking_w"] = blocking_w
@@ -164,19 +163,19 @@ class SimulatedWork(Closing):
         """Queues units of work and returns at once.
 
         Args:
-            units: Training steps, or how often the instruction runs.
-            instruction: Such as `forward`, where the workload is made of instructions.
+            units: Training steps, or runs of the instruction.
+            instruction: Such as `forward`, if the workload is made of instructions.
         """
         named = {} if instruction is None else {"instruction": instruction}
         self._devices.ask("launch", units=units, **named)
         self._launched += units
 
     def synchronize(self, queued: float = 0.0) -> None:
-        """Waits until what was launched is done.
+        """Waits until launched work is done.
 
         Args:
-            queued: Units of it that may be left. A job that keeps some queued trains at the
-                GPU's speed, also where this process gets no CPU for a moment.
+            queued: Units that may still be queued. A job that keeps some queued runs at the GPU's
+                speed, even if this process gets no CPU for a moment.
         """
         while True:
             status = self._devices.ask("status")
@@ -196,12 +195,12 @@ class SimulatedWork(Closing):
         self.synchronize()
 
     def close(self) -> None:
-        """Ends the work; the GPUs fall idle."""
+        """Ends the work; the GPUs become idle."""
         self._devices.close()
 
 
 class SimulatedNode:
-    """What only an experimenter can do to a simulated node: break it, and know the truth.
+    """An experimenter's control of a simulated node: inject faults, and read the true energy.
 
     Args:
         path: The devices' socket, `NodeInfo.simulated`.
@@ -221,12 +220,12 @@ class SimulatedNode:
     ) -> None:
         """Makes a call of `zeusd.devices.port.Backend` fail with an NVML code, or take longer.
 
-        `gpu` is None for calls that are about the node: init, device_count and such.
+        `gpu` is None for calls about the node, such as init and device_count.
         """
         self._devices.ask("fault", gpu=gpu, call=call, code=code, count=count, latency_s=latency_s)
 
     def misbehave(self, gpu: int, **quirks: Any) -> None:
-        """Has the driver do not quite what it is told on one GPU, until `clear_faults`.
+        """Makes the driver deviate from requests on one GPU, until `clear_faults`.
 
         Args:
             gpu: NVML index.
@@ -237,7 +236,7 @@ class SimulatedNode:
         self._devices.ask("misbehave", gpu=gpu, quirks=quirks)
 
     def clear_faults(self) -> None:
-        """Everything works again."""
+        """Removes all faults."""
         self._devices.ask("clear_faults")
 
     def set_outside(self, gpu: int, power_limit_mw: int) -> None:
@@ -249,7 +248,7 @@ class SimulatedNode:
         self._devices.ask("outside", gpu=gpu, profiles=list(profiles))
 
     def true_energy_j(self, gpu: int) -> float:
-        """Energy really drawn until now, J."""
+        """Returns the true energy drawn until now, J."""
         return float(self._devices.ask("truth", gpu=gpu)["energy_j"])
 
     def close(self) -> None:

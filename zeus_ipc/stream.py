@@ -1,4 +1,4 @@
-"""Samples of GPUs as they are taken."""
+"""A stream of samples of GPUs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from zeus_ipc.replies import Sample
 from zeus_ipc.transport import Subscription
 
 _POLL_S = 0.2
-"""How soon a closed stream, or a dead daemon, is noticed."""
+"""Interval of checks for a closed stream or a dead daemon."""
 
 
 class SampleStream(Closing):
     """An iterator, and an async iterator, over samples of GPUs; made by `Client.stream`.
 
-    It ends when it is closed, which any thread may do. Who reads too slowly loses samples, and
-    finds in `Sample.lost` how many of that GPU were lost just before.
+    It ends when any thread closes it. A reader that is too slow loses samples; `Sample.lost` is the
+    number of samples of that GPU lost just before.
 
     Raises:
         DaemonUnavailable: While iterating: the daemon has ended and does not come back.
@@ -30,7 +30,7 @@ class SampleStream(Closing):
         self.lost = 0
 
     def receive(self, timeout_s: float) -> Sample | None:
-        """The next sample; None if none comes within this time, or the stream is closed."""
+        """Returns the next sample; None if none comes within this time, or the stream is closed."""
         with self._guard:
             if self._closed:
                 return None
@@ -40,7 +40,7 @@ class SampleStream(Closing):
         sample = Sample.model_validate(found)
         before = self._numbers.get(sample.gpu)
         self._numbers[sample.gpu] = sample.number
-        # A lower number: zeusd was started again, and counts from the beginning.
+        # A lower number: zeusd was restarted, and counts from the beginning.
         lost = 0 if before is None else max(0, sample.number - before - 1)
         self.lost += lost
         return sample.model_copy(update={"lost": lost}) if lost else sample
@@ -59,7 +59,7 @@ class SampleStream(Closing):
         return self
 
     async def __anext__(self) -> Sample:
-        import asyncio  # most programs have no use for it, and it is slow to import
+        import asyncio  # most programs do not need it, and it is slow to import
 
         while not self._closed:
             sample = self.receive(0) or await asyncio.to_thread(self.receive, _POLL_S)
@@ -68,7 +68,7 @@ class SampleStream(Closing):
         raise StopAsyncIteration
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the stream."""
         self._closed = True
         with self._guard:
             self._subscription.close()

@@ -1,4 +1,4 @@
-"""Tables in CSV files, plain or compressed, as users have them and as some come along."""
+"""Tables in CSV files, plain or compressed: those of users, and those of this package."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _MODULES = {".gz": "gzip", ".xz": "lzma"}
 
 
 class TableError(ValueError):
-    """A file is no table."""
+    """A file is not a table."""
 
 
 def rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, ...]]:
-    """Rows of a file, its header first; by its name compressed (`.gz`, `.xz`), and with a column in
-    each line (`.columns.csv`), which compresses better.
+    """Reads the rows of a file, the header first. Its name says whether it is compressed (`.gz`,
+    `.xz`) and has a column in each line (`.columns.csv`), which compresses better.
 
     Raises:
         OSError: It cannot be read.
-        TableError: It is no such file.
+        TableError: It is not such a file.
     """
     name = os.path.basename(os.fspath(path))
     module = _MODULES.get(name[-3:])
-    # Imported where it is needed: some builds of Python lack lzma.
+    # Imported on demand: some builds of Python lack lzma.
     library: Any = None if module is None else import_module(module)
     opened = open if library is None else library.open
     try:
@@ -36,15 +36,15 @@ def rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, ...]]:
             else:
                 yield from map(tuple, lines)
     except (ValueError, csv.Error, EOFError, getattr(library, "LZMAError", ValueError)) as error:
-        raise TableError(f"{name} is no CSV file ({error})") from None
+        raise TableError(f"{name} is not a CSV file ({error})") from None
 
 
 def records(path: str | os.PathLike[str]) -> Iterator[Mapping[str, str]]:
-    """Rows of a file by the names in its header. Empty lines do not count.
+    """Reads the rows of a file by the names in its header, without empty lines.
 
     Raises:
         OSError: It cannot be read.
-        TableError: It is no such file, or a row has more or fewer fields than the header.
+        TableError: It is not such a file, or a row has more or fewer fields than the header.
     """
     found = rows(path)
     names = next(found, ())

@@ -1,11 +1,11 @@
-"""Names of users and groups, for people: nothing is decided by them."""
+"""Names of users and groups, for display only."""
 
 from __future__ import annotations
 
 
 def known_user(uid: int) -> str | None:
-    """A user's name; None if the number has none, or cannot be looked up."""
-    import pwd  # Unix only, and reports are also printed elsewhere
+    """Returns a user's name; None if there is none, or it cannot be looked up."""
+    import pwd  # Unix only, but reports are printed elsewhere, too
 
     try:
         return pwd.getpwuid(uid).pw_name
@@ -14,12 +14,12 @@ def known_user(uid: int) -> str | None:
 
 
 def user_name(uid: int) -> str:
-    """A user's name; the number if it has none."""
+    """Returns a user's name, or the number if there is none."""
     return known_user(uid) or str(uid)
 
 
 def group_name(gid: int) -> str:
-    """A group's name; the number if it has none."""
+    """Returns a group's name, or the number if there is none."""
     import grp
 
     try:

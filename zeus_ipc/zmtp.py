@@ -1,4 +1,4 @@
-"""ZeroMQ's wire protocol, without I/O: what both ends send, and how a client reads replies.
+"""ZeroMQ's wire protocol, without I/O: both ends' messages, and how a client reads replies.
 
 ZMTP 3.0 and 3.1 with the NULL mechanism (https://rfc.zeromq.org/spec/23/ and /37/).
 """
@@ -13,11 +13,11 @@ MECHANISM = b"NULL".ljust(20, b"\0")
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + MECHANISM + bytes(32)
 
 MAX_REPLY_BYTES = 64 * 1024 * 1024
-"""Longer frames come from something else than zeusd."""
+"""Longer frames do not come from zeusd."""
 
 
 class ProtocolError(Exception):
-    """The peer broke a rule of ZMTP or of this end. The text names the rule, in a few words."""
+    """The peer violated ZMTP, or a rule of this end. The text names the rule."""
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
@@ -41,7 +41,7 @@ def metadata(name: bytes, value: bytes) -> bytes:
 DEALER_HELLO = GREETING + command(
     b"READY", metadata(b"Socket-Type", b"DEALER") + metadata(b"Identity", b"")
 )
-"""All that a DEALER says before its first message, for which it waits for the peer's READY."""
+"""The handshake of a DEALER. It waits for the peer's READY before the first message."""
 
 
 class Replies:

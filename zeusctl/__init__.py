@@ -1,1 +1,3 @@
-"""What operators use: the command line `zeusctl` and the exporter. Plain clients of the socket."""
+"""The operator's tools: the command line `zeusctl` and the exporter. Plain clients of the
+socket.
+"""

@@ -1,4 +1,4 @@
-"""What of the machine keeps energy from being charged to whom it belongs: lines of the doctor."""
+"""Checks of the doctor: settings of this machine that prevent correct energy accounting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOUNTS = "/proc/self/mounts"
 
 
 def checks(slurm_conf: str = SLURM_CONF, mounts: str = MOUNTS) -> Iterator[Check]:
-    """Nothing, unless something is wrong.
+    """Yields a check for each problem; nothing if all is well.
 
     Args:
         slurm_conf: Slurm's configuration; need not exist.
@@ -38,7 +38,7 @@ def checks(slurm_conf: str = SLURM_CONF, mounts: str = MOUNTS) -> Iterator[Check
 
 
 def _setting(path: str, name: str) -> str | None:
-    """A setting of slurm.conf; empty: it is not set; None: there is no such file."""
+    """Returns a setting of slurm.conf: empty if it is not set, None if there is no such file."""
     if not Path(path).is_file():
         return None
     found = ""

@@ -1,4 +1,4 @@
-"""What `zeusctl doctor` looks at below zeusd where the GPUs are AMD's."""
+"""Checks of the doctor below zeusd, for AMD GPUs."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from zeusd.devices.vendors import AMD, NVIDIA, SYSFS, has_gpu
 
 
 def gpus_are_amds(sysfs: str = SYSFS) -> bool:
-    """Whether zeusd would look for AMD's GPUs on this machine."""
+    """Whether zeusd would look for AMD GPUs on this machine."""
     return has_gpu(sysfs, AMD) and not has_gpu(sysfs, NVIDIA)
 
 
 def vendors_check(sysfs: str = SYSFS) -> Iterator[Check]:
-    """A note where the node has GPUs of two vendors, of which zeusd manages one's."""
+    """Returns a note if the node has GPUs of two vendors: zeusd manages those of one."""
     if has_gpu(sysfs, AMD) and has_gpu(sysfs, NVIDIA):
         yield Check(
             name="vendors",
             state="note",
-            found="this node has GPUs of NVIDIA and of AMD; one zeusd manages those of one vendor",
-            remedy="NVIDIA's are managed, unless library under [amd] in zeusd.toml names AMD's",
+            found="this node has NVIDIA and AMD GPUs; zeusd manages those of one vendor",
+            remedy="those are NVIDIA's, unless you set library under [amd] in zeusd.toml",
         )
 
 
 def amd_checks(sysfs: str = SYSFS, libraries: Sequence[str] = CANDIDATES) -> tuple[Check, Check]:
-    """Driver and library."""
+    """Checks driver and library."""
     driver = Check(
         name="driver", state="ok", found=f"amdgpu {driver_version(sysfs)} is loaded", remedy=""
     )

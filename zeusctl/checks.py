@@ -1,4 +1,4 @@
-"""What `zeusctl doctor` looks at: each check says what it found, and what to do if it is wrong."""
+"""The checks of `zeusctl doctor`: each says what it found, and how to fix what is wrong."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 LIBRARY = "libnvidia-ml.so.1"
 GROUP, ADMIN_GROUP = "zeus", "zeus-admin"
 SYSTEMD = "/run/systemd/system"
-"""Is there where systemd has booted."""
+"""This folder exists if systemd booted the machine."""
 UNITS = ("zeusd.service", "zeusd.socket", "zeusd-stream.socket")
 CONFIGURATION = "/etc/zeusd/zeusd.toml"
 LATE_S = 2.0
-"""A device whose newest tick is older than that is not being sampled."""
+"""A device whose newest tick is older than this is not being sampled."""
 
 
 def _ok(name: str, found: str) -> Check:
@@ -57,13 +57,13 @@ def _fault(name: str, found: str, remedy: str) -> Check:
 
 
 def examine(session: Session) -> Iterator[Check]:
-    """All checks, from the hardware up to the job's environment."""
+    """Runs all checks, from the hardware up to the job's environment."""
     node, connection = _connect(session)
     simulated = node is not None and node.simulated is not None
     if not simulated:
         for check in _hardware():
             if node is not None and node.gpus and check.state == "fault":
-                # Only zeusd needs them; this process may well be in a container without.
+                # Only zeusd needs them; this process may be in a container without them.
                 found = f"{check.found} as seen from here, but zeusd has its GPUs"
                 yield _note(check.name, found)
             else:
@@ -81,7 +81,7 @@ def examine(session: Session) -> Iterator[Check]:
 
 
 def _package() -> Iterator[Check]:
-    """Nothing, unless ml-energy/zeus is installed over the library."""
+    """Yields a fault if ml-energy/zeus is installed over the library."""
     found = importlib.util.find_spec("zeus")
     folder = found is not None and found.origin is not None and os.path.dirname(found.origin)
     problem = overlap(folder) if folder else None
@@ -111,7 +111,7 @@ def _of_node(session: Session, node: NodeInfo) -> Iterator[Check]:
 
 
 def _hardware() -> Iterator[Check]:
-    """Driver and library of the vendor whose GPUs are there."""
+    """Checks driver and library of the vendor whose GPUs are present."""
     from zeusctl.amd_checks import amd_checks, gpus_are_amds, vendors_check
 
     yield from vendors_check()
@@ -214,13 +214,15 @@ def _systemd(simulated: bool) -> Iterator[Check]:
 
 
 def _last_error(unit: str) -> str:
-    """The newest error in a unit's log, as far as this user may read it; empty: there is none."""
+    """Returns the newest error in a unit's log; empty if there is none, or this user may not read
+    it.
+    """
     options = ("-p", "err", "-n", "1", "-o", "cat", "--no-pager", "-q")
     return " ".join((_output("journalctl", "-u", unit, *options) or "").split())
 
 
 def _output(*command: str) -> str | None:
-    """What a program says, None if it cannot be run or does not end."""
+    """Returns what a program prints; None if it cannot be run or does not end."""
     try:
         return subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=10, check=False
@@ -230,7 +232,9 @@ def _output(*command: str) -> str | None:
 
 
 def _configuration(node: NodeInfo | None) -> Iterator[Check]:
-    """The file that zeusd would read at its next start: it may have been broken since the last."""
+    """Checks the file that zeusd would read at its next start: someone may have broken it since the
+    last.
+    """
     in_force = [] if node is None else node.findings
     for sentence in in_force:
         yield _note("config", sentence, "correct the rule in zeusd.toml, or delete it, and reload")
@@ -275,7 +279,7 @@ def _container(session: Session, node: NodeInfo | None) -> Iterator[Check]:
 
 
 def _own_zeusd(session: Session, node: NodeInfo, shared: bool) -> Iterator[Check]:
-    """What is wrong with a zeusd that is in this container, too; nothing where it is elsewhere."""
+    """Checks a zeusd that runs in this container; yields nothing if it runs elsewhere."""
     zeusd = containers.listener_of(session.socket)
     if zeusd is None:
         return
@@ -301,7 +305,7 @@ def _own_zeusd(session: Session, node: NodeInfo, shared: bool) -> Iterator[Check
             found = "zeusd is in a user namespace, so the driver refuses every change"
             yield _fault("rights", found, "start it as root, without --userns or userns-remap")
     except OSError:
-        return  # it has just ended, which another line tells
+        return  # it has just ended, which another line reports
 
 
 def _version(node: NodeInfo) -> Check:
@@ -368,7 +372,7 @@ def _sampling(session: Session, node: NodeInfo) -> Check:
         if age_s > LATE_S + 10 * source.tick_ns / 1e9:
             late.append(f"{names.get(source.source, source.source)} ({duration(age_s)})")
     seen = {source.source for source in metrics.sources}
-    if (metrics.t_ns - metrics.started_ns) / 1e9 > LATE_S:  # else it has hardly begun
+    if (metrics.t_ns - metrics.started_ns) / 1e9 > LATE_S:  # else it has only just started
         late += [name for uuid, name in names.items() if uuid not in seen]
     if node.quiesced_ns is not None:
         return _note("sampling", "paused while zeusd is quiesced")

@@ -44,16 +44,16 @@ VERBS = {
     "completion": "about",
     "man": "about",
 }
-"""Each verb and its module in `zeusctl.commands`, imported when it is asked for; after a colon the
-verb's name there, where it is another."""
+"""Each verb and its module in `zeusctl.commands`, imported on first use; after a colon, the verb's
+name there, if it differs."""
 
 
 _FIRST = ("--version", "--help", "-h")
-"""What stands before the verb; `--socket` and `--json` may stand on either side."""
+"""Options before the verb; `--socket` and `--json` are accepted on either side."""
 
 
 class _ReaderGoneError(Exception):
-    """Who read from the other end of the pipe has read enough; click would call that a failure."""
+    """Ends quietly when the reader of a pipe has read enough; click would call that a failure."""
 
 
 class _Verbs(click.Group):
@@ -118,14 +118,14 @@ def cli(context: click.Context, socket: str | None, json_wanted: bool) -> None:
 
 
 _FULL = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
-"""What writing to a full or broken disk fails with."""
+"""Errors of writing to a full or broken disk."""
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line and exits."""
-    # Plugins are looked for in every installed distribution, which takes longer than a request.
+    # Looking for plugins in every installed distribution takes longer than a request.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    # The client's warnings are for programs; verbs say in their own words what matters.
+    # The client's warnings are for programs; verbs report what matters themselves.
     logging.getLogger("zeus_ipc").addHandler(logging.NullHandler())
     logging.getLogger("zeus_ipc").propagate = False
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -137,12 +137,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = result if isinstance(result, int) else Exit.OK
         sys.stdout.flush()
     except (_ReaderGoneError, BrokenPipeError):
-        # Python must not complain about it at its end.
+        # Python must not complain about it on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = Exit.OK
     except (click.exceptions.Abort, KeyboardInterrupt):
         code = Exit.INTERRUPTED
-    except SystemExit as end:  # of what completes a command line
+    except SystemExit as end:  # of shell completion
         code = int(end.code or 0)
     except Exception as error:  # noqa: BLE001 - no user must ever see a traceback
         code = _fail(error, json_wanted)
@@ -150,7 +150,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _fail(error: Exception, json_wanted: bool) -> int:
-    """Says what went wrong, in one sentence. Returns the exit code."""
+    """Reports what went wrong in one sentence. Returns the exit code."""
     from zeus_ipc.errors import ZeusIpcError
 
     hint = ""
@@ -169,7 +169,7 @@ def _fail(error: Exception, json_wanted: bool) -> int:
         full = "; make room, or write elsewhere" if error.errno in _FULL else ""
         message = f"{error.filename}: {error.strerror}{full}"
     elif isinstance(error, OSError) and error.errno in _FULL:
-        # The rest of what was to be written would fail again at Python's end.
+        # Otherwise Python would try to write the rest on exit, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code, name, json_wanted = int(Exit.FAILED), "failed", False
         message = (
@@ -193,7 +193,9 @@ def _fail(error: Exception, json_wanted: bool) -> int:
 
 
 def _code(error: Any) -> str:
-    """The code that decides: of several GPUs' errors, the first one's."""
+    """Returns the code that determines the exit code: that of the first GPU's error if several
+    failed.
+    """
     several = getattr(error, "errors", None)
     first = next(iter(several.values())) if isinstance(several, dict) and several else error
     return str(first.code)

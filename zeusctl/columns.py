@@ -29,17 +29,17 @@ GPU_COLUMNS = (
     *("memory_power_w", "module", "energy_scope"),
     *("energy_j", "throttle_reasons", "persistence_mode", "processes", "leases", "error"),
 )
-"""Of a GPU. Units are in the names; `processes` and `leases` are counts."""
+"""Columns of a GPU. Units are in the names; `processes` and `leases` are counts."""
 
 PROCESS_COLUMNS = (
     *("gpu", "uuid", "pid", "user", "command", "job", "type", "memory_mib", "gpu_instance"),
     "leases",
 )
-"""Of a process on a GPU."""
+"""Columns of a process on a GPU."""
 
 
 def output_options(columns: Sequence[str]) -> Callable[[F], F]:
-    """`--columns`, `--format` and `--watch`; the verb gets them as one `Output`."""
+    """Adds `--columns`, `--format` and `--watch`; the verb receives them as one `Output`."""
 
     def chosen(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
         if text is None:
@@ -75,13 +75,13 @@ def output_options(columns: Sequence[str]) -> Callable[[F], F]:
 
 
 class Output:
-    """How a verb prints what it found, once or again and again.
+    """Prints a verb's result, once or repeatedly.
 
     Args:
         json_wanted: `--json`.
         columns: Names of columns; empty: the verb's own table, or all columns for CSV.
         form: `table`, `csv`, `json` or None.
-        watch_s: Seconds between two looks; None: one look.
+        watch_s: Seconds between updates; None: print once.
         known: All columns, in order.
     """
 
@@ -105,12 +105,12 @@ class Output:
         lines: Callable[[Any], Iterable[str]],
         rows: Callable[[Any], Iterable[Row]],
     ) -> None:
-        """Looks and prints.
+        """Gets and prints the report.
 
         Args:
-            look: Makes the report.
-            lines: The report for a person.
-            rows: Its rows.
+            look: Returns the report.
+            lines: The report as text.
+            rows: The report's rows.
         """
         first = True
         while True:

@@ -1,4 +1,4 @@
-"""What a shell completes: GPUs, commands to run, reports."""
+"""Shell completion of GPUs, commands and reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def gpus_argument(required: bool = True) -> Callable[[F], F]:
-    """The GPUs that a verb is about; completes to those of the node."""
+    """The GPUS argument; completes to the GPUs of the node."""
     if required:
         return click.argument("gpus", shell_complete=complete_gpus)
     return click.argument("gpus", default="all", shell_complete=complete_gpus)
@@ -40,7 +40,7 @@ def id_option(function: F) -> F:
 
 
 def complete_gpus(context: click.Context, _: click.Parameter, begun: str) -> Sequence[str]:
-    """Indices, or UUIDs where one is begun; the part after the last comma."""
+    """Completes the part after the last comma: to UUIDs if it begins like one, else to indices."""
     from zeus_ipc.errors import ZeusIpcError
 
     done, comma, begun = begun.rpartition(",")
@@ -59,7 +59,9 @@ def complete_gpus(context: click.Context, _: click.Parameter, begun: str) -> Seq
 def complete_command(
     context: click.Context, parameter: click.Parameter, begun: str
 ) -> list[CompletionItem]:
-    """Programs of the PATH for the first word after `--`, files for it and all others."""
+    """Completes the first word after `--` to programs in the PATH and files, later words to
+    files.
+    """
     items = [CompletionItem(begun, type="file")]
     if context.params.get(parameter.name or "") or not begun or "/" in begun:
         return items
@@ -80,5 +82,5 @@ def _programs(begun: str) -> set[str]:
             with os.scandir(folder) as entries:
                 found |= {one.name for one in entries if one.name.startswith(begun)}
         except OSError:
-            continue  # shells pass over it too
+            continue  # shells skip it too
     return found

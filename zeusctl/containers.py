@@ -14,7 +14,7 @@ _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """The kernel's number for it, PROC_PID_INIT_INO."""
 
 _INIT = frozenset({"systemd", "init"})
-"""What runs as pid 1 on systems that are themselves containers, as LXC's or kind's nodes are."""
+"""Programs that are pid 1 in containers that are whole systems, such as nodes of LXC or kind."""
 
 _EVERYBODY = ["0", "0", "4294967295"]
 _SOCKET_WAIT_S = 1.0
@@ -23,7 +23,7 @@ _MOUNT_POINT = 4
 
 
 def kind() -> str:
-    """Where this process lives, for a person; empty outside containers."""
+    """Describes the container of this process, for a person; empty outside containers."""
     if Path("/run/.containerenv").exists():
         return "in a podman container"
     if Path("/.dockerenv").exists():
@@ -36,7 +36,7 @@ def kind() -> str:
 
 
 def mount_point_of(path: str) -> str:
-    """The mount point that a path lies under, or is; `/` for what is the container's own.
+    """Returns the mount point of a path; `/` if it belongs to the container's own file system.
 
     `os.path.ismount` does not see a folder that is mounted from the same file system.
     """
@@ -52,7 +52,7 @@ def mount_point_of(path: str) -> str:
 
 
 def listener_of(path: str) -> int | None:
-    """The process that listens at a socket; None if it cannot be seen from here, or is gone."""
+    """Returns the process that listens at a socket; None if it is gone or not visible from here."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_SOCKET_WAIT_S)
         try:
@@ -75,7 +75,7 @@ def in_host_pid_namespace() -> bool:
 
 
 def has_sys_admin(pid: int) -> bool:
-    """Whether a process has the right that the driver asks of who sets limits.
+    """Whether a process has the capability that the driver requires for setting limits.
 
     Raises:
         OSError: It is gone.

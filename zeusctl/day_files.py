@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PREFIX = "energy-"
 ENDINGS = (".csv", ".parquet")
 METERS = "meters"
-"""The kind of the row that has what the meters say."""
+"""The kind of the row that holds the meters' readings."""
 
 OTHERS = "others"
 NOBODYS = ("idle", "unattributed")
@@ -35,7 +35,7 @@ _OWN = {"job": "job", "pod": "pod"}
 
 
 class Row(NamedTuple):
-    """One row of a file. Amounts as in the protocol's `UsageSum`."""
+    """One row of a file. Amounts are as in the protocol's `UsageSum`."""
 
     node: str
     begin_s: int
@@ -124,7 +124,7 @@ def _rows(usage: Usage, node: str, edges: Sequence[int]) -> Iterator[Row]:
 
 
 def _write(path: Path, rows: Sequence[Row]) -> None:
-    """All of it or nothing: files may be collected at any time."""
+    """Writes all of a file or nothing: files may be collected at any time."""
     if path.suffix == ".parquet":
         parquet.write(path, [row._asdict() for row in rows], _KINDS)
         return
@@ -137,7 +137,8 @@ def _write(path: Path, rows: Sequence[Row]) -> None:
 
 
 def read(folder: Path) -> list[Row]:
-    """The rows of all files in a folder and below it, each quarter of an hour of a node once.
+    """Returns the rows of all files in a folder and its subfolders, each quarter of an hour of a
+    node once.
 
     Raises:
         CommandError: There is no file, or one that is not such a file.
@@ -156,7 +157,7 @@ def read(folder: Path) -> list[Row]:
             here.setdefault((row.node, row.begin_s), []).append(row)
         for key, rows in here.items():
             metered_uj = sum(row.active_uj for row in rows if row.kind == METERS)
-            # Of several files that have it the most complete one counts, or the newest.
+            # If several files have it, use the most complete one, or else the newest.
             if metered_uj >= found.get(key, (0, []))[0]:
                 found[key] = (metered_uj, rows)
     return [row for _, rows in found.values() for row in rows]
@@ -198,7 +199,7 @@ def usage_of(
     name: str = "",
     by_method: bool = False,
 ) -> Usage:
-    """What `Client.usage` answers, from files."""
+    """Returns the same as `Client.usage`, from files."""
     from zeus_ipc.replies import Usage, UsageSum
     from zeus_ipc.requests import BUCKET_S
 
@@ -233,7 +234,7 @@ def usage_of(
 
 
 def _label(row: Row, by: str) -> tuple[str, str, str, int]:
-    """What a row counts for: itself where it is asked for, else what it is part of."""
+    """Returns the account that a row is summed under: its own if asked for, else its parent."""
     own = (row.kind, row.name, row.run, row.uid)
     if row.kind in NOBODYS:
         return (row.kind, "", "", -1) if by == "total" else own
@@ -247,5 +248,5 @@ def _label(row: Row, by: str) -> tuple[str, str, str, int]:
 
 
 def _is_named(wanted: str, name: str, run: str) -> bool:
-    """Whether a job is called so, or its run by this SLUID; other runs have numbers."""
+    """Whether this is a job's name, or the SLUID of its run; other runs have numbers."""
     return wanted == name or (wanted == run and run.startswith("s"))

@@ -1,4 +1,4 @@
-"""A page for people: energy by day and user, and what was held idle; one file without scripts."""
+"""An HTML page of energy by day and user, and of what was held idle; one file without scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from zeusctl.reports import UsedEnergy
 
 SHOWN = 8
-"""Accounts with a colour of their own; the others are one."""
+"""Accounts with a color of their own; the others share one."""
 
 COLORS = (
     *("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5"),
@@ -44,13 +44,13 @@ svg { width: 100%; height: auto; } svg text { font-size: 12px; fill: currentColo
 def page(
     days: Sequence[UsedEnergy], jobs: Sequence[UsedEnergy], title: str, metered_j: float
 ) -> str:
-    """The page.
+    """Returns the page.
 
     Args:
         days: Sums by user, day by day.
         jobs: Sums by job, over all days.
         title: What it is about.
-        metered_j: What the GPUs' counters say of the same time.
+        metered_j: The GPUs' counters for the same time.
     """
     total_j = sum(one.energy_j for one in days)
     factor, unit = (KWH_J, "kWh") if total_j >= KWH_FROM_J else (1, "J")
@@ -187,7 +187,7 @@ def _chart(days: Sequence[UsedEnergy], colors: dict[str, str], factor: float) ->
 
 
 def _grid(highest: float) -> list[tuple[float, str]]:
-    """Round amounts from 0 up to the highest, a handful, and their texts."""
+    """Returns a few round amounts from 0 up to the highest, with their texts."""
     rough = highest / 6
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * one for one in (1, 2, 5, 10) if power * one >= rough * (1 - 1e-9))

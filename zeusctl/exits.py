@@ -11,7 +11,7 @@ from zeus_ipc.errors import ErrorCode
 
 
 class Exit(IntEnum):
-    """What the exit code of a verb says."""
+    """Exit codes of the verbs."""
 
     OK = 0
     FAILED = 1
@@ -80,7 +80,7 @@ class CommandError(Exception):
 
 @contextlib.contextmanager
 def writing(path: Path | None) -> Iterator[None]:
-    """Names the file in an error of writing to it; None: standard output."""
+    """Adds the file's name to errors of writing to it; None: standard output."""
     try:
         yield
     except OSError as error:

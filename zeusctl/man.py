@@ -79,7 +79,7 @@ def _section(title: str, entries: dict[str, str]) -> list[str]:
 
 
 def _prose(help_text: str) -> list[str]:
-    """Paragraphs; those that click is told to leave as they are (a backspace) are examples."""
+    """Formats paragraphs; those that click must not rewrap (marked by a backspace) are examples."""
     lines: list[str] = []
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(help_text)):
         lines.append(".PP")
@@ -91,6 +91,6 @@ def _prose(help_text: str) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """Text that troff takes for nothing else."""
+    """Escapes text for troff."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
     return "\\&" + escaped if escaped.startswith(".") else escaped

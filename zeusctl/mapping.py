@@ -1,4 +1,4 @@
-"""The folder in which a batch system says which job has which GPU, as dcgm-exporter reads it.
+"""The folder in which a batch system maps GPUs to jobs, in dcgm-exporter's format.
 
 It has a file for each GPU, named by its index, with a job's id in each line. The prolog writes it
 and the epilog empties it (DCGM_HPC_JOB_MAPPING_DIR).
@@ -23,7 +23,7 @@ _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A job that has a GPU; with others on it, it has a part."""
+    """A job that holds a GPU, or a part of it if other jobs do too."""
 
     gpu: str
     job: str
@@ -31,7 +31,7 @@ class Holding:
 
 
 def holdings(folder: Path, gpus: Sequence[GpuInfo]) -> set[Holding]:
-    """What the files say. What is no index or no job's id is left out.
+    """Reads the files. Names that are not an index, and lines that are not a job id, are ignored.
 
     Raises:
         OSError: The folder cannot be read.
@@ -48,7 +48,7 @@ def holdings(folder: Path, gpus: Sequence[GpuInfo]) -> set[Holding]:
 
 
 def user_of(job: str) -> int | None:
-    """The user of a job, from Slurm; None: it does not say."""
+    """Returns the user of a job, from Slurm; None if Slurm does not say."""
     command = ["squeue", "-h", "-j", job, "-o", "%U"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
@@ -59,12 +59,12 @@ def user_of(job: str) -> int | None:
 
 
 class Mapping:
-    """Keeps zeusd's allocations as the folder has them.
+    """Keeps zeusd's allocations in step with the folder.
 
     Args:
-        client: zeusd, of which this user is an administrator.
+        client: A client of zeusd; its user must be an administrator.
         folder: The folder.
-        user: Who runs a job.
+        user: Returns the user of a job.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Mapping:
         self._held: set[Holding] = set()
 
     def reconcile(self) -> tuple[int, int]:
-        """Allocates and deallocates what has changed. Returns how many of each.
+        """Applies what has changed. Returns the numbers of new and ended allocations.
 
         Raises:
             ZeusIpcError: zeusd did not answer, or this user is no administrator.

@@ -11,7 +11,7 @@ from zeusctl.exits import CommandError
 
 
 def load() -> tuple[Any, Any]:
-    """pyarrow and pyarrow.parquet.
+    """Imports pyarrow and pyarrow.parquet.
 
     Raises:
         CommandError: pyarrow is not installed.
@@ -27,7 +27,7 @@ def load() -> tuple[Any, Any]:
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, type]) -> None:
-    """Writes a table; the file appears under its name when it is complete.
+    """Writes a table; the file appears under its name once it is complete.
 
     Args:
         path: The file.
@@ -55,7 +55,7 @@ def read(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     """The rows of a table.
 
     Raises:
-        ValueError: It is no Parquet file, or lacks a column.
+        ValueError: It is not a Parquet file, or lacks a column.
     """
     pyarrow, parquet = load()
     try:

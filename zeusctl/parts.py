@@ -1,4 +1,4 @@
-"""What part of a GPU a device is that a scheduler gives: all of it, a share, or a MIG device."""
+"""The part of a GPU that a scheduler's device stands for: all of it, a share, or a MIG device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Part:
 
 
 def mig_devices(client: Client, gpus: Sequence[GpuInfo]) -> dict[str, Part]:
-    """The MIG devices of GPUs as they are split now, by UUID."""
+    """Returns the present MIG devices of GPUs, by UUID."""
     split = [gpu.uuid for gpu in gpus if gpu.mig_enabled]
     found = client.processes(split) if split else {}
     return {
@@ -43,7 +43,7 @@ def mig_devices(client: Client, gpus: Sequence[GpuInfo]) -> dict[str, Part]:
 
 
 def together(parts: Iterable[Part]) -> list[Part]:
-    """One part for each GPU: several of one GPU are as large as all of them."""
+    """Returns one part for each GPU: several of one GPU are added up."""
     found: dict[str, Part] = {}
     for part in parts:
         known = found.get(part.gpu)

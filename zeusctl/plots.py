@@ -1,4 +1,4 @@
-"""Pictures: power, limits and clocks over time, and what each power limit costs."""
+"""Plots of power, limits and clocks over time, and of energy and time per power limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEIGHT, _WIDTH = 2.4, 9.0
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """What one GPU did: power and limit in watts, clocks in MHz."""
+    """One GPU's time series: power and limit in watts, clocks in MHz."""
 
     name: str
     power_w: Line = field(default_factory=list)
@@ -37,11 +37,11 @@ class Track:
 ENDINGS = (".png", ".svg", ".pdf")
 
 DEBIAN_HOME = "/usr/lib/zeusd"
-"""Where the Debian package has zeusctl."""
+"""Where the Debian package installs zeusctl."""
 
 
 def check_available() -> None:
-    """Raises CommandError where matplotlib is missing."""
+    """Imports matplotlib; raises CommandError if it is missing."""
     try:
         import matplotlib
     except ImportError:
@@ -49,12 +49,12 @@ def check_available() -> None:
             f"drawing needs matplotlib, which is not installed; {_installs_matplotlib()}"
         ) from None
     matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "zeusctl"  # the same picture has the same bytes
+    matplotlib.rcParams["svg.hashsalt"] = "zeusctl"  # the same plot gives the same bytes
 
 
 def _installs_matplotlib() -> str:
-    """The command that installs it for this zeusctl."""
-    if sys.prefix == DEBIAN_HOME:  # Debian's Python runs it, with packages of its own only
+    """Returns the command that installs matplotlib for this zeusctl."""
+    if sys.prefix == DEBIAN_HOME:  # Debian's Python runs it, and sees only Debian's packages
         return (
             "record here (zeusctl record -o run.csv), and draw where you have it: "
             "zeusctl plot --recording run.csv -o run.png"
@@ -121,9 +121,8 @@ def _draw(axes: Any, line: Line, step: bool = False, **look: Any) -> int:
 
 
 def _with_gaps(line: Line) -> Iterator[tuple[float, float]]:
-    """The points, and a break where nothing was sampled.
-
-    History is coarser where it is old, so a pause is held against those beside it.
+    """Returns the points with a break where nothing was sampled. Old history is coarser, so a pause
+    is compared with its neighbors.
     """
     steps = [later[0] - sooner[0] for sooner, later in pairwise(line)]
     for number, (t, value) in enumerate(line):
@@ -149,11 +148,11 @@ def _legend(axes: Any, clocks: Any) -> None:
 
 
 def draw_profile(measurements: Sequence[tuple[float, float, float]], path: Path) -> int:
-    """Draws what each limit costs: energy against time, and both against the limit.
+    """Draws the cost of each limit: energy against time, and both against the limit.
 
     Args:
         measurements: Limit (W), time (s) and energy (J), in the order of the limits.
-        path: The picture.
+        path: The output file.
     """
     from matplotlib.figure import Figure
 
@@ -187,7 +186,7 @@ def draw_profile(measurements: Sequence[tuple[float, float, float]], path: Path)
 
 
 SHOWN = 7
-"""Accounts that have a color of their own."""
+"""Accounts with a color of their own."""
 
 
 def draw_energy(sums: Sequence[UsedEnergy], names: Sequence[str], path: Path) -> int:
@@ -195,8 +194,8 @@ def draw_energy(sums: Sequence[UsedEnergy], names: Sequence[str], path: Path) ->
 
     Args:
         sums: By day.
-        names: What each of them is called.
-        path: The picture.
+        names: The label of each.
+        path: The output file.
 
     Raises:
         CommandError: There is nothing to draw.
@@ -234,7 +233,7 @@ def draw_energy(sums: Sequence[UsedEnergy], names: Sequence[str], path: Path) ->
 
 
 def _save(figure: Any, path: Path) -> None:
-    # A reader sees the old picture or the whole new one.
+    # A reader sees the old file or the complete new one.
     aside = path.with_name(f".{path.stem}.new{path.suffix}")
     try:
         figure.savefig(aside, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -1,4 +1,4 @@
-"""Samples in files: written as they come, read back whole."""
+"""Samples in files: written as they arrive, read back as a whole."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ COLUMNS: dict[str, type] = {
     "throttle_reasons": int,
     "lost": int,
 }
-"""Of a recording. `time` is in seconds since 1970; `energy_j` counts from an arbitrary start;
-`throttle_reasons` are the bits of nvmlClocksEventReasons; `lost` counts samples that were missed
-just before. Empty: the GPU does not offer it."""
+"""Columns of a recording. `time` is in seconds since 1970; `energy_j` counts from an arbitrary
+start; `throttle_reasons` are the bits of nvmlClocksEventReasons; `lost` counts samples that were
+missed just before. Empty: the GPU does not offer it."""
 
 _ROWS_AT_ONCE = 4096
 
@@ -40,16 +40,16 @@ Row = Mapping[str, Any]
 
 
 class Writer(Protocol):
-    """Takes rows."""
+    """Writes rows."""
 
     def write(self, row: Row) -> None:
         """One row."""
 
     def flush(self) -> None:
-        """What was written so far can be read by others, if the format allows that."""
+        """Makes what was written so far readable by others, if the format allows that."""
 
     def close(self) -> None:
-        """The end."""
+        """Completes the file."""
 
 
 class CsvWriter(Writer):
@@ -77,7 +77,9 @@ class CsvWriter(Writer):
 
 
 class ParquetWriter(Writer):
-    """Rows as Parquet. The file appears under its name when it is complete: half of one is none."""
+    """Rows as Parquet. The file appears under its name once it is complete: half of one is not
+    readable.
+    """
 
     def __init__(self, path: Path) -> None:
         pyarrow, parquet = parquet_of.load()
@@ -112,7 +114,7 @@ class ParquetWriter(Writer):
 
 
 def writer_for(path: Path | None, form: str | None) -> Writer:
-    """What writes to a path, by its ending unless a format is named.
+    """Returns the writer for a path, by its extension unless a format is given.
 
     Raises:
         CommandError: Parquet needs a file and pyarrow.
@@ -127,14 +129,14 @@ def writer_for(path: Path | None, form: str | None) -> Writer:
 
 
 class Recording(NamedTuple):
-    """What was recorded of one GPU: columns of equal length."""
+    """The recording of one GPU: columns of equal length."""
 
     gpu: int
     columns: dict[str, list[float | None]]
 
 
 def read(path: Path) -> list[Recording]:
-    """The GPUs of a recording, in order.
+    """Reads a recording, by GPU.
 
     Raises:
         CommandError: The file is not a zeusctl recording; the message names the wrong line.

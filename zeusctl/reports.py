@@ -1,7 +1,7 @@
-"""What `--json` prints, verb by verb. Within a schema's number, fields are added and never changed.
+"""The JSON output of each verb. Within a schema's number, fields are added and never changed.
 
 Units are in the names: watts, joules, megahertz, degrees Celsius, seconds. Times are ISO 8601 with
-their zone. None: the GPU does not offer it, or the reader may not know it.
+their zone. None: the GPU does not offer it, or the reader may not see it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Part(BaseModel):
 
 
 class Report(_Part):
-    """What every report begins with."""
+    """The fields that begin every report."""
 
     NAME: ClassVar[str]
     VERSION: ClassVar[int] = 1
@@ -67,13 +67,13 @@ class PowerLimit(_Part):
     """Power limits of a GPU, in watts."""
 
     requested: float | None
-    """What software asked for."""
+    """Requested by software."""
     enforced: float | None
-    """What is in force."""
+    """In force."""
     site: float | None
     """The site limit: the restore target, and the highest value that may be set."""
     site_enforced: bool = False
-    """Whether zeusd lowers a limit above the site limit at once, also one that others set."""
+    """Whether zeusd lowers any limit above the site limit at once, even one set outside zeusd."""
     smallest: float | None
     largest: float | None
     default: float | None
@@ -81,7 +81,7 @@ class PowerLimit(_Part):
 
 Value = float | bool | list[float] | list[str]
 """What a control holds, in its unit: a number, [lowest, highest] ([]: unlocked), a switch, or names
-of what is chosen."""
+of the chosen profiles."""
 
 
 class Lease(_Part):
@@ -91,13 +91,13 @@ class Lease(_Part):
     uuid: str
     control: str
     value: Value | None
-    """What the GPU holds under it; None: nothing was set yet."""
+    """The GPU's value under it; None: nothing was set yet."""
     unit: str
     """Of `value`, `asked` and `goes_back_to`: W, MHz, or empty for a switch."""
     value_text: str | None
-    """`value` as version 1 had it: 200 W."""
+    """`value` as text, as in version 1: 200 W."""
     asked: Value | None = None
-    """What its holder asked for; a driver may have rounded it or moved it into its range."""
+    """The value its holder requested; a driver may have rounded it or moved it into its range."""
     uid: int
     user: str
     pid: int | None
@@ -114,7 +114,7 @@ class Lease(_Part):
     restoring: bool
     """The holder is gone, and the restore is pending."""
     trouble: str | None
-    """Why not."""
+    """Why it is pending."""
 
 
 class Ceiling(_Part):
@@ -126,7 +126,7 @@ class Ceiling(_Part):
     """fleet, or job:ID of a Slurm job or a pod."""
     control: str
     value: float
-    """The most that anybody may set."""
+    """The highest value that anyone may set."""
     unit: str
     uid: int
     """Who set it."""
@@ -134,18 +134,18 @@ class Ceiling(_Part):
     expires_in_s: float | None
     """When `then` takes its place; None: never."""
     then: float | None
-    """The bound from then on; None: there is none."""
+    """The bound from then on; None: no bound."""
 
 
 class Held(_Part):
-    """What a control holds."""
+    """The value of a control."""
 
     control: str
     value: Value | None
     """None: it could not be read."""
     unit: str
     value_text: str | None
-    """`value` as version 1 had it."""
+    """`value` as text, as in version 1."""
 
 
 class Gpu(_Part):
@@ -172,17 +172,17 @@ class Gpu(_Part):
     persisted: list[str]
     """Controls that an administrator set with --persist."""
     controls: list[Held] = []
-    """What each control holds."""
+    """The value of each control."""
     utilization_percent: int | None = None
     """Share of the last sample period in which a kernel ran."""
     memory_used_mib: int | None = None
     memory_total_mib: int | None = None
     enforced_power_profiles: list[str] | None = None
-    """Workload power profiles in force; those requested are under `controls`."""
+    """Workload power profiles in force; the requested ones are under `controls`."""
     memory_power_w: float | None = None
     """The memory's part of `power_w`."""
     module: int | None = None
-    """Superchip that it is part of."""
+    """The superchip that it is part of."""
     power_of: str | None = None
     """UUID of the GPU that has its power limit, power and energy, as the first die of a card."""
     energy_scope: str = "gpu"
@@ -196,13 +196,13 @@ class Module(_Part):
     gpus: list[int]
     """Indices of its GPUs."""
     power_w: float | None
-    """Of all that is on it."""
+    """Of everything on it."""
     gpu_power_w: float | None
     """Its GPUs' part."""
 
 
 class Process(_Part):
-    """A process that uses a GPU. None: the reader may not know it, or it is gone."""
+    """A process that uses a GPU. None: the reader may not see it, or the process is gone."""
 
     gpu: int
     uuid: str
@@ -211,13 +211,13 @@ class Process(_Part):
     command: str | None
     job: str | None
     type: str
-    """C: it computes; G: it only draws."""
+    """C: compute; G: graphics only."""
     memory_mib: int | None
-    """Memory of the GPU that it uses; None: the driver does not tell."""
+    """Memory of the GPU that it uses; None: the driver does not report it."""
     gpu_instance: int | None
     """MIG instance; None: the whole GPU."""
     leases: list[str]
-    """What it holds on this GPU: `power_limit 200 W`."""
+    """Its leases on this GPU: `power_limit 200 W`."""
 
 
 class StatusReport(Report):
@@ -255,7 +255,7 @@ class LeasesReport(Report):
 
 
 class KnownGpu(_Part):
-    """What does not change about a GPU."""
+    """The constant properties of a GPU."""
 
     index: int
     uuid: str
@@ -265,9 +265,9 @@ class KnownGpu(_Part):
     memory_mib: int
     mig_enabled: bool
     runtime_indices: list[int] = []
-    """Numbers by which HIP counts it, or its partitions; empty: not known, or not AMD's."""
+    """HIP's number of it, or of its partitions; empty: unknown, or not an AMD GPU."""
     controls: list[str]
-    """What can be changed on it."""
+    """Controls that it offers."""
     power_limit_w: PowerLimit
     power_profiles: list[str] = []
     """Workload power profiles that it offers."""
@@ -282,14 +282,14 @@ class GpusReport(Report):
 
 
 class Permitted(_Part):
-    """What the asking user may do with one control."""
+    """The requesting user's permission for one control."""
 
     control: str
     allowed: bool
     why: str
     """Why not; empty if allowed."""
     ranges: list[tuple[float, float]]
-    """In W or MHz, any of which a value must lie in; empty: no bound."""
+    """In W or MHz; a value must lie in one of them; empty: no bound."""
 
 
 class ShowReport(Report):
@@ -311,19 +311,19 @@ class ShowReport(Report):
 
 
 class Setting(_Part):
-    """What was set on one GPU."""
+    """A value that was set on one GPU."""
 
     gpu: int
     uuid: str
     control: str
     value: Value
-    """What the GPU holds now; the bound, for a ceiling."""
+    """The GPU's value now; for a ceiling, the bound."""
     unit: str
     value_text: str
-    """`value` as version 1 had it."""
+    """`value` as text, as in version 1."""
     was: Value | None
     asked: Value | None = None
-    """What was asked for."""
+    """The requested value."""
 
 
 class SetReport(Report):
@@ -334,19 +334,19 @@ class SetReport(Report):
 
     settings: list[Setting]
     kept: str
-    """command: while it runs. process: until Ctrl-C. persisted: until `zeusctl reset`.
-    ceiling: as a bound for everybody (--ceiling)."""
+    """command: while it runs. process: until Ctrl-C. persisted: until `zeusctl reset`. ceiling: as
+    a bound for everyone (--ceiling)."""
 
 
 class Outcome(_Part):
-    """What became of one control."""
+    """The outcome for one control."""
 
     gpu: int
     uuid: str
     control: str
     ok: bool
     trouble: str | None
-    """Why not. `not_offered` beside `ok`: the driver does not offer the control."""
+    """Why it is not restored. `not_offered` beside `ok`: the driver does not offer the control."""
 
 
 class ResetReport(Report):
@@ -357,7 +357,7 @@ class ResetReport(Report):
 
     outcomes: list[Outcome]
     revoked: list[Lease]
-    """Leases that others lost by it."""
+    """Leases that others lost as a result."""
 
 
 class ReleaseReport(Report):
@@ -396,7 +396,7 @@ class MeasureReport(Report):
 
 
 class Done(Report):
-    """`zeusctl record`, `plot` and `man`: what was written."""
+    """`zeusctl record`, `plot` and `man`: the file written."""
 
     NAME = "done"
 
@@ -411,10 +411,10 @@ class QuiesceReport(Report):
     NAME = "quiesce"
 
     quiesced: bool
-    """Whether no device file of the driver is open any more."""
+    """Whether all device files of the driver are closed."""
     open: list[str]
     not_back: list[str]
-    """Controls that could not be restored before."""
+    """Controls that could not be restored before closing."""
 
 
 class ResumeReport(Report):
@@ -426,7 +426,7 @@ class ResumeReport(Report):
 
 
 class UsedEnergy(_Part):
-    """Energy of one account between two times, see the protocol's `UsageSum`."""
+    """Energy of one account in one interval, see the protocol's `UsageSum`."""
 
     since: datetime
     until: datetime
@@ -446,14 +446,14 @@ class UsedEnergy(_Part):
     """allocated, exclusive, weights, utilization, slices, equal."""
     exact: bool
     bounds: str
-    """What lower_j and upper_j follow from: exact, presence or activity; of several methods, that
-    of the least certain."""
+    """The basis of lower_j and upper_j: exact, presence or activity; the least certain one if there
+    are several."""
     reason: str
-    """Why it is an estimate, or unattributed; empty: it is neither."""
+    """Why it is an estimate, or unattributed; empty otherwise."""
     begin: datetime | None
     """When a job or pod began to hold its first GPU, or a process started."""
     end: datetime | None
-    """When it ceased to hold its last; None: it has not."""
+    """When it ceased to hold its last; None: it still holds some."""
     workload: str | None
     """Of a process: the job, pod, service or container that it belongs to."""
 
@@ -466,9 +466,9 @@ class EnergyReport(Report):
     by: str
     sums: list[UsedEnergy]
     metered_j: float | None
-    """What the GPUs' counters say; None: something was left out on purpose."""
+    """The GPUs' counters; None: the request excluded something."""
     begins: datetime | None
-    """The day on which the ledger begins; None: it is empty."""
+    """The first day in the ledger; None: it is empty."""
 
 
 class AllocateReport(Report):
@@ -491,7 +491,7 @@ class DeallocateReport(Report):
     ended: int
     """How many GPUs it held."""
     energy: list[UsedEnergy]
-    """What it has used, run by run."""
+    """Its energy, run by run."""
 
 
 class ForgetReport(Report):
@@ -500,15 +500,15 @@ class ForgetReport(Report):
     NAME = "forget"
 
     accounts: int
-    """How many of the user's accounts there were."""
+    """Number of the user's accounts."""
 
 
 class Check(_Part):
-    """One thing that `doctor` looked at."""
+    """One check of `doctor`."""
 
     name: str
     state: str
-    """ok, note (nothing is wrong, but it is good to know) or fault."""
+    """ok, note (nothing is wrong, but worth knowing) or fault."""
     found: str
     remedy: str
     """What to do; empty if ok."""
@@ -538,7 +538,8 @@ class Event(_Part):
     uid: int | None
     user: str | None
     pid: int | None
-    """None if it is another user's and the reader is no administrator; so `command` and `job`."""
+    """None if it is another user's and the reader is not an administrator; the same for `command`
+    and `job`."""
     command: str | None
     job: str | None
     old: str | None
@@ -554,16 +555,16 @@ class AuditReport(Report):
 
     events: list[Event]
     dropped: int
-    """How many older records zeusd no longer keeps; its log has them."""
+    """Number of older records that only zeusd's log still has."""
 
 
 class Failed(Report):
-    """What a verb prints with `--json` when it fails; the sentence is on standard error too."""
+    """The output of a verb that fails with `--json`; the message is on standard error too."""
 
     NAME = "error"
 
     code: str
-    """As in the protocol, or `usage`, `failed`."""
+    """As in the protocol, or `usage` or `failed`."""
     message: str
     exit_code: int
 
@@ -592,11 +593,11 @@ REPORTS: dict[str, type[Report]] = {
         Failed,
     )
 }
-"""By the name in their schema."""
+"""Reports by the name in their schema."""
 
 
 def schemas() -> dict[str, Callable[[], dict[str, Any]]]:
-    """What makes each published JSON schema, those of probe and exercise included."""
+    """The class of each published JSON schema, including those of probe and exercise."""
     from zeusctl.exercise import report as exercise
     from zeusctl.probe import report as probe
 

@@ -14,14 +14,14 @@ from zeus_ipc.programs import is_missing
 from zeusctl.exits import CommandError, Exit
 
 LOOK_S = 1.0
-"""How often to look whether all is well."""
+"""Interval between checks."""
 
 
 def run(command: Sequence[str], meanwhile: Callable[[], None] = lambda: None) -> int:
     """Runs a command to its end.
 
-    Signals that ask this process to end are the command's; this process outlives it, to restore
-    what it holds.
+    Signals that request this process's end are passed to the command; this process outlives it, to
+    restore its leases.
 
     Args:
         command: Program and arguments.
@@ -54,7 +54,7 @@ def run(command: Sequence[str], meanwhile: Callable[[], None] = lambda: None) ->
 
 @contextlib.contextmanager
 def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Hands SIGTERM and SIGHUP on; the terminal gives Ctrl-C to both processes by itself."""
+    """Passes SIGTERM and SIGHUP on; the terminal sends Ctrl-C to both processes itself."""
     target: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 
@@ -83,16 +83,17 @@ def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
 
 
 class Ending(threading.Event):
-    """Set when someone asks for the end.
+    """Set when an end is requested.
 
     Attributes:
-        code: The exit code that says who: Ctrl-C is `INTERRUPTED`, all else is as wanted.
+        code: The exit
+        code: `INTERRUPTED` for Ctrl-C, else success.
     """
 
     code = Exit.OK
 
     def asked(self, number: int, frame: FrameType | None) -> None:
-        """A signal came."""
+        """Handles a signal."""
         if number == signal.SIGINT:
             self.code = Exit.INTERRUPTED
         self.set()
@@ -100,7 +101,7 @@ class Ending(threading.Event):
 
 @contextlib.contextmanager
 def asked_to_end() -> Iterator[Ending]:
-    """Set when Ctrl-C, SIGTERM or SIGHUP asks for the end."""
+    """Returns an event that Ctrl-C, SIGTERM and SIGHUP set."""
     ended = Ending()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, ended.asked) for number in numbers}

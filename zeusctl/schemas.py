@@ -1,4 +1,4 @@
-"""JSON schemas of reports that are dataclasses: those that are made without pydantic."""
+"""JSON schemas of reports that are dataclasses instead of pydantic models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPUs a person means: indices, ranges, UUIDs, PCI addresses, or all."""
+"""Parses the GPUS argument: indices, ranges, UUIDs, PCI addresses, or all."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ HELP = (
 
 
 def select(text: str, gpus: Sequence[GpuInfo]) -> list[GpuInfo]:
-    """The GPUs that a text names, in the node's order, each once.
+    """Returns the GPUs that a text names, in the node's order, each once.
 
     Raises:
-        CommandError: It names one that is not there, or none at all.
+        CommandError: It names a GPU that does not exist, or none.
     """
     chosen: list[GpuInfo] = []
     for part in text.split(","):

@@ -1,4 +1,4 @@
-"""One run of a verb: its connection, what it asks of the node, and how it answers."""
+"""One run of a verb: its connection, its view of the node, and its output."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Session:
-    """What the options before the verb say, and the connection that they lead to.
+    """The options before the verb, and the connection that they select.
 
     Args:
-        socket: The daemon's socket; None: where clients look for it.
-        json_wanted: Answer for machines.
+        socket: The daemon's socket; None: the default.
+        json_wanted: Print JSON.
     """
 
     def __init__(self, socket: str | None, json_wanted: bool = False) -> None:
@@ -47,7 +47,7 @@ class Session:
 
     @property
     def socket(self) -> str:
-        """Where the daemon is looked for."""
+        """The path of the daemon's socket."""
         from zeus_ipc.paths import socket_path
 
         return socket_path(self._socket)
@@ -63,14 +63,14 @@ class Session:
 
     @cached_property
     def node(self) -> NodeInfo:
-        """The daemon, and the GPUs at the time of the first look."""
+        """The daemon and its GPUs, as of the first request."""
         return self.client.node()
 
     def gpus(self, selection: str = "all") -> list[GpuInfo]:
-        """The GPUs that a person names.
+        """Returns the GPUs that the user names.
 
         Raises:
-            CommandError: One of them is not there, or the node has none.
+            CommandError: One of them does not exist, or the node has none.
         """
         if not self.node.gpus:
             if self.node.quiesced_ns is not None:
@@ -97,12 +97,12 @@ class Session:
         return chosen
 
     def readable(self, text: str) -> str:
-        """A sentence of zeusd's with names: of users, and of GPUs as far as they are known here."""
+        """Replaces user ids and UUIDs in a message of zeusd by names and indices, if known."""
         gpus = self.node.gpus if "node" in self.__dict__ else []
         return named(text, {gpu.uuid: gpu.index for gpu in gpus})
 
     def look_again(self) -> None:
-        """Forgets the node: it may have changed."""
+        """Discards what is known about the node: it may have changed."""
         self.__dict__.pop("node", None)
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class Session:
         *,
         err: bool = False,
     ) -> None:
-        """Prints a report: its JSON if that is wanted, else these lines."""
+        """Prints a report: as JSON if requested, else these lines."""
         if self.json:
             click.echo(report.model_dump_json(by_alias=True), err=err)
             return
@@ -127,12 +127,12 @@ class Session:
 
 
 def now() -> datetime:
-    """This moment, with its zone."""
+    """The present time with its zone."""
     return datetime.now(timezone.utc).astimezone()
 
 
 def seconds_since(t_ns: int) -> float:
-    """How long ago an instant of CLOCK_MONOTONIC was."""
+    """Seconds since an instant of CLOCK_MONOTONIC."""
     return max(0.0, (time.monotonic_ns() - t_ns) / 1e9)
 
 
@@ -142,7 +142,7 @@ def ceiling_option(text: str) -> Callable[[F], F]:
     def checked(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
         if name is not None and re.fullmatch(CEILING_NAME, name) is None:
             raise click.BadParameter(
-                f"{name} is no ceiling; choose fleet, persisted or job:ID (the site limit is set "
+                f"{name} is not a ceiling; choose fleet, persisted or job:ID (the site limit is "
                 "in zeusd.toml)"
             )
         return name

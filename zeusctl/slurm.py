@@ -1,4 +1,4 @@
-"""Which GPUs Slurm gave to a job, and which job: from what it tells its Prolog and Epilog.
+"""A job and its GPUs, from the variables of Slurm's Prolog and Epilog.
 
 `SLURM_JOB_GPUS` counts positions in gres.conf, neither NVML's indices nor device numbers.
 `CUDA_VISIBLE_DEVICES` there has UUIDs where Slurm knows them (`AutoDetect=nvml`, whole GPUs from
@@ -28,9 +28,9 @@ class SlurmJob(NamedTuple):
 
     Attributes:
         name: Its id.
-        run: Its SLUID (from Slurm 25.11 on), else how often it was started again.
-        uid: Its user; None: not told.
-        control_group: Its SLUID, where control groups are called by it.
+        run: Its SLUID (from Slurm 25.11 on), else its restart count.
+        uid: Its user; None: unknown.
+        control_group: Its SLUID, if control groups are named by it.
     """
 
     name: str
@@ -59,10 +59,10 @@ def job_of(environment: Mapping[str, str]) -> SlurmJob:
 def parts_of(
     environment: Mapping[str, str], devices: Mapping[str, Part], gpus: Sequence[GpuInfo]
 ) -> list[Part]:
-    """The parts of GPUs that the job has, where Slurm gives MIG devices; none: it gives no such.
+    """Returns the MIG devices that Slurm gave to the job, as parts of GPUs; empty if it gave none.
 
     Args:
-        environment: Of the Prolog or Epilog.
+        environment: That of the Prolog or Epilog.
         devices: The MIG devices of the node, by UUID.
         gpus: All of the node.
 
@@ -86,10 +86,10 @@ def gpus_of(
     gres_conf: str = GRES_CONF,
     driver: str = DRIVER,
 ) -> list[GpuInfo]:
-    """The GPUs of the job; none if it has none.
+    """Returns the GPUs of the job, which may be none.
 
     Args:
-        environment: Of the Prolog or Epilog.
+        environment: That of the Prolog or Epilog.
         gpus: All of the node.
         hostname: The node, as gres.conf may name it.
         gres_conf: Slurm's list of devices; need not exist.
@@ -142,7 +142,9 @@ def _numbers(text: str) -> list[int]:
 
 
 def _by_minor(gpus: Sequence[GpuInfo], driver: str) -> dict[int, GpuInfo]:
-    """GPUs by the number of their device file; by NVML's index where the driver lists none."""
+    """Returns GPUs by the number of their device file, or by NVML's index if the driver lists
+    none.
+    """
     found: dict[int, GpuInfo] = {}
     for information in Path(driver).glob("*/information"):
         minor = re.search(r"^Device Minor:\s*([0-9]+)", information.read_text(), re.MULTILINE)

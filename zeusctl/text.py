@@ -1,4 +1,4 @@
-"""Values, times and tables as text. No table library: it would be half of what a start takes."""
+"""Values, times and tables as text. No table library: importing one would double the start time."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def use_color() -> bool:
-    """Whether standard output takes colours: a terminal, unless NO_COLOR says otherwise."""
+    """Whether to color standard output: it is a terminal, and NO_COLOR is not set."""
     if os.environ.get("NO_COLOR"):
         return False
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def style(text: str, fg: str | None = None, bold: bool = False) -> str:
-    """Coloured text, where colours are welcome."""
+    """Colors text if standard output takes color."""
     return click.style(text, fg=fg, bold=bold or None) if use_color() else text
 
 
 def reasons(bits: int | None) -> list[str]:
-    """Why a GPU's clocks are not as high as they might be; idleness is none."""
+    """Names of a GPU's throttle reasons; idleness is not one."""
     if bits is None:
         return []
     return [name for bit, name in REASONS.items() if bits & bit and bit != 0x1]
@@ -54,7 +54,7 @@ def reasons(bits: int | None) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def user_name(uid: int) -> str:
-    """As `users.user_name`, which is asked once for each user."""
+    """Caches `users.user_name`."""
     return users.user_name(uid)
 
 
@@ -69,10 +69,10 @@ def gpus_text(indices: Sequence[int | str]) -> str:
 
 
 def named(text: str, indices: Mapping[str, int]) -> str:
-    """A sentence of zeusd's with names: of users, and of GPUs.
+    """Replaces user ids and UUIDs in a message of zeusd by names and indices.
 
     Args:
-        text: The sentence, with numbers of users and UUIDs.
+        text: The message.
         indices: Index of each GPU, by UUID.
     """
     for uuid, index in indices.items():
@@ -81,7 +81,7 @@ def named(text: str, indices: Mapping[str, int]) -> str:
 
 
 def value_text(control: str, value: Sequence[int] | None) -> str:
-    """A control's value as the journal has it, for a person."""
+    """Formats a control's value in the journal's form."""
     if value is None:
         return "not set"
     return SPECS[Control(control)].text(value)
@@ -101,19 +101,19 @@ def duration(seconds: float) -> str:
 
 
 def split(partitions: Sequence[int]) -> str:
-    """How a GPU is split that is: AMD's into partitions, NVIDIA's into instances."""
+    """Describes how a GPU is split: into partitions (AMD) or instances (NVIDIA)."""
     return count(len(partitions), "partition") if len(partitions) > 1 else "MIG is on"
 
 
 def memory(mib: int | None) -> str:
-    """Memory: MiB below ten of them a GiB, else GiB."""
+    """Formats memory: MiB below 10 GiB, else GiB."""
     if mib is None:
         return "-"
     return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
 
 
 def energy(joules: float) -> str:
-    """Joules with a prefix that leaves at most four digits before the point."""
+    """Formats joules with a prefix that leaves at most four digits before the point."""
     for factor, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
         if abs(joules) >= 10 * factor:
             return f"{joules / factor:.1f} {unit}"
@@ -121,14 +121,14 @@ def energy(joules: float) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `30s`, `10m`, `1.5h`, `2d` or a bare number of seconds.
+    """Parses `30s`, `10m`, `1.5h`, `2d` or a number of seconds.
 
     Raises:
         ValueError: It is none of these.
     """
     match = re.fullmatch(r"([0-9]*\.?[0-9]+) *(ms|s|min|m|h|d)?", text.strip())
     if match is None or float(match[1]) <= 0:
-        raise ValueError(f"{text!r} is no duration; write 30s, 10m, 2h or 1d")
+        raise ValueError(f"{text!r} is not a duration; write 30s, 10m, 2h or 1d")
     return float(match[1]) * _UNITS_S[match[2] or "s"]
 
 
@@ -145,7 +145,7 @@ def table(
 
     Args:
         header: Names of the columns.
-        rows: Cells; may hold colours.
+        rows: Cells; may be colored.
         right: Positions of columns that are aligned to the right.
     """
     widths = [
@@ -167,12 +167,12 @@ def _width(cell: str) -> int:
 
 
 def shorten(text: str, width: int) -> str:
-    """At most `width` characters, with a mark where some are missing."""
+    """Shortens a text to `width` characters, and marks that it did."""
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def style_of_share(share: float | None) -> str:
-    """Colour of something that is used up: from 85 % on, and from 97 % on."""
+    """Returns the color of a utilization: it changes at 85 % and at 97 %."""
     if share is None:
         return "dim"
     return "red" if share > 0.97 else "yellow" if share > 0.85 else "green" if share > 0 else ""

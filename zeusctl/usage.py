@@ -1,4 +1,4 @@
-"""What `zeusctl energy` shows: intervals of local time, and sums as people read them."""
+"""The intervals of local time and the sums that `zeusctl energy` shows."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 KWH_J = 3_600_000
 KWH_FROM_J = KWH_J / 10
-"""Less than this in all is shown in joules."""
+"""Totals below this are shown in joules."""
 
 NOBODYS = ("idle", "unattributed")
 WHOLES = ("gpu", "total")
-"""Sums of which the meters say how much they are, whosever it is."""
+"""Kinds of sums whose total the meters confirm."""
 
 
 def zone(name: str | None) -> tzinfo | None:
-    """A time zone by its name; None: the local one.
+    """Returns a time zone by name; None: the local one.
 
     Raises:
-        ValueError: There is none of this name.
+        ValueError: There is no such zone.
     """
     if name is None:
         return None
@@ -37,11 +37,11 @@ def zone(name: str | None) -> tzinfo | None:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError):
-        raise ValueError(f"{name!r} is no time zone; write one such as Europe/Paris") from None
+        raise ValueError(f"{name!r} is not a time zone; write one such as Europe/Paris") from None
 
 
 def instant(text: str, where: tzinfo | None, now: datetime) -> datetime:
-    """A time as people write it: `7d` (ago), `2026-11-01`, `2026-11-01T12:00`, or `now`.
+    """Parses a time: `7d` (ago), `2026-11-01`, `2026-11-01T12:00`, or `now`.
 
     Raises:
         ValueError: It is none of these.
@@ -55,7 +55,7 @@ def instant(text: str, where: tzinfo | None, now: datetime) -> datetime:
             return now - timedelta(seconds=parse_duration(text))
         except ValueError:
             raise ValueError(
-                f"{text!r} is no time; write 7d, 2026-11-01 or 2026-11-01T12:00"
+                f"{text!r} is not a time; write 7d, 2026-11-01 or 2026-11-01T12:00"
             ) from None
     return _local(found, where) if found.tzinfo is None else found
 
@@ -65,7 +65,7 @@ def _local(found: datetime, where: tzinfo | None) -> datetime:
 
 
 def edges(since: datetime, until: datetime, where: tzinfo | None, daily: bool) -> list[int]:
-    """Ends of the intervals from one time to another: whole buckets, by local day if wanted.
+    """Returns the ends of the intervals between two times: whole buckets, by local day on request.
 
     Raises:
         ValueError: The second is not after the first, or that is too many days.
@@ -95,7 +95,7 @@ def edges(since: datetime, until: datetime, where: tzinfo | None, daily: bool) -
 
 
 def job_sums(client: Client, kind: str, name: str, run: str | None) -> list[UsedEnergy]:
-    """All that a job or pod has used so far, run by run."""
+    """Returns the energy of a job or pod so far, run by run."""
     from zeus_ipc.requests import BUCKET_S
 
     end = (int(time.time()) // BUCKET_S + 1) * BUCKET_S
@@ -105,7 +105,7 @@ def job_sums(client: Client, kind: str, name: str, run: str | None) -> list[Used
 
 
 def reported(one: UsageSum, ends: Sequence[int], where: tzinfo | None) -> UsedEnergy:
-    """A sum as reports have it."""
+    """Converts a sum to the report's form."""
     from zeus_ipc.charging import Bounds, bounds_of, reason_of
     from zeusctl.reports import UsedEnergy
 
@@ -140,8 +140,9 @@ def reported(one: UsageSum, ends: Sequence[int], where: tzinfo | None) -> UsedEn
 
 
 def tightened(usage: Usage) -> Usage:
-    """All users together used what the meters counted, less what is nobody's: of that sum, only
-    what may be nobody's is in doubt."""
+    """Tightens the bounds of the sum of all users: they used what the meters counted, less what was
+    idle or unattributed; only that part is uncertain.
+    """
     sums = []
     for one in usage.sums:
         if one.kind == "total":
@@ -169,7 +170,7 @@ def _user(uid: int) -> str | None:
 
 
 def label(one: UsedEnergy, gpus: dict[str, int]) -> str:
-    """What a row is called."""
+    """Returns the label of a row."""
     if one.kind in NOBODYS:
         return f"({one.kind}: {one.name})" if one.name else f"({one.kind})"
     if one.kind in ("others", "total"):
@@ -189,12 +190,13 @@ def label(one: UsedEnergy, gpus: dict[str, int]) -> str:
 
 
 def lines(sums: Sequence[UsedEnergy], gpus: dict[str, int], metered_j: float | None) -> list[str]:
-    """The table, with energy that is nobody's below it, and the sum against the meters.
+    """Returns the table, with idle and unattributed energy below it, and the sum compared with the
+    meters.
 
     Args:
         sums: By interval.
         gpus: Indices by UUID.
-        metered_j: What the meters say; None: something was left out on purpose.
+        metered_j: The meters' readings; None: the request excluded something.
     """
     from zeus_ipc.charging import reason_of
 
@@ -251,7 +253,7 @@ def lines(sums: Sequence[UsedEnergy], gpus: dict[str, int], metered_j: float | N
 
 
 def summary_line(kind: str, name: str, ended: int, sums: Iterable[UsedEnergy]) -> str:
-    """One line for a job's log."""
+    """Returns one line for a job's log."""
     from zeus_ipc.charging import bounds_of
 
     found = [*sums]
@@ -273,5 +275,5 @@ def summary_line(kind: str, name: str, ended: int, sums: Iterable[UsedEnergy]) -
 
 
 def check(usage: Usage) -> int:
-    """By how many microjoules the sums differ from the meters."""
+    """Returns the difference between the sums and the meters, in microjoules."""
     return sum(one.active_uj + one.idle_uj for one in usage.sums) - sum(usage.metered_uj)

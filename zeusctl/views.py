@@ -1,4 +1,4 @@
-"""What zeusd answers, as the reports have it."""
+"""Converts zeusd's replies to reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from zeusctl.session import seconds_since
 from zeusctl.text import named, reasons, user_name, value_text
 
 _LISTED = 16
-"""GPUs asked for in one message."""
+"""GPUs in one request."""
 
 _NO_STATE = GpuState(
     t_ns=0,
@@ -47,9 +47,8 @@ _NO_STATE = GpuState(
 def read_states(
     client: Client, gpus: Sequence[GpuInfo]
 ) -> tuple[dict[str, GpuState], dict[str, str]]:
-    """The present state of GPUs, and why some could not be read; both by UUID.
-
-    zeusd answers for a GPU that the driver has lost, too: with nothing in it.
+    """Returns the present state of GPUs, and why some could not be read; both by UUID. For a GPU
+    that the driver has lost, zeusd's reply is empty.
     """
     states: dict[str, GpuState] = {}
     errors: dict[str, str] = {}
@@ -65,7 +64,7 @@ def read_states(
                 raise
             failed = {error.gpu: error}
         errors |= {uuid: error.message for uuid, error in failed.items()}
-        # Those that could be read are asked for again, without the others.
+        # Ask again for those that could be read, without the others.
         left = [uuid for uuid in uuids if uuid not in states and uuid not in failed]
         if left:
             states |= client.state(left)
@@ -81,21 +80,21 @@ def _answers(state: GpuState) -> bool:
 
 
 def gpu_reports(client: Client, gpus: Sequence[GpuInfo]) -> list[Gpu]:
-    """GPUs as they are now."""
+    """Reads GPUs."""
     return reports_of(gpus, *read_states(client, gpus))
 
 
 def reports_of(
     gpus: Sequence[GpuInfo], states: Mapping[str, GpuState], errors: Mapping[str, str]
 ) -> list[Gpu]:
-    """GPUs as they were read."""
+    """Converts the states of GPUs."""
     indices = {gpu.uuid: gpu.index for gpu in gpus}
     errors = {uuid: named(text, indices) for uuid, text in errors.items()}
     return [gpu_report(gpu, states.get(gpu.uuid, _NO_STATE), errors.get(gpu.uuid)) for gpu in gpus]
 
 
 def gpu_report(gpu: GpuInfo, state: GpuState, error: str | None) -> Gpu:
-    """One GPU as it is now."""
+    """Converts the state of one GPU."""
     bits = state.throttle_reasons
     return Gpu(
         index=gpu.index,
@@ -137,7 +136,7 @@ def gpu_report(gpu: GpuInfo, state: GpuState, error: str | None) -> Gpu:
 
 
 def module_reports(gpus: Sequence[GpuInfo], states: Mapping[str, GpuState]) -> list[Module]:
-    """The superchips of these GPUs. Each of its GPUs reports a module's power: it is their mean."""
+    """Returns the superchips of these GPUs. All GPUs of a module report its power: use the mean."""
     found = []
     for module in sorted({gpu.module for gpu in gpus if gpu.module is not None}):
         members = [gpu for gpu in gpus if gpu.module == module]
@@ -156,12 +155,12 @@ def module_reports(gpus: Sequence[GpuInfo], states: Mapping[str, GpuState]) -> l
 
 
 def quantity(control: str, value: Sequence[int] | None) -> Value | None:
-    """A control's value as the protocol has it, in its unit."""
+    """Converts a control's value from the protocol's form to its unit."""
     return None if value is None else known_quantity(control, value)
 
 
 def known_quantity(control: str, value: Sequence[int]) -> Value:
-    """The same of a value that there is."""
+    """The same for a value that is not None."""
     spec = SPECS[Control(control)]
     if spec.shape == "switch":
         return bool(value[0])
@@ -172,7 +171,7 @@ def known_quantity(control: str, value: Sequence[int]) -> Value:
 
 
 def _processes(client: Client, uuids: Sequence[str]) -> dict[str, list[ProcessInfo]]:
-    """Processes by UUID, as far as they can be read."""
+    """Returns processes by UUID, of the GPUs that can be read."""
     found: dict[str, list[ProcessInfo]] = {}
     for first in range(0, len(uuids), _LISTED):
         some = uuids[first : first + _LISTED]
@@ -191,7 +190,9 @@ def _processes(client: Client, uuids: Sequence[str]) -> dict[str, list[ProcessIn
 def process_reports(
     client: Client, gpus: Sequence[GpuInfo], leases: Sequence[Lease]
 ) -> list[Process]:
-    """Processes of GPUs, in their order, with what they hold. GPUs that do not answer have none."""
+    """Returns the processes of GPUs, in their order, with their leases. GPUs that do not answer
+    have none.
+    """
     found = []
     listed = _processes(client, [gpu.uuid for gpu in gpus])
     for gpu in gpus:
@@ -219,7 +220,7 @@ def process_reports(
 
 
 def power_limit(gpu: GpuInfo, state: GpuState = _NO_STATE) -> PowerLimit:
-    """Power limits of a GPU; without its state, those that do not change."""
+    """Returns the power limits of a GPU; without its state, only the constant ones."""
     return PowerLimit(
         requested=_thousandth(state.power_limit_mw),
         enforced=_thousandth(state.enforced_power_limit_mw),
@@ -232,7 +233,7 @@ def power_limit(gpu: GpuInfo, state: GpuState = _NO_STATE) -> PowerLimit:
 
 
 def known_report(gpu: GpuInfo) -> KnownGpu:
-    """What does not change about a GPU."""
+    """Returns the constant properties of a GPU."""
     return KnownGpu(
         index=gpu.index,
         uuid=gpu.uuid,
@@ -249,7 +250,7 @@ def known_report(gpu: GpuInfo) -> KnownGpu:
 
 
 def lease_report(lease: LeaseInfo, indices: Mapping[str, int]) -> Lease:
-    """A lease, with the GPU's index."""
+    """Converts a lease; adds the GPU's index."""
     control = lease.control.value
     return Lease(
         gpu=indices.get(lease.gpu, -1),
@@ -275,14 +276,14 @@ def lease_report(lease: LeaseInfo, indices: Mapping[str, int]) -> Lease:
 
 
 def lease_reports(client: Client, gpus: Sequence[GpuInfo]) -> list[Lease]:
-    """The leases on these GPUs, in their order."""
+    """Returns the leases on these GPUs, in their order."""
     indices = {gpu.uuid: gpu.index for gpu in gpus}
     leases = [lease_report(one, indices) for one in client.leases() if one.gpu in indices]
     return sorted(leases, key=lambda lease: lease.gpu)
 
 
 def ceiling_reports(gpus: Sequence[GpuInfo]) -> list[Ceiling]:
-    """The ceilings of these GPUs, in their order; a persistent limit is told by `Gpu.persisted`."""
+    """The ceilings of these GPUs, in their order; `Gpu.persisted` reports a persistent limit."""
     return [
         Ceiling(
             gpu=gpu.index,
@@ -326,7 +327,7 @@ def node_report(node: NodeInfo, socket: str, leases: Sequence[Lease]) -> Node:
 def permitted_report(
     control: str, permission: Permission, readable: Callable[[str], str]
 ) -> Permitted:
-    """What a user may do with a control."""
+    """Converts a user's permission for a control."""
     factor = SPECS[Control(control)].scale
     return Permitted(
         control=control,
@@ -337,7 +338,7 @@ def permitted_report(
 
 
 def holder(lease: Lease) -> str:
-    """Who holds a lease, for a person."""
+    """Describes the holder of a lease."""
     who = lease.user
     if lease.pid is not None:
         who = f"{lease.command or 'process'} {lease.pid} ({lease.user})"

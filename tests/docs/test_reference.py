@@ -235,7 +235,7 @@ def test_every_key_that_zeusd_reads_is_there(site: Site) -> None:
 @pytest.mark.parametrize("package", ["batch_size", "pipeline_frequency"])
 def test_every_setting_of_the_servers_is_there(site: Site, package: str) -> None:
     module = importlib.import_module(f"zeus.optimizer.{package}.server.settings")
-    with pytest.raises(Exception, match="is no setting") as refused:
+    with pytest.raises(Exception, match="is not a setting") as refused:
         module.ServerSettings.from_env({f"{module.PREFIX}NONE": "1"})
     known = set(str(refused.value).partition("there are ")[2].split(", "))
     assert len(known) > 5

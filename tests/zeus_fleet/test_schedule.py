@@ -154,8 +154,8 @@ def test_a_signal_s_events_take_the_place_of_its_former_ones() -> None:
         (b"[]", "not as documented"),
         (b"nothing", "not as documented"),
         (signal({"name": "a"}), "no 'limit'"),
-        (signal(row("a", "lots")), "'lots' is no power"),
-        (signal(row("a", start="soon")), "'soon' is no time"),
+        (signal(row("a", "lots")), "'lots' is not a power"),
+        (signal(row("a", start="soon")), "'soon' is not a time"),
     ],
 )
 def test_what_is_no_signal_is_refused(data: bytes, said: str) -> None:

@@ -119,5 +119,5 @@ def test_the_command_prints_and_draws_a_report(tmp_path: Path) -> None:
     assert tags.count("path") > 8
     file.write_text("nothing\n{}\n")
     done = CliRunner().invoke(main, ["report", str(file)])
-    assert "line 1 is no record" in done.output
+    assert "line 1 is not a record" in done.output
     assert CliRunner().invoke(main, ["report", str(tmp_path / "no")]).exit_code == 1

@@ -72,7 +72,10 @@ def test_a_ceiling_falls_to_the_lower_bound_in_time(ctl: Ctl, daemon: RunningDae
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("-p", "100", "--ceiling", "site"), "site is no ceiling; choose fleet, persisted or job:"),
+        (
+            ("-p", "100", "--ceiling", "site"),
+            "site is not a ceiling; choose fleet, persisted or job:",
+        ),
         (("-p", "9000", "--ceiling", "fleet"), "9000 W is outside 100 to 250 W"),
         (("-g", "300", "--ceiling", "fleet"), "a ceiling bounds the power limit"),
         (("-p", "200", "--ceiling", "fleet", "--then", "150"), "--then needs --for"),

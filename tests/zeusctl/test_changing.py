@@ -426,7 +426,7 @@ def test_a_picture_of_a_profile(ctl: Ctl, tmp_path: Path) -> None:
     assert {"250 W", "175 W", "100 W", "energy saved", "time added"} <= set(_words(svg.read_text()))
     profile.write_text("{}")
     said = ctl("plot", "-o", str(svg), "--profile", str(profile))
-    assert (said.code, "is no power limit profile" in said.err) == (Exit.FAILED, True)
+    assert (said.code, "is not a power limit profile" in said.err) == (Exit.FAILED, True)
 
 
 # ------------------------------------------------------------------------------- quiesce and resume

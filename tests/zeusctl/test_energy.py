@@ -108,8 +108,8 @@ def test_the_exit_code_is_1_if_the_sum_differs_from_the_meters(
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("energy", "--since", "soon"), "'soon' is no time"),
-        (("energy", "--tz", "Mars/Olympus"), "is no time zone"),
+        (("energy", "--since", "soon"), "'soon' is not a time"),
+        (("energy", "--tz", "Mars/Olympus"), "is not a time zone"),
         (("energy", "--since", "1h", "--until", "2h"), "end must be after the beginning"),
         (("energy", "--since", "2000-01-01", "--daily"), "over 400 days"),
         (("energy", "--user", "nobody-at-all"), "there is no user"),

@@ -120,7 +120,7 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     "probe": (
         ("probe", "--simulate", "v100", "--seconds", "1", "--calls", "1", "--no-load"),
         "",
-        "nothing that the driver said contradicts itself",
+        "the driver's answers do not contradict each other",
         0,
     ),
     "exercise": (("exercise", "0"), "n\n", "of GPU 0 (Tesla V100-PCIE-16GB) to many values?", 1),

@@ -1,8 +1,7 @@
-"""Module paths of ml-energy/zeus that are elsewhere here, or nowhere.
-
-`table` says which. A module that does not exist here is found by an import hook, and resolves each
-of its names in the modules that have it; so `import a.b.c`, `from a.b import c` and pickles work.
-A module that exists here, without some of the names, ends with `__getattr__ = old_names(__name__)`.
+"""Module paths of ml-energy/zeus that are elsewhere here, or do not exist. `table` lists them. A
+module that does not exist here is found by an import hook, and resolves each of its names in the
+modules that have it; so `import a.b.c`, `from a.b import c` and pickles work. A module that exists
+here, without some of the names, ends with `__getattr__ = old_names(__name__)`.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def _not_supported(path: str, what: str) -> ImportError:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds the modules of the table that do not exist here. It is asked last."""
+    """Finds the modules of the table that do not exist here. It comes last."""
 
     def find_spec(
         self, path: str, search: Sequence[str] | None = None, target: ModuleType | None = None
@@ -74,7 +73,7 @@ class _Finder(MetaPathFinder, Loader):
         """Python makes the module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Have the module resolve its names where they are."""
+        """Makes the module resolve its names in their new modules."""
         old = MODULES[module.__name__]
         module.__doc__ = f"In ml-energy/zeus {old.releases}. Here: {', '.join(old.homes)}."
         vars(module)["__getattr__"] = old_names(module.__name__)
@@ -83,6 +82,6 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Have Python find the modules of the table."""
+    """Makes Python find the modules of the table."""
     if not any(isinstance(one, _Finder) for one in sys.meta_path):
         sys.meta_path.append(_Finder())

@@ -1,4 +1,4 @@
-"""What this process may do."""
+"""The capabilities of this process."""
 
 from __future__ import annotations
 

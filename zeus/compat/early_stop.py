@@ -1,4 +1,4 @@
-"""`EarlyStopController`: says when training should end."""
+"""`EarlyStopController`: decides when training should end."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class EarlyStopController(Callback):
             self.monitor.begin_window(_WINDOW)
 
     def on_epoch_end(self) -> None:
-        """Compare epochs and cost with what they may be."""
+        """Compares epochs and cost with their limits."""
         self.epochs_trained += 1
         if self.max_epochs is not None and self.epochs_trained >= self.max_epochs:
             self.should_training_stop = True

@@ -14,12 +14,12 @@ def get_env(name: str, valtype: Callable[[str], T], default: T | None = None) ->
 
     Args:
         name: Its name.
-        valtype: Type that its text is turned into. `bool` takes `true` and `false` alone, in
-            capitals or not.
-        default: Value where the variable is not set.
+        valtype: Type to convert its text to. `bool` accepts only `true` and `false`, in any case.
+        default: Value if the variable is not set.
 
     Raises:
-        ValueError: The variable is not set and there is no default, or its text is no such value.
+        ValueError: The variable is not set and there is no default, or its text is not a valid
+            value.
     """
     text = os.environ.get(name)
     if text is None:

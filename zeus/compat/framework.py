@@ -1,4 +1,4 @@
-"""Training frameworks as ml-energy/zeus asks them: what is there, and values of all ranks."""
+"""ml-energy/zeus's functions of training frameworks: availability, and reductions over ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where this machine is, as its address on the Internet suggests."""
+"""This machine's location, from its address on the Internet."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from zeus.device.cpu import CPUs, EmptyCPUs, ZeusCPUInitError, get_cpus
 
 
 class MonitorAttributes:
-    """What a monitor measures with.
+    """Sources of a monitor.
 
     Attributes:
         soc_is_present: Always False.
@@ -27,5 +27,5 @@ class MonitorAttributes:
 
     @property
     def soc(self) -> EmptySoC:
-        """Stands for no system-on-chip."""
+        """A node without a system-on-chip."""
         return EmptySoC()

@@ -57,7 +57,7 @@ def _integrate(logfile: str | Path, start: float | None, end: float | None) -> t
 def _samples(logfile: Path) -> list[tuple[float, float]]:
     lines = logfile.read_text(encoding="utf-8").splitlines()
     if not lines or lines[0].strip() != "Time,Power":
-        raise ValueError(f"{logfile} is no file of zeus_monitor: its header is not Time,Power")
+        raise ValueError(f"{logfile} is not a file of zeus_monitor: its header is not Time,Power")
     return [
         (_unix_s(when), float(milliwatts) / 1000) for when, milliwatts in csv.reader(lines[1:-1])
     ]

@@ -45,7 +45,7 @@ class ReplayZeusMonitor(ZeusMonitor):
         with Path(log_file).open(newline="", encoding="utf-8") as file:
             header, *rows = [row for row in csv.reader(file) if row] or [[]]
         if header[:_BEFORE_ENERGIES] != ["start_time", "window_name", "elapsed_time"]:
-            raise ValueError(f"{log_file} is no file of ZeusMonitor(log_file=)")
+            raise ValueError(f"{log_file} is not a file of ZeusMonitor(log_file=)")
         columns = [one for one in header[_BEFORE_ENERGIES:] if one]
         if gpu_indices is None:
             gpu_indices = [int(one.removeprefix("gpu").removesuffix("_energy")) for one in columns]

@@ -11,7 +11,7 @@ _REASON = f"No supported system-on-chip is on this node; see {PAGE}"
 
 
 class ZeusBaseSoCError(ZeusBaseError):
-    """Something about a system-on-chip failed."""
+    """An operation on a system-on-chip failed."""
 
 
 class ZeusSoCInitError(ZeusBaseSoCError):
@@ -23,14 +23,14 @@ class SoC:
 
 
 class EmptySoC(SoC):
-    """Stands for no system-on-chip."""
+    """A node without a system-on-chip."""
 
     def get_available_metrics(self) -> set[str]:
         """None."""
         return set()
 
     def get_total_energy_consumption(self) -> NoReturn:
-        """Say that there is none.
+        """Raises that there is none.
 
         Raises:
             ValueError: Always.
@@ -39,7 +39,7 @@ class EmptySoC(SoC):
 
 
 def get_soc() -> NoReturn:
-    """Say that there is none.
+    """Raises that there is none.
 
     Raises:
         ZeusSoCInitError: Always.

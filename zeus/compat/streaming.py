@@ -18,24 +18,24 @@ from zeus_ipc.requests import Domain
 from zeus_ipc.stream import SampleStream
 
 CPU_PERIOD_S = 0.1
-"""How often the power of CPUs is read, and how long a GPU's next tick is waited for."""
+"""Interval at which the power of CPUs is read, and the longest wait for a GPU's next sample."""
 
 
 class ZeusdConnectionError(ZeusBaseError):
-    """zeusd cannot be reached, or not in this way."""
+    """zeusd cannot be reached, or not over the network."""
 
 
 class ZeusdAuthError(ZeusBaseError):
-    """Not raised: zeusd knows its clients by what the kernel says of them."""
+    """Never raised: the kernel identifies zeusd's clients."""
 
 
 class ZeusdCapabilityError(ZeusBaseError):
-    """zeusd does not offer what was asked for."""
+    """zeusd does not offer the requested readings."""
 
 
 @dataclass(frozen=True)
 class ZeusdConfig:
-    """How to reach a zeusd, and what to follow there.
+    """The address of a zeusd, and the devices to follow.
 
     Attributes:
         host_port: Not supported: zeusd opens no port.
@@ -103,7 +103,7 @@ class CpuPowerReading:
 
 @dataclass
 class PowerReadings:
-    """What one zeusd published last.
+    """The newest readings of one zeusd.
 
     Attributes:
         timestamp_s: When, seconds since the epoch.
@@ -120,11 +120,11 @@ class PowerStreamingClient:
     """Follows the power of GPUs and CPUs on a thread for each zeusd.
 
     Read the newest with `get_power`, or iterate, also with `async for`: each item is what
-    `get_power` returns after another tick of a sensor.
+    `get_power` returns after the next update of a sensor.
 
     Args:
-        servers: What to follow.
-        reconnect_delay_s: Time to wait before zeusd is tried again after it went away, s.
+        servers: The zeusds to follow.
+        reconnect_delay_s: Pause before reconnecting to zeusd, s.
 
     Raises:
         ValueError: A zeusd is named twice, or an index names no GPU or CPU of it.
@@ -196,7 +196,7 @@ class PowerStreamingClient:
 
 
 class _Follower:
-    """One zeusd, and which of its GPUs and CPUs are followed."""
+    """One zeusd, with the GPUs and CPUs to follow."""
 
     def __init__(self, config: ZeusdConfig) -> None:
         self.endpoint = config.endpoint
@@ -219,7 +219,7 @@ class _Follower:
 
 
 class _Sources:
-    """A connection, and what came over it."""
+    """A connection, and its newest readings."""
 
     def __init__(self, client: Client, stream: SampleStream, follower: _Follower) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""Which modules and names ml-energy/zeus has, in which releases, and where they are here."""
+"""The modules and names of ml-energy/zeus, with releases and their place here."""
 
 from __future__ import annotations
 

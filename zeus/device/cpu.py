@@ -26,7 +26,7 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 class ZeusBaseCPUError(ZeusBaseError):
-    """Something about a CPU failed."""
+    """An operation on a CPU failed."""
 
 
 class ZeusCPUInitError(ZeusBaseCPUError):
@@ -34,7 +34,7 @@ class ZeusCPUInitError(ZeusBaseCPUError):
 
 
 class ZeusCPUNoPermissionError(ZeusBaseCPUError):
-    """The kernel does not let this process read a CPU's energy."""
+    """The kernel does not allow this process to read a CPU's energy."""
 
 
 class ZeusCPUNotFoundError(ZeusBaseCPUError):
@@ -47,21 +47,21 @@ class CpuDramMeasurement:
 
     Attributes:
         cpu_mj: Energy of the package, mJ.
-        dram_mj: Energy of its memory, mJ; None where it is not measured.
+        dram_mj: Energy of its memory, mJ; None if it is not measured.
     """
 
     cpu_mj: float
     dram_mj: float | None = None
 
     def __sub__(self, other: CpuDramMeasurement) -> CpuDramMeasurement:
-        """The energy between two readings; that of the memory where both have it."""
+        """The difference between two readings; for the memory, if both have it."""
         dram_mj = None
         if self.dram_mj is not None and other.dram_mj is not None:
             dram_mj = self.dram_mj - other.dram_mj
         return CpuDramMeasurement(self.cpu_mj - other.cpu_mj, dram_mj)
 
     def __truediv__(self, divisor: float) -> CpuDramMeasurement:
-        """A part of it."""
+        """A fraction of it."""
         dram_mj = None if self.dram_mj is None else self.dram_mj / divisor
         return CpuDramMeasurement(self.cpu_mj / divisor, dram_mj)
 
@@ -70,7 +70,7 @@ class CPU:
     """One CPU package.
 
     Attributes:
-        info: What does not change about it.
+        info: Its constant properties.
     """
 
     def __init__(self, client: Client, info: CpuInfo) -> None:
@@ -116,7 +116,7 @@ class CPUs:
     """The CPU packages of this node whose energy is measured.
 
     Attributes:
-        cpus: They, in the order of their indices.
+        cpus: The packages by index.
     """
 
     def __init__(self, cpus: Sequence[CPU] = ()) -> None:
@@ -126,7 +126,7 @@ class CPUs:
         return len(self.cpus)
 
     def get_total_energy_consumption(self, index: int) -> CpuDramMeasurement:
-        """Energy of a package, and of its memory where that is known."""
+        """Returns the energy of a package, and of its memory if known."""
         return self._at(index).get_total_energy_consumption()
 
     def supports_get_dram_energy_consumption(self, index: int) -> bool:
@@ -142,7 +142,7 @@ class CPUs:
 
 
 class EmptyCPUs(CPUs):
-    """Stands for no CPUs."""
+    """A node without measurable CPUs."""
 
 
 _guard = threading.Lock()
@@ -150,7 +150,8 @@ _cpus: tuple[object, CPUs] | None = None
 
 
 def get_cpus() -> CPUs:
-    """The CPU packages whose energy zeusd measures; without zeusd, those that this process may.
+    """Returns the CPU packages whose energy zeusd measures, or without zeusd, those that this
+    process can measure.
 
     Raises:
         ZeusCPUInitError: There are none, or zeusd does not answer.
@@ -175,7 +176,7 @@ def get_cpus() -> CPUs:
 
 
 def get_current_cpu_index(pid: int | Literal["current"] = "current") -> int:
-    """The index of the CPU package that a process last ran on, to measure that one alone.
+    """Returns the index of the CPU package that a process last ran on, to measure only that one.
 
     A process may move to another package; taskset(1) keeps it on one.
 
@@ -203,4 +204,4 @@ def get_current_cpu_index(pid: int | Literal["current"] = "current") -> int:
 
 
 __getattr__ = old_names(__name__)
-__path__: list[str] = []  # has Python look for zeus.device.cpu.rapl, which zeus.compat finds
+__path__: list[str] = []  # makes Python look for zeus.device.cpu.rapl, which zeus.compat finds

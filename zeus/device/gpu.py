@@ -1,7 +1,7 @@
 """One GPU, and the GPUs of this process. Units are NVML's: mW, mJ, MHz, degrees Celsius.
 
-Methods raise the exceptions of `zeus.exceptions`. A setter takes the lease on its control; it lasts
-until `release`, or until this process ends. The camelCase names of older code work, with a
+Methods raise the exceptions of `zeus.exceptions`. A setter acquires the lease on its control, which
+lasts until `release` or the end of this process. The camelCase names of older code work, with a
 DeprecationWarning each.
 """
 
@@ -61,11 +61,11 @@ class GPU(_CamelCase):
 
     Args:
         client: Its node.
-        info: What does not change about it.
-        seen: How many of its partitions this process sees; None: all.
+        info: Its constant properties.
+        seen: Number of its partitions that this process sees; None: all.
 
     Attributes:
-        info: What does not change about it.
+        info: Its constant properties.
     """
 
     def __init__(self, client: Client, info: GpuInfo, seen: int | None = None) -> None:
@@ -108,7 +108,7 @@ class GPU(_CamelCase):
         return low, high if site is None else min(high, site)
 
     def get_power_management_limit(self) -> int:
-        """The limit in force as software requested it, mW."""
+        """The requested limit, mW."""
         return int(self._of_state("power_limit_mw", "a power limit"))
 
     def set_power_management_limit(self, power_limit_mw: int, block: bool = True) -> None:
@@ -118,7 +118,7 @@ class GPU(_CamelCase):
             self._client.set_power_limit(self.uuid, power_limit_mw, block=block)
 
     def reset_power_management_limit(self, block: bool = True) -> None:
-        """Puts the power limit back to the site limit; the lease stays."""
+        """Restores the power limit to the site limit; the lease stays."""
         self._reset("power_limit", block)
 
     # ----------------------------------------------------------------------- persistence mode
@@ -147,7 +147,7 @@ class GPU(_CamelCase):
         memory = max(clocks.memory_mhz) if memory_clock_mhz is None else memory_clock_mhz
         graphics = clocks.gpu_mhz.get(str(memory))
         if graphics is None:
-            raise ValueError(f"{memory} MHz is no memory clock; there are {clocks.memory_mhz}")
+            raise ValueError(f"{memory} MHz is not a memory clock; there are {clocks.memory_mhz}")
         return graphics
 
     def set_gpu_locked_clocks(
@@ -190,16 +190,15 @@ class GPU(_CamelCase):
         return [one.name for one in self.info.power_profiles]
 
     def set_power_profiles(self, profiles: Sequence[int | str]) -> list[str]:
-        """Requests workload power profiles beside what others request; none: clears ours.
-
-        A lease on the power limit or on clocks does not prevent that: which of the two counts where
-        they conflict is undocumented.
+        """Requests workload power profiles beside what others request; none: clears this process's.
+        A lease on the power limit or on clocks does not prevent this; which of them applies in a
+        conflict is undocumented.
 
         Args:
             profiles: Names or numbers.
 
         Returns:
-            Names of those that are not enforced, as what others request has priority.
+            Names of those that are not enforced, as others' requests have priority.
 
         Raises:
             ZeusGPUInvalidArgError: The GPU does not offer one of them.

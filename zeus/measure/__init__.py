@@ -1,4 +1,4 @@
-"""Measuring without choosing anything: a decorator, a block, and callbacks for trainers."""
+"""Measurement without changing anything: a decorator, a block, and callbacks for trainers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EnergyCallback", "EnergySummary", "measure_energy"]
 
-# They import their framework, so they are imported when they are asked for.
+# They import their framework, so they are imported on demand.
 __getattr__ = lazily(
     __name__,
     {"HFEnergyCallback": "huggingface", "LightningEnergyCallback": "lightning_callback"},

@@ -1,4 +1,4 @@
-"""The energy of one training run: its steps, its epochs, and all of it."""
+"""The energy of one training run: its steps, its epochs, and the total."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ EPOCH = "zeus.measure:epoch"
 TRAINING = "zeus.measure:training"
 
 _UNREAD = 100_000
-"""Steps whose energy waits to be read, where zeusd does not answer."""
+"""Maximum number of steps waiting for their energy while zeusd does not answer."""
 
 
 @dataclass(frozen=True)
 class EnergySummary:
-    """What a training run took; `print` it.
+    """The summary of a training run; `print` it.
 
     Attributes:
         time: Seconds, with evaluations and checkpoints.
-        energy: Joules of all GPUs of the monitor, and of CPUs and memory where they are measured;
-            `nan` where it is not known.
+        energy: Joules of all GPUs of the monitor, and of CPUs and memory if they are measured;
+            `nan` if unknown.
         gpus: Number of GPUs.
         steps: Number of steps.
-        step_energy: Joules of one step on average, without evaluations and checkpoints, and
-            without steps whose energy is not known.
+        step_energy: Joules of one step on average, without evaluations and checkpoints, and without
+            steps whose energy is not known.
         epochs: Number of epochs.
-        cost: What the energy costs; None where no price was given.
-        currency: Of the cost.
-        co2: Grams of CO2 equivalent; None where no carbon intensity was given.
+        cost: The cost of the energy; None if no price was given.
+        currency: Currency of the cost.
+        co2: Grams of CO2 equivalent; None if no carbon intensity was given.
     """
 
     time: float
@@ -83,12 +83,12 @@ class EnergySummary:
 
 
 class EnergyAccount:
-    """Measures a training run and forgets it when the next begins.
+    """Measures a training run, and starts over when the next begins.
 
     Args:
         monitor: The GPUs.
-        price: Cost of a kWh, or an `ElectricityPriceProvider`; None: cost is not counted.
-        currency: Of the price.
+        price: Cost of a kWh, or an `ElectricityPriceProvider`; None: no cost.
+        currency: Currency of the price.
         carbon_intensity: gCO2eq/kWh, or a `CarbonIntensityProvider`; None: emissions are not
             counted.
         sync_execution: Wait for the GPUs at both ends of each step.
@@ -121,7 +121,7 @@ class EnergyAccount:
     def _clear(self) -> None:
         self._unread: deque[Measurement] = deque(maxlen=_UNREAD)
         self._epochs: deque[Measurement] = deque()
-        self._energy_j = 0.0  # of the steps that were read and not shown yet, ...
+        self._energy_j = 0.0  # of the steps that were read but not reported yet, ...
         self._time_s = 0.0
         self._shown = 0
         self._all_energy_j = 0.0  # ... and of all that were read
@@ -157,10 +157,10 @@ class EnergyAccount:
             self.epochs += 1
 
     def figures(self, *, wait: bool = False) -> dict[str, float]:
-        """What is known of the steps since the last figures, and of the last epoch.
+        """Returns the figures for the steps since the last ones, and for the last epoch.
 
         Args:
-            wait: Wait for the sensors' next tick, so that all steps are known.
+            wait: Wait for the sensors' next update, so that all steps are known.
         """
         while self._unread and (wait or self._monitor.ripe(self._unread[0])):
             step = self._unread.popleft()
@@ -183,7 +183,7 @@ class EnergyAccount:
         return found
 
     def end_training(self) -> EnergySummary:
-        """Training has ended. Waits for the sensors' next tick."""
+        """Training has ended. Waits for the sensors' next update."""
         for key in (STEP, EPOCH):
             if key in self._monitor.measurement_states:
                 self._monitor.end_window(key, sync_execution=False, cancel=True)
@@ -209,7 +209,7 @@ class EnergyAccount:
 
 
 def _joules(measurement: Measurement) -> float:
-    """Of GPUs, and of CPUs and memory where they are measured; `nan` where it is not known."""
+    """Returns the energy of GPUs, and of CPUs and memory if measured; `nan` if unknown."""
     try:
         cpus = (measurement.cpu_energy or {}).values()
         drams = (measurement.dram_energy or {}).values()

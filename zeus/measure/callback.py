@@ -21,26 +21,26 @@ logger = logging.getLogger(__name__)
 class EnergyCallback(Callback):
     """Measures training and sets nothing: J/step, J/epoch and W, and a summary at its end.
 
-    Call it as a callback, or let `Callback.steps` do it. A failure of measuring never ends
-    training: it is warned of once.
+    Call it as a callback, or let `Callback.steps` do it. A failure to measure never ends training;
+    it causes one warning.
 
     Args:
         monitor: The GPUs; None: all that this process sees.
-        log: Takes the figures, see `zeus.measure.logs.as_log`; None: nothing is logged.
+        log: Receives the figures, see `zeus.measure.logs.as_log`; None: nothing is logged.
         log_every: Steps between figures.
-        price: Cost of a kWh, or an `ElectricityPriceProvider`; None: cost is not counted.
-        currency: Of the price.
+        price: Cost of a kWh, or an `ElectricityPriceProvider`; None: no cost.
+        currency: Currency of the price.
         carbon_intensity: gCO2eq/kWh, or a `CarbonIntensityProvider`; None: emissions are not
             counted.
         sync_execution: Wait for the GPUs at both ends of each step: figures of single steps are
-            exact, and training may be slower. Sums are right without.
+            exact, but training may be slower. Sums are correct without it.
         print_summary: Print the summary to standard error.
 
     Raises:
         ValueError: `log_every` is not positive.
 
     Attributes:
-        summary: What the last training took; None before its end.
+        summary: Summary of the last training; None before its end.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class EnergyCallback(Callback):
 
     @guarded
     def on_epoch_begin(self) -> None:
-        """An epoch begins; training, too, if that was not said."""
+        """An epoch begins; starts training if it has not begun."""
         if not self._training:
             self.on_train_begin()
         self._account.begin_epoch()
 
     @guarded
     def on_step_begin(self) -> None:
-        """A step begins; training, too, if that was not said."""
+        """A step begins; starts training if it has not begun."""
         if not self._training:
             self.on_train_begin()
         self._account.begin_step()

@@ -22,7 +22,7 @@ _shared: ZeusMonitor | None = None
 
 
 def _monitor() -> ZeusMonitor:
-    """The monitor of all GPUs of this process, made when it is first needed."""
+    """Returns the monitor of all GPUs of this process, created on first use."""
     global _shared
     with _guard:
         if _shared is None:
@@ -133,18 +133,15 @@ def measure_energy(
 ) -> F | _Measured:
     """Measure each call of a function, or a block.
 
-        @measure_energy
-        def train(): ...
+    @measure_energy def train(): ...
 
-        with measure_energy("evaluation") as window:
-            evaluate()
-        print(window.total_energy)
+    with measure_energy("evaluation") as window: evaluate() print(window.total_energy)
 
     Args:
-        name: What is measured; None: the function's name.
-        monitor: The GPUs; None: all that this process sees, found when they are first needed.
-        report: Called with the name and the window after each; None: nothing is. Prints to
-            standard error where it is left out.
+        name: Name of the window; None: the function's name.
+        monitor: The GPUs; None: all that this process sees, determined on first use.
+        report: Called with the name and the window after each; None: nothing. The default prints to
+            standard error.
         sync_execution: See `ZeusMonitor.begin_window`.
 
     Raises:

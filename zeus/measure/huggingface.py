@@ -30,7 +30,7 @@ class HFEnergyCallback(TrainerCallback):
         trainer = Trainer(..., callbacks=[callback])
         callback.attach(trainer)  # figures go where the loss goes
 
-    A step is an optimizer step; evaluations and checkpoints are kept out of it.
+    A step is an optimizer step; it excludes evaluations and checkpoints.
 
     Raises:
         ImportError: transformers is not installed.
@@ -50,21 +50,20 @@ class HFEnergyCallback(TrainerCallback):
 
     @property
     def summary(self) -> EnergySummary | None:
-        """What the last training took; None before its end."""
+        """Summary of the last training; None before its end."""
         return self._callback.summary
 
     def attach(self, trainer: Trainer) -> None:
-        """Add this to a trainer's callbacks, unless it is there, and log by the trainer's `log`.
-
-        So figures get where the loss gets: the trainer's history, TensorBoard, Weights & Biases,
-        MLflow. The process for which `is_world_process_zero()` is true logs.
+        """Adds this to a trainer's callbacks, unless it is there, and logs with the trainer's
+        `log`. So figures go where the loss goes: the trainer's history, TensorBoard, Weights &
+        Biases, MLflow. The process for which `is_world_process_zero()` is true logs.
 
         Args:
-            trainer: Before it trains.
+            trainer: The trainer, before training.
         """
         if not any(one is self for one in trainer.callback_handler.callbacks):
             trainer.add_callback(self)
-        # Weak: a trainer holds the model, which must be freed with it and not with this.
+        # Weak: a trainer holds the model, which must be freed with it.
         self._trainer = weakref.ref(trainer)
 
     def on_train_begin(self, *event: Any, **objects: Any) -> None:
@@ -86,7 +85,7 @@ class HFEnergyCallback(TrainerCallback):
         self, args: Any, state: TrainerState, control: TrainerControl, **objects: Any
     ) -> None:
         """An optimizer step has ended."""
-        due = control.should_log  # to log clears it
+        due = control.should_log  # logging clears it
         self._callback.on_step_end()
         control.should_log = due
 
@@ -102,7 +101,7 @@ class HFEnergyCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **objects: Any,
     ) -> None:
-        """The trainer's own summary was logged: the loggers are closed after it."""
+        """Called after the trainer's own summary was logged: then the loggers are closed."""
         if "train_runtime" in (logs or {}) and not self._ended:
             self._ended = True
             self._callback.on_train_end()

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 class LightningEnergyCallback(Callback):
     """Measures `fit` and sets nothing; takes the arguments of `EnergyCallback`.
 
-    Figures go to the trainer's loggers. A step is a batch; validation and checkpoints are kept out
-    of it.
+    Figures go to the trainer's loggers. A step is a batch; it excludes validation and checkpoints.
 
     Raises:
         ImportError: Lightning is not installed.
@@ -35,7 +34,7 @@ class LightningEnergyCallback(Callback):
 
     @property
     def summary(self) -> EnergySummary | None:
-        """What the last training took; None before its end."""
+        """Summary of the last training; None before its end."""
         return self._callback.summary
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,4 +1,4 @@
-"""Where figures are logged: loggers by their standard interfaces."""
+"""Logging of figures to loggers, through their standard interfaces."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 Log = Callable[[dict[str, float], int], object]
-"""Takes figures by name, and the step."""
+"""A function of figures by name, and the step."""
 
 
 def as_log(target: Any) -> Log:
-    """A function that logs.
+    """Returns a function that logs to a target.
 
     Args:
         target: A `SummaryWriter` of TensorBoard, a run of Weights & Biases (or `wandb`), `mlflow`
@@ -40,10 +40,10 @@ def as_log(target: Any) -> Log:
 
 
 class Once:
-    """Passes figures on; what cannot be logged ends the logging only, with one warning.
+    """Logs figures; an error ends only the logging, with one warning.
 
     Args:
-        log: Where to.
+        log: The target.
     """
 
     def __init__(self, log: Log) -> None:

@@ -14,7 +14,7 @@ from zeus.monitor import PowerDomain, PowerMonitor, ZeusMonitor
 
 
 def command_line() -> argparse.ArgumentParser:
-    """What the command takes."""
+    """The arguments of the command."""
     parser = argparse.ArgumentParser(
         prog="python -m zeus.monitor", description="Measure GPUs until Ctrl-C."
     )
@@ -60,7 +60,7 @@ def _energy(gpu_indices: list[int] | None, ended: Event) -> None:
     print(f"measuring GPUs {monitor.gpu_indices}; Ctrl-C ends it", file=sys.stderr, flush=True)
     ended.wait()
     measurement = monitor.end_window("zeus.monitor", sync_execution=False)
-    _ = measurement.total_energy  # looked up before it is shown
+    _ = measurement.total_energy  # look the energy up before printing
     print(measurement)
 
 

@@ -18,15 +18,15 @@ URL = "https://api.electricitymaps.com/v3"
 
 
 class ZeusCarbonIntensityHTTPError(ZeusBaseError):
-    """The service cannot be reached, or refuses."""
+    """The service cannot be reached, or refuses the request."""
 
 
 class ZeusCarbonIntensityNotFoundError(ZeusBaseError):
-    """The service does not know the carbon intensity of this place."""
+    """The service has no carbon intensity for this location."""
 
 
 class CarbonIntensityProvider(ABC):
-    """Knows the carbon intensity of the grid at one place. Subclass it for a source of your own."""
+    """The carbon intensity of the grid at one location. Subclass it for your own source."""
 
     @abstractmethod
     def get_current_carbon_intensity(self) -> float:
@@ -34,17 +34,17 @@ class CarbonIntensityProvider(ABC):
 
     @abstractmethod
     def get_recent_carbon_intensity(self) -> dict[datetime, float]:
-        """Intensities, gCO2eq/kWh, of the last hours by the times at which they begin."""
+        """Intensities, gCO2eq/kWh, of the last hours by start time."""
 
     @property
     @abstractmethod
     def update_period(self) -> timedelta:
-        """How long each of these holds."""
+        """How long each value holds."""
 
     @property
     @abstractmethod
     def history_length(self) -> int:
-        """How many of these there are."""
+        """The number of values."""
 
 
 class ElectrictyMapsClient(CarbonIntensityProvider):
@@ -52,8 +52,8 @@ class ElectrictyMapsClient(CarbonIntensityProvider):
 
     Args:
         location: Latitude and longitude, degrees.
-        estimate: Take what the service estimates where nothing was measured.
-        emission_factor_type: `direct`: of generation alone; `lifecycle`: of plants, too.
+        estimate: Use the service's estimates where nothing was measured.
+        emission_factor_type: `direct`: generation only; `lifecycle`: also the plants.
         token: Your key; None: `$ELECTRICITYMAPS_TOKEN`.
         url: The service.
         timeout_s: Time to wait for it.
@@ -89,7 +89,7 @@ class ElectrictyMapsClient(CarbonIntensityProvider):
             raise self._unknown() from None
 
     def get_recent_carbon_intensity(self) -> dict[datetime, float]:
-        """Intensities, gCO2eq/kWh, of the last 24 hours by the times at which they begin.
+        """Intensities, gCO2eq/kWh, of the last 24 hours by start time.
 
         Raises:
             ZeusCarbonIntensityHTTPError: The service cannot be reached, or refuses.
@@ -109,7 +109,7 @@ class ElectrictyMapsClient(CarbonIntensityProvider):
 
     @property
     def update_period(self) -> timedelta:
-        """An hour."""
+        """One hour."""
         return timedelta(hours=1)
 
     @property
@@ -144,14 +144,14 @@ ElectricityMapsClient = ElectrictyMapsClient
 
 
 class Intensity(Rate):
-    """The intensities of a provider, as far back as they were fetched."""
+    """The intensities of a provider that were fetched so far."""
 
     def __init__(self, provider: CarbonIntensityProvider) -> None:
         self._provider = provider
         self._known: dict[datetime, float] = {}
 
     def fetch(self) -> None:
-        """Ask the provider for the last hours."""
+        """Fetches the last hours from the provider."""
         recent = self._provider.get_recent_carbon_intensity()
         self._known.update({_hour(begin): value for begin, value in recent.items()})
         this_hour = _hour(datetime.now(timezone.utc))
@@ -159,7 +159,7 @@ class Intensity(Rate):
             self._known[this_hour] = self._provider.get_current_carbon_intensity()
 
     def at(self, hour: datetime) -> float | None:
-        """The hour's intensity, or that of the last hour before that is known."""
+        """Returns the hour's intensity, or that of the last known hour before it."""
         before = [begin for begin in self._known if begin <= hour]
         return self._known[max(before)] if before else None
 
@@ -170,12 +170,12 @@ def _hour(instant: datetime) -> datetime:
 
 @dataclass
 class CarbonEmissionMeasurement:
-    """What a window took.
+    """The measurement of a window.
 
     Attributes:
         time: Seconds.
         gpu_energy: Joules by GPU index.
-        gpu_carbon_emission: gCO2eq by GPU index; `nan` where the intensity is not known.
+        gpu_carbon_emission: gCO2eq by GPU index; `nan` if the intensity is unknown.
         cpu_energy: Joules by CPU index; None where it is not measured.
         cpu_carbon_emission: gCO2eq by CPU index; None where its energy is not measured.
         dram_energy: Joules of the memory by CPU index; None where it is not measured.
@@ -194,17 +194,17 @@ class CarbonEmissionMeasurement:
 class CarbonEmissionMonitor(RatedMonitor[CarbonEmissionMeasurement]):
     """Measures the energy and the emissions of named windows.
 
-    Each hour's energy counts with that hour's intensity. Where the provider does not answer, one
+    Each hour's energy is multiplied by that hour's intensity. If the provider does not answer, one
     warning says so, emissions are `nan`, and energy is measured as usual.
 
     Args:
-        carbon_intensity_provider: Knows the intensity.
+        carbon_intensity_provider: The source of the intensity.
         gpu_indices: See `ZeusMonitor`.
         cpu_indices: See `ZeusMonitor`.
         sync_execution_with: See `ZeusMonitor`.
 
     Attributes:
-        zeus_monitor: What measures the energy.
+        zeus_monitor: The monitor that measures the energy.
     """
 
     def __init__(

@@ -21,18 +21,16 @@ _NO_DRIVER = {9, 12}
 """NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND: there are no GPUs to reach."""
 
 _WARNING_LEVEL = 3
-"""The warning names the line that makes the monitor."""
+"""Makes the warning name the line that creates the monitor."""
 
 
 def resolve_gpus(gpu_indices: Sequence[int] | None) -> tuple[GPUs, list[int], Client | None]:
-    """The GPUs of this process, the indices to measure, and the connection to their node.
-
-    On a node without GPUs none is measured, with a warning, and there is no connection where there
-    is no zeusd either.
+    """Returns the GPUs of this process, the indices to measure, and the connection to their node.
+    On a node without GPUs, warns and measures none; without a zeusd either, there is no connection.
 
     Raises:
-        ValueError: An index is none, names no GPU, or names one twice.
-        ZeusGPUInitError: The GPUs that are there cannot be reached.
+        ValueError: An index is not valid, names no GPU, or names one twice.
+        ZeusGPUInitError: There are GPUs, but they cannot be reached.
     """
     if gpu_indices is not None:
         check_types("gpu_indices", gpu_indices)
@@ -50,10 +48,10 @@ def resolve_gpus(gpu_indices: Sequence[int] | None) -> tuple[GPUs, list[int], Cl
 
 
 def check_indices(indices: Sequence[int] | None, gpus: GPUs) -> list[int]:
-    """GPU indices as they were given, or all.
+    """Returns the given GPU indices, or all.
 
     Raises:
-        ValueError: One is none, names no GPU or one twice, or there are none.
+        ValueError: One is not valid, names no GPU, or names one twice; or there are no GPUs.
     """
     if indices is None:
         indices = range(len(gpus))
@@ -107,10 +105,10 @@ def _kind(index: object) -> str:
 
 
 def resolve_cpus(cpu_indices: Sequence[int] | None, client: Client | None) -> list[CpuInfo]:
-    """The CPU packages to measure, of those that can be: a warning names the others.
+    """Returns the CPU packages to measure that can be measured; warns about the others.
 
     Raises:
-        ValueError: An index is none.
+        ValueError: An index is not valid.
         ZeusBaseGPUError: zeusd does not answer.
     """
     if cpu_indices is not None:

@@ -24,7 +24,7 @@ class MeasurementState:
 
     Attributes:
         t_ns: CLOCK_MONOTONIC.
-        aligned: Whether the framework's work was waited for.
+        aligned: Whether the framework's GPU work was synchronized.
     """
 
     __slots__ = ("aligned", "t_ns")
@@ -40,7 +40,7 @@ class MeasurementState:
 
 
 class Window:
-    """A window of `ZeusMonitor.window`; its figures are there once the block has ended."""
+    """A window of `ZeusMonitor.window`; its measurement is available once the block has ended."""
 
     __slots__ = ("_measurement", "key")
 
@@ -50,7 +50,7 @@ class Window:
 
     @property
     def measurement(self) -> Measurement:
-        """What the window took.
+        """The measurement.
 
         Raises:
             RuntimeError: The block has not ended.
@@ -78,7 +78,7 @@ class Window:
 
     @property
     def uncertainty(self) -> float:
-        """How far off `total_energy` may be, joules."""
+        """Uncertainty of `total_energy`, joules."""
         return self.measurement.uncertainty
 
     @property
@@ -98,28 +98,28 @@ class Window:
 class ZeusMonitor(MonitorAttributes):
     """Measures the time and the energy of named windows.
 
-    A window is two instants: `begin_window` and `end_window` read the clock and nothing else. The
-    energy between them is looked up when it is first read, from what zeusd has sampled; where there
-    is no zeusd, the same sampler runs on a thread of this process. Windows may overlap, nest, and
-    be opened in one thread and closed in another.
+    A window is two instants: `begin_window` and `end_window` only read the clock. The energy
+    between them is looked up on first access, from zeusd's samples; without a zeusd, the same
+    sampler runs on a thread of this process. Windows may overlap, nest, and be opened in one thread
+    and closed in another.
 
     Args:
         gpu_indices: GPUs to measure, as the framework numbers them; None: all it sees.
-        cpu_indices: CPU packages to measure with their memory; None: all that can be; []: none.
-        approx_instant_energy: Has no effect any more: windows shorter than the energy counter's
-            tick are measured in any case.
-        log_file: CSV file that gets a line for each window, some seconds after its end.
+        cpu_indices: CPU packages to measure with their memory; None: all that can be measured; []:
+            none.
+        approx_instant_energy: Has no effect: windows shorter than the energy counter's update
+            period are always measured.
+        log_file: CSV file; a line for each window is written some seconds after its end.
         sync_execution_with: Framework whose GPU work a window waits for at both ends.
-        strict: Raise `ZeusBaseError` where an energy is read that cannot be known. Without, it is
-            `nan`, and one warning says why.
+        strict: Raise `ZeusBaseError` on access to an unknown energy. If false, it is `nan`, and one
+            warning says why.
 
     Raises:
-        ValueError: An argument has another type, or an index names no GPU.
+        ValueError: An argument has a wrong type, or an index names no GPU.
         ZeusGPUInitError: The GPUs cannot be reached.
-        ZeusBaseGPUError: A GPU shows neither energy nor power.
+        ZeusBaseGPUError: A GPU has neither an energy counter nor a power sensor.
 
-    Warns where there are no GPUs, or where a CPU was asked for that cannot be measured, and
-    measures what is there.
+    Warns if there are no GPUs or a requested CPU cannot be measured, and measures the rest.
 
     Attributes:
         measurement_states: The open windows by their key.
@@ -190,7 +190,7 @@ class ZeusMonitor(MonitorAttributes):
         Args:
             key: Its name.
             sync_execution: First wait for the GPU work that the framework has launched.
-            cancel: Forget it; the measurement is all zero and nothing is logged.
+            cancel: Discard it; the measurement is all zero and nothing is logged.
 
         Raises:
             ValueError: No window of this name is open.
@@ -205,8 +205,8 @@ class ZeusMonitor(MonitorAttributes):
         return self._book.ended(key, begin.t_ns, end_ns, aligned and begin.aligned)
 
     def estimate(self, key: str) -> Measurement:
-        """What an open window has taken until now; it stays open. Waits at most one tick when its
-        energy is read.
+        """Returns the measurement of an open window until now; it stays open. Reading its energy
+        waits at most one update period.
 
         Raises:
             ValueError: No window of this name is open.
@@ -220,7 +220,7 @@ class ZeusMonitor(MonitorAttributes):
     def window(self, key: str, sync_execution: bool = True) -> Iterator[Window]:
         """Measures a block: `with monitor.window("step") as w: ...`, then `w.total_energy`.
 
-        Keys may repeat and nest. What the block raises passes through, with the window ended.
+        Keys may repeat and nest. Exceptions pass through, after the window has ended.
         """
         window = Window(key)
         begins_aligned = sync_execution and synchronize(self.sync_with, self.gpu_indices)
@@ -235,15 +235,17 @@ class ZeusMonitor(MonitorAttributes):
             )
 
     def ripe(self, measurement: Measurement) -> bool:
-        """Whether a measurement's energy can be read without waiting for the sensors' next tick."""
+        """Whether a measurement's energy can be read without waiting for the sensors' next
+        update.
+        """
         return self._book.ripe(measurement)
 
     def reset_windows(self) -> None:
-        """Forgets all open windows."""
+        """Discards all open windows."""
         self.measurement_states.clear()
 
     def flush(self) -> None:
-        """Looks up what has ended so far, and writes it to the log file. Never raises."""
+        """Looks up the windows that have ended, and writes them to the log file. Never raises."""
         self._book.finish()
 
     def _close(self, key: str) -> MeasurementState:

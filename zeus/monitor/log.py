@@ -16,7 +16,7 @@ from pathlib import Path
 class MeasurementLog:
     """Writes `start_time,window_name,elapsed_time,gpu0_energy,...`: Unix s, name, s, J.
 
-    A file that another living process writes is left to it; this one's name gets its pid.
+    If another process writes the file, this process's pid is added to the name.
 
     Args:
         path: The file; truncated.
@@ -40,7 +40,7 @@ class MeasurementLog:
         self.path = path
         self._file = file
         self._writer = csv.writer(file, lineterminator="\n")
-        # The clock of the windows is monotonic; the file has the wall's.
+        # The windows' clock is monotonic; the file has wall-clock times.
         self._offset_s = time.time() - time.monotonic()
         header = [f"gpu{index}_energy" for index in self._gpu_indices]
         self._writer.writerow(["start_time", "window_name", "elapsed_time", *header])
@@ -49,7 +49,7 @@ class MeasurementLog:
     def write(self, windows: Sequence[tuple[str, float, float, dict[int, float]]]) -> None:
         """Adds windows: name, monotonic second of the beginning, seconds, J by GPU.
 
-        An energy that is not there is written as `nan`.
+        An unknown energy is written as `nan`.
         """
         with self._guard:
             for key, begin_s, seconds, energy_j in windows:

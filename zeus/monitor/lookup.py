@@ -1,7 +1,6 @@
-"""Looks the energy of ended windows up: many at a time, and behind the training's back.
-
-zeusd keeps every tick for minutes only, and coarser rows after. So what nobody has read is looked
-up by a thread before it grows old; a measurement that nobody holds any more is not.
+"""Looks up the energy of ended windows, many at a time, in the background. zeusd keeps every update
+for minutes only, and coarser rows after that. So a thread looks up the windows that nobody has read
+before they are too old, except deleted measurements.
 """
 
 from __future__ import annotations
@@ -31,36 +30,37 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BATCH = 256
-"""Windows that are looked up together."""
+"""Maximum number of windows in one look-up."""
 
 BEHIND_S = 2.0
-"""How often the thread looks for windows that nobody has read."""
+"""Interval at which the thread looks for unread windows."""
 
 TICK_NS = 150_000_000
-"""A window's energy is there this long after its end: the longest tick, and zeusd's look at it."""
+"""A window's energy is available this long after its end: the longest update period, and zeusd's
+reading."""
 
 RIPE_NS = 1_000_000_000
-"""A window that ended this long ago is looked up without waiting for a tick."""
+"""A window that ended this long ago is looked up without waiting for an update."""
 
 STUCK_S = 30.0
-"""Energies that a driver keeps back are not asked for by a reader for this long, unless the
-thread has got them before."""
+"""If a driver does not answer, readers do not ask again for this long, unless the thread has
+succeeded before."""
 
 MAX_PENDING = 100_000
-"""Windows that wait to be looked up, or logged, while zeusd is away; beyond, the oldest are looked
-up only when they are read, and logged without their energy."""
+"""Maximum number of windows waiting to be looked up or logged while zeusd is down; beyond it, the
+oldest are looked up only when they are read, and logged without their energy."""
 
 
 class Book:
     """The windows of one monitor that await their energy.
 
     Args:
-        client: The node; None where there is nothing to measure.
+        client: The node; None if there is nothing to measure.
         gpus: UUIDs, by the monitor's index.
         cpus: CPU indices.
         drams: CPU indices whose memory is measured.
-        log_file: Where windows are written once they are known, in the order of their ends.
-        strict: Whether reading an energy that cannot be known raises.
+        log_file: File for windows once they are known, in the order of their ends.
+        strict: Whether access to an unknown energy raises.
 
     Attributes:
         clock_ns: CLOCK_MONOTONIC.
@@ -90,16 +90,16 @@ class Book:
         self._unread: deque[weakref.ref[Measurement]] = deque(maxlen=MAX_PENDING)
         self._unlogged: deque[tuple[str, int, Measurement]] = deque()
         self._strict = strict
-        self._told = False  # of what cannot be looked up in the background, ...
-        self._warned = False  # ... and of what was read
+        self._told = False  # about windows that cannot be looked up in the background, ...
+        self._warned = False  # ... and about those that were read
         self._stuck: tuple[float, ZeusBaseError] | None = None
         _living.add(self)
 
     def check(self) -> None:
-        """Start to sample these devices, and report if they have no sensors.
+        """Makes zeusd sample these devices.
 
         Raises:
-            ZeusBaseGPUError: A GPU shows no energy.
+            ZeusBaseGPUError: A GPU has no energy or power sensor.
         """
         if self._sources:
             self._ask([])
@@ -111,7 +111,7 @@ class Book:
         ).start()
 
     def ended(self, key: str, begin_ns: int, end_ns: int, aligned: bool) -> Measurement:
-        """A window has ended: its measurement, without its energy."""
+        """Creates the measurement of an ended window, without its energy."""
         measurement = Measurement.__new__(Measurement)
         measurement.time = (end_ns - begin_ns) / 1e9
         measurement._pending = Ended(self, key, begin_ns, end_ns, aligned)
@@ -121,19 +121,19 @@ class Book:
         return measurement
 
     def peek(self, key: str, begin_ns: int, end_ns: int) -> Measurement:
-        """A window that is still open, until now."""
+        """Creates the measurement of an open window until now."""
         measurement = Measurement.__new__(Measurement)
         measurement.time = (end_ns - begin_ns) / 1e9
         measurement._pending = Ended(self, key, begin_ns, end_ns, False)
         return measurement
 
     def ripe(self, measurement: Measurement) -> bool:
-        """Whether its energy is there, or has had the time to be."""
+        """Whether its energy is known, or should be available."""
         pending = measurement._pending
         return pending is None or self.clock_ns() - pending.end_ns > TICK_NS
 
     def look_up(self, wanted: Measurement) -> None:
-        """Looks a measurement's energy up, and that of others with it.
+        """Looks up a measurement's energy, and that of others with it.
 
         Raises:
             ZeusBaseGPUError: It cannot be known, or not at the moment.
@@ -151,14 +151,14 @@ class Book:
         try:
             self._look_up(batch)
         except ZeusBaseError:
-            # One GPU of theirs is gone, or zeusd is: each may be asked for again.
+            # A GPU or zeusd is gone: each window may be looked up again.
             self._unread.extendleft(weakref.ref(other) for other in reversed(batch[1:]))
             raise
         if wanted._pending is not None:
             raise self._too_old(wanted)
 
     def as_known(self, wanted: Measurement) -> Measurement:
-        """A measurement with its energy looked up, else one whose unknown energies are `nan`.
+        """Returns a measurement with its energy, or `nan` for unknown energies.
 
         Raises:
             ZeusBaseGPUError: It cannot be known, and the monitor is strict.
@@ -223,7 +223,7 @@ class Book:
             self._log.write(rows)
 
     def behind(self) -> None:
-        """What the thread does now and then."""
+        """One round of the thread."""
         try:
             self._see_whether_it_is_stuck()
             self.look_up_ripe(self.clock_ns() - RIPE_NS)
@@ -235,7 +235,7 @@ class Book:
         self.write_log()
 
     def finish(self) -> None:
-        """Looks everything up that is logged, and writes it. Never raises."""
+        """Looks up all windows to log, and writes them. Never raises."""
         try:
             if self._unlogged:
                 self._raise_if_stuck()
@@ -273,7 +273,7 @@ class Book:
         uncertainties: dict[int, float] = {}
         counted: set[str] = set()
         for index, name in names.items():
-            if name in counted:  # another partition of a GPU: sums must be right
+            if name in counted:  # another partition of a GPU: count it only once in sums
                 energies[index] = uncertainties[index] = 0.0
                 continue
             counted.add(name)
@@ -285,7 +285,7 @@ class Book:
         return energies, uncertainties
 
     def _in_part(self, wanted: Measurement, error: ZeusBaseError) -> Measurement:
-        """What is known of a window where some GPU's energy is not."""
+        """Returns a window's known energies if some GPU's is unknown."""
         nan = dict.fromkeys(self._gpus, math.nan)
         cpus = dict.fromkeys(self._cpus, math.nan) or None
         drams = dict.fromkeys(self._drams, math.nan) or None
@@ -312,7 +312,7 @@ class Book:
         except ZeusIpcError as error:
             raised = from_ipc(error)
             if windows and isinstance(error, DeadlineExceeded):
-                # zeusd answers, and a driver does not: nobody waits for that twice.
+                # zeusd answers, but a driver does not: nobody waits for that twice.
                 self._stuck = time.monotonic() + STUCK_S, raised
             raise raised from error
         return found
@@ -322,7 +322,7 @@ class Book:
             raise self._stuck[1]
 
     def _see_whether_it_is_stuck(self) -> None:
-        """Asks for the latest energies, and waits for them, which training must not."""
+        """Requests the newest energies and waits for them, which training must not do."""
         if self._stuck is not None:
             end_ns = self.clock_ns() - TICK_NS
             self._ask([(end_ns - TICK_NS, end_ns, False)])
@@ -342,7 +342,7 @@ _living: weakref.WeakSet[Book] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """The thread stayed with the parent, perhaps with the lock in its hand."""
+    """Resets a child of fork: the thread, which may hold the lock, is only in the parent."""
     for book in list(_living):
         book._guard = threading.RLock()
 
@@ -358,6 +358,6 @@ def _behind(book_ref: weakref.ref[Book]) -> None:
             return
         try:
             book.behind()
-        except Exception:  # a thread that nobody watches must not end in silence
+        except Exception:  # a thread that nobody watches must not end silently
             log.exception("windows could not be looked up")
         del book

@@ -1,4 +1,4 @@
-"""What a window took: its time at once, its energy when someone reads it."""
+"""The measurement of a window: its time at once, its energy on first access."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from zeus.monitor.showing import Shown
 
 
 class LooksUp(Protocol):
-    """Knows where energies are to be had."""
+    """Looks up energies."""
 
     def look_up(self, wanted: Measurement) -> None:
-        """Fills in a measurement's energy. Raises `ZeusBaseError` where it cannot be known."""
+        """Fills in a measurement's energy. Raises `ZeusBaseError` if it cannot be known."""
 
     def as_known(self, wanted: Measurement) -> Measurement:
-        """A measurement with its energy looked up, else one whose unknown energies are `nan`."""
+        """Returns a measurement with its energy, or `nan` for unknown energies."""
 
 
 class Ended:
@@ -33,11 +33,9 @@ class Ended:
 
 
 class Measurement(Shown):
-    """What a window took.
-
-    The time is known when the window ends. The energy is looked up when it is first read, for all
-    windows that have ended since in one message; that waits at most for the next tick of the
-    GPU's sensors (20 to 100 ms), and not at all where it has come by then.
+    """The measurement of a window. The time is known when the window ends. The energy is looked up
+    on first access, together with that of all other ended windows; this waits at most for the next
+    update of the GPU's sensors (20 to 100 ms), and not at all if it has passed.
 
     Args:
         time: Seconds.
@@ -45,10 +43,9 @@ class Measurement(Shown):
         cpu_energy: Joules by CPU index; None where it is not measured.
         dram_energy: Joules of the memory by CPU index; None where it is not measured.
         soc_energy: Always None: no system-on-chip is supported.
-        gpu_uncertainty: How far off each GPU's energy may be, joules (two standard deviations).
-
-    An energy that cannot be known is `nan`, and one warning says why; `known` tells, and it may be
-    read again later. Of a monitor that is `strict`, reading it raises `ZeusBaseError` instead.
+        gpu_uncertainty: Uncertainty of each GPU's energy, joules (two standard deviations). An
+            unknown energy is `nan`, and one warning says why; check `known`, and read it again
+            later. With a `strict` monitor, access raises `ZeusBaseError` instead.
     """
 
     __slots__ = ("__weakref__", "_cpu", "_dram", "_gpu", "_pending", "_uncertainty", "time")
@@ -87,7 +84,7 @@ class Measurement(Shown):
 
     @property
     def known(self) -> bool:
-        """Whether the energy is known: it is looked up if it was not yet. Never raises or warns."""
+        """Whether the energy is known; looks it up if needed. Never raises or warns."""
         try:
             self.look_up()
         except ZeusBaseError:
@@ -95,10 +92,10 @@ class Measurement(Shown):
         return not math.isnan(sum(self._gpu.values()))
 
     def look_up(self) -> None:
-        """Looks the energy up now, unless it is known.
+        """Looks up the energy now, unless it is known.
 
         Raises:
-            ZeusBaseError: It cannot be known, or not at the moment; it may be asked for again.
+            ZeusBaseError: It cannot be known, or not at the moment; you may retry.
         """
         pending = self._pending
         if pending is not None:
@@ -121,9 +118,8 @@ class Measurement(Shown):
 
     @property
     def gpu_uncertainty(self) -> dict[int, float]:
-        """How far off each GPU's energy may be, joules: two standard deviations.
-
-        Gain errors of the boards' sensors, some percent, are not in it: no software sees them.
+        """Uncertainty of each GPU's energy, joules: two standard deviations. It does not include
+        gain errors of the boards' sensors, some percent: software cannot see them.
         """
         return self._known()._uncertainty
 
@@ -134,7 +130,7 @@ class Measurement(Shown):
 
     @property
     def uncertainty(self) -> float:
-        """How far off `total_energy` may be, joules."""
+        """Uncertainty of `total_energy`, joules."""
         return sum(self.gpu_uncertainty.values())
 
     def __eq__(self, other: object) -> bool:

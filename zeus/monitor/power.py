@@ -16,7 +16,7 @@ from zeus_ipc.errors import ZeusIpcError
 
 
 class PowerDomain(Enum):
-    """Which power."""
+    """The kind of power."""
 
     DEVICE_INSTANT = "device_instant"
     """The GPU's, as its sensor last measured it."""
@@ -37,11 +37,11 @@ PowerTimeline = list[tuple[float, float]]
 """Seconds since the epoch, and watts."""
 
 AROUND_S = 5.0
-"""A mean that was read this long before or after a span still says something of it."""
+"""A mean that was read this long before or after a span still applies to it."""
 
 
 def infer_counter_update_period(gpu_indicies: Sequence[int]) -> float:
-    """Half of the shortest tick of these GPUs' sensors, seconds; at most 0.1."""
+    """Half of the shortest update period of these GPUs' sensors, seconds; at most 0.1."""
     gpus = get_gpus()
     try:
         found = _node.get_client().windows([gpus[index].uuid for index in gpu_indicies])
@@ -55,12 +55,12 @@ class PowerMonitor:
 
     Args:
         gpu_indices: GPUs, as the framework numbers them; None: all it sees.
-        update_period: Seconds between samples at least; None: every tick of the sensors.
-        max_samples_per_gpu: Only the newest so many; None: all.
-        power_domains: Which power; None: all that these GPUs offer.
+        update_period: Minimum seconds between samples; None: every update of the sensors.
+        max_samples_per_gpu: Maximum number of samples, the newest ones; None: all.
+        power_domains: Kinds of power; None: all that these GPUs offer.
 
     Raises:
-        ValueError: An index names no GPU, or a domain is none or is not offered.
+        ValueError: An index names no GPU, or a domain is unknown or not offered.
         ZeusBaseGPUError: The GPUs cannot be reached.
     """
 
@@ -100,7 +100,7 @@ class PowerMonitor:
     ) -> dict[int, PowerTimeline]:
         """Power of one GPU, or of each, between two times (seconds since the epoch), watts.
 
-        Without a start from where this monitor was made; what was before is remembered, too.
+        The default start is when this monitor was created; earlier times are available, too.
 
         Raises:
             ValueError: The domain or the GPU is not monitored.
@@ -129,9 +129,8 @@ class PowerMonitor:
     ) -> dict[int, float] | None:
         """Energy of each GPU between two times (seconds since the epoch), joules.
 
-        For `DEVICE_INSTANT` it is what a window of `ZeusMonitor` would measure; for the averages
-        their sum over time, which is good to a second or so at both ends. None: nothing is known
-        of that time.
+        For `DEVICE_INSTANT` it is what a window of `ZeusMonitor` would measure; for the averages,
+        their integral, accurate to about a second at both ends. None: that time is unknown.
 
         Raises:
             ValueError: The domain is not monitored, or the end lies before the start.
@@ -188,7 +187,7 @@ class PowerMonitor:
         if not uuids:
             return list(PowerDomain)
         try:
-            self._client.windows(uuids)  # begins to sample where nobody did
+            self._client.windows(uuids)  # starts sampling if nobody has
             readings = self._client.power(uuids)
         except ZeusIpcError as error:
             raise from_ipc(error) from error
@@ -212,11 +211,11 @@ def _domain(name: DomainName) -> PowerDomain:
         return PowerDomain(name)
     except ValueError:
         names = ", ".join(one.value for one in PowerDomain)
-        raise ValueError(f"{name!r} is no power domain; there are: {names}") from None
+        raise ValueError(f"{name!r} is not a power domain; there are: {names}") from None
 
 
 def _integral_j(samples: list[tuple[float, int]], start_s: float, end_s: float) -> float:
-    """Each mean is of the time since the sample before it; the last one's is taken to go on."""
+    """Each mean covers the time since the sample before it; the last one is assumed to continue."""
     total = 0.0
     from_s = start_s
     for position, (t_s, milliwatts) in enumerate(samples):

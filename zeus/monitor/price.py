@@ -31,11 +31,11 @@ class ZeusElectricityPriceHTTPError(ZeusBaseError):
 
 
 class ZeusElectricityPriceNotFoundError(ZeusBaseError):
-    """The service does not know the rate."""
+    """The service does not have the rate."""
 
 
 class ElectricityPriceProvider(ABC):
-    """Knows the price of electricity. Subclass it for a source of your own."""
+    """The price of electricity. Subclass it for your own source."""
 
     @abstractmethod
     def get_current_electricity_prices(self) -> dict[str, list[Any]]:
@@ -54,8 +54,8 @@ class OpenEIClient(ElectricityPriceProvider):
     Args:
         location: Latitude and longitude, degrees.
         label: The rate's identifier at OpenEI.
-        sector: Whom it is for.
-        radius: How far from the location to look.
+        sector: The class of customers.
+        radius: Search radius around the location.
         api_key: Your key; None: `$OPENEI_API_KEY`.
         url: The service.
         timeout_s: Time to wait for it.
@@ -121,14 +121,14 @@ def _objects(part: Any) -> Iterator[dict[str, Any]]:
 
 
 class Price(Rate):
-    """The prices of a provider as they were fetched last."""
+    """The prices of a provider, as last fetched."""
 
     def __init__(self, provider: ElectricityPriceProvider) -> None:
         self._provider = provider
         self._prices: dict[str, list[Any]] | None = None
 
     def fetch(self) -> None:
-        """Ask the provider for the rate in force."""
+        """Fetches the rate in force from the provider."""
         self._prices = self._provider.get_current_electricity_prices()
 
     def at(self, hour: datetime) -> float | None:
@@ -147,13 +147,13 @@ class Price(Rate):
 
 @dataclass
 class EnergyCostMeasurement:
-    """What a window took.
+    """The measurement of a window.
 
     Attributes:
         time: Seconds.
         gpu_energy: Joules by GPU index.
         gpu_energy_cost: Cost by GPU index, in the currency of the provider's prices (OpenEI: US
-            dollars); `nan` where the price is not known.
+            dollars); `nan` if the price is unknown.
         cpu_energy: Joules by CPU index; None where it is not measured.
         cpu_energy_cost: Cost by CPU index; None where its energy is not measured.
         dram_energy: Joules of the memory by CPU index; None where it is not measured.
@@ -172,17 +172,17 @@ class EnergyCostMeasurement:
 class EnergyCostMonitor(RatedMonitor[EnergyCostMeasurement]):
     """Measures the energy and the cost of named windows.
 
-    Each hour's energy counts with that hour's price. Where the provider does not answer, one
+    Each hour's energy is multiplied by that hour's price. If the provider does not answer, one
     warning says so, costs are `nan`, and energy is measured as usual.
 
     Args:
-        electricity_price_provider: Knows the price.
+        electricity_price_provider: The source of the price.
         gpu_indices: See `ZeusMonitor`.
         cpu_indices: See `ZeusMonitor`.
         sync_execution_with: See `ZeusMonitor`.
 
     Attributes:
-        zeus_monitor: What measures the energy.
+        zeus_monitor: The monitor that measures the energy.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Windows whose energy is multiplied by a rate per kWh that changes with the hour.
 
-Rates are fetched on a thread: a service that does not answer costs training nothing.
+Rates are fetched on a thread: a service that does not answer does not delay training.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ FETCH_EVERY_S = 1800.0
 
 
 class Rate(ABC):
-    """What a kWh stands for, hour by hour."""
+    """A rate per kWh, hour by hour."""
 
     @abstractmethod
     def fetch(self) -> None:
-        """Learn the newest rates.
+        """Fetches the newest rates.
 
         Raises:
-            Exception: They are not to be had.
+            Exception: They are not available.
         """
 
     @abstractmethod
     def at(self, hour: datetime) -> float | None:
-        """The rate per kWh in the hour that begins then; None: not known."""
+        """Returns the rate per kWh in the hour that begins then; None if unknown."""
 
 
 M_co = TypeVar("M_co", covariant=True)
 
 
 class MakeMeasurement(Protocol[M_co]):
-    """Makes the measurement of a window: energies in J and amounts, by index."""
+    """Creates the measurement of a window: energies in J and amounts, by index."""
 
     def __call__(
         self,
@@ -66,25 +66,24 @@ class MakeMeasurement(Protocol[M_co]):
         dram_amount: dict[int, float] | None,
         /,
     ) -> M_co:
-        """Make it."""
+        """Creates it."""
 
 
 class RatedMonitor(Generic[M_co]):
-    """Measures the energy of named windows and what it stands for.
-
-    Each hour's energy counts with that hour's rate. Where the rate is not known, one warning says
-    so, amounts are `nan`, and energy is measured as usual.
+    """Measures the energy of named windows, multiplied by a rate. Each hour's energy is multiplied
+    by that hour's rate. If the rate is unknown, one warning says so, amounts are `nan`, and energy
+    is measured as usual.
 
     Args:
-        rate: What a kWh stands for.
+        rate: The rate.
         what: Name of the rate, for the warning.
-        make: Makes the measurement of a window.
+        make: Creates the measurement of a window.
         gpu_indices: See `ZeusMonitor`.
         cpu_indices: See `ZeusMonitor`.
         sync_execution_with: See `ZeusMonitor`.
 
     Attributes:
-        zeus_monitor: What measures the energy.
+        zeus_monitor: The monitor that measures the energy.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class RatedMonitor(Generic[M_co]):
 
 @dataclass
 class Amounts:
-    """What the energy of a window stands for, by index; `nan` where the rate is not known."""
+    """The amounts for the energy of a window, by index; `nan` if the rate is unknown."""
 
     gpu: dict[int, float]
     cpu: dict[int, float] | None
@@ -129,18 +128,18 @@ class Amounts:
 
 @dataclass
 class _Open:
-    """A window that is open: what lies before `since_ns` is in `pieces`."""
+    """An open window: the time before `since_ns` is in `pieces`."""
 
     since_ns: int
     pieces: list[tuple[datetime, Measurement]] = field(default_factory=list)
 
 
 class RatedWindows:
-    """Windows of a monitor, and what their energy stands for.
+    """Windows of a monitor, with amounts for their energy.
 
     Args:
-        monitor: Measures them.
-        rate: What a kWh stands for.
+        monitor: The monitor.
+        rate: The rate.
         what: Name of the amount, for the warning.
     """
 
@@ -184,7 +183,7 @@ class RatedWindows:
             self._wake.set()
 
     def end(self, key: str, sync_execution: bool) -> tuple[Measurement, Amounts]:
-        """Close a window. Waits for its energy, one tick of the sensors at most.
+        """Close a window. Waits for its energy, at most one update period of the sensors.
 
         Raises:
             ValueError: No window of this name is open.
@@ -203,7 +202,7 @@ class RatedWindows:
         return measurement, self._amounts(measurement, pieces)
 
     def tend(self) -> None:
-        """Fetch the rates, and look up what open windows took in the hours that are over."""
+        """Fetches the rates, and looks up the energy of open windows in past hours."""
         with self._tending:
             try:
                 self._rate.fetch()
@@ -225,7 +224,7 @@ class RatedWindows:
                         window.since_ns += sum(round(piece.time * 1e9) for _, piece in over)
 
     def _cut(self, key: str, begin_ns: int, end_ns: int) -> list[tuple[datetime, Measurement]]:
-        """A span, hour by hour."""
+        """Splits a span by hour."""
         shift_ns = self._offset_ns()
         found = []
         while True:

@@ -1,4 +1,4 @@
-"""Asking a web service of another party, with the user's own key."""
+"""Requests to a third-party web service, with the user's own key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zeus.exceptions import ZeusBaseError
 
 
 class ServiceError(ZeusBaseError):
-    """A service cannot be reached, or refuses."""
+    """A service cannot be reached, or refuses the request."""
 
 
 class Service:
@@ -33,17 +33,17 @@ class Service:
         headers: Mapping[str, str],
         hint: str,
     ) -> Any:
-        """What it answers.
+        """Returns its answer.
 
         Args:
-            path: What is asked.
-            parameters: Of the query.
-            headers: Of the request.
-            hint: What to do where it refuses.
+            path: Path of the request.
+            parameters: Query parameters.
+            headers: Headers.
+            hint: What to do if it refuses.
 
         Raises:
-            ServiceError: It cannot be reached, refuses, or answers something else than JSON. The
-                message names no key.
+            ServiceError: It cannot be reached, refuses, or does not answer with JSON. The message
+                contains no key.
             ImportError: httpx is not installed.
         """
         try:

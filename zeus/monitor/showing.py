@@ -1,4 +1,4 @@
-"""How measurements are shown: as text, in notebooks, and to what takes dataclasses."""
+"""Representations of measurements: text, HTML for notebooks, and dataclass functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zeus.exceptions import ZeusBaseError
 
 
 class _Measured(Protocol):
-    """What has the figures of a measurement."""
+    """Anything with the attributes of a measurement."""
 
     @property
     def time(self) -> float:
@@ -72,7 +72,7 @@ class Shown:
 def as_text(measured: _Measured, kind: str) -> str:
     """Time and energies on one line.
 
-    An energy that is not known yet is looked up; one that cannot be known is said to be unknown.
+    Looks up energies; an energy that cannot be known is shown as unknown.
 
     Args:
         measured: The measurement.

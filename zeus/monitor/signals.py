@@ -29,19 +29,19 @@ from zeus.policy.trade_off import Relative
 log = logging.getLogger(__name__)
 
 SignalSource = str | Path | CarbonIntensityProvider | ElectricityPriceProvider | Relative
-"""A CSV file, a provider, the text of either, or what has `zeus.policy.signal.Signal.relative`."""
+"""A CSV file, a provider, the text of either, or any object with
+`zeus.policy.signal.Signal.relative`."""
 
 _HOURS = 24
 
 
 class FollowedSignal:
-    """A signal that is fetched where it is asked for.
-
-    Where it cannot be, one warning says so, and what was fetched last counts.
+    """A signal that is fetched on request. If it cannot be fetched, one warning says so, and the
+    last one is used.
 
     Args:
         fetch: Fetches it as of a time, s since 1970.
-        every_s: What was fetched counts for so long, s; infinite: who has it calls `fetch`.
+        every_s: Validity of a fetched signal, s; infinite: the owner calls `fetch`.
     """
 
     def __init__(self, fetch: Callable[[float], Signal], every_s: float = 0.0) -> None:
@@ -52,7 +52,9 @@ class FollowedSignal:
         self._warned = False
 
     def relative(self, begin_s: float, end_s: float) -> float | None:
-        """Its mean over this time over its day's mean, see `Signal.relative`; None: not known."""
+        """Returns its mean over this time relative to its day's mean, see `Signal.relative`; None
+        if unknown.
+        """
         if clock.monotonic() >= self._next_s:
             self._next_s = clock.monotonic() + self._every_s
             self.fetch(begin_s)
@@ -64,7 +66,7 @@ class FollowedSignal:
         try:
             self._last = self._fetch(begin_s)
             self._warned = False
-        except Exception as error:  # a provider of one's own may raise any
+        except Exception as error:  # a user's provider may raise anything
             log.info("a signal was not fetched", exc_info=True)
             if not self._warned:
                 self._warned = True
@@ -72,14 +74,15 @@ class FollowedSignal:
 
 
 def signal_of(source: SignalSource, every_s: float = 0.0) -> Relative:
-    """A signal to follow.
+    """Creates a signal to follow.
 
     Args:
-        source: What is followed.
+        source: Its source.
         every_s: As in `FollowedSignal`.
 
     Raises:
-        ValueError: A file is no signal, or the text of a provider is wrong; it says where.
+        ValueError: A file is not a signal, or the text of a provider is wrong; the message says
+            where.
         OSError: A file cannot be read.
     """
     if isinstance(source, str):
@@ -98,7 +101,7 @@ def signal_of(source: SignalSource, every_s: float = 0.0) -> Relative:
 
 
 def _provider(text: str) -> CarbonIntensityProvider | ElectricityPriceProvider | None:
-    """The provider that a text names; None: it is a path."""
+    """Returns the provider that a text names; None if it is a path."""
     kind, _, rest = text.partition(":")
     if kind not in ("electricitymaps", "openei"):
         return None
@@ -121,7 +124,7 @@ def read_signal(path: str | Path) -> Signal:
     """Reads a CSV file.
 
     Raises:
-        ValueError: It is no signal; the message says where.
+        ValueError: It is not a signal; the message says where.
         OSError: It cannot be read.
     """
     points: list[tuple[float, float]] = []
@@ -150,7 +153,7 @@ def read_signal(path: str | Path) -> Signal:
 
 
 def _time(text: str) -> tuple[float, bool]:
-    """Seconds since 1970, and whether it is a time of every day."""
+    """Returns seconds since 1970, and whether it is a time of every day."""
     try:
         of_day = time.fromisoformat(text)
     except ValueError:
@@ -159,7 +162,9 @@ def _time(text: str) -> tuple[float, bool]:
 
 
 def _fetched(rate: Rate, now_s: float) -> Signal:
-    """The day before and the day after, hour by hour. Carbon intensities stay as they are now."""
+    """Returns the day before and the day after, hour by hour; assumes that carbon intensities stay
+    as they are.
+    """
     rate.fetch()
     hour = datetime.fromtimestamp(now_s, timezone.utc).replace(minute=0, second=0, microsecond=0)
     hours = [hour + timedelta(hours=n) for n in range(-_HOURS, _HOURS + 1)]

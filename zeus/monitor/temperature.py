@@ -18,8 +18,8 @@ class TemperatureMonitor:
 
     Args:
         gpu_indices: GPUs, as the framework numbers them; None: all it sees.
-        update_period: Seconds between samples at least; it is read once a second.
-        max_samples_per_gpu: Only the newest so many; None: all.
+        update_period: Minimum seconds between samples; temperature is read once a second.
+        max_samples_per_gpu: Maximum number of samples, the newest ones; None: all.
 
     Raises:
         ValueError: An index names no GPU.
@@ -39,7 +39,7 @@ class TemperatureMonitor:
         uuids = {index: gpus[index].uuid for index in self.gpu_indices}
         try:
             if uuids:
-                client.windows(list(uuids.values()))  # begins to sample where nobody did
+                client.windows(list(uuids.values()))  # starts sampling if nobody has
         except ZeusIpcError as error:
             raise from_ipc(error) from error
         self._timelines = Timelines(client, uuids, update_period, max_samples_per_gpu)
@@ -52,12 +52,12 @@ class TemperatureMonitor:
     ) -> dict[int, TemperatureTimeline]:
         """Temperature of one GPU, or of each, between two times (seconds since the epoch).
 
-        Without a start from where this monitor was made; what was before is remembered, too.
+        The default start is when this monitor was created; earlier times are available, too.
         """
         return self._timelines.read("temperature", gpu_index, start_time, end_time)
 
     def get_temperature(self, time: float | None = None) -> dict[int, int] | None:
-        """Temperature of each GPU at a time (None: now); None if it is not known of one."""
+        """Temperature of each GPU at a time (None: now); None if it is unknown for one of them."""
         return self._timelines.at("temperature", time)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""What sensors have shown, from zeusd's history, in seconds since the epoch."""
+"""Timelines from zeusd's history, in seconds since the epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from zeus_ipc.client import Client
 
 LATEST_S = 5.0
-"""How old the newest reading may be and still be the present one."""
+"""Maximum age of a present reading."""
 
 
 def offset_ns() -> int:
@@ -27,8 +27,8 @@ class Timelines:
     Args:
         client: The node.
         uuids: GPUs by the monitor's index.
-        update_period: Seconds between samples at least; None: all that there are.
-        max_samples: The newest so many of each GPU; None: all.
+        update_period: Minimum seconds between samples; None: all samples.
+        max_samples: Maximum number of samples of each GPU, the newest ones; None: all.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Timelines:
     ) -> dict[int, list[tuple[float, int]]]:
         """Samples of a domain (see `zeus_ipc.requests.Domain`) of one GPU, or of all.
 
-        Without a start they begin where the monitor was made; zeusd remembers what was before, too.
+        The default start is when the monitor was created; zeusd keeps earlier samples, too.
         """
         start_s = self._begin_s if start_time is None else start_time
         return {

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchSizeOptimizer", "GlobalPowerLimitOptimizer", "PipelineFrequencyOptimizer"]
 
-# Who plans a pipeline, or serves plans, needs nothing of what measures and sets power limits.
+# Planning pipelines and serving plans needs nothing of the power limit optimizer.
 __getattr__ = lazily(
     __name__,
     {

@@ -1,4 +1,5 @@
-"""Recurring jobs: each run with a batch size of a policy's, and with the power limit it finds."""
+"""Recurring jobs: each run with a batch size chosen by a policy, and the power limit that it
+finds."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ZeusCostThresholdExceededError", "ZeusDataLoader", "ZeusMaster", "read_history"]
 
-# The loader is PyTorch's; who runs the master, or reads a history, may have none.
+# The loader needs PyTorch; the master and the history do not.
 __getattr__ = lazily(
     __name__,
     {

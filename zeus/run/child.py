@@ -14,9 +14,9 @@ from pathlib import Path
 from zeus_ipc.programs import is_missing
 
 POLL_S = 0.2
-"""How often its output is looked at."""
+"""Interval at which its output is read."""
 TAIL_LINES = 15
-"""Of the output of a script that failed, so many lines are shown."""
+"""Number of lines shown of the output of a failed script."""
 _TAIL_BYTES = 20_000
 _PATIENCE_S = 10.0
 
@@ -30,15 +30,15 @@ def run_script(
 ) -> int:
     """Runs a script to its end, and prints what it prints.
 
-    It does not outlive this function: an error here, such as KeyboardInterrupt, ends it, too. Only
-    where this process is killed it goes on by itself; see `follow`.
+    It does not outlive this function: an error here, such as KeyboardInterrupt, ends it, too. If
+    this process is killed, it keeps running; see `follow`.
 
     Args:
         command: Its words.
         env: The whole environment.
         workdir: Where it runs; None: here.
         log_path: File that gets its standard output and standard error.
-        started: Is told its process id.
+        started: Called with its process id.
 
     Returns:
         Its exit code; negative: the signal that killed it.
@@ -61,7 +61,7 @@ def run_script(
         except OSError as error:
             reason = error.strerror
             path = os.pathsep.join(os.get_exec_path(env))
-            # The folder it is to run in may be what is missing.
+            # The missing file may be its folder.
             by_name = error.filename == command[0] and not os.path.dirname(command[0])
             if by_name and is_missing(command[0], error, path):
                 reason = "command not found"
@@ -81,11 +81,11 @@ def run_script(
 
 
 def follow(alive: Callable[[], bool], log_path: Path) -> None:
-    """Prints what a script prints that another process has started, until it has ended.
+    """Prints the output of a script that another process started, until it ends.
 
     Args:
         alive: Whether it runs.
-        log_path: File that has its output; what it has by now is not printed again.
+        log_path: File with its output; present contents are not printed again.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with log_path.open("rb") as output:
@@ -122,7 +122,7 @@ def _ended_in_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def how_it_ended(exit_code: int) -> str:
-    """An exit code in words."""
+    """Describes an exit code."""
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
     try:
@@ -134,7 +134,7 @@ def how_it_ended(exit_code: int) -> str:
 
 
 def tail(log_path: Path) -> str:
-    """The last lines of a log, indented; what there is of them."""
+    """Returns the last lines of a log, indented."""
     try:
         with log_path.open("rb") as file:
             file.seek(max(0, log_path.stat().st_size - _TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""What goes to the console, and to a file as well."""
+"""Output to the console and a file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TextIO
 
 
 class FileAndConsole:
-    """Text that goes to two places; usable in the place of `sys.stdout`.
+    """Writes to two places; can replace `sys.stdout`.
 
     Args:
-        filepath: The file. What it has is kept, and more is added.
+        filepath: The file, opened for appending.
         stream: The console; None: standard output as it is now.
 
     Raises:
@@ -28,14 +28,14 @@ class FileAndConsole:
         return self._stream.write(text)
 
     def flush(self) -> None:
-        """What was written can be read by others."""
+        """Flushes both."""
         self._file.flush()
         self._stream.flush()
 
     def isatty(self) -> bool:
-        """Whether the console is one."""
+        """Whether the console is a terminal."""
         return self._stream.isatty()
 
     def close(self) -> None:
-        """The file is complete; the console stays."""
+        """Closes the file; the console stays open."""
         self._file.close()

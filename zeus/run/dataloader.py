@@ -31,9 +31,9 @@ class ZeusDataLoader(DataLoader[Any]):
 
     Training ends when the target is reached, after `max_epochs`, before an epoch that would take
     the cost over its threshold, or, where `ZEUS_RERUN_COST` is set, when its learning curve says
-    that it will hardly reach the target within these. What came of it is written to a file.
-    `ZeusMaster` reads that, and sets the environment variables (`ZEUS_TARGET_METRIC` and others,
-    see `zeus.run.settings`) that this class reads when the train loader is made.
+    that it will hardly reach the target within these. The result is written to a file. `ZeusMaster`
+    reads that, and sets the environment variables (`ZEUS_TARGET_METRIC` and others, see
+    `zeus.run.settings`) that this class reads when the train loader is made.
 
         train_loader = ZeusDataLoader(train_set, batch_size=128, max_epochs=100)
         eval_loader = ZeusDataLoader(eval_set, batch_size=128)
@@ -46,13 +46,14 @@ class ZeusDataLoader(DataLoader[Any]):
 
     In the first run of a batch size each power limit is held for some iterations and measured. The
     limits are set under leases of the node's daemon, which restores them when training ends,
-    however it ends. A failure of measuring or of limits costs a warning, never the training.
+    however it ends. A failure to measure or to set limits causes a warning, and never ends the
+    training.
 
     Args:
         args: As `torch.utils.data.DataLoader`'s.
         batch_size: Batch size of this process.
-        max_epochs: Training ends after so many epochs. Only for the train loader, which by this is
-            known to be one.
+        max_epochs: Training ends after this many epochs. Only for the train loader; it marks a
+            loader as one.
         distributed: `dp` where several processes of one node train together, data parallel; the
             first measures and limits the GPUs of all, which it must see as 0, 1, ... .
         kwargs: As `torch.utils.data.DataLoader`'s.
@@ -114,12 +115,12 @@ class ZeusDataLoader(DataLoader[Any]):
     # ------------------------------------------------------------------------------------ training
 
     def epochs(self) -> Generator[int, None, None]:
-        """The epochs to train, from 0, until training is to end.
+        """Yields the epochs to train, from 0, until training should end.
 
         Raises:
-            RuntimeError: This is no train loader, or its epochs were trained already.
+            RuntimeError: This is not a train loader, or its epochs were trained already.
             ZeusCostThresholdExceededError: Another epoch would cost too much; in all processes. The
-                result is written, and the script need not do anything but end.
+                result is written; the script only has to exit.
         """
         self._must_train("epochs")
         if self._begun:
@@ -148,9 +149,9 @@ class ZeusDataLoader(DataLoader[Any]):
                 session.close()
 
     def _end_epoch(self) -> bool:
-        """Whether training ends. What the first process decides holds for all."""
+        """Whether training ends. The first process decides for all."""
         session = self._session
-        told = [0.0] * 5  # the sum over all processes is what the first one says
+        told = [0.0] * 5  # the sum over all processes is the first one's value
         if session is not None:
             self._metrics.append(self._metric)
             self._metric = None
@@ -170,16 +171,15 @@ class ZeusDataLoader(DataLoader[Any]):
         return bool(stop)
 
     def report_metric(self, metric: float, higher_is_better: bool) -> None:
-        """The model was evaluated in this epoch; the last report of an epoch counts.
-
-        With `dp` that of the first process counts, so reduce it over all processes before.
+        """Reports the metric of this epoch's evaluation; the last report of an epoch applies. With
+        `dp`, that of the first process applies, so reduce it over all processes before.
 
         Args:
             metric: The validation metric.
             higher_is_better: Whether a larger one is better.
 
         Raises:
-            RuntimeError: This is no train loader.
+            RuntimeError: This is not a train loader.
         """
         self._must_train("report_metric")
         value, target = float(metric), self._settings.target_metric
@@ -217,7 +217,7 @@ class ZeusDataLoader(DataLoader[Any]):
     def _length(self) -> int | None:
         try:
             return len(self)
-        except TypeError:  # an iterable data set need not know
+        except TypeError:  # an iterable data set may not know
             return None
 
 
@@ -239,11 +239,11 @@ def _own_gpu() -> int:
 
 
 def _check_group(sampler: Any) -> None:
-    """Each process must have its own share of the samples.
+    """Checks that each process has its own share of the samples.
 
     Raises:
         RuntimeError: There is no process group.
-        ValueError: The sampler does not part them so.
+        ValueError: The sampler does not divide them.
     """
     if not framework.initialized():
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""What a training script may see of `ZeusDataLoader`."""
+"""Exceptions of `ZeusDataLoader` and `ZeusMaster`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from zeus.exceptions import ZeusBaseError
 
 
 class ZeusCostThresholdExceededError(ZeusBaseError):
-    """A run was given up: with its next epoch it would cost too much. Its result is written.
+    """A run was stopped: its next epoch would have cost too much. Its result is written.
 
     Attributes:
         time_consumed: Time of the run, s.
         energy_consumed: Energy of the run, J.
         cost: Cost of the run, J.
         next_cost: What it would have cost after another epoch, J.
-        cost_thresh: Cost at which runs are given up, J.
+        cost_thresh: Cost at which runs are stopped, J.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ScriptFailedError(RuntimeError):
     """A training script ended before it had a result.
 
     Attributes:
-        out_of_memory: Whether GPU memory did not suffice.
+        out_of_memory: Whether GPU memory was too small.
     """
 
     def __init__(self, message: str, out_of_memory: bool = False) -> None:

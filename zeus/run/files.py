@@ -1,4 +1,4 @@
-"""The files of recurring jobs: their names, and what is in them.
+"""The files of recurring jobs: names and contents.
 
 Names and formats are ml-energy/zeus's; fields with a default here are not in its files. A profile
 that is not finished has the same form, in a file that ends in `.partial`.
@@ -28,17 +28,17 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def job_id(recurrence: int, number: int) -> str:
-    """How a run's files begin; both from 1."""
+    """Returns the prefix of a run's files; both numbers start at 1."""
     return f"rec{recurrence:02d}+try{number:02d}"
 
 
 def train_log(log_dir: str | Path, job_id: str) -> Path:
-    """What the training script printed."""
+    """The training script's output."""
     return Path(log_dir, f"{job_id}.train.log")
 
 
 def train_json(log_dir: str | Path, job_id: str, batch_size: int) -> Path:
-    """What came of a run."""
+    """The result of a run."""
     return Path(log_dir, f"{job_id}+bs{batch_size}.train.json")
 
 
@@ -48,7 +48,7 @@ def power_json(log_dir: str | Path, batch_size: int) -> Path:
 
 
 class TrainResult(BaseModel):
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
         energy: Energy, J.
@@ -56,11 +56,12 @@ class TrainResult(BaseModel):
         cost: Energy-time cost, J.
         num_epochs: Epochs that it trained.
         reached: Whether it reached the target.
-        overhead: Of the cost what finding the power limit has added, J.
-        stopped_by_cost: Whether it was given up for its cost.
-        stopped_by_curve: Whether it was given up by its learning curve.
-        next_cost: Where it was given up for its cost: what another epoch would have taken it to, J;
-            by its learning curve, what reaching the target would have at least.
+        overhead: The part of the cost added by finding the power limit, J.
+        stopped_by_cost: Whether it was stopped for its cost.
+        stopped_by_curve: Whether it was stopped by its learning curve.
+        next_cost: If it was stopped for its
+        cost: the cost after another epoch, J; if by its learning curve: the least cost of reaching
+            the target.
         max_power: The highest limits of the GPUs that it trained on, together, W; None in files of
             ml-energy/zeus.
     """
@@ -78,14 +79,15 @@ class TrainResult(BaseModel):
 
     @property
     def utilization(self) -> float | None:
-        """Mean power over the highest that it could be, where that is known."""
+        """Mean power relative to its maximum, if known."""
         if self.max_power is None or self.time <= 0:
             return None
         return min(1.0, self.energy / self.time / self.max_power)
 
 
 class PowerProfile(BaseModel):
-    """What a batch size does at each power limit. Limits in mW, power in W of all GPUs together.
+    """Power and throughput of a batch size at each power limit. Limits in mW, power in W of all
+    GPUs together.
 
     Attributes:
         job_id: The run that finished it.
@@ -107,11 +109,11 @@ class PowerProfile(BaseModel):
 
 
 class FileError(ValueError):
-    """A file cannot be read or is something else: one sentence that says which and why."""
+    """A file cannot be read or is not valid: one sentence that says which and why."""
 
 
 def load_result(path: Path) -> TrainResult:
-    """Reads what came of a run.
+    """Reads the result of a run.
 
     Raises:
         FileError: It cannot be used.
@@ -136,11 +138,11 @@ def _load(path: Path, model: type[Model], what: str) -> Model:
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, fault["loc"]))
-        raise FileError(f"{path} is no {what}: {where} {fault['msg']}") from None
+        raise FileError(f"{path} is not a {what}: {where} {fault['msg']}") from None
 
 
 def save(path: Path, content: BaseModel | str) -> None:
-    """Writes a file; a reader sees the old one or the whole new one.
+    """Writes a file; a reader sees the old file or the complete new one.
 
     Raises:
         OSError: It cannot be written.
@@ -153,7 +155,7 @@ def save(path: Path, content: BaseModel | str) -> None:
 
 
 def write_history(log_dir: str | Path, history: Sequence[HistoryEntry]) -> None:
-    """Writes the runs of a job as JSON, and beside it in the form that ml-energy/zeus has.
+    """Writes the runs of a job as JSON, and in ml-energy/zeus's form.
 
     Raises:
         OSError: They cannot be written.
@@ -164,13 +166,13 @@ def write_history(log_dir: str | Path, history: Sequence[HistoryEntry]) -> None:
 
 
 def read_history(path: str | Path) -> list[HistoryEntry]:
-    """Reads the runs of a job, in either form. Nothing in the file is run.
+    """Reads the runs of a job, in either form, without executing the file.
 
     Args:
         path: `history.json`, `history.py`, or the folder that has one of them.
 
     Raises:
-        ValueError: It is no history; one sentence says why.
+        ValueError: It is not a history; the message says why.
         OSError: It cannot be read.
     """
     path = Path(path)
@@ -181,14 +183,14 @@ def read_history(path: str | Path) -> list[HistoryEntry]:
         rows = _python_rows(text) if path.suffix == ".py" else json.loads(text)
         return [_entry(row) for row in rows]
     except (ValueError, TypeError, KeyError, SyntaxError, RecursionError) as error:
-        raise FileError(f"{path} is no history of runs: {error}") from None
+        raise FileError(f"{path} is not a history of runs: {error}") from None
 
 
 def _python_rows(text: str) -> list[dict[str, Any]]:
-    """`[HistoryEntry(bs=128, ...), ...]` as mappings, by the syntax alone."""
+    """Parses `[HistoryEntry(bs=128, ...), ...]` to mappings, without executing it."""
     tree = ast.parse(text.strip(), mode="eval").body
     if not isinstance(tree, ast.List):
-        raise ValueError("it is no list")
+        raise ValueError("it is not a list")
     rows = []
     for call in tree.elts:
         if (

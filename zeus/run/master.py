@@ -1,4 +1,5 @@
-"""`ZeusMaster`: trains a recurring job again and again, each time with a policy's batch size."""
+"""`ZeusMaster`: trains a recurring job repeatedly, each time with a batch size chosen by a
+policy."""
 
 from __future__ import annotations
 
@@ -40,10 +41,10 @@ class ZeusMaster:
         observer_mode: Power limits are measured, but training stays at the highest.
         profile_warmup_iters: Iterations that are not measured after a change of the limit.
         profile_measure_iters: Iterations that are measured at each limit.
-        knowledge: File of what was learnt of a job on other GPUs, or under other power limits: what
-            it has is used, and what is learnt here is written to it.
-        stop_by_curve: Whether a run with a batch size that never reached the target is given up by
-            its learning curve, where its script reports metrics. None: as the policy does.
+        knowledge: File of knowledge about a job on other GPUs, or under other power limits: it is
+            used, and updated with what is learned here.
+        stop_by_curve: Whether a run with a batch size that never reached the target is stopped by
+            its learning curve, if its script reports metrics. None: as the policy does.
         signal: Price or carbon intensity that `eta_knob` follows, fetched when a run begins: a CSV
             file, or a provider (`zeus.monitor.signals`). None: it is the same for all runs.
         done_by: Each recurrence is to be done at this time of day, such as `08:00`, with the least
@@ -104,9 +105,9 @@ class ZeusMaster:
         lowest_mw, highest_mw = gpus[0].get_power_management_limit_constraints()
         self.max_power = highest_mw / 1000 * self._device_count
         self.place = Place(gpus[0].get_name(), (lowest_mw / 1000, highest_mw / 1000))
-        # Of the script that runs now; told its process id.
+        # Called with the process id of the running script.
         self.script_started: Callable[[int], None] = lambda pid: None
-        # What a run of the best size is expected to cost, J; None: no learning curve ends the run.
+        # Expected cost of a run of the best size, J; None: no learning curve ends the run.
         self.rerun_cost: float | None = None
 
     def build_logdir(
@@ -123,8 +124,8 @@ class ZeusMaster:
             job: The job.
             num_recurrence: How many times it recurs.
             eta_knob: 1 counts energy only, 0 time only.
-            beta_knob: So many times the lowest cost is too much.
-            exist_ok: Whether it may be there already.
+            beta_knob: Runs are stopped at this multiple of the lowest cost.
+            exist_ok: Whether it may exist already.
 
         Returns:
             Its path.
@@ -149,16 +150,15 @@ class ZeusMaster:
     ) -> list[HistoryEntry]:
         """Trains a job as often as it recurs, and each time until a run reaches the target.
 
-        `history.json` in the job's folder has all runs up to now at any time. Where a process that
-        trained the same job, with the same arguments and policy, was killed or failed, its folder
-        is gone on with: what its runs have shown is known again, and a script that still trains is
-        waited for.
+        `history.json` in the job's folder always has all runs so far. If a process that trained the
+        same job, with the same arguments and policy, was killed or failed, its folder is continued:
+        the results of its runs are used, and a script that still trains is waited for.
 
         Args:
             job: The job, with its command, default batch size and default learning rate.
             num_recurrence: How many times it recurs.
             batch_sizes: The batch sizes to choose among.
-            beta_knob: A run is given up when it would cost so many times the lowest cost.
+            beta_knob: A run is stopped when it would cost this multiple of the lowest cost.
             eta_knob: 1 counts energy only, 0 time only.
 
         Returns:
@@ -207,7 +207,9 @@ class ZeusMaster:
                 policy.transfer(job, known)
         else:
             logdir, records = found
-            if records.progress.knowledge is not None:  # what it was begun with, not what is there
+            if (
+                records.progress.knowledge is not None
+            ):  # the arguments it began with, not the present ones
                 policy.transfer(job, records.progress.knowledge)
         with (
             contextlib.closing(records),
@@ -243,7 +245,7 @@ class ZeusMaster:
             rec_i: The recurrence, from 1.
             tries: Which try of the recurrence, from 1.
             eta_knob: 1 counts energy only, 0 time only.
-            cost_ub: Cost at which it is given up, J; infinite for never.
+            cost_ub: Cost at which it is stopped, J; infinite for never.
 
         Returns:
             Energy, J, time, s, and whether it reached the target.
@@ -269,7 +271,7 @@ class ZeusMaster:
         env = {"PYTHONUNBUFFERED": "1", **os.environ, **settings.to_env()}
         command = job.gen_command(batch_size, learning_rate, seed, rec_i)
         result_path = files.train_json(logdir, job_id, batch_size)
-        result_path.unlink(missing_ok=True)  # one of before is not this run's
+        result_path.unlink(missing_ok=True)  # an older one is not this run's
         bound = "" if math.isinf(cost_ub) else f", given up at {cost_ub:.0f} J"
         print(f"[ZeusMaster] {job_id}: batch size {batch_size}{bound}: {' '.join(command)}")
         log_path = files.train_log(logdir, job_id)
@@ -288,7 +290,7 @@ class ZeusMaster:
 
 
 def _unused(folder: str) -> str:
-    """The folder, or another where a job that was begun in the same second has it."""
+    """Returns the folder, or another if a job that began in the same second has it."""
     number, name = 1, folder
     while os.path.exists(os.path.join(name, RECORDS)):
         number += 1

@@ -23,17 +23,16 @@ from zeus_ipc.overriding import override
 
 
 class PowerJson(ProfileFile):
-    """A profile in this format. It is finished with what an evaluation takes, which comes later.
-
-    A write that fails costs one warning.
+    """A profile in this format. An evaluation, which comes later, completes it. A failed write
+    causes one warning.
 
     Args:
-        path: The file. What is not finished is kept beside it.
+        path: The file. An incomplete profile is kept beside it.
         job_id: The run that writes.
         iterations: Those that are measured at each limit.
 
     Attributes:
-        finished: Whether the file has all there is to measure, and nothing was measured since.
+        finished: Whether the file is complete and up to date.
     """
 
     def __init__(self, path: Path, job_id: str, iterations: int) -> None:
@@ -66,7 +65,7 @@ class PowerJson(ProfileFile):
 
     @override
     def keep(self, profile: Profile) -> None:
-        # Without a step of search, it is what was read.
+        # Without a step of search, it is unchanged.
         self.finished = self._was_finished and profile.complete and profile.position == 0
         power = {milliwatts(one): one.energy / one.time for one in profile.measurements}
         speed = {milliwatts(one): self._iterations / one.time for one in profile.measurements}
@@ -77,12 +76,12 @@ class PowerJson(ProfileFile):
             self._save(self.partial, self._known)
 
     def finish(self, optimal_mw: int, evaluation: tuple[int, float, float] | None) -> None:
-        """Writes what is known now that all is measured.
+        """Writes the file once all is measured.
 
         Args:
             optimal_mw: The best limit.
-            evaluation: The limit, mW, at which evaluations run, their mean power, W, and
-                iterations a second; None: not known.
+            evaluation: The limit, mW, at which evaluations run, their mean power, W, and iterations
+                a second; None: unknown.
         """
         if self._known is None:
             return
@@ -92,7 +91,7 @@ class PowerJson(ProfileFile):
             self._known.eval_power[limit] = power
             self._known.eval_throughput[limit] = throughput
         self._save(self.path, self._known)
-        self.finished = True  # also where it cannot be written: it is not tried again
+        self.finished = True  # even if it cannot be written: there is no retry
         if self._writable:
             self.partial.unlink(missing_ok=True)
 

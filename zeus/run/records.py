@@ -1,8 +1,7 @@
-"""What `ZeusMaster` writes down as it goes, so that it can be killed at any moment and go on.
-
-`runs.jsonl` in a job's folder has a line for each thing that happened: the job, a run that begins,
-its process, its end, a size that is left out, and the end of it all. A line is complete or does not
-count. A writer holds a lock on the file, which ends with its process.
+"""Records of `ZeusMaster`, so that it can be killed at any moment and resume. `runs.jsonl` in a
+job's folder has a line for each event: the job, the start of a run, its process, its end, an
+excluded size, and the end of the job. Incomplete lines are ignored. A writer holds a lock on the
+file, which ends with its process.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ RECORDS = "runs.jsonl"
 
 @dataclass(frozen=True)
 class Script:
-    """A process, so that no other that has its number later is taken for it.
+    """A process, identified even if its pid is reused.
 
     Attributes:
         pid: Its number.
         started: When it started, clock ticks since the machine's start.
-        boot: Which start of the machine.
+        boot: Id of the boot.
     """
 
     pid: int
@@ -38,7 +37,7 @@ class Script:
 
     @classmethod
     def of(cls, pid: int) -> Script | None:
-        """The process with this number; None where there is none, or it has ended."""
+        """Returns the process with this pid; None if there is none, or it has ended."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
             boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -50,8 +49,8 @@ class Script:
 
     @classmethod
     def with_settings(cls, log_dir: str, job_id: str) -> Script | None:
-        """The oldest process that `ZeusMaster` has started for a run, by its environment: where it
-        was killed before it could write down which that is."""
+        """Finds the oldest process that `ZeusMaster` started for a run, by its environment, in case
+        `ZeusMaster` was killed before it recorded it."""
         asked = {f"{LOG_DIR}={log_dir}".encode(), f"{JOB_ID}={job_id}".encode()}
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
@@ -66,7 +65,7 @@ class Script:
 
     @property
     def alive(self) -> bool:
-        """Whether it is still there."""
+        """Whether it still runs."""
         return Script.of(self.pid) == self
 
 
@@ -75,8 +74,8 @@ class Ended:
     """A run that has ended.
 
     Attributes:
-        run: As the policy was told of it.
-        entry: As the history has it; None where its script had no result.
+        run: The run as reported to the policy.
+        entry: Its entry in the history; None if its script had no result.
     """
 
     run: Run
@@ -85,7 +84,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A size turned out too large for the GPU's memory.
+    """A batch size was too large for the GPU's memory.
 
     Attributes:
         batch_size: The size.
@@ -96,13 +95,13 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Begun:
-    """How a run has begun.
+    """The start of a run.
 
     Attributes:
         batch_size: Its batch size.
         began_s: When, s since 1970.
         eta_knob: The eta of its cost; None: the job's.
-        cost_bound: Cost at which it is given up, J; None for never.
+        cost_bound: Cost at which it is stopped, J; None for never.
     """
 
     batch_size: int
@@ -112,21 +111,21 @@ class Begun:
 
     @property
     def chosen(self) -> tuple[int, float] | None:
-        """Batch size and eta, where the eta is one of its own."""
+        """Batch size, and eta if it differs from the job's."""
         return None if self.eta_knob is None else (self.batch_size, self.eta_knob)
 
 
 @dataclass
 class Progress:
-    """How far a job has come.
+    """The progress of a job.
 
     Attributes:
-        ended: Its runs, and the sizes that were left out, in order.
-        begun: How these began, and after them the run whose end is not recorded.
+        ended: Its runs and excluded sizes, in order.
+        begun: The starts of these, and of the run whose end is not recorded.
         script: The process of a run that has begun and whose end is not recorded.
         in_flight: Whether there is such a run.
-        knowledge: What was known from another GPU when the job was begun.
-        over: Whether nothing is left to do.
+        knowledge: What was known from another GPU when the job began.
+        over: Whether the job is complete.
     """
 
     ended: list[Ended | LeftOut] = field(default_factory=list)
@@ -148,12 +147,12 @@ class Records:
         OSError: It cannot be written.
 
     Attributes:
-        job: What the job was begun with; None in a new file.
-        progress: How far it had come when the file was opened.
+        job: The job's arguments; None in a new file.
+        progress: Its progress when the file was opened.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        # Kept open, as its lock is the lock of the run.
+        # Kept open, as its lock is the run's lock.
         self._file = open(Path(folder, RECORDS), "a+", encoding="utf-8")  # noqa: SIM115 - `close` closes it
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -176,7 +175,7 @@ class Records:
         if kind == "job":
             self.job = row
         elif kind == "begun":
-            # A run that began and was killed may have begun once more.
+            # A run that began and was killed may have been restarted.
             known = {field.name: row[field.name] for field in fields(Begun) if field.name in row}
             begun = Begun(**known)
             now.begun[len(now.ended) :] = [begun]
@@ -196,12 +195,12 @@ class Records:
             now.over = True
 
     def add(self, kind: str, **row: Any) -> None:
-        """Writes something down; it is on the disk when this returns.
+        """Appends a record; it is on the disk when this returns.
 
         Raises:
             OSError: It cannot be written.
         """
-        # On a line of its own, also after one that was cut off.
+        # On a line of its own, even after a truncated one.
         start = "" if self._ends_whole() else "\n"
         self._file.write(start + json.dumps({"kind": kind, **row}) + "\n")
         self._file.flush()
@@ -212,20 +211,20 @@ class Records:
         return size == 0 or os.pread(self._file.fileno(), 1, size - 1) == b"\n"
 
     def close(self) -> None:
-        """Another process may have the file."""
+        """Releases the file for other processes."""
         self._file.close()
 
 
 def unfinished(log_base: str, prefix: str, job: dict[str, Any]) -> tuple[str, Records] | None:
-    """The newest folder of a job that was begun in the same way and is not over.
+    """Finds the newest folder of a job with the same arguments that is not complete.
 
     Args:
         log_base: Folder of all jobs' folders.
-        prefix: What the names of the job's folders begin with.
-        job: What the job is begun with.
+        prefix: Prefix of the job's folders.
+        job: The job's arguments.
 
     Returns:
-        The folder and its records; None where there is none, or where another process has it.
+        The folder and its records; None if there is none, or another process has it.
     """
     folders = [path.parent for path in Path(log_base).glob(f"*/{RECORDS}")]
     mine = [path for path in folders if path.name.startswith(prefix)]

@@ -1,8 +1,8 @@
 """One training run on its GPUs: its windows, its cost, its files.
 
-`ZeusDataLoader` tells a session what its iterators do. A `GlobalPowerLimitOptimizer` finds the
-power limit. Nothing that fails here, a sensor, a limit, a file, ends training: a warning says it
-once, and training continues at the highest limit.
+`ZeusDataLoader` reports its iterators' events to a session. A `GlobalPowerLimitOptimizer` finds the
+power limit. No failure here, of a sensor, a limit or a file, ends training: it causes one warning,
+and training continues at the highest limit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from zeus_ipc.overriding import override
 log = logging.getLogger(__name__)
 
 STEP_W = 25
-"""Difference of one power limit to the next."""
+"""Difference between adjacent power limits."""
 
 _EVAL = "__ZeusDataLoader_eval"
 
@@ -44,22 +44,22 @@ Metrics = tuple[Sequence[float | None], bool]
 
 
 class Session:
-    """What `ZeusDataLoader` measures and decides, in the process that does so.
+    """Measurements and decisions of `ZeusDataLoader`, in the process that makes them.
 
     Args:
         settings: How the run trains.
         batch_size: Batch size of all processes together; files are named after it.
-        max_epochs: The run is given up after so many epochs.
+        max_epochs: The run is stopped after this many epochs.
         gpu_indices: The GPUs that it trains on.
 
     Raises:
-        ValueError: The GPUs are not there or take no common limit, or the folder cannot be made.
+        ValueError: The GPUs do not exist or have no common limit, or the folder cannot be created.
         ZeusGPUInitError: The GPUs cannot be reached.
-        ZeusBaseGPUError: A GPU has no energy or no power limit to read.
+        ZeusBaseGPUError: A GPU has no energy sensor or power limit.
 
     Attributes:
         epochs: Epochs that have ended.
-        used: What they have used.
+        used: Their time and energy.
         optimizer: Finds the power limit; None until the first epoch of training begins.
         max_power: The highest limits of all GPUs together, W.
     """
@@ -95,7 +95,7 @@ class Session:
         self._evaluated: list[tuple[Measurement, int]] = []  # with iterations, in this epoch
 
     def cost(self, energy: float, time: float) -> float:
-        """What energy (J) and time (s) cost this run, J."""
+        """Returns the cost of energy (J) and time (s) in this run, J."""
         return zeus_cost(energy, time, self._settings.eta_knob, self.max_power)
 
     # ------------------------------------------------------------------------------------ events
@@ -110,10 +110,10 @@ class Session:
 
     @guarded
     def begin_train(self, iterations: int | None) -> None:
-        """The train loader begins to hand batches out.
+        """The train loader begins to yield batches.
 
         Args:
-            iterations: How many there will be, as far as the loader knows.
+            iterations: Their number, if the loader knows it.
         """
         if not self._in_epoch:
             return
@@ -125,7 +125,7 @@ class Session:
 
     @guarded
     def begin_iteration(self) -> None:
-        """An iteration begins: where limits change, and windows open and close."""
+        """An iteration begins: limits change, and windows open and close, here."""
         _node.progress()
         if not self._training:
             return
@@ -134,7 +134,7 @@ class Session:
 
     @guarded
     def end_train(self) -> None:
-        """The train loader has handed out its last batch of the epoch, and it was used."""
+        """The last batch of the epoch has been processed."""
         if not self._training:
             return
         self._training = False
@@ -153,7 +153,7 @@ class Session:
 
     @guarded
     def end_eval(self, iterations: int) -> None:
-        """The evaluation has ended, after so many iterations."""
+        """The evaluation has ended, after this many iterations."""
         if not self._evaluating:
             return
         self._evaluating = False
@@ -166,8 +166,8 @@ class Session:
 
         Args:
             reached: Whether the target is reached.
-            metrics: One an epoch until now, None where there is none; and whether a larger one is
-                better. None: not known.
+            metrics: One for each epoch so far, or None; and whether a larger one is better. None:
+                unknown.
         """
         self.end_train()
         self.end_eval(0)
@@ -180,7 +180,7 @@ class Session:
         if metrics is not None and rerun_cost is not None:
             target = self._settings.target_metric
             curve = LearningCurve(metrics[0], target, metrics[1], rerun_cost)
-        next_cost = None  # no cost interrupts the search
+        next_cost = None  # the search is never interrupted for its cost
         if not self._searching:
             next_cost = self.cost(*after_another_epoch(self.used, self.epochs))
         return judge(
@@ -194,7 +194,7 @@ class Session:
         )
 
     def end(self, verdict: Verdict) -> TrainResult:
-        """Training has ended as the verdict says: its result is written."""
+        """Training has ended with this verdict: writes the result."""
         used = self.used
         result = TrainResult(
             energy=used.energy,
@@ -276,7 +276,7 @@ class Session:
     # ------------------------------------------------------------------------------------- epochs
 
     def _measured(self) -> Used:
-        """What was used until now. Energy that is not known is assumed: the mean power so far."""
+        """Time and energy until now. Unknown energy is estimated from the mean power so far."""
         try:
             self._meter.end()
             return self._meter.used()
@@ -296,7 +296,9 @@ class Session:
 
     @guarded
     def _keep_profile(self) -> None:
-        """Once there is a choice, and an epoch has ended that may have an evaluation in it."""
+        """Writes the profile once a limit is chosen and an epoch, possibly with an evaluation, has
+        ended.
+        """
         optimizer, optimal = self.optimizer, self._optimal
         if optimizer is None or optimal is None or self._file.finished:
             return
@@ -318,7 +320,7 @@ def _has_energy(window: Measurement) -> bool:
 
 
 class _Highest(OptimumSelector):
-    """The highest limit, of a run that only observes."""
+    """Returns the highest limit, for a run that only observes."""
 
     @override
     def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
@@ -326,14 +328,14 @@ class _Highest(OptimumSelector):
 
 
 def fitted(warmup: int, measure: int, iterations: int | None) -> tuple[int, int]:
-    """Iterations to warm up and to measure, fewer where an epoch is too short for them.
+    """Returns the iterations to warm up and to measure, fewer if an epoch is too short for them.
 
     Both shrink by the same factor, and one iteration of each is kept.
 
     Args:
         warmup: Iterations that are not measured after a change of the limit.
         measure: Iterations that are measured.
-        iterations: Those of an epoch; None: not known.
+        iterations: Those of an epoch; None: unknown.
     """
     if iterations is None or warmup + measure < iterations:
         return warmup, measure

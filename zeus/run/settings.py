@@ -1,4 +1,4 @@
-"""What `ZeusMaster` tells `ZeusDataLoader` by environment variables, and what they mean."""
+"""The environment variables by which `ZeusMaster` configures `ZeusDataLoader`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ RERUN_COST = "ZEUS_RERUN_COST"
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run trains.
+    """Settings of a run.
 
     Attributes:
-        target_metric: What training is to reach.
+        target_metric: The target of training.
         log_dir: Folder of the run's files.
-        job_id: What their names begin with.
-        cost_thresh: Cost at which the run is given up, J; infinite for never.
+        job_id: Prefix of their names.
+        cost_thresh: Cost at which the run is stopped, J; infinite for never.
         eta_knob: 1 counts energy only, 0 time only.
         monitor_path: Path of ml-energy/zeus's monitor program. Nothing here runs it.
         warmup_iters: Iterations that are not measured after a change of the power limit.
         measure_iters: Iterations that are measured at each limit.
-        use_optimal_pl: Whether to train at the best limit once it is known; without, limits are
-            measured all the same, and training stays at the highest.
-        rerun_cost: What a run of the best batch size is expected to cost, J: the run is given up by
-            its learning curve, too. None: only by its cost.
+        use_optimal_pl: Whether to train at the best limit once it is known; if false, limits are
+            still measured, and training stays at the highest.
+        rerun_cost: Expected cost of a run of the best batch size, J: the run may also be stopped by
+            its learning curve. None: only by its cost.
     """
 
     target_metric: float
@@ -80,7 +80,7 @@ class Settings:
         )
 
     def to_env(self) -> dict[str, str]:
-        """The environment variables that say the same."""
+        """Returns the environment variables with these settings."""
         rerun = {} if self.rerun_cost is None else {RERUN_COST: repr(self.rerun_cost)}
         return {
             **rerun,

@@ -1,4 +1,4 @@
-"""One job that `ZeusMaster` trains, from its first run, or where another process has left it."""
+"""One job of `ZeusMaster`, from its first run, or resumed from another process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Training:
-    """A job that a master trains: its policy, and what was written down of it."""
+    """A job that a master trains: its policy and its records."""
 
     def __init__(
         self,
@@ -47,19 +47,19 @@ class Training:
         self._eta = eta_knob
         self._logdir = logdir
         self._records = records
-        self._max_power = master.max_power  # of the GPUs that train, once a run has said so
+        self._max_power = master.max_power  # of the training GPUs, once a run has reported it
         self._recurrences = Recurrences(policy, job, beta_knob, trade_off, self._profile_of)
         self._history: list[HistoryEntry] = []
         self._runs = self._done = 0
 
     def run(self, num_recurrence: int) -> list[HistoryEntry]:
-        """Until the job has recurred so often."""
+        """Trains until the job has recurred this many times."""
         try:
             self._go_on()
             while self._done < num_recurrence:
                 self._next()
         except UnreachableTargetError:
-            self._records.add("over")  # to begin again would come to the same
+            self._records.add("over")  # starting over would give the same result
             raise
         self._records.add("over")
         self._recurrences.price(self._eta)
@@ -69,10 +69,10 @@ class Training:
         return self._history
 
     def _go_on(self) -> None:
-        """Takes up what an earlier process has written down."""
+        """Resumes from the records of an earlier process."""
         progress = self._records.progress
         for begun, what in zip(progress.begun, progress.ended, strict=False):
-            # As it was asked then, so that its draws are the same.
+            # Asked as before, so that its random draws are the same.
             self._recurrences.begin(begun.began_s, begun.chosen)
             if isinstance(what, LeftOut):
                 self._leave_out(what.batch_size)
@@ -104,7 +104,7 @@ class Training:
         self._try(self._recurrences.begin(time.time()))
 
     def _try(self, now: Try) -> None:
-        """One run."""
+        """Trains one run."""
         master, size = self._master, now.batch_size
         job_id = files.job_id(now.recurrence, now.number)
         files.train_json(self._logdir, job_id, size).unlink(missing_ok=True)
@@ -145,7 +145,9 @@ class Training:
         return self._eta if now.eta_knob is None else now.eta_knob
 
     def _profile_of(self, batch_size: int) -> LimitProfile | None:
-        """What its runs have measured of power limits. Runs that only observe use none of them."""
+        """Returns the runs' measurements of power limits. Runs that only observe use none of
+        them.
+        """
         path = files.power_json(self._logdir, batch_size)
         if self._master.observer_mode or not path.exists():
             return None
@@ -169,12 +171,12 @@ class Training:
             self._records.add("started", **asdict(script))
 
     def _failed(self, size: int, error: ScriptFailedError) -> None:
-        """A script had no result."""
+        """Handles a script without a result."""
         if any(entry.bs == size for entry in self._history):
             raise error
         larger = size > (self._job.default_bs or 0)
         if error.out_of_memory and larger and self._leave_out(size):
-            # It says nothing about the target: as if the size had not been asked for.
+            # It says nothing about the target: as if the size had not been tried.
             print(
                 f"[ZeusMaster] {error}\nGPU memory does not suffice for batch size {size} or more"
             )
@@ -182,7 +184,7 @@ class Training:
             return
         if not self._history:
             raise error
-        # Others trained, this never did.
+        # Other sizes trained, this one never did.
         run = Run(size, 0.0, converged=False)
         print(
             f"[ZeusMaster] {error}\nbatch size {size} counts as one that does not reach the target"
@@ -191,14 +193,14 @@ class Training:
         self._observe(run, None)
 
     def _collect(self, now: Try, result: TrainResult) -> None:
-        """A run has its result."""
+        """Handles the result of a run."""
         self._max_power = result.max_power or self._max_power
         bound: float | None = None if math.isinf(now.cost_bound) else now.cost_bound
         if result.stopped_by_curve and result.next_cost is not None:
             bound = result.next_cost
         run = Run(
             batch_size=now.batch_size,
-            # Of the GPUs that it trained on, which need not be all that are visible here.
+            # Of the GPUs that it trained on, which may not be all visible ones.
             cost=result.cost,
             converged=result.reached,
             epochs=result.num_epochs or None,
@@ -226,14 +228,14 @@ class Training:
         self._done += run.converged
 
     def _leave_out(self, batch_size: int) -> bool:
-        """This size and larger ones do not fit into the GPU's memory. False: the policy has no way
-        to leave them out."""
+        """Excludes this size and larger ones, which do not fit into the GPU's memory. Returns False
+        if the policy cannot exclude them."""
         larger = [one for one in self._sizes if one >= batch_size]
         return self._policy.exclude(self._job, larger)
 
 
 def result_of(logdir: str, job_id: str, batch_size: int) -> TrainResult | None:
-    """What a run's script has written; None: nothing.
+    """Reads the result that a run's script has written; None if there is none.
 
     Raises:
         RuntimeError: It cannot be read.

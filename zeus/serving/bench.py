@@ -72,7 +72,7 @@ def add(path: Path, energy: dict[str, Any]) -> dict[str, Any]:
     """Adds energy fields to a benchmark's JSON file; returns its new content.
 
     Raises:
-        ValueError: It is no JSON object.
+        ValueError: It is not a JSON object.
         OSError: It cannot be read or written.
     """
     try:

@@ -54,7 +54,7 @@ def decode(data: bytes) -> ForwardPass:
             raise ValueError
     except (ValueError, TypeError, LookupError, OverflowError, msgpack.UnpackException):
         raise RequestRejected(
-            "this is no message of forward-pass metrics; check the address of the feed"
+            "this is not a message of forward-pass metrics; check the address of the feed"
         ) from None
     return found
 

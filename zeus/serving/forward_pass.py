@@ -99,7 +99,7 @@ def decode(data: bytes) -> ForwardPass:
         if found.prefill_requests + found.decode_requests > MOST_SEQUENCES:
             raise ValueError
     except (ValueError, TypeError, LookupError, msgpack.UnpackException):
-        raise RequestRejected("this is no message of forward-pass metrics") from None
+        raise RequestRejected("this is not a message of forward-pass metrics") from None
     return found
 
 

@@ -19,7 +19,7 @@ COLUMNS = (
     "uncertainty_pct", "method",
 )  # fmt: skip
 
-_NONE = "this is no line of a service's log"
+_NONE = "this is not a line of a service's log"
 
 
 @dataclass

@@ -225,7 +225,7 @@ def unpack(data: bytes) -> list[Message]:
             found += _MESSAGES[kind](rest)
         return found
     except (ValueError, TypeError, LookupError, msgpack.UnpackException):
-        raise RequestRejected("this is no message about a step or a request") from None
+        raise RequestRejected("this is not a message about a step or a request") from None
 
 
 def _finish(rest: list[Any]) -> list[Message]:

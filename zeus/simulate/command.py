@@ -19,15 +19,15 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Groups of recurring jobs to simulate, and what came of simulations."""
+    """Make groups of recurring jobs, and show results of simulations."""
 
 
 @main.command("synthetic-groups")
-@click.option("--groups", type=int, default=60, show_default=True, help="How many groups.")
-@click.option("--seed", type=int, default=20, show_default=True, help="The same gives the same.")
+@click.option("--groups", type=int, default=60, show_default=True, help="Number of groups.")
+@click.option("--seed", type=int, default=20, show_default=True, help="Random seed.")
 @click.option("-o", "--output", type=_FILE, required=True, help="CSV file; .gz and .xz compress.")
 def synthetic_groups(groups: int, seed: int, output: Path) -> None:
-    """Makes up groups of recurring jobs."""
+    """Generate groups of recurring jobs."""
     with _told_in_a_sentence():
         jobs = groups_of_jobs.synthetic_groups(groups, seed)
         groups_of_jobs.write_groups(jobs, output)
@@ -37,12 +37,10 @@ def synthetic_groups(groups: int, seed: int, output: Path) -> None:
 @main.command("make-groups")
 @click.option("--job", "jobs", type=_FILE, required=True, help="pai_job_table.csv, or its .tar.gz.")
 @click.option("--tags", type=_FILE, required=True, help="pai_group_tag_table.csv, or its .tar.gz.")
-@click.option(
-    "--least-jobs", type=int, default=1, show_default=True, help="Leaves out smaller groups."
-)
+@click.option("--least-jobs", type=int, default=1, show_default=True, help="Omit smaller groups.")
 @click.option("-o", "--output", type=_FILE, required=True, help="CSV file; .gz and .xz compress.")
 def make_groups(jobs: Path, tags: Path, least_jobs: int, output: Path) -> None:
-    """Makes groups from Alibaba's GPU cluster trace of 2020.
+    """Make groups from Alibaba's GPU cluster trace of 2020.
 
     The tables: https://github.com/alibaba/clusterdata, cluster-trace-gpu-v2020.
     """
@@ -55,7 +53,7 @@ def make_groups(jobs: Path, tags: Path, least_jobs: int, output: Path) -> None:
 @main.command()
 @click.argument("results", type=_FILE, nargs=-1, required=True)
 def show(results: tuple[Path, ...]) -> None:
-    """Prints what was chosen and what it cost.
+    """Print what was chosen, and what it cost.
 
     RESULTS are what simulations wrote with --output: CSV or Parquet.
     """
@@ -70,11 +68,11 @@ def show(results: tuple[Path, ...]) -> None:
     "--output",
     type=_FILE,
     required=True,
-    help=f"The picture, with one of these endings: {', '.join(FORMATS)}.",
+    help=f"The plot, with one of these extensions: {', '.join(FORMATS)}.",
 )
 @click.option("--kind", type=click.Choice(KINDS), multiple=True, help="Only this; may be repeated.")
 def plot(results: tuple[Path, ...], output: Path, kind: tuple[str, ...]) -> None:
-    """Draws cost per recurrence, cumulative regret, and batch size over time.
+    """Draw cost per recurrence, cumulative regret, and batch size over time.
 
     RESULTS are what simulations wrote with --output: CSV or Parquet.
     """

@@ -1,4 +1,5 @@
-"""What a recurrence is expected to take, if every run has the same batch size and power limit."""
+"""Expected time, energy and cost of a recurrence whose runs all have the same batch size and power
+limit."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from zeus.utils.metric import zeus_cost
 
 @dataclass(frozen=True)
 class Expected:
-    """A recurrence, on average, from its first run to the one that reaches the target.
+    """The mean recurrence, from its first run to the one that reaches the target.
 
     Attributes:
         batch_size: Batch size of all its runs.
@@ -29,13 +30,12 @@ class Expected:
 
 
 def all_expected(measurements: Measurements, job: Job, eta_knob: float) -> list[Expected]:
-    """Every batch size with every power limit; no size of which no run reached the target.
-
-    Nothing of it is known to a policy. A run that does not reach the target takes all epochs, and
-    another one follows.
+    """Returns all combinations of batch size and power limit, without sizes of which no run reached
+    the target. Policies do not know them. A run that does not reach the target takes all epochs,
+    and another one follows.
 
     Raises:
-        ValueError: Nothing was measured of the job.
+        ValueError: There are no measurements of the job.
     """
     found = []
     for batch_size, table in measurements.of(job).items():
@@ -53,10 +53,10 @@ def all_expected(measurements: Measurements, job: Job, eta_knob: float) -> list[
 
 
 def best(measurements: Measurements, job: Job, eta_knob: float) -> Expected:
-    """The batch size and power limit of the lowest expected cost.
+    """Returns the batch size and power limit of the lowest expected cost.
 
     Raises:
-        ValueError: Nothing was measured of the job, or no run reached the target.
+        ValueError: There are no measurements of the job, or no run reached the target.
     """
     found = all_expected(measurements, job, eta_knob)
     if not found:
@@ -65,10 +65,10 @@ def best(measurements: Measurements, job: Job, eta_knob: float) -> Expected:
 
 
 def usual(measurements: Measurements, job: Job, eta_knob: float) -> Expected:
-    """What people do who look for nothing: the default batch size at the highest power limit.
+    """Returns the baseline: the default batch size at the highest power limit.
 
     Raises:
-        ValueError: Nothing was measured of that, or no run reached the target.
+        ValueError: There are no measurements of that, or no run reached the target.
     """
     found = [
         one for one in all_expected(measurements, job, eta_knob) if one.batch_size == job.default_bs

@@ -1,4 +1,4 @@
-"""Modules that only some installations have."""
+"""Optional modules."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def needed(module: str, what: str, extra: str) -> Any:
     Args:
         module: Its name.
         what: What needs it.
-        extra: The extra of this package that brings it.
+        extra: The extra of this package that includes it.
 
     Raises:
-        ImportError: It is not installed; the message says how to have it.
+        ImportError: It is not installed; the message says how to install it.
     """
     try:
         return importlib.import_module(module)

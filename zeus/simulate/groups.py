@@ -1,7 +1,6 @@
-"""Groups of a cluster's recurring jobs: made up, or from Alibaba's public trace.
-
-A group is a recurring job, and its rows are the times it has to be done, when and for how long. The
-file has the columns `group,start_time,end_time,dataset,runtime_ratio`.
+"""Groups of a cluster's recurring jobs: generated, or from Alibaba's public trace. A group is a
+recurring job, and each of its rows is one recurrence with its start and end. The file has the
+columns `group,start_time,end_time,dataset,runtime_ratio`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class GroupJob:
     """One of a group's jobs.
 
     Attributes:
-        group: Whose it is.
+        group: Its group.
         start_time: When it is submitted, s after some instant.
         end_time: When it ends, s after the same.
         dataset: The workload that stands for it (`zeus.simulate.workloads`).
@@ -47,7 +46,7 @@ class GroupJob:
 
 
 def synthetic_groups(num_groups: int = 60, seed: int = 20) -> list[GroupJob]:
-    """Makes up groups that look like a cluster's.
+    """Generates groups that resemble a cluster's.
 
     Workloads take turns. Groups have 5 jobs and more, most of them few (Pareto, exponent 1.1, at
     most 150). Run times vary by 0.4 (lognormal) about the workload's usual time on a V100. Jobs
@@ -56,13 +55,13 @@ def synthetic_groups(num_groups: int = 60, seed: int = 20) -> list[GroupJob]:
 
     Args:
         num_groups: Number of groups.
-        seed: The same one gives the same groups.
+        seed: The random seed.
 
     Returns:
         Their jobs, by group and start.
 
     Raises:
-        ValueError: There is to be no group.
+        ValueError: `num_groups` is not positive.
     """
     if num_groups < 1:
         raise ValueError(f"there must be at least one group, not {num_groups}")
@@ -75,7 +74,7 @@ def synthetic_groups(num_groups: int = 60, seed: int = 20) -> list[GroupJob]:
         size = int(min(150.0, 5 * (1 + rng.pareto(1.1))))
         between = workload.usual_time * rng.lognormal(_LN_BETWEEN, 1.0)
         starts = rng.uniform(0, 86400) + np.cumsum(rng.exponential(between, size))
-        # So that the mean, and not the median, is the usual time.
+        # So that the usual time is the mean, not the median.
         times = workload.usual_time * rng.lognormal(-(0.4**2) / 2, 0.4, size)
         for start, time in zip(starts, times, strict=True):
             begin = float(round(start))
@@ -93,7 +92,7 @@ def make_groups(
 ) -> list[GroupJob]:
     """Makes groups from the tables of Alibaba's GPU cluster trace of 2020.
 
-    Jobs that ended well (`Terminated`) and have times are put into groups by their group tag. The
+    Jobs that succeeded (`Terminated`) and have times are put into groups by their group tag. The
     groups' mean run times are split into as many clusters as there are workloads, and clusters and
     workloads are matched by length: the group with the shortest jobs trains the shortest workload.
 
@@ -108,7 +107,7 @@ def make_groups(
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: It is no such table, or holds too few groups.
+        ValueError: It is not such a table, or has too few groups.
 
     Source: https://github.com/alibaba/clusterdata, cluster-trace-gpu-v2020 (CC BY 4.0). The mapping
     is that of "Zeus", NSDI 2023, section 6.1.
@@ -151,7 +150,7 @@ def read_groups(path: str | os.PathLike[str]) -> dict[str, list[GroupJob]]:
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is no such file; the message has the row.
+        ValueError: It is not such a file; the message has the row.
     """
     try:
         with _open(Path(path), "rt") as file:
@@ -164,14 +163,14 @@ def read_groups(path: str | os.PathLike[str]) -> dict[str, list[GroupJob]]:
                 )
             found = [_group_job(row, f"{path}, row {n}") for n, row in enumerate(reader, start=2)]
     except _NO_CSV as error:
-        raise ValueError(f"{path} is no CSV file of groups ({error})") from None
+        raise ValueError(f"{path} is not a CSV file of groups ({error})") from None
     if not found:
         raise ValueError(f"{path} holds no job")
     return by_group(found)
 
 
 def by_group(jobs: Iterable[GroupJob]) -> dict[str, list[GroupJob]]:
-    """For each group its jobs by start; groups in the order in which they are met."""
+    """Returns each group's jobs by start; groups in the order of the file."""
     groups: defaultdict[str, list[GroupJob]] = defaultdict(list)
     for one in jobs:
         groups[one.group].append(one)
@@ -227,7 +226,7 @@ def _job_times(path: str | os.PathLike[str]) -> Iterator[tuple[str, tuple[float,
             start, end = float(line[4]), float(line[5])
         except ValueError:
             raise ValueError(
-                f"{os.fspath(path)}: the times of job number {number} are no numbers"
+                f"{os.fspath(path)}: the times of job number {number} are not numbers"
             ) from None
         if start > 0 and end > start:
             yield line[1], (start, end)
@@ -246,7 +245,7 @@ def _table(path: str | os.PathLike[str], names: tuple[str, ...]) -> Iterator[lis
                 if line:
                     yield line
     except _NO_CSV as error:
-        raise ValueError(f"{os.fspath(path)} is no CSV file ({error})") from None
+        raise ValueError(f"{os.fspath(path)} is not a CSV file ({error})") from None
 
 
 _NO_CSV = (
@@ -257,12 +256,12 @@ _NO_CSV = (
     lzma.LZMAError,
     tarfile.TarError,
 )
-"""What comes of reading something else, or half of it."""
+"""Errors of reading a truncated or different file."""
 
 
 @contextmanager
 def _open(path: Path, mode: str) -> Iterator[IO[str]]:
-    """A text file, by its name compressed; of a `.tar.gz` the first CSV file in it."""
+    """Opens a text file, compressed according to its name; in a `.tar.gz`, the first CSV file."""
     if path.name.endswith((".tar.gz", ".tgz")):
         with tarfile.open(path) as archive:
             for member in archive:
@@ -276,7 +275,7 @@ def _open(path: Path, mode: str) -> Iterator[IO[str]]:
         with gzip.open(path, mode, encoding="utf-8", newline="") as file:
             yield file  # type: ignore[misc,unused-ignore]  # a text mode gives text
     elif path.suffix == ".xz":
-        # The hashes that groups are named by hardly get smaller with more effort.
+        # Group names are hashes, which hardly compress better with more effort.
         preset = 1 if mode == "wt" else None
         with lzma.open(path, mode, preset=preset, encoding="utf-8", newline="") as file:
             yield file  # type: ignore[misc,unused-ignore]  # a text mode gives text

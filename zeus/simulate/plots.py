@@ -1,4 +1,4 @@
-"""Pictures of simulated jobs. Needs matplotlib: pip install 'zeusd[plot]'."""
+"""Plots of simulated jobs. Needs matplotlib: pip install 'zeusd[plot]'."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLOURS = ("#4c72b0", "#dd8452", "#2a9d4a", "#c44e52", "#8172b3", "#937860", "#
 _TELLING = ("policy", "gpu", "eta_knob", "beta_knob")
 _IN_A_ROW = 3
 _MUCH = 20
-"""If costs are up to so many times the best, no linear axis shows both."""
+"""If the highest cost exceeds the lowest by this factor, use a logarithmic axis."""
 
 
 def draw(
@@ -29,18 +29,18 @@ def draw(
 ) -> None:
     """Draws simulated runs into one file.
 
-    Jobs that differ in policy, GPU or knobs get colours of their own. Of several jobs of one colour
-    the mean is drawn, and what the middle 80 % of them lie in. Batch sizes are drawn for each data
-    set, run by run; a cross is a run that did not reach the target.
+    Jobs that differ in policy, GPU or knobs get different colors. For several jobs of one color,
+    draws the mean and the range of the middle 80 %. Batch sizes are drawn for each data set, run by
+    run; a cross is a run that did not reach the target.
 
     Args:
         rows: The runs.
-        path: Its ending says what to write: `.png`, `.svg` or `.pdf`.
+        path: Its extension selects the format: `.png`, `.svg` or `.pdf`.
         kinds: Some of `KINDS`.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: There is nothing to draw, or the ending or a kind is not known.
+        ValueError: There is nothing to draw, or the extension or a kind is unknown.
         OSError: The file cannot be written.
     """
     target = Path(path)
@@ -73,7 +73,7 @@ def draw(
 
 
 def by_label(jobs: Iterable[Series]) -> dict[str, list[Series]]:
-    """Jobs by what tells their curves apart: whatever differs of policy, GPU and knobs."""
+    """Groups jobs by label: those of policy, GPU and knobs that differ."""
     all_jobs = list(jobs)
     firsts = [job.runs[0] for job in all_jobs]
     telling = [name for name in _TELLING if len({getattr(row, name) for row in firsts}) > 1]
@@ -93,7 +93,7 @@ def _word(name: str, value: object) -> str:
 def _draw_costs(axes: Any, curves: dict[str, list[Series]]) -> None:
     jobs = [job for found in curves.values() for job in found]
     rows = [job.runs[0] for job in jobs]
-    # Joules where all are alike; else what they have in common is how far off the best they are.
+    # Joules if all have the same optimum; otherwise only the ratio to the best can be compared.
     alike = all(
         job.best_costs[0] == best and row.default_cost == rows[0].default_cost
         for job, row in zip(jobs, rows, strict=True)
@@ -140,7 +140,7 @@ def _level(axes: Any, y: float, text: str, style: str, below: bool) -> None:
 def _draw_regrets(axes: Any, curves: dict[str, list[Series]]) -> None:
     for (label, found), colour in zip(curves.items(), _colours(), strict=False):
         longest = max(len(job.costs) for job in found)
-        # A job that has ended keeps its regret: it does not leave the mean.
+        # A job that has ended keeps its regret, so that it stays in the mean.
         values = [[*job.regrets, *[job.regrets[-1]] * (longest - len(job.costs))] for job in found]
         _curve(axes, label, colour, values, dots=False)
     axes.axhline(0, color="0.6", linewidth=0.8)
@@ -196,7 +196,7 @@ def _curve(axes: Any, label: str, colour: str, values: list[list[float]], dots: 
 
 
 def _ticks(sizes: list[int]) -> list[int]:
-    """Sizes that are far enough apart for their names to have room."""
+    """Selects sizes that are far enough apart for their labels."""
     kept: list[int] = []
     for size in sizes:
         if not kept or math.log2(size / kept[-1]) >= max(0.4, math.log2(sizes[-1] / sizes[0]) / 12):
@@ -230,7 +230,7 @@ def _colours() -> Iterable[str]:
 
 
 def _layout(above: list[str], below: int) -> tuple[Any, dict[str, Any], list[Any]]:
-    """A figure with some axes side by side, and so many below."""
+    """Creates a figure with axes side by side, and more rows below."""
     figures = needed("matplotlib.figure", "a picture", "plot")
     across = min(below, _IN_A_ROW)
     down = math.ceil(below / _IN_A_ROW)

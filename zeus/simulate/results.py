@@ -19,20 +19,19 @@ class RunRow:
     """One training run.
 
     Attributes:
-        name: Which simulated job it is of; in a cluster its group.
-        policy: What chose the batch sizes.
-        gpu: What it ran on.
+        name: Name of the simulated job; in a cluster, of its group.
+        policy: The policy that chose the batch sizes.
+        gpu: The GPU that it ran on.
         dataset: Name of the data set.
         network: Name of the network.
         optimizer: Name of the optimizer.
         eta_knob: 1 counts energy only, 0 time only.
-        beta_knob: So many times the lowest cost were too much.
+        beta_knob: Runs are stopped at this multiple of the lowest cost.
         seed: Seed of the policy and the simulator.
         run: From 1, in each job.
-        recurrence: From 1: which time that the job had to be done. It ends with a run that reaches
-            the target.
+        recurrence: Number of the recurrence, from 1. It ends with a run that reaches the target.
         batch_size: Its batch size.
-        power_limit: Its power limit, W; None where it was found while the run trained.
+        power_limit: Its power limit, W; None if it was found during the run.
         energy: Energy, J.
         time: Time, s.
         cost: Energy-time cost, J (`zeus.utils.metric.zeus_cost`).
@@ -74,11 +73,11 @@ _WHOLE = ("seed", "run", "recurrence", "batch_size", "power_limit")
 
 @dataclass(frozen=True)
 class Series:
-    """What came of one simulated job, recurrence by recurrence.
+    """Results of one simulated job, by recurrence.
 
     Attributes:
         runs: Its runs.
-        costs: Of each recurrence, all its runs together, J.
+        costs: Cost of each recurrence, all its runs together, J.
         best_costs: Expected cost of each with the best batch size, J.
     """
 
@@ -88,13 +87,13 @@ class Series:
 
     @property
     def relative_costs(self) -> list[float]:
-        """Cost of each recurrence as a multiple of what the best batch size is expected to cost."""
+        """Cost of each recurrence, relative to the expected cost of the best batch size."""
         pairs = zip(self.costs, self.best_costs, strict=True)
         return [cost / best if best else 1.0 for cost, best in pairs]
 
     @property
     def regrets(self) -> list[float]:
-        """After each recurrence what all so far cost more than the best would have.
+        """Cumulative regret: the excess cost of all recurrences so far over the best ones.
 
         The unit is the expected cost of a recurrence with the best batch size.
         """
@@ -102,9 +101,8 @@ class Series:
 
 
 def series(rows: Iterable[RunRow]) -> list[Series]:
-    """Rows by simulated job, in the order in which they are met.
-
-    Jobs are told apart by all that is no property of a run: name, policy, GPU, knobs, seed.
+    """Groups rows by simulated job, in the order of the rows. A job is identified by name, policy,
+    GPU, knobs and seed.
     """
     jobs: dict[tuple[object, ...], list[RunRow]] = {}
     for row in rows:
@@ -155,7 +153,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[RunRow]:
     Raises:
         ImportError: Parquet needs pyarrow.
         OSError: The file cannot be read.
-        ValueError: It is no such file; the message says where.
+        ValueError: It is not such a file; the message says where.
     """
     source = Path(path)
     if source.suffix == ".parquet":

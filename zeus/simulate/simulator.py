@@ -1,4 +1,4 @@
-"""Recurring jobs played through with measured runs, instead of trained.
+"""Simulates recurring jobs with measured runs, instead of training.
 
 Source of the method: You, Chung, Chowdhury, "Zeus: Understanding and Optimizing GPU Energy
 Consumption of DNN Training", NSDI 2023, section 6.
@@ -25,21 +25,20 @@ from zeus.simulate.tables import BatchSizeTable, Measurements, Table
 from zeus.utils.metric import zeus_cost
 
 MOST_RETRIES = 1000
-"""A job of a group that failed so many times in a row will not reach its target at all."""
+"""A job of a group that fails this many times in a row will not reach its target."""
 
 
 class Simulator:
-    """Plays recurring jobs through: training runs are drawn from those that were measured.
-
-    Every call is deterministic: policies are copied, and draws begin with the seed.
+    """Simulates recurring jobs: draws training runs from measured ones. Every call is
+    deterministic: it copies the policies and starts with the seed.
 
     Args:
         summary_train: Training runs: path of a CSV file, or a pandas.DataFrame; see
             `zeus.simulate.tables`.
-        summary_power: Power by power limit, alike.
+        summary_power: Power by power limit, in the same form.
         batch_size_optimizer: Chooses batch sizes.
         power_limit_optimizer: Chooses power limits.
-        seed: Of the draws of training runs.
+        seed: Random seed.
         verbose: Whether to print what happens.
 
     Raises:
@@ -62,11 +61,11 @@ class Simulator:
         self.verbose = verbose
 
     def batch_sizes(self, job: Job) -> list[int]:
-        """The batch sizes that were measured of a job's workload, ascending."""
+        """The measured batch sizes of a job's workload, ascending."""
         return list(self.measurements.of(job))
 
     def power_limits(self, job: Job) -> list[int]:
-        """The power limits that were measured of a job's workload, ascending, W."""
+        """The measured power limits of a job's workload, ascending, W."""
         tables = self.measurements.of(job).values()
         return sorted({limit for table in tables for limit in table.power.limits})
 
@@ -83,17 +82,18 @@ class Simulator:
         begin_s: float = 0.0,
         every_s: float = 0.0,
     ) -> list[HistoryEntry]:
-        """A job that recurs, one run after the other.
+        """Simulates a recurring job, one run after the other.
 
         Args:
             job: The job.
             num_recurrence: How many times it recurs.
-            beta_knob: A run is given up before it costs so many times the best; infinite for never.
+            beta_knob: A run is stopped before it costs this multiple of the best; infinite for
+                never.
             eta_knob: 1 counts energy only, 0 time only.
-            knowledge: File of what was learnt of the job on other GPUs, or under other power
-                limits: what it has is used, and what is learnt now is written to it.
-            gpu_model: With `knowledge`: what was measured; the power limits are those of the table.
-            trade_off: What decides which eta each run has; None: `eta_knob` for all.
+            knowledge: File of knowledge about the job on other GPUs, or under other power limits:
+                it is used, and updated.
+            gpu_model: With `knowledge`: the measured GPU; the power limits are those of the table.
+            trade_off: Decides the eta of each run; None: `eta_knob` for all.
             begin_s: When the first recurrence begins, s since 1970.
             every_s: After which time the next one begins, s; never before the last one is done.
 
@@ -101,8 +101,8 @@ class Simulator:
             All runs, in order.
 
         Raises:
-            ValueError: Nothing was measured of the job, the default batch size is missing, the file
-                is something else, or the policy cannot follow `trade_off`.
+            ValueError: There are no measurements of the job, the default batch size is missing, the
+                file is not valid, or the policy cannot follow `trade_off`.
             RuntimeError: The default batch size missed the target, or the target is unreachable.
         """
         play = _Play(self, job, eta_knob)
@@ -137,14 +137,14 @@ class Simulator:
     def simulate_one_alibaba_group(
         self, job: Job, group_df: Any, beta_knob: float, eta_knob: float
     ) -> list[HistoryEntry]:
-        """A group of jobs on a cluster, where one may begin before another has ended.
+        """Simulates a group of jobs on a cluster, where one may begin before another has ended.
 
         Args:
             job: The job.
             group_df: Table of the group's jobs by start time (a pandas.DataFrame, or a sequence of
                 mappings) with columns start_time and end_time (s) and runtime_ratio: the job's run
                 time over the mean of its data set.
-            beta_knob: A run is given up before it costs so many times the best run; infinite for
+            beta_knob: A run is stopped before it costs this multiple of the best run; infinite for
                 never.
             eta_knob: 1 counts energy only, 0 time only.
 
@@ -167,11 +167,11 @@ class Simulator:
         beta_knob: float,
         eta_knob: float,
     ) -> list[tuple[HistoryEntry, float]]:
-        """As `simulate_one_alibaba_group`: each run with its runtime_ratio.
+        """Like `simulate_one_alibaba_group`; yields each run with its runtime_ratio.
 
         Args:
             job: The job.
-            group: Of each of the group's jobs start_time, end_time and runtime_ratio, by start.
+            group: The group's jobs (start_time, end_time, runtime_ratio), by start.
             beta_knob: See there.
             eta_knob: See there.
         """
@@ -189,7 +189,7 @@ def _entry(run: Run, power_limit: int, ratio: float = 1.0) -> HistoryEntry:
 
 
 class _Play:
-    """A job that is being played through: its policies' copies, its tables, its draws."""
+    """A job being simulated: its copies of the policies, its tables, its random state."""
 
     def __init__(self, simulator: Simulator, job: Job, eta_knob: float) -> None:
         self.job = job
@@ -205,7 +205,7 @@ class _Play:
         self.bso.register_job(job, list(self._tables))
 
     def price(self, eta_knob: float) -> None:
-        """From now on this eta: power limits that were profiled are judged with it."""
+        """Sets eta: profiled power limits are evaluated with it from now on."""
         if eta_knob == self.eta:
             return
         self.eta = eta_knob
@@ -214,7 +214,7 @@ class _Play:
             self._judge_limits(batch_size)
 
     def profile_of(self, batch_size: int) -> LimitProfile | None:
-        """What each power limit does; None while the size was not profiled."""
+        """Measurements of each power limit; None until the size is profiled."""
         if batch_size not in self._profiled:
             return None
         power = self._tables[batch_size].power
@@ -224,8 +224,8 @@ class _Play:
         return LimitProfile(energy, time, self._max_limit[batch_size])
 
     def train(self, batch_size: int, cost_bound: float) -> tuple[Run, int]:
-        """One run: a measured one that is drawn, given up before it costs more than the bound; and
-        its power limit. It has no epochs where the bound is below the first one's cost."""
+        """Draws a measured run and its power limit, and stops it before it costs more than the
+        bound. It has no epochs if the bound is below the first one's cost."""
         table = self._tables[batch_size]
         limit, profiled = self._power_limit(batch_size)
         targets = self._targets(table, batch_size)
@@ -285,7 +285,7 @@ class _Play:
             ) from None
 
     def _power_limit(self, batch_size: int) -> tuple[int, bool]:
-        """The limit to train at, and whether it is profiled in this run."""
+        """Returns the limit to train at, and whether it is profiled in this run."""
         limit = self.plo.predict(self.job, batch_size)
         if limit is not None:
             return limit, False
@@ -305,7 +305,7 @@ class _Play:
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A run that has begun; how it will end is known to the simulator only."""
+    """A run in progress; only the simulator knows how it will end."""
 
     start: float
     end: float
@@ -316,7 +316,7 @@ class _InFlight:
 
 
 class _Group(_Play):
-    """A group that is being played through."""
+    """A group being simulated."""
 
     def __init__(self, simulator: Simulator, job: Job, beta_knob: float, eta_knob: float) -> None:
         super().__init__(simulator, job, eta_knob)
@@ -337,7 +337,7 @@ class _Group(_Play):
         self._in_flight.append(_InFlight(start, end, ratio, run, limit, retries))
 
     def finish_until(self, now: float) -> None:
-        """Ends what ends by then, in that order; what failed begins again at its end."""
+        """Ends the runs that end by then, in that order; failed ones restart at their end."""
         while self._in_flight:
             first = min(self._in_flight, key=lambda job: job.end)
             if first.end > now:
@@ -350,5 +350,5 @@ class _Group(_Play):
         if job.run.epochs:
             self.history.append((_entry(job.run, job.power_limit, job.ratio), job.ratio))
         if not job.run.converged:
-            # It is taken to last as long as the run before.
+            # Assumed to last as long as the run before.
             self.submit(job.end, job.end + (job.end - job.start), job.ratio, job.retries + 1)

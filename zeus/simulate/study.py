@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Case:
-    """A recurring job that is to be simulated.
+    """A recurring job to simulate.
 
     Attributes:
         job: The job.
         gpu: The GPU whose measured traces are used.
-        name: What its results are called; by default the data set.
-        policy: Name of what chooses batch sizes (`zeus.policy.make_policy`).
-        window_size: The policy remembers so many runs of each batch size; 0 for all.
-        seed: Of the policy and of the simulator.
+        name: Name of its results; by default the data set.
+        policy: Name of the policy (`zeus.policy.make_policy`).
+        window_size: Number of runs of each batch size that the policy remembers; 0 for all.
+        seed: Seed of the policy and of the simulator.
         eta_knob: 1 counts energy only, 0 time only.
-        beta_knob: A run is given up before it costs so many times the best; infinite for never.
+        beta_knob: A run is stopped before it costs this multiple of the best; infinite for never.
         num_recurrence: How many times it recurs; by default twice the number of pairs of batch size
             and power limit. A group has as many as it has jobs.
         group: The jobs of a group of a cluster, by start; None: one run after the other.
-        summary_train: CSV file of measured training runs; by default the one that comes along.
+        summary_train: CSV file of measured training runs; by default that of this package.
         summary_power: CSV file of measured power; by default that of the GPU.
     """
 
@@ -63,7 +63,7 @@ class Case:
 
 @dataclass
 class Study:
-    """What came of many cases.
+    """Results of many cases.
 
     Attributes:
         rows: All runs, case by case in the order in which they were given.
@@ -79,7 +79,7 @@ def workload_job(
 ) -> Job:
     """The job that trains one of the measured workloads.
 
-    Its default batch size is brought within what the GPU has memory for.
+    Its default batch size is reduced to fit the GPU's memory.
 
     Args:
         dataset: The workload's data set (`zeus.simulate.workloads.WORKLOADS`).
@@ -88,7 +88,7 @@ def workload_job(
         summary_power: As in `Case`.
 
     Raises:
-        ValueError: Nothing was measured of it.
+        ValueError: There are no measurements of it.
         OSError: A trace cannot be read.
     """
     needed("numpy", "a simulation", "simulate")
@@ -101,7 +101,7 @@ def run_case(case: Case) -> list[RunRow]:
     """Simulates one job.
 
     Raises:
-        ValueError: Nothing was measured of it, or an option makes no sense.
+        ValueError: There are no measurements of it, or an option is not valid.
         RuntimeError: Its target cannot be reached.
         OSError: A trace cannot be read.
     """
@@ -171,19 +171,20 @@ def run_study(
 ) -> Study:
     """Simulates many jobs. The result is the same for any number of processes.
 
-    With several, each imports the calling script again: what starts the study there must be under
-    `if __name__ == "__main__":`.
+    With several, each imports the calling script again: start the study under `if __name__ ==
+    "__main__":`.
 
     Args:
         cases: The jobs.
-        processes: How many to use; None for one on each core.
-        tell: Called with the number of jobs that are done, and of all.
+        processes: Number of processes; None: one per core.
+        tell: Called with the numbers of finished and of all jobs.
 
     Returns:
-        All runs. A job that cannot be simulated leaves the others alone; it is among the failures.
+        All runs. A job that cannot be simulated does not affect the others; it is among the
+        failures.
 
     Raises:
-        ValueError: There is to be no process.
+        ValueError: `processes` is not positive.
         RuntimeError: A process was killed.
         ImportError: NumPy is not installed.
     """
@@ -207,7 +208,7 @@ def run_study(
 
 
 def _outcomes(cases: Sequence[Case], processes: int) -> Iterator[tuple[int, list[RunRow] | str]]:
-    """For each case its rows, or why there are none, as they come."""
+    """Yields the rows of each case, or its error, as they complete."""
     if processes <= 1:
         for index, case in enumerate(cases):
             yield index, _outcome(case)
@@ -252,9 +253,8 @@ def _outcome(case: Case) -> list[RunRow] | str:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits for the end of this, and what is started meanwhile never sees it.
-
-    So it is the first process alone that ends the others, and no other has begun only half.
+    """Delays Ctrl-C until its end; processes started in it ignore Ctrl-C. So only the first process
+    ends the others, and none is left half started.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -282,7 +282,7 @@ def _simulator(summary_train: str, summary_power: str) -> Simulator:
 
 
 def _history(simulator: Simulator, case: Case) -> list[tuple[HistoryEntry, float]]:
-    """The runs, and for each how much longer its job takes than the measured one."""
+    """Returns the runs, each with the ratio of its job's run time to the measured one."""
     knobs = (case.beta_knob, case.eta_knob)
     if case.group is None:
         count = case.num_recurrence

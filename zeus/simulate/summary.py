@@ -1,4 +1,4 @@
-"""Simulated runs as text for people: what was chosen, and what it cost."""
+"""Simulated runs as text: what was chosen, and what it cost."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from zeus.simulate.results import RunRow, Series, series
 
 
 def tables(rows: Iterable[RunRow]) -> str:
-    """A table for each policy, GPU and pair of knobs.
-
-    Of one workload it has a row for each batch size, of several one for each workload.
+    """Returns a table for each policy, GPU and pair of knobs. For one workload, it has a row for
+    each batch size, else one for each workload.
     """
     found: dict[tuple[object, ...], list[Series]] = {}
     for job in series(rows):
@@ -94,7 +93,7 @@ def _sentences(jobs: Sequence[Series]) -> list[str]:
 
 
 def _against_default(jobs: Sequence[Series]) -> tuple[float, float, float]:
-    """Change of energy, time and cost, against recurrences with the default batch size."""
+    """Returns the change of energy, time and cost relative to the default batch size."""
     runs = [row for job in jobs for row in job.runs]
     usual = [row for row in runs if row.reached]
     return (

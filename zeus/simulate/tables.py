@@ -62,7 +62,7 @@ class Power:
 
 @dataclass(frozen=True)
 class BatchSizeTable:
-    """What was measured with one batch size.
+    """Measurements of one batch size.
 
     Attributes:
         power: By power limit.
@@ -74,14 +74,15 @@ class BatchSizeTable:
 
 
 class Measurements:
-    """What was measured of workloads on one GPU: only sizes that are in both tables.
+    """Measurements of workloads on one GPU: only sizes that are in both tables.
 
     Args:
         summary_train: Training runs.
         summary_power: Power.
 
     Raises:
-        ValueError: A table lacks a column, or has something that is no number; it says where.
+        ValueError: A table lacks a column, or has a value that is not a number; the message says
+            where.
         FileNotFoundError: There is no such file.
     """
 
@@ -114,10 +115,10 @@ class Measurements:
         return list(self._workloads)
 
     def of(self, job: Job) -> dict[int, BatchSizeTable]:
-        """What was measured of a job's workload, by batch size in ascending order.
+        """Returns the measurements of a job's workload, by batch size in ascending order.
 
         Raises:
-            ValueError: Nothing was.
+            ValueError: There are none.
         """
         key = (job.dataset, job.network, job.optimizer)
         if key not in self._workloads:

@@ -1,4 +1,4 @@
-"""The six workloads and four GPUs whose measured traces come with this package."""
+"""The six workloads and four GPUs whose measured traces are in this package."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ GPUS = ("a40", "v100", "p100", "rtx6000")
 
 @dataclass(frozen=True)
 class Workload:
-    """Something that was trained many times, with many batch sizes.
+    """A workload that was trained many times, with many batch sizes.
 
     Attributes:
-        dataset: Name of the data set; it tells the workloads apart.
+        dataset: Name of the data set; it identifies the workload.
         network: Name of the network.
         optimizer: Name of the optimizer.
-        target_metric: What training is to reach.
-        max_epochs: A run is given up after so many epochs.
-        default_bs: Batch size that people would take.
+        target_metric: The target of training.
+        max_epochs: A run is stopped after this many epochs.
+        default_bs: The usual batch size.
         usual_time: Time of a run with that, on a V100 at its highest power limit, s.
     """
 
@@ -36,10 +36,10 @@ class Workload:
     usual_time: float
 
     def job(self, batch_sizes: Sequence[int]) -> Job:
-        """It as a recurring job.
+        """Returns it as a recurring job.
 
         Args:
-            batch_sizes: Those that the GPU has memory for; the default is brought within them.
+            batch_sizes: Those that fit into the GPU's memory; the default is chosen among them.
         """
         return Job(
             dataset=self.dataset,
@@ -63,7 +63,7 @@ WORKLOADS: tuple[Workload, ...] = (
 
 
 def workload(dataset: str) -> Workload:
-    """The workload with this data set.
+    """Returns the workload with this data set.
 
     Raises:
         ValueError: There is none.

@@ -1,4 +1,4 @@
-"""Files that are never seen half written."""
+"""Atomic writes of files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file; a reader sees the old one or the whole new one. Of several writers the last
-    counts. What is no regular file, such as a pipe, is written to, not replaced.
+    """Writes a file; a reader sees the old file or the complete new one. Of several writers, the
+    last one wins. A file that is not regular, such as a pipe, is written to, not replaced.
 
     Raises:
         OSError: It cannot be written.

@@ -1,5 +1,5 @@
-"""What is asked of the training framework. None is ever imported here: a program that has not
-imported its framework has nothing running on it.
+"""Queries to the training framework. It is never imported here: a program that has not imported its
+framework runs nothing on it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Framework = Literal["torch", "jax", "cupy"]
 
 
 def synchronize(framework: Framework, gpu_indices: Sequence[int]) -> bool:
-    """Waits until the GPUs have done what the framework has launched. Returns whether there was
-    something to wait for: a device that this process uses.
+    """Waits until the GPUs have done what the framework has launched. Returns whether this process
+    uses a device.
 
-    Only devices that the process uses are touched: waiting on another would create a context on
-    it. Nothing happens where the framework is not imported or runs on no GPU.
+    Only devices that the process uses are touched: waiting on another would create a context on it.
+    Does nothing if the framework is not imported or uses no GPU.
     """
     module = sys.modules.get(framework)
     if module is None:
@@ -66,7 +66,7 @@ def world_size() -> int:
 
 
 def alone() -> bool:
-    """Whether this process trains by itself, and is not about to meet others."""
+    """Whether this process trains alone, and will not join others."""
     return world_size() == 1 and os.environ.get("WORLD_SIZE", "1") == "1"
 
 
@@ -77,9 +77,9 @@ def rank() -> int:
 
 
 _last_work: Any = None
-"""The last reduction, kept on purpose. A thread of Gloo's may drop the last reference to one after
-it is done, and needs Python's lock for that; a program that meanwhile destroys its process group
-and then its model holds the lock and waits for that thread without end, see
+"""The last reduction, kept on purpose. A thread of Gloo may drop the last reference to one when it
+is done, and needs the GIL for that; a program that meanwhile destroys its process group and then
+its model deadlocks, as it holds the GIL and waits for that thread, see
 https://github.com/pytorch/pytorch/issues/56297.
 """
 
@@ -88,8 +88,8 @@ def all_reduce(values: Sequence[float], operation: Literal["sum", "max"]) -> lis
     """Combines the values of all processes, position by position, in double precision.
 
     Args:
-        values: This process's. They are returned where torch.distributed is not initialised.
-        operation: How.
+        values: This process's. Returned as they are if torch.distributed is not initialised.
+        operation: The reduction.
     """
     global _last_work
     distributed = _distributed()
@@ -105,10 +105,10 @@ def all_reduce(values: Sequence[float], operation: Literal["sum", "max"]) -> lis
 
 
 def store(timeout: timedelta) -> Any:
-    """The key-value store that the processes have met through; None where there is none.
+    """Returns the key-value store of the process group; None if there is none.
 
     Args:
-        timeout: How long one call to it may take, where torch is new enough to set it apart.
+        timeout: Timeout of one call, if torch is new enough to set it separately.
     """
     distributed = _distributed()
     if distributed is None:
@@ -118,14 +118,14 @@ def store(timeout: timedelta) -> Any:
     except (AttributeError, RuntimeError, ValueError):
         return None
     if hasattr(found, "clone"):
-        # A connection of its own: neither its calls nor its timeout are training's.
+        # A separate connection: its calls and timeout do not affect training.
         found = found.clone()
         found.set_timeout(timeout)
     return found
 
 
 def prefixed(prefix: str, store: Any) -> Any:
-    """A part of a store in which all keys begin with a prefix."""
+    """Returns a view of a store in which all keys have a prefix."""
     return sys.modules["torch"].distributed.PrefixStore(prefix, store)
 
 

@@ -1,4 +1,4 @@
-"""Events of a training loop whose errors, a hook's or our own, must not end the training."""
+"""Handlers of a training loop's events, whose errors must not end the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an HTTP server's refusal says."""
+"""Error messages of HTTP servers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _MOST = 500
 
 
 def detail(answer: httpx.Response) -> str:
-    """The sentence of a refusal: FastAPI's `detail`, else the text."""
+    """Returns the message of an error response: FastAPI's `detail`, else the text."""
     try:
         found = answer.json()["detail"]
     except (ValueError, KeyError, TypeError):
         found = answer.text
-    if isinstance(found, list):  # of what is wrong with each field
+    if isinstance(found, list):  # of validation errors
         found = "; ".join(map(_field, found))
     return " ".join(str(found).split())[:_MOST]
 

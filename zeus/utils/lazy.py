@@ -1,4 +1,4 @@
-"""Names of a package whose modules are imported when they are first asked for."""
+"""Lazy imports: names of a package whose modules are imported on first use."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__`.
+    """Returns a package's `__getattr__`.
 
     Args:
         package: Its `__name__`.
-        homes: For each name the module of the package that has it.
+        homes: The module of the package for each name.
     """
 
     def find(name: str) -> Any:

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 else:
 
     def _find() -> type | None:
-        """The callback of the package that the program has imported, else of what is there."""
+        """Returns the class of the package that the program has imported, else of the one that is
+        installed.
+        """
         names = ["lightning.pytorch", "pytorch_lightning"]
         for name in sorted(names, key=lambda name: name not in sys.modules):
             try:

@@ -1,4 +1,4 @@
-"""A progress bar for commands that take their time."""
+"""A progress bar for commands that take long."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on standard error; None where that is no terminal, or rich is not installed.
-
-    Yields:
-        A function that is told how much is done, and of how much in all.
+    """Shows a bar on standard error; None if that is not a terminal, or rich is not installed.
+    Yields: A function of the amount done and the total.
     """
     if not sys.stderr.isatty():
         yield None

@@ -10,7 +10,7 @@ LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def of_prefix(prefix: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that begin with a prefix, without it and in small letters."""
+    """Returns the variables that begin with a prefix, without it and in lower case."""
     return {
         variable.upper().removeprefix(prefix).lower(): value
         for variable, value in environ.items()
@@ -19,10 +19,10 @@ def of_prefix(prefix: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def log_level(value: str) -> str:
-    """A level of logging, in capitals.
+    """Validates a log level; returns it in upper case.
 
     Raises:
-        ValueError: There is none of this name.
+        ValueError: There is no such level.
     """
     if value.upper() not in LEVELS:
         raise ValueError(f"must be one of {', '.join(LEVELS)}, not {value!r}")
@@ -30,18 +30,18 @@ def log_level(value: str) -> str:
 
 
 def sentence(prefix: str, model: type[BaseModel], error: ValidationError) -> str:
-    """What is wrong with the first setting that is wrong.
+    """Describes the first invalid setting.
 
     Args:
-        prefix: Of the variables.
+        prefix: Prefix of the variables.
         model: The settings.
-        error: What pydantic found.
+        error: Pydantic's error.
     """
     first = error.errors()[0]
     name = prefix + str(first["loc"][0]).upper() if first["loc"] else ""
     if first["type"] == "extra_forbidden":
         known = ", ".join(prefix + field.upper() for field in model.model_fields)
-        return f"{name} is no setting; there are {known}"
+        return f"{name} is not a setting; there are {known}"
     cause = first.get("ctx", {}).get("error")
     message = str(cause) if cause is not None else str(first["msg"])
     if not name:

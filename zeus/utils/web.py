@@ -1,4 +1,4 @@
-"""What the servers here share: limits, tokens, refusals in a sentence, and their pages."""
+"""The base of the HTTP servers: limits, tokens, error messages, and their pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zeus import __version__
 from zeus.exceptions import ZeusBaseError
 
 MOST_BYTES = 32 * 2**20
-"""A larger request is refused."""
+"""Maximum size of a request."""
 
 _TOO_LARGE = f"a request has at most {MOST_BYTES} bytes"
 
@@ -35,26 +35,26 @@ class Application(FastAPI):
     """A server; nothing is opened before it starts to serve.
 
     Args:
-        title: What it is.
-        options: Further ones of FastAPI.
+        title: Its title.
+        options: Other options of FastAPI.
     """
 
     def __init__(self, title: str, **options: Any) -> None:
         super().__init__(title=title, version=__version__, docs_url=None, redoc_url=None, **options)
 
     async def opens(self) -> None:
-        """Opens what it needs.
+        """Opens resources.
 
         Raises:
-            ZeusBaseError: It cannot; the server then ends with its sentence.
-            ImportError: Something is not installed.
+            ZeusBaseError: It cannot; the server exits with this message.
+            ImportError: A package is not installed.
         """
 
     async def closes(self) -> None:
-        """Closes what it opened."""
+        """Closes resources."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers a request; starts and stops the server, so that a failure is one sentence."""
+        """Handles a request; also startup and shutdown, so that a failure is one message."""
         if scope["type"] == "lifespan":
             scope["app"] = self
             await self._live(receive, send)
@@ -66,7 +66,7 @@ class Application(FastAPI):
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         if own_process():
-            # uvicorn sets up its own loggers only; where someone has set up the root, this does
+            # uvicorn configures its own loggers only; if the root logger is configured, this does
             # nothing.
             logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         try:
@@ -81,19 +81,19 @@ class Application(FastAPI):
 
 
 def own_process() -> bool:
-    """Whether the process is the server's own, and not one that serves beside other things."""
+    """Whether the process runs only this server."""
     return threading.current_thread() is threading.main_thread()
 
 
 class _LimitedReceive:
-    """Ends a body that goes on forever."""
+    """Bounds the size of a request's body."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._bytes = 0
 
     async def __call__(self) -> MutableMapping[str, Any]:
-        """The next message; see ASGI."""
+        """Returns the next message; see ASGI."""
         message = await self._receive()
         self._bytes += len(message.get("body", b""))
         if self._bytes > MOST_BYTES:
@@ -102,7 +102,7 @@ class _LimitedReceive:
 
 
 async def _short_enough(scope: Scope, send: Send) -> bool:
-    """Whether a request's body may be read; one that says that it is too long is refused."""
+    """Whether a request's body may be read; refuses one that declares itself too long."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > MOST_BYTES:
             response = refusal(413, _TOO_LARGE)
@@ -116,35 +116,35 @@ async def _nothing() -> dict[str, Any]:
 
 
 def refusal(status: int, sentence: str) -> JSONResponse:
-    """The answer to what cannot be done, and why."""
+    """The response to a request that failed."""
     return JSONResponse({"detail": sentence}, status_code=status)
 
 
 def needs_json(request: Request) -> None:
-    """A dependency: the body is JSON, and says so.
+    """A dependency: requires JSON with its content type.
 
     Raises:
-        HTTPException: It does not (415).
+        HTTPException: It is missing (415).
     """
-    # A page of another site can make a browser send anything but this type without asking us.
+    # Pages of other sites can make a browser send any other type without a preflight request.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(415, "send JSON, and say so: Content-Type: application/json")
 
 
 def check_token(request: Request, tokens: Collection[str], setting: str) -> None:
-    """Lets pass who brings one of the tokens.
+    """Requires one of the tokens.
 
     Args:
         request: The request.
-        tokens: Those that will do.
-        setting: The environment variable that the server has it from.
+        tokens: The valid tokens.
+        setting: The server's environment variable for it.
 
     Raises:
-        HTTPException: It brings none (401).
+        HTTPException: The request has none of them (401).
     """
     given = request.headers.get("authorization", "").encode()
-    # All are compared, so that the time it takes tells nothing.
+    # Compare all of them, so that the time reveals nothing.
     if not sum(hmac.compare_digest(given, f"Bearer {token}".encode()) for token in tokens):
         raise HTTPException(
             401,
@@ -154,7 +154,7 @@ def check_token(request: Request, tokens: Collection[str], setting: str) -> None
 
 
 def add_validation_errors(app: FastAPI) -> None:
-    """What is wrong with a request is told in a sentence (422), not as a list."""
+    """Describes an invalid request in one sentence (422), not as a list."""
 
     @app.exception_handler(RequestValidationError)
     @app.exception_handler(ValidationError)
@@ -165,7 +165,7 @@ def add_validation_errors(app: FastAPI) -> None:
 
 
 def _sentence(errors: Any) -> str:
-    """The first three things that are wrong."""
+    """Describes the first three errors."""
     found = []
     for error in list(errors)[:3]:
         where = ".".join(str(part) for part in error["loc"] if part not in ("body", "query"))
@@ -175,8 +175,8 @@ def _sentence(errors: Any) -> str:
 
 
 def page(package: str) -> HTMLResponse:
-    """A package's `page.html`, with what all pages share, under a policy by which only its own
-    script and style run."""
+    """Serves a package's `page.html`, with the common style and script, under a policy that allows
+    only these."""
     text, policy = _page(package)
     headers = {
         "Content-Security-Policy": policy,

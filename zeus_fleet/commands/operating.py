@@ -140,7 +140,7 @@ def serve(reach: Reach[Any], listen: str, record: Path | None) -> None:
         ) from None
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit():
-        raise click.UsageError(f"{listen} is no address; give HOST:PORT")
+        raise click.UsageError(f"{listen} is not an address; give HOST:PORT")
     log_to_stderr()
     keep = None if record is None else functools.partial(append, record)
 

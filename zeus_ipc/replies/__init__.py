@@ -1,7 +1,4 @@
-"""What zeusd answers: every reply, every field, its unit and its meaning.
-
-How they are asked for: `requests`, `operations`.
-"""
+"""zeusd's replies: every field with its unit and meaning. See `requests` and `operations`."""
 
 from __future__ import annotations
 
@@ -109,7 +106,7 @@ __all__ = [
 
 
 def prepare() -> None:
-    """Builds every message's validator now, and not on whichever thread makes the first one."""
+    """Builds every message's validator now, not on the thread that first needs it."""
     for one in [*globals().values()]:
         if isinstance(one, type) and issubclass(one, Message):
             one.model_rebuild()

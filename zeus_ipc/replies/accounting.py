@@ -1,4 +1,4 @@
-"""What answers questions about the energy ledger."""
+"""Replies about the energy ledger."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ class UsageSum(Message):
     """Energy of one account in one interval."""
 
     interval: int
-    """Which of the intervals, from 0."""
+    """Number of the interval, from 0."""
     kind: str
-    """job, pod, namespace, user, container or service: whose it is. idle: nobody held or used the
-    GPU. unattributed: it is not known whose it is; `name` says why. others: all that the reader may
-    not see one by one. process: of a process on GPUs that nobody held. gpu: of a GPU, whosever it
-    is. total: of all accounts."""
+    """job, pod, namespace, user, container or service: the account. idle: nobody held or used the
+    GPU. unattributed: the account is unknown; `name` says why. others: the sum of accounts that the
+    reader may not see. process: a process on GPUs that nobody held. gpu: a GPU, over all accounts.
+    total: all accounts."""
     name: str
     """A job's id, `namespace/pod`, a unit, a container's id, a pid, a GPU's UUID, or a reason."""
     run: str
-    """Which run of a job; of a process, when it started, in clock ticks since boot."""
+    """The run of a job; for a process, its start time in clock ticks since boot."""
     uid: int
-    """The user; -1: none; below: a user who was forgotten."""
+    """The user; -1: none; lower: a user who was removed."""
     active_uj: int
     """Energy while the GPU worked, microjoules."""
     idle_uj: int
     """Energy while the driver reported the GPU as idle."""
     lower_uj: int
-    """At least this was used: the estimate itself, where it is exact."""
+    """Lower bound; the value itself if it is exact."""
     upper_uj: int
-    """At most this was used."""
+    """Upper bound."""
     ns: int
     """GPU time."""
     methods: list[str]
-    """allocated, exclusive (exact), weights, utilization, slices, equal (estimates); the bounds are
-    of the kind that `charging.bounds_of` says."""
+    """allocated, exclusive (exact), weights, utilization, slices, equal (estimates);
+    `charging.bounds_of` gives the basis of the bounds."""
     begin_s: int = 0
-    """When a job or pod began to hold its first GPU, or a process started, UTC; 0: not known."""
+    """When a job or pod began to hold its first GPU, or a process started, UTC; 0: unknown."""
     end_s: int = 0
-    """When it ceased to hold its last; 0: it has not, or that is not known."""
+    """When it ceased to hold its last; 0: it still holds one, or that is unknown."""
     workload: str = ""
     """Of a process: the job, pod, service or container that it belongs to."""
 
@@ -52,24 +52,23 @@ class Usage(Message):
     more: bool
     """There are more sums; ask again with an `offset`."""
     metered_uj: list[int]
-    """What the GPUs' counters say of each interval: what the sums add up to if nothing is left
-    out."""
+    """The GPUs' counters for each interval: the sums add up to them if nothing is excluded."""
     begins_s: int | None
-    """The day on which the ledger begins, UTC; None: it is empty."""
+    """The first day in the ledger, UTC; None: it is empty."""
 
 
 class Deallocated(Message):
     """Result of `deallocate`."""
 
     ended: int
-    """How many GPUs were held."""
+    """Number of GPUs that were held."""
 
 
 class Forgotten(Message):
     """Result of `forget_user`."""
 
     accounts: int
-    """How many of the user's accounts there were."""
+    """Number of the user's accounts."""
 
 
 class Estimate(Message):
@@ -79,7 +78,7 @@ class Estimate(Message):
     energy_uj: int
     lower_uj: int
     upper_uj: int
-    """Bounds of the kind that `charging.bounds_of` says."""
+    """Bounds; `charging.bounds_of` gives their basis."""
 
 
 if TYPE_CHECKING:
@@ -100,11 +99,11 @@ class LedgerTotal(Message):
     lower_uj: int
     upper_uj: int
     estimates: Estimates = []
-    """What of it is an estimate, by method; empty for a sum of several accounts."""
+    """The part that is an estimate, by method; empty for a sum of several accounts."""
 
 
 class GpuTotal(Message):
-    """What was drawn by one GPU since the ledger began that nobody used; microjoules."""
+    """Unused energy of one GPU since the ledger began; microjoules."""
 
     idle_uj: int = 0
     """Nobody held or used it."""
@@ -118,24 +117,24 @@ class LedgerState(Message):
     """The energy ledger, as last settled: at most a minute ago."""
 
     totals: list[LedgerTotal]
-    """Users, namespaces, services, idle and unattributed; the sum of the others for a reader who
-    may not see them."""
+    """Users, namespaces, services, idle and unattributed; for a reader who may not see the others,
+    their sum."""
     counted_uj: dict[str, int]
-    """What each GPU's counter has added since the ledger began, which the totals add up to."""
+    """The increase of each GPU's counter since the ledger began; the totals add up to it."""
     held: list[str]
     """GPUs that a job or pod holds."""
     trouble: str
     """Why the ledger cannot be used, as one sentence; empty: it can."""
     damaged: list[str]
-    """Files that were damaged and set aside."""
+    """Damaged files that were set aside."""
     dropped: int
-    """Requests that were refused because too many waited."""
+    """Requests that were refused because the queue was full."""
     by_gpu: dict[str, GpuTotal] = {}
-    """What nobody used of each GPU, by UUID."""
+    """Unused energy of each GPU, by UUID."""
     workloads: list[LedgerTotal] = []
-    """Jobs and pods that hold a GPU or did in the last 5 minutes: what each has used so far, all
-    runs together. A user sees own ones."""
+    """Jobs and pods that hold a GPU or did in the last 5 minutes: their energy so far, all runs
+    together. Users see their own."""
     cpu_totals: list[LedgerTotal] = []
-    """As `totals`, of CPU packages: never part of those of GPUs."""
+    """Like `totals`, for CPU packages: never part of the totals of GPUs."""
     cpu_counted_uj: dict[str, int] = {}
-    """As `counted_uj`, of CPU packages such as `cpu:0`."""
+    """Like `counted_uj`, for CPU packages such as `cpu:0`."""

@@ -1,4 +1,4 @@
-"""What answers administrators: rights, the audit log, a closed driver."""
+"""Replies to administrators: permissions, the audit log, a closed driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Quiesced(Message):
     open: list[str]
     """Device files of the driver that zeusd could not close, if any."""
     owed: list[list[str]]
-    """[gpu, control] of what could not be restored before; it is tried again after `resume`."""
+    """[gpu, control] of restores that failed before; they are retried after `resume`."""
 
 
 class Permission(Message):
@@ -22,33 +22,33 @@ class Permission(Message):
     allowed: bool
     """Whether the user may change it at all."""
     why: str
-    """Why not, as one sentence; empty if allowed."""
+    """Why not, in one sentence; empty if allowed."""
     ranges: list[list[int]]
-    """[smallest, largest] in mW or MHz, any of which a value must lie in; empty: no bound."""
+    """[smallest, largest] in mW or MHz; a value must lie in one of them; empty: no bound."""
 
 
 class Policy(Message):
     """Result of `policy`."""
 
     uid: int
-    """The asking user."""
+    """The requesting user."""
     admin: bool
     """Whether everything is allowed: other users' leases, `restore`, `persist` and `quiesce`."""
     on_host: bool
-    """Whether the asking process is in zeusd's own pid namespace, and in no container."""
+    """Whether the requesting process is in zeusd's own pid namespace, and not in a container."""
     gpus: dict[str, dict[str, Permission]]
     """By UUID and control."""
 
 
 class AuditRecord(Message):
-    """One record of the audit log: what happened, to what, by whom."""
+    """One record of the audit log."""
 
     number: int
-    """Counts the records."""
+    """Number of the record."""
     t_ns: int
     """CLOCK_MONOTONIC time at which it happened."""
     last_ns: int
-    """The same for the last of several, see `count`."""
+    """Time of the last of several, see `count`."""
     count: int
     """Successful sets of one control under one lease, one after another, are one record: `old` is
     of the first and `new` of the last."""
@@ -58,18 +58,18 @@ class AuditRecord(Message):
     quiesced, resumed, revoked, gpu_found, gpu_lost,
     gpu_returned, driver_changed."""
     warning: bool
-    """Whether someone should look at it."""
+    """Whether someone should investigate it."""
     gpu: str | None = None
     control: str | None = None
     uid: int | None = None
     pid: int | None = None
-    """None if it is another user's and the reader is no administrator."""
+    """None if it is another user's and the reader is not an administrator."""
     command: str | None = None
     """What the process runs, see `LeaseInfo.command`; None as for `pid`."""
     job: str | None = None
     """Its job, see `LeaseInfo.job`; empty if it is in none, None as for `pid`."""
     lease: str | None = None
-    """Which lease it was under."""
+    """The lease it was made under."""
     old: str | None = None
     """Value before, with its unit."""
     new: str | None = None
@@ -77,7 +77,7 @@ class AuditRecord(Message):
     reason: str | None = None
     """Why it happened, such as `holder_gone`."""
     result: str | None = None
-    """What came of it, such as `ok`."""
+    """The result, such as `ok`."""
 
 
 class AuditTrail(Message):
@@ -86,4 +86,4 @@ class AuditTrail(Message):
     records: list[AuditRecord]
     """The oldest first."""
     dropped: int
-    """How many records there were before those that are kept."""
+    """Number of older records that are no longer kept."""

@@ -1,4 +1,4 @@
-"""Replies that belong to no one operation: results for each of several sources, and errors."""
+"""Replies of several operations: results for each of several sources, and errors."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ class ErrorBody(Message):
     message: str
     """One sentence for a person: what failed, why, and what to do."""
     gpu: str | None = None
-    """UUID of the GPU it is about, if it is about one."""
+    """UUID of the GPU concerned, if any."""
     details: dict[str, Any] = {}
-    """Further facts by name. Where a device refused: `outcome` (invalid, busy, lost, denied,
+    """Further facts by name. If a device refused: `outcome` (invalid, busy, lost, denied,
     unsupported, transient, unchanged), `device_code` and `device_call`, as its vendor has them."""
 
 
 class Refused(Message):
-    """What a reply carries for a GPU, or another source, that the request failed on."""
+    """The result for a GPU, or another source, on which the request failed."""
 
     error: ErrorBody
 
 
 class Results(Message):
-    """Result of a request for several GPUs: what it comes to on each, or `Refused`."""
+    """Result of a request for several GPUs: the result for each, or `Refused`."""
 
     gpus: dict[str, Any]
     """By UUID."""
 
 
 class PastResults(Message):
-    """Result of `windows` and `timeline`: what it comes to for each source, or `Refused`."""
+    """Result of `windows` and `timeline`: the result for each source, or `Refused`."""
 
     sources: dict[str, Any]
     """By its name."""
 
 
 class Done(Message):
-    """Result for one GPU of a request that has no other: it was done."""
+    """Result for one GPU of a request that returns nothing."""
 
 
 class Deferred(Message):
-    """What a reply carries under `deferred` when sets with `block=False` have failed since."""
+    """What a reply carries under `deferred` if sets with `block=False` have failed."""
 
     count: int
-    """How many have failed since the last report."""
+    """Number of failures since the last report."""
     last: ErrorBody
-    """The newest."""
+    """The newest failure."""

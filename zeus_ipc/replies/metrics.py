@@ -1,4 +1,4 @@
-"""What `metrics` answers."""
+"""Replies to `metrics`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class CallTimes(Message):
     operation: str
     """Name in zeusd's NVML interface, such as `set_power_limit`."""
     seconds: float
-    """In all."""
+    """Number of calls."""
     buckets: list[int]
-    """How many took at most `CALL_BUCKETS_S`, each; the last: how many there were."""
+    """Number of calls that took at most each of `CALL_BUCKETS_S`; last, the number of all."""
     errors: dict[str, int]
     """Failures by NVML return code (a decimal string)."""
 
@@ -30,7 +30,7 @@ CALL_BUCKETS_S = (0.0001, 0.0005, 0.002, 0.01, 0.05, 0.2, 1.0, 5.0)
 
 
 class SourceState(Message):
-    """What the sampler last saw of one device."""
+    """The sampler's newest reading of one device."""
 
     source: str
     energy_uj: int
@@ -39,54 +39,54 @@ class SourceState(Message):
     t_ns: int
     """CLOCK_MONOTONIC time of its newest tick."""
     tick_ns: int
-    """How often its sensors change."""
+    """Update period of its sensors."""
 
 
 class UserLoad(Message):
-    """What the server refused to one user, or made it wait for. Counts begin with the daemon."""
+    """Refused and delayed requests of one user. Counts start with the daemon."""
 
     uid: int
     """The user; a subordinate uid counts as its owner."""
     connections: int
-    """Open at present."""
+    """Open connections."""
     limited_ns: int
-    """For how long its requests have waited because they come too fast."""
+    """Time that its requests have waited because of the rate limit."""
     limited: bool
-    """Whether they wait at present."""
+    """Whether requests are waiting now."""
     refused: int
-    """Connections that were closed as they came: too many, or too many a second."""
+    """Connections that were closed on arrival: too many, or too many per second."""
     faults: int
     """Connections that were closed because they broke ZeroMQ's protocol."""
 
 
 class Metrics(Message):
-    """Result of `metrics`. Counts begin with the daemon."""
+    """Result of `metrics`. Counts start with the daemon."""
 
     t_ns: int
-    """CLOCK_MONOTONIC time of this answer."""
+    """CLOCK_MONOTONIC time of this reply."""
     started_ns: int
-    """The same of the daemon's start."""
+    """The same for the daemon's start."""
     changes: list[Count]
     """Sets that were written or failed: `control`, `result` (ok, failed)."""
     restores: list[Count]
     """Leases that ended: `reason`, `result`."""
     restore_failures: list[Count]
-    """Attempts to put a control back that failed: `control`."""
+    """Failed attempts to restore a control: `control`."""
     outside_changes: list[Count]
-    """Values that someone else set: `control`, `result` (adopted, kept, overridden, noticed)."""
+    """Values set outside zeusd: `control`, `result` (adopted, kept, overridden, noticed)."""
     refusals: list[Count]
     """Sets and acquires that were refused: `code`, see `errors.ErrorCode`."""
     lease_expiries: int
-    """Leases whose holder fell silent."""
+    """Leases whose holder's heartbeat stopped."""
     pending: list[list[str]]
-    """[gpu, control] of what could not be restored yet."""
+    """[gpu, control] of pending restores."""
     connections: int
-    """Clients that are connected."""
+    """Connected clients."""
     calls: list[CallTimes]
     """By operation."""
     sources: list[SourceState]
     """By device."""
     users: list[UserLoad] = []
-    """Users who were refused something, or made to wait."""
+    """Users with refused or delayed requests."""
     ledger: LedgerState | None = None
     """The energy ledger; None: there is none."""

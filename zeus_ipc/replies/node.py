@@ -1,4 +1,4 @@
-"""What `hello` answers: zeusd, and the node's GPUs and CPUs."""
+"""Reply to `hello`: zeusd, and the node's GPUs and CPUs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from zeus_ipc.wire import Message
 
 
 class GpuSupport(Message):
-    """What a GPU is known to offer. A set on an unsupported control answers `not_supported`."""
+    """What a GPU is known to support. A set on an unsupported control fails with
+    `not_supported`.
+    """
 
     power_limit: bool
     gpu_clocks: bool
     memory_clocks: bool
     persistence_mode: bool
     energy_counter: bool
-    """Whether the GPU counts its energy; else zeusd sums its power."""
+    """Whether the GPU has an energy counter; if not, zeusd integrates its power."""
     power_instant: bool
-    """Whether it tells the power of this moment."""
+    """Whether it reports instantaneous power."""
     power_average: bool
-    """Whether it tells the mean of the last second."""
+    """Whether it reports the mean power of the last second."""
 
 
 class CeilingInfo(Message):
@@ -26,13 +28,13 @@ class CeilingInfo(Message):
     name: str
     control: str
     value: list[int]
-    """As in the journal, see `Back.value`."""
+    """In the journal's form, see `Back.value`."""
     uid: int
     """Who set it."""
     deadline_ns: int | None
-    """CLOCK_MONOTONIC time at which it falls back, unless the machine sleeps; None: never."""
+    """CLOCK_MONOTONIC time at which `fallback` applies, unless the machine sleeps; None: never."""
     fallback: list[int] | None
-    """The bound from then on; None: there is none."""
+    """The bound from then on; None: no bound."""
 
 
 class ProfileInfo(Message):
@@ -43,13 +45,13 @@ class ProfileInfo(Message):
     name: str
     """Such as `max-q`, see `zeus_ipc.controls.PROFILES`."""
     priority: int
-    """Of two profiles that conflict, the one with the lower number is enforced."""
+    """Of two conflicting profiles, the one with the lower number is enforced."""
     conflicts: list[int] = []
-    """Profiles that cannot be enforced beside it."""
+    """Profiles that conflict with it."""
 
 
 class GpuInfo(Message):
-    """What does not change about a GPU while the daemon holds it."""
+    """The properties of a GPU that stay the same while the driver is loaded."""
 
     uuid: str
     index: int
@@ -62,33 +64,35 @@ class GpuInfo(Message):
     memory_mib: int
     """Of the whole GPU."""
     power_limit_min_mw: int | None
-    """Smallest and largest limit the device takes, and the vendor's default; None: unsupported."""
+    """Smallest and largest limit that the device accepts, and the vendor's default; None:
+    unsupported."""
     power_limit_max_mw: int | None
     power_limit_default_mw: int | None
     power_limit_site_mw: int | None
     """The highest value that a client may set: the site limit. By default a restore writes it."""
     power_limit_enforced: bool = False
-    """Whether zeusd lowers a limit above that as soon as it sees it, also one that others set."""
+    """Whether zeusd lowers any limit above that as soon as it sees it, even one set outside
+    zeusd."""
     mig_enabled: bool
-    """Whether it is split; then its parts cannot be measured one by one."""
+    """Whether it is split; its parts cannot be measured separately."""
     runtime_indices: list[int] = []
-    """Numbers by which HIP counts it, or its partitions in their order, without visible-device
-    variables. Empty: not known, or not AMD's."""
+    """HIP's number of it, or of its partitions in order, without visible-device variables. Empty:
+    unknown, or not an AMD GPU."""
     supports: GpuSupport
-    """What it is known to offer."""
+    """The features that it is known to support."""
     controls: list[str] = []
-    """Names of the controls it is known to offer."""
+    """Names of the controls it is known to support."""
     persisted: list[str] = []
     """Controls whose target an administrator persisted (see `Persist`)."""
     ceilings: list[CeilingInfo] = []
-    """Bounds besides the site's, all of which count in `power_limit_site_mw`."""
+    """Bounds besides the site's; `power_limit_site_mw` includes all of them."""
     power_profiles: list[ProfileInfo] = []
-    """What `power_profile` takes."""
+    """The profiles that `power_profile` accepts."""
     power_domain: list[str] = []
     """UUIDs of the GPUs that share one power limit, power and energy, as the dies of a card. The
-    first one has them; the others' power and energy count as 0. Empty: it has its own."""
+    first one reports them; the others' power and energy count as 0. Empty: it shares nothing."""
     module: int | None = None
-    """Superchip that it is part of, such as a GB200's: source `module:NUMBER`; None: of none."""
+    """The superchip that it is part of, such as a GB200: source `module:NUMBER`; None: none."""
 
 
 class CpuInfo(Message):
@@ -108,23 +112,23 @@ class NodeInfo(Message):
     protocol: int
     """The version in use on this connection."""
     protocols: list[int]
-    """All versions the daemon speaks."""
+    """All versions that the daemon supports."""
     daemon_version: str
     driver_version: str | None
-    """None while no driver is loaded; the daemon keeps retrying."""
+    """None if no driver is loaded; the daemon keeps retrying."""
     lease_ttl_ms: int
-    """How long a lease lasts without a heartbeat, unless its holder asked for another time."""
+    """Default TTL of leases."""
     simulated: str | None
     """Socket of the simulated devices, where work is submitted to them; None on real ones."""
     gpus: list[GpuInfo]
     """In the order of their NVML index."""
     cpus: list[CpuInfo] = []
-    """CPU packages, as sources `cpu:INDEX`."""
+    """CPU packages: sources `cpu:INDEX`."""
     stream: str | None = None
     """Socket on which samples are published; None: there is none."""
     started_ns: int = 0
-    """CLOCK_MONOTONIC time at which the daemon started; 0: it does not say."""
+    """CLOCK_MONOTONIC time at which the daemon started; 0: unknown."""
     quiesced_ns: int | None = None
-    """Since when the driver is closed (see `Quiesce`); None: it is not."""
+    """When the driver was closed (see `Quiesce`); None: it is open."""
     findings: list[str] = []
     """Rules of zeusd.toml that have no effect on this node, and why."""

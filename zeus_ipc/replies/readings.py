@@ -1,4 +1,4 @@
-"""What is read: states, processes, energies, samples."""
+"""Replies with readings: states, processes, energies, samples."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class GpuState(Message):
     gpu_clock_mhz: int | None
     memory_clock_mhz: int | None
     locked_gpu_clocks_mhz: list[int] | None
-    """[min, max] as zeusd last locked them; None: unlocked, as far as zeusd knows. NVML cannot
-    tell what others locked."""
+    """[min, max] as zeusd last locked them; None: unlocked, as far as zeusd knows. NVML does not
+    report clocks that others locked."""
     locked_memory_clocks_mhz: list[int] | None
     """The same for the memory clock."""
     persistence_mode: bool | None
@@ -39,30 +39,30 @@ class GpuState(Message):
     """The memory's part of the GPU's power, mean of the last second."""
     module_power_mw: int | None = None
     """Power of the superchip that the GPU is part of: its CPU, memory and GPUs. Each of its GPUs
-    reports it, so it is no summand: count every module once."""
+    reports it: count every module once."""
     energy_scope: str = "gpu"
     """What `energy_mj` counts: `gpu`, `module` (the whole superchip), or `unknown`, until zeusd has
-    compared the counter with both powers. Windows and samples are of the GPU in any case."""
+    compared the counter with both powers. Windows and samples are always of the GPU."""
     controls: dict[str, list[int] | None] = {}
-    """What each control holds, as in the journal (see `Back.value`): as read, or as zeusd last set
-    it where it cannot be read. None: it could not be read now."""
+    """The value of each control in the journal's form (see `Back.value`): as read, or as zeusd last
+    set it if the control cannot be read. None: reading failed."""
 
 
 class ProcessInfo(Message):
     """A process that has a context on a GPU. None as for `LeaseInfo.pid`, unless said otherwise."""
 
     pid: int | None
-    """As zeusd's pid namespace counts."""
+    """In zeusd's pid namespace."""
     uid: int | None
-    """Its user, shown to everybody; None: it is gone already."""
+    """Its user, visible to everyone; None: the process is gone."""
     command: str | None
     """What it runs, see `LeaseInfo.command`."""
     job: str | None
     """Its job, see `LeaseInfo.job`."""
     memory_mib: int | None
-    """Memory of the GPU that it uses; None: the driver does not tell."""
+    """Memory of the GPU that it uses; None: the driver does not report it."""
     compute: bool
-    """Whether it computes; one that only draws does not."""
+    """Whether it is a compute process, as opposed to graphics only."""
     gpu_instance: int | None = None
     """MIG instance that it runs on; None: the whole GPU."""
 
@@ -77,7 +77,7 @@ class MigDevice(Message):
     slices: int
     """Its size: compute slices."""
     of: int
-    """Slices of the whole GPU; 0: the driver does not tell."""
+    """Slices of the whole GPU; 0: the driver does not report it."""
 
 
 class GpuProcesses(Message):
@@ -87,7 +87,7 @@ class GpuProcesses(Message):
     """CLOCK_MONOTONIC time at which they were listed: up to a second ago."""
     processes: list[ProcessInfo]
     mig_devices: list[MigDevice] = []
-    """Into which the GPU is split (MIG); none: it is not."""
+    """MIG devices of the GPU; empty if it is not split."""
 
 
 class EnergyReading(Message):
@@ -96,9 +96,9 @@ class EnergyReading(Message):
     t_ns: int
     """When the counter was read."""
     energy_mj: int
-    """Cumulative energy since the driver was loaded. It moves in ticks of 20 to 100 ms."""
+    """Cumulative energy since the driver was loaded. It changes every 20 to 100 ms."""
     scope: str = "gpu"
-    """What it counts, see `GpuState.energy_scope`."""
+    """See `GpuState.energy_scope`."""
 
 
 class PowerReading(Message):
@@ -107,26 +107,26 @@ class PowerReading(Message):
     t_ns: int
     """When the sensors were read."""
     instant_mw: int | None
-    """At this moment."""
+    """Instantaneous power."""
     average_mw: int | None
     """Mean of the last second."""
     memory_average_mw: int | None
-    """The same of the GPU's memory, which is part of the two above."""
+    """Mean power of the GPU's memory in the last second, part of the two above."""
     module_mw: int | None = None
-    """Of the superchip, see `GpuState.module_power_mw`."""
+    """Power of the superchip, see `GpuState.module_power_mw`."""
 
 
 class WindowEnergies(Message):
     """Result of `windows` for one source."""
 
     energy_uj: list[int | None]
-    """Microjoules of each window, in the order asked for; None: it began before what is kept."""
+    """Microjoules of each window, in the order asked for; None: it began before the history."""
     uncertainty_uj: list[int]
-    """How far off each may be (two standard deviations), gain errors of the sensor aside."""
+    """Uncertainty of each (two standard deviations), without gain errors of the sensor."""
     begins_ns: int
-    """What is kept begins here."""
+    """Start of the history."""
     tick_ns: int
-    """How often the source's sensors change."""
+    """Update period of the source's sensors."""
 
 
 class Timeline(Message):
@@ -137,11 +137,11 @@ class Timeline(Message):
     values: list[int]
     """The reading at each, in the unit of its domain (see `Domain`)."""
     more: bool
-    """There are more; ask again from the last time on."""
+    """Whether there are more; ask again from the last time on."""
 
 
 class Sample(Message):
-    """What is published at each tick of a GPU, on the topic that is its UUID.
+    """A sample, published at each update of a GPU's sensors, with its UUID as the topic.
 
     None: the GPU does not offer the reading. Clocks, temperature, throttle reasons and limit are up
     to 0.2 s old.
@@ -152,7 +152,7 @@ class Sample(Message):
     t_ns: int
     """CLOCK_MONOTONIC time of the tick."""
     number: int
-    """Counts the GPU's ticks: a reader that misses one has lost a sample."""
+    """Number of the sample: a gap means that samples were lost."""
     energy_uj: int
     """Energy from an arbitrary start, as `windows` counts it."""
     power_mw: int
@@ -165,9 +165,9 @@ class Sample(Message):
     power_limit_mw: int | None = None
     """The limit in force."""
     module_mw: int | None = None
-    """Power of the superchip, which all its GPUs report; None: it is part of none."""
+    """Power of the superchip, which all its GPUs report; None: there is none."""
     lost: int = 0
-    """Samples of this GPU before this one that did not reach this reader; set by the client."""
+    """Number of samples of this GPU lost just before this one; set by the client."""
 
 
 class SupportedClocks(Message):

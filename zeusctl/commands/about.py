@@ -44,7 +44,7 @@ def completion(context: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     root = context.find_root().command
-    # click's own bash class runs bash to see its version, which source() does not need.
+    # click's own bash class runs bash to get its version, which source() does not need.
     source = kind(root, {}, "zeusctl", "_ZEUSCTL_COMPLETE")
     click.echo(source.source_template % source.source_vars())
 

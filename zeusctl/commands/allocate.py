@@ -45,15 +45,15 @@ def _whose(function: F) -> F:
 @click.option(
     "--parts",
     type=click.IntRange(min=1),
-    help="Of how many parts --weight is, such as 7 slices of a GPU in MIG mode. Parts that nobody "
-    "holds are charged to nobody.  [default: the parts that are held]",
+    help="Number of parts that a GPU consists of, such as 7 slices in MIG mode. Parts that "
+    "nobody holds are charged to nobody.  [default: the parts that are held]",
 )
 @click.option(
     "--mapping",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Follow the folder that dcgm-exporter reads (DCGM_HPC_JOB_MAPPING_DIR) until Ctrl-C.",
 )
-@click.option("--control-group", default="", help="Its name in control groups: SLUID, pod UID.")
+@click.option("--control-group", default="", help="Name of its control group: SLUID, pod UID.")
 @common_options
 @pass_session
 def allocate(
@@ -88,7 +88,7 @@ def allocate(
         _follow(session, mapping)
         return
     if parts is not None and weight is None:
-        raise click.UsageError("--parts says of how many parts --weight is; give both")
+        raise click.UsageError("--parts is the number of parts that --weight counts; give both")
     divided: list[Part] = []
     found = _slurm_job() if slurm else None
     name, kind = _name(found, job, pod)

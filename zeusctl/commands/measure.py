@@ -78,7 +78,7 @@ def measure(
 
 
 def _measured(session: Session, source: str, name: str, begin_ns: int, end_ns: int) -> Measured:
-    """One source's energy. An error in one must not hide the others."""
+    """Returns one source's energy. An error in one must not hide the others."""
     from zeus_ipc.errors import ZeusIpcError
     from zeusctl.reports import Measured
 
@@ -87,7 +87,7 @@ def _measured(session: Session, source: str, name: str, begin_ns: int, end_ns: i
         found = session.client.windows(source, [(begin_ns, end_ns, False)])[source]
         microjoules = found.energy_uj[0]
         if microjoules is None:
-            trouble = "its history does not reach back so far"
+            trouble = "its history does not reach back that far"
         else:
             energy_j = microjoules / 1e6
             uncertainty_j = found.uncertainty_uj[0] / 1e6

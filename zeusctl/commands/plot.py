@@ -136,7 +136,7 @@ def _indices(text: str) -> set[int]:
     for part in text.split(","):
         low, _, high = part.partition("-")
         if not low.isdigit() or (high and not high.isdigit()):
-            raise CommandError(f"{part!r} is no index; GPUs of a recording are named as 0,2 or 0-3")
+            raise CommandError(f"{part!r} is not an index; name GPUs of a recording as 0,2 or 0-3")
         found |= set(range(int(low), int(high or low) + 1))
     return found
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zeusctl.reports import Lease, Outcome, ResetReport
 
 NOT_OFFERED = "not_offered"
-"""The outcome of a control that a GPU turns out not to have."""
+"""The outcome for a control that the driver does not offer."""
 
 
 @click.command()
@@ -39,7 +39,7 @@ def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str |
     """Restore the site limit, also where others changed it.
 
     Reset limits, clocks and persistence mode. For administrators this revokes all leases (their
-    holders get an error), and undoes settings made with --persist and outside zeusd (nvidia-smi).
+    holders get an error), and removes settings made with --persist and outside zeusd (nvidia-smi).
     For everyone else it releases the leases of their own processes.
 
     \b

@@ -34,7 +34,7 @@ class _Value(_Type):
         self.name = spec.metavar
 
     def convert(self, value: Any, param: Any, ctx: Any) -> ControlValue:
-        """As the protocol has it."""
+        """Returns the value in the protocol's form."""
         try:
             return self._spec.parse(str(value))
         except ValueError as error:
@@ -229,7 +229,7 @@ def _apply(
     controls: dict[str, ControlValue],
     together: bool,
 ) -> list[Setting]:
-    """Acquire all leases, or none: release the first ones if a later one fails."""
+    """Acquires all leases or none: releases the first ones if a later one fails."""
     from zeusctl.reports import Setting
     from zeusctl.views import known_quantity
 
@@ -255,7 +255,7 @@ def _apply(
 
 
 def _limits(session: Session, uuids: list[str]) -> dict[str, float]:
-    """The limits before, if they can be read."""
+    """Returns the limits in force before, if they can be read."""
     from zeus_ipc.errors import ZeusIpcError
 
     try:
@@ -273,7 +273,7 @@ def _confirm(settings: Sequence[Setting], within_s: float) -> None:
     """Wait for a yes on standard input.
 
     Raises:
-        CommandError: There was none; zeusd restores the settings when zeusctl ends.
+        CommandError: The answer was not yes; zeusd restores the settings when zeusctl ends.
     """
     what = f"{count(len(settings), 'setting')} in force"
     click.echo(f"{what}; keep them? [y/N, within {within_s:g} s] ", err=True, nl=False)
@@ -311,7 +311,7 @@ def _answer(session: Session, settings: list[Setting], kept: str) -> None:
 
 
 class _LossWatch:
-    """Report once that a lease was lost."""
+    """Reports a lost lease, once."""
 
     def __init__(self, session: Session, settings: Sequence[Setting]) -> None:
         self._session = session
@@ -345,13 +345,13 @@ class _LossWatch:
 
 
 def _not_run(session: Session, error: Exception) -> CommandError:
-    """The command did not run: zeusctl's exit codes must not be mistaken for the command's."""
+    """Turns an error before the command ran into an exit code that the command cannot have."""
     message = session.readable(str(getattr(error, "message", None) or error))
     return CommandError(message, Exit.NOT_RUN, str(getattr(error, "code", "failed")))
 
 
 def _check_clocks(session: Session, gpus: Sequence[GpuInfo], value: ControlValue) -> None:
-    """A driver silently moves a memory clock that it does not have to the nearest one.
+    """Refuses a memory clock that the GPU does not have: drivers silently use the nearest one.
 
     Raises:
         CommandError: A GPU has no memory clock in this range.

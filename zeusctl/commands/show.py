@@ -105,8 +105,8 @@ def _last_hour(session: Session, uuid: str) -> float | None:
     try:
         known = session.client.windows(uuid)[uuid]
         end_ns = time.monotonic_ns()
-        # A tick later than it says: that first moment is an estimate, and may move between two
-        # questions, to where the second would be told that nothing is known of so early a time.
+        # One tick later than reported: the first moment is an estimate, and may move forward
+        # between two requests; the second would then fail because its time is too early.
         begin_ns = max(known.begins_ns + known.tick_ns, end_ns - _HOUR_NS)
         found = session.client.windows(uuid, [(begin_ns, end_ns, False)])[uuid].energy_uj[0]
     except ZeusIpcError:

@@ -197,18 +197,18 @@ def headline(node: Node) -> str:
 
 
 def above_site_limit(limit: PowerLimit) -> bool:
-    """Whether software requested more than the site allows: before zeusd, or outside it."""
+    """Whether a limit above the site limit was requested before zeusd started, or outside it."""
     return None not in (limit.requested, limit.site) and (limit.requested or 0) > (limit.site or 0)
 
 
 def is_cap_only(limit: PowerLimit) -> bool:
-    """Whether a site limit below the GPU's own bounds only what zeusd sets."""
+    """Whether a site limit is below the GPU's maximum and applies only to what zeusd sets."""
     lower = limit.site is not None and limit.largest is not None and limit.site < limit.largest
     return lower and not limit.site_enforced
 
 
 def not_enforced(gpus: Sequence[Gpu | KnownGpu]) -> Iterator[str]:
-    """A line about site limits that others may exceed."""
+    """Returns a line about site limits that are not enforced."""
     found = [str(gpu.index) for gpu in gpus if is_cap_only(gpu.power_limit_w)]
     if found:
         which = f"{'GPU' if len(found) == 1 else 'GPUs'} {', '.join(found)}"
@@ -227,7 +227,7 @@ def site_text(limit: PowerLimit) -> str:
 
 
 def gpu_row(gpu: Gpu) -> list[str]:
-    """A GPU as a row of the table."""
+    """Returns a GPU's row of the table."""
     limit = gpu.power_limit_w
     return [
         str(gpu.index),
@@ -252,7 +252,7 @@ def _memory(gpu: Gpu) -> str:
 
 
 def limit_text(requested: float | None, enforced: float | None, site: float | None) -> str:
-    """A limit and what the board enforces, in yellow if it is below the site limit."""
+    """Returns a limit and what the board enforces, in yellow if it is below the site limit."""
     if requested is None:
         return "-"
     text = _number(requested)

@@ -75,7 +75,7 @@ def _show(session: Session, gpus: str, interval_s: float, frames: int | None) ->
             f"the live view needs textual, which is not installed; {sys.executable} -m pip install "
             "textual, or pipe it: zeusctl top | cat"
         ) from None
-    for name in ("COLUMNS", "LINES"):  # the terminal's own size counts: it may change
+    for name in ("COLUMNS", "LINES"):  # use the terminal's own size: it may change
         os.environ.pop(name, None)
     code = TopApp(source, interval_s, frames).run()
     click.get_current_context().exit(Exit.OK if code is None else code)

@@ -25,7 +25,7 @@ SETTLE_S = 5.0
 
 _LOOK_S = 0.005
 _SLACK = 0.03
-"""Power within this share above a limit is under it."""
+"""Power up to this share above a limit counts as within it."""
 
 
 def held(client: Client, gpu: GpuInfo) -> Held:
@@ -105,14 +105,15 @@ def _trial(client: Client, gpu: GpuInfo, control: Control, value: Sequence[int])
 
 
 def _reset(client: Client, gpu: GpuInfo, control: Control) -> None:
-    """Restores a control and keeps its lease; what cannot be restored shows at the end."""
+    """Restores a control and keeps its lease; a failed restore is found at the end."""
     with contextlib.suppress(ZeusIpcError):
         client.reset(gpu.uuid, control)
 
 
 def _all_taken(control: Control, trials: Sequence[Trial]) -> Check:
-    """Every value within the range is taken, rounded or not; or none is, where the driver says that
-    it does not offer the control after all."""
+    """Checks that every value within the range is accepted, rounded or not; or none is, if the
+    driver turns out not to offer the control.
+    """
     refused = [trial for trial in trials if trial.applied is None]
     text = "; ".join(f"{value_text(control.value, one.asked)}: {one.error}" for one in refused)
     if all(one.error == ErrorCode.NOT_SUPPORTED for one in trials):
@@ -166,8 +167,9 @@ def _outside(
     valid: list[list[int]],
     setters: outside.Setters,
 ) -> Iterator[Answer]:
-    """The driver's own answers; what it accepts is replaced through zeusd, which knows how to
-    restore it."""
+    """Records the driver's own answers; zeusd overwrites what the driver accepts, and restores it
+    later.
+    """
     for value in outside.values(control, valid):
         _trial(client, gpu, control, valid[0])
         error = setters.ask(gpu.uuid, control, value)
@@ -185,7 +187,7 @@ def _outside(
 
 
 def _order(client: Client, gpu: GpuInfo) -> Iterator[Check]:
-    """Neither of limit and clock moves the other, in whichever order they are set."""
+    """Checks that limit and clock do not change each other, in either order."""
     names = set(gpu.controls)
     if not {Control.POWER_LIMIT.value, Control.GPU_CLOCKS.value} <= names:
         return
@@ -226,7 +228,7 @@ def _persistence(client: Client, gpu: GpuInfo) -> Iterator[Check]:
 
 
 def _settling(client: Client, gpu: GpuInfo) -> Iterator[Settling]:
-    """How long limit and clock take to show in power and clock."""
+    """Measures how long a new limit or clock takes to show in the readings."""
     if Control.POWER_LIMIT.value in gpu.controls:
         value = _values(client, gpu, Control.POWER_LIMIT)[0]
 
@@ -250,7 +252,7 @@ def _settle(
     value: list[int],
     shows: Callable[[GpuState], bool],
 ) -> Iterator[Settling]:
-    """Sets a value on a GPU whose load does not already look as if it were set."""
+    """Sets a value that the GPU's load does not already satisfy."""
 
     def read() -> GpuState:
         return client.state(gpu.uuid)[gpu.uuid]
@@ -266,7 +268,7 @@ def _settle(
 
 
 def _eventually(read: Callable[[], S], good: Callable[[S], bool], within_s: float = SETTLE_S) -> S:
-    """Reads until it is good, or the time is over; what was read last."""
+    """Reads until the value is as wanted or the time is over; returns the last reading."""
     end_s = time.monotonic() + within_s
     while True:
         found = read()

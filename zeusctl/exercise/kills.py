@@ -81,7 +81,7 @@ def kill_daemon(client: Client, gpu: GpuInfo, pid: int) -> Check:
 
 
 def _value(client: Client, gpu: GpuInfo, pid: int) -> list[int] | None:
-    """What a process holds the power limit at."""
+    """Returns the value under a process's lease on the power limit."""
     for lease in client.leases():
         if lease.gpu == gpu.uuid and lease.pid == pid and lease.control is Control.POWER_LIMIT:
             return lease.value
@@ -89,7 +89,7 @@ def _value(client: Client, gpu: GpuInfo, pid: int) -> list[int] | None:
 
 
 def _wait(condition: Callable[[], bool]) -> bool:
-    """Whether it came true in time; zeusd may be away meanwhile."""
+    """Whether a condition became true in time; zeusd may be down meanwhile."""
     end_s = time.monotonic() + WITHIN_S
     while time.monotonic() < end_s:
         try:

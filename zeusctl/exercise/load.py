@@ -19,10 +19,10 @@ BURST_S = 0.2
 
 @contextlib.contextmanager
 def load(simulated: str | None, gpu: GpuInfo) -> Iterator[bool]:
-    """Puts load on a GPU that nobody uses. It yields whether there is one.
+    """Puts load on a GPU that nobody uses. Yields whether there is one.
 
     Args:
-        simulated: Where work is put on it, if it is simulated.
+        simulated: Socket of the simulated devices; None on a real node.
         gpu: Which.
     """
     if simulated is not None:

@@ -1,7 +1,7 @@
-"""What the driver itself answers to values outside a control's range.
+"""Asks the driver itself for values outside a control's range.
 
 Zeusd refuses such values before it asks the driver, so this process asks, as root, while it holds
-the leases. What a driver accepts all the same is replaced through zeusd at once.
+the leases. If a driver accepts such a value, it is overwritten through zeusd at once.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def setters(simulated: bool, library: str | None) -> Setters:
 
 
 def values(control: Control, valid: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Values beyond both ends of a control's range, and pairs the wrong way round.
+    """Returns values beyond both ends of a control's range, and reversed pairs.
 
     Args:
         control: Which.

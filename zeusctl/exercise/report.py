@@ -19,7 +19,7 @@ class Trial:
     control: str
     asked: list[int]
     applied: list[int] | None
-    """What the GPU holds, as read back; what was asked, where it cannot be read; None: refused."""
+    """The value read back, or the requested one if it cannot be read; None: refused."""
     took_ms: float
     """From the request to zeusd's reply, which comes after the value was read back."""
     error: str | None = None
@@ -48,7 +48,7 @@ class Rounding:
     """How a control's values are rounded.
 
     Attributes:
-        step: What all values that the GPU took are a multiple of apart.
+        step: Common divisor of the differences between accepted values.
         toward: `exact`, `down`, `up`, `nearest`, or `other`.
     """
 
@@ -58,7 +58,7 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Settling:
-    """How long a new value took to show in a GPU under load; None: it did not in five seconds."""
+    """How long a new value took to show on a GPU under load; None: over five seconds."""
 
     control: str
     value: list[int]
@@ -67,7 +67,7 @@ class Settling:
 
 @dataclass(frozen=True)
 class Check:
-    """Something that must hold."""
+    """A condition that must hold."""
 
     what: str
     ok: bool
@@ -76,7 +76,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Held:
-    """What a GPU holds, as far as it can be read."""
+    """The values of a GPU's controls that can be read."""
 
     power_limit_mw: int | None
     enforced_power_limit_mw: int | None
@@ -118,9 +118,9 @@ class Report:
     seconds: float
     gpus: list[Gpu]
     checks: list[Check] = field(default_factory=list)
-    """What concerns the node: kills of zeusd."""
+    """Checks of the whole node: kills of zeusd."""
     driver_not_asked: str | None = None
-    """Why no value outside a range was given to the driver; None: it was."""
+    """Why the driver was not asked for values outside its ranges; None: it was."""
 
     @property
     def as_found(self) -> bool:

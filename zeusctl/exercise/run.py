@@ -1,4 +1,4 @@
-"""Runs an exercise: what must be so before, each GPU, kills, and the proof that all is as found."""
+"""Runs an exercise: preconditions, each GPU, kills, and the check that all is as it was found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def refuse_unless_free(client: Client, gpus: Sequence[GpuInfo]) -> None:
-    """Only administrators exercise, and only GPUs that nobody uses.
+    """Checks that the user is an administrator and nobody uses the GPUs.
 
     Raises:
         CommandError: One of them is not so.
@@ -71,7 +71,7 @@ def run(
         gpus: Which; none of them in use (`refuse_unless_free`).
         daemon_pid: Zeusd's process, to be killed once; None: it is left alone.
         library: The driver's library, for values that zeusd refuses; None: as the system finds it.
-        say: Is told what comes next.
+        say: Called with a line about each next step.
 
     Raises:
         CommandError: A GPU would not be left as it is.
@@ -118,7 +118,7 @@ def run(
 
 
 def _acquire(client: Client, gpu: GpuInfo, found: Held) -> None:
-    """Takes all leases of a GPU, if what they restore is what was found.
+    """Acquires all leases of a GPU, if their restore targets are the values found.
 
     Raises:
         CommandError: It is not.

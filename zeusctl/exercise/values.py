@@ -1,4 +1,4 @@
-"""Which values of a control an exercise asks for, and what the answers say of rounding."""
+"""The values that an exercise sets a control to, and how the driver rounded them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ _OFFSETS_MW = (1, 7, 50, 137, 250, 333, 500, 777, 900, 999, 1234, 2718, 4321)
 def power_limits(smallest_mw: int, largest_mw: int) -> list[int]:
     """Both ends, the middle, and values off any grid, spread over the range.
 
-    A driver that rounds takes each for another value than the one before: zeusd looks twice where a
-    GPU still holds what it held.
+    Adjacent values differ after rounding too: zeusd reads twice if a GPU still holds its old value.
     """
     span = largest_mw - smallest_mw
     wanted = [smallest_mw, largest_mw, smallest_mw + span // 2 // 1000 * 1000]
@@ -39,7 +38,7 @@ def clock_ranges(clocks: Sequence[int]) -> list[list[int]]:
 
 
 def rounding(trials: Sequence[Trial]) -> Rounding | None:
-    """How values were rounded; None: too few were taken to tell."""
+    """Returns how values were rounded; None if too few were accepted to tell."""
     taken = [(one.asked[0], one.applied[0]) for one in trials if one.applied is not None]
     if len(taken) < 4:
         return None

@@ -1,1 +1,3 @@
-"""`zeusd-exporter`: what Prometheus asks, answered from the socket. Root's daemon opens no port."""
+"""`zeusd-exporter`: zeusd's metrics for Prometheus, read from the socket. zeusd itself opens no
+port.
+"""

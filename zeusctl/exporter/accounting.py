@@ -1,4 +1,4 @@
-"""Whose energy, as metrics: counters of users that continue over restarts, and what nobody used."""
+"""Energy accounting as metrics: counters by user that survive restarts, and unused energy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zeusctl.text import user_name
 
 ACCOUNT = ("kind", "account")
 MAX_ACCOUNTS = 200
-"""Accounts with series of their own; the others are one, `other`."""
+"""Accounts with a series of their own; the others are summed as `other`."""
 
 GPU = ("gpu", "uuid")
 JOB = ("job", "user")
@@ -20,7 +20,7 @@ POD = ("namespace", "pod")
 _AMOUNTS = ("active_uj", "idle_uj")
 
 _Estimated = tuple[tuple[str, ...], Estimate]
-"""An estimate, and whose it is: values of labels."""
+"""An estimate, with the label values of its account."""
 
 
 def families(node: NodeInfo, ledger: LedgerState, workloads: bool) -> Iterator[Metric]:
@@ -53,7 +53,7 @@ def families(node: NodeInfo, ledger: LedgerState, workloads: bool) -> Iterator[M
 
 
 def _accounts(ledger: LedgerState) -> Iterator[Metric]:
-    """The first `MAX_ACCOUNTS` accounts have series of their own, and keep them."""
+    """The first `MAX_ACCOUNTS` accounts get series of their own, and keep them."""
     texts = {
         "energy": "Energy charged to a user, a namespace, a service or a container.",
         "idle_energy": "The part of it that was drawn while the driver reported the GPU as idle.",
@@ -196,7 +196,8 @@ def _name(total: LedgerTotal) -> str:
 
 def hardware(node: NodeInfo, metrics: Metrics) -> Iterator[Metric]:
     """Energy of devices by the names of OpenTelemetry's conventions for hardware (`hw.energy`), as
-    they look in Prometheus. Status of the conventions: development."""
+    they look in Prometheus. Status of the conventions: development.
+    """
     energy = CounterMetricFamily(
         "hw_energy_joules", "Energy consumed by the component.", labels=("hw_id", "hw_type")
     )

@@ -1,4 +1,4 @@
-"""zeusd's answers as metrics. Names and units follow Prometheus's conventions."""
+"""zeusd's replies as metrics. Names and units follow Prometheus's conventions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GPU = ("gpu", "uuid")
 
 
 class ZeusdCollector(Collector):
-    """Asks zeusd at each scrape, and says so if it does not answer.
+    """Queries zeusd at each scrape; `zeusd_up` is 0 if it does not answer.
 
     Args:
         client: The connection; it finds zeusd again after a restart by itself.
@@ -62,7 +62,7 @@ class ZeusdCollector(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics. What cannot be read is left out, and `zeusd_up` is 0."""
+        """Yields all metrics. Those that cannot be read are omitted, and `zeusd_up` is 0."""
         begin_s = time.perf_counter()
         with self._guard:
             try:
@@ -107,7 +107,7 @@ def _daemon(node: NodeInfo, metrics: Metrics) -> Iterator[Metric]:
     build.add_metric([node.daemon_version, node.driver_version or "", str(node.protocol)], 1)
     yield build
     uptime_s = (metrics.t_ns - metrics.started_ns) / 1e9
-    # Rounded, so that the same start is the same number whatever the scrape's delay.
+    # Rounded, so that the start time does not vary with the scrape's delay.
     yield _gauge(
         "zeusd_start_time_seconds", "When zeusd started.", round(time.time() - uptime_s, 1)
     )

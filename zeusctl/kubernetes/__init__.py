@@ -1,1 +1,1 @@
-"""`zeusd-kubernetes`: pods ask by annotation for a power limit of their GPUs."""
+"""`zeusd-kubernetes`: power limits for pods that request one in an annotation."""

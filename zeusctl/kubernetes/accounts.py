@@ -1,9 +1,9 @@
 """Tells zeusd which pod holds which GPU, so that energy is charged to pods and namespaces.
 
-kubelet is asked every two seconds: it names pods, not their uids, and has no notifications. Pods
-that have ended may stay in its list until the next pod asks for their GPUs, so those that the
-Kubernetes API calls ended are left out. A kubelet that has just started may not list pods that
-run: what they hold, they hold until they have ended.
+kubelet is polled every two seconds: it names pods, not their uids, and sends no notifications. Pods
+that have ended may stay in its list until the next pod asks for their GPUs, so pods that have ended
+according to the Kubernetes API are left out. A kubelet that has just started may not list running
+pods: they keep their allocations until they end.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def holdings(
     gpus: Sequence[GpuInfo],
     split: Mapping[str, Part],
 ) -> tuple[set[Holding], set[str]]:
-    """What each pod holds, and ids of devices that are none of this node's.
+    """Returns what each pod holds, and the ids of devices that do not belong to this node.
 
     Args:
         devices: From kubelet.
@@ -95,7 +95,7 @@ def _part(device: str, gpus: Sequence[GpuInfo], split: Mapping[str, Part]) -> Pa
 
 
 def _shared(found: set[Holding]) -> set[Holding]:
-    """Of a GPU that several pods hold, each holds a part: nobody has all of it."""
+    """Makes pods that share a GPU holders of parts of it."""
     holders: dict[str, int] = {}
     for one in found:
         holders[one.part.gpu] = holders.get(one.part.gpu, 0) + 1
@@ -110,7 +110,9 @@ def _shared(found: set[Holding]) -> set[Holding]:
 def _unlisted(
     held: Iterable[Holding], wanted: Iterable[Holding], devices: Devices, pods: Iterable[Pod]
 ) -> set[Holding]:
-    """What pods still hold that kubelet does not list, though by the Kubernetes API they run."""
+    """Returns what pods hold that run according to the Kubernetes API but that kubelet does not
+    list.
+    """
     running = {(f"{pod.namespace}/{pod.name}", pod.job) for pod in pods if not pod.ended}
     listed = {"/".join(key) for key in devices}
     taken = {one.part.gpu for one in wanted if not one.part.weight}
@@ -125,7 +127,7 @@ def _unlisted(
 
 
 class Accounts:
-    """Keeps zeusd's allocations as kubelet has them. zeusd must take its user for an administrator.
+    """Keeps zeusd's allocations in step with kubelet. Its user must be an administrator of zeusd.
 
     Args:
         zeusd: The node's zeusd.
@@ -154,13 +156,13 @@ class Accounts:
         self._trouble = ""
 
     def run(self, ended: threading.Event) -> None:
-        """Works until `ended` is set. Allocations stay: the pods go on."""
+        """Runs until `ended` is set. Allocations stay, as the pods keep running."""
         while not ended.is_set():
             try:
                 self.reconcile()
                 self._trouble = ""
             except (ZeusIpcError, KubeletUnavailable) as error:
-                # zeusd may be another one by now; asking twice is no error.
+                # zeusd may have been restarted; allocating twice is no error.
                 self._repeat |= isinstance(error, ZeusIpcError)
                 if str(error) != self._trouble:
                     log.warning("%s", error)
@@ -168,7 +170,7 @@ class Accounts:
             ended.wait(self._period_s)
 
     def reconcile(self) -> None:
-        """Allocates what pods hold, and ends what they hold no more.
+        """Allocates what pods hold, and ends allocations that they no longer hold.
 
         Raises:
             ZeusIpcError: zeusd did not answer, or this user is no administrator.

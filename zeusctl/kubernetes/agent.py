@@ -1,4 +1,4 @@
-"""Keeps the ceilings of a node's GPUs as its pods ask: a loop around the plan.
+"""Sets the ceilings that a node's pods request: a loop around the plan.
 
 The state is in zeusd's journal, so a restarted agent continues where the last one ended. zeusd
 itself ends the ceilings of pods that end while no agent runs, with the pods' control groups.
@@ -21,9 +21,9 @@ from zeusctl.kubernetes.pods import ANNOTATION, Pod
 from zeusctl.text import named
 
 WAITING_S = 0.5
-"""How soon kubelet is asked again about a pod that has no GPUs yet."""
+"""Interval between queries to kubelet about a pod that has no GPUs yet."""
 RESYNC_S = 15.0
-"""How soon everything is compared again though no pod has changed."""
+"""Interval between full comparisons while no pod changes."""
 
 _NOT_THE_PODS = frozenset(
     {
@@ -32,7 +32,7 @@ _NOT_THE_PODS = frozenset(
         *(ErrorCode.ACCESS_REFUSED, ErrorCode.PERMISSION_DENIED),
     }
 )
-"""Errors that are about zeusd or this program, not about what a pod asks for."""
+"""Errors of zeusd or this program, as opposed to a pod's request."""
 
 log = logging.getLogger("zeusd_kubernetes")
 
@@ -46,10 +46,10 @@ class Pods(Protocol):
 
 
 class HasDevices(Protocol):
-    """Who knows which pod has which GPUs."""
+    """A source of the GPUs of each pod."""
 
     def devices(self, claims: bool = False) -> Devices:
-        """The ids of GPUs, by a pod's namespace and name.
+        """Returns the ids of GPUs by pod namespace and name.
 
         Args:
             claims: Also devices of resource claims.
@@ -61,27 +61,27 @@ class HasDevices(Protocol):
 
 
 class Tells(Protocol):
-    """Where users are told."""
+    """Reports to users."""
 
     def tell(self, pod: Pod, reason: str, message: str) -> None:
-        """Tells what came of a pod's annotation."""
+        """Reports the result of a pod's annotation."""
         ...
 
     def forget_others(self, uids: set[str]) -> None:
-        """Pods other than these are gone."""
+        """Forgets all pods but these."""
         ...
 
 
 class Agent:
-    """The agent of one node. zeusd must take its user for an administrator.
+    """The agent of one node. Its user must be an administrator of zeusd.
 
     Args:
         zeusd: The node's zeusd.
         sources: The pods of each namespace that counts.
         kubelet: The node's kubelet.
-        events: Where users are told.
+        events: Reports to users.
         changed: Set when a pod has changed.
-        resync_s: How soon everything is compared again though no pod has changed.
+        resync_s: Interval between full comparisons while no pod changes.
     """
 
     def __init__(
@@ -102,7 +102,9 @@ class Agent:
         self._trouble = ""
 
     def run(self, ended: threading.Event) -> None:
-        """Works until `ended` is set, and `changed` with it. Ceilings stay: the pods go on."""
+        """Runs until `ended` is set, and `changed` with it. Ceilings stay, as the pods keep
+        running.
+        """
         while not ended.is_set():
             self._changed.clear()
             waiting = True
@@ -116,7 +118,7 @@ class Agent:
             self._changed.wait(WAITING_S if waiting else self._resync_s)
 
     def reconcile(self) -> bool:
-        """Makes the ceilings as the pods ask. Returns whether it should be called again soon.
+        """Sets the ceilings that the pods request. Returns whether to call it again soon.
 
         Raises:
             ZeusIpcError: zeusd did not answer.
@@ -124,7 +126,7 @@ class Agent:
         """
         seen = [source.pods() for source in self._sources]
         if None in seen:
-            return True  # not all pods are known: what is set may be of one that lives
+            return True  # not all pods are known: a ceiling may belong to a running one
         pods = [pod for some in seen if some is not None for pod in some]
         self._events.forget_others({pod.uid for pod in pods})
         asks = any(pod.asked is not None and not pod.ended for pod in pods)

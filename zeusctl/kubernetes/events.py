@@ -1,4 +1,4 @@
-"""What the users of pods are told: events, as `kubectl describe pod` shows them."""
+"""Events about pods, as `kubectl describe pod` shows them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class Events:
         self._told: dict[str, str] = {}
 
     def tell(self, pod: Pod, reason: str, message: str) -> None:
-        """Writes an event, unless it was the last about this pod; a failure is only logged."""
+        """Writes an event, unless it repeats the last one about this pod; failures are only
+        logged.
+        """
         if self._told.get(pod.uid) == message:
             return
         self._told[pod.uid] = message
@@ -65,5 +67,5 @@ class Events:
             log.warning("no event could be written about %s/%s: %s", pod.namespace, pod.name, error)
 
     def forget_others(self, uids: set[str]) -> None:
-        """Pods other than these are gone."""
+        """Forgets all pods but these."""
         self._told = {uid: text for uid, text in self._told.items() if uid in uids}

@@ -37,7 +37,7 @@ class Kubelet:
     """The kubelet of this node.
 
     Args:
-        path: Its socket, which only root may open.
+        path: Its socket; only root may open it.
     """
 
     def __init__(self, path: str) -> None:
@@ -53,7 +53,7 @@ class Kubelet:
             claims: Also devices of resource claims, see `devices_of`.
 
         Raises:
-            KubeletUnavailable: It did not answer, or not so.
+            KubeletUnavailable: It did not answer, or its answer is malformed.
         """
         try:
             answer = self._list(b"", timeout=TIMEOUT_S)

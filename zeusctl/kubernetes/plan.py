@@ -1,4 +1,6 @@
-"""Which ceilings the GPUs of a node should have, and what differs from those they have. Pure."""
+"""Computes the ceilings that a node's GPUs should have, and the difference from the present ones.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from zeusctl.kubernetes.pods import ANNOTATION, Pod, milliwatts
 
 JOB = "job:"
 _POD = re.compile(r"job:[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
-"""The ceilings of pods. Those of Slurm's jobs have numbers or SLUIDs."""
+"""Names of pods' ceilings. Those of Slurm jobs contain numbers or SLUIDs."""
 
 Bounds = dict[tuple[str, str], int]
 """By a GPU's UUID and a ceiling's name: mW."""
@@ -23,14 +25,14 @@ Devices = Mapping[tuple[str, str], Sequence[str]]
 
 @dataclass(slots=True)
 class Plan:
-    """What should be.
+    """The wanted ceilings.
 
     Attributes:
         bounds: The ceilings.
         pods: The pod of each ceiling.
         refusals: By pod: why it gets none, for its user.
-        waiting: Ceilings of pods whose GPUs kubelet does not name: it gives them when it admits the
-            pod, and forgets them for a while when its device plugin starts again.
+        waiting: Ceilings of pods whose GPUs kubelet does not list: before it admits the pod, and
+            for a while after its device plugin restarts.
     """
 
     bounds: Bounds = field(default_factory=dict)
@@ -40,7 +42,7 @@ class Plan:
 
 
 def plan(pods: Iterable[Pod], devices: Devices, gpus: Sequence[GpuInfo]) -> Plan:
-    """The ceilings that these pods ask for.
+    """Returns the ceilings that these pods request.
 
     Args:
         pods: Of this node, in the namespaces that count.
@@ -103,7 +105,7 @@ def gpu_of(device: str, gpus: Sequence[GpuInfo]) -> GpuInfo | None:
 
 
 def held(gpus: Sequence[GpuInfo]) -> Bounds:
-    """The ceilings of pods that GPUs have now."""
+    """Returns the pods' ceilings in force."""
     return {
         (gpu.uuid, one.name): one.value[0]
         for gpu in gpus
@@ -113,7 +115,9 @@ def held(gpus: Sequence[GpuInfo]) -> Bounds:
 
 
 def differences(wanted: Plan, now: Bounds) -> tuple[Bounds, list[tuple[str, str]]]:
-    """Ceilings to set, and those to remove: none of a pod whose GPUs are not known."""
+    """Returns the ceilings to set and to remove; none is removed of a pod whose GPUs are
+    unknown.
+    """
     put = {key: bound for key, bound in wanted.bounds.items() if now.get(key) != bound}
     kept = wanted.bounds.keys() | {key for key in now if key[1] in wanted.waiting}
     return put, [key for key in now if key not in kept]

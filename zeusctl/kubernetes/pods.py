@@ -1,4 +1,4 @@
-"""What a pod asks for, from its object in the Kubernetes API."""
+"""Reads a pod's request from its object in the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ANNOTATION = "zeusd.dev/power-limit"
 """On a pod: watts, such as "200"."""
 
 VENDORS = ("nvidia.com/", "amd.com/")
-"""What the resources of device plugins for GPUs begin with."""
+"""Prefixes of the resource names of GPU device plugins."""
 
 _WATTS = re.compile(r"([0-9]{1,4})W?")
 _STATIC = "kubernetes.io/config.hash"

@@ -20,7 +20,7 @@ VERSIONS = ("v1", "v1beta2", "v1beta1")
 """v1: from Kubernetes 1.34 on."""
 TIMEOUT_S = (5.0, 10.0)
 PAUSE_S = 30.0
-"""Between two questions, while there are devices that are not known."""
+"""Interval between queries while some devices are unknown."""
 NOT_FOUND = 404
 
 log = logging.getLogger("zeusd_kubernetes")
@@ -49,7 +49,7 @@ class Slices:
         self._trouble = ""
 
     def uuid(self, device: str) -> str | None:
-        """The UUID of a device; None: not known, as of a MIG device that is yet to be made.
+        """The UUID of a device; None: not known, as for a MIG device that does not exist yet.
 
         Args:
             device: `driver/pool/name`.

@@ -16,9 +16,9 @@ from kubernetes.watch import Watch
 from zeusctl.kubernetes.pods import Pod, pod_of
 
 WATCH_S = 300
-"""After this time the server ends a watch, and another begins where it ended."""
+"""The server ends a watch after this time; the next one continues from there."""
 READ_S = 90.0
-"""A watch that brings nothing for this long is dead: bookmarks come every minute."""
+"""A watch that receives nothing for this long is dead: bookmarks arrive every minute."""
 CONNECT_S = 10.0
 LONGEST_PAUSE_S = 30.0
 GONE = 410
@@ -35,7 +35,7 @@ class PodWatch:
         node: The node's name.
         namespace: The namespace; `*`: all.
         changed: Called after each change.
-        pause_s: Between two attempts after a failure, doubled each time.
+        pause_s: Pause before the retry after a failure, doubled each time.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class PodWatch:
                     self._wait(self._refusal(error))
                 version = None
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-                # The pods stay as they were last seen: a server that is away ends no limit.
+                # Keep the pods as last seen: an unreachable server must not end any limit.
                 self._wait(f"the API server does not answer ({error})")
                 version = None
 
@@ -104,7 +104,7 @@ class PodWatch:
         answer = self._list(
             **self._options, _preload_content=False, _request_timeout=(CONNECT_S, READ_S)
         )
-        if not 200 <= answer.status <= 299:  # the library raises it itself, or not, by its version
+        if not 200 <= answer.status <= 299:  # some versions of the library raise it themselves
             raise ApiException(status=answer.status, reason=answer.reason)
         found = json.loads(answer.data)
         pods = [pod_of(one) for one in found["items"]]
@@ -114,7 +114,9 @@ class PodWatch:
         return str(found["metadata"]["resourceVersion"])
 
     def _follow(self, version: str) -> str:
-        """Takes changes from this version on until the server ends the watch; returns the last."""
+        """Follows changes from this version on until the server ends the watch; returns the last
+        version.
+        """
         watch = self._watch = Watch(return_type=object)
         for event in watch.stream(
             self._list,

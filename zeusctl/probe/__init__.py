@@ -1,5 +1,4 @@
-"""A read-only probe of a node's GPUs: what their sensors and their driver's calls really do.
-
-It needs the vendor's binding and nothing else, and never sets anything. The modules of analysis
-(`series`, `period`, `visible`, `counter`, `latency`, `doubts`) are pure.
+"""A read-only probe of a node's GPUs: how their sensors and driver calls really behave. It needs
+only the vendor's binding, and never sets anything. The modules of analysis (`series`, `period`,
+`visible`, `counter`, `latency`, `doubts`) are pure.
 """

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         for line in lines(report):
             print(line)
-        print(f"\nwrote {options['output']}; send it with what you know of the machine")
+        print(f"\nwrote {options['output']}; send it with a description of the machine")
     return 0
 
 

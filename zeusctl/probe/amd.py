@@ -1,4 +1,4 @@
-"""AMD GPUs, through zeusd's own binding of libamd_smi; nothing but getters is called."""
+"""AMD GPUs, through zeusd's own binding of libamd_smi; it calls getters only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ LIBRARY = "libamd_smi"
 
 
 def is_amd(library: str | None, sysfs: str = SYSFS) -> bool:
-    """Whether to probe AMD's GPUs: the library is theirs, or the bus has them and no NVIDIA's."""
+    """Whether to probe AMD's GPUs: the library is AMD's, or the bus has AMD GPUs and none of
+    NVIDIA's.
+    """
     if library is not None:
         return LIBRARY in library
     return has_gpu(sysfs, AMD) and not has_gpu(sysfs, NVIDIA)

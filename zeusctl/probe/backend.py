@@ -19,7 +19,7 @@ _OF_SENSORS = {
     "module_power_instant_mw": "module_power_mw",
     "memory_power_average_mw": "memory_power_average_mw",
 }
-"""Where `zeusd.devices.port.Sensors` has each sensor."""
+"""The field of `zeusd.devices.port.Sensors` for each sensor."""
 
 _NOT_SUPPORTED = 3
 
@@ -73,7 +73,7 @@ class BackendGpu:
         values: dict[str, int | CallError] = {}
         for name in sensors:
             where = _OF_SENSORS[name]
-            if where is None:  # on these boards the call is the average, where there is one
+            if where is None:  # on these boards the call returns the average, if there is one
                 value = found.power_average_mw
                 value = found.power_instant_mw if value is None else value
             else:
@@ -110,5 +110,5 @@ class BackendGpu:
 
 
 def call_error(error: DeviceError) -> CallError:
-    """The error of a backend as a probe reports it."""
+    """Converts a backend's error to the probe's."""
     return CallError(error.code or 0, error.text.partition(" (NVML")[0])

@@ -1,4 +1,4 @@
-"""A probed GPU beside the simulator's table of products."""
+"""Compares a probed GPU with the simulator's table of products."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 Verdict = Literal["ok", "differs", "not supported", "not known"]
 
 PERIOD_SHARE = 0.02
-"""An update period that is off by less agrees."""
+"""Update periods that differ by less agree."""
 
 WINDOW_SHARE = 0.1
-"""A visible window that is off by less, or by its uncertainty, agrees."""
+"""Visible windows that differ by less, or by their uncertainty, agree."""
 
 IDLE_SHARE, IDLE_W = 0.3, 10.0
-"""Idle power that is off by less than either agrees: boards differ."""
+"""Idle powers that differ by less than either agree: boards differ."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One quantity: what the table has, what was found, and whether they agree.
+    """One quantity: the table's value, the probe's, and whether they agree.
 
-    `not supported`: the GPU has no answer. `not known`: the probe could not find it.
+    `not supported`: the GPU does not offer it. `not known`: the probe could not determine it.
     """
 
     quantity: str
@@ -37,12 +37,12 @@ class Row:
 
 
 def model_of(name: str | None) -> DeviceModel | None:
-    """The table's product of this name."""
+    """Returns the table's product of this name."""
     return next((model for model in DEVICES.values() if model.name == name), None)
 
 
 def compare(gpu: Gpu, model: DeviceModel) -> list[Row]:
-    """Each quantity that the table has."""
+    """Yields each quantity in the table."""
     return [*_fixed(gpu, model), *_sensors(gpu, model)]
 
 

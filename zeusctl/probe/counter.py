@@ -1,4 +1,4 @@
-"""An energy counter beside the power readings of the same time, and the resolution of either."""
+"""Compares an energy counter with power readings of the same time; the resolution of both."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from dataclasses import dataclass
 from zeusctl.probe.series import Series
 
 SAME_SCOPE = 0.1
-"""Counter and power that differ by a larger share are not of the same part of the board."""
+"""If counter and power differ by more than this share, they measure different parts of the
+board."""
 
 FEWEST_DIFFERENCES = 6
-"""Distinct differences that a resolution is found from."""
+"""Distinct differences needed to determine a resolution."""
 
 
 @dataclass(frozen=True)
 class CounterEnergy:
-    """Energy by the counter, and by power readings, of the same time.
+    """Energy by the counter and by power readings over the same time.
 
     Attributes:
-        counter_j: What the counter grew by.
+        counter_j: Increase of the counter.
         integrated_j: Mean of the power readings, times the time.
         span_s: The time, from the counter's first update to its last.
         ratio: Counter over integrated power.
         ratio_uncertainty: Two standard deviations, from the ends and the scatter of power.
-        restarts: How often the counter fell: it began again.
+        restarts: How often the counter fell, that is, restarted.
     """
 
     counter_j: float
@@ -45,12 +46,12 @@ class CounterEnergy:
 def compare_energy(
     counter_mj: Series, power_mw: Series, period_ms: float | None
 ) -> CounterEnergy | None:
-    """The counter beside integrated power, or None where either did not move or was not read.
+    """Compares the counter with integrated power; None if either did not change or was not read.
 
     Args:
         counter_mj: Readings of the energy counter, mJ.
-        power_mw: Readings of power, mW: each says what was drawn before it.
-        period_ms: The counter's update period; None: as far as is known, none.
+        power_mw: Readings of power, mW: each is of the time before it.
+        period_ms: The counter's update period; None: unknown.
     """
     changes = counter_mj.changes()
     restarts = sum(later < earlier for earlier, later in itertools.pairwise(counter_mj.values))
@@ -61,7 +62,7 @@ def compare_energy(
     grown_mj = sum(
         max(0, later.value - earlier.value) for earlier, later in itertools.pairwise(changes)
     )
-    # A reading that appears at an update is of the time before it.
+    # A reading that appears at an update describes the time before it.
     shift_ns = (period_ms or 0.0) * 1e6
     integrated_mj = _integral(power_mw, first.t_ns + shift_ns, last.t_ns + shift_ns) / 1e9
     if integrated_mj <= 0:
@@ -84,7 +85,7 @@ def compare_energy(
 
 
 def _integral(series: Series, begin_ns: float, end_ns: float) -> float:
-    """Integral of a step function: each reading holds from the one before it."""
+    """Integrates a step function: each reading holds since the one before it."""
     total = 0.0
     times, values = series.t_ns, series.values
     for number in range(1, len(times)):
@@ -99,7 +100,7 @@ def _integral(series: Series, begin_ns: float, end_ns: float) -> float:
 
 
 def find_resolution(values: Sequence[int]) -> int | None:
-    """The step that all values are a multiple of apart, or None where too few differ to tell."""
+    """Returns the common divisor of all differences; None if too few values differ to tell."""
     distinct = sorted(set(values))
     differences = {later - earlier for earlier, later in itertools.pairwise(distinct)}
     pairs = {abs(later - earlier) for earlier, later in itertools.pairwise(values)} - {0}

@@ -1,4 +1,4 @@
-"""What a driver says that cannot be, or that contradicts what else it says."""
+"""Impossible or contradictory answers of a driver."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from zeusctl.probe.report import Doubt, Gpu
 
 IDLE_W = 2.0
-"""What any GPU draws."""
+"""Power that every GPU draws at least."""
 
 ABOVE_LIMIT = 1.5
-"""Readings so many times the largest limit are no power of this GPU."""
+"""Readings above this multiple of the largest limit cannot be this GPU's power."""
 
 
 def find_doubts(gpu: Gpu) -> list[Doubt]:
-    """All doubts about one GPU's answers."""
+    """Yields all doubts about one GPU's answers."""
     from zeusctl.probe.report import Doubt
 
     found = [*_limits(gpu), *_power(gpu), *_counter(gpu), *_rest(gpu)]

@@ -1,4 +1,4 @@
-"""What a probe asks of a node: the smallest interface that NVML and a simulated node share.
+"""The probe's view of a node: the smallest interface that NVML and a simulated node share.
 
 A question is a read, under a name of its own (`Question`), that a GPU answers or refuses. Which
 questions there are depends on the driver; those below have a meaning for the report.
@@ -30,10 +30,10 @@ SENSORS = (
     *("module_power_instant_mw", "module_power_average_mw", "memory_power_average_mw"),
     *("energy_counter_mj", "energy_field_mj"),
 )
-"""Questions whose answers are readings of a sensor."""
+"""Questions that read a sensor."""
 
 IDENTITY = ("uuid", "serial", "pci_address")
-"""Questions whose answers tell one board from all others."""
+"""Questions whose answers identify a board."""
 
 
 class CallError(Exception):
@@ -46,7 +46,7 @@ class CallError(Exception):
 
 
 class NoDriverError(Exception):
-    """There is nothing to probe; the message says why and what to do."""
+    """There is nothing to probe; the message says why, and what to do."""
 
 
 class Question(NamedTuple):
@@ -73,7 +73,7 @@ class Gpu(Protocol):
 
     @property
     def questions(self) -> Mapping[str, Question]:
-        """What it may be asked, by name."""
+        """The questions it may be asked, by name."""
 
     def read(self, sensors: Sequence[str]) -> Readings:
         """Reads several of `SENSORS`, in as few calls as the driver allows."""
@@ -91,7 +91,7 @@ class Driver(Protocol):
 
     clock: Clock
     simulated: str | None
-    """What is simulated; None: nothing."""
+    """The simulated node; None: real GPUs."""
 
     def versions(self) -> dict[str, str]:
         """Versions of driver, library and binding."""

@@ -1,7 +1,7 @@
-"""Known bursts of load: what shows how much of the time a sensor sees.
+"""Known bursts of load, which show how much of the time a sensor sees.
 
 A load is asynchronous, as work on a GPU is: `drive` is called between readings and queues the next
-burst when its time has come; `bursts` tells afterwards when each began and ended. The lengths of
+burst when its time has come; `bursts` returns afterwards when each began and ended. The lengths of
 bursts and pauses share no common measure with any update period that is known, or every update
 would see the same part of a burst.
 """
@@ -28,7 +28,7 @@ WAVES: tuple[tuple[float, float, float], ...] = (
 
 
 class Load(Protocol):
-    """Something that draws power on one GPU when it is told to."""
+    """A load that draws power on one GPU on request."""
 
     name: str
 
@@ -46,9 +46,9 @@ class Wave:
     """Drives a load through `WAVES`, one after another.
 
     Args:
-        load: What draws the power.
+        load: The load.
         begin_ns: When the first begins.
-        scale: Of how long each wave lasts.
+        scale: Factor for the length of each wave.
     """
 
     def __init__(self, load: Load, begin_ns: int, scale: float = 1.0) -> None:
@@ -71,7 +71,7 @@ class Wave:
             return
         for end_ns, on_s, off_s in self._ends:
             if now_ns < end_ns:
-                if now_ns + on_s * 1e9 > end_ns:  # it would run into the next wave
+                if now_ns + on_s * 1e9 > end_ns:  # it would overlap the next wave
                     self._next_ns = end_ns
                     return
                 self._load.burst(on_s)
@@ -195,10 +195,11 @@ class SimulatedLoad(Load):
 
 
 def torch_loads(bus_ids: Sequence[str | None]) -> dict[int, int]:
-    """PyTorch's number of each GPU that it sees, by NVML index; empty without CUDA or HIP.
+    """Returns PyTorch's number of each GPU that it sees, by NVML index; empty without CUDA or HIP.
 
     Args:
-        bus_ids: PCI address of each GPU, by NVML index: PyTorch may number and hide them otherwise.
+        bus_ids: PCI address of each GPU, by NVML index: PyTorch may number them differently, or
+            hide some.
     """
     try:
         import torch

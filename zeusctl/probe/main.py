@@ -1,4 +1,4 @@
-"""Runs a probe as its options say."""
+"""Runs a probe with the given options."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from zeusctl.probe.run import Loads, Plan, probe
 
 
 def run(options: Mapping[str, Any], say: Callable[[str], None]) -> Report:
-    """Probes as the options say.
+    """Probes with the given options.
 
     Args:
         options: By the names of `options.OPTIONS`, with underscores and without the dashes.
-        say: Is told what comes next.
+        say: Called with a line about each next step.
 
     Raises:
         NoDriverError: There is nothing to probe.
@@ -80,7 +80,7 @@ def _open(options: Mapping[str, Any]) -> tuple[Driver, Loads | None]:
 
 
 def _real(library: str | None) -> Driver:
-    """The driver of this machine. Without zeusd's packages there is NVIDIA's only."""
+    """Opens the driver of this machine; without zeusd's packages, only NVIDIA's."""
     try:
         from zeusctl.probe.amd import AmdDriver, is_amd
     except ImportError:
@@ -94,7 +94,7 @@ def _real(library: str | None) -> Driver:
 
 
 def _torch_on(driver: Driver) -> Loads | None:
-    """Bursts by PyTorch, on GPUs where no other process computes."""
+    """Makes bursts with PyTorch, on GPUs where no other process computes."""
     found = driver.gpus()
     addresses: list[str | None] = []
     busy = set()

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, through nvidia-ml-py; nothing but getters is called."""
+"""NVIDIA GPUs, through nvidia-ml-py; it calls getters only."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ class NvmlGpu:
 
 
 def _decoded(value: Any) -> str:
-    """Older nvidia-ml-py gives bytes."""
+    """Older versions of nvidia-ml-py return bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 

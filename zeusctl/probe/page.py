@@ -15,7 +15,7 @@ _LATENCIES = (
     *("power_usage_mw", "power_instant_mw", "energy_counter_mj", "temperature_c"),
     *("gpu_clock_mhz", "power_limit_mw", "compute_processes", "utilization_percent"),
 )
-"""Calls whose latency the page has; the JSON has all."""
+"""Calls whose latency the page shows; the JSON has all."""
 
 STALLED_MS = 50.0
 """Readings this far apart miss updates."""
@@ -106,7 +106,7 @@ def _gpu(gpu: Gpu, uptime_s: float | None) -> Iterator[str]:
     if model is None:
         yield "  this product is not in the simulator's table"
     else:
-        yield f"  beside the simulator's {model.key}:"
+        yield f"  compared with the simulator's {model.key}:"
         yield from _table(
             ("  QUANTITY", "TABLE", "FOUND", ""),
             [
@@ -115,14 +115,14 @@ def _gpu(gpu: Gpu, uptime_s: float | None) -> Iterator[str]:
             ],
         )
     if gpu.doubts:
-        yield "  what cannot be right:"
+        yield "  contradictions:"
         yield from (f"    {doubt.subject}: {doubt.text}" for doubt in gpu.doubts)
     else:
-        yield "  nothing that the driver said contradicts itself"
+        yield "  the driver's answers do not contradict each other"
 
 
 def _epoch(gpu: Gpu, uptime_s: float | None) -> Iterator[str]:
-    """How long the counter may have counted."""
+    """Returns how long the counter may have counted."""
     power = gpu.power_sensor
     mean_w = 0.0 if power is None else (gpu.sensors[power].mean or 0.0) / 1000
     if gpu.counter_total_j is None or mean_w <= 0:
@@ -173,7 +173,7 @@ def _latency(gpu: Gpu, name: str) -> tuple[str, ...]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as they must be; a column that is empty everywhere is left out."""
+    """Formats columns at their minimum width; omits columns that are empty everywhere."""
     if not rows:
         return
     kept = [n for n in range(len(head)) if not head[n] or any(row[n] for row in rows)]

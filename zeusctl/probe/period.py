@@ -1,11 +1,10 @@
-"""The period at which a sensor is updated, its phase and its jitter, from the updates that showed.
-
-An update shows only where the value changes, so the updates seen are some of the points of a
-lattice. Candidates for its spacing are the gaps between updates and simple fractions of them; each
-is refined by regression over twice as many updates at a time, so that no update is ever taken for
-its neighbour. Of the spacings that explain the updates the largest is the period. Updates whose
-error adds up from one to the next, as of a timer that is armed again each time, lie on no lattice:
-their period is the mean gap, and they have no phase.
+"""The period at which a sensor is updated, its phase and its jitter, from the observed updates. An
+update shows only if the value changes, so the observed updates are some of the points of a lattice.
+Candidates for its spacing are the gaps between updates and simple fractions of them; each is
+refined by regression over twice as many updates at a time, so that no update is ever taken for its
+neighbour. Of the spacings that explain the updates the largest is the period. Updates whose error
+adds up from one to the next, as of a timer that is armed again each time, lie on no lattice: their
+period is the mean gap, and they have no phase.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from zeusctl.probe.series import Change
 MS = 1e6
 
 FEWEST_UPDATES = 8
-"""Fewer updates than these say nothing of a period."""
+"""With fewer updates, no period can be determined."""
 
 TOLERANCE = 0.15
 """How far an update may lie from the lattice, as a share of the period."""
@@ -36,8 +35,7 @@ SHARPNESS = 3
 """The period is at least so many times the time between two readings."""
 
 WIDE = 3
-"""An update that lies in an interval so many times as long as those of most readings is left out:
-the machine was busy."""
+"""An update in an interval longer than this many typical ones is ignored: the machine was busy."""
 
 _QUANTILES = (0.05, 0.15, 0.3, 0.5)
 _FRACTIONS = (1, 2, 3, 4, 5)
@@ -77,11 +75,11 @@ class _Lattice:
 
 
 def find_period(changes: Sequence[Change], begin_ns: int) -> UpdatePeriod | None:
-    """The period of updates, or None where they show none.
+    """Returns the period of updates; None if they show none.
 
     Args:
         changes: The updates that showed (`Series.changes`).
-        begin_ns: What the phase counts from.
+        begin_ns: Zero of the phase.
     """
     if len(changes) < FEWEST_UPDATES:
         return None
@@ -100,12 +98,12 @@ def find_period(changes: Sequence[Change], begin_ns: int) -> UpdatePeriod | None
 
 
 def date(change: Change, period: UpdatePeriod | None, begin_ns: int) -> float:
-    """When an update was (ns): where the lattice has it, within the interval that it lies in.
+    """Returns the time of an update (ns): its point of the lattice, within its interval.
 
     Args:
         change: The update.
-        period: Of its sensor, if that has one.
-        begin_ns: What the period's phase counts from.
+        period: That of its sensor, if any.
+        begin_ns: Zero of the period's phase.
     """
     if period is None or period.phase_ms is None:
         return change.t_ns
@@ -115,7 +113,7 @@ def date(change: Change, period: UpdatePeriod | None, begin_ns: int) -> float:
 
 
 def _widest(lattice: _Lattice, times: Sequence[float], weights: Sequence[float]) -> _Lattice:
-    """The same lattice without points that next to no update lies on."""
+    """Drops points of a lattice that almost no update lies on."""
     for multiple in range(_FRACTIONS[-1], 1, -1):
         _, most = Counter(number % multiple for number in lattice.numbers).most_common(1)[0]
         if most >= ALIKE * len(lattice.numbers):
@@ -214,7 +212,7 @@ def _on_lattice(lattice: _Lattice, times: Sequence[float], widths: Sequence[floa
 def _drifting(
     times: Sequence[float], widths: Sequence[float], typical: float
 ) -> UpdatePeriod | None:
-    """Updates each of which is due some time after the last one."""
+    """Handles updates of which each is due some time after the last."""
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     middle = sorted(gaps)[len(gaps) // 2]
     if middle < SHARPNESS * typical:

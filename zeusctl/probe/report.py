@@ -1,6 +1,6 @@
-"""What a probe reports: one JSON object, with units in its names. Published as `zeusctl.probe/1`.
+"""A probe's report: one JSON object, with units in its names. Published as `zeusctl.probe/1`.
 
-Host name, user, and what tells one board from another are not in it, unless asked for.
+It has no host name or user, and identifies boards only on request.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SCHEMA = "zeusctl.probe/1"
 
 POWERS = ("power_instant_mw", "module_power_instant_mw", "power_usage_mw")
 COUNTERS = ("energy_field_mj", "energy_counter_mj")
-"""Sensors that stand for power and the energy counter: the first that a GPU has."""
+"""Candidates for power and for the energy counter: the first that a GPU offers is used."""
 
 
 @dataclass(frozen=True)
 class Software:
-    """What the probe ran on."""
+    """The machine that the probe ran on."""
 
     zeusd: str
     binding: str
@@ -42,7 +42,7 @@ class Software:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of one read."""
+    """Result of one read."""
 
     call: str
     code: int
@@ -72,7 +72,7 @@ class PowerLimits:
 
 @dataclass(frozen=True)
 class Identity:
-    """What tells one board from all others: only with `--identify`."""
+    """Identity of a board: only with `--identify`."""
 
     uuid: str | None
     serial: str | None
@@ -93,7 +93,7 @@ class Processes:
 
 @dataclass(frozen=True)
 class State:
-    """What the GPU did when the probe began."""
+    """State of the GPU when the probe began."""
 
     gpu_clock_mhz: int | None
     memory_clock_mhz: int | None
@@ -105,7 +105,7 @@ class State:
 
 @dataclass(frozen=True)
 class CallLatency:
-    """Latency of one call: with no other GPU being asked, and with all asked at once."""
+    """Latency of one call: alone, and while all GPUs are queried."""
 
     call: str
     alone: Latency | None
@@ -114,7 +114,7 @@ class CallLatency:
 
 @dataclass(frozen=True)
 class Sensor:
-    """What one sensor showed.
+    """Observations of one sensor.
 
     Powers are in mW and energies in mJ, as NVML has them. `alone` is its updates while only this
     GPU was read, `together` while all GPUs were, `under_load` during bursts of load. Phases of
@@ -133,14 +133,14 @@ class Sensor:
     largest: int | None
     mean: float | None
     resolution: int | None
-    """What all readings are a multiple of apart; None: too few differ to tell."""
+    """Common divisor of the differences between readings; None: too few differ to tell."""
     alone: UpdatePeriod | None
     together: UpdatePeriod | None
     under_load: UpdatePeriod | None
 
     @property
     def period(self) -> UpdatePeriod | None:
-        """Its updates, where they showed: rounded readings of an idle GPU never change."""
+        """Its updates, if they showed: rounded readings of an idle GPU never change."""
         return self.together or self.alone or self.under_load
 
     @property
@@ -151,7 +151,7 @@ class Sensor:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What known bursts of load showed of the sensors."""
+    """Results of known bursts of load."""
 
     load: str
     bursts: int
@@ -163,7 +163,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Doubt:
-    """Something that the driver says and that cannot be, or that contradicts what else it says."""
+    """An impossible answer of the driver, or one that contradicts others."""
 
     subject: str
     text: str
@@ -193,14 +193,14 @@ class Gpu:
     counter: CounterEnergy | None
     """The energy counter beside integrated power, while all GPUs were read."""
     counter_total_j: float | None
-    """What the counter showed at the end, from its own epoch on."""
+    """The counter at the end, counted from its own epoch."""
     loaded: Loaded | None
     doubts: list[Doubt] = field(default_factory=list)
     identity: Identity | None = None
 
     @property
     def power_sensor(self) -> str | None:
-        """The power sensor that the rest is compared with: the instant one where there is one."""
+        """The power sensor to compare with: the instant one if there is one."""
         return next((name for name in POWERS if name in self.sensors), None)
 
     @property
@@ -225,10 +225,10 @@ class Report:
     Attributes:
         at: When the probe ended, ISO 8601.
         simulated: The node that was simulated; None: GPUs of this machine, or a stand-in for them.
-        stand_in: Whether the library was given with `--library`: it may be anybody's.
+        stand_in: Whether the library was given with `--library`: it may be a stand-in.
         seconds: Time that the probe took.
-        phases_from_ns: Instant that phases count from, ns of CLOCK_MONOTONIC.
-        uptime_s: Time since the machine was started, as far as it says.
+        phases_from_ns: Zero of phases, ns of CLOCK_MONOTONIC.
+        uptime_s: Time since the machine was started, if known.
     """
 
     at: str
@@ -241,8 +241,8 @@ class Report:
     gpus: list[Gpu]
     unopened: list[Unopened]
     sandbox: dict[str, list[str]] | None = None
-    """With `--in-unit`: `same` lists the reads that answer alike inside the sandbox of zeusd's
-    unit, `differs` says how the others do."""
+    """With `--in-unit`: `same` lists the reads that give the same answer inside the sandbox of
+    zeusd's unit, `differs` describes the others."""
 
     def to_json(self) -> str:
         """The report as text."""
@@ -256,22 +256,22 @@ def now() -> str:
 
 
 def from_json(text: str) -> dict[str, Any]:
-    """A report that someone sent, as plain data.
+    """Reads a report that someone sent, as plain data.
 
     Raises:
-        ValueError: It is none; the message says so.
+        ValueError: It is not a report; the message says so.
     """
     try:
         body = json.loads(text)
     except ValueError:
-        raise ValueError("this is no JSON") from None
+        raise ValueError("this is not JSON") from None
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:
-        raise ValueError(f"this is no report of `zeusctl probe`: its schema is not {SCHEMA}")
+        raise ValueError(f"this is not a report of `zeusctl probe`: its schema is not {SCHEMA}")
     return body
 
 
 def _rounded(value: Any) -> Any:
-    """Floats to six significant digits below the integers: no figure is better than that."""
+    """Rounds floats to seven significant digits: no figure is more accurate."""
     if isinstance(value, float):
         return float(f"{value:.7g}")
     if isinstance(value, dict):

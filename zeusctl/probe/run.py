@@ -1,4 +1,6 @@
-"""Probes a node: asks everything once, times calls, samples sensors, and analyses what came."""
+"""Probes a node: asks every question once, times calls, samples sensors, and analyses the
+results.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,15 @@ from zeusctl.probe.visible import VisibleWindow, find_window
 from zeusctl.probe.windows import window_errors
 
 Loads = Callable[[int], Load | None]
-"""Makes a load on a GPU, by index; None: there is none."""
+"""Makes a load on a GPU, by index; None: no load."""
 
 _SLOW = frozenset({"power_samples", "compute_processes", "graphics_processes"})
-"""Calls of milliseconds: they are timed a tenth as often."""
+"""Calls that take milliseconds: they are timed a tenth as often."""
 
 
 DATED_SHARE = 0.25
-"""An update that lies in an interval of a larger share of the period tells nothing of the window:
-the machine was busy."""
+"""An update in an interval longer than this share of the period says nothing about the window: the
+machine was busy."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Plan:
         seconds: Sampling of all GPUs at once.
         alone_seconds: Sampling of each GPU by itself, where there are several.
         calls: How often each call is timed.
-        load_scale: Of the time under load.
-        identify: Whether to report what tells one board from another.
+        load_scale: Factor for the time under load.
+        identify: Whether to report what identifies a board.
     """
 
     seconds: float = 30.0
@@ -56,7 +58,7 @@ class Plan:
 
 @dataclass
 class _Probed:
-    """What is known of one GPU so far."""
+    """What is known about one GPU so far."""
 
     gpu: Gpu
     values: dict[str, Any]
@@ -86,9 +88,9 @@ def probe(
         driver: The node.
         plan: How long each part takes.
         only: Indices of the GPUs to probe; None: all.
-        load_on: Makes the load on a GPU; None: there is none.
-        stand_in: Whether the library may be anybody's.
-        say: Is told what comes next.
+        load_on: Makes the load on a GPU; None: no load.
+        stand_in: Whether the library may be a stand-in.
+        say: Called with a line about each next step.
 
     Raises:
         NoDriverError: There is no GPU that can be probed.
@@ -178,7 +180,7 @@ def _ask(gpu: Gpu, plan: Plan) -> _Probed:
             answers[name] = reports.Answer(question.call, error.code, error.text)
     sensors = [name for name in SENSORS if name in values]
     if "memory_power_average_mw" in values and not values["memory_power_average_mw"]:
-        sensors.remove("memory_power_average_mw")  # boards without it succeed with zero
+        sensors.remove("memory_power_average_mw")  # boards without it return zero and success
     return _Probed(gpu, values, answers, sensors, {}, {}, {}, {})
 
 
@@ -242,7 +244,7 @@ def _load(
 
 
 def _powers(name: str, series: Series) -> list[tuple[float, float]]:
-    """Power by update, W: of a counter, its mean since the update before."""
+    """Returns the power of each update, W; for a counter, the mean since the last update."""
     changes = series.changes()
     begin_ns = series.t_ns[0] if series.t_ns else 0
     period = find_period(changes, begin_ns)

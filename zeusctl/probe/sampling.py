@@ -1,4 +1,4 @@
-"""Reads sensors one after another as fast as it should, and times calls."""
+"""Reads sensors in turn at a fixed pace, and times calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zeusctl.probe.driver import CallError, Clock, Gpu, Question
 from zeusctl.probe.series import Series
 
 PAUSE_S = 0.001
-"""Pause after each reading: without, some drivers fail, and the GPU's work is slowed down."""
+"""Pause after each reading: without it, some drivers fail, and the GPU's work slows down."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Latency:
 
 
 def summarize(durations_ns: Sequence[int]) -> Latency | None:
-    """Median, 99th percentile (the nearest rank) and maximum; None: there were no calls."""
+    """Median, 99th percentile (the nearest rank) and maximum; None without calls."""
     if not durations_ns:
         return None
     ordered = sorted(durations_ns)
@@ -46,7 +46,7 @@ def sample(
 
     Args:
         gpus: By index.
-        sensors: What to read of each.
+        sensors: The sensors to read.
         clock: The time.
         seconds: How long.
         meanwhile: Called before each round with the time.
@@ -92,7 +92,7 @@ def time_calls(
 def time_together(
     questions: Mapping[int, Mapping[str, Question]], clock: Clock, calls: int
 ) -> dict[int, dict[str, Latency | None]]:
-    """How long each call takes while every GPU is asked by a thread of its own."""
+    """How long each call takes while one thread per GPU makes calls."""
     found: dict[int, dict[str, Latency | None]] = {}
 
     def work(index: int) -> None:

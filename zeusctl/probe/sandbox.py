@@ -1,7 +1,7 @@
-"""The same reads inside the sandbox of zeusd's unit: which of them it denies.
+"""Repeats the reads inside the sandbox of zeusd's unit, to find those that it denies.
 
-A transient unit with the sandbox of zeusd.service runs a short probe. Its answers are held against
-those outside. This needs systemd and root, and has run on no GPU so far.
+A transient unit with the sandbox of zeusd.service runs a short probe. Its answers are compared with
+those outside. This needs systemd and root, and has never run on a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SANDBOX = (
     *("InaccessiblePaths", "ReadOnlyPaths", "ReadWritePaths", "ExecPaths", "NoExecPaths"),
     *("BindPaths", "BindReadOnlyPaths", "Environment"),
 )
-"""Directives of a sandbox begin with one of these; `RestartSec` and its likes do not."""
+"""Directives of a sandbox begin with one of these; `RestartSec` and the like do not."""
 
 
 def properties(unit: str) -> list[str]:
@@ -77,7 +77,7 @@ def inside(unit: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def unit_file() -> str:
-    """Text of zeusd.service: as installed, else the checkout's.
+    """Text of zeusd.service: the installed one, else the checkout's.
 
     Raises:
         NoDriverError: There is neither.
@@ -98,7 +98,7 @@ def unit_file() -> str:
 
 
 def compare(outside: Report, body: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Reads by what the sandbox makes of them.
+    """Sorts reads by whether the sandbox changes their answers.
 
     Args:
         outside: The report without it.

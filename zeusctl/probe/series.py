@@ -1,4 +1,4 @@
-"""Readings of one sensor, taken one after another, and where among them it was updated."""
+"""Successive readings of one sensor, and the updates among them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Change(NamedTuple):
-    """An update that showed.
+    """An observed update.
 
     Attributes:
         after_ns: The last reading of the value before.
@@ -21,7 +21,7 @@ class Change(NamedTuple):
 
     @property
     def t_ns(self) -> float:
-        """The middle of the interval that the update lies in."""
+        """The middle of the update's interval."""
         return (self.after_ns + self.until_ns) / 2
 
     @property
@@ -38,7 +38,7 @@ class Series:
 
     Attributes:
         t_ns: When each was taken: midway through the call.
-        values: What each was.
+        values: The readings.
         failures: Return codes of readings that failed, and how many had each.
     """
 
@@ -59,7 +59,7 @@ class Series:
         self.failures[code] = self.failures.get(code, 0) + 1
 
     def changes(self) -> list[Change]:
-        """Every update that showed as another value."""
+        """Every observed update."""
         t_ns, values = self.t_ns, self.values
         return [
             Change(t_ns[number - 1], t_ns[number], values[number])

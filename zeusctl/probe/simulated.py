@@ -1,6 +1,5 @@
-"""A simulated node as a probe sees it: in this process, on a clock that passes when it is told to.
-
-Two minutes of probing take as long as they take to compute. Calls take no time.
+"""A simulated node for a probe: in this process, on a virtual clock. Two minutes of probing take
+only as long as their computation. Calls take no time.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from zeusd.devices.port import DeviceError
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock
 
 WORKLOAD = "model/compute"
-"""What draws power when load is wanted."""
+"""The workload that serves as load."""
 
 
 class SimulatedDriver(Driver):
     """Implements `zeusctl.probe.driver.Driver`.
 
     Args:
-        spec: What is simulated, as `zeusd serve --simulate` takes it.
+        spec: The node, in the syntax of `zeusd serve --simulate`.
 
     Raises:
-        ValueError: The spec is not one; the message says what is.
+        ValueError: The spec is not valid; the message says what is.
     """
 
     def __init__(self, spec: str) -> None:

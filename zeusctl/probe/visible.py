@@ -1,8 +1,8 @@
 """How much of the time before each update a power sensor sees, from known bursts of load.
 
-The reading of an update is taken for the mean of power over a window that ends some lag before it.
-Where load switches between two levels, that mean is a straight line in the share of the window that
-was under load; the window and lag that leave the least unexplained are the sensor's.
+The model: a reading is the mean of power over a window that ends some lag before the update. While
+load switches between two levels, that mean is linear in the share of the window that was under
+load. The sensor's window and lag are those with the smallest residual.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from dataclasses import dataclass
 MS = 1e6
 
 MOST_UPDATES = 240
-"""Updates that are fitted; more are thinned out."""
+"""Number of updates to fit; more are thinned out."""
 
 COARSE = 3
-"""The first, coarse search takes each third of them."""
+"""The first, coarse search uses every third of them."""
 
 FEWEST_UPDATES = 36
 CONTRAST = 5.0
-"""The load must move the reading by so many times what it leaves unexplained."""
+"""The load must move the reading by this multiple of the residual."""
 
 LONGEST_WINDOW_MS = 2000.0
 _SHORTEST_WINDOW_MS = 1.0
 _GRID = 24
 _LONGEST_LAG_MS = 60.0
 _EARLIEST_MS = -5.0
-"""An update may be dated before it was, by the time between two readings."""
+"""The time of an update may be too early by the time between two readings."""
 
 _ROUNDS = 7
 
 
 @dataclass(frozen=True)
 class VisibleWindow:
-    """What a reading is the mean of.
+    """The window over which a reading is the mean.
 
     Attributes:
         window_ms: Length of the window.
         window_uncertainty_ms: Two standard deviations of it.
-        lag_ms: Time from the end of the window to the update; may be a little below 0, as updates
-            are dated only so well.
+        lag_ms: Time from the end of the window to the update; may be a little below 0, within the
+            accuracy of the updates' times.
         low_w: Power without load.
         high_w: Power under load.
-        unexplained_w: Standard deviation of what the window does not explain.
+        unexplained_w: Standard deviation of the residual.
         updates: Updates fitted.
     """
 
@@ -58,7 +58,7 @@ class VisibleWindow:
     updates: int
 
     def share(self, period_ms: float) -> float:
-        """Share of an update period that the sensor sees, at most 1."""
+        """The share of an update period that the sensor sees, at most 1."""
         return min(1.0, self.window_ms / period_ms)
 
 
@@ -103,12 +103,12 @@ def find_window(
     bursts: Sequence[tuple[int, int]],
     stamp_ms: float = 0.0,
 ) -> VisibleWindow | None:
-    """The window of a sensor, or None where the load does not show in its readings.
+    """Returns the window of a sensor; None if its readings do not show the load.
 
     Args:
         updates: Time (ns) of each update and power (W) that it shows.
         bursts: Start and end of each burst of load (ns).
-        stamp_ms: How far off the time of an update may be.
+        stamp_ms: Uncertainty of an update's time.
     """
     if len(updates) < FEWEST_UPDATES or not bursts:
         return None
@@ -154,7 +154,7 @@ def find_window(
 
 
 def _reach(fits: Callable[[float], bool], window: float) -> float:
-    """How far from `window` another one still fits."""
+    """Returns how far from `window` another one still fits."""
     far, near = window, 0.0
     for _ in range(20):
         middle = (near + far) / 2
@@ -168,7 +168,7 @@ def _reach(fits: Callable[[float], bool], window: float) -> float:
 def _fit(
     updates: Sequence[tuple[float, float]], load: Bursts, window_ns: float, lag_ns: float
 ) -> _Fit:
-    """The straight line from share under load to power, and the squares that it leaves."""
+    """Fits power to the share under load, linearly; returns the line and the squared residuals."""
     count = len(updates)
     x = [load.share(t_ns - lag_ns - window_ns, t_ns - lag_ns) for t_ns, _ in updates]
     x_mean = sum(x) / count

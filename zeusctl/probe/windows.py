@@ -1,6 +1,5 @@
-"""How wrong energy is that is read off the counter at both ends of a known burst of load.
-
-The truth is the plateau of power under load times the burst's length.
+"""The error of energies that are read from the counter at both ends of a known burst of load. The
+truth is the plateau of power under load times the burst's length.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from zeusctl.probe.series import Series
 from zeusctl.probe.visible import VisibleWindow
 
 ALIKE = 1.25
-"""Bursts whose lengths differ by less than this factor are of one kind."""
+"""Bursts whose lengths differ by less than this factor are grouped."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class WindowError:
     Attributes:
         burst_ms: Mean length.
         bursts: How many.
-        mean_error_percent: Mean of the errors' sizes.
+        mean_error_percent: Mean of the absolute errors.
         bias_percent: Mean of the errors.
         truth_uncertainty_percent: Two standard deviations of the plateau.
     """
@@ -39,12 +38,12 @@ class WindowError:
 def window_errors(
     counter_mj: Series, bursts: Sequence[tuple[int, int]], plateau: VisibleWindow
 ) -> list[WindowError]:
-    """The errors by length of burst, longest first.
+    """Returns the errors by length of burst, longest first.
 
     Args:
         counter_mj: Readings of the energy counter, mJ.
         bursts: Start and end of each burst (ns).
-        plateau: What the power readings say of the power under load.
+        plateau: The power under load, from the power readings.
     """
     groups: list[list[tuple[float, float]]] = []
     for begin_ns, end_ns in sorted(bursts, key=lambda burst: burst[0] - burst[1]):

@@ -1,1 +1,1 @@
-"""The live view: what it shows (`model`), and on what (`app`, `screens`)."""
+"""The live view: its data (`model`) and its screens (`app`, `screens`)."""

@@ -1,4 +1,4 @@
-"""The live view on a terminal, with Textual: tables that scroll, keys, pages that open over it."""
+"""The live view on a terminal, with Textual: scrolling tables, keys, and pages over them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from zeusctl.reports import StatusReport
 
 OVERDUE_S = 1.5
-"""What takes longer says that zeusd does not answer."""
+"""After this time the view reports that zeusd does not answer."""
 
 _LEASES = (
     Column("gpu", "GPU", 3),
@@ -46,7 +46,7 @@ _PROCESSES = (
 
 
 class Rows(DataTable[Text]):
-    """A table whose rows are replaced at each look; cursor and scroll position stay."""
+    """A table whose rows are replaced at each update; cursor and scroll position stay."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("home,g", "scroll_top", "first"),
@@ -93,7 +93,7 @@ class Rows(DataTable[Text]):
 
 
 def _aligned(cell: Cell, column: Column, width: int) -> Text:
-    """A cell with the blank that keeps it from the next."""
+    """Pads a cell with a blank."""
     text = cell.text.rjust(width) if column.right else cell.text.ljust(width)
     return Text(f"{text} ", style=cell.style, no_wrap=True)
 
@@ -108,9 +108,9 @@ class TopApp(App[int]):
     """`zeusctl top`.
 
     Args:
-        source: Looks at the node.
-        interval_s: Seconds between looks.
-        frames: Ends after so many looks; None: when a key says so.
+        source: Queries the node.
+        interval_s: Seconds between updates.
+        frames: Number of updates; None: until a key ends it.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -166,7 +166,7 @@ class TopApp(App[int]):
         yield Static(" q quit  h help  / filter  <> sort  Enter details  Tab next", id="foot")
 
     def on_mount(self) -> None:
-        """Shows the first look, and begins to look again and again."""
+        """Shows the first update, and starts the timer for the next ones."""
         self.screen_stack[0].query_one("#gpus", Rows).focus()
         self._draw()
         self.action_look()
@@ -174,13 +174,13 @@ class TopApp(App[int]):
         self.set_interval(0.2, self._watch)
 
     def on_resize(self, event: Resize) -> None:
-        """Another size of the terminal."""
+        """Handles a new size of the terminal."""
         self.call_after_refresh(self._draw)
 
     # ------------------------------------------------------------------------------------ looks
 
     def action_look(self) -> None:
-        """Looks at the node, unless a look is under way."""
+        """Queries the node, unless a query is in progress."""
         if self._source.asked_s is None:
             self._look()
 
@@ -200,7 +200,7 @@ class TopApp(App[int]):
                 self.exit(int(Exit.OK))
 
     def _watch(self) -> None:
-        """A zeusd that stops shows before the next look comes back."""
+        """Notices a zeusd that stops before the next query returns."""
         if not self.screen_stack[0].query("#trouble"):
             return  # it is ending
         trouble, asked_s = self._source.trouble, self._source.asked_s
@@ -275,7 +275,7 @@ class TopApp(App[int]):
         self._title("processes", processes_text, len(processes), heights[2], "")
 
     def _heights(self, gpus: int, leases: int, processes: int) -> tuple[int, int, int]:
-        """Lines of the three tables, headings included: leases always have some."""
+        """Heights of the three tables, with headings: leases always get some lines."""
         other = (
             5
             + self.screen_stack[0].query_one("#trouble").display
@@ -306,7 +306,7 @@ class TopApp(App[int]):
     # ------------------------------------------------------------------------------------- keys
 
     def action_leave(self, code: int) -> None:
-        """Ends it."""
+        """Quits."""
         self.exit(code)
 
     def action_help(self) -> None:
@@ -321,45 +321,45 @@ class TopApp(App[int]):
             self.push_screen(GpuScreen(self._source, found[0]))
 
     def action_sort(self, step: int) -> None:
-        """Another order."""
+        """Changes the order."""
         self.view.sort_by(step)
         self._reorder()
 
     def action_order(self, name: str) -> None:
-        """This order."""
+        """Sets the order."""
         assert name in SORTS
         self.view.sort, self.view.inverted = name, False
         self._reorder()
 
     def action_invert(self) -> None:
-        """The other way round."""
+        """Reverses the order."""
         self.view.inverted = not self.view.inverted
         self._reorder()
 
     def _reorder(self) -> None:
-        """Shows the first rows of a new order, wherever the cursor was."""
+        """Shows the first rows of a new order, and moves the cursor there."""
         self._draw()
         self.screen_stack[0].query_one("#gpus", Rows).scroll_first()
 
     def action_filter(self) -> None:
-        """Asks for a text."""
+        """Opens the filter."""
         field = self.screen_stack[0].query_one("#filter", Input)
         field.display = True
         field.focus()
         self._draw()
 
     def action_unfilter(self) -> None:
-        """Shows everything."""
+        """Clears the filter."""
         self.screen_stack[0].query_one("#filter", Input).value = ""
         self._close_filter()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Shows what has the text, as it is typed."""
+        """Filters while the user types."""
         self.view.pattern = event.value
         self._draw()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Return to the tables; the text stays."""
+        """Returns to the tables; the filter stays."""
         self._close_filter()
 
     def _close_filter(self) -> None:
@@ -369,7 +369,7 @@ class TopApp(App[int]):
 
 
 def _head(report: StatusReport, width: int) -> Text:
-    """The node in one line: what matters most first, since the rest may be cut."""
+    """Describes the node in one line: most important first, as the rest may be cut off."""
     node = report.node
     power = sum(gpu.power_w or 0.0 for gpu in report.gpus)
     head = Text(f" {report.at:%H:%M:%S}  {power:.0f} W", style="bold", no_wrap=True)

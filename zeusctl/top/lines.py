@@ -8,7 +8,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float | None], lowest: float, highest: float) -> str:
-    """Values as a line of blocks, blank where there is none."""
+    """Draws values as a line of blocks, blank where there is none."""
     span = max(1e-9, highest - lowest)
     steps = len(LEVELS) - 1
     return "".join(
@@ -20,7 +20,8 @@ def sparkline(values: Sequence[float | None], lowest: float, highest: float) -> 
 def resample(
     points: Sequence[tuple[float, float]], begin: float, end: float, width: int
 ) -> list[float | None]:
-    """The mean of each of `width` spans of time; a span without a value has the one before, if any.
+    """Returns the mean of each of `width` spans of time; a span without a value repeats the one
+    before.
 
     Args:
         points: Times and values, in order.
@@ -48,7 +49,7 @@ def resample(
 
 
 def bar(share: float | None, width: int, mark: float | None = None) -> str:
-    """A share of 0 to 1 as a bar; `|` stands where the mark is."""
+    """Draws a share from 0 to 1 as a bar; `|` is the mark."""
     if share is None:
         return "-" * width
     filled = min(width, max(0, round(share * width)))

@@ -1,4 +1,6 @@
-"""What `zeusctl top` shows: which columns fit, in which order, and which GPUs. Nothing is drawn."""
+"""The content of `zeusctl top`: which columns fit, which GPUs, and their order. It draws
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from zeusctl.reports import Gpu, Lease, Process, StatusReport
 
 SPAN_S = 120
-"""What the lines of power show."""
+"""Time span of the power lines."""
 
 Points = Sequence[tuple[float, float]]
 """Times, seconds of CLOCK_MONOTONIC, and watts."""
@@ -32,10 +34,10 @@ class Column:
     """A column of the GPU table.
 
     Attributes:
-        name: For sorting.
+        name: Sort key.
         title: Its heading.
         width: Characters; 0: what is left.
-        from_width: Width of the terminal from which on it is shown.
+        from_width: Minimum width of the terminal to show it.
         right: Whether it is aligned to the right.
     """
 
@@ -78,25 +80,25 @@ SORTS: dict[str, Callable[[Gpu, View], float | str]] = {
     "holder": lambda gpu, view: view.holder(gpu) or "~",
     "throttle": lambda gpu, _: ", ".join(gpu.throttle_reasons or ()) or "~",
 }
-"""Orders, by column: what someone looks for first comes first."""
+"""Orders, by column: the most interesting rows first."""
 
 
 def in_force(gpu: Gpu) -> float | None:
-    """The power limit that counts, in watts."""
+    """The power limit in force, in watts."""
     limit = gpu.power_limit_w
     return limit.enforced if limit.enforced is not None else limit.requested
 
 
 @dataclass(slots=True)
 class View:
-    """What is shown of a report.
+    """The visible part of a report.
 
     Attributes:
-        report: The node at the last look.
+        report: The node at the last update.
         power: Power of the last minutes, by UUID.
         sort: Column by which GPUs are ordered.
         inverted: Whether the order is reversed.
-        pattern: GPUs, leases and processes without this text are hidden; empty: none are.
+        pattern: Hides GPUs, leases and processes without this text; empty: hides none.
     """
 
     report: StatusReport
@@ -106,14 +108,14 @@ class View:
     pattern: str = ""
 
     def sort_by(self, step: int) -> None:
-        """Another order: the next column that has one, or the one before."""
+        """Sorts by the next or previous column that has an order."""
         names = list(SORTS)
         self.sort = names[(names.index(self.sort) + step) % len(names)]
 
     # --------------------------------------------------------------------------------- what
 
     def holder(self, gpu: Gpu) -> str:
-        """Who holds something on a GPU, else what bounds it; of several, the first."""
+        """Names the first holder of a lease on a GPU, or else its first ceiling."""
         held = [lease for lease in self.report.leases if lease.uuid == gpu.uuid]
         if held:
             return held[0].job or held[0].user
@@ -121,13 +123,13 @@ class View:
         return next(bounds, "").removeprefix("job:")
 
     def gpus(self) -> list[Gpu]:
-        """The GPUs that are shown, in order."""
+        """Returns the visible GPUs, in order."""
         shown = [gpu for gpu in self.report.gpus if self._shows(gpu)]
         shown.sort(key=lambda gpu: (SORTS[self.sort](gpu, self), gpu.index))
         return shown[::-1] if self.inverted else shown
 
     def leases(self) -> list[Lease]:
-        """The leases that are shown: those that could not be restored first."""
+        """Returns the visible leases: pending restores first."""
         named = self._named()
         shown = [
             one
@@ -137,7 +139,7 @@ class View:
         return sorted(shown, key=lambda lease: (not lease.restoring, lease.gpu, lease.control))
 
     def processes(self) -> list[Process]:
-        """The processes that are shown."""
+        """Returns the visible processes."""
         named = self._named()
         return [
             one
@@ -146,7 +148,7 @@ class View:
         ]
 
     def _named(self) -> set[str]:
-        """GPUs that the pattern is about themselves: all that is on them is shown."""
+        """Returns the GPUs that match the filter themselves: everything on them is visible."""
         return {gpu.uuid for gpu in self.report.gpus if self._finds(_words_of_gpu(gpu))}
 
     def _shows(self, gpu: Gpu) -> bool:
@@ -166,10 +168,10 @@ class View:
     # ---------------------------------------------------------------------------------- how
 
     def row(self, gpu: Gpu, columns: Sequence[tuple[Column, int]], now_s: float) -> list[Cell]:
-        """One GPU, as the table has it.
+        """Returns one GPU's row.
 
         Args:
-            gpu: Which.
+            gpu: The GPU.
             columns: What `fitting` returned.
             now_s: CLOCK_MONOTONIC.
         """
@@ -211,7 +213,7 @@ class View:
 
 
 def fitting(width: int) -> list[tuple[Column, int]]:
-    """The columns of a table of this width, and how wide each is.
+    """Returns the columns that fit a table of this width, with their widths.
 
     Columns are one blank apart; the line of power takes what is left, within bounds.
     """

@@ -1,4 +1,4 @@
-"""What opens over the live view: help, and one GPU with its last hour."""
+"""The pages over the live view: help, and one GPU with its last hour."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ HELP = """\
  LIMIT: 200>180 is enforced at 180; yellow is below the site limit, red above it.
  CLOCK*: locked. In the bar | is the limit. HELD BY: job or user of a lease, or a ceiling.
 """
-"""The keys, which are htop's and nvitop's as far as they have them."""
+"""The keys: those of htop and nvitop where they have one."""
 
 _LABEL = 13
 
 
 class Overlay(ModalScreen[None]):
-    """A page over the live view, which any of these keys closes."""
+    """A page over the live view; any of these keys closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("escape,q,enter,h,f1,question_mark,f10", "app.pop_screen", "close")
@@ -62,18 +62,18 @@ class Overlay(ModalScreen[None]):
             yield Static(id="page")
 
     def show(self, text: str) -> None:
-        """Puts a text on it."""
+        """Sets its text."""
         self.query_one("#page", Static).update(Text.from_ansi(text))
 
 
 class HelpScreen(Overlay):
-    """The keys."""
+    """Shows the keys."""
 
     def __init__(self) -> None:
         super().__init__("zeusctl top")
 
     def on_mount(self) -> None:
-        """Shows them."""
+        """Fills the page."""
         self.show(HELP)
 
 
@@ -81,7 +81,7 @@ class GpuScreen(Overlay):
     """One GPU, kept up to date.
 
     Args:
-        source: Looks at the node.
+        source: Queries the node.
         gpu: The GPU.
     """
 
@@ -91,7 +91,7 @@ class GpuScreen(Overlay):
         self._uuid = gpu.uuid
 
     def on_mount(self) -> None:
-        """Begins to look."""
+        """Starts the updates."""
         self._look()
         self.set_interval(2.0, self._look)
 

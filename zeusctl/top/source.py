@@ -1,4 +1,4 @@
-"""Looks at the node for the live view, on a thread of its own: keys are never kept waiting."""
+"""Queries the node for the live view, on a thread of its own: keys never wait."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ DOMAINS = (
     ("gpu_clock", "clock", 1, "MHz"),
     ("temperature", "temperature", 1, "C"),
 )
-"""What the last hour is shown of: domain, title, divisor, unit."""
+"""Readings of the last hour to show: domain, title, divisor, unit."""
 
 Points = list[tuple[float, float]]
 
 
 class Source:
-    """The node, look by look.
+    """The node, updated on request.
 
     Args:
         session: The connection.
-        gpus: Which GPUs, as a person names them.
+        gpus: The GPUS argument.
 
     Attributes:
-        report: What was found last.
-        trouble: Why the last look failed; empty: it did not.
+        report: The last report.
+        trouble: Why the last query failed; empty: it succeeded.
         power: Power of the last minutes, watts by UUID.
-        asked_s: When what is under way was asked for, CLOCK_MONOTONIC; None: nothing is.
+        asked_s: When the query in progress began, CLOCK_MONOTONIC; None: there is none.
     """
 
     def __init__(self, session: Session, gpus: str) -> None:
@@ -49,7 +49,7 @@ class Source:
         self.report: StatusReport = read(session, gpus, processes=True)
 
     def look(self, with_power: bool) -> None:
-        """Looks again. What fails is in `trouble`, and the last report stays."""
+        """Queries again. An error is in `trouble`; the last report stays."""
         self.asked_s = time.monotonic()
         try:
             self.report = read(self._session, self._gpus, processes=True)
@@ -63,11 +63,11 @@ class Source:
             self.asked_s = None
 
     def gone(self) -> bool:
-        """Whether the socket has gone since the last look: zeusd has stopped."""
+        """Whether the socket has disappeared since the last query: zeusd has stopped."""
         return not os.path.exists(self._session.socket)
 
     def last_hour(self, uuid: str, domain: str, divisor: int) -> Points:
-        """A reading of the last hour; empty: nothing is known of it."""
+        """Returns a reading's last hour; empty if nothing is known."""
         start_ns = max(0, time.monotonic_ns() - HOUR_S * 10**9)
         try:
             found = self._session.client.timeline(uuid, domain, start_ns)

@@ -70,7 +70,7 @@ def test_what_is_no_history_is_refused_and_not_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=f"{name} is no history of runs: "):
+    with pytest.raises(ValueError, match=f"{name} is not a history of runs: "):
         read_history(tmp_path / name)
     assert not (tmp_path / "PWNED").exists()
 
@@ -87,7 +87,7 @@ def test_a_result_of_the_reference_is_read(tmp_path: Path) -> None:
     assert (result.energy, result.num_epochs, result.reached) == (5.0, 3, True)
     assert (result.overhead, result.stopped_by_cost) == (0.0, False)
     path.write_text('{"energy": 5.0, "time"')
-    with pytest.raises(FileError, match=r"one\.json is no result of a run"):
+    with pytest.raises(FileError, match=r"one\.json is not a result of a run"):
         files.load_result(path)
 
 

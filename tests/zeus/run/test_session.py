@@ -194,8 +194,8 @@ def test_a_profile_of_the_reference_is_chosen_from_anew(
             {"train_power": {"300000": 1.0}, "train_throughput": {"300000": 1.0}},
             "another limit: 300 W is outside 100 to 250 W",
         ),
-        ({"train_power": {"250000": -1.0}}, "is no power profile"),
-        (None, "is no power profile"),
+        ({"train_power": {"250000": -1.0}}, "is not a power profile"),
+        (None, "is not a power profile"),
     ],
 )
 def test_a_profile_that_does_not_fit_is_measured_anew(

@@ -95,7 +95,7 @@ def test_a_line_that_is_none_is_named(tmp_path):
     result = CliRunner().invoke(main, ["report", str(path)])
 
     assert result.exit_code == 1
-    assert result.output == f"Error: {path}, line 6: this is no line of a service's log\n"
+    assert result.output == f"Error: {path}, line 6: this is not a line of a service's log\n"
 
 
 def test_two_sides_of_a_server_are_joined_by_request(tmp_path):

@@ -134,7 +134,7 @@ def test_the_archives_may_stay_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no CSV file in .*pai_job_table\.tar\.gz"):
         make_groups(*packed)
     packed[0].write_bytes(b"no archive")
-    with pytest.raises(ValueError, match=r"pai_job_table\.tar\.gz is no CSV file"):
+    with pytest.raises(ValueError, match=r"pai_job_table\.tar\.gz is not a CSV file"):
         make_groups(*packed)
 
 
@@ -152,8 +152,8 @@ def test_small_groups_can_be_left_out(tmp_path: Path) -> None:
     ("text", "wrong"),
     [
         ("a,b,c\n", "has 3 columns, and not the 6"),
-        ("n,i,u,Terminated,soon,5\n", "times of job number 1 are no numbers"),
-        (b"\xff\xfe\x00,", "is no CSV file"),
+        ("n,i,u,Terminated,soon,5\n", "times of job number 1 are not numbers"),
+        (b"\xff\xfe\x00,", "is not a CSV file"),
     ],
 )
 def test_what_is_no_table_of_jobs_is_told(tmp_path: Path, text: str | bytes, wrong: str) -> None:
@@ -215,5 +215,5 @@ def test_what_is_no_file_of_groups_is_told(tmp_path: Path, text: str, wrong: str
 def test_what_is_not_compressed_is_told(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"groups.csv.{ending}"
     path.write_text(HEADER)
-    with pytest.raises(ValueError, match=rf"groups\.csv\.{ending} is no CSV file of groups"):
+    with pytest.raises(ValueError, match=rf"groups\.csv\.{ending} is not a CSV file of groups"):
         read_groups(path)

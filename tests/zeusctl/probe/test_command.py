@@ -56,7 +56,7 @@ def test_a_bare_checkout_probes_a_library_as_an_ordinary_process(
         check=True,
     )
     assert "GPU 1: Tesla V100-PCIE-16GB" in done.stdout
-    assert "beside the simulator's v100-pcie" in done.stdout
+    assert "compared with the simulator's v100-pcie" in done.stdout
     report = read(output.read_text())
     assert report.stand_in
     assert double.calls() == []

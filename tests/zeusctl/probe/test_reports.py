@@ -121,7 +121,7 @@ def test_a_daemon_serves_a_node_made_of_a_report() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "it is no JSON"),
+        ("{", "it is not JSON"),
         ("{}", "its schema is not zeusctl.probe/1"),
         ('{"schema": "zeusctl.probe/1"}', "is a damaged report: 'software' is missing"),
         (None, "cannot read the report"),

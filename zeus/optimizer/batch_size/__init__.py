@@ -1,4 +1,4 @@
-"""The batch size of jobs that recur, found across their runs."""
+"""Finds the batch size of recurring jobs across their runs."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchSizeOptimizer", "JobSpec"]
 
-# The server does without what the client imports, and the other way round.
+# The server does not need what the client imports, and vice versa.
 __getattr__ = lazily(__name__, {"BatchSizeOptimizer": "client", "JobSpec": "common"})

@@ -1,4 +1,4 @@
-"""What is known of jobs, kept from one request to the next. Each process has its own.
+"""A cache of knowledge about jobs between requests. Each process has its own.
 
 A decision reads only the trials that have changed since the last one.
 """
@@ -22,10 +22,10 @@ MOST_JOBS = 200
 
 
 class KnownJobs:
-    """The jobs that were decided about last. Safe across threads.
+    """The most recently used jobs. Thread-safe.
 
     Args:
-        trade_off: What decides which eta a job's trials have; None: its own.
+        trade_off: Decides the eta of a job's trials; None: the job's own.
     """
 
     def __init__(self, trade_off: Callable[[JobRecord], TradeOff | None]) -> None:
@@ -35,7 +35,7 @@ class KnownJobs:
 
     @contextmanager
     def of(self, job_id: str) -> Iterator[KnownJob]:
-        """A job, which this thread has to itself; after an error it is forgotten."""
+        """Locks a job for this thread; drops it after an error."""
         with self._lock:
             entry = self._entries.setdefault(job_id, KnownJob(self._trade_off))
             self._entries.move_to_end(job_id)
@@ -50,7 +50,7 @@ class KnownJobs:
 
 
 class KnownJob:
-    """A job that a thread has to itself."""
+    """A job locked by one thread."""
 
     def __init__(self, trade_off: Callable[[JobRecord], TradeOff | None]) -> None:
         self.lock = threading.Lock()
@@ -58,11 +58,11 @@ class KnownJob:
         self._trade_off = trade_off
 
     def now(self, connection: Connection, job: JobRecord) -> Known:
-        """What is known of it in this transaction.
+        """Returns the knowledge about it as of this transaction.
 
         Args:
             connection: The transaction.
-            job: The job, as the transaction sees it.
+            job: The job in the transaction.
         """
         known = self.known
         if known is None or not _same(known.job, job):
@@ -81,5 +81,5 @@ class KnownJob:
 
 
 def _same(known: JobRecord, job: JobRecord) -> bool:
-    """Whether it is the same job, and not one that was deleted and registered again."""
+    """Whether it is the same job, not one that was deleted and registered again."""
     return (known.seed, known.created_s) == (job.seed, job.created_s) and known.events <= job.events

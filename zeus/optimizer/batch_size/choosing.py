@@ -1,12 +1,10 @@
-"""What the next run of a job trains with, and what is known of its batch sizes. Pure, too.
+"""Chooses the batch size of a job's next run, and estimates its batch sizes. Pure.
 
-A job's state is its specification and its trials; everything else follows from them. `Known` is
-what follows, and can be kept and brought up to date with the trials that have changed since.
-
-- A size for which GPU memory did not suffice, and all larger ones, are not chosen again. A size
-  whose last `CRASHES` runs crashed is not chosen again, nor one whose last `SILENT` runs were lost
-  before their first epoch. Runs that were cancelled say nothing. A person may release a job: what
-  came before then no longer keeps a size out.
+A job's state is its specification and its trials; everything else follows from them. `Known` holds
+that, and can be updated with the trials that have changed. - A size for which GPU memory did not
+suffice, and all larger ones, are not chosen again. A size whose last `CRASHES` runs crashed is not
+chosen again, nor one whose last `SILENT` runs were lost before their first epoch. Cancelled runs
+have no effect. A person may release a job: then earlier runs no longer exclude a size.
 - The policy knows only the sizes that are left, and of these all runs that ended by a report, in
   the order in which they ended.
 """
@@ -32,22 +30,22 @@ from zeus.policy.recurrence import Runs, Start
 from zeus.policy.trade_off import TradeOff
 
 CRASHES = 2
-"""A size is parked after so many crashes in a row."""
+"""A size is parked after this many consecutive crashes."""
 
 SILENT = 5
-"""And after so many runs in a row that were lost before their first epoch: what kills the whole
-machine leaves nobody to report it."""
+"""And after this many consecutive runs that were lost before their first epoch: if the whole
+machine crashes, nothing can report it."""
 
 _FOR_ESTIMATES = 0
-"""Trials count from 1; what is believed of sizes is drawn with this number's seed."""
+"""Trials count from 1; estimates use this number as the seed."""
 
 
 @dataclass(frozen=True)
 class Choice(Start):
-    """What a trial begins with.
+    """The parameters of a new trial.
 
     Attributes:
-        best: The size that is thought cheapest by now; None while no run has converged.
+        best: The size with the lowest estimated cost; None while no run has converged.
     """
 
     best: int | None = None
@@ -55,11 +53,11 @@ class Choice(Start):
 
 @dataclass(frozen=True)
 class Spent:
-    """What a job has spent beyond what its best batch size would have.
+    """A job's regret after one trial.
 
     Attributes:
-        trial_number: After this trial's end.
-        cost: What the trial cost, J.
+        trial_number: The trial.
+        cost: Its cost, J.
         regret: Cost of all trials that have ended by then, less the best cost for each that reached
             the target, J.
     """
@@ -71,12 +69,12 @@ class Spent:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What is known of a job.
+    """Analysis of a job.
 
     Attributes:
-        estimates: What is believed of each batch size, ascending.
-        excluded: Of each size that is not chosen again why.
-        best: The batch size that costs least of those that have reached the target.
+        estimates: Estimates by batch size, ascending.
+        excluded: The reason for each excluded size.
+        best: The cheapest batch size that has reached the target.
         best_cost: Its expected cost, J.
         regret: In the order in which the trials ended; empty while no best cost is known.
     """
@@ -89,12 +87,12 @@ class Analysis:
 
 
 class Known:
-    """What is known of a job.
+    """Knowledge about a job.
 
     Args:
         job: The job.
-        trials: All its trials; what is lost must be marked so.
-        trade_off: What decides which eta a new trial has; None: the job's.
+        trials: All its trials; lost ones must be marked.
+        trade_off: Decides the eta of a new trial; None: the job's.
 
     Attributes:
         job: The job, as of the last update.
@@ -125,11 +123,11 @@ class Known:
         return list(self._running.values())
 
     def update(self, job: JobRecord, changed: Iterable[Trial]) -> None:
-        """Trials have begun, were heard of, or have ended.
+        """Updates it with trials that have begun, reported, or ended.
 
         Args:
-            job: The job as it is now.
-            changed: At least those trials that are not as they were at the last update.
+            job: The present job.
+            changed: At least the trials that have changed since the last update.
         """
         again = job.released != self.job.released
         ended = []
@@ -142,7 +140,7 @@ class Known:
             else:
                 self._running.pop(trial.number, None)
             if before is not None and not before.running and before.status != trial.status:
-                again = True  # what had ended is running again, or has reached its target after all
+                again = True  # an ended trial is running again, or has reached its target after all
             if not trial.running and (before is None or before.status != trial.status):
                 ended.append(trial)
         self.job = job
@@ -164,11 +162,11 @@ class Known:
                 self._observe(trial)
 
     def choose(self, number: int, now_s: float = 0.0) -> Choice:
-        """What the next trial begins with.
+        """Chooses the parameters of the next trial.
 
         Args:
-            number: Its number. The choice is the same each time that it is made at one time.
-            now_s: The time, s since 1970; only a trade-off has a use for it.
+            number: Its number. The choice is reproducible.
+            now_s: The time, s since 1970; used only by a trade-off.
 
         Raises:
             ZeusBSORuntimeError: No size is left (409).
@@ -179,7 +177,7 @@ class Known:
         if self._choice is not None and self._choice[0] == of_what:
             return self._choice[1]
         policy = self._with_seed(number)
-        # A run's deadline is the next one: which run is a retry of which is not known here.
+        # A run's deadline is the next one: which run retries which is unknown here.
         begun = self._runs.next(now_s, in_flight=in_flight)
         best, _ = self._best(policy, None)
         by_curve = self.job.spec.stop_by_curve
@@ -190,7 +188,7 @@ class Known:
         return choice
 
     def analyze(self) -> Analysis:
-        """What is believed of each batch size, which is best, and what finding it has cost."""
+        """Returns the estimates, the best size, and the regret."""
         spec = self.job.spec
         out = self._kept_out.sizes
         runs: dict[int, int] = {}
@@ -210,14 +208,14 @@ class Known:
         return Analysis(estimates, out, best, best_cost, regret)
 
     def knowledge(self) -> Knowledge | None:
-        """For the same job on another GPU."""
+        """Returns the knowledge for the same job on another GPU."""
         if not any(trial.converged for trial in self._told) or not self._left():
             return None
         return self._with_seed(_FOR_ESTIMATES).knowledge(self._as_known)
 
     @property
     def excluded(self) -> dict[int, str]:
-        """The sizes that are not chosen again, and of each why."""
+        """The excluded sizes, each with its reason."""
         return self._kept_out.sizes
 
     # --------------------------------------------------------------------------------- internals
@@ -226,11 +224,11 @@ class Known:
         return [size for size in self.job.spec.batch_sizes if size not in self._kept_out.sizes]
 
     def _with_seed(self, number: int) -> BatchSizeOptimizer:
-        """The policy, and `_as_known`: the job as it knows it."""
+        """Creates the policy, and `_as_known`, the job in its form."""
         seed = _seed(self.job, number)
         if self._policy is None or not self._policy.reseed(seed):
             self._policy = self._make(seed)
-        if self.job.spec.eta_follows:  # until a trial is chosen with another
+        if self.job.spec.eta_follows:  # until a trial is chosen with another eta
             self._policy.price(self._as_known, self.job.spec.eta_knob, self._profiles.get)
         return self._policy
 
@@ -293,11 +291,11 @@ class Known:
     def _best(
         self, policy: BatchSizeOptimizer | None, estimates: Iterable[Estimate] | None
     ) -> tuple[int | None, float | None]:
-        """The size that costs least of those that have reached the target; its expected cost, J.
+        """Returns the cheapest size that has reached the target, and its expected cost, J.
 
         Args:
             policy: The policy; None: no size is left.
-            estimates: What it believes; None: the cost is not asked for.
+            estimates: Its estimates; None: the cost is not needed.
         """
         best = None if policy is None else policy.best(self._as_known)
         if best is not None and estimates is None:
@@ -313,7 +311,7 @@ class Known:
         expected: dict[int, float] = {}
         for size, of_size in costs.items():
             mean = means.get(size)
-            # Of a size that is not chosen again the policy has no opinion; its runs have been.
+            # The policy has no estimate for an excluded size; use its runs.
             expected[size] = sum(of_size) / len(of_size) if mean is None else mean
         left = {size: cost for size, cost in expected.items() if size in means} or expected
         if not left:
@@ -324,7 +322,7 @@ class Known:
 
 
 class _KeptOut:
-    """The sizes that are not chosen again, from the trials that have ended, in their order."""
+    """Determines the excluded sizes from the ended trials, in their order."""
 
     def __init__(self, job: JobRecord) -> None:
         self._job = job
@@ -332,7 +330,7 @@ class _KeptOut:
         self._silent: dict[int, int] = {}
         self._too_large: int | None = None
         self.sizes: dict[int, str] = {}
-        """Of each why."""
+        """The reason for each."""
 
     def add(self, trial: Trial) -> None:
         if trial.order <= self._job.released:
@@ -358,7 +356,7 @@ class _KeptOut:
 
 
 def analyze(job: JobRecord, trials: Sequence[Trial]) -> Analysis:
-    """What is known of a job. See `Known.analyze`."""
+    """Analyzes a job; see `Known.analyze`."""
     return Known(job, trials).analyze()
 
 

@@ -1,8 +1,7 @@
-"""`BatchSizeOptimizer`: one run of a recurring job gets its batch size, and says what it cost.
-
-Nothing that fails once training has begun ends it. Who keeps the trials may be away: then the run
-takes the best size that is known, is judged by the same rules here, and is reported later if it
-can be (`run`, `link`, `offline`).
+"""`BatchSizeOptimizer`: gets the batch size of one run of a recurring job, and reports its cost. No
+failure ends training once it has begun. If the store of the trials is unavailable, the run uses the
+best known size, applies the same rules here, and is reported later if possible (`run`, `link`,
+`offline`).
 """
 
 from __future__ import annotations
@@ -46,49 +45,49 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RUN_ID_ENV = "ZEUS_BSO_RUN_ID"
-"""What names a run that may be stopped and go on, see `BatchSizeOptimizer`."""
+"""Environment variable with the name of a resumable run, see `BatchSizeOptimizer`."""
 
 _MOST_NAMED = 180
-"""Characters of such a name; a server takes keys of 200."""
+"""Maximum length of such a name; a server accepts keys of 200 characters."""
 
 
 class BatchSizeOptimizer(Callback):
     """Gets the batch size of a run of a recurring job, and reports what the run costs.
 
     Call `get_batch_size` before training, `on_train_begin` or `with optimizer:`, `on_evaluate`
-    after each epoch's evaluation, and stop once `training_finished` is true. Among several
-    processes only rank 0 does so, and tells the others; in the others all but `get_batch_size` does
-    nothing.
+    after each epoch's evaluation, and stop once `training_finished` is true. With several
+    processes, only rank 0 does so, and broadcasts the result; in the others, everything but
+    `get_batch_size` does nothing.
 
     Args:
-        monitor: Of all GPUs that train, as far as rank 0 can measure them.
-        server_url: Of the server, such as `http://master:7788`. A token it asks for is taken from
+        monitor: Monitor of all training GPUs that rank 0 can measure.
+        server_url: URL of the server, such as `http://master:7788`. Its token, if any, comes from
             `ZEUS_BSO_TOKEN`.
-        job: The recurring job. Without `job_id` a name is made, and logged.
-        rank: This process; None: as torch.distributed, or torchrun, has it.
-        store: Where there is no server: a file for the trials of this machine's jobs.
-        run_id: Names this run where it may be stopped and go on from a checkpoint: the same name
-            gets the same trial until that has ended. None: what `ZEUS_BSO_RUN_ID` says, if
-            anything.
-        wait_s: How long to wait for who keeps the trials before going on without, s.
-        raise_on_failure: Raise ZeusBSOTrainFailError from `on_evaluate` where the run is given up,
-            and ZeusBSORuntimeError where no batch size is to be had.
-        cache: JSON file with the best known sizes, for when nobody answers; None: in the user's
-            cache folder.
+        job: The recurring job. Without `job_id`, a name is generated and logged.
+        rank: This process; None: from torch.distributed or torchrun.
+        store: Without a server: a file for the trials of this machine's jobs.
+        run_id: Name of a run that may be stopped and resumed from a checkpoint: the same name gets
+            the same trial until that has ended. None: `ZEUS_BSO_RUN_ID`, if set.
+        wait_s: How long to wait for the store before continuing without it, s.
+        raise_on_failure: Raise ZeusBSOTrainFailError from `on_evaluate` if the run is stopped
+            early, and ZeusBSORuntimeError if no batch size is available.
+        cache: JSON file with the best known sizes, for when the store is unavailable; None: in the
+            user's cache folder.
 
     Raises:
         ZeusBSOConfigError: An argument is wrong, or the GPUs are of several models.
-        ZeusBSORuntimeError: The job was refused: it is registered otherwise, or the token is wrong.
+        ZeusBSORuntimeError: The job was refused: it is registered with other settings, or the token
+            is wrong.
         ImportError: httpx, or what `store` needs, is not installed.
 
     Attributes:
-        job: The job as it is registered; on other ranks than 0 as it was given.
+        job: The registered job; on ranks other than 0, the argument.
         current_batch_size: The run's batch size; 0 before `get_batch_size`.
-        trial_number: Its trial's; None where it has none, as nobody answered.
-        eta_knob: The run's eta: the job's, unless that follows a signal or a deadline. What
-            searches a power limit is to be given it.
-        power_limit_optimizer: May be set to what searches a power limit in the same run: what the
-            search takes is not held against the batch size.
+        trial_number: Number of its trial; None if the store was unavailable.
+        eta_knob: The run's eta: the job's, unless that follows a signal or a deadline. Pass it to a
+            power limit optimizer.
+        power_limit_optimizer: Set it to a power limit optimizer of the same run: the cost of its
+            search is not charged to the batch size.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class BatchSizeOptimizer(Callback):
 
     @property
     def training_finished(self) -> bool:
-        """Whether the run is over, and training to be stopped."""
+        """Whether the run is over and training should stop."""
         return self._run is not None and self._run.finished
 
     @property
@@ -160,12 +159,12 @@ class BatchSizeOptimizer(Callback):
     # ------------------------------------------------------------------------------ what is called
 
     def get_batch_size(self) -> int:
-        """The batch size of this run. The same at each call, but for one after a run that has ended
-        unfinished, as by an error: that begins another run.
+        """Returns the batch size of this run. It is the same at each call; a call after a run that
+        ended unfinished, as by an error, begins another run.
 
         Raises:
-            ZeusBSOBadOperationError: This is not rank 0, which alone asks.
-            ZeusBSORuntimeError: With `raise_on_failure`: none is to be had.
+            ZeusBSOBadOperationError: This is not rank 0.
+            ZeusBSORuntimeError: With `raise_on_failure`: none is available.
         """
         if self.rank != 0:
             raise ZeusBSOBadOperationError(
@@ -178,7 +177,7 @@ class BatchSizeOptimizer(Callback):
         return self.current_batch_size
 
     def on_train_begin(self) -> None:
-        """Training begins: from here on it is measured.
+        """Training begins: starts the measurement.
 
         Raises:
             ZeusBSOOperationOrderError: `get_batch_size` was not called.
@@ -188,7 +187,7 @@ class BatchSizeOptimizer(Callback):
             self._started("on_train_begin").begin()
 
     def on_epoch_begin(self) -> None:
-        """An epoch begins. Need not be called: without, each evaluation ends one."""
+        """An epoch begins. Optional: without it, each evaluation ends an epoch."""
         if self._mine and self._run is not None:
             self._run.epoch_begins()
             self._raise_if_given_up()
@@ -202,11 +201,11 @@ class BatchSizeOptimizer(Callback):
         """The model was evaluated after an epoch: reports it, and sets `training_finished`.
 
         Args:
-            metric: The validation metric. What is no finite number does not reach the target.
+            metric: The validation metric. A value that is not finite does not reach the target.
 
         Raises:
             ZeusBSOOperationOrderError: `get_batch_size` or `on_train_begin` was not called.
-            ZeusBSOTrainFailError: With `raise_on_failure`: the run is given up.
+            ZeusBSOTrainFailError: With `raise_on_failure`: the run is stopped early.
         """
         if not self._mine:
             return
@@ -223,17 +222,18 @@ class BatchSizeOptimizer(Callback):
         self._raise_if_given_up()
 
     def on_train_end(self) -> None:
-        """Training has ended, perhaps by the error that is passing through."""
+        """Training has ended, perhaps by the present exception."""
         if self._mine and self._run is not None:
             error = sys.exc_info()[1]
-            # Who trains again in an except clause has that clause's error there all the time.
+            # A program that trains again in an except clause has that clause's error as the present
+            # one.
             self._run.end(None if error is self._outer else error)
 
     # --------------------------------------------------------------------------------- internals
 
     @property
     def _mine(self) -> bool:
-        """Whether calls count here: on rank 0, and not in a child of fork."""
+        """Whether this process is rank 0, and not a child of fork."""
         return self.rank == 0 and os.getpid() == self._pid
 
     def _started(self, event: str) -> Run:
@@ -249,7 +249,7 @@ class BatchSizeOptimizer(Callback):
             )
 
     def _register(self, wait_s: float) -> Trials:
-        """Opens the way to who keeps the trials, and makes sure that they know the job."""
+        """Opens the store, and registers the job."""
         if self._trials is None:
             self._trials = patiently(self._connect, wait_s)
         trials = self._trials
@@ -294,13 +294,13 @@ class BatchSizeOptimizer(Callback):
         return self._new_run(trial, Link(trials, trial, self._wait_s))
 
     def _new_trial(self, wait_s: float) -> NewTrial:
-        """A trial of this run: a new one, or that which it had before it was stopped."""
+        """Returns a trial of this run: a new one, or the one it had before it was stopped."""
         for number in itertools.count(1):
             key = uuid.uuid4().hex
             if self._run_id is not None:
                 key = self._run_id if number == 1 else f"{self._run_id}#{number}"
             trial = self._ask_for_trial(key, wait_s)
-            if trial.reason is None:  # what has ended was another run of this name
+            if trial.reason is None:  # the ended one was another run with this name
                 return trial
         raise AssertionError
 
@@ -318,7 +318,7 @@ class BatchSizeOptimizer(Callback):
         raise AssertionError
 
     def _without(self, why: str) -> Run:
-        """A run whose trial nobody keeps."""
+        """Creates a run without a stored trial."""
         known = self._best.get(self._job)
         size = self._job.default_batch_size if known is None else known
         log.warning(
@@ -358,7 +358,7 @@ def _run_id(given: str | None) -> str | None:
 
 
 def _connector(server_url: str | None, store: str | Path | None) -> Callable[[], Trials]:
-    """What opens the way to who keeps the trials; what that needs is imported at once."""
+    """Returns a function that opens the store; imports its dependencies at once."""
     if server_url is not None and store is None:
         from zeus.optimizer.batch_size.http import HttpTrials
 
@@ -373,7 +373,7 @@ def _connector(server_url: str | None, store: str | Path | None) -> Callable[[],
 
 
 def _with_gpus(job: JobSpec, monitor: ZeusMonitor) -> CreatedJob:
-    """The job with its name, and with what it trains on.
+    """Returns the job with its name and its GPUs.
 
     Raises:
         ZeusBSOConfigError: The GPUs are of several models, or have no power limit.
@@ -387,7 +387,7 @@ def _with_gpus(job: JobSpec, monitor: ZeusMonitor) -> CreatedJob:
             if models
             else "the monitor has no GPU; give it those that train"
         )
-    # The product's limit and not the site's, which may differ from node to node.
+    # The product's limit, not the site's, which may differ between nodes.
     limits_mw = [gpu.info.power_limit_max_mw or 0 for gpu in gpus]
     if not all(limits_mw):
         raise ZeusBSOConfigError(
@@ -405,7 +405,7 @@ def _with_gpus(job: JobSpec, monitor: ZeusMonitor) -> CreatedJob:
     )
     named: dict[str, Any] = {}
     if job.job_id is None:
-        # Made here, so that a request that is repeated makes no second job.
+        # Generated here, so that a repeated request does not create a second job.
         prefix = job.job_id_prefix[:391]
         named = {"job_id": f"{prefix}-{secrets.token_hex(4)}", "job_id_prefix": prefix}
     return CreatedJob.model_validate({**job.model_dump(), **config.model_dump(), **named})

@@ -19,7 +19,7 @@ APP = "zeus.optimizer.batch_size.server.router:app"
 PORT = 7788
 
 FAILED, USAGE, UNAVAILABLE, DENIED, UNKNOWN = 1, 2, 3, 4, 6
-"""Exit codes; those that `zeusctl` has, too, mean the same there."""
+"""Exit codes; codes that `zeusctl` has, too, have the same meaning."""
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
@@ -126,7 +126,7 @@ def serve(
     try:
         import uvicorn
 
-        # Here it fails with a sentence, and once, not in each worker.
+        # Here it fails once, with a message, not in each worker.
         from zeus.optimizer.batch_size.server import metrics as metrics
         from zeus.optimizer.batch_size.server.settings import ServerSettings
         from zeus.optimizer.batch_size.server.signals import Signals
@@ -258,7 +258,7 @@ def _trials(job: dict[str, Any]) -> str:
 
 
 def state(trial: dict[str, Any]) -> str:
-    """How a trial ended, in words."""
+    """Describes how a trial ended."""
     if trial["status"] == "running":
         return f"running, heard {ago(trial['heard_ago_s'])}"
     if trial["status"] != "ok":
@@ -372,7 +372,7 @@ def import_(source: str, db: str | None) -> None:
 
 
 def joules(value: float | None) -> str:
-    """Energy, or a cost, to four digits."""
+    """Formats energy, or a cost, to four digits."""
     if value is None:
         return "-"
     for unit, size in (("GJ", 1e9), ("MJ", 1e6), ("kJ", 1e3)):
@@ -382,7 +382,7 @@ def joules(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """How long, in the two largest units."""
+    """Formats a duration in its two largest units."""
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes = round(seconds / 60)
@@ -394,7 +394,7 @@ def duration(seconds: float) -> str:
 
 
 def ago(seconds: float | None) -> str:
-    """How long ago."""
+    """Formats how long ago a time was."""
     return "never" if seconds is None else f"{duration(round(seconds))} ago"
 
 
@@ -405,7 +405,7 @@ def _text(value: object) -> str:
 def table(
     head: Sequence[str], rows: Sequence[Sequence[object]], *, left: int, last_left: bool = False
 ) -> str:
-    """Columns, the first `left` of them flush left, the others flush right."""
+    """Formats columns, the first `left` of them left-aligned, the others right-aligned."""
     cells = [tuple(head), *[tuple(map(str, row)) for row in rows]]
     widths = [max(len(row[n]) for row in cells) for n in range(len(head))]
     lines = []

@@ -1,7 +1,5 @@
-"""What training jobs and the keeper of the trials say to each other.
-
-The first five of these endpoints, and the fields without a default here, are ml-energy/zeus's; its
-clients are served, too.
+"""The messages between training jobs and the store of the trials. The first five of these
+endpoints, and the fields without a default here, are ml-energy/zeus's; its clients work, too.
 """
 
 from __future__ import annotations
@@ -27,15 +25,15 @@ MOST_METRICS = 10_000
 """A run of more epochs than this has no learning curve."""
 
 PolicyName = Literal["gp", "pruning-gts", "gts"]
-"""`gp` shares strength between neighbouring sizes; `pruning-gts` decides as ml-energy/zeus."""
+"""`gp` shares information between neighboring sizes; `pruning-gts` decides as ml-energy/zeus."""
 
 Reason = Literal["ok", "failed", "oom", "lost", "cancelled"]
-"""How a trial ended: `ok` by a report that told it to stop, converged or not; `failed` by a crash;
-`oom` for want of GPU memory; `lost` when nothing more was heard of it; `cancelled` by a person or a
-scheduler."""
+"""How a trial ended: `ok` by a report whose reply stopped it, converged or not; `failed` by a
+crash; `oom` when GPU memory was too small; `lost` when its reports stopped; `cancelled` by a person
+or a scheduler."""
 
 JobId = Annotated[str, Field(min_length=1, max_length=400, pattern=r"^[^\x00-\x1f/?#]+$")]
-# The most keeps all sums and costs finite.
+# The maximum keeps all sums and costs finite.
 Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -46,37 +44,38 @@ class _Message(BaseModel):
 
 
 class JobSpec(_Message):
-    """A recurring job, as who trains describes it.
+    """A recurring job, as described by its user.
 
     Attributes:
-        job_id: Its name; begins with `job_id_prefix`. None lets one be made.
-        job_id_prefix: What a made name begins with.
+        job_id: Its name; begins with `job_id_prefix`. None: one is generated.
+        job_id_prefix: Prefix of a generated name.
         batch_sizes: The sizes to choose among, ascending.
         default_batch_size: Where the search begins; it must reach the target.
         eta_knob: 1 counts energy only, 0 time only.
-        beta_knob: A run is given up when it would cost so many times the best; None for never.
-        target_metric: What training is to reach.
+        beta_knob: A run is stopped early when it would cost this multiple of the best; None for
+            never.
+        target_metric: The target of training.
         higher_is_better_metric: Whether a larger metric is better.
-        max_epochs: A run is given up after so many epochs.
-        policy: What chooses the sizes.
-        window_size: So many of each size's last runs count; 0 for all.
-        num_pruning_rounds: Of `pruning-gts`.
-        mab_prior_mean: Of `pruning-gts` and `gts`: mean reward (negative cost) expected of a size.
-        mab_prior_precision: Of the same: how sure that is; 0 for not at all.
-        mab_num_explorations: Of the same: runs of each size before the first draw.
+        max_epochs: A run is stopped early after this many epochs.
+        policy: The policy that chooses sizes.
+        window_size: Number of each size's last runs that count; 0 for all.
+        num_pruning_rounds: For `pruning-gts`.
+        mab_prior_mean: For `pruning-gts` and `gts`: prior mean of a size's reward (negative cost).
+        mab_prior_precision: For the same: its precision; 0: no prior.
+        mab_num_explorations: For the same: runs of each size before the first draw.
         mab_seed: Makes the choices repeatable.
-        family: Jobs of one family train the same on other GPUs, or under other power limits; a new
-            one begins with what is known of the others. With a family, the name of a job that is
-            registered on other GPUs, or with other power limits, gets these appended: it is another
-            job. None for none.
-        stop_by_curve: Whether a run of a size that never reached the target is also given up by its
-            learning curve. None: as the policy does; `gp` does.
+        family: Jobs of one family train the same model on other GPUs, or under other power limits;
+            a new one starts with the knowledge of the others. With a family, a job that is
+            registered on other GPUs, or with other power limits, gets these appended to its name:
+            it is another job. None: no family.
+        stop_by_curve: Whether a run of a size that never reached the target may also be stopped by
+            its learning curve. None: the policy's default; `gp` does.
         signal: Price or carbon intensity that `eta_knob` follows, with `gp`: the name of a signal
-            of the server, or, with a file for a store, what `zeus.monitor.signals.signal_of` reads.
-            None: it is the same for all runs.
-        done_by: Each run is to be done at this time of day, such as `08:00`, with the least energy;
-            with `gp`. Local time of who keeps the trials where it has no offset.
-        on_time: Probability with which it is to be done by then.
+            of the server, or, with a file as the store, the argument of
+            `zeus.monitor.signals.signal_of`. None: eta is the same for all runs.
+        done_by: Each run should be done by this time of day, such as `08:00`, with the least
+            energy; with `gp`. Local time of the store if it has no offset.
+        on_time: Probability of being done by then.
     """
 
     job_id: JobId | None = None
@@ -118,12 +117,14 @@ class JobSpec(_Message):
 
     @property
     def eta_follows(self) -> bool:
-        """Whether each trial has an eta of its own."""
+        """Whether each trial has its own eta."""
         return self.signal is not None or self.done_by is not None
 
     @property
     def weighs(self) -> str:
-        """What weighs energy against time, for people: eta, and what it follows."""
+        """Describes the trade-off of energy and time: eta, and the signal or deadline that it
+        follows.
+        """
         parts = [f"eta {self.eta_knob:g}"]
         if self.signal is not None:
             parts.append(f"following {self.signal}")
@@ -132,13 +133,13 @@ class JobSpec(_Message):
         return ", ".join(parts)
 
     def trade_off(self, signal: Relative | None) -> TradeOff | None:
-        """What decides which eta a trial has; None: the job's.
+        """Returns the rule for the eta of trials; None: the job's eta.
 
         Args:
-            signal: That which the job names.
+            signal: The job's signal.
 
         Raises:
-            ValueError: The job cannot be.
+            ValueError: The job is not valid.
         """
         due = None if self.done_by is None else time_of_day(self.done_by)
         if signal is None and due is None:
@@ -149,14 +150,14 @@ class JobSpec(_Message):
 
 
 class GpuConfig(_Message):
-    """What a job trains on. Jobs on different GPUs are different jobs; see `JobSpec.family`.
+    """The GPUs of a job. Jobs on different GPUs are different jobs; see `JobSpec.family`.
 
     Attributes:
         max_power: Maximum power limits of all its GPUs, added, W.
         number_of_gpus: How many.
         gpu_model: Their model.
-        power_limits: The lowest and the highest power limit that each may have, W. Clients give it
-            where the job has a family. None: not known.
+        power_limits: The lowest and the highest power limit that each may have, W. Clients set it
+            if the job has a family. None: unknown.
     """
 
     max_power: Positive
@@ -166,22 +167,22 @@ class GpuConfig(_Message):
 
     @property
     def place(self) -> Place:
-        """What knowledge of the job is true of."""
+        """The conditions under which knowledge about the job is valid."""
         return Place(self.gpu_model, self.power_limits)
 
 
 class JobSpecFromClient(JobSpec, GpuConfig):
-    """A job with what it trains on: the body of `POST /jobs`."""
+    """A job with its GPUs: the body of `POST /jobs`."""
 
 
 class CreatedJob(JobSpecFromClient):
-    """A registered job, with its name: the answer."""
+    """A registered job, with its name: the reply."""
 
     job_id: JobId
 
 
 class TrialId(_Message):
-    """Which trial: a batch size that a run trains with.
+    """Identifies a trial: one run with a batch size.
 
     Attributes:
         job_id: Its job.
@@ -195,13 +196,13 @@ class TrialId(_Message):
 
 
 class _Used(_Message):
-    """What a run has used since it began, in all processes that it had.
+    """Time and energy of a run since it began, over all its processes.
 
     Attributes:
         time: Time, s.
         energy: Energy, J.
-        overhead_time: Of the time what was spent on finding the power limit, s.
-        overhead_energy: Of the energy the same, J.
+        overhead_time: The part of the time spent on finding the power limit, s.
+        overhead_energy: The same part of the energy, J.
     """
 
     time: NotNegative = 0.0
@@ -211,19 +212,18 @@ class _Used(_Message):
 
 
 class NewTrial(TrialId, _Used):
-    """The answer to who asks for a batch size.
+    """The reply to a request for a batch size.
 
     Attributes:
-        lease_s: The trial is lost unless something is heard of it in each so many seconds; None
-            where it has no lease.
-        cost_bound: Cost at which it will be given up, J; None for never.
-        rerun_cost: What a run of the best size is expected to cost, J, where the trial may also be
-            given up by its learning curve; None where it may not, and when a request is repeated.
-        best_batch_size: The size that is thought cheapest by now; a run takes it where nobody
-            answers. None while no run has converged.
-        reason: How the trial ended; None while it goes on. A request that is repeated, as by a run
-            that was stopped and goes on, may find an old trial.
-        current_epoch: Epochs that were reported of it.
+        lease_s: The trial is lost if nothing is heard from it for this long; None: it has no lease.
+        cost_bound: Cost at which it is stopped early, J; None for never.
+        rerun_cost: Expected cost of a run of the best size, J, if the trial may also be stopped by
+            its learning curve; None if not, and for a repeated request.
+        best_batch_size: The size with the lowest estimated cost; a run uses it when the store is
+            unavailable. None while no run has converged.
+        reason: How the trial ended; None while it runs. A repeated request, as by a resumed run,
+            may find an old trial.
+        current_epoch: Number of reported epochs.
         eta_knob: The eta of its cost; None: the job's.
     """
 
@@ -237,17 +237,16 @@ class NewTrial(TrialId, _Used):
 
 
 class TrainingResult(TrialId, _Used):
-    """What a run has used up to the end of an epoch: the body of `POST /report`.
+    """A run's totals up to the end of an epoch: the body of `POST /report`.
 
     Attributes:
-        metric: The metric after this epoch; None where it is no finite number, which is never the
+        metric: The metric after this epoch; None if it is not finite, which never reaches the
             target.
         current_epoch: Epochs trained.
-        metrics: The metrics of all epochs, in order, for the learning curve; empty where there is
-            none to go by.
+        metrics: The metrics of all epochs, in order, for the learning curve; empty without one.
         rerun_cost: That of `NewTrial`.
-        limits: Energy, J, and time, s, of a step at each power limit that was measured, once one is
-            chosen; what another eta would have chosen follows from it.
+        limits: Energy, J, and time, s, of a step at each measured power limit, once one is chosen;
+            they determine the choice for any eta.
     """
 
     time: NotNegative
@@ -266,15 +265,15 @@ class TrainingResult(TrialId, _Used):
 
 
 class ReportResponse(_Message):
-    """What a run is to do.
+    """The reply to a report.
 
     Attributes:
         stop_train: Whether training has ended.
         converged: Whether it reached the target.
         message: Why.
-        cost: What it cost until now, J.
-        predicted_cost: What it will have cost after another epoch, J.
-        cost_bound: Cost at which it is given up, J; None for never.
+        cost: Its cost so far, J.
+        predicted_cost: Its cost after another epoch, J.
+        cost_bound: Cost at which it is stopped early, J; None for never.
     """
 
     stop_train: bool
@@ -286,24 +285,23 @@ class ReportResponse(_Message):
 
 
 class EndTrial(TrialId):
-    """A run ends without a report that told it to: the body of `PATCH /trials`.
+    """A run ends other than by a report: the body of `PATCH /trials`.
 
     Attributes:
-        reason: Why. ml-energy/zeus's clients say none, which is `failed`.
+        reason: Why. ml-energy/zeus's clients send none, which means `failed`.
     """
 
     reason: Reason = "failed"
 
 
 class Trials(Protocol):
-    """Who keeps the trials of jobs: a server, or a file of this machine.
-
-    All raise ZeusBSORuntimeError, with a status as HTTP has them: 404 for an unknown job or trial,
-    409 for a job that is registered otherwise, 0 where nobody answers.
+    """A store of the trials of jobs: a server, or a file on this machine. All methods raise
+    ZeusBSORuntimeError, with an HTTP status: 404 for an unknown job or trial, 409 for a job that is
+    registered with other settings, 0 without a reply.
     """
 
     def register(self, spec: JobSpecFromClient) -> CreatedJob:
-        """Makes a job, or finds the one of this name, which must be the same."""
+        """Registers a job, or finds the one with this name, which must be the same."""
 
     def begin_trial(self, job_id: str, key: str) -> NewTrial:
         """Chooses a batch size.
@@ -314,13 +312,13 @@ class Trials(Protocol):
         """
 
     def report(self, result: TrainingResult) -> ReportResponse:
-        """An epoch has ended. Keeps the lease, too. May be repeated."""
+        """An epoch has ended. Also renews the lease. May be repeated."""
 
     def heartbeat(self, trial: TrialId) -> None:
-        """The run lives."""
+        """The run is alive."""
 
     def end_trial(self, end: EndTrial) -> None:
-        """The run has ended otherwise. May be repeated; a trial that has ended stays as it is."""
+        """The run has ended in another way. May be repeated; an ended trial does not change."""
 
     def close(self) -> None:
-        """Lets connections and files go."""
+        """Closes connections and files."""

@@ -1,8 +1,8 @@
 """The database under the store: SQLite in a file, or PostgreSQL by URL.
 
-A transaction that writes has the database (SQLite) or its job's row (PostgreSQL) to itself, so any
-number of processes may share one. It is run again where the database could not put it in order
-with others, or was away for a moment; what is written must bear that.
+A transaction that writes locks the database (SQLite) or its job's row (PostgreSQL), so any number
+of processes may share one. It is retried after a serialization failure or a short outage; the
+function must tolerate that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _PUBLIC = "the database cannot be used now; the server's log says why. Try again later"
 SHARE = 0.75
-"""Of the connections that PostgreSQL allows the server takes so many, all workers together."""
+"""Share of PostgreSQL's connections that the server uses, all workers together."""
 
 BUSY_S = 30.0
 """How long a transaction waits for others."""
@@ -35,8 +35,8 @@ BUSY_S = 30.0
 _ATTEMPTS = 6
 UPGRADE_LOCK = 0x7A657573  # any number; held while a PostgreSQL database is upgraded
 _AGAIN = ("40001", "40P01", "23505")
-"""PostgreSQL's codes for what fails only because of others. The last: two have made the same job;
-the second finds it then."""
+"""PostgreSQL's codes for conflicts with other transactions. The last: two have created the same
+job; the retry finds it."""
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class Database:
     Args:
         url_or_path: See `url_of`.
         echo: Whether statements are logged.
-        workers: So many processes of the same kind share PostgreSQL's connections.
+        workers: Number of processes that share PostgreSQL's connections.
 
     Raises:
         ZeusBSOConfigError: The URL is wrong, or its driver is missing.
@@ -95,9 +95,7 @@ class Database:
                 _sqlite(self.url, echo) if self.is_sqlite else _postgresql(self.url, echo, 1)
             )
         except NoSuchModuleError:
-            raise ZeusBSOConfigError(
-                f"{self.url.drivername} is no database that is known"
-            ) from None
+            raise ZeusBSOConfigError(f"{self.url.drivername} is not a known database") from None
         except ModuleNotFoundError as error:
             raise ZeusBSOConfigError(
                 f"PostgreSQL needs {error.name}: pip install 'zeusd[postgresql]'"
@@ -136,7 +134,7 @@ class Database:
         """What `work` returns, which changes all or nothing. It may be run more than once.
 
         Raises:
-            ZeusBSORuntimeError: The database cannot be used (503), or does not take a value (422).
+            ZeusBSORuntimeError: The database cannot be used (503), or a value is refused (422).
         """
         return self._attempt(lambda: self._connected(True, work))
 

@@ -1,4 +1,4 @@
-"""Notices how this process ends, where nobody tells: an error nobody caught, a signal, an exit."""
+"""Detects how this process ends: an uncaught error, a signal, an exit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from zeus.optimizer.batch_size.common import Reason
 from zeus.optimizer.batch_size.reasons import reason_of
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-"""They end a process that has no handler for them without anything being called."""
+"""Signals that kill a process without a handler before anything can run."""
 
 
 class Endings:
     """Calls back when this process ends.
 
-    A signal that would kill the process does so still, after the call. Where the program handles it
-    itself, its handler is called, and an end that follows is no failure.
+    A signal that would kill the process still does, after the call. If the program has a handler,
+    it is called, and an exit that follows is not a failure.
 
     Args:
         on_end: Called with the reason, at most once, and never in a child of fork.
@@ -45,13 +45,13 @@ class Endings:
                 signal.signal(number, self._handle)
 
     def stop(self) -> None:
-        """Calls no more."""
+        """Stops watching."""
         self._watching = False
         atexit.unregister(self._at_exit)
         if threading.current_thread() is not threading.main_thread():
             return
         for number, before in self._before.items():
-            if signal.getsignal(number) == self._handle:  # nobody has set another since
+            if signal.getsignal(number) == self._handle:  # no one has set another since
                 signal.signal(number, before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -76,6 +76,6 @@ class Endings:
 
 
 def _uncaught() -> BaseException | None:
-    """The error that ends this process; the interpreter leaves it there."""
+    """Returns the error that ends this process, as left by the interpreter."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return error if isinstance(error, BaseException) else None

@@ -1,4 +1,4 @@
-"""What can go wrong around the batch size of recurring jobs."""
+"""The exceptions of the batch size optimizer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class ZeusBSORuntimeError(ZeusBSOError):
     """The server, or the file, refused or cannot be used.
 
     Attributes:
-        status: HTTP status of the refusal; 0 where there was no answer.
-        public: What may be said to who need not be known: without hosts, users and paths.
+        status: HTTP status of the refusal; 0 without a reply.
+        public: A message for anyone: without hosts, users and paths.
     """
 
     def __init__(self, message: str, status: int = 0, public: str | None = None) -> None:
@@ -28,11 +28,11 @@ ZeusBSORuntimError = ZeusBSORuntimeError
 
 
 class ZeusBSOTrainFailError(ZeusBSOError):
-    """A run was given up before it reached its target."""
+    """A run was stopped before it reached its target."""
 
 
 class ZeusBSOConfigError(ZeusBSOError, ValueError):
-    """The job, or the GPUs, cannot be used so."""
+    """The job, or the GPUs, are not valid."""
 
 
 class ZeusBSOOperationOrderError(ZeusBSOError):
@@ -40,4 +40,4 @@ class ZeusBSOOperationOrderError(ZeusBSOError):
 
 
 class ZeusBSOBadOperationError(ZeusBSOError):
-    """A method was called where it may not be, as on a rank other than 0."""
+    """A method was called where it is not allowed, as on a rank other than 0."""

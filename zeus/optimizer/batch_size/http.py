@@ -1,4 +1,4 @@
-"""The trials that a server keeps. Every call is one request, which may be repeated."""
+"""The trials stored by a server. Every call is one request, which may be repeated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ except ImportError:
     ) from None
 
 TOKEN_ENV = "ZEUS_BSO_TOKEN"
-"""Where the token is that the server asks for, if it does."""
+"""Environment variable with the server's token, if it requires one."""
 
 CONNECT_S = 5.0
 READ_S = 15.0
@@ -45,14 +45,14 @@ Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class HttpTrials(Trials):
-    """See `Trials`. Safe across threads.
+    """Implements `Trials`. Thread-safe.
 
     Args:
-        url: Of the server, such as `http://master:7788`.
-        token: What the server asks for; None: what `ZEUS_BSO_TOKEN` says, if anything.
+        url: URL of the server, such as `http://master:7788`.
+        token: The server's token; None: `ZEUS_BSO_TOKEN`, if set.
 
     Raises:
-        ZeusBSOConfigError: It is no URL.
+        ZeusBSOConfigError: It is not a URL.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
@@ -100,10 +100,10 @@ class HttpTrials(Trials):
         self._http.close()
 
     def ask(self, method: str, path: str) -> Any:
-        """What a request without a body is answered, from JSON.
+        """Sends a request without a body; returns the reply, from JSON.
 
         Raises:
-            ZeusBSORuntimeError: It is refused, or nobody answers.
+            ZeusBSORuntimeError: It is refused, or there is no reply.
         """
         try:
             return self._send(method, path, None).json()

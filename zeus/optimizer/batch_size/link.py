@@ -1,7 +1,6 @@
-"""One run's way to who keeps its trial: reports, keeps it alive, says how it ended.
-
-Training waits a little for an answer, and only while someone answers. Who is away is asked again
-by a thread, which then sends the newest report: it has all that those before it had.
+"""One run's connection to the store of its trial: reports, heartbeats, the end. Training waits only
+shortly for a reply, and only while the store answers. While it does not, a thread retries, and then
+sends the newest report, which includes all earlier ones.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 
 BACKOFF_S = (0.2, 10.0)
 HEARTBEATS = 4
-"""In each lease, so that one or two may be lost."""
+"""Heartbeats in each lease, so that one or two may be lost."""
 
 _SHORTEST_S = 0.05
 _UNKNOWN = "how this run ended is not known to who keeps its trial"
@@ -38,21 +37,19 @@ T = TypeVar("T")
 
 
 def may_pass(error: ZeusBSORuntimeError) -> bool:
-    """Whether the same request may succeed later: nobody answered, or who did is in trouble."""
+    """Whether the same request may succeed later: no reply, or a server error."""
     return error.status in (0, 408, 425, 429) or error.status >= 500
 
 
 def patiently(ask: Callable[[], T], wait_s: float) -> T:
-    """Asks again, ever more slowly, while nobody answers.
-
-    Clients that were refused at the same time come back at different times.
+    """Retries with exponential backoff while there is no reply, with jitter between clients.
 
     Args:
-        ask: Raises ZeusBSORuntimeError.
-        wait_s: How long; 0 asks once.
+        ask: Makes the request; raises ZeusBSORuntimeError.
+        wait_s: How long to retry; 0: never.
 
     Raises:
-        ZeusBSORuntimeError: It was refused, or nobody answered in that time.
+        ZeusBSORuntimeError: It was refused, or there was no reply in that time.
         ImportError: tenacity is not installed.
     """
     try:
@@ -75,7 +72,7 @@ def patiently(ask: Callable[[], T], wait_s: float) -> T:
 
 
 def _asked(ask: Callable[[], T]) -> T:
-    """What is answered; a mistake in what keeps the trials in this process is as a server's."""
+    """Makes a request; turns a bug of a store in this process into a server error."""
     try:
         return ask()
     except ZeusBSOError:
@@ -88,12 +85,12 @@ def _asked(ask: Callable[[], T]) -> T:
 
 
 class Link:
-    """The way, from a trial's beginning to its end.
+    """The connection, from a trial's start to its end.
 
     Args:
-        trials: Who keeps it. Closed at the end.
+        trials: The store. Closed at the end.
         trial: The trial.
-        wait_s: How long a report waits for an answer, s.
+        wait_s: How long a report waits for its reply, s.
     """
 
     def __init__(self, trials: Trials, trial: NewTrial, wait_s: float) -> None:
@@ -114,10 +111,10 @@ class Link:
         self._thread.start()
 
     def report(self, result: TrainingResult) -> ReportResponse | None:
-        """An epoch has ended. None where nobody answers; it is sent later.
+        """An epoch has ended. Returns None without a reply; the report is then sent later.
 
         Args:
-            result: What was used until now.
+            result: The totals so far.
         """
         self._unsent = result
         if self._refused:
@@ -133,11 +130,11 @@ class Link:
             return None
 
     def end(self, reason: Reason | None, wait_s: float) -> None:
-        """The run has ended. What was not sent yet is, and the thread ends.
+        """The run has ended. Sends what is outstanding, and ends the thread.
 
         Args:
-            reason: How; None where a report has said so, or the run is to go on elsewhere.
-            wait_s: How long to wait for that, s.
+            reason: How; None if a report has said so, or the run is to be resumed.
+            wait_s: How long to wait, s.
         """
         self._reason = reason
         self._deadline = time.monotonic() + 0.8 * wait_s  # leaves the last attempt some time
@@ -169,14 +166,14 @@ class Link:
                     self._fail(error)
                     pause_s = min(BACKOFF_S[1], 2 * pause_s)
             self._last()
-        except Exception:  # a thread that nobody watches must not end in silence
+        except Exception:  # a thread that nobody watches must not end silently
             log.exception("the batch size optimizer no longer reports")
             self._refused = True
         finally:
             self._trials.close()
 
     def _last(self) -> None:
-        """Sends what is still to be sent."""
+        """Sends what is outstanding."""
         if self._refused:
             return
         try:

@@ -1,4 +1,4 @@
-"""What a run has used: the monitor's windows, one an epoch, added up."""
+"""Time and energy of a run: the sum of the monitor's windows, one for each epoch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _numbers = itertools.count()
 
 
 class Meter:
-    """Measures a run, epoch by epoch. What happens between two windows does not count: there this
-    process waits for the server, and not for its GPUs.
+    """Measures a run, epoch by epoch. Time between two windows does not count: then this process
+    waits for the server, not for its GPUs.
 
     Args:
-        monitor: Of all GPUs that count.
-        power_limits: Gives what searches a power limit meanwhile, if something does.
-        before: What the run has used before.
+        monitor: Monitor of all GPUs of the run.
+        power_limits: Returns the power limit optimizer of the run, if any.
+        before: Time and energy of the run before.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class Meter:
         self._monitor.begin_window(self._key, restart=True)
 
     def end(self) -> None:
-        """Closes it. The energy is known later.
+        """Closes it. The energy will be known later.
 
         Raises:
             ZeusBaseError: It cannot be measured.
-            ValueError: Someone closed the monitor's windows.
+            ValueError: The monitor's windows were closed elsewhere.
         """
         self._unread.append(self._monitor.end_window(self._key))
 
     def assume(self, power_w: float, seconds: float) -> None:
-        """Takes the energy of windows that is not known for that of this power.
+        """Estimates the unknown energy of windows from this power.
 
         Args:
             power_w: The power, W.
@@ -74,15 +74,15 @@ class Meter:
         self._energy += power_w * sum(times)
 
     def drop(self) -> None:
-        """Closes it, if it is open, and forgets it."""
+        """Closes it, if it is open, and discards it."""
         if self.running:
             self._monitor.end_window(self._key, cancel=True)
 
     def used(self) -> Used:
-        """What was used in all windows that were closed. Waits at most for a sensor's next tick.
+        """Returns the totals of all closed windows. Waits at most for a sensor's next update.
 
         Raises:
-            ZeusBaseError: The energy of one is not known now; it may be asked for again.
+            ZeusBaseError: The energy of one is unknown now; you may retry.
         """
         while self._unread:
             with bounded():
@@ -99,8 +99,8 @@ class Meter:
         )
 
     def _searched(self) -> tuple[float, float, tuple[tuple[float, float], ...]]:
-        """How much more time and energy the steps of the search took than as many at the chosen
-        limit; and the limits."""
+        """Returns the extra time and energy of the search's steps, compared with the chosen limit;
+        and the limits."""
         plo = self._power_limits()
         if plo is None or plo.disabled:
             return 0.0, 0.0, ()
@@ -111,8 +111,8 @@ class Meter:
         limits = tuple((one.energy_j, one.time_s) for one in report.estimates)
         if not measured:
             return 0.0, 0.0, limits
-        # Steps that waited for clocks to settle ran at the same limits, about in proportion. Where
-        # the choice came from a file there were none.
+        # Steps while clocks settled ran at the same limits, about in proportion. If the choice came
+        # from a file, there were none.
         share = report.steps / measured
         time_s = sum(one.steps * (one.time_s - report.chosen.time_s) for one in report.estimates)
         energy_j = sum(

@@ -1,4 +1,4 @@
-"""What a run does while nobody who keeps trials can be asked."""
+"""A run without a connection to the store."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ log = logging.getLogger(__name__)
 
 
 class BestKnown:
-    """A JSON file with the best batch size of each job, as it was known when last asked for.
-
-    Failures are never raised: a size that is not known is the job's default.
+    """A JSON file with the last known best batch size of each job. Never raises: the default size
+    is used if none is known.
 
     Args:
         path: The file; None: `zeus/batch_sizes.json` in the user's cache folder.
@@ -37,12 +36,12 @@ class BestKnown:
         self.path = Path(path)
 
     def get(self, spec: JobSpecFromClient) -> int | None:
-        """The best size of a job, if one of its sizes is known to be."""
+        """Returns the best known size of a job, if any."""
         found = self._read().get(_key(spec))
         return found if found in spec.batch_sizes else None
 
     def put(self, spec: JobSpecFromClient, batch_size: int) -> None:
-        """Keeps it."""
+        """Stores it."""
         sizes = self._read()
         if sizes.get(_key(spec)) == batch_size:
             return
@@ -68,12 +67,12 @@ def _key(spec: JobSpecFromClient) -> str:
 
 
 def judge(spec: CreatedJob, trial: NewTrial, result: TrainingResult) -> ReportResponse:
-    """What a run is to do, by the rules of those who keep trials, except for its learning curve.
+    """Decides whether a run stops, by the store's rules, without its learning curve.
 
     Args:
         spec: Its job.
         trial: Its trial, with its cost bound.
-        result: What it has used.
+        result: Its totals so far.
     """
     from zeus.optimizer.batch_size.trials import JobRecord, Trial, reported
 

@@ -1,4 +1,4 @@
-"""A job in a few sums: a summary of many jobs without reading all their trials."""
+"""Sums of a job's trials: a summary of many jobs without reading all trials."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ STATUSES: tuple[Status, ...] = ("running", "ok", "failed", "oom", "lost", "cance
 
 @dataclass(frozen=True)
 class Group:
-    """The trials of a job that have a batch size in common, and how they ended.
+    """The trials of a job with the same batch size and the same end.
 
     Attributes:
         batch_size: Their batch size.
         status: Their status.
         converged: Whether they reached the target.
-        trials: How many.
-        heard_s: When one of them was last heard of, s since 1970.
-        time: What they took, s.
-        energy: And that, J.
+        trials: Their number.
+        heard_s: The time of their last message, s since 1970.
+        time: Their time, s.
+        energy: Their energy, J.
     """
 
     batch_size: int
@@ -47,22 +47,22 @@ class Overview:
 
     @property
     def heard_s(self) -> float | None:
-        """When it was last heard of, s since 1970; None before its first trial."""
+        """Time of its last message, s since 1970; None before its first trial."""
         return max((group.heard_s for group in self.groups), default=None)
 
     @property
     def time(self) -> float:
-        """What all trials took, s."""
+        """Time of all trials, s."""
         return sum(group.time for group in self.groups)
 
     @property
     def energy(self) -> float:
-        """And that, J."""
+        """Energy of all trials, J."""
         return sum(group.energy for group in self.groups)
 
     @property
     def cost(self) -> float:
-        """What all trials cost, J."""
+        """Cost of all trials, J."""
         return self.job.cost(self.energy, self.time)
 
     @property
@@ -79,8 +79,8 @@ class Overview:
         return found
 
     def mean_cost(self, batch_size: int) -> float | None:
-        """What the runs of a size that reached the target cost on average, J; None without any."""
-        # A size has one group of those: they all ended by a report.
+        """Mean cost of a size's runs that reached the target, J; None if there are none."""
+        # A size has only one such group: they all ended by a report.
         for group in self.groups:
             if group.converged and group.batch_size == batch_size:
                 return self.job.cost(group.energy, group.time) / group.trials
@@ -95,7 +95,7 @@ class Overview:
 
 
 def overview(job: JobRecord, trials: Iterable[Trial]) -> Overview:
-    """A job's sums from its trials."""
+    """Sums up a job's trials."""
     of: dict[tuple[int, Status, bool], list[Trial]] = {}
     for trial in trials:
         of.setdefault((trial.batch_size, trial.status, trial.converged), []).append(trial)

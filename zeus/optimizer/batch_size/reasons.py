@@ -1,4 +1,4 @@
-"""Why a run ended, from what ended it."""
+"""Classifies why a run ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from zeus.optimizer.batch_size.common import Reason
 
-# Names and not classes: what is not imported cannot have raised it.
+# Names, not classes: a module that is not imported cannot have raised it.
 _OUT_OF_MEMORY = frozenset(
     {"OutOfMemoryError", "ResourceExhaustedError"}
 )  # torch, CuPy; TensorFlow
@@ -22,10 +22,10 @@ _BY_SOMEBODY = (KeyboardInterrupt, GeneratorExit)
 
 
 def reason_of(error: BaseException | None) -> Reason:
-    """What a run's end means for its batch size.
+    """Classifies a run's end.
 
     Args:
-        error: What ended it; None where it just ended.
+        error: Its exception; None: a normal end.
     """
     if error is None or isinstance(error, _BY_SOMEBODY):
         return "cancelled"
@@ -41,13 +41,13 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def says_out_of_memory(text: str) -> bool:
-    """Whether the end of a script's log says that GPU memory did not suffice."""
+    """Whether the end of a script's log says that it ran out of GPU memory."""
     lower = text.lower()
     return any(words in lower for words in (*_SAYS_SO, *(name.lower() for name in _OUT_OF_MEMORY)))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that it came from."""
+    """Yields an error and its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

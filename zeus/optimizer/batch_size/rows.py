@@ -21,14 +21,14 @@ EventKind = Literal["registered", "begun", "report", "ended", "lost", "back", "r
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a job.
+    """An event of a job.
 
     Attributes:
         number: From 1 in each job.
-        trial_number: The trial, where it is about one.
+        trial_number: The trial, if it concerns one.
         at_s: When, s since 1970.
-        kind: What.
-        body: More of it: of a report what it said, of an end its reason.
+        kind: Its kind.
+        body: Details: the content of a report, the reason of an end.
     """
 
     number: int
@@ -39,11 +39,11 @@ class Event:
 
 
 class Writing:
-    """A job that a transaction has to itself.
+    """A job locked by a transaction.
 
     Attributes:
-        job: The job, as it was when the transaction began.
-        now_s: The time of all that is written, s since 1970.
+        job: The job at the start of the transaction.
+        now_s: The time of all writes, s since 1970.
         next_event: Number of the next event.
     """
 
@@ -54,7 +54,7 @@ class Writing:
         self.next_event = job.events + 1
 
     def tell(self, kind: EventKind, trial_number: int | None = None, **body: Any) -> Writing:
-        """Writes an event down."""
+        """Records an event."""
         self._connection.execute(
             insert(events).values(
                 job_id=self.job.job_id,
@@ -69,7 +69,7 @@ class Writing:
         return self
 
     def told(self, before: Trial, after: Trial) -> None:
-        """Writes down that a trial has ended, or is running again."""
+        """Records that a trial has ended, or is running again."""
         if before.status == after.status:
             return
         if after.running:
@@ -81,7 +81,7 @@ class Writing:
             self.tell("ended", after.number, **said)
 
     def mark_lost(self, found: Iterable[Trial]) -> list[Trial]:
-        """Ends the trials that were not heard of."""
+        """Ends the trials whose lease has expired."""
         marked = []
         for trial in lost(found, self.now_s):
             after = ended(trial, "lost", self.now_s, self.next_event)
@@ -91,18 +91,18 @@ class Writing:
         return marked
 
     def save(self, trial: Trial) -> None:
-        """Writes a trial as it is now."""
+        """Updates a trial."""
         which = (trials.c.job_id == self.job.job_id) & (trials.c.number == trial.number)
         self._connection.execute(update(trials).where(which).values(**asdict(trial)))
 
     def change(self, before: Trial, after: Trial) -> None:
-        """Writes what has become of a trial, and the job's counters."""
+        """Updates a trial and the job's counters."""
         self.told(before, after)
         self.save(after)
         self.close()
 
     def close(self, **values: int) -> None:
-        """Writes the job's counters."""
+        """Updates the job's counters."""
         values["events"] = self.next_event - 1
         which = jobs.c.job_id == self.job.job_id
         self._connection.execute(update(jobs).where(which).values(**values))
@@ -133,12 +133,12 @@ def job_of(row: Row[Any]) -> JobRecord:
 
 
 def find_job(connection: Connection, job_id: str, *, lock: bool = False) -> JobRecord | None:
-    """A job; None where there is none.
+    """Reads a job; None if there is none.
 
     Args:
         connection: A transaction.
         job_id: Its name.
-        lock: Whether nobody else may have it until the transaction ends.
+        lock: Whether to lock it until the end of the transaction.
     """
     query = select(jobs).where(jobs.c.job_id == job_id)
     row = connection.execute(query.with_for_update() if lock else query).one_or_none()
@@ -177,7 +177,7 @@ def overviews_of(connection: Connection, now_s: float) -> list[Overview]:
 
     Args:
         connection: A transaction.
-        now_s: The time, s since 1970: what was not heard of for its lease is lost.
+        now_s: The time, s since 1970: trials with an expired lease are lost.
     """
     # As in `trials.lost`.
     gone = (trials.c.status == "running") & (trials.c.heard_s + trials.c.lease_s < now_s)
@@ -202,7 +202,7 @@ def overviews_of(connection: Connection, now_s: float) -> list[Overview]:
 
 
 def events_of(connection: Connection, job_id: str) -> list[Event]:
-    """All that happened to a job, in its order; empty for an unknown job."""
+    """Returns all events of a job, in order; empty for an unknown job."""
     of_job = select(events).where(events.c.job_id == job_id).order_by(events.c.number)
     return [
         Event(row.number, row.trial_number, row.at_s, row.kind, json.loads(row.body))
@@ -211,5 +211,5 @@ def events_of(connection: Connection, job_id: str) -> list[Event]:
 
 
 def no_job(job_id: str) -> ZeusBSORuntimeError:
-    """The refusal of what is about an unknown job."""
+    """Returns the error for an unknown job."""
     return ZeusBSORuntimeError(f"there is no job {job_id}; register it first", 404)

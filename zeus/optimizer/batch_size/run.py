@@ -1,8 +1,8 @@
 """A run with its batch size, from the first epoch to its end: counts, measures, reports, stops.
 
-Epochs are counted where they begin and end, if that is told; else each evaluation ends one. An
-epoch without an evaluation is reported too, without a metric, so that a run that is evaluated now
-and then is kept within its bounds. Nothing here raises.
+Epochs are counted by their events, if there are any; otherwise each evaluation ends one. An epoch
+without an evaluation is reported without a metric, so that a run with rare evaluations stays within
+its bounds. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from zeus.utils.guard import guarded
 log = logging.getLogger(__name__)
 
 EXIT_S = 5.0
-"""How long the end of a run waits for who keeps its trial to hear of it, ..."""
+"""How long the end of a run waits for the store, ..."""
 SIGNAL_S = 2.0
-"""... and how long where a signal ends it: who sent it may not wait long."""
+"""... and how long after a signal, whose sender may not wait long."""
 
 _MEANS: dict[Reason, str] = {
     "cancelled": "that says nothing about batch size {}",
@@ -47,16 +47,16 @@ class Run:
 
     Args:
         spec: Its job.
-        trial: Its trial, with what was reported of it before.
+        trial: Its trial, with earlier reports.
         meter: Measures it.
-        link: Who keeps the trial; None where nobody does.
-        goes_on: Whether the run, where it is stopped by someone, goes on elsewhere.
+        link: Connection to the store; None: there is none.
+        goes_on: Whether the run will be resumed if it is stopped.
 
     Attributes:
-        finished: Whether it is over: its target is reached, or it is given up.
+        finished: Whether it is over: its target is reached, or it is stopped early.
         converged: Whether its target is reached.
         message: Why it is over.
-        epoch: Epochs that were reported.
+        epoch: Number of reported epochs.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Run:
         epoch = self._begun if self._epochs_told else self.epoch + 1
         if not self.over:
             self._report(epoch, self._number(metric))
-        elif not self.finished:  # we gave up: a loop until it is finished still ends
+        elif not self.finished:  # measuring failed: a loop until it is finished still ends
             self.epoch = epoch
             self.finished = epoch >= self._spec.max_epochs
 
@@ -168,7 +168,7 @@ class Run:
             self.epoch,
             answer.message,
         )
-        # Of a run whose cost is not known nothing can be learnt.
+        # A run of unknown cost teaches nothing.
         self._close(None if known else "cancelled", EXIT_S)
 
     # -------------------------------------------------------------------------------- measuring
@@ -180,12 +180,15 @@ class Run:
             self._unmeasured(error.message)
 
     def _used(self) -> Used | None:
-        """What the run has used; None where that is not known, or not yet."""
+        """Returns the run's totals; None if they are unknown, or not known yet."""
         if self._broken:
             return None
         try:
             self._meter.end()
-        except (ZeusBaseError, ValueError) as error:  # the latter: someone closed its windows
+        except (
+            ZeusBaseError,
+            ValueError,
+        ) as error:  # the latter: its windows were closed elsewhere
             self._unmeasured(str(error))
             return None
         try:
@@ -213,7 +216,7 @@ class Run:
             number = math.nan
         if math.isfinite(number):
             return number
-        self._say("metric", f"the metric {metric!r} is no finite number: no target is reached")
+        self._say("metric", f"the metric {metric!r} is not a finite number: no target is reached")
         return None
 
     # -------------------------------------------------------------------------------------- ends

@@ -1,4 +1,4 @@
-"""Where `bso` finds jobs: in a database, or on a server. Both show them in the same way."""
+"""The sources of jobs for `bso`: a database, or a server, with the same interface."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """Jobs, as `server.views` shows them."""
+    """Jobs, in the form of `server.views`."""
 
     def jobs(self) -> list[dict[str, Any]]:
-        """A summary of each."""
+        """Returns a summary of each job."""
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """All of one."""
+        """Returns the details of one job."""
 
     def delete(self, job_id: str) -> None:
-        """Forgets one."""
+        """Deletes one job."""
 
     def release(self, job_id: str) -> list[int]:
-        """Lets sizes that were kept out be chosen again."""
+        """Makes excluded sizes available again."""
 
 
 @contextmanager
 def open_source(database: str | None, server: str | None) -> Iterator[Source]:
-    """The database, or the server where one is given.
+    """Opens the database, or the server if one is given.
 
     Args:
         database: Path or URL; None for `bso.db` here.
@@ -55,7 +55,7 @@ def open_source(database: str | None, server: str | None) -> Iterator[Source]:
     name = database or "bso.db"
     file = url_of(name)
     if file.drivername == "sqlite" and not Path(file.database or "").is_file():
-        # To open it would make it.
+        # Opening it would create it.
         raise ZeusBSORuntimeError(
             f"there is no database {file.database}; name it with --db, or a server with --server",
         )

@@ -1,14 +1,13 @@
-"""Jobs and their trials in a database: the `Trials` of who has the file, and of the server.
+"""Jobs and their trials in a database: the `Trials` of a local file, and of the server.
 
     store = Store("bso.db")
     store.register(spec)
     trial = store.begin_trial(spec.job_id, key)
 
-Decisions are made in `trials` and `choosing`; here, what they are about is read and what they come
-to is written, in one transaction that has the job to itself. So any number of threads, processes
-and, with PostgreSQL, machines may share a database, and a process that is killed leaves all or
-nothing of what it did. A batch size is chosen before that transaction, and again where the job has
-changed by then: nobody waits for a lock while a fit is computed.
+`trials` and `choosing` decide; this module reads their input and writes their result, in one
+transaction that locks the job. So any number of threads, processes and, with PostgreSQL, machines
+may share a database, and a killed process leaves no partial changes. A batch size is chosen before
+that transaction, and again if the job has changed meanwhile: no one waits for a lock during a fit.
 """
 
 from __future__ import annotations
@@ -67,30 +66,31 @@ from zeus_ipc.overriding import override
 logger = logging.getLogger(__name__)
 
 LEASE_S = 600.0
-"""A trial is lost when nothing was heard of it for so long; clients send heartbeats."""
+"""A trial is lost after this time without a message; clients send heartbeats."""
 
 SIGNAL_S = 60.0
-"""A signal is read again when it was read so long ago."""
+"""A signal is read again after this time."""
 
 _KEY = 200
 
 _RELATIVES = 8
-"""So many jobs of a family are asked for what they know."""
+"""Maximum number of jobs of a family to read knowledge from."""
 
 _ATTEMPTS = 3
-"""So often a batch size is chosen outside the transaction; then inside, where nothing changes."""
+"""Attempts to choose a batch size outside the transaction; after that, inside, where nothing
+changes."""
 
 
 class Store(Trials):
-    """The trials of jobs, in a database. Safe across threads and processes.
+    """The trials of jobs, in a database. Safe for use by several threads and processes.
 
     Args:
         url_or_path: A SQLite file's path, or a URL: `postgresql://...`, `sqlite:///...`.
-        lease_s: A trial is lost when nothing was heard of it for so long, s; None for never.
-        clock: What time it is, s since 1970.
+        lease_s: A trial is lost after this time without a message, s; None for never.
+        clock: Returns the time, s since 1970.
         echo: Whether SQL statements are logged.
-        workers: So many processes like this one share PostgreSQL's connections.
-        signals: What jobs may name as their signal; None: they say themselves what is read.
+        workers: Number of processes that share PostgreSQL's connections.
+        signals: Signals that jobs may name; None: jobs give the source themselves.
 
     Raises:
         ZeusBSOConfigError: The URL is wrong.
@@ -126,7 +126,7 @@ class Store(Trials):
         return self.find_or_make(spec)[0]
 
     def find_or_make(self, spec: JobSpecFromClient) -> tuple[CreatedJob, bool]:
-        """As `register`, with whether the job is new."""
+        """Like `register`; also returns whether the job is new."""
         if spec.job_id is not None:
             created = CreatedJob.model_validate(spec.model_dump())
         else:
@@ -145,7 +145,7 @@ class Store(Trials):
             found = find_job(connection, created.job_id, lock=True)
             if found is not None:
                 if _named(connection, asked) != created:
-                    return None  # it was registered on other GPUs meanwhile
+                    return None  # it was meanwhile registered on other GPUs
                 _same(found.spec, created)
                 return found.spec, False
             self._trade_off(created)
@@ -174,8 +174,8 @@ class Store(Trials):
 
         Args:
             job_id: The job.
-            key: Of the request.
-            lease_s: The trial's lease, where it is not the store's.
+            key: Key of the request.
+            lease_s: The trial's lease, if it is not the store's.
         """
         if not 1 <= len(key) <= _KEY:
             raise ZeusBSORuntimeError(f"a key has 1 to {_KEY} characters", 422)
@@ -185,18 +185,18 @@ class Store(Trials):
                 begun = self._begin(job_id, key, lease, known, inside=attempt == _ATTEMPTS)
                 if begun is not None:
                     return begun
-        raise AssertionError  # the last attempt has the job to itself
+        raise AssertionError  # the last attempt locks the job
 
     def _begin(
         self, job_id: str, key: str, lease_s: float | None, known: KnownJob, *, inside: bool
     ) -> NewTrial | None:
-        """A trial; None where the job has changed while its batch size was chosen.
+        """Begins a trial; returns None if the job has changed while its batch size was chosen.
 
         Args:
             job_id: The job.
-            key: Of the request.
-            lease_s: Of the trial.
-            known: What is known of the job.
+            key: Key of the request.
+            lease_s: The trial's lease.
+            known: Knowledge about the job.
             inside: Whether to choose inside the transaction, where nothing changes.
         """
         given = (trials.c.job_id == job_id) & (trials.c.key == key)
@@ -209,7 +209,7 @@ class Store(Trials):
             if connection.execute(select(trials.c.number).where(given)).one_or_none():
                 return None
             now = known.now(connection, job)
-            # Who was lost is marked so before the choice, in the transaction.
+            # Lost trials are marked before the choice, in the transaction.
             gone = lost(now.running, self._clock())
             return None if gone else (job, now.choose(job.trials + 1, self._clock()))
 
@@ -221,7 +221,7 @@ class Store(Trials):
             job = writing.job
             row = connection.execute(select(trials).where(given)).one_or_none()
             if row is not None:
-                # Who asks again lives.
+                # A repeated request keeps the trial alive.
                 again = alive(trial_of(row), writing.now_s)
                 writing.change(trial_of(row), again)
                 return _new(job_id, again, analyze(job, trials_of(connection, job_id)).best)
@@ -287,10 +287,8 @@ class Store(Trials):
     # -------------------------------------------------------------------- what operators ask
 
     def adopt(self, spec: CreatedJob, found: Sequence[Trial]) -> bool:
-        """Takes over a job with its trials, from elsewhere. Trials that run have a lease from now.
-
-        Returns:
-            False: there is a job of this name, and nothing was changed.
+        """Imports a job with its trials. Running trials get a lease from now. Returns: False if
+        there is a job of this name, and nothing was changed.
         """
         seed = secrets.randbits(63) if spec.mab_seed is None else spec.mab_seed
         ends = sorted(found, key=lambda one: (one.ended_s or math.inf, one.number))
@@ -321,7 +319,7 @@ class Store(Trials):
         return self._database.write(work)
 
     def delete(self, job_id: str) -> None:
-        """Forgets a job and its trials.
+        """Deletes a job and its trials.
 
         Raises:
             ZeusBSORuntimeError: There is no such job (404).
@@ -334,7 +332,7 @@ class Store(Trials):
         self._database.write(work)
 
     def release(self, job_id: str) -> list[int]:
-        """Lets sizes that were kept out be chosen again; what kept them out has been put right.
+        """Makes excluded sizes available again, once their problem is fixed.
 
         Returns:
             The sizes.
@@ -374,12 +372,12 @@ class Store(Trials):
         return self._database.read(work)
 
     def events(self, job_id: str) -> list[Event]:
-        """All that happened to a job, in its order; empty for an unknown job."""
+        """Returns all events of a job, in order; empty for an unknown job."""
 
         return self._database.read(lambda connection: events_of(connection, job_id))
 
     def count(self) -> int:
-        """How many jobs there are: shows that the database can be read."""
+        """The number of jobs: a check that the database can be read."""
 
         def work(connection: Connection) -> int:
             return connection.execute(select(func.count()).select_from(jobs)).scalar_one()
@@ -389,8 +387,8 @@ class Store(Trials):
     # --------------------------------------------------------------------------------- inside
 
     def _of_family(self, spec: CreatedJob) -> Knowledge | None:
-        """What the nearest job of this family knows: of the same GPU model, of the same power
-        limits, with the most trials."""
+        """Returns the knowledge of the most similar job of this family: with the same GPU model,
+        the same power limits, the most trials."""
         if spec.family is None:
             return None
         of_family = (jobs.c.family == spec.family) & (jobs.c.job_id != spec.job_id)
@@ -406,10 +404,10 @@ class Store(Trials):
         return None
 
     def _trade_off(self, spec: CreatedJob) -> TradeOff | None:
-        """What decides which eta a job's trials have; None: its own.
+        """Returns the rule for the eta of a job's trials; None: its own.
 
         Raises:
-            ZeusBSORuntimeError: Its signal is not known (422).
+            ZeusBSORuntimeError: Its signal is unknown (422).
         """
         name = spec.signal
         found = None if name is None else self._signals.get(name)
@@ -452,26 +450,28 @@ class Store(Trials):
         found = find_job(connection, job_id, lock=True)
         if found is None:
             raise no_job(job_id)
-        # Only now: who waited for the job writes a later time than who had it.
+        # Only now, so that a transaction that waited for the lock writes a later time.
         return Writing(connection, found, self._clock())
 
     def _now(self, found: list[Trial]) -> list[Trial]:
-        """As they are known to be now; that a trial was lost is written when the next begins."""
+        """Returns trials in their present state; lost ones are recorded when the next trial
+        begins.
+        """
         now_s = self._clock()
         gone = {one.number: ended(one, "lost", now_s, _END_OF_LOG) for one in lost(found, now_s)}
         return [gone.get(trial.number, trial) for trial in found]
 
 
 _NOT_LOGGED = {"job_id", "batch_size", "trial_number", "metrics", "rerun_cost", "limits"}
-"""Of a report: what its event need not repeat."""
+"""Fields of a report that its event does not repeat."""
 
 _PLACE = tuple(GpuConfig.model_fields)
 
 _NO_NAME = re.compile(r"[\x00-\x1f/?#]")
-"""What no job's name has."""
+"""A character that no job's name has."""
 
 _END_OF_LOG = 2**62
-"""Comes after all events."""
+"""A number above those of all events."""
 
 
 def _new(job_id: str, trial: Trial, best: int | None, rerun_cost: float | None = None) -> NewTrial:
@@ -487,7 +487,7 @@ def _new(job_id: str, trial: Trial, best: int | None, rerun_cost: float | None =
 
 
 def _named(connection: Connection, spec: CreatedJob) -> CreatedJob:
-    """A job of a family by the name that it has on its GPUs, with its power limits."""
+    """Returns a job of a family with the name for its GPUs and power limits."""
     found = None if spec.family is None else find_job(connection, spec.job_id)
     if found is None or found.spec.family != spec.family or not _differ(found.spec, spec, _PLACE):
         return spec
@@ -503,7 +503,7 @@ def _named(connection: Connection, spec: CreatedJob) -> CreatedJob:
 
 def _differ(found: CreatedJob, given: CreatedJob, names: Iterable[str]) -> list[str]:
     here, there = found.model_dump(include=set(names)), given.model_dump(include=set(names))
-    if None in (found.power_limits, given.power_limits):  # who does not know them may be the same
+    if None in (found.power_limits, given.power_limits):  # without known limits it may be the same
         here["power_limits"] = there["power_limits"] = None
     return [name for name in names if here[name] != there[name]]
 

@@ -1,4 +1,4 @@
-"""The tables that jobs and trials are kept in. `migrations` makes them."""
+"""The tables of jobs and trials. `migrations` creates them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ jobs = Table(
     Column("spec", Text, nullable=False),  # JSON of CreatedJob
     Column("seed", Text, nullable=False),  # an integer of any size
     Column("created_s", Double, nullable=False),
-    # Counters. To lock this row is to take the next number.
+    # Counters. Locking this row reserves the next number.
     Column("trials", BigInteger, nullable=False),
     Column("events", BigInteger, nullable=False),
     Column("released", BigInteger, nullable=False),
     Column("family", String(400)),  # the same job on other GPUs
-    Column("knowledge", Text),  # JSON of Knowledge: what was known of it there when it was made
+    Column("knowledge", Text),  # JSON of Knowledge: what was known of it there at registration
     Index("jobs_family", "family"),
 )
 
@@ -49,7 +49,7 @@ trials = Table(
     metadata,
     Column("job_id", String(400), _job_id(), primary_key=True),
     Column("number", BigInteger, primary_key=True),
-    Column("key", String(200), nullable=False),  # who repeats a request is given the same trial
+    Column("key", String(200), nullable=False),  # a repeated request gets the same trial
     Column("batch_size", BigInteger, nullable=False),
     Column("began_s", Double, nullable=False),
     Column("heard_s", Double, nullable=False),
@@ -66,7 +66,7 @@ trials = Table(
     Column("overhead_time", Double, nullable=False),
     Column("overhead_energy", Double, nullable=False),
     Column("metric", Double),
-    Column("eta_knob", Double),  # of its cost; NULL: the job's
+    Column("eta_knob", Double),  # eta of its cost; NULL: the job's
     Column("limits", JSON(none_as_null=True)),  # energy and time of a step at each power limit
     UniqueConstraint("job_id", "key", name="trials_job_id_key"),
     Index("trials_job_id_end_order", "job_id", "end_order"),

@@ -1,8 +1,8 @@
-"""Jobs and trials in a database of ml-energy/zeus's batch size server, as they are kept here.
+"""Reads jobs and trials from a database of ml-energy/zeus's batch size server.
 
 Source: its tables `Job`, `BatchSize` and `Trial`, the same from its first release with a server to
-0.16. What it keeps besides, arms and a generator's state, follows from the trials here. Its times
-are the local time of the machine that wrote them, and are read as this machine's.
+0.16. Its other data, arms and a generator's state, follow from the trials here. Its times are local
+times of the machine that wrote them, and are read as this machine's.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _MYSQL = "mysql+pymysql"
 
 
 def read(url_or_path: str) -> list[tuple[CreatedJob, list[Trial]]]:
-    """All jobs, each with its trials by their numbers. Nothing is changed.
+    """Returns all jobs, each with its trials by number. It changes nothing.
 
     Args:
         url_or_path: A SQLite file, or a URL of SQLite, PostgreSQL or MySQL.
 
     Raises:
         ZeusBSOConfigError: The URL is wrong, or its driver is missing.
-        ZeusBSORuntimeError: It cannot be read, or is no such database.
+        ZeusBSORuntimeError: It cannot be read, or is not such a database.
     """
     url = _url(url_or_path)
     if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
@@ -74,7 +74,7 @@ def _read(connection: Connection, name: str) -> list[tuple[CreatedJob, list[Tria
     missing = [one for one, actual in found.items() if actual is None]
     if missing:
         raise ZeusBSORuntimeError(
-            f"{name} is no database of ml-energy/zeus's batch size server: it has no table "
+            f"{name} is not a database of ml-energy/zeus's batch size server: it has no table "
             f"{missing[0]}"
         )
     metadata = MetaData()
@@ -125,5 +125,5 @@ def _trials(rows: Any) -> Iterator[Trial]:
 
 
 def _seconds(stamp: datetime | str) -> float:
-    """A naive local time, s since 1970."""
+    """Converts a naive local time to s since 1970."""
     return (datetime.fromisoformat(stamp) if isinstance(stamp, str) else stamp).timestamp()

@@ -1,10 +1,10 @@
-"""A trial, and what becomes of it. Pure: no file, no clock, no socket.
+"""A trial and its state transitions. Pure: no file, no clock, no socket.
 
 - A report is judged in this order: the target is reached; the epochs are used up; another epoch
-  would cost more than the trial's bound; its learning curve says that it will hardly reach the
-  target. The bound is fixed when the trial begins; a learning curve that ends it may lower it.
-- A trial of which nothing was heard for its lease is lost. It is running again as soon as it is
-  heard of. What else has ended stays as it is, but for a report that it reached the target.
+would cost more than the trial's bound; its learning curve makes the target unlikely. The bound is
+fixed when the trial begins; a learning curve that ends it may lower it. - A trial is lost if
+nothing was heard from it for its lease. It is running again after its next message. Other ended
+trials do not change, except by a report that they reached the target.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Status = Literal["running"] | Reason
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A job as it is kept.
+    """A stored job.
 
     Attributes:
-        spec: What it was registered with.
-        seed: All choices follow from it; `spec.mab_seed`, or drawn when the job was registered.
-        created_s: When that was, s since 1970.
-        trials: Trials that it has had.
-        events: Events that were recorded of it.
-        released: Ends up to this event's number keep no size out.
-        knowledge: What was known of its family when it was registered.
+        spec: Its registration.
+        seed: Seed of all choices; `spec.mab_seed`, or random.
+        created_s: When it was registered, s since 1970.
+        trials: Number of its trials.
+        events: Number of its events.
+        released: Ends up to this event's number exclude no size.
+        knowledge: Knowledge of its family when it was registered.
     """
 
     spec: CreatedJob
@@ -55,12 +55,12 @@ class JobRecord:
         return self.spec.job_id
 
     def cost(self, energy: float, time: float, eta_knob: float | None = None) -> float:
-        """What energy (J) and time (s) cost this job, J.
+        """Returns the cost of energy (J) and time (s), J.
 
         Args:
             energy: Energy, J.
             time: Time, s.
-            eta_knob: Of a trial; None: the job's.
+            eta_knob: That of a trial; None: the job's.
         """
         eta = self.spec.eta_knob if eta_knob is None else eta_knob
         return zeus_cost(energy, time, eta, self.spec.max_power)
@@ -74,20 +74,20 @@ class Trial:
         number: From 1 in each job.
         batch_size: Its batch size.
         began_s: When it began, s since 1970.
-        heard_s: When it was last heard of.
-        lease_s: It is lost when nothing was heard of it for so long, s; None for never.
-        cost_bound: Cost at which it is given up, J; None for never.
+        heard_s: Time of its last message.
+        lease_s: It is lost after this time without a message, s; None for never.
+        cost_bound: Cost at which it is stopped early, J; None for never.
         status: `running`, or how it ended.
         ended_s: When.
         end_order: Number of the event that ended it: the order in which a job's trials ended.
         converged: Whether it reached the target.
-        stopped_by_cost: Whether it was given up for its cost.
-        epochs: Epochs that it has reported.
+        stopped_by_cost: Whether it was stopped for its cost.
+        epochs: Number of reported epochs.
         time: Time up to the end of the last of them, s.
         energy: Energy up to there, J.
-        overhead_time: Of the time what was spent on finding the power limit, s.
-        overhead_energy: Of the energy the same, J.
-        metric: The metric then; None where there is none, or no number.
+        overhead_time: The part of the time spent on finding the power limit, s.
+        overhead_energy: The same part of the energy, J.
+        metric: The metric then; None if there is none, or it is not a number.
         eta_knob: The eta of its cost and its bound; None: the job's.
         limits: Energy, J, and time, s, of a step at each power limit that it has measured.
     """
@@ -119,12 +119,12 @@ class Trial:
 
     @property
     def order(self) -> int:
-        """Sorts trials that have ended by their end."""
+        """Sort key of ended trials: the order of their ends."""
         return self.end_order or 0
 
 
 def lost(trials: Iterable[Trial], now_s: float) -> list[Trial]:
-    """Those that run and were not heard of for their lease."""
+    """Returns the running trials whose lease has expired."""
     return [
         trial
         for trial in trials
@@ -135,23 +135,23 @@ def lost(trials: Iterable[Trial], now_s: float) -> list[Trial]:
 def reported(
     job: JobRecord, trial: Trial, result: TrainingResult, now_s: float, order: int
 ) -> tuple[Trial, ReportResponse]:
-    """A report has come.
+    """Handles a report.
 
     Args:
         job: Its job.
         trial: Its trial.
         result: The report.
         now_s: The time, s since 1970.
-        order: Number of the event that it is.
+        order: Number of its event.
 
     Returns:
-        The trial as it is now, and the answer.
+        The updated trial, and the reply.
     """
     if trial.status == "ok":
         return trial, _answer(job, trial, True, f"trial {trial.number} was already reported")
     heard = replace(trial, heard_s=now_s)
     if result.current_epoch >= trial.epochs:
-        # A report that was overtaken by a later one adds nothing to it.
+        # A report that arrives after a later one adds nothing.
         heard = replace(
             heard,
             epochs=result.current_epoch,
@@ -186,14 +186,14 @@ def reported(
         end_order=order,
         converged=converged,
         stopped_by_cost=verdict.by_cost,
-        # What is learnt of it is that it would have cost more than this.
+        # It teaches that the run would have cost more than this.
         cost_bound=verdict.next_cost if verdict.by_curve and verdict.by_cost else heard.cost_bound,
     )
     return heard, _answer(job, heard, True, why)
 
 
 def ended(trial: Trial, reason: Reason, now_s: float, order: int) -> Trial:
-    """Someone says that a run has ended without a report that told it to.
+    """Handles the end of a run other than by a report.
 
     Raises:
         ZeusBSORuntimeError: Only a report ends a trial `ok` (422).
@@ -210,7 +210,7 @@ def ended(trial: Trial, reason: Reason, now_s: float, order: int) -> Trial:
 
 
 def alive(trial: Trial, now_s: float) -> Trial:
-    """A heartbeat has come; what was lost is running again, what else has ended stays so."""
+    """Handles a heartbeat; a lost trial is running again, other ended trials do not change."""
     if trial.status == "lost":
         return replace(trial, status="running", ended_s=None, end_order=None, heard_s=now_s)
     return replace(trial, heard_s=now_s) if trial.running else trial
@@ -224,7 +224,7 @@ def _reached(job: JobRecord, trial: Trial) -> bool:
 
 
 def _curve(job: JobRecord, result: TrainingResult) -> LearningCurve | None:
-    """The learning curve, where it may end the run."""
+    """Returns the learning curve, if it may end the run."""
     if result.rerun_cost is None or not result.metrics:
         return None
     spec = job.spec

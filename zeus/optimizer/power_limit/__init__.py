@@ -41,7 +41,7 @@ __all__ = [
     "ZeusCost",
 ]
 
-# They import their framework, so they are imported when they are asked for.
+# They import their framework, so they are imported on demand.
 __getattr__ = lazily(
     __name__,
     {

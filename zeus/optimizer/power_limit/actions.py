@@ -1,6 +1,5 @@
-"""What the core of the power limit optimizer has its shell do.
-
-What an action brings about is told to the core by the method that is named with it.
+"""Actions that the core of the power limit optimizer requests from its shell. The shell reports the
+result of an action by the core's method named with it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from zeus_ipc.overriding import override
 
 @dataclass(frozen=True)
 class Part:
-    """Some steps of a trial that are measured together."""
+    """Steps of a trial that are measured together."""
 
     trial: Try
     index: int
@@ -24,7 +23,7 @@ class Part:
 
 @dataclass(frozen=True)
 class _Plain:
-    """An action that needs no more to be said."""
+    """An action without parameters."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,11 @@ class _AtLimit:
 
 
 class ForLeader(ABC):
-    """Something for the leader, if it is in this process."""
+    """An action for the leader, if it is in this process."""
 
     @abstractmethod
     def reach(self, leader: Leader, now_s: float, step: int) -> None:
-        """Tell it, at a time (monotonic, s) and a step of this process."""
+        """Deliver it, at a time (monotonic, s) and a step of this process."""
 
 
 class Join(_Plain):
@@ -48,15 +47,15 @@ class Join(_Plain):
 
 @dataclass(frozen=True)
 class SetLimit(_AtLimit):
-    """Set the limit on all GPUs, mW, and the workload power profile; None: that of others.
-    -> `limit_set`, `limit_refused`, `limit_denied`, `limit_failed`, or `unanswered`
+    """Set the limit on all GPUs, mW, and the workload power profile; None: leave it to others. ->
+    `limit_set`, `limit_refused`, `limit_denied`, `limit_failed`, or `unanswered`
     """
 
     profile: int | None = None
 
 
 class AskForLimit(_Plain):
-    """See what became of the limit that was not answered. -> as `SetLimit`, or nothing yet"""
+    """Check the limit that is still pending. -> as `SetLimit`, or nothing yet"""
 
 
 class ReleaseLimits(_Plain):
@@ -64,13 +63,13 @@ class ReleaseLimits(_Plain):
 
 
 class OpenWindow(_AtLimit):
-    """Begin to measure at a limit, mW. -> `window_failed` where that fails"""
+    """Begin to measure at a limit, mW. -> `window_failed` if that fails"""
 
 
 @dataclass(frozen=True)
 class CloseWindow:
-    """End the window at a limit, mW, and have its energy read by `Collect`. None: of a check that
-    follows the choice. -> `window_failed` where that fails
+    """End the window at a limit, mW; `Collect` reads its energy. None: the window of a check after
+    the choice. -> `window_failed` if that fails
     """
 
     power_limit_mw: int
@@ -78,20 +77,20 @@ class CloseWindow:
 
 
 class DropWindow(_AtLimit):
-    """End the window at a limit, mW, if it is open: it is worth nothing."""
+    """Discard the window at a limit, mW, if it is open."""
 
 
 class Collect(_Plain):
-    """Read the energies that have come. -> `measured` or `unknown`, for each window in order"""
+    """Read the energies that are available. -> `measured` or `unknown`, for each window in order"""
 
 
 class Forget(_Plain):
-    """The windows whose energy was not read are worth nothing. -> `unknown` for each part"""
+    """Discard the windows whose energy was not read. -> `unknown` for each part"""
 
 
 @dataclass(frozen=True)
 class Ran(ForLeader):
-    """A piece was run."""
+    """Report that a piece was run."""
 
     part: Part
 
@@ -102,22 +101,22 @@ class Ran(ForLeader):
 
 @dataclass(frozen=True)
 class Tell:
-    """Tell the leader something. -> `cut_off` where that fails"""
+    """Send the leader a message. -> `cut_off` if that fails"""
 
     message: Message
 
 
 class Listen(_Plain):
-    """See what the leader commands. -> `heard`, or `cut_off`"""
+    """Read the leader's commands. -> `heard`, or `cut_off`"""
 
 
 @dataclass(frozen=True)
 class Leave:
-    """Have no more to do with the leader.
+    """Leave the leader.
 
     Attributes:
-        reason: Why this process searches no more, for the others, who must not wait for it; None:
-            they know.
+        reason: Why this process no longer searches, for the others, which must not wait for it;
+            None: they know.
     """
 
     reason: str | None
@@ -125,7 +124,7 @@ class Leave:
 
 @dataclass(frozen=True)
 class Waited(ForLeader):
-    """In so many steps nothing could be measured."""
+    """Report that this many steps could not be measured."""
 
     steps: int
 
@@ -152,7 +151,7 @@ class CheckChoice(_Plain, ForLeader):
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Say why there is no search any more, and what limit is in force. Limits were released."""
+    """Report why the search ended, and which limit is in force. Limits were released."""
 
     reason: str
     warn: bool
@@ -160,7 +159,7 @@ class GiveUp:
 
 @dataclass(frozen=True)
 class Say:
-    """Say something to the user: a warning, or a line in the log."""
+    """Report to the user: a warning, or a line in the log."""
 
     text: str
     warn: bool = False
@@ -168,7 +167,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Show:
-    """Show figures, by name."""
+    """Report figures, by name."""
 
     figures: dict[str, float]
 

@@ -1,4 +1,4 @@
-"""The adaptive search: measures where it helps the choice most, and then no further."""
+"""The adaptive search: measures where it helps the choice most, and stops when that is enough."""
 
 from __future__ import annotations
 
@@ -13,65 +13,67 @@ from zeus.optimizer.power_limit.search import Search, Trial, budget, expected_st
 from zeus_ipc.overriding import override
 
 Costs = Callable[[Curve], "list[float] | None"]
-"""The cost of each limit under a curve, in the limits' order; None: it cannot be said."""
+"""The cost of each limit under a curve, in the limits' order; None: unknown."""
 Choice = Callable[[Sequence[Estimate], bool], int]
-"""The choice of estimates, mW; whether it is to be cautious."""
+"""Returns the choice from estimates, mW; its second argument is whether to be cautious."""
 
 TOLERANCE = 0.002
-"""The adaptive search ends when its choice is expected to cost at most this share too much, ..."""
+"""The adaptive search ends when the expected excess cost of its choice is at most this share,
+..."""
 EXTEND = 0.007
-"""... and may take twice its steps while it is expected to cost more than this."""
+"""... and may take twice its steps while the expected excess is more than this."""
 STRIDE = 0.7
-"""The next limit is at least this share of the lowest that was tried, or of the highest candidate:
-low ones may cost much."""
+"""The next limit is at least this share of the lowest limit tried, or of the highest candidate: low
+limits may be costly."""
 GOOD_ENOUGH = 0.005
-"""A limit's time is known well enough, as a fraction, where the selector names no costs."""
+"""Sufficient accuracy of a limit's time, as a fraction, if the selector gives no costs."""
 CURVES = 64
-"""Random curves that a decision is made of."""
+"""Number of random curves for a decision."""
 MEASURED = 0.6
-"""Of steps, so many are measured; the others warm up."""
+"""Share of steps that are measured; the others warm up."""
 RESTARTS = 1
-"""So often a search that finds out that training has changed gets its steps once more."""
+"""Number of times that a search gets its steps again after training has changed."""
 REACH = 0.75
-"""A job that draws less than this share of the lowest limit is reached by none."""
+"""No limit affects a job that draws less than this share of the lowest limit."""
 PEAKS = 0.6
-"""Nor is a limit a candidate of which the job draws less than this share: its peaks are below."""
+"""A limit is not a candidate if the job draws less than this share of it: its peaks are below."""
 NEAR = 1.05
 """A job that draws less than this share of the lowest limit is tried there first."""
 AVERAGED_S = 0.03
-"""A limit acts on power averaged over some tens of milliseconds. Where a step is shorter than this,
-that average has no peaks: a limit above a job's mean power does not reach it."""
+"""A limit acts on power averaged over some tens of milliseconds. If a step is shorter than this,
+that average has no peaks: a limit above a job's mean power has no effect."""
 FALL = 0.03
-"""A job whose power falls by less than this share at the lowest limit is reached by none."""
+"""No limit affects a job whose power falls by less than this share at the lowest limit."""
 SETTLE_S = 0.5
 """Clocks and power have followed a new limit after this: max(3 sensor ticks, 300 ms) and more."""
 
 
 class Adaptive(Search):
-    """Measures where it helps the choice most, a few steps at a time, and then no further.
+    """Measures where it helps the choice most, a few steps at a time, until that is enough.
 
-    After each piece every limit has an estimate, measured or not (`Estimates`). Random curves
-    drawn from it show how much the present choice may cost too much, and which limit would be the
-    better one; that limit or the present choice, whichever is known less, is measured next.
-    (Top-two sampling: Russo, "Simple Bayesian Algorithms for Best-Arm Identification", 2020.)
+    After each piece every limit has an estimate, measured or not (`Estimates`). Random curves drawn
+    from it give the expected excess cost of the present choice, and a better candidate; the less
+    certain of the two is measured next. (Top-two sampling: Russo, "Simple Bayesian Algorithms for
+    Best-Arm Identification", 2020.)
 
-    A limit saves energy only where it lowers power. So limits far above what the job draws are no
+    A limit saves energy only where it lowers power. So limits far above the job's power are not
     candidates, and a job that draws far less than the lowest limit, or less in short steps, stays
-    at the highest. One that draws about as much is tried at the lowest limit first, and stays at
+    at the highest. A job that draws about as much is tried at the lowest limit first, and stays at
     the highest unless that lowers its power (`_unreached`).
 
-    What contradicts itself (`Review`) is measured again before anything else. Before a limit is
+    Contradictory measurements (`Review`) are repeated before anything else. Before a limit is
     chosen, the highest is measured again beside it; and both once more by `check`.
 
-    It ends when the expected excess is below `TOLERANCE`, or below what the steps that remain could
-    tell apart; else after a third of the exhaustive search's steps, but not before four limits
-    could be tried; after twice as many where the choice is still expected to cost `EXTEND` too much
-    or is not certain.
+    It ends when the expected excess is below `TOLERANCE`, or below what the remaining steps could
+    resolve; else after a third of the exhaustive search's steps, but not before four limits could
+    be tried; after twice as many if the expected excess is still above `EXTEND` or the choice is
+    not certain.
 
     Args:
-        costs: What the selector makes of a curve.
-        choose: The choice, mW, of estimates; cautious or not. Raises ValueError if there is none.
-        gpus: How many GPUs train together.
+        costs: The selector's costs of a curve.
+        choose: Returns the choice, mW, from estimates; cautious or not. Raises ValueError if there
+            is none.
+        gpus: Number of GPUs that train together.
     """
 
     cautious = True
@@ -96,8 +98,8 @@ class Adaptive(Search):
         self._estimates = Estimates(self.limits_mw, gpus, horizon=self.budget)
         self._review = Review([])
         self._to_check: list[int] = []
-        self._only_checks = False  # nothing else is measured, unless something has changed
-        self._named = True  # whether the selector says what limits cost
+        self._only_checks = False  # measure nothing else, unless training has changed
+        self._named = True  # whether the selector gives costs
         self._excess = math.inf
         self._rivals = 2  # limits that may be the best
         self._at = 0  # the limit that is measured, ...
@@ -138,7 +140,7 @@ class Adaptive(Search):
         self._to_check = [one for one in self._to_check if one != power_limit_mw]
 
     def check(self, chosen_mw: int, position: int, profile: int | None = None) -> None:
-        """Some steps after the choice: measures the highest limit and the choice once more."""
+        """Measures the highest limit and the choice again, some steps after the choice."""
         self._to_check = [self.limits_mw[0], chosen_mw]
         self._begun_at = None
         self._restarts = 0
@@ -149,7 +151,7 @@ class Adaptive(Search):
     def next(self, current_mw: int, position: int, profile: int | None = None) -> Trial | None:
         if self.settled:
             return None
-        # A piece's energy comes a little later; until the first one is there, measuring continues.
+        # A piece's energy arrives a little later; continue measuring until the first one has.
         if current_mw and current_mw == self._at and not self._seen:
             return Trial(current_mw, 0, self.piece)
         if self._begun_at is None and not (self._to_check and current_mw != self._to_check[0]):
@@ -199,7 +201,7 @@ class Adaptive(Search):
         return self._to_be_sure(current_mw, position)
 
     def _to_be_sure(self, current_mw: int, position: int) -> int | None:
-        """What to measure before the choice is made: the highest limit, or the choice itself."""
+        """Returns what to measure before the choice: the highest limit, or the choice itself."""
         highest = self.limits_mw[0]
         stays = visits(self._estimates.samples)
         last = {stay[0].power_limit_mw: at for at, stay in enumerate(stays)}
@@ -211,7 +213,7 @@ class Adaptive(Search):
             likely = self.choose(estimates, False)
             sure = self.choose(estimates, True)
         except ValueError:
-            return None  # the choice fails in the same way, and says so
+            return None  # the choice fails in the same way, and reports it
         if likely == highest:
             return None
         met = [stay[0].power_limit_mw for stay in stays].index(likely)
@@ -225,7 +227,7 @@ class Adaptive(Search):
         return min((likely, highest), key=self._estimates.steps_at)
 
     def _in_vain(self, estimates: list[Estimate], likely: int, position: int) -> bool:
-        """Whether the likely choice would not be certain either after all steps that remain."""
+        """Whether the likely choice would still be uncertain after all remaining steps."""
         left = (self._most - self._spent(Trial(likely, 0, 0), position)) * MEASURED / 2
         steps = [self._estimates.steps_at(one) + left for one in (likely, self.limits_mw[0])]
         error = self._estimates.step_noise() * math.sqrt(sum(1 / max(1.0, one) for one in steps))
@@ -245,10 +247,10 @@ class Adaptive(Search):
         return position - begun_at + trial.warmup_steps + trial.steps
 
     def _allowed(self, position: int) -> int:
-        """How many steps the search may take as far as its choice is concerned."""
+        """Returns how many steps the search may take."""
         left = (self._most - self._spent(Trial(0, 0, 0), position)) * MEASURED
-        # Limits that differ by less than this the steps that remain, shared by all that may be the
-        # best, could not tell apart.
+        # The remaining steps, shared by all candidates, could not distinguish limits that differ by
+        # less.
         each = max(1.0, left / self._rivals)
         apart = self._estimates.step_noise() * math.sqrt(2 / each)
         if self._excess >= max(EXTEND, apart):
@@ -331,7 +333,7 @@ class Adaptive(Search):
         return self.limits_mw[known_less]
 
     def _least_known(self, estimates: list[Estimate]) -> int | None:
-        """For a selector that names no costs: every limit until its estimate is good enough."""
+        """For a selector without costs: every limit until its estimate is accurate enough."""
         for one in estimates:
             enough = one.steps >= self.profile_steps or one.time_error < GOOD_ENOUGH
             if not one.steps or not enough:

@@ -11,10 +11,10 @@ from typing import Any
 from zeus.exceptions import ZeusArgumentError
 
 MILLIWATTS = 1000
-"""A difference of limits of this many watts or more was meant in milliwatts."""
+"""A step of this many watts or more was probably meant in milliwatts."""
 
 STEEP = 3.0
-"""A slowdown of this factor or more was meant as a percentage."""
+"""A slowdown of this factor or more was probably meant as a percentage."""
 
 
 def check_monitor(monitor: Any) -> None:
@@ -38,11 +38,11 @@ def check_selector(selector: Any, kind: type) -> None:
     """Check an `OptimumSelector`.
 
     Args:
-        selector: What was given; None is right.
+        selector: The argument; None is valid.
         kind: `OptimumSelector`.
 
     Raises:
-        ZeusArgumentError: It is none.
+        ZeusArgumentError: It is not valid.
     """
     of_class = isinstance(selector, type)
     if selector is None or (not of_class and hasattr(selector, "select")):
@@ -63,7 +63,7 @@ def check_steps(wait_steps: Any, warmup_steps: Any, profile_steps: Any) -> None:
     """Check the numbers of steps.
 
     Raises:
-        ZeusArgumentError: One is no whole number, or is too small.
+        ZeusArgumentError: One is not a whole number, or is too small.
     """
     given = {"wait_steps": wait_steps, "warmup_steps": warmup_steps, "profile_steps": profile_steps}
     for name, steps in given.items():
@@ -78,10 +78,10 @@ def check_steps(wait_steps: Any, warmup_steps: Any, profile_steps: Any) -> None:
 
 
 def check_pl_step(pl_step: Any) -> None:
-    """Check the difference of one limit to the next, W.
+    """Checks the difference between limits, W.
 
     Raises:
-        ZeusArgumentError: It is no number of watts.
+        ZeusArgumentError: It is not a number of watts.
     """
     if not _is_number(pl_step):
         raise ZeusArgumentError(f"pl_step must be a number of watts, not {_text(pl_step)}")
@@ -117,10 +117,10 @@ def check_profile_path(path: Path | None) -> None:
 
 
 def check_factor(factor: Any) -> None:
-    """Check the factor of `MaxSlowdownConstraint`; one that looks like a percentage is warned of.
+    """Check the factor of `MaxSlowdownConstraint`; warns if it looks like a percentage.
 
     Raises:
-        ZeusArgumentError: It is no number, or below 1.
+        ZeusArgumentError: It is not a number, or below 1.
     """
     if not _is_number(factor):
         raise ZeusArgumentError(f"factor must be a number such as 1.1, not {_text(factor)}")
@@ -137,7 +137,7 @@ def check_factor(factor: Any) -> None:
 
 
 def warn_of_step_after_end() -> None:
-    """Say that training continues without the optimizer."""
+    """Warns that training continues without the optimizer."""
     warnings.warn(
         "A step began after the power limit optimizer had ended (on_train_end, close, or the end "
         "of its with block): limits are restored and nothing is measured. Call on_train_begin to "

@@ -1,9 +1,8 @@
-"""The choice of a limit from estimates: what the selector says, unless it would cost more energy.
-
-A selector compares two estimates as if they were exact. Where they are not, the cautious choice is
-one that holds although they are off: it saves energy against the highest limit, and keeps its
-constraint, by more than the estimates may be wrong. Of several limits that the selector would
-choose one after another, the first such one is taken; the highest always is.
+"""The choice of a limit from estimates: that of the selector, unless it may cost more energy. A
+selector compares estimates as if they were exact. The cautious choice also holds within their
+errors: it saves energy compared with the highest limit, and meets the constraint, by more than the
+estimates' errors. The first of the selector's preferences that does is chosen; the highest limit
+always does.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from zeus.optimizer.power_limit.selectors import (
 from zeus_ipc.controls import profile_name
 
 SURE = 2.2
-"""So many standard deviations, and a limit's slowdown is within the constraint and its allowance,
-..."""
+"""A limit's slowdown must be within the constraint and its allowance by this many standard
+deviations, ..."""
 SAVES = 1.0
-"""... and so many, and it saves energy."""
+"""... and it must save energy by this many."""
 ALLOWANCE = 0.02
-"""A slowdown that is beyond the constraint by this much is the most that is accepted."""
+"""The largest accepted excess of a slowdown over the constraint."""
 
 
 ALIKE = 0.01
-"""A workload power profile that changes neither energy nor time by more than this share, against
-the choice without one, is not worth having."""
+"""A workload power profile must change energy or time by more than this share, compared with the
+choice without one."""
 
 
 def measurements(estimates: Sequence[Estimate], steps: int) -> list[PowerLimitMeasurement]:
-    """Estimates as selectors and files have them: of so many steps."""
+    """Converts estimates to measurements of this many steps, for selectors and files."""
     return [
         PowerLimitMeasurement(
             power_limit=watts(one.power_limit_mw),
@@ -49,22 +48,22 @@ def measurements(estimates: Sequence[Estimate], steps: int) -> list[PowerLimitMe
 def choose(
     selector: OptimumSelector, estimates: Sequence[Estimate], steps: int, *, cautious: bool
 ) -> int:
-    """The limit of the best estimate, mW; see `best`."""
+    """Returns the limit of the best estimate, mW; see `best`."""
     return best(selector, estimates, steps, cautious=cautious).power_limit_mw
 
 
 def best(
     selector: OptimumSelector, estimates: Sequence[Estimate], steps: int, *, cautious: bool
 ) -> Estimate:
-    """The best estimate.
+    """Returns the best estimate.
 
     Args:
-        selector: Says what is best.
-        estimates: Of what was measured, by profile and limit; the first is of the highest limit
-            without a profile.
-        steps: How many steps the selector's measurements are of.
-        cautious: Pass over a limit that may cost more energy than the highest, or be slower than
-            the constraint by more than `ALLOWANCE`.
+        selector: The criterion.
+        estimates: Estimates by profile and limit; the first is of the highest limit without a
+            profile.
+        steps: Number of steps of the selector's measurements.
+        cautious: Skip a limit that may cost more energy than the highest, or be slower than the
+            constraint by more than `ALLOWANCE`.
 
     Raises:
         ValueError: The selector fails, or chooses what was not measured.

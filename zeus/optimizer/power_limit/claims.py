@@ -1,7 +1,6 @@
-"""Which optimizer of this process has which GPUs: two would undo each other's limits.
-
-An optimizer that was told that training begins has its GPUs until that ends. One that was only
-told of steps has them until another is: a notebook's cell that was interrupted leaves such.
+"""The GPUs of each optimizer in this process: two on one GPU would overwrite each other's limits.
+An optimizer whose training has begun keeps its GPUs until it ends. One that has only seen steps
+keeps them until another claims them, as after an interrupted notebook cell.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _claims: dict[str, _Claim] = {}
 
 
 def firmly_held(owner: object, gpus: Sequence[str]) -> bool:
-    """Whether another than `owner` is in the middle of training on one of these GPUs.
+    """Whether an optimizer other than `owner` is training on one of these GPUs.
 
     Args:
         owner: An optimizer.
@@ -34,13 +33,13 @@ def firmly_held(owner: object, gpus: Sequence[str]) -> bool:
 
 
 def claim(owner: object, gpus: Sequence[str], *, firm: bool, again: bool) -> bool:
-    """Claims GPUs for an optimizer, as long as it lives. Returns whether it may have them.
+    """Claims GPUs for an optimizer, as long as it exists. Returns whether that succeeded.
 
     Args:
         owner: The optimizer.
         gpus: UUIDs.
-        firm: Whether training is known to have begun, and not to have ended.
-        again: Whether it has claimed them before: it does not take back what another has taken.
+        firm: Whether training has begun and not ended.
+        again: Whether it has claimed them before: then it does not take them from another.
     """
     with _guard:
         others = _of_others(owner, gpus)
@@ -63,5 +62,5 @@ def _of_others(owner: object, gpus: Sequence[str]) -> list[_Claim]:
         return [one for one in claims if one.owner() not in (owner, None)]
 
     if found():
-        gc.collect()  # one that nobody refers to any more may still be there
+        gc.collect()  # an unreferenced one may still exist
     return found()

@@ -1,4 +1,4 @@
-"""What one process does for the search: told of steps and results, it answers with actions.
+"""One process of the search: it receives steps and results, and returns actions.
 
 A search says which limit to hold and for how many steps (`search`), a leader makes one decision of
 what all processes measured (`leader`); this is one process. State changes happen where steps begin:
@@ -13,8 +13,8 @@ what all processes measured (`leader`); this is one process. State changes happe
     any        a limit cannot be set, nothing can be measured, a process is silent
                                          -> Done, given up
 
-Pure: no clock of its own, no device, no other process. The shell (`optimizer`) performs the actions
-and tells what they brought about.
+Pure: no clock, no device, no other process. The shell (`optimizer`) performs the actions and
+reports their results.
 """
 
 from __future__ import annotations
@@ -53,30 +53,31 @@ from zeus.optimizer.power_limit.watch import Watch
 from zeus_ipc.controls import profile_name
 
 LISTEN_STEPS = 20
-"""After the choice, commands are looked for this often."""
+"""Interval, in steps, at which commands are read after the choice."""
 PATIENCE_STEPS = 3
-"""A command that is for a later step is obeyed after this many steps at the latest."""
+"""A command for a later step is obeyed after at most this many steps."""
 
 
 class Core:
     """One process of a search.
 
     Args:
-        hello: What this process can.
+        hello: The capabilities of this process.
         wait_steps: Steps to wait before the first limit.
         warmup_steps: Unmeasured steps after a change of the limit, at most.
         profile_steps: Measured steps at each limit, at most.
-        adaptive: Whether the search is adaptive: then what an interruption leaves is kept, and
-            training is watched after the choice.
+        adaptive: Whether the search is
+        adaptive: then parts cut off by an interruption are kept, and training is watched after the
+            choice.
 
     Attributes:
         state: See `states`.
-        current_mw: The limit that is set; 0: none is, or it may not be in force.
+        current_mw: The limit that is set; 0: none, or it may not be in force.
         profile: The workload power profile that is set with it; None: none.
         chosen: The choice; None: there is none.
         disabled: Whether the search was given up, for `reason`.
-        over: Whether nothing is to be done any more.
-        world: How many processes train together; 0: not known yet.
+        over: Whether nothing is left to do.
+        world: Number of processes that train together; 0: unknown yet.
         searched: Steps that the search has taken.
     """
 
@@ -111,15 +112,15 @@ class Core:
     # ----------------------------------------------------------------------- training's events
 
     def begin(self) -> Actions:
-        """The optimizer is made: the highest limit is set, so that steps wait for nothing."""
+        """The optimizer was created: sets the highest limit, so that steps do not wait for it."""
         return self._set(self._highest) if isinstance(self.state, Ready) else []
 
     def begin_training(self) -> Actions:
-        """Training begins. After one that has ended: its choice is set again, or searched again."""
+        """Training begins. If one has ended before, sets its choice again or searches again."""
         if not self.over:
             return []
         if self.disabled:
-            # Those that search again are told so.
+            # Those that search again are notified.
             self._joined = self._joined and self.chosen is not None
             return []
         self.over = False
@@ -139,8 +140,8 @@ class Core:
 
         Args:
             now_s: Monotonic seconds.
-            answers: Whether zeusd has answered the last time.
-            leases_lost: How often this process has lost a lease so far.
+            answers: Whether zeusd answered the last request.
+            leases_lost: Number of leases that this process has lost so far.
         """
         self.step += 1
         self._stretches.step()
@@ -178,7 +179,7 @@ class Core:
         return [*actions, Collect(), Listen()]
 
     def proceed(self) -> Actions:
-        """The step's work ends: unless a command has changed it, what comes next begins."""
+        """The step's work ends: starts what is next, unless a command has changed it."""
         if self.over or self._obeyed or self._silence.lasts or self._then is not None:
             return []
         state = self.state
@@ -196,7 +197,7 @@ class Core:
         return []
 
     def end_epoch(self) -> Actions:
-        """An epoch has ended: what follows must not be measured."""
+        """An epoch has ended: the following work must not be measured."""
         return self._interrupted(keep=self._keeps_parts)
 
     def pause(self) -> Actions:
@@ -204,7 +205,7 @@ class Core:
         return self._interrupted(keep=self._keeps_parts)
 
     def evaluated(self) -> Actions:
-        """The model was evaluated: the window that was open is worth nothing."""
+        """The model was evaluated: discards the open window."""
         return self._interrupted(keep=False)
 
     def close(self, reason: str = "its training has ended") -> Actions:
@@ -225,7 +226,7 @@ class Core:
         return [*actions, ReleaseLimits()]
 
     def give_up(self, reason: str, *, leave: bool = True, warn: bool = True) -> Actions:
-        """Nothing more can be done here: restore the limits, and tell the others."""
+        """Nothing more can be done here: restores the limits, and notifies the others."""
         if self.disabled or self.over:
             return []
         self.disabled, self.reason = True, reason
@@ -240,7 +241,7 @@ class Core:
     # -------------------------------------------------------------------- results of actions
 
     def joining(self, world: int) -> None:
-        """So many processes train together; nothing of what was commanded before counts."""
+        """This many processes train together; earlier commands no longer apply."""
         if self.world and not self.disabled and isinstance(self.state, Done):
             self.state = Ready(next_power_limit=self._highest, steps=1)
         self.world = world
@@ -258,7 +259,7 @@ class Core:
     def cut_off(self, reason: str) -> Actions:
         """The leader cannot be reached."""
         if isinstance(self.state, Done) and not self.disabled and not self.over:
-            self._watch = None  # the choice stays, and nothing else will come
+            self._watch = None  # the choice stays, and nothing else follows
             return [Leave(None), Say(f"training is not checked any more: {reason}")]
         return self.give_up(reason)
 
@@ -272,12 +273,12 @@ class Core:
     def limit_refused(
         self, power_limit_mw: int, reason: str, profile: int | None = None
     ) -> Actions:
-        """The GPUs do not take this limit, or profile: the search leaves it out."""
+        """The GPUs do not accept this limit or profile: the search excludes it."""
         highest = power_limit_mw == self._highest and profile is None
         if highest or isinstance(self.state, Done):
             return self.limit_failed(reason)
         self._parts.trial = None
-        self.current_mw, self._waiting = 0, False  # some of several GPUs may have taken it
+        self.current_mw, self._waiting = 0, False  # some of several GPUs may have accepted it
         self.state = Ready(next_power_limit=self._highest, steps=1)
         trouble = Trouble(reason=reason, power_limit_mw=power_limit_mw, profile=profile)
         return self._set(self._highest, then=lambda: [Tell(trouble)])
@@ -286,8 +287,8 @@ class Core:
         """This process may not set the limit."""
         if self.step:
             return self.limit_failed(reason)
-        # A site may let only processes that compute on the GPU set limits. The model may be put
-        # there between now and the first step, which tries again.
+        # A site may allow only processes that compute on the GPU to set limits. The model may be
+        # moved there before the first step, which tries again.
         self._then = None
         return []
 
@@ -305,7 +306,7 @@ class Core:
         return self.give_up(f"energy cannot be measured: {reason}")
 
     def measured(self, part: Part | None, joules: float, error_j: float, seconds: float) -> Actions:
-        """What a window took."""
+        """Handles the measurement of a window."""
         if part is None:
             return [] if self._watch is None else self._watch.measured(joules, seconds)
         limit = part.trial.power_limit_mw
@@ -318,12 +319,12 @@ class Core:
         return [Tell(message), Show(figures), Collect()]
 
     def unknown(self, part: Part | None, reason: str, lasting: bool) -> Actions:
-        """What a window took is not known.
+        """The measurement of a window is unknown.
 
         Args:
-            part: What it measured.
+            part: The part of the trial.
             reason: Why.
-            lasting: Whether the next window's energy will not be known either.
+            lasting: Whether the next window's energy will be unknown, too.
         """
         if part is None:
             if self._watch is not None:
@@ -334,7 +335,7 @@ class Core:
         return [Tell(Missing(trial=part.trial.trial, index=part.index)), Collect()]
 
     def heard(self, commands: Sequence[Command]) -> Actions:
-        """What the leader has commanded since the last time."""
+        """Handles the leader's commands since the last time."""
         for command in commands:
             self._command, self._heard_at = command, self.step
         new = self._command
@@ -348,7 +349,7 @@ class Core:
         if isinstance(new, Choose):
             return [*actions, Forget(), *self._choose(new)]
         was_done = isinstance(self.state, Done)
-        if was_done and not new.check:  # training has changed: what was known is of before
+        if was_done and not new.check:  # training has changed: earlier measurements no longer apply
             self.chosen = None
         self._parts.begin(new)
         if isinstance(self.state, Ready):
@@ -362,7 +363,7 @@ class Core:
 
     @property
     def _keeps_parts(self) -> bool:
-        """Whether what an interruption leaves of a window counts; else the limit is retried."""
+        """Whether the part of a window before an interruption counts; if not, retries the limit."""
         return self._adaptive or self._stretches.short(self._parts.steps)
 
     def _begin_trial(self, trial: Try) -> Actions:
@@ -390,8 +391,8 @@ class Core:
         return [DropWindow(limit)] if part is None else [CloseWindow(limit, part), Ran(part)]
 
     def _cut(self, state: Profiling) -> Actions:
-        """Another command ends a part: alone, its whole steps count; in company, whose parts would
-        end elsewhere, they do not.
+        """Another command ends a part: with a single process, its complete steps count; with
+        several, whose parts would end at other steps, they do not.
         """
         steps = self._parts.target - state.steps
         if self.world == 1 and 0 < steps < self._parts.target:
@@ -399,7 +400,7 @@ class Core:
         return [DropWindow(state.current_power_limit)]
 
     def _interrupted(self, keep: bool) -> Actions:
-        """Ends what is under way, and goes on at the highest limit until the next step."""
+        """Ends the trial, and continues at the highest limit until the next step."""
         state, stretch = self.state, self._stretches
         dropped = self._drop_check()
         if not isinstance(state, (Warmup, Profiling)):
@@ -424,7 +425,7 @@ class Core:
         profile: int | None = None,
         then: Callable[[], Actions] | None = None,
     ) -> Actions:
-        """Sets limit and profile on all GPUs unless they are set, and then goes on."""
+        """Sets limit and profile on all GPUs unless they are set, and then continues."""
         wanted = power_limit_mw, profile
         if wanted == (self.current_mw, self.profile) and not self._waiting:
             return [] if then is None else then()
@@ -432,7 +433,7 @@ class Core:
         return [SetLimit(power_limit_mw, profile)]
 
     def _silent(self, now_s: float) -> Actions:
-        """zeusd does not answer: what was being measured may not be what it seems."""
+        """zeusd does not answer: the current measurement may be at another limit."""
         if not self._silence.lasts:
             self._silence.begin(now_s, self.step)
             actions = self._set_aside()
@@ -442,7 +443,7 @@ class Core:
         return [*actions, AskForLimit()] if self._waiting else actions
 
     def _hold_again(self) -> Actions:
-        """zeusd answers again, or a lease was lost: the limit may not be the one that was set."""
+        """zeusd answers again, or a lease was lost: another limit may be in force."""
         aside = [*self._set_aside(), *self._silence.end(self.step)]
         self.current_mw = 0
         limit, profile = self._highest, None
@@ -451,7 +452,7 @@ class Core:
         return [*aside, *self._set(limit, profile, self._then)]
 
     def _set_aside(self) -> Actions:
-        """What is being measured is worth nothing; the trial begins again with its warm-up."""
+        """Discards the current measurement; the trial restarts with its warm-up."""
         state = self.state
         actions: Actions = [*self._drop_check(), Forget()]
         if isinstance(state, (Warmup, Profiling)):
@@ -502,7 +503,7 @@ class Core:
         return [] if self._watch is None else self._watch.drop()
 
     def _stop(self, reason: str) -> Actions:
-        """The leader stops all. It says why; the others would only repeat it."""
+        """The leader stops all processes. Only it reports why; the others would repeat it."""
         return self.give_up(reason, leave=False, warn=self._leads)
 
 

@@ -1,7 +1,6 @@
-"""What the callbacks for other people's trainers have in common.
-
-They hold a `GlobalPowerLimitOptimizer` and translate. Training must not end because of them: an
-error in a callback is reported once, and the limits are restored.
+"""The base of the callbacks for trainers of other libraries. They translate events for a
+`GlobalPowerLimitOptimizer`. Training must not end because of them: an error in a callback is
+reported once, and the limits are restored.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ _FIGURES_KEPT = 1000
 def same_arguments(
     original: Callable[Concatenate[Any, P], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Gives a constructor that passes its arguments on the signature of the one it passes them to.
-
-    For people, `inspect.signature` and type checkers alike.
+    """Gives a constructor the signature of the one it forwards its arguments to, for people,
+    `inspect.signature` and type checkers.
     """
 
     def decorate(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
@@ -61,10 +59,10 @@ def guarded(event: Event) -> Event:
 class Driven:
     """A power limit optimizer that a trainer's events drive.
 
-    As a context manager it gives the limits back where the block ends, however it ends.
+    As a context manager, it restores the limits at the end of the block.
 
     Args:
-        args: What `GlobalPowerLimitOptimizer` takes.
+        args: Arguments of `GlobalPowerLimitOptimizer`.
         kwargs: The same.
 
     Attributes:
@@ -102,7 +100,7 @@ class Driven:
 
     @property
     def measurements(self) -> list[PowerLimitMeasurement]:
-        """What was measured so far."""
+        """The measurements so far."""
         return self.optimizer.measurements
 
     @property
@@ -112,7 +110,7 @@ class Driven:
 
     @property
     def current_power_limit(self) -> int:
-        """The limit that is set, mW; 0: they went back."""
+        """The limit that is set, mW; 0: none."""
         return self.optimizer.current_power_limit
 
     @property
@@ -121,7 +119,7 @@ class Driven:
         return self.optimizer.disabled or self._failed
 
     def report(self, path: str | Path | None = None) -> Report:
-        """What was found; see `GlobalPowerLimitOptimizer.report`."""
+        """The result; see `GlobalPowerLimitOptimizer.report`."""
         return self.optimizer.report(path)
 
     def close(self) -> None:
@@ -133,7 +131,7 @@ class Driven:
     # ------------------------------------------------------------------------ for the subclasses
 
     def _begin_training(self) -> None:
-        """Training begins, perhaps again: after an error nothing said that the last one ended."""
+        """Training begins, perhaps again: after an error, there was no event for its end."""
         self._drop_window()
         self._in_step = self._in_epoch = False
         self.optimizer.on_train_begin()
@@ -151,7 +149,7 @@ class Driven:
         if not self._in_epoch:
             return
         self._in_epoch = False
-        if self._in_step:  # cut short: it must not count as one
+        if self._in_step:  # interrupted: it must not count as a step
             self._drop_window()
             self._in_step = False
         self.optimizer.on_epoch_end()
@@ -163,16 +161,18 @@ class Driven:
             self.optimizer.on_train_end()
 
     def _drop_window(self) -> None:
-        """Something that is no training happened, and nobody had said that it would."""
+        """Something other than training happened unexpectedly."""
         if isinstance(self.optimizer.state, (Warmup, Profiling)):
             self.optimizer.on_evaluate(math.nan)
 
     def _collect_metrics(self) -> None:
-        """Has the optimizer's figures wait for `_log`: it has them at times that suit no log."""
+        """Keeps the optimizer's figures for `_log`, as they arrive at times that do not suit the
+        log.
+        """
         self.optimizer.on_metrics = self._figures.append
 
     def _log(self, send: Callable[[dict[str, float]], object]) -> None:
-        """Sends the figures that wait. What cannot be logged ends the logging only."""
+        """Logs the figures kept. An error ends only the logging."""
         while self._figures:
             figures = self._figures.popleft()
             if not self._logs:
@@ -186,7 +186,9 @@ class Driven:
                 )
 
     def _fail(self, error: Exception) -> None:
-        """An error in a callback ends the search: the optimizer says so, and what is in force."""
+        """An error in a callback ends the search: the optimizer reports it, and the limit in
+        force.
+        """
         self._failed = True
         self._in_step = False
         self._closed = True

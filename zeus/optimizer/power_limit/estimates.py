@@ -1,13 +1,13 @@
-"""What is known of every power limit from noisy measurements of some: a Gaussian process.
+"""Estimates of every power limit from noisy measurements of some: a Gaussian process.
 
 Time per step and mean power are each estimated on a logarithmic scale, relative to the highest
 limit that was measured. Below the power that the job draws by itself, time grows and power falls
-with the limit, steeper the lower; above it nothing changes. That is the mean and the two slopes;
-what is left is a smooth deviation, one of each limit's own, and a drift over the search (a GPU that
-warms up). Source of the method: Rasmussen, Williams, "Gaussian Processes for Machine Learning",
-2006, chapter 2; of the shape: You, Chung, Chowdhury, "Zeus", NSDI 2023, figure 2.
+with the limit, steeper the lower; above it nothing changes. This gives the mean and the two slopes;
+the rest is a smooth deviation, an independent one for each limit, and a drift over the search (a
+GPU that warms up). Source of the method: Rasmussen, Williams, "Gaussian Processes for Machine
+Learning", 2006, chapter 2; of the shape: You, Chung, Chowdhury, "Zeus", NSDI 2023, figure 2.
 
-Plain Python: some thousand operations a decision, and training jobs need no NumPy for it.
+Plain Python: a decision takes some thousand operations, and training jobs do not need NumPy for it.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 STEP_NOISE = 0.03
-"""Assumed spread of single steps until chunks show it, as a fraction, ..."""
+"""Prior spread of single steps, as a fraction, ..."""
 STEP_NOISE_WEIGHT = 3.0
-"""... and how many chunks that is worth."""
+"""... and its weight in chunks."""
 DRIFT = 0.01
 """How far time and power may drift over the whole search, one standard deviation."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What some steps at one limit took, all GPUs together.
+    """Measurement of some steps at one limit, all GPUs together.
 
     Attributes:
         power_limit_mw: Limit of each GPU.
-        steps: How many.
+        steps: Number of steps.
         energy_j: Energy of all of them on all GPUs.
-        time_s: Time of all of them, of the slowest process.
-        energy_error_j: How far off the energy may be, two standard deviations.
+        time_s: Time of all of them, in the slowest process.
+        energy_error_j: Uncertainty of the energy, two standard deviations.
         position: Training steps between the beginning of the search and the sample's middle.
         profile: The workload power profile; None: none was set.
     """
@@ -58,9 +58,9 @@ class Estimate:
         energy_j: Joules per step, of all GPUs together.
         time_error: Standard deviation of `time_s`, as a fraction of it.
         energy_error: The same of `energy_j`.
-        steps: How many steps were measured at it.
+        steps: Number of steps measured at it.
         time_ratio_error: Standard deviation of its time over the highest limit's, as a fraction:
-            less than both errors together, since both limits share what they are unsure of.
+            less than the sum of both errors, as the two limits' errors are correlated.
         energy_ratio_error: The same of its energy.
         profile: The workload power profile; None: none is set.
     """
@@ -78,7 +78,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Curve:
-    """Time and energy per step at each limit, as they may be."""
+    """A possible curve: time and energy per step at each limit."""
 
     time_s: list[float]
     energy_j: list[float]
@@ -86,7 +86,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a quantity's logarithm is expected to be, and standard deviations from that.
+    """Prior mean of a quantity's logarithm, and standard deviations from it.
 
     `slope` and `bend` multiply by how far a limit is below the job's own draw, and its square.
     """
@@ -101,8 +101,8 @@ class _Shape:
 
 
 _OWN = (0.02, 0.06)
-"""How far one limit may be off the smooth curve, one standard deviation: jobs whose time hardly
-depends on the GPU scatter widely. The likelier of the two is taken."""
+"""Deviation of a single limit from the smooth curve, one standard deviation: jobs whose time hardly
+depends on the GPU scatter widely. The more likely of the two is used."""
 _LENGTH = 0.25  # of the smooth deviation, in the limit's logarithm
 _TIME = _Shape(0.2, 0.7, level=0.05, slope=0.3, bend=0.7, smooth=0.02)
 _POWER = _Shape(-0.9, 0.0, level=0.05, slope=0.1, bend=0.1, smooth=0.03)
@@ -110,7 +110,7 @@ _POWER = _Shape(-0.9, 0.0, level=0.05, slope=0.1, bend=0.1, smooth=0.03)
 
 @dataclass(frozen=True)
 class _Point:
-    """Where the process is asked or was observed: a limit, and how long ago it was."""
+    """A point of the process: a limit, and how long ago it was measured."""
 
     limit_mw: int
     log: float
@@ -160,7 +160,7 @@ class _Process:
         return max(0.0, both - 2 * self.covariance[i][0])
 
     def draw(self, normals: Sequence[float]) -> list[float]:
-        """A random curve on the grid, made of as many independent normal numbers."""
+        """A random curve on the grid, from as many independent normal numbers."""
         if self._lower is None:
             padded = [list(row) for row in self.covariance]
             for i, row in enumerate(padded):
@@ -203,12 +203,14 @@ def _solve(lower: list[list[float]], right: Sequence[float]) -> list[float]:
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    """Over the shorter of the two."""
+    """Dot product over the shorter of the two."""
     return float(sum(map(operator.mul, a, b)))
 
 
 def step_noise(samples: Sequence[Sample]) -> float:
-    """Spread of a single step's time, as a fraction: from how samples of one limit differ."""
+    """Spread of a single step's time, as a fraction: from the differences between samples of one
+    limit.
+    """
     squares = STEP_NOISE_WEIGHT * STEP_NOISE**2
     degrees = STEP_NOISE_WEIGHT
     for group in visits(samples):
@@ -219,7 +221,7 @@ def step_noise(samples: Sequence[Sample]) -> float:
 
 
 def visits(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """Samples in order, those of one stay at a limit together."""
+    """Groups samples, in order, by stay at one limit."""
     groups: list[list[Sample]] = []
     for one in samples:
         last = groups[-1][-1] if groups else None
@@ -237,7 +239,7 @@ class Estimates:
 
     Args:
         limits_mw: All limits, descending.
-        gpus: How many GPUs the energies are of.
+        gpus: Number of GPUs included in the energies.
         horizon: Steps over which `DRIFT` may happen.
     """
 
@@ -248,11 +250,11 @@ class Estimates:
         self.samples: list[Sample] = []
 
     def add(self, sample: Sample) -> None:
-        """Takes a sample in."""
+        """Adds a sample."""
         self.samples.append(sample)
 
     def steps_at(self, power_limit_mw: int) -> int:
-        """How many steps were measured at a limit."""
+        """The number of steps measured at a limit."""
         return sum(one.steps for one in self.samples if one.power_limit_mw == power_limit_mw)
 
     def step_noise(self) -> float:
@@ -260,7 +262,7 @@ class Estimates:
         return step_noise(self.samples)
 
     def draw_mw(self) -> float:
-        """What a GPU draws on average at the highest limit that was measured.
+        """Mean power of a GPU at the highest measured limit.
 
         Raises:
             ValueError: There is no sample.
@@ -271,7 +273,7 @@ class Estimates:
         return energy_j / time_s / self.gpus * 1000
 
     def step_s(self) -> float:
-        """How long a step takes on average at the highest limit that was measured.
+        """Mean time of a step at the highest measured limit.
 
         Raises:
             ValueError: There is no sample.
@@ -282,7 +284,8 @@ class Estimates:
         return self._total(highest)[1] / self.steps_at(highest)
 
     def fall_at(self, power_limit_mw: int) -> tuple[float, float]:
-        """By which share power is below that at the highest limit, and its standard deviation.
+        """The relative reduction of power compared with the highest limit, and its standard
+        deviation.
 
         Args:
             power_limit_mw: A limit that was measured.
@@ -301,7 +304,7 @@ class Estimates:
         return energy_j, sum(one.time_s for one in own), math.hypot(sensor, noise)
 
     def posterior(self, position: float) -> Posterior:
-        """What is known, as of a position in the search.
+        """Returns the estimates as of a position in the search.
 
         Raises:
             ValueError: There is no sample.
@@ -327,9 +330,9 @@ class Posterior:
             energy_j = sum(one.energy_j for one in group)
             sensor = sum(one.energy_error_j for one in group) / 2 / energy_j
             times.append((math.log(time_s / steps), noise**2 / steps))
-            # A longer step is more work at much the same power.
+            # A longer step is more work at about the same power.
             powers.append((math.log(energy_j / time_s), (noise / 3) ** 2 / steps + sensor**2))
-        # What the job draws by itself is seen where nothing caps it.
+        # The job's own power is seen where nothing caps it.
         base = max(range(len(stays)), key=lambda at: stays[at][0].power_limit_mw)
         self._natural_mw = math.exp(powers[base][0]) / source.gpus * 1000
         points = [
@@ -346,7 +349,7 @@ class Posterior:
         self._power = process(_POWER, powers)
 
     def estimates(self) -> list[Estimate]:
-        """One a limit, measured or not."""
+        """One for each limit, measured or not."""
         found = []
         for i, limit in enumerate(self._limits):
             time_var, power_var = self._time.covariance[i][i], self._power.covariance[i][i]
@@ -359,10 +362,11 @@ class Posterior:
         return found
 
     def curves(self, normals: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Curve]:
-        """Random curves, as likely as what was measured makes them.
+        """Draws random curves from the posterior.
 
         Args:
-            normals: For each two rows of independent normal numbers, as many as there are limits.
+            normals: For each curve, two rows of independent normal numbers, one number for each
+                limit.
         """
         curves = []
         for for_time, for_power in normals:
@@ -372,7 +376,7 @@ class Posterior:
         return curves
 
     def _point(self, limit_mw: int, age: float) -> _Point:
-        # A job's peaks are capped a little before its mean is.
+        # A job's peaks are capped a little before its mean.
         below = max(0.0, math.log(1.04 * self._natural_mw / limit_mw))
         return _Point(limit_mw, math.log(limit_mw), below, age)
 

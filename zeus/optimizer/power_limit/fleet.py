@@ -1,7 +1,6 @@
-"""What a search has to do with a power budget over many nodes, where the site has one.
-
-The allocator shares watts by what they are worth to jobs, so a job publishes what it has measured.
-To measure its highest limits it asks for them first: idle GPUs are held at their minimum.
+"""The search under a power budget over many nodes, if the site has one. The allocator shares watts
+by their value to jobs, so a job publishes its measurements. Before it measures, it requests its
+highest limits: idle GPUs are held at their minimum.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ from zeus.exceptions import ZeusBaseError
 log = logging.getLogger(__name__)
 
 WAIT_S = 60.0
-"""How long a search waits for its highest limit: others may measure before."""
+"""How long a search waits for its highest limit: others may measure first."""
 CEILING = "fleet"
 
 
 def borrow(gpus: GPUs, indices: Sequence[int], wait_s: float = WAIT_S) -> None:
-    """Where there is a fleet's ceiling, says that a search begins, and waits for its highest limit.
-
-    Takes the leases of the power limits. Never raises: the search then has what there is.
+    """Under a fleet's ceiling, announces a search and waits for its highest limit. Acquires the
+    leases of the power limits. Never raises: the search then uses the limits that are allowed.
     """
     try:
         bounded = gpus.bounded_by(indices, CEILING)
@@ -43,11 +41,11 @@ def borrow(gpus: GPUs, indices: Sequence[int], wait_s: float = WAIT_S) -> None:
 
 
 def publish(gpus: GPUs, indices: Sequence[int], times_s: Mapping[int, float]) -> None:
-    """Says what each limit is worth, and that nothing is measured any more. Never raises.
+    """Publishes what each limit is worth, and that the measurement is over. Never raises.
 
     Args:
         gpus: The GPUs of this process.
-        indices: Which of them.
+        indices: Those to publish for.
         times_s: Time per step by limit, mW.
     """
     if not times_s or not indices:

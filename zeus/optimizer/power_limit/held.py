@@ -1,9 +1,7 @@
-"""The power limit, and the profile, that a process holds on its GPUs, also where zeusd does not
-answer for a while.
-
-Training waits for an answer once, and not long. What was not answered is done by a thread that goes
-on until zeusd answers: a zeusd that comes back keeps what living processes hold, so that a limit
-that is not wanted any more must be released then.
+"""The power limit and profile that a process holds on its GPUs, even while zeusd does not answer.
+Training waits for a reply once, and not long. A thread retries unanswered requests until zeusd
+answers: a zeusd that restarts keeps the leases of running processes, so a limit that is no longer
+wanted must be released then.
 """
 
 from __future__ import annotations
@@ -20,22 +18,22 @@ from zeus_ipc.circuit import bounded, unanswered
 log = logging.getLogger(__name__)
 
 _Wanted = tuple[int, int | None] | None
-"""A limit, mW, and a workload power profile; None: they are to be released."""
+"""A limit, mW, and a workload power profile; None: to be released."""
 
 RETRY_S = 1.0
-"""How often a zeusd that does not answer is asked again."""
+"""Interval between retries to a zeusd that does not answer."""
 THREAD_S = 0.02
-"""How long the thread is waited for, where zeusd answers again."""
+"""How long to wait for the thread, once zeusd answers again."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a limit that was to be set, or released.
+    """The outcome of setting or releasing a limit.
 
     Attributes:
-        power_limit_mw: The limit; None: limits were to be released.
-        error: Why it is not done; None: it is.
-        profile: The workload power profile that was to be set with it.
+        power_limit_mw: The limit; None: a release.
+        error: Why it failed; None: it succeeded.
+        profile: The workload power profile set with it.
     """
 
     power_limit_mw: int | None
@@ -48,7 +46,7 @@ class HeldLimits:
 
     Args:
         gpus: The GPUs of this process.
-        indices: Which of them.
+        indices: Those to hold limits on.
     """
 
     def __init__(self, gpus: GPUs, indices: Sequence[int]) -> None:
@@ -58,27 +56,26 @@ class HeldLimits:
         self._changed = threading.Event()
         self._behind: threading.Thread | None = None
         self._wanted: _Wanted = None
-        self._profiled = False  # whether a profile was ever set
+        self._profiled = False  # whether any profile has been set
         self._outcome: Outcome | None = None
 
     def set(self, power_limit_mw: int, profile: int | None = None) -> Outcome | None:
         """Sets a limit on all GPUs, mW, and a workload power profile, or clears the one that was
-        set. None: zeusd does not answer; see `outcome`. Never raises.
-
-        A lease that was lost, as by a program that stood still, is acquired again.
+        set. Returns None if zeusd does not answer; see `outcome`. Never raises. Acquires a lost
+        lease again, as after the program was stopped.
         """
         return self._want((power_limit_mw, profile))
 
     def outcome(self) -> Outcome | None:
-        """What became of the limit that `set` returned None for; None: nothing yet. Takes no time,
-        and says it once.
+        """Returns, once, the outcome for which `set` returned None; None: still pending. Takes no
+        time.
         """
         with self._guard:
             outcome, self._outcome = self._outcome, None
         return outcome
 
     def release(self) -> None:
-        """Restores the limits; where zeusd does not answer, a thread goes on. Never raises."""
+        """Restores the limits; if zeusd does not answer, a thread retries. Never raises."""
         self._want(None)
 
     def _want(self, wanted: _Wanted) -> Outcome | None:
@@ -99,7 +96,7 @@ class HeldLimits:
         return outcome
 
     def _go_on(self) -> None:
-        """What the thread does: what is wanted, until zeusd answers."""
+        """The thread: applies the wanted limit, until zeusd answers."""
         while True:
             with self._guard:
                 wanted = self._wanted
@@ -113,7 +110,7 @@ class HeldLimits:
                 self._changed.wait(RETRY_S)
 
     def _done(self, wanted: _Wanted) -> Outcome | None:
-        """Sets a limit, or releases them all. None: not answered."""
+        """Sets a limit, or releases them all. Returns None if unanswered."""
         try:
             if wanted is None:
                 self._gpus.release_all(self._indices)

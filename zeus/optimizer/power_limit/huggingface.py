@@ -34,9 +34,9 @@ class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
     """`GlobalPowerLimitOptimizer` for `Trainer(callbacks=[...])`; takes the same arguments.
 
     A step is an optimizer step, with all batches that it accumulates. Evaluation and checkpoints
-    are kept out of what is measured, and run at the highest limit while the search continues. The
-    limits are restored when training ends. `Trainer` tells no callback that training failed: use
-    this as a context manager where the process lives on, as in a notebook.
+    are excluded from measurements, and run at the highest limit while the search continues. The
+    limits are restored when training ends. `Trainer` does not notify callbacks when training fails:
+    use this as a context manager if the process continues, as in a notebook.
 
     Raises:
         ImportError: transformers is not installed.
@@ -54,9 +54,8 @@ class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
         self._trainer: Callable[[], Trainer | None] = lambda: None
 
     def attach(self, trainer: Trainer) -> None:
-        """Adds this to a trainer's callbacks, unless it is there, and logs figures by its `log`.
-
-        So they get where the loss gets: the trainer's history, TensorBoard, Weights & Biases. One
+        """Adds this to a trainer's callbacks, unless it is there, and logs figures with its `log`.
+        So they go where the loss goes: the trainer's history, TensorBoard, Weights & Biases. One
         process logs, the one for which `is_world_process_zero()` is true.
 
         Args:
@@ -64,7 +63,7 @@ class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
         """
         if not any(one is self for one in trainer.callback_handler.callbacks):
             trainer.add_callback(self)
-        # Weak: a trainer holds the model, which must be freed with it and not with this.
+        # Weak: a trainer holds the model, which must be freed with it.
         self._trainer = weakref.ref(trainer)
         self._logs = True
         self._collect_metrics()
@@ -103,14 +102,14 @@ class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
         *event: Any,
         **objects: Any,
     ) -> None:
-        """An optimizer step has ended; what may follow is known from the control's flags."""
+        """An optimizer step has ended; the control's flags say what may follow."""
         self._end_step()
         if control.should_evaluate or control.should_save:
             self.optimizer.on_pause()
 
     @guarded
     def on_prediction_step(self, *event: Any, **objects: Any) -> None:
-        """A batch was evaluated, if this comes as a surprise by a callback behind this one."""
+        """A batch was evaluated, perhaps unexpectedly by a later callback."""
         self._drop_window()
 
     @guarded
@@ -159,8 +158,8 @@ class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **objects: Any,
     ) -> None:
-        """Something was logged. If it sums training up, this is the last time to log something:
-        the callbacks that write logs close them in `on_train_end`, before ours is called.
+        """Something was logged. If it is the summary of training, this is the last chance to log:
+        the logging callbacks close in `on_train_end`, before ours is called.
         """
         over = control.should_training_stop or state.global_step >= state.max_steps
         if over and "train_runtime" in (logs or {}) and self._trainer() is not None:
@@ -181,14 +180,14 @@ class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
         if not trainer.is_world_process_zero():
             self._figures.clear()
             return
-        # To log clears the flag by which the trainer knows that its own figures are due.
+        # Logging clears the flag by which the trainer knows that its own figures are due.
         due = control.should_log
         self._log(trainer.log)
         control.should_log = due
 
 
 def _metric(args: TrainingArguments, metrics: Mapping[str, Any]) -> float:
-    """The metric that the best model is chosen by, else the loss, else not a number."""
+    """Returns the metric for the best model, else the loss, else NaN."""
     best = str(getattr(args, "metric_for_best_model", None) or "loss")
     for name in (best, f"eval_{best}", "eval_loss"):
         if isinstance(metrics.get(name), (int, float)):

@@ -1,4 +1,4 @@
-"""Which power limit is in force on some GPUs, and who set it: what is said when a search ends."""
+"""Describes the power limit in force on some GPUs, and who set it, for the end of a search."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from zeus_ipc.users import user_name
 
 
 def describe(gpus: GPUs, indices: Sequence[int], highest_mw: int, last_mw: int) -> str:
-    """The rest of the sentence "training continues at ...". Never raises, and hardly waits.
+    """Returns the rest of the sentence "training continues at ...". Never raises, and hardly waits.
 
     Args:
         gpus: The GPUs of this process.
-        indices: Which of them.
+        indices: Those to describe.
         highest_mw: The highest limit that this process may set.
-        last_mw: What it has set last; 0: nothing.
+        last_mw: The limit that it set last; 0: none.
     """
     limits: dict[int, int] = {}
     try:

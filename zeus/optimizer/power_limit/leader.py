@@ -1,11 +1,9 @@
-"""One decision for all: what the processes that train together tell rank 0, and what it answers.
-
-Every process tells the leader what it can and what it measured; the leader, in the process of rank
-0, owns the search and the choice, and commands the same to all. A process alone is its own leader.
-Nobody ever waits for an answer: until a command comes, a process trains on under the limit it has,
-and one that hears nothing for long returns to the highest limit and says so.
-
-Pure: no clock of its own, no device, no network. Time is told with each call.
+"""One decision for all processes that train together. Every process reports its capabilities and
+measurements to the leader; the leader, in the process of rank 0, owns the search and the choice,
+and sends the same commands to all. A single process is its own leader. No process ever waits for a
+reply: until a command arrives, it trains under its present limit, and one that hears nothing for
+long returns to the highest limit and reports it. Pure: no clock, no device, no network. Each call
+has the time.
 """
 
 from __future__ import annotations
@@ -32,22 +30,21 @@ from zeus_ipc.controls import profile_name
 log = logging.getLogger(__name__)
 
 SILENCE_S = 60.0
-"""A process that is behind by this long, ..."""
+"""A process that lags by this long, ..."""
 SILENCE_STEPS = 20
-"""... and by this many of the leader's steps besides those of two trials, does not take part any
-more."""
+"""... and by this many of the leader's steps beyond those of two trials, is excluded."""
 AHEAD = 2
-"""Steps from a command to its beginning, so that all begin it at the same step."""
+"""Steps from a command to its start, so that all start it at the same step."""
 
 
 @dataclass(frozen=True)
 class Party:
-    """All that train together, once they have said hello.
+    """All processes that train together, once they have said hello.
 
     Attributes:
         gpus: The product name of each GPU, all processes' in order.
-        min_mw: The lowest limit that all take.
-        max_mw: The highest limit that all take.
+        min_mw: The lowest limit that all accept.
+        max_mw: The highest limit that all accept.
         profiles: The workload power profiles to search: those that all offer.
     """
 
@@ -59,13 +56,13 @@ class Party:
 
 @dataclass
 class _Shared:
-    """A piece until all processes have told theirs."""
+    """A piece, until all processes have reported theirs."""
 
     trial: Try
     position: float
     since_s: float
     since_step: int
-    steps: int = 0  # as this process ran them; 0: it has not yet
+    steps: int = 0  # in this process; 0: not run yet
     counts: bool = False  # whether the search waits for it
     parts: dict[int, Piece] = field(default_factory=dict)
 
@@ -74,10 +71,10 @@ class Leader:
     """Owns the search.
 
     Args:
-        world: How many processes train together.
-        begin: Makes the search once all are known; raises ValueError if it cannot be made.
-        choose: The choice of estimates; raises ValueError if there is none.
-        save: Called with the search when a limit is left, when what it took is known, and when the
+        world: Number of processes that train together.
+        begin: Creates the search once all are known; raises ValueError if it cannot.
+        choose: Returns the choice from estimates; raises ValueError if there is none.
+        save: Called with the search when it leaves a limit, when measurements arrive, and when the
             choice is made.
     """
 
@@ -104,11 +101,11 @@ class Leader:
         self._commands: list[Command] = []
         self._missing: set[tuple[int, int]] = set()
         self._chosen: Estimate | None = None
-        self._checks = False  # whether a choice is checked that stands meanwhile
+        self._checks = False  # whether a choice is being checked, which stays in force
         self._all_run = False
         self._sampled = False  # whether the trial has a sample
-        self._enough = False  # whether what was run of it is
-        self._lost = False  # whether there is less to wait for
+        self._enough = False  # whether the steps run of it have samples
+        self._lost = False  # whether fewer samples are outstanding
         self._longest = 0  # steps of a trial
         self._step = 0
         self._start_step = 0
@@ -117,7 +114,7 @@ class Leader:
     # ------------------------------------------------------------------------------- is told
 
     def take(self, rank: int, message: Message) -> None:
-        """Takes what a process says."""
+        """Handles a process's message."""
         self._heard[rank] = self._now_s, self._step
         if self.over:
             return
@@ -133,7 +130,7 @@ class Leader:
             self._piece(rank, message)
 
     def ran(self, trial: Try, index: int, steps: int) -> None:
-        """This process has measured a piece of a trial; what it took will be told."""
+        """This process has measured a piece of a trial; its measurement will follow."""
         if self.search is None or self.over:
             return
         if (trial.trial, index) in self._missing:
@@ -141,7 +138,8 @@ class Leader:
         shared = self._shared.setdefault((trial.trial, index), self._new_shared(trial))
         shared.position = self.position - steps / 2
         shared.steps = steps
-        # Once enough was run, all go on until told otherwise, and nobody waits for those pieces.
+        # Once enough steps were run, all continue until the next command, and no one waits for
+        # those pieces.
         wanted = self._is_current(trial.trial) and not self._enough
         shared.counts = wanted or self.world == 1
         if shared.counts:
@@ -153,7 +151,7 @@ class Leader:
         self._now_s, self._step = now_s, step
 
     def look(self) -> None:
-        """Looks for processes that have fallen silent, once all that was told is taken."""
+        """Looks for processes that have fallen silent, after all messages are handled."""
         if self.over:
             return
         if self.search is None:
@@ -167,7 +165,8 @@ class Leader:
         silent = [
             rank
             for rank, heard in self._heard.items()
-            # Who leaves a trial loses its last piece, and has nothing to say until the next one's.
+            # A process that leaves a trial loses its last piece, and reports nothing until the next
+            # one.
             if any(rank not in one.parts for one in late) and self._late(*heard, 2 * self._longest)
         ]
         if silent:
@@ -176,7 +175,7 @@ class Leader:
             self._decide()
 
     def commands(self) -> list[Command]:
-        """What has been decided since the last call."""
+        """Returns the decisions since the last call."""
         new, self._commands = self._commands, []
         for command in new:
             if not isinstance(command, Stop):
@@ -184,17 +183,17 @@ class Leader:
         return new
 
     def again(self, now_s: float, step: int) -> None:
-        """Training is no longer what was measured: the search begins again."""
+        """Training has changed since it was measured: restarts the search."""
         self._now_s, self._step = now_s, step
         self.over = False
         self._start()
 
     def waited(self, steps: int) -> None:
-        """In so many steps nothing could be measured: they are none of the search's."""
+        """This many steps could not be measured: they do not count for the search."""
         self._start_step += steps
 
     def check(self, now_s: float, step: int) -> None:
-        """The choice is some steps old: what it depends on is measured once more."""
+        """The choice is some steps old: measures again what it depends on."""
         chosen = self._chosen
         if self.search is None or chosen is None or not self.over:
             return
@@ -210,7 +209,7 @@ class Leader:
 
     @property
     def waits(self) -> bool:
-        """Whether all has been run, and only what it took is still to be told."""
+        """Whether all steps were run, and only measurements are outstanding."""
         return not self.over and self.search is not None and self._all_run
 
     @property
@@ -266,7 +265,7 @@ class Leader:
         shared = self._shared.get(key)
         if shared is None:
             if self._trial is None or piece.trial < self._trial.trial:
-                return  # of a trial that is over, whose other parts will not come
+                return  # of a finished trial, whose other parts will not arrive
             shared = self._shared[key] = self._new_shared(self._trial)
         shared.parts[rank] = piece
         if len(shared.parts) < self.world or self.search is None:
@@ -300,7 +299,7 @@ class Leader:
         return self._trial is not None and trial == self._trial.trial
 
     def _left(self, rank: int, trial: int) -> None:
-        """A process has gone on to a trial: what it has not told of those before will not come."""
+        """A process has moved on to a trial: unreported pieces of earlier ones will not arrive."""
         for key, shared in list(self._shared.items()):
             if key[0] < trial and rank not in shared.parts:
                 self._lose(key)
@@ -355,11 +354,11 @@ class Leader:
                 self._finish(search, party)
         elif self.world == 1 or self._trial is None or self._sampled or not self._enough:
             self._try(trial, search, party)
-        # else: all must have measured something of a trial before any is told to leave it
+        # else: every process must have measured a part of a trial before any may leave it
 
     def _try(self, trial: Trial, search: Search, party: Party) -> None:
         if not self._enough and not trial.warmup_steps:
-            return  # as it is until told otherwise
+            return  # unchanged until the next command
         if self._trial is not None:
             self._save(search, party, self.position, False)
         self._trials += 1

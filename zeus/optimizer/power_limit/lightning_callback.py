@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 class LightningGlobalPowerLimitOptimizer(Driven, Callback):
     """`GlobalPowerLimitOptimizer` for `Trainer(callbacks=[...])`; takes the same arguments.
 
-    A step is an optimizer step, with all batches that it accumulates; where the module optimizes by
-    hand, it is a batch. Validation and checkpoints are kept out of what is measured, and run at the
-    highest limit while the search continues. Figures go to the trainer's loggers. The limits are
-    restored when `fit` ends, also by an error.
+    A step is an optimizer step, with all batches that it accumulates; with manual optimization, it
+    is a batch. Validation and checkpoints are excluded from measurements, and run at the highest
+    limit while the search continues. Figures go to the trainer's loggers. The limits are restored
+    when `fit` ends, even by an error.
 
     Raises:
         ImportError: Lightning is not installed.
@@ -55,9 +55,9 @@ class LightningGlobalPowerLimitOptimizer(Driven, Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """A batch begins, and with it a step unless one is under way."""
+        """A batch begins, and a step unless one is in progress."""
         saved = _saved(trainer)
-        if saved != self._saved:  # a checkpoint of weights only asks no callback
+        if saved != self._saved:  # a weights-only checkpoint does not call callbacks
             self._saved = saved
             self._drop_window()
         if not self._in_step:
@@ -74,11 +74,11 @@ class LightningGlobalPowerLimitOptimizer(Driven, Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """A batch has ended, and with it a step if the weights have changed."""
+        """A batch has ended, and a step if the weights have changed."""
         if pl_module.automatic_optimization and trainer.global_step == self._step_began_at:
             return
         self._end_step()
-        # What follows is foreseen, because Lightning reports it when its workers have started or
+        # Predicts what follows, because Lightning reports it only after its workers have started or
         # the state has been gathered.
         if trainer.is_last_batch:
             self._end_epoch()
@@ -87,7 +87,7 @@ class LightningGlobalPowerLimitOptimizer(Driven, Callback):
 
     @guarded
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validation begins, by surprise or amid a step if a window is open."""
+        """Validation begins; if a window is open, unexpectedly or within a step."""
         self._drop_window()
 
     @guarded
@@ -136,7 +136,7 @@ class LightningGlobalPowerLimitOptimizer(Driven, Callback):
         if not trainer.is_global_zero:
             self._figures.clear()
             return
-        # The number under which Lightning itself logs, which its own callbacks read here too.
+        # The step number that Lightning and its callbacks log with.
         loop = trainer.fit_loop.epoch_loop
         step = getattr(loop, "_batches_that_stepped", trainer.global_step)
 
@@ -157,7 +157,7 @@ def _validates_now(trainer: Trainer) -> bool:
 
 
 def _saves_now(trainer: Trainer) -> bool:
-    """Whether a checkpoint comes after this step, as far as it is known."""
+    """Whether a checkpoint follows this step, if that is known."""
     steps = [getattr(one, "_every_n_train_steps", 0) for one in trainer.checkpoint_callbacks]
     return any(every and trainer.global_step % every == 0 for every in steps)
 
@@ -169,7 +169,7 @@ def _saved(trainer: Trainer) -> list[Any]:
 
 
 def _metric(trainer: Trainer) -> float:
-    """The metric that checkpoints are chosen by, else `val_loss`, else not a number."""
+    """Returns the metric for checkpoints, else `val_loss`, else NaN."""
     monitored = [getattr(one, "monitor", None) for one in trainer.checkpoint_callbacks]
     for name in (*monitored, "val_loss"):
         if name in trainer.callback_metrics:

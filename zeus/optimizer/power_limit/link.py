@@ -1,8 +1,7 @@
-"""How the processes that train together reach the leader, and it them: no call ever waits long.
-
-Under torch.distributed they leave notes in the store that the processes have met through. That is
-no collective: a process that is behind, gone, or makes no steps keeps nobody waiting, and it works
-beside any backend.
+"""Communication between the processes that train together and the leader: no call ever waits long.
+With torch.distributed they leave messages in the key-value store of the process group. This is not
+a collective: a process that lags, is gone, or makes no steps blocks no other, and it works with any
+backend.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ log = logging.getLogger(__name__)
 
 STORE_TIMEOUT = timedelta(seconds=10)
 BEAT = 10
-"""Calls of `hear` from one heartbeat of rank 0 to the next."""
+"""Calls of `hear` between heartbeats of rank 0."""
 _parties = itertools.count()
 
 
@@ -33,14 +32,14 @@ class LinkError(Exception):
 
 
 class Link(ABC):
-    """One process's way to the leader."""
+    """One process's connection to the leader."""
 
     leader: Leader | None
-    """The leader, in the process where it is."""
+    """The leader, if it is in this process."""
 
     @abstractmethod
     def tell(self, message: Message) -> None:
-        """Tells the leader something.
+        """Sends a message to the leader.
 
         Raises:
             LinkError: It cannot be reached.
@@ -48,18 +47,19 @@ class Link(ABC):
 
     @abstractmethod
     def hear(self, now_s: float, step: int) -> list[Command]:
-        """What the leader has commanded since.
+        """Returns the leader's commands since the last call.
 
         Args:
             now_s: Monotonic seconds.
-            step: Training steps that this process has begun.
+            step: Number of training steps that this process has begun.
 
         Raises:
             LinkError: It cannot be reached.
         """
 
     def leave(self, reason: str, now_s: float, step: int) -> None:
-        """Tells the leader, and by it the others, that this process searches no more. Never raises.
+        """Notifies the leader, and through it the others, that this process no longer searches.
+        Never raises.
 
         Args:
             reason: Why.
@@ -94,8 +94,8 @@ class Together(Link):
 
     Args:
         store: A `torch.distributed.Store`.
-        rank: This process's number.
-        world: How many there are.
+        rank: This process's rank.
+        world: Number of processes.
         leader: The leader, on rank 0.
     """
 
@@ -103,7 +103,7 @@ class Together(Link):
         self._store = store
         self._rank = rank
         self.leader = leader
-        self._told = 0  # notes left by this process; on rank 0, by all
+        self._told = 0  # messages left by this process; on rank 0, by all
         self._heard = 0
         self._taken = [0] * world
         self._calls = 0
@@ -142,7 +142,7 @@ class Together(Link):
         return commands
 
     def _watch_leader(self, now_s: float) -> None:
-        """Raises LinkError where rank 0 is silent for long."""
+        """Raises LinkError if rank 0 has been silent for long."""
         if self._calls % BEAT != 1:
             return
         beats = self._count("alive", 0)
@@ -195,12 +195,12 @@ def _read(kind: TypeAdapter[Any], note: bytes) -> Any:
 
 
 def connect(leader: Leader, world: int) -> Link:
-    """This process's link; the leader given is used on rank 0.
+    """Returns this process's connection; uses the given leader on rank 0.
 
     All processes must call it the same number of times.
 
     Raises:
-        LinkError: There is no store to reach the others through.
+        LinkError: There is no store through which to reach the others.
     """
     if world == 1:
         return Alone(leader)

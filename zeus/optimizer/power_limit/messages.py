@@ -1,4 +1,4 @@
-"""What the processes that train together tell the leader, and what it commands.
+"""Messages of the processes that train together to the leader, and its commands.
 
 Hello     what a process can: its range of limits, its GPUs
 Piece     what some steps of a trial took here
@@ -20,8 +20,9 @@ from zeus.optimizer.power_limit.estimates import Estimate
 
 
 class Hello(BaseModel):
-    """What a process can. Limits in mW, the highest that it may set last, and the workload power
-    profiles to search. No GPUs: others set the limits of its own, and count their energy.
+    """The capabilities of a process. Limits in mW, the highest that it may set last, and the
+    workload power profiles to search. Without GPUs: other processes set the limits of its GPUs, and
+    count their energy.
     """
 
     kind: Literal["hello"] = "hello"
@@ -32,7 +33,7 @@ class Hello(BaseModel):
 
 
 class Piece(BaseModel):
-    """What some steps of a trial took here, on all GPUs of this process."""
+    """Measurement of some steps of a trial, on all GPUs of this process."""
 
     kind: Literal["piece"] = "piece"
     trial: int
@@ -44,7 +45,7 @@ class Piece(BaseModel):
 
 
 class Missing(BaseModel):
-    """What some steps of a trial took here will not be known; they are run again."""
+    """The measurement of some steps of a trial will not be known; they are run again."""
 
     kind: Literal["missing"] = "missing"
     trial: int
@@ -66,7 +67,7 @@ Message = Hello | Piece | Missing | Trouble
 class Try(BaseModel):
     """Hold a limit (mW) from a step on and measure in pieces until another command comes.
 
-    With `check` the choice that was made stands until another is.
+    With `check`, the choice stays until there is another.
     """
 
     kind: Literal["try"] = "try"
@@ -80,9 +81,8 @@ class Try(BaseModel):
 
 
 class Choose(BaseModel):
-    """Hold a limit (mW) from a step on; that is the choice, made of these estimates.
-
-    `reason`: why no more was measured, where that is not that enough is known.
+    """Hold a limit (mW) from a step on: the choice, from these estimates. `reason`: why the search
+    ended, if not because enough is known.
     """
 
     kind: Literal["choose"] = "choose"

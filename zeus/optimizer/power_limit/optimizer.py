@@ -1,8 +1,7 @@
 """`GlobalPowerLimitOptimizer`: tries power limits while training continues, and keeps the best.
 
-It tells one process's `Core` what training does, and has a `Shell` perform what the core answers.
-Limits are set under leases of the node's daemon, which restores them when training ends, however
-it ends.
+It reports training's events to one process's `Core`, and a `Shell` performs the core's actions.
+Limits are set under leases of the node's daemon, which restores them when training ends or crashes.
 """
 
 from __future__ import annotations
@@ -43,43 +42,44 @@ class GlobalPowerLimitOptimizer(Callback):
     """Finds the best common power limit of the monitor's GPUs, one job, while it trains.
 
     Call it as a callback: `on_epoch_begin`, `on_step_begin`, `on_step_end`, `on_epoch_end`,
-    `on_pause`, `on_evaluate`, `on_train_end`; or let `Callback.steps` do it. Where processes train
-    together by torch.distributed, each makes its own, with a monitor of its own GPUs; energies are
-    added, the slowest counts, and all hold the same limit. A failure of power limits or measuring
-    never ends training: the optimizer says so once, in a warning, and stays at the highest limit.
+    `on_pause`, `on_evaluate`, `on_train_end`; or let `Callback.steps` do it. If processes train
+    together with torch.distributed, each creates its own, with a monitor of its own GPUs; energies
+    are added, the slowest process determines the time, and all hold the same limit. A failure of
+    power limits or measurement never ends training: the optimizer warns once, and stays at the
+    highest limit.
 
     Args:
-        monitor: Its GPUs are optimized; they must take the same range of limits.
+        monitor: Its GPUs are optimized; they must accept the same range of limits.
         optimum_selector: Chooses; None: `ZeusCost(eta_knob=0.5)` over all GPUs that train together.
         wait_steps: Steps to wait before the first limit.
         warmup_steps: Unmeasured steps after a change of the limit; the adaptive search takes fewer
-            where they last longer than clocks and power need to follow.
+            if they last longer than clocks and power need to settle.
         profile_steps: Measured steps at each limit; at most, for the adaptive search.
-        pl_step: Difference of one limit to the next, W. The lowest limit is always one of them.
+        pl_step: Difference between limits, W. The lowest limit is always one of them.
         profile_path: JSON file of the measurements: used if it fits these GPUs and this selector,
             else written when the choice is made. Until then `<profile_path>.partial` is kept, and
-            gone on from by the next run. With several processes only rank 0's counts. A
-            `ProfileFile` has a format of its own.
+            resumed by the next run. With several processes, only rank 0's is used. A `ProfileFile`
+            has its own format.
         search: `adaptive` measures only what helps the choice, and measures again when training
             changes; `exhaustive` every limit once, from the highest down.
         search_profiles: Search workload power profiles beside limits (Blackwell): all that the GPUs
             offer, or those named. A candidate is then a pair of a limit and a profile.
-        together: Search together with the other processes of torch.distributed. False where the
+        together: Search together with the other processes of torch.distributed. Use False if the
             monitor of one process has the GPUs of all, and only that process has an optimizer.
 
     Raises:
-        ValueError: An argument is out of range, the GPUs differ in their ranges or do not offer
-            the profiles, or another optimizer of this process trains on one of them.
+        ValueError: An argument is out of range, the GPUs differ in their ranges or do not offer the
+            profiles, or another optimizer of this process trains on one of them.
 
     Attributes:
-        state: `Ready`, `Warmup`, `Profiling` or `Done`; `Done.chosen` tells a choice from a search
-            that was given up.
+        state: `Ready`, `Warmup`, `Profiling` or `Done`; `Done.chosen` is false if the search was
+            given up.
         disabled: Whether the search was given up.
         current_power_limit: The limit that is set, mW; 0: none is.
         current_power_profile: The workload power profile that is set with it; None: none.
-        estimates: What the choice was made of.
+        estimates: The estimates behind the choice.
         power_limits: The limits that may be tried, mW, descending.
-        on_progress: Called with the optimizer after every step it takes notice of, if set.
+        on_progress: Called with the optimizer after every step that it handles, if set.
         on_metrics: Called with figures by name, when there are new ones, if set.
     """
 
@@ -134,7 +134,7 @@ class GlobalPowerLimitOptimizer(Callback):
         self._shell = Shell(self._core, monitor, indices, self._planner, max_mw, together)
         self._warned_ended = False
         self._published: Choose | None = None
-        self._inside = self._claimed = False  # training is known to be under way; it has claimed
+        self._inside = self._claimed = False  # training has begun; it has claimed
         uuids = [gpu.uuid for gpu in self._gpus]
         if claims.firmly_held(self, uuids):
             raise ValueError(f"{self._taken()}.")
@@ -149,7 +149,7 @@ class GlobalPowerLimitOptimizer(Callback):
     @override
     @guarded
     def on_train_begin(self) -> None:
-        """Training begins. After one that has ended: its choice is set again, or searched again."""
+        """Training begins. If one has ended before, sets its choice again or searches again."""
         core = self._core
         self._inside = True
         self._claim()
@@ -166,7 +166,7 @@ class GlobalPowerLimitOptimizer(Callback):
     @override
     @guarded
     def on_step_begin(self) -> None:
-        """A step begins: where limits change and windows open and close."""
+        """A step begins: limits change, and windows open and close, here."""
         _node.progress()
         core = self._core
         self._claim()
@@ -185,7 +185,7 @@ class GlobalPowerLimitOptimizer(Callback):
     @override
     @guarded
     def on_epoch_end(self) -> None:
-        """An epoch has ended: what follows must not be measured."""
+        """An epoch has ended: the following work must not be measured."""
         self._perform(self._core.end_epoch())
 
     @override
@@ -197,7 +197,7 @@ class GlobalPowerLimitOptimizer(Callback):
     @override
     @guarded
     def on_evaluate(self, metric: float) -> None:
-        """The model was evaluated: the window that was open is worth nothing."""
+        """The model was evaluated: discards the open window."""
         self._perform(self._core.evaluated())
 
     @override
@@ -206,14 +206,14 @@ class GlobalPowerLimitOptimizer(Callback):
         self.close()
 
     def close(self) -> None:
-        """Restore the limits. Never raises; the daemon does it too when this process ends."""
+        """Restores the limits. Never raises; the daemon also does it when this process ends."""
         self._inside = self._claimed = False
         self._perform(self._core.close())
         claims.release(self)
 
     def give_up(self, error: Exception) -> None:
-        """Ends the search because of an error, as a hook's: says so, and gives the limits back.
-        Never raises.
+        """Ends the search because of an error, such as a hook's: reports it, and restores the
+        limits. Never raises.
         """
         log.info("the power limit optimizer failed", exc_info=error)
         try:
@@ -226,7 +226,7 @@ class GlobalPowerLimitOptimizer(Callback):
 
     @property
     def state(self) -> State:
-        """How far the search has come; `Done.chosen` tells a choice from a search given up."""
+        """The state of the search; `Done.chosen` is false if it was given up."""
         return self._core.state
 
     @property
@@ -261,29 +261,28 @@ class GlobalPowerLimitOptimizer(Callback):
 
     @property
     def estimates(self) -> list[Estimate]:
-        """What the choice was made of."""
+        """The estimates behind the choice."""
         return [] if self._core.chosen is None else self._core.chosen.estimates
 
     @property
     def measurements(self) -> list[PowerLimitMeasurement]:
-        """What each limit costs for `profile_steps` steps, descending: of those that were tried,
-        as far as this process knows. Rank 0 knows it at any time, the others once all have chosen.
+        """The measured cost of each limit that was tried, for `profile_steps` steps, descending.
+        Rank 0 always knows it, the others once there is a choice.
         """
         return measurements(self._known(), self.profile_steps)
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Steps the search has taken, and takes at most."""
+        """Steps that the search has taken, and its maximum."""
         total = self._planner.expected_steps
         taken = self._core.searched
         return (total if isinstance(self.state, Done) else min(taken, total)), total
 
     def report(self, path: str | Path | None = None) -> Report:
-        """What was found, or is known until now; `print` it.
+        """Returns the result so far; `print` it.
 
         Args:
-            path: Draws it there as well, see `Report.draw`. What cannot be drawn or written costs a
-                warning.
+            path: Also draw it to this file, see `Report.draw`. A failure to draw causes a warning.
         """
         core = self._core
         known = tuple(self._known())
@@ -331,7 +330,7 @@ class GlobalPowerLimitOptimizer(Callback):
         self.give_up(error)
 
     def _claim(self) -> None:
-        """Takes the GPUs for this optimizer, or gives up where another of this process has them."""
+        """Claims the GPUs for this optimizer, or gives up if another of this process has them."""
         core = self._core
         if core.disabled or (core.over and not self._inside):
             return
@@ -352,9 +351,8 @@ class GlobalPowerLimitOptimizer(Callback):
         return f"GPU {indices}" if len(self._gpus) == 1 else f"some of GPUs {indices}"
 
     def _common_range(self, together: bool) -> tuple[int, int]:
-        """The range of limits that all GPUs take, mW; also where other processes set them.
-
-        Those of several processes may differ, also where one process has them all.
+        """The range of limits that all GPUs accept, mW, even if other processes set them. With
+        several processes the ranges may differ, even if one process has all GPUs.
         """
         gpus = self._gpus or self.monitor.gpus.owners_of_limits(self.monitor.gpu_indices)
         ranges = {gpu.get_power_management_limit_constraints() for gpu in gpus}
@@ -364,7 +362,9 @@ class GlobalPowerLimitOptimizer(Callback):
         return low, high
 
     def _turn_persistence_on(self) -> None:
-        """Keeps limits from being lost when no process uses the GPU; useful, not needed."""
+        """Turns persistence mode on, so that limits survive while no process uses the GPU;
+        optional.
+        """
         for gpu in self._gpus:
             try:
                 with bounded():

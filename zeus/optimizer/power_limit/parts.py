@@ -1,4 +1,4 @@
-"""The parts in which one process measures a trial: several where interruptions cut it."""
+"""The parts in which one process measures a trial: several if interruptions split it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ class Parts:
     """Counts the steps of a trial.
 
     Attributes:
-        trial: What is commanded; None: nothing.
-        target: Steps of the part that is measured.
+        trial: The command; None: none.
+        target: Steps of the current part.
     """
 
     def __init__(self) -> None:
         self.trial: Try | None = None
         self.target = 0
         self._index = 0
-        self._left = 0  # steps of the next part: fewer, once an interruption has cut one
+        self._left = 0  # steps of the next part: fewer, once an interruption has split one
 
     @property
     def steps(self) -> int | None:
@@ -35,7 +35,7 @@ class Parts:
         return self.target
 
     def close(self, steps: int) -> Part | None:
-        """A part ends after some steps. None: no trial is commanded that it could be of."""
+        """A part ends after some steps. Returns None without a trial that it could belong to."""
         if self.trial is None:
             return None
         part = Part(self.trial, self._index, steps)
@@ -47,12 +47,12 @@ class Parts:
 def told(
     part: Part, joules: float, error_j: float, seconds: float
 ) -> tuple[Piece, dict[str, float]]:
-    """What a part took: for the leader, and as figures by name.
+    """Returns the measurement of a part: for the leader, and as figures by name.
 
     Args:
-        part: What was measured.
+        part: The part.
         joules: Its energy.
-        error_j: How far off that may be, two standard deviations.
+        error_j: Its uncertainty, two standard deviations.
         seconds: Its time.
     """
     message = Piece(

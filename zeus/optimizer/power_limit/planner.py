@@ -1,4 +1,4 @@
-"""What a leader knows of its job: its limits, its selector, and what earlier runs measured."""
+"""A leader's knowledge of its job: limits, selector, and measurements of earlier runs."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ log = logging.getLogger(__name__)
 
 
 class Planner:
-    """Makes a search, makes its choice, keeps what it measured.
+    """Creates a search, makes its choice, saves its measurements.
 
     Args:
-        name: Which search.
-        selector: Chooses; None: `ZeusCost(eta_knob=0.5)`.
-        warmup_steps: Of each trial.
-        profile_steps: The same; measurements are of so many steps.
-        step_mw: Difference of one limit to the next.
-        file: Keeps the profile, or None.
+        name: The kind of search.
+        selector: The criterion; None: `ZeusCost(eta_knob=0.5)`.
+        warmup_steps: Unmeasured steps of each trial.
+        profile_steps: Measured steps of each trial, and of the saved measurements.
+        step_mw: Difference between limits.
+        file: The file of the profile, or None.
         profiles: Workload power profiles to search beside limits.
     """
 
@@ -62,7 +62,9 @@ class Planner:
         self._profiles: list[Profile] = []
 
     def read_profile(self) -> bool:
-        """Reads what an earlier run has kept, for the next search. Returns whether there is any."""
+        """Reads the saved measurements of an earlier run, for the next search. Returns whether
+        there are any.
+        """
         self._profiles = []
         paths = [] if self.file is None else [self.file.path, self.file.partial]
         for path in paths:
@@ -75,11 +77,11 @@ class Planner:
         return bool(self._profiles)
 
     def read_for_rank(self) -> bool:
-        """Reads it where it counts: in the process of rank 0."""
+        """Reads it in the process of rank 0."""
         return framework.rank() == 0 and self.read_profile()
 
     def begin(self, party: Party) -> Search:
-        """The search for these GPUs, with what is known of them."""
+        """Creates the search for these GPUs, with what is known about them."""
         self.limits_mw = scan(party.min_mw, party.max_mw, self.step_mw)
         loaded = self._fitting(party)
         if loaded is None:
@@ -91,7 +93,7 @@ class Planner:
         ]
         same = loaded.selector in (None, _describe(self._for(party)))
         if not same or (loaded.power_profiles or []) != _names(party):
-            # What it spent was spent on another question.
+            # Its steps were spent with another selector.
             search = self._make(self.limits_mw, party)
             search.resume(
                 [replace(one, position=one.position - loaded.position) for one in samples]
@@ -105,8 +107,11 @@ class Planner:
         return search
 
     def _fitting(self, party: Party) -> Profile | None:
-        """The first profile that was read and fits these GPUs."""
-        profiles, self._profiles = self._profiles, []  # what is measured again is not read again
+        """Returns the first saved profile that fits these GPUs."""
+        profiles, self._profiles = (
+            self._profiles,
+            [],
+        )  # do not read again what is being measured again
         for one in profiles:
             reason = one.check(party.gpus, party.min_mw, party.max_mw)
             if reason is None:
@@ -116,17 +121,17 @@ class Planner:
         return None
 
     def choose(self, estimates: list[Estimate], party: Party) -> Estimate:
-        """The best candidate.
+        """Returns the best candidate.
 
         Raises:
-            ValueError: The selector fails, or chooses what was not measured.
+            ValueError: The selector fails, or chooses a limit that was not measured.
         """
         cautious = self.name == "adaptive"
         return best(self._for(party), estimates, self.profile_steps, cautious=cautious)
 
     @property
     def expected_steps(self) -> int:
-        """How many steps a search takes at most."""
+        """The maximum number of steps of a search."""
         limits = len(self.limits_mw)
         one = expected_steps(self.name, limits, self.warmup_steps, self.profile_steps)
         if not self.profiles:
@@ -141,7 +146,7 @@ class Planner:
         return 2 * piece(self.profile_steps)
 
     def save(self, search: Search, party: Party, position: int, complete: bool) -> None:
-        """Keeps what is known. What cannot be written costs a warning."""
+        """Saves the measurements. A failure causes a warning."""
         estimates = search.estimates(position)
         if self.file is None or not estimates:
             return
@@ -181,7 +186,7 @@ class Planner:
         )
 
     def _of_limits(self, limits_mw: Sequence[int], party: Party, reference: Reference) -> Search:
-        """The search of limits under one profile, or under none."""
+        """Creates the search of limits under one profile, or under none."""
         if self.name == "exhaustive":
             return Exhaustive(limits_mw, self.warmup_steps, self.profile_steps)
         selector = self._for(party)
@@ -202,7 +207,7 @@ class Planner:
 
 
 def scan(min_mw: int, max_mw: int, step_mw: int) -> list[int]:
-    """The limits to try, from the highest down; the lowest always."""
+    """The limits to try, from the highest down; always including the lowest."""
     limits = list(range(max_mw, min_mw - 1, -step_mw))
     if limits[-1] != min_mw:
         limits.append(min_mw)
@@ -215,13 +220,14 @@ def costs_of(
     curve: Curve,
     reference: Sequence[Estimate] = (),
 ) -> list[float] | None:
-    """What the selector makes of a curve; None: nothing, or it fails, as a user's may.
+    """Returns the selector's costs of a curve; None if there are none, or it fails, as a user's
+    may.
 
     Args:
-        selector: Says what limits cost.
+        selector: The criterion.
         limits_mw: The limits, descending.
-        curve: Of these limits.
-        reference: What the costs are compared with, besides.
+        curve: Curve over these limits.
+        reference: An additional point to compare with.
     """
     candidates = [(one.power_limit_mw, one.energy_j, one.time_s) for one in reference]
     candidates += zip(limits_mw, curve.energy_j, curve.time_s, strict=True)
@@ -242,7 +248,7 @@ def _names(party: Party) -> list[str]:
 
 
 def _describe(selector: OptimumSelector) -> str:
-    """Its name and arguments: whether a profile was made for the same question."""
+    """Returns its name and arguments, to tell whether a profile was made for the same criterion."""
     arguments = ", ".join(
         f"{name}={value!r}"
         for name, value in sorted(vars(selector).items())

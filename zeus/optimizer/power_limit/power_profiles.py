@@ -1,4 +1,4 @@
-"""Which workload power profiles a search tries."""
+"""Selects the workload power profiles of a search."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from zeus_ipc.controls import profile_id
 
 
 def to_search(gpus: Sequence[GPU], wanted: bool | Sequence[str]) -> list[int]:
-    """Numbers of the profiles to search: those that all GPUs offer, or those that are named.
+    """Returns the numbers of the profiles to search: those that all GPUs offer, or the named ones.
 
     Args:
         gpus: The GPUs.
         wanted: All or none; or names, such as `max-q`.
 
     Raises:
-        ZeusArgumentError: A GPU offers none, or not one of those that are named.
+        ZeusArgumentError: A GPU offers none, or not all of the named ones.
     """
     if not wanted:
         return []

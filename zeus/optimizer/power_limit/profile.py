@@ -1,8 +1,7 @@
-"""What was measured at each limit, and the files it is kept in.
-
-A profile is JSON: `measurements` is what any reader of the reference's format finds; the rest says
-what it was measured on, and holds the samples, so that another selector can go on from them. While
-a search is under way the same is kept beside it, in a file that ends in `.partial`.
+"""Measurements at each limit, and their files. A profile is JSON: `measurements` has
+ml-energy/zeus's format; the rest says what it was measured on, and holds the samples, so that
+another selector can continue from them. During a search, the same is kept beside it, in a file that
+ends in `.partial`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from zeus_ipc.controls import profile_id, profile_name
 
 
 class PowerLimitMeasurement(BaseModel):
-    """What training cost at one power limit, over the same number of steps at each.
+    """Time and energy of training at one power limit, for the same number of steps at each.
 
     Attributes:
         power_limit: W; whole numbers are integers.
@@ -33,7 +32,7 @@ class PowerLimitMeasurement(BaseModel):
 
 
 class SampleRow(BaseModel):
-    """A `Sample` as it is written. Limit in W, energies in J, time in s."""
+    """A `Sample` in the file's form. Limit in W, energies in J, time in s."""
 
     power_limit: PositiveInt | PositiveFloat
     steps: PositiveInt
@@ -70,17 +69,17 @@ class SampleRow(BaseModel):
 
 
 class Profile(BaseModel):
-    """The file. What the reference's files do not have is None or empty.
+    """The file. Fields that ml-energy/zeus's files do not have are None or empty.
 
     Attributes:
-        measurements: One a limit that was measured, descending.
+        measurements: One for each measured limit, descending.
         gpus: Product names of the GPUs that trained together.
-        range: Lowest and highest limit that they take, W.
-        selector: What the search was for.
+        range: Lowest and highest limit that they accept, W.
+        selector: The criterion of the search.
         power_profiles: Names of the workload power profiles that were searched.
         complete: Whether the choice was made.
         position: Steps that the search took.
-        samples: What the measurements were made of.
+        samples: The samples behind the measurements.
     """
 
     measurements: list[PowerLimitMeasurement]
@@ -93,7 +92,7 @@ class Profile(BaseModel):
     samples: list[SampleRow] = Field(default_factory=list)
 
     def check(self, gpus: list[str], min_mw: int, max_mw: int) -> str | None:
-        """Why it is of no use for these GPUs, as a half sentence; None: it is."""
+        """Why it does not fit these GPUs, as the rest of a sentence; None: it does."""
         if self.gpus is not None:
             if len(self.gpus) != len(gpus):
                 return f"was measured on {len(self.gpus)} GPUs, and {len(gpus)} train now"
@@ -113,7 +112,7 @@ class Profile(BaseModel):
         return None
 
     def as_samples(self, steps: int) -> list[Sample]:
-        """What was measured; where only averages are known, they count as of so many steps."""
+        """Returns the samples; if only averages are known, they count as this many steps."""
         if self.samples:
             return [row.sample() for row in self.samples]
         return [
@@ -124,24 +123,24 @@ class Profile(BaseModel):
 
 
 class ProfileError(Exception):
-    """The file is no profile for these GPUs: one sentence that says why."""
+    """The file is not a profile for these GPUs: one sentence that says why."""
 
 
 def watts(power_limit_mw: int) -> int | float:
-    """A limit in watts, an integer where it is whole."""
+    """A limit in watts, as an integer if it is whole."""
     whole, rest = divmod(power_limit_mw, 1000)
     return power_limit_mw / 1000 if rest else whole
 
 
 class ProfileFile:
-    """Keeps a profile from one run to the next. A subclass may have another format.
+    """Saves a profile for the next run. A subclass may have another format.
 
     Args:
         path: The file.
 
     Attributes:
         path: The file.
-        partial: The file beside it for what an unfinished search knows.
+        partial: The file beside it, for an unfinished search.
     """
 
     def __init__(self, path: Path) -> None:
@@ -157,7 +156,7 @@ class ProfileFile:
         return load(path)
 
     def keep(self, profile: Profile) -> None:
-        """Writes a profile, or what an unfinished search knows.
+        """Writes a profile, or the measurements of an unfinished search.
 
         Raises:
             OSError: It cannot be written.
@@ -181,14 +180,14 @@ def load(path: Path) -> Profile:
         raise ProfileError(f"{path} cannot be read ({error})") from None
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
-        raise ProfileError(f"{path} is no power limit profile: {fault['msg']}") from None
+        raise ProfileError(f"{path} is not a power limit profile: {fault['msg']}") from None
     if not profile.measurements:
         raise ProfileError(f"{path} holds no measurements")
     return profile
 
 
 def save(path: Path, profile: Profile) -> None:
-    """Writes a profile; a reader sees the old file or the whole new one.
+    """Writes a profile; a reader sees the old file or the complete new one.
 
     Raises:
         OSError: It cannot be written.

@@ -1,4 +1,4 @@
-"""What a search found: a table, a sentence, a picture."""
+"""The result of a search: a table, a sentence, a plot."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _BLUE, _GREEN = "#4c72b0", "#2a9d4a"
 
 @dataclass(frozen=True)
 class Report:
-    """The time-energy trade-off of a job; `str` of it is text for people.
+    """The time-energy trade-off of a job; `str` gives text.
 
     Attributes:
-        estimates: One a limit that was measured, descending; errors are one standard deviation.
+        estimates: One for each measured limit, descending; errors are one standard deviation.
         chosen: The choice; None: the search is not over, or was given up.
         steps: Training steps that the search took.
-        reason: Why there is no choice, if the search has ended without, or why it is the highest
-            limit, where that is not the best of those that were measured.
-        in_force_w: The limit that is set, W; None: none is.
+        reason: Why there is no choice, if the search has ended without one, or why it is the
+            highest limit, if that is not the best measured one.
+        in_force_w: The limit that is set, W; None: none.
     """
 
     estimates: tuple[Estimate, ...]
@@ -36,12 +36,12 @@ class Report:
 
     @property
     def saving(self) -> float:
-        """Share of a step's energy that the choice saves against the highest limit, or 0."""
+        """Share of a step's energy that the choice saves compared with the highest limit, or 0."""
         return 0.0 if self.chosen is None else 1 - self.chosen.energy_j / self._highest.energy_j
 
     @property
     def slowdown(self) -> float:
-        """Share of a step's time that the choice adds to that at the highest limit, or 0."""
+        """Share of a step's time that the choice adds compared with the highest limit, or 0."""
         return 0.0 if self.chosen is None else self.chosen.time_s / self._highest.time_s - 1
 
     @property
@@ -103,7 +103,7 @@ class Report:
         try:
             self.draw(picture)
         except ImportError:
-            drawn = ""  # matplotlib is not installed; the table says the same
+            drawn = ""  # matplotlib is not installed; the table shows the same
         else:
             drawn = picture.getvalue()
             drawn = drawn[drawn.index("<svg") :]
@@ -111,7 +111,7 @@ class Report:
 
     @property
     def sentence(self) -> str:
-        """The choice and what it saves, or why there is none, and the limit that is in force."""
+        """Describes the choice and its saving, or why there is none, and the limit in force."""
         if self.chosen is None:
             return (
                 f"No power limit is chosen after {self.steps} steps of the search. {self._ending}"
@@ -140,7 +140,7 @@ class Report:
 
     @property
     def _ending(self) -> str:
-        """Why the search has ended without a choice, and what is in force."""
+        """Describes why the search has ended without a choice, and the limit in force."""
         ended = f"The search ended: {self.reason}. " if self.reason else ""
         return f"{ended}{self._in_force}"
 
@@ -151,7 +151,7 @@ class Report:
         return f"In force: {self.in_force_w:g} W."
 
     def draw(self, path: str | Path | IO[str]) -> None:
-        """Draws the trade-off; the suffix of the path says what: `.png`, `.svg`, `.pdf`. An open
+        """Draws the trade-off; the extension selects the format: `.png`, `.svg`, `.pdf`. An open
         file gets SVG.
 
         Raises:

@@ -1,7 +1,5 @@
-"""Which samples are to be believed, and which limit must be measured again before any is chosen.
-
-Training is not the same all the time: it starts slowly, warms up, is interrupted. Three things give
-that away:
+"""Decides which samples to trust, and which limit to measure again before the choice. Training
+varies: it starts slowly, warms up, is interrupted. Three things reveal that:
 
     pieces of one stay at a limit differ        an interruption, or the end of a slow start
     a limit measured again is not what it was   everything that was measured before is of no use
@@ -31,18 +29,18 @@ FASTER = 3.0
 FASTER_BY = 0.02
 """... so much."""
 MOST_PIECES = 5
-"""A stay whose pieces never agree is taken as it is after so many."""
+"""A stay whose pieces never agree is accepted after this many."""
 
 
 class Review:
-    """What is to be believed of some samples.
+    """Decides which samples to trust.
 
     Args:
         samples: In the order in which they were run.
 
     Attributes:
-        trusted: Those that are, in the same order.
-        changed: Whether training has changed, and all that was measured before is left out.
+        trusted: The trusted ones, in the same order.
+        changed: Whether training has changed, so that all earlier samples are excluded.
         doubt: The limit that must be measured next, mW; None: no contradiction is left.
     """
 
@@ -81,7 +79,7 @@ class Review:
         return samples
 
     def _too_slow(self) -> int | None:
-        """A limit that was measured to be slower than a lower one, and only once."""
+        """Returns a limit that was measured, only once, to be slower than a lower one."""
         stays = visits(self.trusted)
         noise = step_noise(self.trusted)
         last = {_limit(stay): at for at, stay in enumerate(stays)}
@@ -115,7 +113,7 @@ def _error(a: Sequence[Sample], b: Sequence[Sample], noise: float) -> float:
 
 
 def _agreeing(stay: list[Sample]) -> list[Sample] | None:
-    """The pieces of a stay that agree, as far as most do; None: it takes another to know."""
+    """Returns the pieces of a stay that agree, if most do; None if another one is needed."""
     newest = stay[-1]
     agree = [one for one in stay if not _differ(one, newest)]
     if len(agree) > 1 or len(stay) == 1:

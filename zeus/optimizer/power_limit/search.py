@@ -1,7 +1,6 @@
-"""Which limit to measure next, for how many steps, and when enough is known.
-
-Pure: a search is told what was run and what it took, and says what to run next. It knows no
-monitor, no clock and no other process.
+"""Decides which limit to measure next, for how many steps, and when enough is known. Pure: a search
+receives what was run and its measurements, and returns what to run next. It has no monitor, no
+clock and no other process.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Trial:
 class Search(ABC):
     """Measures limits until it knows enough.
 
-    `profile` is a workload power profile; None, all that most searches know, is none.
+    `profile` is a workload power profile; None, as in most searches: none.
 
     Args:
         limits_mw: The limits, descending.
@@ -42,7 +41,7 @@ class Search(ABC):
     """
 
     cautious = False
-    """Whether the choice passes over limits whose estimates are too uncertain for it."""
+    """Whether the choice skips limits whose estimates are too uncertain."""
 
     def __init__(self, limits_mw: Sequence[int], warmup_steps: int, profile_steps: int) -> None:
         self.limits_mw = list(limits_mw)
@@ -50,37 +49,37 @@ class Search(ABC):
         self.profile_steps = profile_steps
         self.samples: list[Sample] = []
         self.settled = False
-        self.position = 0  # where it begins: steps that an earlier run has spent
+        self.position = 0  # where it begins: steps of an earlier run
         self._run: Counter[int] = Counter()
 
     def ran(self, power_limit_mw: int, steps: int, profile: int | None = None) -> None:
-        """Steps have been run and measured; their sample comes later."""
+        """Steps were run and measured; their sample follows."""
         self._run[power_limit_mw] += steps
 
     def add(self, sample: Sample) -> None:
-        """What steps that were run took."""
+        """The sample of steps that were run."""
         self.samples.append(sample)
 
     def lost(self, power_limit_mw: int, steps: int, profile: int | None = None) -> None:
-        """The sample of steps that were run will not come."""
+        """The sample of steps that were run will not arrive."""
         self._run[power_limit_mw] -= steps
 
     def settle(self) -> None:
-        """What is known is enough."""
+        """Whether enough is known."""
         self.settled = True
 
     @property
     def reason(self) -> str:
-        """Why it has ended, where that is not that enough is known."""
+        """Why it has ended, if not because enough is known."""
         return ""
 
     @property
     def pending(self) -> bool:
-        """Whether samples of what was run are still to come."""
+        """Whether samples are outstanding."""
         return sum(self._run.values()) > sum(one.steps for one in self.samples)
 
     def resume(self, samples: Sequence[Sample], position: int = 0) -> None:
-        """Takes over what an earlier run of the same job measured, until a position."""
+        """Adds the measurements of an earlier run of the same job, until a position."""
         self.position = position
         for sample in samples:
             if sample.power_limit_mw not in self.limits_mw:
@@ -91,21 +90,21 @@ class Search(ABC):
     def check(  # noqa: B027 - most need no check
         self, chosen_mw: int, position: int, profile: int | None = None
     ) -> None:
-        """The choice is some steps old: has what it depends on measured once more.
+        """The choice is some steps old: measures again what it depends on.
 
         Args:
             chosen_mw: The choice.
             position: Training steps since the search began.
-            profile: That of the choice.
+            profile: The profile of the choice.
         """
 
     def without(self, power_limit_mw: int, profile: int | None = None) -> None:
-        """A limit cannot be set: it is not tried again, and not chosen."""
+        """A limit cannot be set: excludes it."""
         self.limits_mw.remove(power_limit_mw)
 
     @abstractmethod
     def next(self, current_mw: int, position: int, profile: int | None = None) -> Trial | None:
-        """What to run next; None: enough is known, or will be when the last samples come.
+        """Returns what to run next; None: enough is known, or will be when the last samples arrive.
 
         Args:
             current_mw: The limit that is set.
@@ -115,11 +114,11 @@ class Search(ABC):
 
     @abstractmethod
     def estimates(self, position: int) -> list[Estimate]:
-        """Of the limits that were measured, descending."""
+        """Estimates of the measured limits, descending."""
 
 
 class Exhaustive(Search):
-    """Every limit, from the highest down, for `profile_steps` each; what was measured counts."""
+    """Every limit, from the highest down, for `profile_steps` each; earlier measurements count."""
 
     @override
     def next(self, current_mw: int, position: int, profile: int | None = None) -> Trial | None:
@@ -137,7 +136,7 @@ class Exhaustive(Search):
 
 
 def expected_steps(name: SearchName, limits: int, warmup_steps: int, profile_steps: int) -> int:
-    """How many steps a search takes at most."""
+    """The maximum number of steps of a search."""
     every = limits * (warmup_steps + profile_steps)
     if name == "exhaustive":
         return every
@@ -145,14 +144,14 @@ def expected_steps(name: SearchName, limits: int, warmup_steps: int, profile_ste
 
 
 def budget(limits: int, warmup_steps: int, profile_steps: int) -> int:
-    """How many steps the adaptive search takes where it is certain of its choice."""
+    """The number of steps of the adaptive search if it is certain of its choice."""
     every = limits * (warmup_steps + profile_steps)
     four = min(4, limits) * (warmup_steps + 2 * piece(profile_steps))
     return min(every, max(every // 3, four))
 
 
 def piece(profile_steps: int) -> int:
-    """How many steps the adaptive search measures at a time."""
+    """The number of steps that the adaptive search measures at a time."""
     return max(1, profile_steps // 8)
 
 

@@ -15,31 +15,30 @@ log = logging.getLogger(__name__)
 
 
 class NotMeasured(ValueError):
-    """A selector names a limit that was not measured."""
+    """A selector chose a limit that was not measured."""
 
 
 class OptimumSelector(ABC):
-    """Chooses a power limit. Subclass it for a criterion of your own."""
+    """Chooses a power limit. Subclass it for your own criterion."""
 
     @abstractmethod
     def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
-        """The best limit.
+        """Returns the best limit.
 
         Args:
-            measurements: One a limit, from the highest limit to the lowest.
+            measurements: One for each limit, from the highest limit to the lowest.
 
         Returns:
             The chosen limit, W: that of one of the measurements.
         """
 
     def choose(self, measurements: list[PowerLimitMeasurement]) -> PowerLimitMeasurement:
-        """The best measurement, where workload power profiles are searched too.
-
-        The default: of those at the limit that `select` names, the one of least energy.
+        """Returns the best measurement, if workload power profiles are searched too. The default:
+        of those at the limit that `select` returns, the one of least energy.
 
         Args:
-            measurements: One a pair of limit and profile. The first is of the highest limit without
-                a profile.
+            measurements: One for each pair of limit and profile. The first is of the highest limit
+                without a profile.
         """
         limit = self.select(measurements)
         there = [one for one in measurements if round((one.power_limit - limit) * 1000) == 0]
@@ -48,17 +47,18 @@ class OptimumSelector(ABC):
         return min(there, key=lambda one: one.energy)
 
     def costs(self, measurements: Sequence[PowerLimitMeasurement]) -> list[float] | None:
-        """What each limit costs, positive, in any unit: the adaptive search spares the steps at
-        limits that will not be chosen. None, the default: not known, so every limit is measured.
+        """Returns the cost of each limit, positive, in any unit: the adaptive search saves the
+        steps at limits that will not be chosen. None, the default: unknown, so every limit is
+        measured.
 
         Args:
-            measurements: One a limit, from the highest limit to the lowest.
+            measurements: One for each limit, from the highest limit to the lowest.
         """
         return None
 
 
 class Energy(OptimumSelector):
-    """Least energy. Of equals, the highest limit."""
+    """Least energy. In a tie, the highest limit."""
 
     def costs(self, measurements: Sequence[PowerLimitMeasurement]) -> list[float]:
         """The energy of each, J."""
@@ -70,7 +70,7 @@ class Energy(OptimumSelector):
 
 
 class Time(OptimumSelector):
-    """Least time. Of equals, the highest limit."""
+    """Least time. In a tie, the highest limit."""
 
     def costs(self, measurements: Sequence[PowerLimitMeasurement]) -> list[float]:
         """The time of each, s."""
@@ -90,8 +90,8 @@ class ZeusCost(OptimumSelector):
 
     Args:
         eta_knob: 1 counts energy only, 0 time only.
-        world_size: How many GPUs the measured energy is of. None: 1, or as many as train together
-            where an optimizer calls.
+        world_size: Number of GPUs included in the measured energy. None: 1, or all that train
+            together if an optimizer calls it.
 
     Raises:
         ValueError: An argument is out of range.
@@ -107,7 +107,7 @@ class ZeusCost(OptimumSelector):
         self._given = world_size is not None
 
     def of(self, gpus: int) -> ZeusCost:
-        """The same cost for so many GPUs, unless it was made for a number of them."""
+        """Returns the same cost for this many GPUs, unless it was created for another number."""
         if self._given and self.world_size != gpus:
             log.warning(
                 "ZeusCost was made for world_size=%d, and %d GPUs train; leave world_size out",
@@ -134,7 +134,7 @@ class ZeusCost(OptimumSelector):
 class MaxSlowdownConstraint(OptimumSelector):
     """The lowest limit at which training takes at most `factor` times as long as at the highest.
 
-    With workload power profiles: the lowest limit of each, and of these the one of least energy.
+    With workload power profiles: of the lowest limit of each, the one of least energy.
 
     Args:
         factor: Such as 1.1 for at most 10 % more time.
@@ -148,8 +148,8 @@ class MaxSlowdownConstraint(OptimumSelector):
         self.factor = factor
 
     def costs(self, measurements: Sequence[PowerLimitMeasurement]) -> list[float]:
-        """A tenth of the limit's share of the highest, and what is too slow in full: by this a
-        percent too slow is as bad as a limit that is a tenth of the range too high.
+        """A tenth of the limit relative to the highest, plus the full excess slowdown: one percent
+        too slow is as bad as a limit that is a tenth of the range too high.
         """
         fastest = max(measurements, key=lambda one: one.power_limit)
         bound = self.factor * fastest.time
@@ -164,7 +164,7 @@ class MaxSlowdownConstraint(OptimumSelector):
 
     @override
     def choose(self, measurements: list[PowerLimitMeasurement]) -> PowerLimitMeasurement:
-        fastest = max(measurements, key=lambda one: one.power_limit)  # the first of equals
+        fastest = max(measurements, key=lambda one: one.power_limit)  # the first one in a tie
         allowed = [one for one in measurements if one.time <= self.factor * fastest.time]
         lowest: dict[str | None, PowerLimitMeasurement] = {}
         for one in sorted(allowed, key=lambda one: -one.power_limit):

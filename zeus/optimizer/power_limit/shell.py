@@ -1,4 +1,5 @@
-"""Performs the actions of a core: sets limits, measures, talks to the leader and to the user."""
+"""Performs the actions of a core: sets limits, measures, communicates with the leader and the
+user."""
 
 from __future__ import annotations
 
@@ -26,20 +27,20 @@ log = logging.getLogger(__name__)
 
 
 class Shell:
-    """One process's core, and what it acts on.
+    """Connects one process's core to GPUs, leader and user.
 
     Args:
-        core: Says what to do.
-        monitor: Of the GPUs.
-        indices: Those whose limit this process sets; none: another process sets it, and counts the
+        core: The core.
+        monitor: The GPUs' monitor.
+        indices: GPUs whose limit this process sets; empty: another process sets it, and counts the
             energy.
-        planner: What the leader, if it is here, knows of its job.
+        planner: Planner for the leader, if it is in this process.
         highest_mw: The highest limit of the GPUs.
         together: Whether the processes of torch.distributed search together.
 
     Attributes:
-        link: The way to the leader; None: there is none, or no more.
-        leader: The last leader, in the process where it is.
+        link: The connection to the leader; None: none, or no longer.
+        leader: The last leader, if it is in this process.
         show: Called with figures by name, if set.
     """
 
@@ -66,7 +67,7 @@ class Shell:
         self._last_set_mw = 0
 
     def perform(self, wanted: Actions) -> None:
-        """Performs actions in order; what comes of each is dealt with before the next."""
+        """Performs actions in order; handles the result of each before the next."""
         left = deque(wanted)
         while left:
             action = left.popleft()
@@ -82,7 +83,7 @@ class Shell:
         if world == core.world and not core.disabled:
             return []
         if core.world and not core.disabled:
-            self._planner.read_for_rank()  # it was another party's
+            self._planner.read_for_rank()  # it belonged to another party
         core.joining(world)
         self._unread.clear()
         planner = self._planner
@@ -135,7 +136,7 @@ class Shell:
         except ZeusBaseError as error:
             self._do(actions.DropWindow(action.power_limit_mw))
             return self.core.window_failed(error.message)
-        except ValueError as error:  # someone reset the monitor's windows
+        except ValueError as error:  # something else reset the monitor's windows
             return self.core.window_failed(str(error))
         self._unread.append((action.part, measurement))
         return []
@@ -152,7 +153,7 @@ class Shell:
         if not self._unread or core.over:
             return []
         part, measurement = self._unread[0]
-        # All has been run, and nobody else has a part in it: then the last tick is waited for.
+        # All steps were run, and no other process takes part: wait for the last update.
         last = core.world == 1 and self.leader is not None and self.leader.waits
         if not last and not self.monitor.ripe(measurement):
             return []
@@ -163,7 +164,7 @@ class Shell:
             if unanswered(error.__cause__):
                 return []
             self._unread.popleft()
-            # zeusd was started after the window's beginning: the next one's energy it will know.
+            # zeusd was started after the window began: the next window's energy will be known.
             return core.unknown(part, error.message, lasting=error.__cause__ is not None)
         self._unread.popleft()
         energy_j, error_j = measurement.total_energy, measurement.uncertainty
@@ -243,7 +244,7 @@ class Shell:
         return []
 
 
-# `self._do(action)` would make and wrap a function in each call.
+# `self._do(action)` would create and wrap a function in each call.
 _method_for = vars(Shell)["_do"].dispatcher.dispatch
 
 

@@ -1,4 +1,4 @@
-"""A zeusd that does not answer: since when, and what is said about it."""
+"""Tracks a zeusd that does not answer, and reports it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SILENT_S = 3.0
 
 
 class Silence:
-    """Whether zeusd answers, as training steps find it."""
+    """Whether zeusd answers, as seen by training steps."""
 
     def __init__(self) -> None:
         self._since_s: float | None = None
@@ -23,7 +23,7 @@ class Silence:
         return self._since_s is not None
 
     def begin(self, now_s: float, step: int) -> None:
-        """It answers no more."""
+        """It stopped answering."""
         self._since_s, self._since_step, self._reported = now_s, step, False
 
     def go_on(self, now_s: float, limit_mw: int, what: str) -> Actions:
@@ -32,7 +32,7 @@ class Silence:
         Args:
             now_s: Monotonic seconds.
             limit_mw: The limit that was set last; 0: none.
-            what: What waits for it.
+            what: The pending work.
         """
         if self._reported or self._since_s is None or now_s - self._since_s < SILENT_S:
             return []
@@ -50,5 +50,5 @@ class Silence:
         return [*said, Waited(step - self._since_step)]
 
     def forget(self) -> None:
-        """Nothing waits for it any more."""
+        """Nothing is pending any more."""
         self._since_s = None

@@ -1,4 +1,4 @@
-"""The states of the power limit optimizer. Power limits are in mW, `steps` count down."""
+"""The states of the power limit optimizer. Power limits are in mW; `steps` count down."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
 
 class Ready(BaseModel):
-    """Will begin to warm up at a limit after some steps."""
+    """Will warm up at a limit after some steps."""
 
     next_power_limit: PositiveInt
     steps: PositiveInt
@@ -35,7 +35,7 @@ class Done(BaseModel):
             none.
         chosen: Whether it is a choice. False: the search was given up, or training ended first;
             then the limit in force need not be `optimal_power_limit`.
-        reason: Why there is no choice; empty where there is one.
+        reason: Why there is no choice; empty if there is one.
     """
 
     optimal_power_limit: PositiveInt

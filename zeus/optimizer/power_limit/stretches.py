@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 STARVED = 3
-"""So many stretches without a measurement, one after another, and warm-ups are cut."""
+"""After this many consecutive stretches without a measurement, warm-ups are shortened."""
 
 
 class Stretches:
-    """Counts the steps since something interrupted training.
+    """Counts the steps since training was interrupted.
 
     Args:
         warmup_steps: Unmeasured steps at each limit.
         profile_steps: Measured steps at each limit.
-        adaptive: Whether a limit may be measured in parts without a word.
+        adaptive: Whether a limit may be measured in parts without a warning.
 
     Attributes:
-        longest_warmup: Warm-ups that take longer are cut to this many steps.
+        longest_warmup: Longer warm-ups are shortened to this many steps.
     """
 
     def __init__(self, warmup_steps: int, profile_steps: int, adaptive: bool) -> None:
@@ -47,13 +47,13 @@ class Stretches:
         return self._steps < self._needed(trial_steps)
 
     def cut(self, warming_up: bool, trial_steps: int | None) -> str | None:
-        """The stretch ends. Returns what is to be said about it, once."""
+        """The stretch ends. Returns a message about it, once."""
         said = None
         if self.short(trial_steps):
             if warming_up:
                 self._starved.append(self._steps)
             if len(self._starved) >= STARVED:
-                # Nothing was measured in any: leaves at least half of the longest to measure.
+                # Nothing was measured in any: leave at least half of the longest for measuring.
                 most = (max(self._starved) - 1) // 2
                 self.longest_warmup = min(self.longest_warmup, most)
                 self._starved.clear()

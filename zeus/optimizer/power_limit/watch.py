@@ -1,4 +1,4 @@
-"""Whether training is still what was measured when its power limit was chosen."""
+"""Checks whether training has changed since its power limit was chosen."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from zeus.optimizer.power_limit.actions import (
 from zeus.optimizer.power_limit.estimates import STEP_NOISE, Estimate
 
 VERIFY_STEPS = 60
-"""Steps from the choice until what it depends on is measured once more."""
+"""Steps from the choice until its basis is measured again."""
 CHECK_STEPS = 200
-"""Steps from the choice to the first check, and then from check to check, ..."""
+"""Steps from the choice to the first check, and between checks, ..."""
 FIRST_STEPS = 20
-"""... but so many to either where the choice came from a file; twice as many after each new
-search."""
+"""... but this many if the choice came from a file; twice as many after each new search."""
 WINDOW_STEPS = 20
 """Steps that a check measures."""
 CHANGED = 0.1
-"""Time or power off by this share, twice in a row, is not what was measured any more."""
+"""A change of time or power by this share, twice in a row, means that training has changed."""
 
 
 class _Check(Enum):
@@ -39,10 +38,10 @@ class _Check(Enum):
 
 
 class Watch:
-    """Plans checks and judges them. A check measures some steps at the chosen limit.
+    """Schedules and evaluates checks. A check measures some steps at the chosen limit.
 
     Args:
-        chosen: What the choice costs.
+        chosen: The estimate of the choice.
         loaded: Whether the choice came from a file.
         power: Whether power can be compared: it is of the same GPUs.
 
@@ -57,13 +56,13 @@ class Watch:
         self._power = power
         self._every = CHECK_STEPS
         self._next = FIRST_STEPS if loaded else CHECK_STEPS
-        self._verified = False  # whether what the choice depends on was measured once more
+        self._verified = False  # whether the basis of the choice was measured again
         self._check = _Check.NONE
         self._opened = 0
         self._off = False
 
     def follow(self, before: Watch, again: bool) -> None:
-        """Continues where another has watched.
+        """Continues another watch.
 
         Args:
             before: The other.
@@ -104,12 +103,12 @@ class Watch:
         return [Collect()] if self._check is _Check.WAITING else []
 
     def drop(self) -> Actions:
-        """The check that is under way, if one is, is worth nothing."""
+        """Discards the check in progress, if any."""
         before, self._check = self._check, _Check.NONE
         return [] if before is _Check.NONE else [DropWindow(self.limit_mw), Forget()]
 
     def measured(self, energy_j: float, seconds: float) -> Actions:
-        """A check has taken this: if training is not what it was, the search begins again."""
+        """Handles the result of a check: restarts the search if training has changed."""
         what = self._changed(energy_j, seconds)
         if what is None:
             return []
@@ -121,7 +120,7 @@ class Watch:
         ]
 
     def _changed(self, energy_j: float, seconds: float) -> str | None:
-        """What has changed; None: nothing, or it may be chance."""
+        """Describes what has changed; None: nothing, or it may be chance."""
         self._check = _Check.NONE
         if energy_j <= 0 or seconds <= 0:
             return None

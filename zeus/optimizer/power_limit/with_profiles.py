@@ -1,6 +1,6 @@
 """Searches workload power profiles beside limits: a candidate is a pair of the two.
 
-Pure, like every search. One that has ended for one profile is not asked again.
+Pure, like every search. A search that has ended for one profile is not used again.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from zeus.optimizer.power_limit.search import Exhaustive, Search, Trial
 from zeus_ipc.overriding import override
 
 Reference = Callable[[], list[Estimate]]
-"""The estimate at the highest limit without a profile, which others are compared with; empty: none
-is known yet, or it is a limit without a profile that is asked about."""
+"""The estimate at the highest limit without a profile, to compare others with; empty: unknown yet,
+or the limit in question has no profile."""
 Make = Callable[[Reference], Search]
-"""Makes a search of all limits under one profile."""
+"""Creates a search of all limits under one profile."""
 Best = Callable[[Sequence[Estimate]], Estimate]
-"""The cautious choice among candidates, of which the first is the reference."""
+"""The cautious choice among candidates; the first one is the reference."""
 
 
 @dataclass
 class _Family:
-    """The limits under one profile.
+    """The search under one profile.
 
     Attributes:
         profile: The profile; None: none.
@@ -42,16 +42,16 @@ class _Family:
 class WithProfiles(Search):
     """Searches pairs of a limit and a profile in three stages.
 
-    Limits without a profile come first, as where none are searched. Then each profile is measured
-    at the highest limit. If the best of them is better than none there, lower limits under it are
-    searched. The exhaustive search measures all pairs instead.
+    Limits without a profile come first, as in a search without profiles. Then each profile is
+    measured at the highest limit. If the best of them is better than none there, lower limits under
+    it are searched. The exhaustive search measures all pairs instead.
 
     Args:
         limits_mw: The limits, descending.
         profiles: The profiles.
         warmup_steps: Unmeasured steps after a change.
         profile_steps: Measured steps of a candidate, at most or always.
-        make: Makes the search of limits under a profile.
+        make: Creates the search of limits under a profile.
         best: Makes the choice.
         brief_steps: Measured steps of each profile at the highest limit; None: all pairs are
             measured.
@@ -74,7 +74,9 @@ class WithProfiles(Search):
         self._brief_steps = brief_steps
         self._deepened = brief_steps is None
         self._families = [_Family(None, make(list), 0)]
-        self._highest: list[Estimate] = []  # the reference, as of so many samples without a profile
+        self._highest: list[
+            Estimate
+        ] = []  # the reference, for this number of samples without a profile
         self._referred = 0
 
     @override
@@ -180,7 +182,7 @@ class WithProfiles(Search):
         return found
 
     def _family(self, profile: int | None) -> _Family | None:
-        """None: the profile was left out meanwhile."""
+        """None: the profile was excluded meanwhile."""
         return next((one for one in self._families if one.profile == profile), None)
 
     def _reference(self) -> list[Estimate]:
@@ -191,7 +193,7 @@ class WithProfiles(Search):
         return self._highest
 
     def _try(self, profile: int, position: int, deep: bool = False) -> None:
-        """Begins with a profile: at the highest limit, or at all of them."""
+        """Starts a profile: at the highest limit, or at all of them."""
         self._untried.remove(profile)
         if deep or self._brief_steps is None:
             search = self._make(self._reference)
@@ -200,7 +202,9 @@ class WithProfiles(Search):
         self._families.append(_Family(profile, search, position))
 
     def _extend(self, position: int) -> bool:
-        """Begins what comes next, once all that was begun has ended. False: nothing does."""
+        """Starts what is next, once everything started has ended. Returns False if nothing is
+        left.
+        """
         if self._untried:
             self._try(self._untried[0], position)
             return True
@@ -212,7 +216,7 @@ class WithProfiles(Search):
         try:
             family = self._family(self._best(there).profile)
         except ValueError:
-            return False  # the choice fails in the same way, and says so
+            return False  # the choice fails in the same way, and reports it
         if family is None or family.profile is None:
             return False
         samples = [

@@ -134,7 +134,7 @@ class SimulatedBackend(SimulatedSettings, SimulatedReadings):
             ValueError: No such GPU or method, or a time that cannot pass.
         """
         if call not in CALLS or (gpu is None) != (call in _NODE_CALLS):
-            raise ValueError(f"{call!r} is no call that can fail on GPU {gpu}")
+            raise ValueError(f"{call!r} is not a call that can fail on GPU {gpu}")
         if gpu is not None:
             self._existing(gpu)
         if not 0 <= latency_s <= _LONGEST_LATENCY_S:

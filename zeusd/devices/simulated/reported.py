@@ -49,9 +49,9 @@ def read_report(path: str) -> list[ReportedGpu]:
     except OSError as error:
         raise ValueError(f"cannot read the report {path}: {error.strerror or error}") from None
     except ValueError:
-        raise ValueError(f"{path} is no report of `zeusctl probe`: it is no JSON") from None
+        raise ValueError(f"{path} is not a report of `zeusctl probe`: it is not JSON") from None
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:
-        raise ValueError(f"{path} is no report of `zeusctl probe`: its schema is not {SCHEMA}")
+        raise ValueError(f"{path} is not a report of `zeusctl probe`: its schema is not {SCHEMA}")
     try:
         driver = str(body["software"]["driver"])
         found = [_gpu(one, driver) for one in body["gpus"]]

@@ -120,7 +120,7 @@ def test_no_database_is_made_by_looking_for_one(bso: Bso) -> None:
 @pytest.mark.parametrize(
     ("arguments", "settings", "words", "code"),
     [
-        ("", {"LEASE": "5"}, "ZEUS_BSO_LEASE is no setting; there are ZEUS_BSO_DATABASE_URL", 2),
+        ("", {"LEASE": "5"}, "ZEUS_BSO_LEASE is not a setting; there are ZEUS_BSO_DATABASE_URL", 2),
         ("", {"LEASE_S": "soon"}, "ZEUS_BSO_LEASE_S: ", 2),
         ("--log-level loud", {}, "ZEUS_BSO_LOG_LEVEL: must be one of DEBUG", 2),
         ("--db /proc/nowhere/x.db", {}, "/proc/nowhere/x.db cannot be used", 3),

@@ -111,7 +111,7 @@ assert app.settings.scheduler.__name__ == "OnlineSolution"
         ("MAX_JOB_IDLE_TIME", "-5", "ZEUS_PFO_MAX_JOB_IDLE_TIME"),
         ("REGISTER_TIMEOUT", "soon", "ZEUS_PFO_REGISTER_TIMEOUT"),
         ("DUMP_DATA", "perhaps", "ZEUS_PFO_DUMP_DATA"),
-        ("SHEDULER", "x", "ZEUS_PFO_SHEDULER is no setting; there are ZEUS_PFO_SCHEDULER"),
+        ("SHEDULER", "x", "ZEUS_PFO_SHEDULER is not a setting; there are ZEUS_PFO_SCHEDULER"),
         ("DATABASE", "/proc/nowhere/x", "the database /proc/nowhere/x cannot be used"),
     ],
 )

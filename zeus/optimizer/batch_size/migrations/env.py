@@ -9,7 +9,7 @@ from zeus.optimizer.batch_size.tables import metadata
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,
-    render_as_batch=True,  # SQLite alters a table by making it again
+    render_as_batch=True,  # SQLite alters a table by recreating it
 )
 with context.begin_transaction():
     context.run_migrations()

@@ -1,5 +1,5 @@
 """The batch size server: one for all jobs of a cluster, without GPU or root.
 
-`router` is the HTTP side, `settings` how it is set up, `views` what people see of jobs, `metrics`
-what Prometheus does. Jobs and trials are `zeus.optimizer.batch_size.store`'s.
+`router` is the HTTP interface, `settings` the configuration, `views` the representation of jobs,
+`metrics` the Prometheus metrics. `zeus.optimizer.batch_size.store` holds jobs and trials.
 """

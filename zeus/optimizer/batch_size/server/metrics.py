@@ -1,4 +1,4 @@
-"""The server's figures for Prometheus: from the database, so that every worker has the same."""
+"""The server's metrics for Prometheus: from the database, so that every worker has the same."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from zeus.optimizer.batch_size.overview import Overview
 
 
 class BatchSizeJobs(Collector):
-    """All families; those of jobs have no samples while there are none.
+    """Returns all families; those of jobs have no samples without jobs.
 
     Args:
-        jobs: What is known of each.
+        jobs: The jobs.
     """
 
     def __init__(self, jobs: Sequence[Overview]) -> None:
@@ -32,7 +32,7 @@ class BatchSizeJobs(Collector):
             return CounterMetricFamily(f"zeus_bso_{name}", text, labels=["job_id"])
 
         yield GaugeMetricFamily("zeus_bso_jobs", "Registered jobs.", value=len(self._jobs))
-        # Gauges, as a lost trial that is heard of again is lost no longer.
+        # Gauges, as a lost trial may be found again.
         trials = GaugeMetricFamily(
             "zeus_bso_trials", "Trials by how they ended.", labels=["job_id", "status"]
         )
@@ -65,7 +65,7 @@ class BatchSizeJobs(Collector):
 
 
 def text(jobs: Sequence[Overview]) -> bytes:
-    """All figures, in Prometheus' text format."""
+    """Returns all metrics, in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(BatchSizeJobs(jobs))
     return generate_latest(registry)

@@ -1,7 +1,7 @@
-"""The server's HTTP side: `uvicorn zeus.optimizer.batch_size.server.router:app`.
+"""The server's HTTP interface: `uvicorn zeus.optimizer.batch_size.server.router:app`.
 
 All state is in the database, so any number of workers may serve it. Endpoints are ordinary
-functions, which FastAPI runs in threads: who waits for the database keeps nobody else waiting.
+functions, which FastAPI runs in threads: one that waits for the database does not block others.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class BSOServer(web.Application):
     """The application.
 
     Args:
-        settings: How it is set up.
+        settings: Its settings.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        # ml-energy/zeus's clients do not say that what they send is JSON; see `_is_json`.
+        # ml-energy/zeus's clients send JSON without its content type; see `_is_json`.
         super().__init__("Batch size optimizer", strict_content_type=False)
         self.settings = settings
         self._store: Store | None = None
@@ -94,7 +94,7 @@ class BSOServer(web.Application):
 
 
 def create_app(settings: ServerSettings) -> BSOServer:
-    """The application for these settings."""
+    """Creates the application for these settings."""
     for name in _LOGGERS:
         logging.getLogger(name).setLevel(settings.log_level)
     app = BSOServer(settings)
@@ -108,7 +108,7 @@ def create_app(settings: ServerSettings) -> BSOServer:
 
 
 def _add_reference(app: BSOServer) -> None:
-    """What ml-energy/zeus's clients ask, with the statuses that they know."""
+    """The endpoints of ml-energy/zeus's clients, with the statuses that they know."""
     changing = [Depends(_may_change)]
     sending = [Depends(_is_json), *changing]
 
@@ -122,7 +122,7 @@ def _add_reference(app: BSOServer) -> None:
     def delete(job_id: str) -> None:
         app.store.delete(job_id)
 
-    # A GET that makes a trial, as it is there; proxies may repeat it. Ours is below.
+    # A GET that creates a trial, as in ml-energy/zeus; proxies may repeat it. Ours is below.
     @app.get(BATCH_SIZE_URL, dependencies=changing)
     def batch_size(job_id: str) -> TrialId:
         with _unknown_is(400):
@@ -220,7 +220,7 @@ def _add_log(app: BSOServer) -> None:
 
 @contextmanager
 def _unknown_is(status: int) -> Iterator[None]:
-    """What is unknown is answered with this status."""
+    """Replies with this status to unknown jobs and trials."""
     try:
         yield
     except ZeusBSORuntimeError as error:
@@ -230,8 +230,8 @@ def _unknown_is(status: int) -> Iterator[None]:
 
 
 def _is_json(request: Request) -> None:
-    # ml-energy/zeus's clients say nothing of the type. A page of another site can make a browser
-    # say nothing, too, but then the browser tells where the page is from.
+    # ml-energy/zeus's clients send no content type. A page of another site can make a browser omit
+    # it, too, but then the browser sends the page's origin.
     if "content-type" in request.headers or "origin" in request.headers:
         web.needs_json(request)
 
@@ -256,7 +256,7 @@ def _settings() -> ServerSettings:
         return ServerSettings.from_env()
     except ZeusBSOConfigError as error:
         sys.stderr.write(f"batch size server: {error.message}\n")
-        # What uvicorn's supervisor takes for a reason not to try again.
+        # The exit code by which uvicorn's supervisor does not retry.
         raise SystemExit(3) from None
 
 

@@ -1,4 +1,4 @@
-"""How the server is set up: environment variables that begin with `ZEUS_BSO_`."""
+"""The server's settings: environment variables that begin with `ZEUS_BSO_`."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ PREFIX = "ZEUS_BSO_"
 DATABASE = "bso.db"
 
 _OF_COMPOSE = ("db_user", "db_password", "root_password", "server_port")
-"""What ml-energy/zeus's compose files set beside the server's settings."""
+"""Variables in ml-energy/zeus's compose files that are not settings of the server."""
 
 _OF_RUNS = ("run_id",)
-"""What names a training run, see `client`."""
+"""The variable that names a training run, see `client`."""
 
 
 class ServerSettings(BaseModel):
-    """The settings; each is read from the variable of its name, in capitals after `ZEUS_BSO_`.
+    """The settings; each has a variable: its name in upper case after `ZEUS_BSO_`.
 
     Attributes:
         database_url: `postgresql://...`, `sqlite:///...`, or the path of a SQLite file.
-        token: What requests that change something must bring as `Authorization: Bearer`.
-        read_token: What requests that only read must bring; they may bring the other, too. Without
-            it anybody may read.
-        lease_s: A trial is lost when nothing was heard of it for so long, s.
-        reference_lease_s: The same for trials of ml-energy/zeus's clients, who are heard of only at
-            the end of an epoch, s.
+        token: Requests that change something must send it as `Authorization: Bearer`.
+        read_token: Requests that only read must send it, or `token`. Without it, anyone may read.
+        lease_s: A trial is lost after this time without a message, s.
+        reference_lease_s: The same for trials of ml-energy/zeus's clients, which send messages only
+            at the end of an epoch, s.
         log_level: DEBUG (every request), INFO, WARNING, ERROR or CRITICAL.
         echo_sql: Whether SQL statements are logged.
         signals: Prices and carbon intensities that jobs may name as their `signal`:
             `NAME=SOURCE;NAME=SOURCE`, each a CSV file or a provider (`zeus.monitor.signals`).
-        workers: So many processes serve, here and elsewhere: they share PostgreSQL's connections.
+        workers: Number of serving processes, here and elsewhere: they share PostgreSQL's
+            connections.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -69,7 +69,7 @@ class ServerSettings(BaseModel):
         """Reads the environment.
 
         Raises:
-            ZeusBSOConfigError: A setting is unknown or wrong; it says which, and why.
+            ZeusBSOConfigError: A setting is unknown or wrong; the message says which, and why.
         """
         given = settings.of_prefix(PREFIX, os.environ if environ is None else environ)
         for name in (*_OF_COMPOSE, *_OF_RUNS):

@@ -1,4 +1,4 @@
-"""The signals that jobs may name, fetched on a thread and never for a request."""
+"""The signals that jobs may name, fetched on a thread, never within a request."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Signals:
     """Signals by name.
 
     Args:
-        sources: Of each the text that `zeus.monitor.signals.signal_of` takes.
-        every_s: They are fetched each so many seconds.
+        sources: The text of each, as for `zeus.monitor.signals.signal_of`.
+        every_s: Interval of fetching, s.
 
     Raises:
         ZeusBSOConfigError: One cannot be read, or its text is wrong.
@@ -40,13 +40,13 @@ class Signals:
         self._stop, self._first = threading.Event(), threading.Event()
 
     def start(self) -> None:
-        """Fetches them from now on."""
+        """Starts fetching."""
         if self.by_name:
             threading.Thread(target=self._run, name="zeus-signals", daemon=True).start()
             self._first.wait(FIRST_S)
 
     def close(self) -> None:
-        """Fetches them no more."""
+        """Stops fetching."""
         self._stop.set()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""What the page, `bso` and `GET /jobs` show of jobs. Times since 1970 in s."""
+"""Jobs as the page, `bso` and `GET /jobs` show them. Times are in s since 1970."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zeus.optimizer.batch_size.trials import JobRecord, Trial
 
 
 def summary(found: Overview, now_s: float) -> dict[str, Any]:
-    """A job in a line."""
+    """A job's summary."""
     job, spec, heard_s, cheapest = found.job, found.job.spec, found.heard_s, found.cheapest
     return {
         "job_id": job.job_id,
@@ -34,7 +34,7 @@ def summary(found: Overview, now_s: float) -> dict[str, Any]:
 
 
 def detail(job: JobRecord, trials: Sequence[Trial], now_s: float) -> dict[str, Any]:
-    """All of a job."""
+    """A job's details."""
     found = analyze(job, trials)
     sums = overview(job, trials)
     estimates = [

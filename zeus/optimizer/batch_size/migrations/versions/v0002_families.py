@@ -1,4 +1,4 @@
-"""Families of jobs: the same job on other GPUs, and what was known of it there."""
+"""Families of jobs: the same job on other GPUs, and knowledge from there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision: str | None = "0001"
 
 
 def upgrade() -> None:
-    """Adds what jobs of version 0001 have none of; and what finds the trials that have changed."""
+    """Adds columns for families, and an index for changed trials."""
     op.add_column("jobs", sa.Column("family", sa.String(400)))
     op.add_column("jobs", sa.Column("knowledge", sa.Text))
     op.create_index("jobs_family", "jobs", ["family"])

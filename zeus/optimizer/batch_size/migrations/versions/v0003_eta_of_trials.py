@@ -1,4 +1,4 @@
-"""Trials with an eta of their own, and what power limits do in them."""
+"""Trials with their own eta, and their measurements of power limits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ down_revision: str | None = "0002"
 
 
 def upgrade() -> None:
-    """Adds what trials of version 0002 have none of."""
+    """Adds these columns of trials."""
     op.add_column("trials", sa.Column("eta_knob", sa.Double))
     op.add_column("trials", sa.Column("limits", sa.JSON(none_as_null=True)))
