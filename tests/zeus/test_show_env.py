@@ -138,7 +138,7 @@ def test_a_daemon_that_cannot_be_used_is_a_line_that_says_what_to_do(
         "missing": "start zeusd, or name its socket",
         "left behind": "left behind by one that ended; start zeusd",
         "silent": "did not answer within 0.1 s; look at",
-        "something else": "did not answer within 0.1 s; look at",
+        "something else": "what answers is not zeusd (not ZMTP 3); check the socket's path",
     }
     assert found["zeusd"]["reachable"].startswith("no: ")
     assert expected[kind] in found["zeusd"]["reachable"]
