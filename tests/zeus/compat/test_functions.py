@@ -194,7 +194,7 @@ def test_a_replay_of_other_windows_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give log_file"):
         ReplayZeusMonitor()
     path.write_text("Time,Power\n")
-    with pytest.raises(ValueError, match="no file of ZeusMonitor"):
+    with pytest.raises(ValueError, match="not a file of ZeusMonitor"):
         ReplayZeusMonitor(log_file=path)
 
 

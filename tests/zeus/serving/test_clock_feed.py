@@ -93,7 +93,7 @@ def test_anything_else_is_rejected_or_a_step(data: bytes) -> None:
     feed.message(data, 1.0)
     assert len(sink.told) + feed.rejected <= 1
     if feed.rejected:
-        with pytest.raises(RequestRejected, match="no message"):
+        with pytest.raises(RequestRejected, match="not a message"):
             decode(data)
 
 

@@ -315,7 +315,7 @@ def test_what_is_no_number_is_no_target(
         assert not optimizer.training_finished
         assert kept.trials()[0].epochs == 2
         assert kept.trials()[0].metric is None
-        assert caplog.text.count("no finite number") == 1
+        assert caplog.text.count("not a finite number") == 1
         epochs(optimizer, monitor, Tensor())
     assert optimizer.converged
 
