@@ -228,10 +228,10 @@ def test_a_profile_of_ones_own_runs_in_process(tmp_path: Path) -> None:
         (SHORT, "step=3", "names no stage"),
         (SHORT, "stage=2&blocking_w=x", "names no stage"),
         ("", "stage=0", "no stage 0"),
-        ("a,b\n1,2\n", "stage=0", "no profile"),
-        (SHORT.replace("0.01,", "-1,"), "stage=2", "no profile"),
-        (SHORT.replace("0.01,", "nan,"), "stage=2", "no profile"),
-        (SHORT.replace("1410,0.01,3", "1410"), "stage=2", "no profile"),
+        ("a,b\n1,2\n", "stage=0", "not a profile"),
+        (SHORT.replace("0.01,", "-1,"), "stage=2", "not a profile"),
+        (SHORT.replace("0.01,", "nan,"), "stage=2", "not a profile"),
+        (SHORT.replace("1410,0.01,3", "1410"), "stage=2", "not a profile"),
     ],
 )
 def test_a_profile_that_is_none_is_told(
