@@ -23,6 +23,7 @@ TRAINERS = (
     "tests/zeus/serving/test_transformers.py",
     "tests/zeus/pipeline_frequency/test_torch_pipelining.py",
     "tests/zeus/run/test_dataloader.py",
+    "tests/zeus/compat/test_imports.py",
     "tests/docs/pages/test_pipeline_frequency_integration.py",
     "tests/docs/pages/test_migrating.py",
 )
