@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-import pyarrow.parquet
 import pytest
 
+from tests.late import late
 from tests.support import (
     NOBODY,
     RunningDaemon,
@@ -37,6 +37,8 @@ from zeusctl.exits import Exit
 from zeusctl.mapping import Mapping
 from zeusd.energy.split import parent_of
 from zeusd.runtime.identities import Identities
+
+parquet = late("pyarrow.parquet")
 
 
 def rows(ctl: Ctl, *options: str) -> dict[str, dict[str, str]]:
@@ -367,7 +369,7 @@ def test_sums_are_the_same_in_every_form(ctl: Ctl, tmp_path: Path) -> None:
         assert said.code == 0, said.err
     rows["csv"] = list(csv.DictReader((tmp_path / "sums.csv").read_text().splitlines()))
     rows["json"] = json.loads((tmp_path / "sums.json").read_text())["sums"]
-    rows["parquet"] = pyarrow.parquet.read_table(tmp_path / "sums.parquet").to_pylist()
+    rows["parquet"] = parquet.read_table(tmp_path / "sums.parquet").to_pylist()
     found = {form: [float(one["energy_j"]) for one in some] for form, some in rows.items()}
     assert found["csv"] == found["json"] == found["parquet"]
     for one in rows["parquet"]:

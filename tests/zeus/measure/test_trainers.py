@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests import snippets
 from tests.late import late
@@ -17,6 +16,7 @@ from zeusd.devices.simulated import Work
 torch = late("torch")
 transformers = late("transformers")
 pl = late("lightning.pytorch")
+accumulators = late("tensorboard.backend.event_processing.event_accumulator")
 tiny = late("tests.zeus.measure.tiny_models")
 
 PAGE = ROOT / "docs/train/measuring_only.md"
@@ -57,7 +57,7 @@ def test_hugging_face_logs_figures_where_the_loss_goes(
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(losses) == tiny.STEPS // 3, "the trainer's own log is as it was"
     (folder,) = {path.parent for path in (tmp_path).rglob("events.out.tfevents.*")}
-    events = EventAccumulator(str(folder)).Reload()
+    events = accumulators.EventAccumulator(str(folder)).Reload()
     (total,) = events.Scalars("train/energy/total_kWh")
     assert total.value == pytest.approx(summary.kwh, rel=1e-5)
 

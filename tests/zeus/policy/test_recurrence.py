@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 
-import pandas as pd
 import pytest
 
+from tests.late import late
 from zeus.job import Job, LinearScaler, SquareRootScaler
 from zeus.policy import BatchSizeOptimizer, JITPowerLimitOptimizer, Run
 from zeus.policy.recurrence import Recurrences
 from zeus.utils.metric import zeus_cost
 
+pd = late("pandas")
 JOB = Job("d", "n", "Adam", 0.5, 10, 64, 0.1, command=["run", "{bs}", "--x={bs}", "{epochs}"])
 
 

@@ -15,7 +15,6 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests import snippets
 from tests.late import late
@@ -29,6 +28,7 @@ torch = late("torch")
 datasets = late("datasets")
 transformers = late("transformers")
 trl = late("trl")
+accumulators = late("tensorboard.backend.event_processing.event_accumulator")
 
 ROOT = Path(__file__).parents[3]
 
@@ -447,7 +447,7 @@ def test_figures_go_where_the_loss_goes(
     due = [10, 20, 30, 40, 50, 60] if by == "steps" else [60]
     assert [row["step"] for row in history if "loss" in row] == due
     (events,) = tmp_path.rglob("events.out.tfevents.*")
-    board = EventAccumulator(str(events))
+    board = accumulators.EventAccumulator(str(events))
     board.Reload()
     assert {"train/zeus/test_limit_w", "train/zeus/test_end"} <= set(board.Tags()["scalars"])
     (point, _) = board.Scalars("train/zeus/test_limit_w")

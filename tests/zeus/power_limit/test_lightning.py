@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests import snippets
 from tests.examples.programs import with_torch
@@ -27,6 +26,7 @@ from zeus.optimizer.power_limit import (
 from zeusd.devices.simulated import Work
 
 pl = late("lightning.pytorch")
+accumulators = late("tensorboard.backend.event_processing.event_accumulator")
 models = late("tests.zeus.power_limit.lightning_model")
 
 ROOT = Path(__file__).parents[3]
@@ -253,7 +253,7 @@ def test_figures_go_to_every_logger(node: VirtualNode, work: Work, tmp_path: Pat
     ]
     fit(plo, models.Model(node, work, steps=60), tmp_path, logger=loggers)
     (events,) = (tmp_path / "board").rglob("events.out.tfevents.*")
-    board = EventAccumulator(str(events))
+    board = accumulators.EventAccumulator(str(events))
     board.Reload()
     assert [point.value for point in board.Scalars("zeus/power_limit_w")] == [250, 200, 150, 100]
     chosen = min(plo.measurements, key=energy)

@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
+from tests.late import late
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
 from zeus.policy import (
@@ -22,6 +22,8 @@ from zeus.policy import (
 from zeus.simulate import Simulator
 from zeus.simulate.workloads import WORKLOADS, power_trace, train_trace
 from zeus.utils.metric import zeus_cost
+
+pd = late("pandas")
 
 PUBLISHED = json.loads((Path(__file__).parent / "published_runs.json").read_text())
 """Runs of zeus 0.16's simulator with PruningGTSBatchSizeOptimizer and the same seed for both."""

@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import celpy
 import kubernetes_validate
 import pytest
 import yaml
 
+from tests.late import late
 from zeusctl.kubernetes.__main__ import KUBELET, main
 from zeusctl.kubernetes.pods import ANNOTATION, milliwatts
 
+celpy = late("celpy")
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "kubernetes"
 NEWEST = 37
 """Of the versions 1.x whose schemas kubernetes-validate 1.37 has."""

@@ -9,13 +9,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 from sqlalchemy import text
 from sqlalchemy.pool import QueuePool
 
+from tests.late import late
 from tests.postgresql import PostgreSQL
 from tests.support import wait_for
 from tests.zeus.batch_size.server.training import spec
@@ -24,12 +22,17 @@ from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORunt
 from zeus.optimizer.batch_size.store import Store
 from zeus.optimizer.batch_size.tables import VERSION, metadata
 
+autogenerate = late("alembic.autogenerate")
+migration = late("alembic.migration")
+psycopg = late("psycopg")
+
 
 def test_migrations_make_the_tables_that_are_used(database: str) -> None:
     found = Database(database)
 
     def differences(connection: Any) -> list[Any]:
-        return list(compare_metadata(MigrationContext.configure(connection), metadata))
+        context = migration.MigrationContext.configure(connection)
+        return list(autogenerate.compare_metadata(context, metadata))
 
     assert found.read(differences) == []
     assert found.read(lambda c: c.execute(text("SELECT * FROM alembic_version")).all()) == [
