@@ -163,8 +163,8 @@ def boot_node(gpus: int = 2, watchdog_s: int | None = 2, update: bool = False) -
     Args:
         gpus: How many it has.
         watchdog_s: Instead of the shipped WatchdogSec=; None: as shipped.
-        update: Whether the environment that a machine's installation made before will do: pip is
-            not run again.
+        update: Whether the environment that a machine's installation made before will do: it is
+            brought up to date.
     """
     shared = os.environ.get(preloaded.SHARED)  # benchmarks boot a machine, too
     made = None if shared is None else Path(shared, "installed")
@@ -181,8 +181,6 @@ def boot_node(gpus: int = 2, watchdog_s: int | None = 2, update: bool = False) -
         (root / "etc/zeusd/zeusd.toml").write_text(f'[nvml]\nlibrary = "{LIBRARY}"\n')
         if update and made is not None and made.exists():
             shutil.copytree(made, root / "opt/zeusd", symlinks=True)
-            pip = root / "opt/zeusd/bin/pip"
-            pip.write_text("#!/bin/sh\n")  # of the same sources: there is nothing to install
         machine.run("bash", f"{SOURCES}/scripts/install")
         node = Node(machine, double, gpus)
         node.wait_serving()
