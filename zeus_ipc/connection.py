@@ -34,8 +34,8 @@ QUANTUM_NS = 50_000_000
 """How long the kernel waits in one read; it is set once, and not for each request."""
 
 CONNECT_NS = 1_000_000_000
-"""How long to stand in the queue of a socket whose backlog is full. The kernel admits those who
-wait in the order in which they came, so giving up and coming back means to start at its end."""
+"""How long to wait where the socket's backlog is full. The kernel admits waiting processes in the
+order of their arrival, so a retry starts at the end of that queue."""
 
 RETRY_NS = 20_000_000
 """Between two attempts to connect."""
@@ -68,7 +68,7 @@ class Connection:
         self.push: Push = self._open_and_push
         self.used = False
         self._path = path
-        # A signal's handler may ask while its thread holds it, or waits for a reply.
+        # A signal handler may send a request while its thread holds this, or waits for a reply.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiting = 0  # threads that wait for `_changed`
@@ -236,7 +236,7 @@ class Connection:
         raise BlockingIOError
 
     def _open(self, until_ns: int) -> socket.socket | None:
-        """Comes a step nearer to a connection: connects, or looks whether zeusd has answered the
+        """Makes progress towards a connection: connects, or checks whether zeusd has answered the
         greeting. Waits for that, but no longer than `until_ns`. Returns the socket if it is ready.
 
         Raises:
@@ -268,6 +268,7 @@ class Connection:
     def _connect(self, wait_ns: int) -> None:
         """Connects; one thread at a time does."""
         stream: socket.socket | None = None
+        connected = False
         failure: OSError | None = None
         try:
             stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -280,16 +281,16 @@ class Connection:
             stream.setblocking(True)
             with contextlib.suppress(OSError):  # zeusd closes at once what it does not admit now
                 stream.send(DEALER_HELLO, WITHOUT_WAITING)
+            connected = True
         except OSError as error:
-            if stream is not None:
-                stream.close()
-            stream, failure = None, error
-        with self._lock:
-            self._connecting = False
-            if stream is not None:
-                self._stream, self._incoming = stream, Replies()
-                if self._ended:
-                    self._drop()
+            failure = error
+        finally:  # also where Ctrl-C ends the wait
+            with self._lock:
+                self._connecting = False
+                if connected and not self._ended:
+                    self._stream, self._incoming = stream, Replies()
+                elif stream is not None:
+                    stream.close()
         # One that was there before is waited for: it may be started again.
         if failure is not None and wait_ns and not self.used:
             reason = unreachable(self._path, failure)

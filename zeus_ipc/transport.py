@@ -163,7 +163,7 @@ class SocketTransport(Transport):
 
 
 _living: weakref.WeakSet[SocketTransport] = weakref.WeakSet()
-"""Told in each child of fork."""
+"""Transports to reset in a child of fork."""
 
 
 def _after_fork_in_child() -> None:

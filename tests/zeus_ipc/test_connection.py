@@ -366,6 +366,35 @@ def test_a_full_backlog_is_waited_for(path: str) -> None:
         assert got[0]["result"] == {"done": True}
 
 
+def test_an_interrupted_connect_is_tried_again(path: str) -> None:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        server.bind(path)
+        server.listen(0)
+        server.settimeout(20)
+        ahead = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        ahead.connect(path)
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        stack.callback(signal.signal, signal.SIGALRM, before)
+        with transport_to(path) as transport:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)  # while the connect waits for room
+            with pytest.raises(KeyboardInterrupt):
+                transport.request({"op": "state"}, 20.0)
+            server.accept()[0].close()
+
+            def serve() -> None:
+                stream, _ = server.accept()
+                with stream:
+                    stream.settimeout(20)
+                    shake(stream)
+                    answer(stream, next_request(stream), done=True)
+
+            serving = threading.Thread(target=serve, daemon=True)
+            serving.start()
+            assert transport.request({"op": "state"}, 20.0)["result"] == {"done": True}
+            serving.join(20)
+
+
 def test_a_process_without_descriptors_gets_an_error_and_lives(path: str) -> None:
     """libzmq would end it."""
     child = f"""
