@@ -190,15 +190,15 @@ class GPU(_CamelCase):
         return [one.name for one in self.info.power_profiles]
 
     def set_power_profiles(self, profiles: Sequence[int | str]) -> list[str]:
-        """Requests workload power profiles beside what others request; none: clears this process's.
-        A lease on the power limit or on clocks does not prevent this; which of them applies in a
-        conflict is undocumented.
+        """Requests workload power profiles in addition to others' requests; empty: clears this
+        process's. A lease on the power limit or on clocks does not prevent this; which of them
+        applies in a conflict is undocumented.
 
         Args:
             profiles: Names or numbers.
 
         Returns:
-            Names of those that are not enforced, as others' requests have priority.
+            Names of those that are not enforced, because others' requests have priority.
 
         Raises:
             ZeusGPUInvalidArgError: The GPU does not offer one of them.
@@ -298,7 +298,7 @@ class GPUs(_CamelCase):
         self.gpus = [GPU(client, info, seen[info.uuid]) for info in infos]
 
     @property
-    def _gpus(self) -> list[GPU]:  # as programs for ml-energy/zeus reach them
+    def _gpus(self) -> list[GPU]:  # the name in ml-energy/zeus
         return self.gpus
 
     def __len__(self) -> int:
@@ -319,7 +319,7 @@ class GPUs(_CamelCase):
         return [GPU(self._client, infos[uuid]) for uuid in uuids]
 
     def covered(self, gpu_indices: Sequence[int]) -> list[str]:
-        """What readings of partitions are of: a sentence for each GPU that has some."""
+        """Describes what readings of partitions cover: a sentence for each GPU that has some."""
         return shared.covered(self._infos, gpu_indices)
 
     @property
@@ -343,7 +343,7 @@ class GPUs(_CamelCase):
             self._client.set_power_limit(uuids, power_limit_mw, block=block)
 
     def acquire_power_limits(self, gpu_indices: Sequence[int]) -> None:
-        """Takes the leases on the power limits of several GPUs, also after they were lost."""
+        """Acquires the leases on the power limits of several GPUs, even after they were lost."""
         with _translated():
             uuids = self._uuids(gpu_indices)
             self._client.acquire(uuids, ["power_limit"])
@@ -364,7 +364,7 @@ class GPUs(_CamelCase):
                 )
 
     def acquire_power_profiles(self, gpu_indices: Sequence[int]) -> None:
-        """Takes the leases on the power profiles of several GPUs, also after they were lost."""
+        """Acquires the leases on the power profiles of several GPUs, even after they were lost."""
         with _translated():
             uuids = self._uuids(gpu_indices)
             self._client.acquire(uuids, ["power_profile"], together=True)
@@ -378,15 +378,14 @@ class GPUs(_CamelCase):
     def publish_profile(
         self, gpu_indices: Sequence[int], progress: Mapping[int, float], measuring: bool = False
     ) -> None:
-        """Says what each power limit is worth to this process, see `Client.publish_profile`."""
+        """Publishes this process's progress at each power limit, see `Client.publish_profile`."""
         with _translated():
             uuids = self._uuids(gpu_indices)
             self._client.publish_profile(uuids, progress, measuring=measuring)
 
     def bounded_by(self, gpu_indices: Sequence[int], ceiling: str) -> bool | None:
-        """Whether a ceiling of this name keeps a GPU below its other bounds, as zeusd has them now.
-
-        What this process knows of the bounds is brought up to date. None: there is no such ceiling.
+        """Whether a ceiling of this name keeps a GPU below its other bounds in zeusd. Updates this
+        process's copy of the bounds. None: there is no such ceiling.
         """
         with _translated():
             infos = {gpu.uuid: gpu for gpu in self._client.node().gpus}
@@ -413,10 +412,10 @@ class GPUs(_CamelCase):
 
 
 class EmptyGPUs(GPUs):
-    """Stands for no GPUs: asking for one says why there are none.
+    """An empty set of GPUs: access to one raises the reason.
 
     Attributes:
-        reason: Why there are none; a sentence.
+        reason: Why there are none, as a sentence.
     """
 
     def __init__(self, reason: str) -> None:
@@ -452,7 +451,7 @@ def get_gpus(ensure_homogeneous: bool = False) -> GPUs:
         ensure_homogeneous: Require that all are of one model. Checked at every call.
 
     Raises:
-        ZeusGPUInitError: They cannot be reached, or not be told apart.
+        ZeusGPUInitError: They cannot be reached, or not be identified.
         ZeusGPUHeterogeneousError: They are of several models; it is a ValueError, too.
     """
     global _gpus
@@ -490,5 +489,5 @@ def _discover(client: Client) -> GPUs:
     return EmptyGPUs("The node has none, or its driver is not loaded.")
 
 
-__path__: list[str] = []  # has Python look for zeus.device.gpu.common, which zeus.compat finds
+__path__: list[str] = []  # makes Python look for zeus.device.gpu.common, which zeus.compat finds
 __getattr__ = old_names(__name__)

@@ -1,7 +1,7 @@
-"""Which of the node's GPUs this process may use at all, before CUDA_VISIBLE_DEVICES counts them.
+"""Finds the GPUs that this process may use at all, before CUDA_VISIBLE_DEVICES selects among them.
 
-zeusd speaks of all GPUs of the node. A container has the device files of some, a batch job's
-control group lets it open some, and CUDA counts only those.
+zeusd reports all GPUs of the node. A container has the device files of some, a batch job's control
+group allows it to open some, and CUDA counts only those.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def within_reach(
 ) -> list[GpuInfo]:
     """The GPUs whose device file this process may open, in the order given.
 
-    All of them where that cannot be told, and where none may be opened: that is no process that
-    computes, but one that looks.
+    Returns all if this is not known, or if none may be opened: then the process does not compute
+    but only monitors.
     """
     minors = _minors(driver)
     found = []
@@ -58,7 +58,7 @@ def _address(text: str) -> tuple[int, str]:
 
 
 def _opens(path: Path) -> bool:
-    """Whether this process might open a device file: mode, and its control group, which the kernel
-    asks for access(2) as for open(2). Opening it would start a GPU that nobody uses.
+    """Whether this process may open a device file, by mode and control group, which the kernel
+    checks for access(2) as for open(2). Opening the file would start an unused GPU.
     """
     return os.access(path, os.R_OK | os.W_OK)

@@ -1,4 +1,5 @@
-"""What GPUs share: dies of a card one power limit, partitions of a package all of it. Pure."""
+"""GPUs that share controls: dies of a card share the power limit, partitions of a package
+everything. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +11,18 @@ if TYPE_CHECKING:
 
 
 def owner(info: GpuInfo) -> str:
-    """UUID of the GPU that has this one's power limit."""
+    """UUID of the GPU that reports this one's power limit."""
     return info.power_domain[0] if info.power_domain else info.uuid
 
 
 def with_power_limit(infos: Sequence[GpuInfo], indices: Sequence[int], alone: bool) -> list[int]:
-    """Those of some GPUs whose power limit a process sets, one for each limit.
+    """Selects one GPU for each power limit that a process sets.
 
     Args:
-        infos: All GPUs that the process sees; a partitioned one is there several times.
-        indices: Which of them.
-        alone: Whether no other process trains with it. If not, that of the first die or partition
-            sets the limit, and none is found for the others.
+        infos: All GPUs that the process sees; a partitioned GPU occurs several times.
+        indices: The GPUs in question.
+        alone: Whether no other process trains with it. If one does, the process of the first die or
+            partition sets the limit, and the others select none.
     """
     uuids = [info.uuid for info in infos]
 
@@ -36,7 +37,7 @@ def with_power_limit(infos: Sequence[GpuInfo], indices: Sequence[int], alone: bo
 
 
 def covered(infos: Sequence[GpuInfo], indices: Sequence[int]) -> list[str]:
-    """What readings of partitions are of: a sentence for each GPU that has some."""
+    """Describes what readings of partitions cover: a sentence for each GPU that has some."""
     groups: dict[str, list[int]] = {}
     for index in indices:
         if len(infos[index].runtime_indices) > 1:
@@ -54,12 +55,12 @@ def covered(infos: Sequence[GpuInfo], indices: Sequence[int]) -> list[str]:
 
 
 def not_enforced(info: GpuInfo, wanted: Sequence[int], requested: Sequence[int]) -> list[str]:
-    """Names of the workload power profiles that lose to others.
+    """Names of the workload power profiles that are not enforced because of others.
 
     Args:
         info: The GPU.
         wanted: The profiles.
-        requested: What is requested of the GPU, by anybody.
+        requested: All profiles that are requested on the GPU.
     """
     offered = {one.profile: one for one in info.power_profiles}
     rivals = [offered[one] for one in requested if one in offered]

@@ -1,14 +1,14 @@
-"""Which GPUs the framework sees, and in which order: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER,
-and on AMD's GPUs ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES.
+"""The GPUs that the framework sees, in its order, by CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER,
+and on AMD GPUs by ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES.
 
 Rules of the CUDA programming guide: the list names devices by index or by the beginning of a UUID;
-the first entry that names none, -1 among them, ends it; a device named twice makes CUDA see none.
-Indices count in the order of CUDA_DEVICE_ORDER, whose default, FASTEST_FIRST, is NVML's (PCI) order
-only where all GPUs are alike.
+the first invalid entry, such as -1, ends it; a device named twice makes CUDA see none. Indices
+count in the order of CUDA_DEVICE_ORDER, whose default, FASTEST_FIRST, is NVML's (PCI) order only if
+all GPUs are alike.
 
-ROCm's runtime filters by ROCR_VISIBLE_DEVICES first; HIP counts what is left, and reads
-CUDA_VISIBLE_DEVICES where HIP_VISIBLE_DEVICES is not set (AMD, "GPU isolation techniques"). It
-counts partitions, in the order of the kernel's topology, which zeusd knows.
+ROCm's runtime filters by ROCR_VISIBLE_DEVICES first; HIP counts the remaining devices, and reads
+CUDA_VISIBLE_DEVICES if HIP_VISIBLE_DEVICES is not set (AMD, "GPU isolation techniques"). It counts
+partitions, in the order of the kernel's topology, which zeusd knows.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
     *("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
 )
-"""What of the environment decides."""
+"""The environment variables that decide."""
 
 _Device: TypeAlias = "tuple[GpuInfo, int]"
-"""A GPU, and the number of the device: partitions of one GPU differ in it."""
+"""A GPU, and the number of the device, which differs between partitions of one GPU."""
 
 _AMD_UUID = re.compile(r"GPU-([0-9a-f]{16}(-|$)|AMD-)")
 
@@ -42,17 +42,17 @@ _warned = False
 def visible_gpus(
     gpus: Sequence[GpuInfo], env: Mapping[str, str], simulated: bool = False
 ) -> list[GpuInfo]:
-    """The GPUs a framework sees, by its own index: of those that this process may open at all.
+    """The GPUs that a framework sees, by its own index, among those that this process may open.
 
-    A partitioned GPU of AMD's is there once for each of its partitions that is seen.
+    A partitioned AMD GPU occurs once for each visible partition.
 
     Args:
         gpus: The node's GPUs in NVML order.
         env: The process's environment.
-        simulated: No CUDA runs on a simulated node, so its order is NVML's.
+        simulated: The node is simulated: without CUDA, the order is NVML's.
 
     Raises:
-        ZeusGPUInitError: The list names MIG instances, its indices cannot be told apart here, or
+        ZeusGPUInitError: The list names MIG instances, its indices are ambiguous on this node, or
             PyTorch computes on GPUs of another vendor.
     """
     amd = bool(gpus) and all(_AMD_UUID.match(gpu.uuid) for gpu in gpus)
@@ -76,10 +76,10 @@ def visible_gpus(
 
 
 def _check_vendor(amd: bool) -> None:
-    """Whether PyTorch, where this process uses it, computes on the vendor's GPUs that are managed.
+    """Checks that PyTorch, if this process uses it, computes on the GPUs of the managed vendor.
 
     Raises:
-        ZeusGPUInitError: It does not: the limits of idle GPUs would be set, and their energy read.
+        ZeusGPUInitError: It does not: zeus would set limits of idle GPUs and read their energy.
     """
     torch = sys.modules.get("torch")
     version = getattr(torch, "version", None)
@@ -98,7 +98,7 @@ def _check_vendor(amd: bool) -> None:
 
 
 def _visible_to_hip(gpus: Sequence[GpuInfo], env: Mapping[str, str]) -> list[GpuInfo]:
-    """What HIP sees of AMD's GPUs. One that is partitioned is there once for each partition."""
+    """The AMD GPUs that HIP sees. A partitioned GPU occurs once for each partition."""
     numbered = {number: gpu for gpu in gpus for number in gpu.runtime_indices}
     devices = [(numbered[number], number) for number in sorted(numbered)]
     if not all(gpu.runtime_indices for gpu in gpus):
@@ -121,7 +121,7 @@ def _entries(env: Mapping[str, str], name: str) -> list[str] | None:
 
 
 def _chosen(entries: Sequence[str] | None, ordered: Sequence[_Device]) -> list[_Device]:
-    """The devices that a list names; all where there is none."""
+    """The devices that a list names; all if there is no list."""
     if entries is None:
         return list(ordered)
     chosen: list[_Device] = []
@@ -151,7 +151,7 @@ def _find(entry: str, ordered: Sequence[_Device]) -> _Device | None:
 
 
 def _cuda_order(gpus: list[GpuInfo], explicit: bool) -> list[GpuInfo]:
-    """The order in which CUDA counts without CUDA_DEVICE_ORDER."""
+    """CUDA's order without CUDA_DEVICE_ORDER."""
     if len({gpu.name for gpu in gpus}) <= 1:
         return gpus
     known = _torch_order(gpus)
@@ -175,7 +175,7 @@ def _cuda_order(gpus: list[GpuInfo], explicit: bool) -> list[GpuInfo]:
 
 
 def _torch_order(gpus: list[GpuInfo]) -> list[GpuInfo] | None:
-    """What PyTorch says, if it runs on CUDA in this process and knows UUIDs."""
+    """PyTorch's order, if it uses CUDA in this process and reports UUIDs."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None

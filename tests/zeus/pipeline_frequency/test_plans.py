@@ -117,14 +117,14 @@ def test_a_written_plan_is_a_literal_that_the_reference_can_evaluate(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("__import__('os').system('touch ran')", "no Python literal"),
-        ("[[('forward', 930)],\n[('forward' 9)]]", "no Python literal at line 2"),
+        ("__import__('os').system('touch ran')", "not a Python literal"),
+        ("[[('forward', 930)],\n[('forward' 9)]]", "not a Python literal at line 2"),
         ("[]", "at least one"),
         ("[[('forward', 930)], []]", "stage 1"),
         ("[[('forward', 930), ('backward', -5)]]", "instruction 1 of stage 0"),
         ("[[('forward', True)]]", "instruction 0 of stage 0"),
         ("[[930, 915]]", "instruction 0 of stage 0"),
-        ("[" * 5000, "no Python literal"),
+        ("[" * 5000, "not a Python literal"),
     ],
 )
 def test_what_is_no_plan_is_told_and_never_run(tmp_path: Path, text: str, says: str) -> None:
@@ -141,7 +141,7 @@ def test_a_folder_without_a_frontier_is_told(tmp_path: Path) -> None:
     with pytest.raises(PipelineFrequencyError, match="run_optimization"):
         Frontier.read(tmp_path)
     (tmp_path / "frontier.json").write_text('{"plans": [{}]}')
-    with pytest.raises(PipelineFrequencyError, match="no index"):
+    with pytest.raises(PipelineFrequencyError, match="not an index"):
         Frontier.read(tmp_path)
     frontier().write(tmp_path)
     (tmp_path / "freqs_pipeline_00001.py").unlink()

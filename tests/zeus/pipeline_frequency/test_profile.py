@@ -102,7 +102,7 @@ def test_files_that_are_no_csv_are_told(tmp_path: Path) -> None:
     with pytest.raises(PipelineFrequencyError, match="cannot be read"):
         InstructionProfile.read(tmp_path / "missing.csv")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x01" * 100)
-    with pytest.raises(PipelineFrequencyError, match="no CSV"):
+    with pytest.raises(PipelineFrequencyError, match="not a CSV"):
         InstructionProfile.read(tmp_path / "binary")
 
 

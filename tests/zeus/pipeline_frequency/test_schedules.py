@@ -126,7 +126,7 @@ def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ("{", "not as expected"),
+        ("{", "not valid JSON"),
         ('{"stages": []}', "not as expected"),
         ('{"stages": [[["forward", 0]], []], "arcs": []}', "stage 1 of the schedule has no"),
         ('{"stages": [[["forward", 0], ["forward", 0]]], "arcs": []}', "listed twice"),
@@ -137,7 +137,7 @@ def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
         (
             '{"stages": [[["forward", 0], ["backward", 0]]], '
             '"arcs": [[[0, "backward", 0], [0, "forward", 0]]]}',
-            "in a circle",
+            "circular dependencies",
         ),
     ],
 )
@@ -231,7 +231,7 @@ def test_an_action_table_is_read_from_csv(tmp_path: Path) -> None:
         ([["0F0"], ["0F1"]], "runs on ranks 0 and 1"),
         ([["0F0"], ["2F0"]], "needs 0 to the last"),
         ([["UNSHARD"]], "needs 0 to the last"),
-        ([["0F0", "0B0"], ["1B0", "1F0"]], "in a circle"),
+        ([["0F0", "0B0"], ["1B0", "1F0"]], "circular dependencies"),
     ],
 )
 def test_a_bad_action_table_is_told(table: list[list[str]], says: str) -> None:

@@ -1,7 +1,7 @@
 """Sets each GPU's clock for every instruction of pipeline-parallel training.
 
-The stages of a pipeline are never equal, so GPUs wait for one another at full clock. A plan slows
-down what would wait anyway.
+The stages of a pipeline are never equal, so GPUs wait for each other at full clock. A plan slows
+down instructions whose GPU would wait anyway.
 
 Source of the idea: J.-W. Chung et al., "Reducing Energy Bloat in Large Model Training", SOSP 2024.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zeus.optimizer.pipeline_frequency.plans import Frontier as Frontier
     from zeus.optimizer.pipeline_frequency.plans import Plan as Plan
 
-# The planner and the server do without what the client imports, and the other way round.
+# The planner and the server do not need the client's imports, and vice versa.
 __getattr__ = lazily(
     __name__,
     {

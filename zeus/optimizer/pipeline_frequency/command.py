@@ -36,7 +36,7 @@ class _Watts(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # since 
 
 
 def _both(name: str) -> tuple[str, str]:
-    """Dashes or underscores, as people type it."""
+    """An option with dashes or underscores."""
     return f"--{name}", f"--{name.replace('-', '_')}"
 
 
@@ -45,7 +45,7 @@ def _both(name: str) -> tuple[str, str]:
     *_both("inst-profile"),
     required=True,
     metavar="CSV",
-    help="What each instruction takes at each clock: stage,instruction,frequency,time,energy.",
+    help="Profile, as CSV: stage,instruction,frequency,time,energy.",
 )
 @click.option(
     *_both("output-dir"),
@@ -53,14 +53,14 @@ def _both(name: str) -> tuple[str, str]:
     type=click.Path(path_type=Path),
     help="A new folder for the plans.",
 )
-@click.option(*_both("num-mbs"), type=int, help="Microbatches of an iteration.")
-@click.option(*_both("num-stages"), type=int, help="Stages of the pipeline.")
+@click.option(*_both("num-mbs"), type=int, help="Number of microbatches per iteration.")
+@click.option(*_both("num-stages"), type=int, help="Number of stages.")
 @click.option(
     *_both("p2p-power"),
     type=_Watts(),
     default=DEFAULT_P2P_POWER_W,
     show_default=True,
-    help="What a GPU draws while blocked on communication: W, or profile_p2p.py's file.",
+    help="Power of a GPU blocked on communication: W, or profile_p2p.py's file.",
 )
 @click.option(
     "--schedule",
@@ -70,37 +70,51 @@ def _both(name: str) -> tuple[str, str]:
     help=f"{', '.join(BY_NAME)}; or a file: your own as JSON, or torch's action table as CSV.",
 )
 @click.option(
-    *_both("num-chunks"), type=int, default=2, show_default=True, help="Of each stage, if looped."
+    *_both("num-chunks"),
+    type=int,
+    default=2,
+    show_default=True,
+    help="Model chunks per stage, for looped schedules.",
 )
 @click.option(
-    "--after", help="What each stage does at an iteration's end: all_reduce,optimizer_step."
+    "--after",
+    help="Instructions of each stage at the end of an iteration: all_reduce,optimizer_step.",
 )
-@click.option("--before", help="What each stage does at its beginning: load.")
-@click.option("--stages", help="Plan for these of the profile's stages only, such as 0,1,2,7.")
+@click.option("--before", help="Instructions of each stage at its beginning: load.")
+@click.option("--stages", help="Plan only for these stages of the profile, such as 0,1,2,7.")
 @click.option(
-    *_both("gpus-per-stage"), type=int, help="By default what the profile's tp_rank column tells."
+    *_both("gpus-per-stage"),
+    type=int,
+    help="GPUs per stage.  [default: from the profile's tp_rank column]",
 )
 @click.option(
     *_both("energy-per"),
     type=click.Choice(["gpu", "stage"]),
     default="gpu",
     show_default=True,
-    help="Whose energies the profile holds.",
+    help="What the profile's energies are of: one GPU, or a whole stage.",
 )
-@click.option("--points", type=int, help="At most so many plans over the whole frontier.")
-@click.option("--deadline", type=float, help="One plan: least energy within so many seconds.")
-@click.option(*_both("max-slowdown"), type=float, help="One plan: within this times the fastest.")
+@click.option("--points", type=int, help="Maximum number of plans on the frontier.")
+@click.option("--deadline", type=float, help="Make one plan: least energy within this time, s.")
 @click.option(
-    "--straggler", type=float, help="One plan, for when another pipeline takes so many seconds."
+    *_both("max-slowdown"),
+    type=float,
+    help="Make one plan: least energy within this multiple of the fastest time.",
+)
+@click.option(
+    "--straggler", type=float, help="Make one plan, for a straggler that takes this time, s."
 )
 @click.option(
     *_both("max-power"),
     type=float,
     metavar="W",
-    help="One plan, the fastest unless a time is given, with all GPUs together below this.",
+    help="Make one plan with the power of all GPUs below this; the fastest unless a time is given.",
 )
 @click.option(
-    *_both("max-ramp"), type=float, metavar="W/s", help="Likewise: how fast their power changes."
+    *_both("max-ramp"),
+    type=float,
+    metavar="W/s",
+    help="Make one plan with the ramp of their power below this.",
 )
 @click.option(
     *_both("ramp-window"),
@@ -108,18 +122,20 @@ def _both(name: str) -> tuple[str, str]:
     default=1.0,
     show_default=True,
     metavar="S",
-    help="For --max-ramp: compares the means of this and the next so many seconds.",
+    help="For --max-ramp: compare the means of consecutive intervals of this length, s.",
 )
-@click.option(*_both("change-time"), type=float, default=0.0, help="Seconds that a change takes.")
-@click.option(*_both("max-changes"), type=int, help="Most changes of clocks in an iteration.")
+@click.option(*_both("change-time"), type=float, default=0.0, help="Time of a clock change, s.")
+@click.option(
+    *_both("max-changes"), type=int, help="Maximum number of clock changes per iteration."
+)
 @click.option("--exact/--no-exact", default=None, help="Prove plans best; slow unless small.")
 @click.option(
-    *_both("plot-interval"), type=int, default=100, show_default=True, help="0: no pictures."
+    *_both("plot-interval"), type=int, default=100, show_default=True, help="Draw plots; 0: none."
 )
 @click.option(*_both("unit-time"), type=float, hidden=True)
 @click.option(*_both("noise-factor"), type=float, hidden=True)
 def main(**options: Any) -> None:
-    """Plans the clock of every instruction of pipeline-parallel training.
+    """Plan the clock of every instruction of pipeline-parallel training.
 
     Writes freqs_pipeline_00000.py (the slowest plan) and so on, frontier.json and frontier.csv,
     pictures, and job.log.
@@ -162,7 +178,7 @@ def _run(
     if len(asked) > 1:
         raise PipelineFrequencyError(
             f"give one of --{', --'.join(name.replace('_', '-') for name in asked)}: each asks "
-            "for plans in a way of its own"
+            "for different plans"
         )
     bounded = max_power is not None or max_ramp is not None
     if bounded and set(asked) & {"points", "straggler"}:
@@ -188,7 +204,7 @@ def _run(
             f"note: the schedule has no {', '.join(sorted(unused))}, which the profile has",
             err=True,
         )
-    # Only now: it takes longer to import than all that may be wrong takes to be found.
+    # Imported only now, because it takes longer than all checks of the arguments.
     from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, PowerBound
 
     planner = Planner(
@@ -225,7 +241,7 @@ def _run(
 
 
 def summary(frontier: Frontier, fastest_time_s: float) -> str:
-    """What was found, in a few lines."""
+    """A summary in a few lines."""
     plans = frontier.plans
     chosen = sorted({0, frontier.by_deadline(float("inf")), len(plans) // 2, len(plans) - 1})
     lines = [

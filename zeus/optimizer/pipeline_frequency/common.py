@@ -1,7 +1,7 @@
-"""What server and client of the pipeline frequency optimizer say to one another, as JSON over HTTP.
+"""The protocol between server and client of the pipeline frequency optimizer: JSON over HTTP.
 
-Names and fields of the first five models and paths are those of ml-energy/zeus: either side may be
-of that project. Times are in seconds, energies in joules, clocks in MHz.
+Names and fields of the first five models and paths are those of ml-energy/zeus, so either side may
+be from that project. Times are in seconds, energies in joules, clocks in MHz.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ REPORT_PROFILE_URL = "/profile/{job_id}"
 CHOOSE_PLAN_URL = "/choose/{job_id}"
 
 MOST_REPORTS = 4096
-"""Reports of a node's ranks in one request."""
+"""Most reports of a node's ranks in one request."""
 
 REPORT_INTERVAL_S = 1.0
-"""How often a rank reports its progress; the server lets plans begin some of these ahead."""
+"""Period at which a rank reports its progress; the server starts plans some periods ahead."""
 
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -40,23 +40,23 @@ Iteration = Annotated[int, Field(ge=0, le=10**12)]
 
 
 class _Message(BaseModel):
-    """Fields that this release does not know are ignored."""
+    """Base of messages; ignores unknown fields."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class JobInfo(_Message):
-    """A training job, as its rank 0 registers it.
+    """A training job, registered by its rank 0.
 
     Attributes:
-        job_id: Given by the server; empty in a request.
-        pp_degree: Stages of a pipeline.
-        dp_degree: Pipelines that train side by side.
-        tp_degree: Processes that share a stage.
-        world_size: Processes altogether, the product of the three.
-        job_metadata: A few words about the job, for people.
-        schedule: Order of instructions, such as `1f1b`, where the server is to plan.
-        num_microbatches: Of an iteration, where the server is to plan.
+        job_id: Id, assigned by the server; empty in a request.
+        pp_degree: Number of stages of a pipeline.
+        dp_degree: Number of data-parallel pipelines.
+        tp_degree: Number of processes that share a stage.
+        world_size: Number of processes, the product of the three.
+        job_metadata: A description of the job, for display.
+        schedule: Order of instructions, such as `1f1b`, if the server plans.
+        num_microbatches: Microbatches of an iteration, if the server plans.
     """
 
     job_id: str = ""
@@ -79,7 +79,7 @@ class JobInfo(_Message):
 
 
 def new_job_id(info: JobInfo, scheduler: str, now: datetime) -> str:
-    """An id that says when and what, is different each time, and needs no quoting in a URL."""
+    """A unique id with the time and a description, which needs no quoting in a URL."""
     parts = [
         now.strftime("%Y-%m-%d-%H-%M-%S"),
         f"dp{info.dp_degree}",
@@ -93,7 +93,7 @@ def new_job_id(info: JobInfo, scheduler: str, now: datetime) -> str:
 
 
 def slug(text: str) -> str:
-    """What of a text may stand in a URL and in a file name, 64 characters at most."""
+    """The characters of a text that are valid in a URL and a file name, at most 64."""
     return _ODD.sub("-", text).strip("-.")[:64]
 
 
@@ -101,11 +101,11 @@ class RankInfo(_Message):
     """One process of a job.
 
     Attributes:
-        rank: Among all processes.
-        dp_rank: Which pipeline.
-        pp_rank: Which stage of it.
-        tp_rank: Which of the stage's processes.
-        available_frequencies: Clocks that its GPU takes, MHz.
+        rank: Its number among all processes.
+        dp_rank: Its pipeline.
+        pp_rank: Its stage.
+        tp_rank: Its number among the stage's processes.
+        available_frequencies: Clocks that its GPU supports, MHz.
     """
 
     rank: int = Field(ge=0)
@@ -116,13 +116,13 @@ class RankInfo(_Message):
 
 
 class FrequencySchedule(_Message):
-    """A rank's instructions of one iteration with their clocks.
+    """The instructions of a rank in one iteration, with their clocks.
 
     Attributes:
         rank: Whose.
-        frequencies: Pairs of instruction and MHz, or another setting's name. Empty while there is
-            no plan: leave clocks alone.
-        version: Of the plan in force; what `Progress.version` refers to. 0 while there is none.
+        frequencies: Pairs of instruction and MHz, or another setting's name. Empty: there is no
+            plan, so do not set clocks.
+        version: Version of the plan in force, to which `Progress.version` refers; 0: there is none.
     """
 
     rank: int = Field(ge=0)
@@ -131,13 +131,13 @@ class FrequencySchedule(_Message):
 
 
 class ProfilingResult(_Message):
-    """What a rank measured under the schedule that it got last.
+    """A rank's measurements under its last schedule.
 
     Attributes:
         rank: Whose.
-        iter_time: Of each iteration, s.
-        iter_energy: Of each iteration, J.
-        time_breakdown: By instruction: for each iteration the times of its instructions, s.
+        iter_time: Time of each iteration, s.
+        iter_energy: Energy of each iteration, J.
+        time_breakdown: Times of the instructions of each iteration, by name, s.
         energy_breakdown: The same in J.
     """
 
@@ -151,7 +151,7 @@ class ProfilingResult(_Message):
 class ProfileRow(_Message):
     """Mean time and energy of an instruction at a clock, or another named setting, on one GPU.
 
-    `chunk` is which of the stage's model chunks, where it has several.
+    `chunk` is the stage's model chunk, if it has several.
     """
 
     instruction: Name
@@ -162,13 +162,13 @@ class ProfileRow(_Message):
 
 
 class RankProfile(_Message):
-    """All that one rank measured of its instructions.
+    """All measurements of one rank's instructions.
 
     Attributes:
-        rank: Whose, with its place in the job.
+        rank: The rank, with its place in the job.
         rows: Instruction, clock, mean seconds, mean joules of this GPU.
-        p2p_power_w: What the GPU draws while it is blocked on communication, W, if measured.
-        instructions: Of one iteration, in the order in which they ran.
+        p2p_power_w: Power of the GPU while blocked on communication, W, if measured.
+        instructions: Instructions of one iteration, in the order in which they ran.
     """
 
     rank: int = Field(ge=0)
@@ -181,7 +181,7 @@ class RankProfile(_Message):
 
 
 class OfflineProfilingResult(_Message):
-    """What a rank measured, in the form of ml-energy/zeus: figures by clock."""
+    """A rank's measurements in the form of ml-energy/zeus: figures by clock."""
 
     rank: int = Field(ge=0)
     dp_rank: int = Field(ge=0)
@@ -216,16 +216,16 @@ class OfflineProfilingResult(_Message):
 
 
 class Progress(_Message):
-    """How far a rank is; sent about every `REPORT_INTERVAL_S`.
+    """A rank's progress; sent about every `REPORT_INTERVAL_S`.
 
     Attributes:
         rank: Whose.
-        iteration: The one that it is in.
-        iter_times: `[iteration, seconds]` of the iterations that it has finished since its last
-            report: from the begin of the first instruction to the end of the last.
-        instruction_times: `[iteration, instruction, setting, seconds]`: the least time of each kind
-            of instruction under each setting, of some of these iterations.
-        version: Of the plan that it runs; 0 for none.
+        iteration: The present iteration.
+        iter_times: `[iteration, seconds]` of the iterations finished since its last report: from
+            the start of the first instruction to the end of the last.
+        instruction_times: `[iteration, instruction, setting, seconds]`: the shortest time of each
+            kind of instruction under each setting, for some of these iterations.
+        version: Version of the plan that it runs; 0: none.
     """
 
     rank: int = Field(ge=0)
@@ -238,13 +238,14 @@ class Progress(_Message):
 
 
 class PlanUpdate(_Message):
-    """The answer to `Progress`.
+    """The reply to `Progress`.
 
     Attributes:
-        version: Of the plan in force for this rank.
-        at_iteration: The first iteration to run under it. Who is past that takes it with its next.
-        frequencies: As in `FrequencySchedule`; None where the rank has this version already.
-        note: Why there is no plan, where planning has failed: a sentence for the rank's log.
+        version: Version of the plan in force for this rank.
+        at_iteration: The first iteration to run under it. A rank that is past it starts with its
+            next iteration.
+        frequencies: As in `FrequencySchedule`; None if the rank already has this version.
+        note: Why there is no plan, if planning failed: a sentence for the rank's log.
     """
 
     version: int
@@ -254,18 +255,18 @@ class PlanUpdate(_Message):
 
 
 class Choice(_Message):
-    """Which plan is wanted: exactly one of the fields, `dp_rank` aside.
+    """The choice of a plan: exactly one of the fields, not counting `dp_rank`.
 
     Attributes:
-        deadline_s: The plan with the least energy whose iteration takes no longer.
+        deadline_s: Choose the plan with the least energy whose iteration takes at most this time.
         max_slowdown: The same, as a multiple of the fastest plan's time.
-        straggler_s: What an iteration of another pipeline, or of whatever else all wait for, takes.
-        plan: This one, by its index; 0 is the slowest.
-        automatic: What the scheduler was started with.
-        dp_rank: With `straggler_s`: the pipeline that is late, which gets the fastest plan.
+        straggler_s: Iteration time of a straggler, s.
+        plan: Index of the plan; 0 is the slowest.
+        automatic: Return to the scheduler's initial choice.
+        dp_rank: With `straggler_s`: the straggling pipeline, which gets the fastest plan.
 
-    With `deadline_s`, `max_slowdown` and `automatic` the server goes on to make up for stragglers
-    that it sees by itself; `plan` and `straggler_s` stay until the next choice.
+    With `deadline_s`, `max_slowdown` and `automatic` the server continues to compensate for
+    stragglers that it detects; `plan` and `straggler_s` are in force until the next choice.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -281,7 +282,7 @@ class Choice(_Message):
     @classmethod
     def _only_true(cls, value: bool | None) -> bool | None:
         if value is False:
-            raise ValueError("automatic can only be true; to end it choose a plan")
+            raise ValueError("automatic must be true; to end it, choose a plan")
         return value
 
     @model_validator(mode="after")
@@ -295,18 +296,18 @@ class Choice(_Message):
 
     @property
     def watches_stragglers(self) -> bool:
-        """Whether the server may deviate from it for a straggler that it sees."""
+        """Whether the server may deviate from it for a straggler that it detects."""
         return self.plan is None and self.straggler_s is None
 
 
 class Chosen(_Message):
-    """The answer to `Choice`.
+    """The reply to `Choice`.
 
     Attributes:
-        plan: Index of the plan of pipelines that are not late.
+        plan: Index of the plan of pipelines that are not stragglers.
         at_iteration: The first iteration under it.
         plans: Index of the plan of each pipeline, by dp_rank.
-        note: Where the wish could not be met, what was done instead.
+        note: What was done instead, if the choice was not possible.
     """
 
     plan: int
@@ -316,7 +317,7 @@ class Chosen(_Message):
 
 
 class PFOServerSettings(Protocol):
-    """What a scheduler may read of the server's settings, `server.settings.ServerSettings`."""
+    """The settings of `server.settings.ServerSettings` that a scheduler may read."""
 
     @property
     def log_level(self) -> str:
@@ -324,7 +325,7 @@ class PFOServerSettings(Protocol):
 
     @property
     def dump_data(self) -> bool:
-        """Whether files are to be written."""
+        """Whether to write files."""
 
     @property
     def dump_dir(self) -> Path:

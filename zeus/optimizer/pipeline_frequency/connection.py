@@ -1,7 +1,7 @@
-"""One rank's way to the server: a thread that registers, reports and hears of plans.
+"""One rank's connection to the server: a thread that registers, reports, and receives plans.
 
-Training never waits for it beyond its first seconds. A server that is away costs nothing: the rank
-goes on with the plan it has, and the thread tries again.
+Training never waits for it beyond its first seconds. If the server is unavailable, the rank
+continues with its plan, and the thread retries.
 """
 
 from __future__ import annotations
@@ -45,37 +45,37 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOKEN_ENV = "ZEUS_PFO_TOKEN"
-"""Where the token is that the server asks for, if it does."""
+"""Environment variable with the server's token."""
 
 CONNECT_S = 5.0
 READ_S = 15.0
 SCHEDULE_S = 20
-"""The server answers when all ranks have asked; it is asked again after this time."""
+"""Time after which to repeat the request: the server replies when all ranks have asked."""
 
 BACKOFF_S = (0.5, 30.0)
 POLL_S = 0.1
-"""How often the other ranks look whether rank 0 has registered the job."""
+"""Period at which the other ranks check whether rank 0 has registered the job."""
 
 STORE_TIMEOUT = timedelta(seconds=10)
 SILENT_S = 3 * REPORT_INTERVAL_S
-"""A rank that is not asked for a report for so long sends its own."""
+"""A rank that is not asked for a report for this long sends its own."""
 
 MOST_TIMES = 10_000
-"""Iteration times that wait for a server that is away; beyond, the oldest are forgotten."""
+"""Most iteration times that are kept while the server is unavailable; the oldest are dropped."""
 
 
 class Meeting(Protocol):
-    """Where rank 0 leaves the job's id for the others."""
+    """Store in which rank 0 leaves the job's id for the others."""
 
     def put(self, key: str, value: str) -> None:
-        """Leaves a note.
+        """Writes a value.
 
         Raises:
             RuntimeError: The store does not answer.
         """
 
     def get(self, key: str) -> str | None:
-        """A note, if it is there. Does not wait for it.
+        """A value, if present. Does not wait for it.
 
         Raises:
             RuntimeError: The store does not answer.
@@ -83,7 +83,7 @@ class Meeting(Protocol):
 
 
 class StoreMeeting(Meeting):
-    """Notes in the store that the processes have met through; no collective.
+    """Exchanges values through the processes' common store, without a collective.
 
     Args:
         store: A `torch.distributed.Store`.
@@ -104,10 +104,10 @@ class StoreMeeting(Meeting):
 
 
 def meeting(number: int) -> Meeting | None:
-    """The meeting of this job's processes; None where torch.distributed has no store.
+    """The store of this job's processes; None if torch.distributed has none.
 
     Args:
-        number: Of the optimizer in this process; all processes must make as many.
+        number: Number of the optimizer in this process; all processes must create the same number.
     """
     store = framework.store(STORE_TIMEOUT)
     if store is None:
@@ -116,10 +116,10 @@ def meeting(number: int) -> Meeting | None:
 
 
 class ServerError(Exception):
-    """The server refused or cannot be reached: one sentence.
+    """The server refused or cannot be reached; the message is one sentence.
 
     Attributes:
-        status: HTTP status; 0 where there was no answer.
+        status: HTTP status; 0: no reply.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -128,20 +128,20 @@ class ServerError(Exception):
 
 
 class _JobGone(Exception):
-    """The server does not know the job any more."""
+    """The server no longer knows the job."""
 
 
 class ServerLink:
     """The thread.
 
     Args:
-        url: The server's.
-        job: The job, as rank 0 registers it.
+        url: URL of the server.
+        job: The job that rank 0 registers.
         rank: This rank, without its clocks.
         clocks: This rank's supported clocks, MHz, once they are known.
-        meeting: Where the job's id is exchanged.
+        meeting: Exchanges the job's id.
         on_schedule: Called with each new plan, from the thread.
-        state: Iteration that is under way, and version of the plan in force.
+        state: Returns the present iteration, and the version of the plan in force.
     """
 
     def __init__(
@@ -175,20 +175,20 @@ class ServerLink:
         self._thread = threading.Thread(target=self._run, name="zeus-pipeline", daemon=True)
 
     def start(self, wait_s: float) -> None:
-        """Begins, and waits for the first schedule, or the first failure, at most this long."""
+        """Starts, and waits at most this long for the first schedule or the first failure."""
         self._thread.start()
         self._settled.wait(wait_s)
 
     def finished(self, iteration: int, seconds: float) -> None:
-        """An iteration's instructions took this long."""
+        """Adds the time of an iteration's instructions."""
         self._times.append((iteration, seconds))
 
     def timed(self, instructions: Iterable[Least]) -> None:
-        """Kinds of instructions took this long."""
+        """Adds times of kinds of instructions."""
         self._instructions.extend(instructions)
 
     def send_profile(self, profile: RankProfile) -> None:
-        """Sends what this rank measured, as soon as the server is there."""
+        """Sends this rank's measurements as soon as the server is available."""
         self._profile = profile
         self._wake.set()
 
@@ -233,15 +233,15 @@ class ServerLink:
                     self._generation += 1
                     self._say(
                         "gone",
-                        "the server does not know the job any more; it is registered "
+                        "the server no longer knows the job; it is registered "
                         "again and training continues with the plan it has",
                     )
                 except (ServerError, RuntimeError, ValidationError) as error:
                     self._fail(error)
                     self._stop.wait(pause_s * random.uniform(0.8, 1.2))
                     pause_s = min(BACKOFF_S[1], 2 * pause_s)
-                except Exception:  # a thread that nobody watches must not end in silence
-                    log.exception("the pipeline frequency optimizer no longer talks to its server")
+                except Exception:  # a thread that nobody watches must not end silently
+                    log.exception("the pipeline frequency optimizer no longer reaches its server")
                     self._settled.set()
                     break
         self._leave()
@@ -256,9 +256,7 @@ class ServerLink:
                 self._meeting.put(f"away/{self._generation}", "1")
                 raise
             if not isinstance(answer, str) or not answer:
-                raise ServerError(
-                    f"{self._url} is no server of pipeline frequencies; check the URL"
-                )
+                raise ServerError(f"{self._url} is not a pipeline frequency server; check the URL")
             self._meeting.put(key, answer)
             self.job_id = answer
             return True
@@ -267,7 +265,7 @@ class ServerLink:
             self.job_id = found
             return True
         if not self._settled.is_set() and self._meeting.get(f"away/{self._generation}") is not None:
-            self._settled.set()  # rank 0 tries on; nobody has to wait here
+            self._settled.set()  # rank 0 keeps trying; nobody has to wait here
         return False
 
     def _register(self, http: httpx.Client) -> None:
@@ -275,8 +273,8 @@ class ServerLink:
         self._ask(http, "POST", REGISTER_RANK_URL, info)
 
     def _get_schedule(self, http: httpx.Client) -> bool:
-        """Waits for the first schedule; False where not all ranks have asked yet."""
-        # ml-energy/zeus's server does not look at the time and answers when it can.
+        """Waits for the first schedule; False if not all ranks have asked yet."""
+        # ml-energy/zeus's server ignores the time limit and replies when it can.
         params = {"rank": self._rank.rank, "timeout_s": SCHEDULE_S}
         try:
             answer = self._ask(
@@ -303,7 +301,7 @@ class ServerLink:
                 self._profile = None
 
     def _report(self, http: httpx.Client) -> None:
-        """Reports once, through the rank that leads on this node or for the others, and pauses."""
+        """Reports once, through the node's leader or as the leader, and pauses."""
         node = self._join()
         if node is not None and not node.leads:
             try:
@@ -316,7 +314,7 @@ class ServerLink:
                 # A process that the leader forked may hold its socket open after its end.
                 self._told.add("no batch")
             except (OSError, ValueError) as error:
-                log.debug("another rank reports for this node, or this one itself: %s", error)
+                log.debug("the rank that reports for this node has changed: %s", error)
             self._leave()
             return
         if "no progress" not in self._told:
@@ -346,13 +344,13 @@ class ServerLink:
             if error.status == 405 or (error.status == 404 and str(error).endswith("Not Found")):
                 self._say(
                     "no progress",
-                    f"the server at {self._url} takes no reports of progress; "
-                    "the plan stays what it is. Use a server of this release for more",
+                    f"the server at {self._url} does not accept reports of progress; "
+                    "the plan stays the same. Use a server of this release for more",
                 )
                 return
             raise
         finally:
-            # Also when the server is away: they wait for an answer.
+            # Even if the server is unavailable, because they wait for a reply.
             if node is not None:
                 for (other, _), answer in zip(others, answers[1:], strict=True):
                     node.give(other, json.dumps(answer).encode())
@@ -369,7 +367,7 @@ class ServerLink:
         )
 
     def _take(self, progress: Progress, answer: Any) -> None:
-        """What the server answered to a report."""
+        """Handles the server's reply to a report."""
         for _ in progress.iter_times:
             self._times.popleft()
         for _ in progress.instruction_times:
@@ -415,7 +413,7 @@ class ServerLink:
                 return answer.json()
             except ValueError:
                 raise ServerError(
-                    f"{self._url} answered {path} with no JSON; check the URL"
+                    f"{self._url} did not answer {path} with JSON; check the URL"
                 ) from None
         said = detail(answer)
         if answer.status_code == 404 and self.job_id and said != "Not Found":
@@ -427,7 +425,7 @@ class ServerLink:
         )
 
     def _join(self) -> NodeReports | None:
-        """This rank's place among the node's ranks; None where it reports by itself."""
+        """This rank's place among the node's ranks; None if it reports by itself."""
         if self._node is None and "no batch" not in self._told:
             try:
                 self._node = NodeReports(f"{self._url}/{self.job_id}")
@@ -442,16 +440,16 @@ class ServerLink:
             self._node.close()
             self._node = None
 
-    # ------------------------------------------------------------------------------ what it says
+    # ------------------------------------------------------------------------------ messages
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, RuntimeError):
             error = ServerError(
-                f"the store of torch.distributed does not answer ({error}); the ranks meet there"
+                f"the store of torch.distributed does not answer ({error}); the ranks need it"
             )
         if not self._away:
             self._away = True
-            log.warning("%s; training continues and it is tried again", str(error).rstrip("."))
+            log.warning("%s; training continues, and zeus retries", str(error).rstrip("."))
         else:
             log.debug("still no pipeline frequency server: %s", error)
         self._settled.set()
@@ -459,7 +457,7 @@ class ServerLink:
     def _back(self) -> None:
         if self._away:
             self._away = False
-            log.warning("the pipeline frequency server at %s is there", self._url)
+            log.warning("the pipeline frequency server at %s is available", self._url)
 
     def _say(self, kind: str, sentence: str) -> None:
         if kind not in self._told:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 FREE = -1
-"""No clock of the plan: the GPU's own default."""
+"""The GPU's default clock instead of a planned one."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """One rank's instructions of an iteration, with their clocks.
+    """The instructions of one rank in an iteration, with their clocks.
 
     Attributes:
-        version: Of the plan; 0 for none.
-        steps: Instruction and MHz, or another setting's name, in order; 0 leaves it as it is.
+        version: Version of the plan; 0: none.
+        steps: Instruction and MHz, or another setting's name, in order; 0: do not change it.
         at_iteration: The first iteration to run under it.
     """
 
@@ -25,22 +25,22 @@ class Schedule:
 
 
 class Follower:
-    """Says which clock each instruction gets.
+    """Returns the clock of each instruction.
 
-    Whatever the program does, it answers: what does not fit the plan gets the default clock until
-    the next step begins. A program that never calls `begin_step` has steps that end where the next
+    It handles any sequence of calls: instructions that do not fit the plan get the default clock
+    until the next step begins. If a program never calls `begin_step`, each step ends where the next
     begins.
 
     Args:
         tell: Called once with a sentence for each kind of misfit.
 
     Attributes:
-        iteration: The step that is under way, or the last one; -1 before the first.
+        iteration: The present step, or the last one; -1 before the first.
         schedule: The plan in force.
         count: Instructions of this step so far.
-        expected: How many instructions a step has by the plan; 0 without one.
-        training: Whether a step is under way.
-        explicit: Whether the program says where steps begin.
+        expected: Number of instructions of a step in the plan; 0: no plan.
+        training: Whether a step is in progress.
+        explicit: Whether the program reports where steps begin.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -57,7 +57,7 @@ class Follower:
         self._adopt(Schedule())
 
     def offer(self, schedule: Schedule) -> None:
-        """A plan to go over to; of several the newest counts. From any thread."""
+        """Sets the next plan; the newest replaces earlier ones. From any thread."""
         self._pending = schedule
 
     def begin_step(self) -> None:
@@ -65,7 +65,7 @@ class Follower:
         if not self.explicit:
             self.explicit = True
             if not self._ended:
-                self.iteration = -1  # what was before the first step was none
+                self.iteration = -1  # instructions before the first step do not belong to a step
         self._next_step()
         self.training = True
 
@@ -87,11 +87,11 @@ class Follower:
             self.training = True
 
     def pause(self) -> None:
-        """What comes until the next step begins is no training."""
+        """Instructions until the next step begins are not training."""
         self.training = False
 
     def instruction(self, name: str) -> int | str:
-        """An instruction's clock, MHz, or other setting; 0: as it is; `FREE`: the default."""
+        """The clock of an instruction, MHz, or other setting; 0: unchanged; `FREE`: the default."""
         if not self.training:
             return FREE
         if self.iteration < 0:
@@ -106,7 +106,7 @@ class Follower:
         return self._misfit(name, expected)
 
     def skip(self) -> None:
-        """An instruction that does not follow the plan, on purpose."""
+        """Handles an instruction that deliberately does not follow the plan."""
         if self.training:
             self.count += 1
             self._lost = True
@@ -135,7 +135,7 @@ class Follower:
         if expected is not None:
             self._say(
                 "name",
-                f"instruction {self._position} of a step is {name!r}, but {expected!r} by the "
+                f"instruction {self._position} of a step is {name!r}, but {expected!r} in the "
                 "plan; the rest of the step runs at default clocks. Announce evaluations with "
                 "`with optimizer.paused():`, or make the plan for this schedule",
             )

@@ -1,8 +1,8 @@
-"""Sets one GPU's clock many times a second, without waiting and without a process of its own.
+"""Sets one GPU's clock many times a second, without waiting and without another process.
 
-Clocks are set through zeusd, or by this process itself where there is none and it may, under a
-lease: they go back when this process ends, however it ends. Nothing that goes wrong is raised: the
-GPU runs at its default clocks then, one warning says why, and a thread keeps retrying.
+Clocks are set through zeusd, or by this process if there is none and it is allowed to, under a
+lease: they are restored however this process ends. Failures are not raised: the GPU runs at its
+default clocks, one warning gives the reason, and a thread keeps retrying.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from zeus_ipc.requests import Domain
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""How often zeusd is asked whether all that was sent was done."""
+"""Period at which zeusd is asked for the results of sets."""
 
 RETRY_S = (2.0, 60.0)
-"""Pause after a failure: the first, and the longest."""
+"""First and longest pause after a failure."""
 
 CONTROL = "gpu_clocks"
 
 MOST_WARNINGS = 5
-"""What comes and goes without end is told so often."""
+"""Period of log records about a recurring failure."""
 
 
 class PowerSensor:
@@ -49,7 +49,7 @@ class PowerSensor:
 
     Args:
         client: Its node.
-        uuid: Which.
+        uuid: The GPU.
         architecture: NVML's number.
         name: Product name.
     """
@@ -62,7 +62,7 @@ class PowerSensor:
         self.window_ns = sensor_window_ns(architecture, name)
 
     def readings(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
-        """Ticks, ns of CLOCK_MONOTONIC, and what they showed, mW.
+        """Ticks, ns of CLOCK_MONOTONIC, and their power, mW.
 
         Raises:
             ZeusBaseGPUError: They cannot be read now.
@@ -94,7 +94,7 @@ class FrequencyController:
         self._name = ""
         self._architecture = 0
         self._supported: list[int] = []  # ascending
-        self._last = 0  # what was sent last; 0: nothing, or not known
+        self._last = 0  # the clock that was sent last; 0: none, or not known
         self._wanted: set[int] = set()
         self._told = 0
         self._failing = False
@@ -106,12 +106,12 @@ class FrequencyController:
         self._thread = threading.Thread(target=self._look_after, name="zeus-clocks", daemon=True)
         self._thread.start()
 
-    # ------------------------------------------------------------------------------ what it knows
+    # --------------------------------------------------------------------------------- properties
 
     @property
     def supported(self) -> list[int]:
-        """Clocks that the GPU takes at its highest memory clock, MHz, from the highest down; none
-        while it cannot be reached.
+        """Clocks that the GPU supports at its highest memory clock, MHz, descending; empty while it
+        cannot be reached.
         """
         return self._supported[::-1]
 
@@ -135,12 +135,13 @@ class FrequencyController:
         if client is None:
             raise ZeusBaseError(f"GPU {self._device_id} cannot be reached")
         try:
-            client.windows(self._uuid)  # has it sampled, and says if there is nothing to see
+            client.windows(self._uuid)  # starts sampling it, and raises if it has no sensor
         except ZeusIpcError as error:
             raise from_ipc(error) from error
         return PowerSensor(client, self._uuid, self._architecture, self._name)
 
-    # -------------------------------------------------------------------------- what the loop calls
+    # ------------------------------------------------------------------- called by the training
+    # loop
 
     def prepare(self, frequencies: Iterable[int]) -> None:
         """Encodes the messages that set these clocks, so that the first of each costs no more.
@@ -159,7 +160,7 @@ class FrequencyController:
         """Locks the clock. Returns at once and never raises.
 
         Args:
-            frequency: MHz; 0 leaves the clock as it is.
+            frequency: MHz; 0: do not change the clock.
         """
         sender = self._sender
         if frequency == self._last or not frequency or sender is None:
@@ -167,7 +168,8 @@ class FrequencyController:
         try:
             if frequency not in self._wanted:
                 self.prepare([frequency])
-            # What cannot be sent now is sent with the next instruction that has another clock.
+            # A set that cannot be sent now is sent with the next instruction that has another
+            # clock.
             self._last = frequency if sender.lock(frequency) else 0
         except Exception as error:  # noqa: BLE001 - training must go on
             self._fail(error)
@@ -194,14 +196,14 @@ class FrequencyController:
         return True
 
     def progress(self) -> None:
-        """Training comes along; see `ZEUS_STALL_TIMEOUT_S`."""
+        """Reports progress of training; see `ZEUS_STALL_TIMEOUT_S`."""
         client = self._client
         if client is not None:
             client.progress()
 
     def reset(self) -> None:
         """Restores the clock for now: it is the GPU's default until the next `set_frequency`.
-        Returns at once, or within 0.3 s where zeusd does not answer, and never raises.
+        Returns at once, or within 0.3 s if zeusd does not answer, and never raises.
         """
         if not self._last or os.getpid() != self._pid:
             return
@@ -216,7 +218,7 @@ class FrequencyController:
             self._fail(error)
 
     def end(self) -> None:
-        """Gives the clock back, for good. Never raises."""
+        """Restores the clock and releases the lease. Never raises."""
         if os.getpid() != self._pid or self._ended.is_set():
             return
         self._ended.set()
@@ -232,7 +234,7 @@ class FrequencyController:
         return {mhz: self._nearest(mhz) for mhz in wanted}
 
     def _nearest(self, mhz: int) -> int:
-        """The supported clock that is nearest: plans may be made on another GPU of the kind."""
+        """The nearest supported clock: the plan may have been made on another GPU of the kind."""
         clocks = self._supported
         if not clocks:
             return mhz
@@ -251,7 +253,7 @@ class FrequencyController:
         return near
 
     def _begin(self) -> None:
-        """Reaches the GPU and takes the lease on its clocks."""
+        """Connects to the GPU and acquires the lease on its clocks."""
         with self._guard:
             if self._ended.is_set():
                 return
@@ -290,10 +292,10 @@ class FrequencyController:
         self._client = sibling(_node.get_client(), _node.stall_timeout_s())
 
     def _fail(self, error: Exception) -> None:
-        """Nothing is set until the thread has put it right."""
+        """Handles a failure: sets no clock until the thread has recovered."""
         self._sender, self._last = None, 0
         if os.getpid() != self._pid:
-            return  # a child of fork trains nothing: the clocks are its parent's
+            return  # a child of fork does not train: the clocks are its parent's
         message = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
         level = logging.DEBUG
         if not self._failing:
@@ -303,13 +305,13 @@ class FrequencyController:
                 level = logging.WARNING
         log.log(
             level,
-            "the pipeline's clocks cannot be set, training continues at default clocks and it is "
-            "tried again: %s",
+            "the pipeline's clocks cannot be set; training continues at default clocks, "
+            "and zeus retries: %s",
             message,
         )
 
     def _look_after(self) -> None:
-        """The thread: says what failed, and takes up again what was lost."""
+        """The thread: reports failures, and recovers from them."""
         pause_s = RETRY_S[0]
         while not self._ended.wait(LOOK_S if self._sender is not None else pause_s):
             client, sender = self._client, self._sender
@@ -323,22 +325,22 @@ class FrequencyController:
                     sender.renew()
                     self._check(client)
             except Exception as error:  # a thread that nobody watches must not end in silence
-                log.debug("looking after clocks failed", exc_info=True)
+                log.debug("the thread that sets clocks failed", exc_info=True)
                 if not self._ended.is_set():
                     self._fail(error)
 
     def _check(self, client: Client) -> None:
-        """What became of the sets that nobody waited for."""
+        """Handles the results of sets that nobody waited for."""
         error: ZeusIpcError
         try:
             if holds(client, self._uuid, CONTROL):
                 return
             error = LeaseExpired(
-                f"this process lost its lease on the clocks of {self._name}; zeusd's log says why"
+                f"this process lost its lease on the clocks of {self._name}; see zeusd's log"
             )
         except DeferredSetFailed as failed:
             if isinstance(failed.last, DeadlineExceeded):
-                self._last = 0  # this process or zeusd stood still: the next instruction sets it
+                self._last = 0  # this process or zeusd was stopped: the next instruction sets it
                 return
             error = failed.last
         except ZeusIpcError as failed:
@@ -349,7 +351,7 @@ class FrequencyController:
         if isinstance(error, DaemonUnavailable):
             return
         with contextlib.suppress(ZeusIpcError):
-            # What was set before must not stay: the plan is not followed any more.
+            # The clock must not stay set, because the plan is no longer followed.
             client.reset(self._uuid, CONTROL)
         self._begin()
 

@@ -1,4 +1,4 @@
-"""How long iterations and their instructions took, without ever waiting for the GPU."""
+"""Measures times of iterations and their instructions without waiting for the GPU."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 from zeus.optimizer.pipeline_frequency.plans import Setting
 
 MOST_OPEN = 64
-"""Iterations whose end the GPU has not reached; of more, the oldest are forgotten."""
+"""Most iterations whose end the GPU has not reached; the oldest are dropped."""
 
 EVERY = 8
-"""In one of so many iterations each instruction is timed."""
+"""Instructions are timed in one of this many iterations."""
 
 MOST_TIMED = 4
 
 
 def cuda_in_use() -> Any:
-    """`torch.cuda` where this process has initialised it, else None. Costs a microsecond."""
+    """`torch.cuda` if this process has initialised it, else None. Takes a microsecond."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
@@ -27,16 +27,16 @@ def cuda_in_use() -> Any:
 
 
 class _Stamps:
-    """Instants: events on the current stream where torch uses a GPU, else the monotonic clock."""
+    """Creates stamps: events on the current stream if torch uses a GPU, else monotonic times."""
 
     def __init__(self) -> None:
         self._spare: list[Any] = []
 
     def take(self, used: Any = None) -> Any:
-        """Now, or when the stream comes here.
+        """A stamp of now, or of when the stream reaches this point.
 
         Args:
-            used: A stamp that is not needed any more, and is taken again.
+            used: A stamp that is no longer needed, to be reused.
         """
         cuda = cuda_in_use()
         if cuda is None:
@@ -47,17 +47,17 @@ class _Stamps:
         return used
 
     def spare(self, *stamps: Any) -> None:
-        """These are not needed any more: events are recorded again, not made again."""
+        """Returns stamps for reuse: events are recorded again instead of created."""
         self._spare += [stamp for stamp in stamps if not isinstance(stamp, int)]
 
     @staticmethod
     def reached(stamp: Any) -> bool:
-        """Whether the stream has come there."""
+        """Whether the stream has reached a stamp."""
         return isinstance(stamp, int) or bool(stamp.query())
 
     @staticmethod
     def seconds(begin: Any, end: Any) -> float | None:
-        """Between two stamps; None where they are of two kinds."""
+        """Time between two stamps; None if they are of different kinds."""
         if isinstance(begin, int) and isinstance(end, int):
             return (end - begin) / 1e9
         if isinstance(begin, int) or isinstance(end, int):
@@ -66,7 +66,7 @@ class _Stamps:
 
 
 class IterationTimes:
-    """From the begin of an iteration's first instruction to the end of its last."""
+    """Measures iterations from the start of the first instruction to the end of the last."""
 
     def __init__(self) -> None:
         self._stamps = _Stamps()
@@ -82,12 +82,12 @@ class IterationTimes:
         self._begin = self._stamps.take(self._begin)
 
     def end(self) -> None:
-        """What may be the last instruction has ended."""
+        """Handles the end of what may be the last instruction."""
         if self._begin is not None:
             self._end = self._stamps.take(self._end)
 
     def close(self) -> None:
-        """The iteration is over; one without a last instruction does not count."""
+        """Ends the iteration; one without a last instruction does not count."""
         if self._begin is not None and self._end is not None:
             self._open.append((self._iteration, self._begin, self._end))
             self._begin = self._end = None
@@ -96,7 +96,7 @@ class IterationTimes:
                 self._stamps.spare(*oldest)
 
     def collect(self) -> list[tuple[int, float]]:
-        """Iterations and seconds that are known by now, each once."""
+        """Iterations and seconds that are known by now; each once."""
         known: list[tuple[int, float]] = []
         while self._open:
             iteration, begin, end = self._open[0]
@@ -111,13 +111,13 @@ class IterationTimes:
 
 
 class Least(NamedTuple):
-    """The least time that a kind of instruction took under one setting in an iteration.
+    """The shortest time of a kind of instruction under one setting in an iteration.
 
     Attributes:
-        iteration: Which.
-        name: Of the instruction.
-        setting: MHz or a name; 0: whatever was in force.
-        seconds: From its begin to its end.
+        iteration: The iteration.
+        name: Name of the instruction.
+        setting: MHz or a name; 0: any.
+        seconds: Time from its start to its end.
     """
 
     iteration: int
@@ -127,12 +127,12 @@ class Least(NamedTuple):
 
 
 class InstructionTimes:
-    """The least time of each kind of instruction, in one of every few iterations.
+    """Measures the shortest time of each kind of instruction in some iterations.
 
-    The least is that of an instruction that waited for no other stage.
+    The shortest one is from an instruction that did not wait for another stage.
 
     Attributes:
-        steps: Of an iteration that is timed; None: `begin` and `end` need not be called.
+        steps: Steps of an iteration that is timed; None: `begin` and `end` need not be called.
     """
 
     def __init__(self) -> None:
@@ -154,13 +154,13 @@ class InstructionTimes:
             self._running = (name, setting, self._stamps.take())
 
     def end(self) -> None:
-        """It has ended, or was launched."""
+        """Handles its end, or its launch."""
         if self.steps is not None and self._running is not None:
             self.steps.append((*self._running, self._stamps.take()))
             self._running = None
 
     def close(self) -> None:
-        """The iteration is over."""
+        """Ends the iteration."""
         if self.steps:
             self._open.append((self._iteration, self.steps))
             if len(self._open) > MOST_TIMED:
@@ -168,7 +168,7 @@ class InstructionTimes:
         self.steps = self._running = None
 
     def collect(self) -> list[Least]:
-        """What is known by now, each once."""
+        """Times that are known by now; each once."""
         known: list[Least] = []
         while self._open:
             iteration, steps = self._open[0]

@@ -1,9 +1,10 @@
-"""Reports of a node's ranks in one request: one rank asks the others, and tells them the answer.
+"""Combines the reports of a node's ranks in one request: one rank collects them and distributes the
+reply.
 
-The ranks of a job on one machine meet at a socket in a folder that only their user can open. The
-one that holds the folder's lock leads: it asks the others once an interval, sends what all said to
-the server, and passes on what each is to run. When it ends, the kernel drops its lock and the
-connections, and another rank takes over.
+The ranks of a job on one machine connect to a socket in a folder that only their user can open. The
+leader is the rank that holds the folder's lock. Once per interval it asks the others for reports,
+sends all reports to the server, and forwards each rank's schedule. When it ends, the kernel drops
+its lock and connections, and another rank takes over.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from typing import Any
 
 ASK = b"?"
 ANSWER_S = 0.2
-"""How long the leader waits for the others' reports; who is late is asked again."""
+"""How long the leader waits for the others' reports; late ones are asked again."""
 
 
 class NodeReports:
     """One rank among those of its job on this machine.
 
     Args:
-        job: What tells the job from others of this user: its server and id.
-        folder: Where they meet; by default one of this user's in the folder for temporary files.
+        job: Identifies the job among those of this user: its server and id.
+        folder: The folder; by default one of this user's in the folder for temporary files.
 
     Raises:
         OSError: The folder cannot be used.
 
     Attributes:
-        leads: Whether this rank reports for the others.
+        leads: Whether this rank is the leader.
     """
 
     def __init__(self, job: str, folder: Path | None = None) -> None:
@@ -43,7 +44,7 @@ class NodeReports:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise PermissionError(f"{folder} is not a folder of this user alone")
+            raise PermissionError(f"{folder} is not a folder that only this user may use")
         name = hashlib.sha256(job.encode()).hexdigest()[:16]
         self._address = str(folder / f"{name}.sock")
         self._lock_path = folder / f"{name}.lock"
@@ -54,10 +55,10 @@ class NodeReports:
         self.leads = False
 
     def join(self) -> None:
-        """Leads if nobody does, or else connects to the rank that leads.
+        """Becomes the leader if there is none; otherwise connects to the leader.
 
         Raises:
-            OSError: The one that leads does not listen yet, or no more.
+            OSError: The leader does not listen.
         """
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,9 +73,9 @@ class NodeReports:
     # ---------------------------------------------------------------------------- the leader
 
     def gather(self) -> list[tuple[Connection[Any, Any], bytes]]:
-        """What the others report: for each its connection, and its report."""
+        """The others' reports, each with its connection."""
         assert self._listener is not None
-        # The standard library has no other way to see whether someone waits to be accepted.
+        # The standard library has no other way to check for pending connections.
         listener: Any = self._listener
         waiting = listener._listener._socket
         while wait([waiting], 0):
@@ -86,7 +87,7 @@ class NodeReports:
         while silent:
             ready = wait(silent, ANSWER_S)
             if not ready:
-                # A late answer would be taken for the next one's.
+                # A late reply would be mistaken for the next one.
                 for other in silent:
                     self._drop(other)
                 break
@@ -99,7 +100,7 @@ class NodeReports:
         return found
 
     def give(self, other: Connection[Any, Any], message: bytes) -> None:
-        """Sends to one of the others; one that is gone is forgotten."""
+        """Sends to one of the others; drops one that has ended."""
         try:
             other.send_bytes(message)
         except OSError:
@@ -124,10 +125,10 @@ class NodeReports:
         return self._receive() == ASK
 
     def report(self, report: bytes, timeout_s: float) -> bytes:
-        """Answers the leader, and returns what the server said.
+        """Sends a report to the leader, and returns the server's reply.
 
         Raises:
-            OSError: It is gone, or does not answer.
+            OSError: It has ended, or does not respond.
         """
         assert self._leader is not None
         self._leader.send_bytes(report)
@@ -143,13 +144,13 @@ class NodeReports:
             raise ConnectionResetError("the rank that reports for this node has ended") from None
 
     def close(self) -> None:
-        """Leaves; another rank may lead."""
+        """Leaves the group; another rank may become the leader."""
         for connection in (*self._others, self._leader, self._listener):
             if connection is not None:
                 connection.close()
         self._others, self._leader, self._listener = [], None, None
         if self.leads:
-            # Should another rank have opened it already, two lead, each for a part of the node.
+            # If another rank has already opened it, two ranks lead, each for a part of the node.
             self._lock_path.unlink(missing_ok=True)
         if self._lock >= 0:
             os.close(self._lock)

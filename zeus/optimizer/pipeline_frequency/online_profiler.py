@@ -1,8 +1,8 @@
 """Measures time and energy of each instruction at each clock while training continues.
 
-Each rank sweeps the clocks of its GPU on its own, from the highest down. Instructions are timed
-with the GPU synchronised at both ends; their energy is their mean power, told apart from what ran
-beside them in the sensor's readings (`power_fit`), times their mean time.
+Each rank sweeps the clocks of its GPU independently, from the highest down. Instructions are timed
+with the GPU synchronised at both ends. Their energy is their mean time multiplied by their mean
+power, which is separated from other instructions in the sensor's readings (`power_fit`).
 """
 
 from __future__ import annotations
@@ -30,47 +30,47 @@ from zeus.optimizer.pipeline_frequency.power_fit import (
 log = logging.getLogger(__name__)
 
 TRIM = 0.1
-"""Share of the longest and of the shortest times that is left out of the mean."""
+"""Share of the longest and of the shortest times that the mean excludes."""
 
 SETTLE_NS = 100_000_000
-"""A clock that was set has been reached after this time at the latest."""
+"""Longest time until a clock that was set is reached."""
 
 BLOCKING_LEAST_S = 1.0
-"""So much waiting must have been seen before its power is believed."""
+"""Waiting time that must be measured before its power is used."""
 
 MOST_FAILURES = 3
 
 LOOKS = 20
-"""A clock that is not known well enough is looked at again after a 20th more iterations."""
+"""A clock whose figures are not accurate enough is evaluated again after 1/20 more iterations."""
 
 BLOCKING_W = {"A100": 83.64, "A40": 70.38}
-"""Power of a GPU that is blocked on communication, W, where it is not measured. Measured by the
-authors of Perseus (SOSP 2024)."""
+"""Power of a GPU that is blocked on communication, W, if not measured. From the authors of Perseus
+(SOSP 2024)."""
 
 
 @dataclass(frozen=True)
 class ProfilerSettings:
-    """How the online profiler measures.
+    """Settings of the online profiler.
 
     Attributes:
-        start_after: Iterations before it begins: the first ones of a job are not like the others.
+        start_after: Iterations before it starts, because the first ones of a job are different.
         warmup_iterations: Iterations after each change of the clock that are not measured.
         iterations: Iterations measured at each clock, at least.
-        most_iterations: And at most, where the energy is not known to `precision` by then.
-        precision: How well the energy of each instruction is to be known, as a share of it (two
-            standard deviations).
-        every: Each how manieth supported clock is measured.
+        most_iterations: Largest number of these, if the energy is not known to `precision` before.
+        precision: Required uncertainty of each instruction's energy, as a share of it (two standard
+            deviations).
+        every: Step between measured clocks, in supported clocks.
         rises: The sweep ends when the energy of every instruction has risen at this many clocks in
             a row.
-        at_least_half: It does not end before half of the clocks are measured.
+        at_least_half: Whether it measures at least half of the clocks.
         floor_mhz: No clock below this one is measured.
         power_profiles: Names of workload power profiles that are measured after the clocks, such
             as `max-q`; the GPU chooses the clock under each.
-        p2p_power_w: What the GPU draws while blocked on communication, W; None: it is measured, or
-            taken from what is known of the GPU.
-        csv_path: Where this rank's measurements are written, as CSV with nine columns; with
-            several ranks `-rankN` is put before the suffix.
-        synchronize: Waits for the GPU; None: torch's, where this process uses it.
+        p2p_power_w: Power of the GPU while blocked on communication, W; None: measured, or a known
+            value of the product.
+        csv_path: CSV file for this rank's measurements, with nine columns; with several ranks,
+            `-rankN` is inserted before the suffix.
+        synchronize: Function that waits for the GPU; None: torch's, if this process uses it.
 
     Raises:
         PipelineFrequencyError: A number is out of range.
@@ -115,20 +115,20 @@ class ProfilerSettings:
             )
 
     def chosen(self, supported: Sequence[int]) -> list[int]:
-        """The clocks of a GPU that are measured, from the highest down."""
+        """The clocks of a GPU to measure, descending."""
         clocks = sorted(supported, reverse=True)[:: self.every]
         return [mhz for mhz in clocks if mhz >= self.floor_mhz] or clocks[:1]
 
 
 class Sensor(Protocol):
-    """Where power readings come from."""
+    """The source of power readings."""
 
     @property
     def window_ns(self) -> int | None:
-        """How much before each tick a reading sees; None: the whole tick."""
+        """Time before each tick that a reading covers; None: the whole tick."""
 
     def readings(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
-        """Ticks, ns, and what they showed, mW.
+        """Ticks, ns, and their power, mW.
 
         Raises:
             Exception: They cannot be read now.
@@ -137,8 +137,8 @@ class Sensor(Protocol):
 
 @dataclass(frozen=True)
 class Measured:
-    """One instruction at one setting: MHz or a profile's name, s, J, and two standard deviations of
-    the energy, J.
+    """Figures of one instruction at one setting (MHz or a profile's name): s, J, and two standard
+    deviations of the energy, J.
     """
 
     instruction: str
@@ -152,20 +152,20 @@ class OnlineProfiler:
     """The sweep of one rank.
 
     Args:
-        clocks: The clocks to measure, MHz, from the highest down, and then names of profiles.
-        settings: How.
-        sensor: The GPU's.
-        set_clock: Sets a clock or profile and waits for it; whether it is in force.
-        in_force: Whether it still is.
-        synchronize: Waits until the GPU has done what was launched.
+        clocks: The clocks to measure, MHz, descending, followed by names of profiles.
+        settings: The settings.
+        sensor: The GPU's sensor.
+        set_clock: Sets a clock or profile and waits for it; returns whether it is in force.
+        in_force: Returns whether it is still in force.
+        synchronize: Waits until the GPU has finished launched work.
         clock_ns: CLOCK_MONOTONIC.
 
     Attributes:
-        rows: What is known so far.
+        rows: Results so far.
         instructions: The instructions of an iteration, in order.
         blocking: Power while waiting, if it was measured.
-        finished: Whether the sweep is over.
-        failure: Why it was given up; empty if it was not.
+        finished: Whether the sweep has ended.
+        failure: Why it was given up; empty: it was not.
     """
 
     def __init__(
@@ -199,13 +199,13 @@ class OnlineProfiler:
         self._next_look = settings.iterations
         self._open: tuple[str, int] | None = None
         self._iteration: list[Span] = []
-        self._stretches: list[list[list[Span]]] = [[]]  # iterations in a row, without a pause
+        self._stretches: list[list[list[Span]]] = [[]]  # consecutive iterations without a pause
         self._training = False
         self._held = False
 
     @property
     def frequency(self) -> Setting:
-        """The clock that is measured, MHz, or the profile's name; 0 before the first."""
+        """The clock being measured, MHz, or the profile's name; 0 before the first."""
         return self._clocks[self._position] if 0 <= self._position < len(self._clocks) else 0
 
     def step_begin(self) -> None:
@@ -221,7 +221,7 @@ class OnlineProfiler:
         self._training = False
 
     def pause(self) -> None:
-        """What comes is no training: what is drawn meanwhile is nobody's."""
+        """Handles the start of something other than training, whose energy is not assigned."""
         self._close_iteration()
         self._training = False
         if self._stretches[-1]:
@@ -256,13 +256,13 @@ class OnlineProfiler:
             self._stretches[-1].append(iteration)
 
     def _advance(self) -> None:
-        """Between two iterations: sets the next clock when this one is known."""
+        """Between two iterations: sets the next clock when this one is done."""
         if self._position < 0:
             if self._left <= 0:
                 self._next_clock()
             return
         if not (self._held and self._in_force()):
-            # What was measured may have been at another clock: again, when clocks can be set.
+            # The measurements may be of another clock: repeat them when clocks can be set.
             self._begin_clock()
             return
         count = sum(len(stretch) for stretch in self._stretches)
@@ -271,7 +271,7 @@ class OnlineProfiler:
         if self._known(count):
             self._next_clock()
         else:
-            # The training step waits while all iterations are looked at again.
+            # The training step waits while all iterations are evaluated again.
             soon, last = count + max(1, count // LOOKS), self._settings.most_iterations
             self._next_look = min(soon, last) if count < last else soon
 
@@ -293,7 +293,8 @@ class OnlineProfiler:
         self._stretches = [[]]
 
     def _known(self, count: int) -> bool:
-        """Whether this clock's figures are good enough, or will not get better; takes them then."""
+        """Whether this clock's figures are accurate enough, or will not improve; then stores
+        them."""
         last = count >= self._settings.most_iterations
         try:
             rows, good = self._evaluate()
@@ -310,15 +311,15 @@ class OnlineProfiler:
         if not rows:
             self.finished = True
             self.failure = (
-                f"{count} iterations did not tell the power of each instruction; are there power "
-                "readings of this GPU?"
+                f"{count} iterations did not determine the power of each instruction; are there "
+                "power readings of this GPU?"
             )
             return False
         self.rows += rows
         return True
 
     def _evaluate(self) -> tuple[list[Measured], bool]:
-        """What is known of the present clock, and whether it is known well enough."""
+        """The figures of the present clock, and whether they are accurate enough."""
         seen = []
         durations: dict[str, list[float]] = {}
         waiting_s = 0.0
@@ -328,7 +329,7 @@ class OnlineProfiler:
             if not spans:
                 continue
             start_ns, end_ns = spans[0].begin_ns, spans[-1].end_ns
-            # One tick before: its reading says where the next one begins.
+            # Include one tick before: it marks the start of the next one.
             readings = self._sensor.readings(start_ns - 1_000_000_000, end_ns)
             seen += mixtures(spans, readings, self._sensor.window_ns)
             for span in spans:
@@ -360,7 +361,7 @@ class OnlineProfiler:
         return rows, good
 
     def _take_blocking(self, power: Power | None, least_w: float) -> None:
-        """Waiting draws the same at every clock: what is known best counts."""
+        """Waiting has the same power at every clock: keeps the most accurate value."""
         if power is None or power.watts <= 0 or self._waiting_s < BLOCKING_LEAST_S:
             return
         if power.deviation_w <= 0.05 * power.watts and (
@@ -369,10 +370,10 @@ class OnlineProfiler:
             self.blocking = power
 
     def _rose(self, clocks: int) -> bool:
-        """Whether to stop: every instruction took more energy at each of the last clocks.
+        """Whether to stop, because every instruction took more energy at each of the last clocks.
 
         Args:
-            clocks: How many there are.
+            clocks: Their number.
         """
         if self._settings.at_least_half and 2 * self._position < clocks:
             return False
@@ -395,6 +396,6 @@ def trimmed_mean(values: Sequence[float]) -> float:
 
 
 def known_blocking_w(gpu_name: str) -> float | None:
-    """What a GPU of this product draws while blocked on communication; None: it is not known."""
+    """Power of this product while blocked on communication; None: not known."""
     words = gpu_name.replace("-", " ").split()
     return next((watts for name, watts in BLOCKING_W.items() if name in words), None)

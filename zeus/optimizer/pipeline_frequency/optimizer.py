@@ -1,9 +1,9 @@
 """`PipelineFrequencyOptimizer`: one rank of a pipeline runs each instruction at its plan's clock.
 
-The training thread follows the plan (`follower`) and sends clocks without waiting for anything
-(`frequency_controller`); a thread talks to the server (`connection`), and plans that come are gone
-over to between two iterations. With `profile`, the rank first measures its instructions at each
-clock (`online_profiler`), and the server makes the plan of what all ranks measured.
+The training thread follows the plan (`follower`) and sends clocks without waiting
+(`frequency_controller`). Another thread communicates with the server (`connection`); new plans
+start between two iterations. With `profile`, the rank first measures its instructions at each clock
+(`online_profiler`), and the server plans from the measurements of all ranks.
 """
 
 from __future__ import annotations
@@ -47,34 +47,34 @@ class PipelineFrequencyOptimizer(Callback):
     """Sets the clock of this process's GPU for each instruction of a pipeline.
 
     Call `on_step_begin` and `on_step_end` around each training step, and `on_instruction_begin` and
-    `on_instruction_end` around each forward and backward of a microbatch. Evaluations are announced
-    with `with optimizer.paused():`. Nothing that fails once it is made ends training: one warning
-    says so, and the GPU runs at its default clocks.
+    `on_instruction_end` around each forward and backward of a microbatch. Announce evaluations with
+    `with optimizer.paused():`. After the constructor, no failure ends training: one warning reports
+    it, and the GPU runs at its default clocks.
 
     Args:
-        rank: This process, among all of the job.
+        rank: Number of this process in the job.
         dp_rank: Its pipeline.
         pp_rank: Its stage.
-        tp_rank: Its place among those who share the stage.
-        device_id: Its GPU, as torch numbers it.
-        dp_degree: Pipelines.
-        pp_degree: Stages of a pipeline.
-        tp_degree: Processes that share a stage.
-        world_size: Processes of the job, the product of the three.
-        server_url: Of the server, such as `http://master:7787`.
-        job_metadata: A few words about the job.
-        schedule: Order of instructions, such as `1f1b`, where the server is to plan.
-        num_microbatches: Of an iteration, where the server is to plan.
-        profile: First measure instructions at each clock: True, or how.
-        wait_s: How long to wait here for the first plan, seconds, so that training begins with it;
-            without, it begins at default clocks.
-        apply: Called with the name of a setting that is no clock, in the training thread, before
-            each instruction that has another than the last one. None: names of workload power
-            profiles that the GPU offers are requested through zeusd, instead of a clock.
+        tp_rank: Its number among the processes that share the stage.
+        device_id: Its GPU, numbered as in torch.
+        dp_degree: Number of pipelines.
+        pp_degree: Number of stages of a pipeline.
+        tp_degree: Number of processes that share a stage.
+        world_size: Number of processes of the job, the product of the three.
+        server_url: URL of the server, such as `http://master:7787`.
+        job_metadata: A description of the job.
+        schedule: Order of instructions, such as `1f1b`, if the server plans.
+        num_microbatches: Microbatches of an iteration, if the server plans.
+        profile: First measure instructions at each clock: True, or settings.
+        wait_s: How long the constructor waits for the first plan, s. Without a plan, training
+            begins at default clocks.
+        apply: Called with the name of a setting that is not a clock, in the training thread, before
+            each instruction whose setting differs from the last one's. None: names of workload
+            power profiles that the GPU offers are requested through zeusd, instead of a clock.
 
     Raises:
         RuntimeError: torch.distributed is not initialised.
-        ValueError: The ranks and degrees do not belong together, or another argument is wrong.
+        ValueError: The ranks and degrees do not match, or another argument is wrong.
         ImportError: httpx is not installed.
     """
 
@@ -107,7 +107,7 @@ class PipelineFrequencyOptimizer(Callback):
         if not framework.initialized():
             raise RuntimeError(
                 "PipelineFrequencyOptimizer needs torch.distributed: call "
-                "torch.distributed.init_process_group before you make it"
+                "torch.distributed.init_process_group first"
             )
         try:
             import httpx  # noqa: F401 - is it there?
@@ -144,7 +144,7 @@ class PipelineFrequencyOptimizer(Callback):
         self._follower = Follower(lambda sentence: log.warning("%s", sentence))
         self._times = IterationTimes()
         self._instructions = InstructionTimes()
-        self._count = 0  # instructions of the last whole step
+        self._count = 0  # instructions of the last complete step
         self._controller = FrequencyController(device_id)
         self._link: ServerLink | None = None
         where = self._meet()
@@ -160,16 +160,16 @@ class PipelineFrequencyOptimizer(Callback):
             )
             self._link.start(0.0 if self._settings is not None else wait_s)
 
-    # ------------------------------------------------------------------------------ what it knows
+    # --------------------------------------------------------------------------------- properties
 
     @property
     def job_id(self) -> str:
-        """The job's id at the server; empty until it is registered."""
+        """The job's id on the server; empty until it is registered."""
         return "" if self._link is None else self._link.job_id
 
     @property
     def plan_version(self) -> int:
-        """Of the plan in force; 0 while there is none."""
+        """Version of the plan in force; 0: there is none."""
         return self._follower.schedule.version
 
     @property
@@ -182,7 +182,7 @@ class PipelineFrequencyOptimizer(Callback):
         """Whether instructions are still being measured."""
         return self._settings is not None
 
-    # ------------------------------------------------------------------------------ what is called
+    # -------------------------------------------------------------------------------- callbacks
 
     @guarded
     def on_step_begin(self) -> None:
@@ -203,7 +203,7 @@ class PipelineFrequencyOptimizer(Callback):
 
     @guarded
     def on_pause(self) -> None:
-        """Something that is no training begins: it runs at default clocks."""
+        """Something other than training begins; it runs at default clocks."""
         self._end_iteration()
         self._follower.pause()
         if self._profiler is not None:
@@ -211,12 +211,12 @@ class PipelineFrequencyOptimizer(Callback):
         self._reset()
 
     def on_instruction_begin(self, name: str) -> None:
-        """An instruction begins: its clock is set, without waiting.
+        """An instruction begins: sets its clock, without waiting.
 
         Args:
             name: `forward` or `backward`, as in the plan.
         """
-        # No guard by decoration: this is called a hundred times a second.
+        # No decorator, because this is called a hundred times a second.
         try:
             follower = self._follower
             if self._settings is not None:
@@ -258,7 +258,7 @@ class PipelineFrequencyOptimizer(Callback):
             self._failed(error)
 
     def on_train_end(self) -> None:
-        """Training has ended: clocks are restored."""
+        """Training has ended: restores the clocks."""
         self.close()
 
     def close(self) -> None:
@@ -279,13 +279,13 @@ class PipelineFrequencyOptimizer(Callback):
         where = meeting(next(_numbers))
         if where is None:
             log.warning(
-                "torch.distributed has no store through which the ranks could agree on a job, so "
+                "torch.distributed has no store that the ranks need to agree on a job, so "
                 "training runs at default clocks; initialise it with env:// or a TCPStore"
             )
         return where
 
     def _take(self, schedule: Schedule) -> None:
-        """A plan has come; called by the link's thread."""
+        """Handles a new plan; called by the connection's thread."""
         settings = {setting for _, setting in schedule.steps}
         names = sorted(setting for setting in settings if isinstance(setting, str))
         unknown = names if self._apply is None else []
@@ -294,7 +294,7 @@ class PipelineFrequencyOptimizer(Callback):
             unknown = [name for name in names if name not in offered]
         if unknown:
             log.warning(
-                "the plan has settings that are no clocks (%s) and no workload power profiles of "
+                "the plan has settings that are neither clocks (%s) nor workload power profiles of "
                 "this GPU, so training continues at default clocks; pass "
                 "PipelineFrequencyOptimizer(apply=...), which sets them",
                 ", ".join(unknown[:5]),
@@ -340,7 +340,7 @@ class PipelineFrequencyOptimizer(Callback):
         self._applied = name
 
     def _reset(self) -> None:
-        """Default clocks, and no profile."""
+        """Restores default clocks and clears the profile."""
         self._controller.reset()
         if self._apply is None:
             self._profiles.want(None)
@@ -378,7 +378,7 @@ class PipelineFrequencyOptimizer(Callback):
             self._end_profiling(self._profiler)
 
     def _new_profiler(self) -> OnlineProfiler | None:
-        """The sweep, once the GPU can be reached."""
+        """Creates the sweep, once the GPU can be reached."""
         settings, clocks = self._settings, self._controller.supported
         if settings is None or not clocks:
             return None
@@ -415,7 +415,7 @@ class PipelineFrequencyOptimizer(Callback):
             framework.synchronize("torch", [self._device_id])
 
     def _end_profiling(self, profiler: OnlineProfiler) -> None:
-        """All is measured: the server plans, and meanwhile the GPU runs at its default clocks."""
+        """Ends the sweep: the server plans, and meanwhile the GPU runs at its default clocks."""
         settings, self._settings, self._profiler = self._settings, None, None
         self._reset()
         if profiler.failure or not profiler.rows or settings is None:
@@ -455,8 +455,8 @@ class PipelineFrequencyOptimizer(Callback):
         known = known_blocking_w(self._controller.model)
         if known is None:
             log.warning(
-                "what %s draws while it waits for another stage was not measured; measure it with "
-                "profile_p2p.py and pass it as ProfilerSettings(p2p_power_w=...)",
+                "the power of %s while it waits for another stage was not measured; measure it "
+                "with profile_p2p.py and pass it as ProfilerSettings(p2p_power_w=...)",
                 self._controller.model or "this GPU",
             )
         return known
@@ -497,7 +497,7 @@ def _check_arguments(
     if dp * pp * tp != world_size:
         raise PipelineFrequencyError(
             f"dp_degree * pp_degree * tp_degree is {dp} * {pp} * {tp}, not the world_size "
-            f"{world_size}; pass the degrees that the processes are arranged in"
+            f"{world_size}; pass the degrees of the job's parallelism"
         )
     limits = {"rank": world_size, "dp_rank": dp, "pp_rank": pp, "tp_rank": tp}
     for name, limit in limits.items():

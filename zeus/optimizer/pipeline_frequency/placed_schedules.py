@@ -1,7 +1,7 @@
-"""Schedules over a placement of the model's parts on stages: zero-bubble, V-shaped, bidirectional.
+"""Schedules with a placement of the model's parts on stages: zero-bubble, V-shaped, bidirectional.
 
-The model is cut into parts, and a stage holds several of them: every n-th (looped), its own and the
-mirrored one (V), or, with two directions, one of each direction. A schedule of
+The model is divided into parts, and a stage has several of them: every n-th (looped), its own and
+the mirrored one (V), or, with two directions, one of each direction. A schedule of
 `torch.distributed.pipelining` is such a placement with an order for each rank, its action table.
 
 Sources: P. Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, and "Pipeline Parallelism with
@@ -39,18 +39,18 @@ _ACTION = re.compile(r"(\d+)(F|B|I|W)(\d+)")
 _NAMES = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD_INPUT, "W": BACKWARD_WEIGHT}
 
 _DURATION = {FORWARD: 1, BACKWARD: 2, BACKWARD_INPUT: 1, BACKWARD_WEIGHT: 1}
-"""What an order is made for; times differ, but orders are fixed before they are known."""
+"""Assumed times for the order; real times differ, but orders are fixed before these are known."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """The way of some microbatches through the stages.
+    """The path of some microbatches through the stages.
 
     Attributes:
-        stages: The stage that holds each part of the model, from the first to the last.
-        chunks: Which of its stage's chunks each part is.
-        microbatches: Those that take this way.
-        in_flight: For each stage, of how many of these it may hold the activations.
+        stages: The stage of each part of the model, from the first part to the last.
+        chunks: The chunk number of each part in its stage.
+        microbatches: The microbatches that take this path.
+        in_flight: Most of these whose activations each stage may hold.
     """
 
     stages: tuple[int, ...]
@@ -60,11 +60,11 @@ class Way:
 
 
 def arcs_of(ways: Iterable[Way], backward: str) -> list[tuple[Instruction, Instruction]]:
-    """What waits for what on these ways.
+    """The dependencies on these paths.
 
     Args:
-        ways: The ways.
-        backward: Name of the part of the backward that the part before waits for.
+        ways: The paths.
+        backward: Name of the part of the backward that the previous part waits for.
     """
     arcs: list[tuple[Instruction, Instruction]] = []
     for path in ways:
@@ -80,15 +80,15 @@ def arcs_of(ways: Iterable[Way], backward: str) -> list[tuple[Instruction, Instr
 
 
 def ordered(name: str, num_stages: int, ways: Sequence[Way], *, split: bool) -> Pipeline:
-    """A schedule in which every stage takes at any time the most urgent work that is ready.
+    """A schedule in which every stage always runs the most urgent work that is ready.
 
-    That is a backward before a forward, and the weights' part of a backward when nothing else is
-    ready or too many microbatches are in flight.
+    A backward precedes a forward. The weights' part of a backward runs when nothing else is ready
+    or too many microbatches are in flight.
 
     Args:
         name: The schedule's name.
-        num_stages: Stages.
-        ways: Ways of the microbatches.
+        num_stages: Number of stages.
+        ways: Paths of the microbatches.
         split: Whether a backward is two instructions, for the input and for the weights.
     """
     backward = BACKWARD_INPUT if split else BACKWARD
@@ -119,8 +119,8 @@ def ordered(name: str, num_stages: int, ways: Sequence[Way], *, split: bool) -> 
     now = 0
 
     def may_begin(one: Instruction) -> bool:
-        # A microbatch that comes by twice has its place from the first time on, or two of them
-        # could wait for each other.
+        # A microbatch that passes a stage twice keeps its slot from the first time on; otherwise
+        # two of them could wait for each other.
         if one.name != FORWARD or (one.stage, one.microbatch) in admitted:
             return True
         way = way_of[one.microbatch]
@@ -163,7 +163,8 @@ def ordered(name: str, num_stages: int, ways: Sequence[Way], *, split: bool) -> 
 
 
 def zb_h1(num_stages: int, num_microbatches: int) -> Pipeline:
-    """ZB-H1: 1F1B's memory, with the weights' part of the backward where a stage would wait."""
+    """ZB-H1: the memory of 1F1B, with the weights' part of the backward while a stage would
+    wait."""
     check_size(num_stages, 2 * num_microbatches)
     there = tuple(range(num_stages))
     way = Way(there, (0,) * num_stages, range(num_microbatches), (num_stages,) * num_stages)
@@ -171,12 +172,12 @@ def zb_h1(num_stages: int, num_microbatches: int) -> Pipeline:
 
 
 def zbv(num_stages: int, num_microbatches: int) -> Pipeline:
-    """ZBV: two chunks on each stage, there and back again, with split backwards."""
+    """ZBV: two chunks on each stage, in a V shape, with split backwards."""
     return ordered("zbv", num_stages, _v(num_stages, num_microbatches), split=True)
 
 
 def v_shape(num_stages: int, num_microbatches: int) -> Pipeline:
-    """Two chunks on each stage, there and back again, with whole backwards."""
+    """Two chunks on each stage, in a V shape, with whole backwards."""
     return ordered("v-shape", num_stages, _v(num_stages, num_microbatches, 4), split=False)
 
 
@@ -200,7 +201,8 @@ def dualpipe(num_stages: int, num_microbatches: int) -> Pipeline:
 
 
 def looped_bfs(num_stages: int, num_microbatches: int, num_chunks: int = 2) -> Pipeline:
-    """Looped BFS: every chunk runs all its forwards before the next one, and so backwards."""
+    """Looped BFS: every chunk runs all its forwards before the next chunk, and likewise its
+    backwards."""
     check_size(num_stages, num_microbatches * num_chunks)
     stages = [
         [
@@ -237,7 +239,7 @@ def from_actions(
             are left out.
 
     Raises:
-        PipelineFrequencyError: It is no such table, or an action is missing.
+        PipelineFrequencyError: It is not such a table, or an action is missing.
     """
     rows = [table[rank] for rank in sorted(table)] if isinstance(table, Mapping) else list(table)
     found = [
@@ -286,7 +288,7 @@ def from_actions(
 
 
 def _mixed(path: Way, there: set[Instruction]) -> list[tuple[Instruction, Instruction]]:
-    """Arcs from a whole backward to a split one, and the other way round."""
+    """Arcs between whole and split backwards."""
     ends = list(zip(path.stages, path.chunks, strict=True))
     arcs = []
     for n in path.microbatches:
@@ -308,7 +310,7 @@ def read_schedule(path: str | os.PathLike[str]) -> Pipeline:
     any other is JSON in the form of `Pipeline.from_json`.
 
     Raises:
-        PipelineFrequencyError: The message says what is wrong with it.
+        PipelineFrequencyError: It is not valid; the message says why.
     """
     name = os.fspath(path)
     try:
@@ -325,9 +327,7 @@ def read_schedule(path: str | os.PathLike[str]) -> Pipeline:
             "or a JSON file"
         ) from None
     except ValueError as error:
-        raise PipelineFrequencyError(
-            f"the schedule {name} is not as expected: no JSON ({error})"
-        ) from None
+        raise PipelineFrequencyError(f"the schedule {name} is not valid JSON ({error})") from None
     try:
         return Pipeline.from_json(data, Path(path).stem)
     except PipelineFrequencyError as error:
@@ -353,6 +353,7 @@ BY_NAME: dict[str, Callable[..., Pipeline]] = {
     "zbv": zbv,
     "dualpipe": dualpipe,
 }
-"""Builders by name: of stages and microbatches, and those in `CHUNKED` of chunks, too."""
+"""Builders by name. Their arguments are stages and microbatches, and also chunks for those in
+`CHUNKED`."""
 
 CHUNKED = ("interleaved", "interleaved-1f1b", "looped-bfs")

@@ -1,8 +1,9 @@
-"""Frequency plans, and the frontier of them between the fastest and the thriftiest; as files too.
+"""Frequency plans, the frontier from the fastest plan to the one with the least energy, and their
+files.
 
-A plan file is a Python literal, one line for each stage, as the field knows it
-(`freqs_pipeline_00042.py`); what it costs follows in comments. It is read with `ast.literal_eval`:
-a plan is data, and is never run.
+A plan file is a Python literal with one line for each stage, the usual format
+(`freqs_pipeline_00042.py`); comments have its time and energy. It is read with `ast.literal_eval`,
+never executed.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from typing import Any
 from zeus.exceptions import PipelineFrequencyError
 
 Setting = int | str
-"""A clock, MHz, or the name of anything else that a GPU or a kernel can be set to."""
+"""A clock, MHz, or the name of another setting of a GPU or kernel."""
 
 Step = tuple[str, Setting]
-"""An instruction's name and its setting; 0 leaves the setting as it is."""
+"""An instruction's name and its setting; 0: unchanged."""
 
 FORMAT = 1
 INDEX = "frontier.json"
@@ -35,10 +36,10 @@ PROBLEM = "problem.json"
 PLAN = "freqs_pipeline_{:05d}.py"
 
 MOST_CHARACTERS = 200
-"""Of a setting's name."""
+"""Longest name of a setting."""
 
 NEAR = 0.001
-"""A plan so little faster than asked for is as good as one that was made for that time."""
+"""A plan that is faster than requested by at most this share counts as made for that time."""
 
 _COSTS = (
     ("time_s", "iteration time (s)"),
@@ -49,10 +50,11 @@ _COSTS = (
     ("peak_power_w", "highest power of all GPUs together (W)"),
 )
 _LATER = ("peak_power_w",)
-"""Frontiers that were made before do not have it."""
+"""Missing in older frontiers."""
 
 _REFERENCE = {"total cost": "effective_energy_j", "total cost with P2P": "energy_j"}
-"""What ml-energy/zeus writes after `# Iteration 324`; of its fitted curves, so a little off."""
+"""Label in ml-energy/zeus's files after `# Iteration 324`; from its fitted curves, so slightly
+inaccurate."""
 
 _COMMENT = re.compile(r"^#\s*(?:Iteration \d+ )?(?P<name>.*?):\s*(?P<value>\S+)\s*$")
 
@@ -63,18 +65,18 @@ class Plan:
 
     Attributes:
         stages: For each stage its instructions in the order in which they run.
-        time_s: Of an iteration, s, found on the schedule's graph.
-        energy_j: Of an iteration, J: all GPUs of one pipeline, blocking included.
-        effective_energy_j: `energy_j` without blocking power for the whole iteration: what is least
-            where the iteration's length is given, by a deadline or a straggler.
-        blocking_energy_j: What GPUs draw of `energy_j` while they wait for another stage.
-        bound_j: No plan that takes at most `time_s` has less effective energy than this bound less
-            blocking throughout, so none of exactly this time takes less energy, J.
-        peak_power_w: The highest power of all GPUs of one pipeline together, W, where every
-            instruction draws its mean.
-        clock_changes: Times in an iteration that a stage's clock changes.
+        time_s: Iteration time, s, from the schedule's graph.
+        energy_j: Iteration energy, J: all GPUs of one pipeline, including blocking.
+        effective_energy_j: `energy_j` minus blocking power for the whole iteration: the objective
+            if the iteration's length is given, by a deadline or a straggler.
+        blocking_energy_j: The part of `energy_j` while GPUs wait for another stage.
+        bound_j: Lower bound of the energy of plans of this time, J: no plan that takes at most
+            `time_s` has less effective energy than this minus blocking throughout.
+        peak_power_w: The highest power of all GPUs of one pipeline together, W, if every
+            instruction draws its mean power.
+        clock_changes: Clock changes of all stages in an iteration.
 
-    What a file of other origin does not tell is nan.
+    Values that are missing in a file are nan.
     """
 
     stages: tuple[tuple[Step, ...], ...]
@@ -96,7 +98,7 @@ class Plan:
         return self.energy_j / self.bound_j - 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON can hold it."""
+        """The plan in JSON-compatible form."""
         return {**_costs(self), "stages": [[list(step) for step in stage] for stage in self.stages]}
 
     @classmethod
@@ -108,7 +110,7 @@ class Plan:
         return cls(parse_stages(data["stages"]), clock_changes=changes, **costs)
 
     def text(self) -> str:
-        """The plan as a file's text."""
+        """The text of a plan file."""
         lines = ["[", *(f"{list(stage)!r}," for stage in self.stages), "]"]
         costs = [(label, getattr(self, name)) for name, label in _COSTS]
         lines += [f"# {label}: {cost!r}" for label, cost in costs if not math.isnan(cost)]
@@ -116,7 +118,7 @@ class Plan:
 
 
 def count_changes(stages: Iterable[Sequence[Step]]) -> int:
-    """How often a stage's setting changes in one iteration; 0 is no change."""
+    """Number of changes of a stage's setting in one iteration; a setting of 0 is not a change."""
     count = 0
     for stage in stages:
         settings = [setting for _, setting in stage if setting]
@@ -126,22 +128,22 @@ def count_changes(stages: Iterable[Sequence[Step]]) -> int:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Plans of one pipeline, the slowest first: each is slower and takes less than the next.
+    """Plans of one pipeline, slowest first: each is slower and takes less energy than the next.
 
     Attributes:
         plans: Times fall and effective energies rise.
         schedule: Such as `1f1b`.
-        num_stages: GPUs in a row, or groups of `gpus_per_stage`.
-        num_microbatches: Of an iteration.
-        p2p_power_w: What one GPU draws while it is blocked on communication, W.
+        num_stages: Number of stages, each with `gpus_per_stage` GPUs.
+        num_microbatches: Microbatches of an iteration.
+        p2p_power_w: Power of one GPU while blocked on communication, W.
         gpus_per_stage: GPUs that share a stage's work.
-        baseline_time_s: Of an iteration with every instruction at its highest clock, s.
+        baseline_time_s: Time of an iteration with every instruction at its highest clock, s.
         baseline_energy_j: Its energy, J.
-        policies: By name, what simpler policies take: times, s, rising, and energies, J.
-            One clock for all instructions; one power limit; the critical path at full clocks and
-            one clock for the rest of each stage, as EnvPipe has it.
-        problem: What the plans were made for, as JSON can hold it (`planner.Planner.of_json` reads
-            it), so that further plans can be made; None where that is not known.
+        policies: Results of simpler policies by name: times, s, ascending, and energies, J. One
+            clock for all instructions; one power limit; the critical path at full clocks and one
+            clock for the rest of each stage, as in EnvPipe.
+        problem: The planning problem in JSON-compatible form (read by `planner.Planner.of_json`),
+            for further plans; None: not known.
     """
 
     plans: tuple[Plan, ...]
@@ -160,13 +162,13 @@ class Frontier:
             raise PipelineFrequencyError("a frontier needs at least one plan")
 
     def fastest(self) -> int:
-        """Index of the plan that no other is faster than."""
+        """Index of the fastest plan."""
         return len(self.plans) - 1
 
     def by_deadline(self, time_s: float) -> int:
         """Index of the plan with the least energy of those that take at most `time_s`.
 
-        The fastest where none does.
+        The fastest plan if none does.
         """
         return self._best(time_s, lambda plan: plan.energy_j)
 
@@ -177,24 +179,24 @@ class Frontier:
         return self.by_deadline(factor * self.plans[-1].time_s)
 
     def by_straggler(self, time_s: float) -> int:
-        """Index of the plan to run where another pipeline needs `time_s` for an iteration.
+        """Index of the plan to run if another pipeline needs `time_s` for an iteration.
 
-        GPUs then wait at the iteration's end, and draw the blocking power; so what is least is the
-        effective energy. The fastest plan where none is as fast as the straggler.
+        GPUs then wait at the end of the iteration with blocking power, so the effective energy is
+        minimised. The fastest plan if none is as fast as the straggler.
         """
         return self._best(time_s, lambda plan: plan.effective_energy_j)
 
     def _best(self, time_s: float, cost: Callable[[Plan], float]) -> int:
         if math.isnan(time_s):
             raise PipelineFrequencyError("a time to keep within must be a number of seconds")
-        # A time that was written down and read again may have lost its last digits.
+        # A time that was written and read again may have lost its last digits.
         limit = time_s * (1 + 1e-9)
         fitting = [index for index, plan in enumerate(self.plans) if plan.time_s <= limit]
         return min(fitting, key=lambda index: cost(self.plans[index]), default=self.fastest())
 
     def beside(self, plan: Plan) -> dict[str, float]:
-        """What simpler policies take for an iteration of a plan's length, J: the best way of each
-        that is as fast, and blocking until then. nan: none is.
+        """Energy of simpler policies for an iteration of a plan's length, J: the best one of each
+        that is as fast, plus blocking until then. nan: none is.
         """
         limit_s = plan.time_s * (1 + 1e-9)
         blocking_w = self.p2p_power_w * self.gpus_per_stage * self.num_stages
@@ -211,11 +213,11 @@ class Frontier:
         }
 
     def lacks(self, time_s: float, index: int) -> bool:
-        """Whether a plan for this time may take less than the one that was found in the list.
+        """Whether a new plan for this time may take less energy than the one found in the list.
 
         Args:
-            time_s: The time that was asked for.
-            index: What `by_deadline` or `by_straggler` found for it.
+            time_s: The requested time.
+            index: The result of `by_deadline` or `by_straggler`.
         """
         slower = self.plans[index - 1].time_s if index else 0.0
         return self.plans[index].time_s < time_s * (1 - NEAR) and slower > time_s
@@ -224,7 +226,7 @@ class Frontier:
         """Adds plans in the order of their times.
 
         Returns:
-            The frontier, and for each plan that it had before the index that it has now.
+            The frontier, and the new index of each earlier plan.
         """
         merged = sorted(
             [
@@ -240,7 +242,7 @@ class Frontier:
     # ---------------------------------------------------------------------------------- files
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, in what JSON can hold."""
+        """The frontier in JSON-compatible form."""
         plans = [plan.to_json() for plan in self.plans]
         return {**self._header(), "problem": self.problem, "plans": plans}
 
@@ -277,7 +279,7 @@ class Frontier:
             if isinstance(error, PipelineFrequencyError):
                 raise
             raise PipelineFrequencyError(
-                f"this is no frontier ({type(error).__name__}: {error}); make it again"
+                f"this is not a frontier ({type(error).__name__}: {error}); make it again"
             ) from None
 
     def write(self, folder: str | os.PathLike[str]) -> None:
@@ -300,15 +302,15 @@ class Frontier:
             for number, plan in enumerate(self.plans):
                 others = self.beside(plan).values()
                 table.writerow([number, *(getattr(plan, name) for name in names), *others])
-        # Last, so that where there is an index there are all its plans.
+        # Last, so that all plans of an index exist.
         (path / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> Frontier:
-        """What `write` wrote: the folder, or its `frontier.json`.
+        """Reads the result of `write`: the folder, or its `frontier.json`.
 
         Raises:
-            PipelineFrequencyError: It is missing, or something else.
+            PipelineFrequencyError: It is missing, or not a frontier.
         """
         path = Path(folder)
         path = path / INDEX if path.is_dir() else path
@@ -324,7 +326,8 @@ class Frontier:
                 plan["stages"] = read_plan(path.parent / plan.pop("file")).stages
         except (KeyError, TypeError, AttributeError):
             raise PipelineFrequencyError(
-                f"{path} is no index of a frontier; give the folder that run_optimization.py wrote"
+                f"{path} is not an index of a frontier; "
+                "give the folder that run_optimization.py wrote"
             ) from None
         problem = path.with_name(PROBLEM)
         if problem.is_file():
@@ -353,7 +356,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     """Reads a plan file, of this project or of ml-energy/zeus.
 
     Raises:
-        PipelineFrequencyError: It cannot be read, or is no plan.
+        PipelineFrequencyError: It cannot be read, or is not a plan.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -367,8 +370,8 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
         line = getattr(error, "lineno", None)
         where = "" if line is None else f" at line {line}"
         raise PipelineFrequencyError(
-            f"the plan {os.fspath(path)} is no Python literal{where}; it must be a list of stages, "
-            "each a list of ('forward', MHz) pairs"
+            f"the plan {os.fspath(path)} is not a Python literal{where}; it must be a list of "
+            "stages, each a list of ('forward', MHz) pairs"
         ) from None
     labels = {**{label: name for name, label in _COSTS}, **_REFERENCE}
     found: dict[str, float] = {}
@@ -386,10 +389,10 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
 
 
 def parse_stages(stages: object) -> tuple[tuple[Step, ...], ...]:
-    """Checks what should be a plan's stages.
+    """Validates a plan's stages.
 
     Raises:
-        PipelineFrequencyError: It names the stage and the instruction that are wrong.
+        PipelineFrequencyError: They are not valid; the message names the stage and the instruction.
     """
     if not isinstance(stages, list | tuple) or not stages:
         raise PipelineFrequencyError("a plan is a list of stages, and has at least one")
@@ -418,7 +421,7 @@ def _stage(number: int, stage: object) -> tuple[Step, ...]:
 
 @lru_cache(maxsize=4096)
 def _step(name: str, setting: Setting) -> Step:
-    """One object for each, as a frontier has hundreds of thousands of them."""
+    """Shares one object per step, because a frontier has hundreds of thousands of them."""
     return name, setting
 
 

@@ -1,4 +1,4 @@
-"""Pictures of frontiers, plans and profiles. Needs matplotlib: pip install 'zeusd[plot]'."""
+"""Plots of frontiers, plans and profiles. Needs matplotlib: pip install 'zeusd[plot]'."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FORMATS = ("png", "svg")
 
 
 def plot_frontier(frontier: Frontier, path: str | os.PathLike[str]) -> list[Path]:
-    """Draws time against energy: plans, their bound, all at the highest clock.
+    """Plots energy over time: plans, their bound, and everything at the highest clock.
 
     Args:
         frontier: The plans.
-        path: Without an ending: a PNG and an SVG are written.
+        path: Without an extension: writes a PNG and an SVG.
 
     Returns:
-        What was written.
+        The written files.
     """
     figure, axes = _figure(7.5, 4.8)
     times = [plan.time_s for plan in frontier.plans]
@@ -78,14 +78,14 @@ def plot_timeline(
     index: int,
     path: str | os.PathLike[str],
 ) -> list[Path]:
-    """Draws an iteration at the highest clocks, and under a plan: a row for each stage.
+    """Plots an iteration at the highest clocks, and under a plan, with a row for each stage.
 
     Args:
-        profile: What instructions take.
+        profile: The profile.
         pipeline: The schedule.
         frontier: The plans.
-        index: Which of them.
-        path: Without an ending: a PNG and an SVG are written.
+        index: Index of the plan.
+        path: Without an extension: writes a PNG and an SVG.
     """
     plan = frontier.plans[index]
     before = timeline(profile, pipeline)
@@ -115,7 +115,7 @@ def plot_timeline(
 
 
 def plot_profile(profile: InstructionProfile, path: str | os.PathLike[str]) -> list[Path]:
-    """Draws time against energy of each instruction at each clock."""
+    """Plots energy over time of each instruction at each clock."""
     names = profile.names
     figure, axes = _figure(5.5 * max(2, len(names)), 4.5, columns=max(2, len(names)))
     for one, name in zip(axes, names, strict=False):
@@ -139,7 +139,7 @@ def plot_profile(profile: InstructionProfile, path: str | os.PathLike[str]) -> l
 
 
 def _colours(runs: Sequence[Run]) -> dict[Setting, int]:
-    """Where each setting lies on the scale of colours: clocks at their MHz."""
+    """Position of each setting on the colour scale: clocks at their MHz."""
     names = sorted({run.frequency for run in runs if isinstance(run.frequency, str)})
     found: dict[Setting, int] = {name: place for place, name in enumerate(names)}
     found.update({run.frequency: run.frequency for run in runs if isinstance(run.frequency, int)})
@@ -193,7 +193,7 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tup
         from matplotlib.figure import Figure
     except ImportError:
         raise PipelineFrequencyError(
-            "pictures need matplotlib; pip install 'zeusd[plot]', or ask for none"
+            "plots need matplotlib; pip install 'zeusd[plot]', or disable plots"
         ) from None
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
@@ -208,7 +208,7 @@ def _save(figure: Any, path: str | os.PathLike[str], tight: bool = True) -> list
     written = []
     for ending in FORMATS:
         target = Path(f"{os.fspath(path)}.{ending}")
-        # Without the time of day: the same plan gives the same file.
+        # No timestamp, so that the same plan gives the same file.
         metadata = {"Date": None} if ending == "svg" else None
         figure.savefig(target, dpi=130, bbox_inches="tight", metadata=metadata)
         written.append(target)

@@ -1,8 +1,8 @@
-"""Power of each kind of instruction from readings that each see several of them: pure.
+"""Computes the power of each kind of instruction from readings that cover several. Pure.
 
-A power sensor ticks every 20 to 100 ms and sees all or part of each tick; an instruction may last
-less. A reading is the mean over what it saw, so many readings, each a known mixture, tell the power
-of each kind: least squares.
+A power sensor updates every 20 to 100 ms and measures all or part of each tick; an instruction may
+be shorter. Each reading is the mean over a known mixture of kinds, so many readings determine the
+power of each kind by least squares.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ WAITING, OUTSIDE = "", "-"
 """Kinds of time that belong to no instruction: between two of an iteration, between iterations."""
 
 UNLIKE = "?"
-"""Kind of an instruction that took over `LONG` times as long as others of its kind: what the GPU
-did in that time is not known. The host may have noticed its end late, or something came between."""
+"""Kind of an instruction that took over `LONG` times as long as others of its kind: it is not known
+what the GPU did in that time. The host may have noticed its end late, or other work ran."""
 
 LONG = 2.0
 
 NOISE = 0.01
-"""A reading is not better known than this share of it: stamps of ticks, and noise."""
+"""Smallest relative error of a reading, from timestamps of ticks and noise."""
 
 ODD = 5.0
-"""Readings this many deviations off are of something else, and left out."""
+"""Readings this many standard deviations off are outliers, and excluded."""
 
 _LEAST_SHARE = 0.02
-"""A kind that readings have hardly seen cannot be told apart."""
+"""Smallest share of readings for a kind to be separable."""
 
 _TOLD_APART = 1e-5
-"""Nor can kinds whose shares are the same mixture in every reading, up to this (`rcond`)."""
+"""Kinds whose mixture is the same in every reading, up to this (`rcond`), are not separable."""
 
 _NORMAL = 1.4826
 """Standard deviation of a normal distribution whose median absolute deviation is 1."""
 
 
 class Span(NamedTuple):
-    """Time spent on one kind of thing, ns."""
+    """A time span of one kind, ns."""
 
     begin_ns: int
     end_ns: int
@@ -57,7 +57,7 @@ class Power(NamedTuple):
 
 
 def fill(iterations: Sequence[Sequence[Span]]) -> list[Span]:
-    """Iterations that followed one another, with the time between their instructions."""
+    """Consecutive iterations, with the time between their instructions."""
     spans: list[Span] = []
     for iteration in iterations:
         for n, span in enumerate(iteration):
@@ -69,7 +69,7 @@ def fill(iterations: Sequence[Sequence[Span]]) -> list[Span]:
 
 
 def set_apart(iterations: Sequence[Sequence[Span]]) -> list[list[Span]]:
-    """Iterations, with what took too long for its kind as `UNLIKE`."""
+    """Iterations in which spans that are too long for their kind are `UNLIKE`."""
     lengths: dict[str, list[int]] = {}
     for span in itertools.chain.from_iterable(iterations):
         lengths.setdefault(span.kind, []).append(span.end_ns - span.begin_ns)
@@ -86,12 +86,13 @@ def set_apart(iterations: Sequence[Sequence[Span]]) -> list[list[Span]]:
 def mixtures(
     spans: Sequence[Span], readings: Sequence[tuple[int, int]], window_ns: int | None
 ) -> list[tuple[dict[str, float], float]]:
-    """What each reading saw, by kind as shares of 1, and what it showed, W; none that saw `UNLIKE`.
+    """The shares of the kinds in each reading, and its power, W; without readings that cover
+    `UNLIKE`.
 
     Args:
         spans: Without a gap, in order.
-        readings: Time of each tick, ns, and what it showed, mW.
-        window_ns: How much before a tick the sensor sees; None: back to the tick before.
+        readings: Time of each tick, ns, and its power, mW.
+        window_ns: Time before a tick that the sensor measures; None: since the previous tick.
     """
     if not spans or len(readings) < 2:
         return []
@@ -122,7 +123,7 @@ def mixtures(
 
 
 def fit(seen: Sequence[tuple[dict[str, float], float]]) -> dict[str, Power]:
-    """The power of each kind that can be told apart, with what noise leaves unknown of it."""
+    """The power of each separable kind, with its error from noise."""
     rows = list(seen)
     result: dict[str, Power] = {}
     for _ in range(2):
@@ -139,8 +140,8 @@ def fit(seen: Sequence[tuple[dict[str, float], float]]) -> dict[str, Power]:
 def _solve(
     rows: Sequence[tuple[dict[str, float], float]],
 ) -> tuple[dict[str, Power], list[float]]:
-    """Least squares, and how many deviations each row is off."""
-    import numpy as np  # only who profiles needs it
+    """Solves least squares; also returns each row's residual in standard deviations."""
+    import numpy as np  # only needed for profiling
 
     kinds = sorted({kind for shares, _ in rows for kind in shares})
     seen = np.array([[shares.get(kind, 0.0) for kind in kinds] for shares, _ in rows])

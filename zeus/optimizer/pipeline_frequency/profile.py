@@ -1,4 +1,4 @@
-"""What each instruction of a pipeline takes at each clock: the profile, as a CSV file."""
+"""The profile of a pipeline: time and energy of each instruction at each clock, as a CSV file."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from zeus_ipc import tables
 
 NEEDED = ("stage", "instruction", "frequency", "time", "energy")
 SETTING = "setting"
-"""A profile may have this column in place of `frequency`: settings by their names."""
+"""A profile may have this column of settings' names instead of `frequency`."""
 
 RANKS = ("rank", "dp_rank", "pp_rank", "tp_rank")
 INSTRUCTIONS = ("forward", "backward")
 
 _LONGEST_S = 3600.0
-"""More than this for one instruction is another unit: milliseconds."""
+"""A longer time of one instruction must be in milliseconds."""
 
 _POWER_W = (3.0, 100_000.0)
-"""Mean power of an instruction on one GPU, or on all GPUs of a stage: outside, units are wrong."""
+"""Plausible mean power of an instruction on one GPU, or on all GPUs of a stage; outside, units are
+wrong."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,12 @@ class Row:
     Attributes:
         stage: From 0.
         instruction: Its name, such as `forward`, `backward_input`, `all_reduce`.
-        frequency: SM clock, MHz, or another setting's name; 0 for an instruction that takes the
-            same under any.
-        time: Of one instruction on one microbatch, s.
-        energy: Of the same, J.
-        rank, dp_rank, pp_rank, tp_rank: Who measured it; None where that is not told.
-        chunk: Which of the stage's model chunks, from 0; only interleaved schedules have several.
+        frequency: SM clock, MHz, or another setting's name; 0: the instruction does not depend on
+            it.
+        time: Time of one instruction on one microbatch, s.
+        energy: Energy of the same, J.
+        rank, dp_rank, pp_rank, tp_rank: The rank that measured it; None: not known.
+        chunk: The stage's model chunk, from 0; only interleaved schedules have several.
     """
 
     stage: int
@@ -57,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Option:
-    """A setting an instruction can run at: MHz or a name, s, J of one GPU."""
+    """A possible setting of an instruction: MHz or a name, s, J of one GPU."""
 
     frequency: Setting
     time_s: float
@@ -65,15 +66,15 @@ class Option:
 
 
 class InstructionProfile:
-    """For each stage and instruction, what it takes at each clock.
+    """Time and energy of each stage's instructions at each clock.
 
-    Rows of several ranks for one clock are joined: the time is the slowest rank's, as the others
-    wait for it, and the energy the ranks' mean. So energies stay those of one GPU.
+    Rows of several ranks for one clock are joined: the time is that of the slowest rank, because
+    the others wait for it, and the energy is the ranks' mean, so energies are those of one GPU.
 
     Args:
-        options: By stage, instruction and chunk; sorted here from the highest clock down, and other
+        options: Options by stage, instruction and chunk; sorted here by descending clock, and other
             settings from the fastest.
-        tensor_parallel: GPUs of one pipeline that share a stage, as far as the ranks tell.
+        tensor_parallel: GPUs of one pipeline that share a stage, as far as known from the ranks.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class InstructionProfile:
         """Reads a profile with five columns, or more; it may be compressed, see `zeus_ipc.tables`.
 
         Raises:
-            PipelineFrequencyError: It names the row and the column that are wrong.
+            PipelineFrequencyError: It is not valid; the message names the row and the column.
         """
         name = os.fspath(path)
         try:
@@ -103,7 +104,9 @@ class InstructionProfile:
                 f"with the columns {','.join(NEEDED)}"
             ) from None
         except tables.TableError as error:
-            raise PipelineFrequencyError(f"the profile {name} is no CSV file ({error})") from None
+            raise PipelineFrequencyError(
+                f"the profile {name} is not a CSV file ({error})"
+            ) from None
 
     @classmethod
     def _of_lines(cls, name: str, lines: Iterator[tuple[str, ...]]) -> InstructionProfile:
@@ -148,8 +151,7 @@ class InstructionProfile:
             places: Their rows in the file, for messages.
 
         Raises:
-            PipelineFrequencyError: A stage is missing, or one value is of another unit than its
-                like.
+            PipelineFrequencyError: A stage is missing, or units are mixed.
         """
         measured: _Measured = {}
         tensor_ranks: set[int] = set()
@@ -179,7 +181,7 @@ class InstructionProfile:
         )
 
     def to_json(self) -> list[Any]:
-        """The profile as JSON can hold it; `from_json` reads it."""
+        """The profile in JSON-compatible form; `from_json` reads it."""
         return [
             [*key, [[one.frequency, one.time_s, one.energy_j] for one in found]]
             for key, found in self._options.items()
@@ -209,11 +211,11 @@ class InstructionProfile:
             )
         except (ValueError, TypeError) as error:
             raise PipelineFrequencyError(
-                f"this is no profile ({type(error).__name__}: {error})"
+                f"this is not a profile ({type(error).__name__}: {error})"
             ) from None
 
     def has(self, stage: int, instruction: str) -> bool:
-        """Whether a stage has such an instruction."""
+        """Whether a stage has this instruction."""
         return (stage, instruction, 0) in self._options
 
     @property
@@ -222,7 +224,7 @@ class InstructionProfile:
         return tuple(dict.fromkeys(name for _, name, _ in self._options))
 
     def pick(self, stages: Sequence[int]) -> InstructionProfile:
-        """A profile of these stages alone, numbered from 0 in this order."""
+        """A profile of only these stages, numbered from 0 in this order."""
         for stage in stages:
             if not 0 <= stage < self.num_stages:
                 raise PipelineFrequencyError(
@@ -239,9 +241,9 @@ class InstructionProfile:
         )
 
     def options(self, stage: int, instruction: str, chunk: int = 0) -> tuple[Option, ...]:
-        """What an instruction takes at each clock, from the highest down.
+        """Time and energy of an instruction at each clock, descending.
 
-        A chunk that the profile does not tell apart takes what chunk 0 takes.
+        A chunk that is missing in the profile is like chunk 0.
 
         Raises:
             PipelineFrequencyError: The profile has no such instruction.
@@ -256,7 +258,7 @@ class InstructionProfile:
 
 
 def write_profile(rows: Iterable[Row], path: str | os.PathLike[str]) -> None:
-    """Writes measurements as CSV with nine columns, and `chunk` where one is not 0; atomically."""
+    """Writes measurements as CSV with nine columns, and `chunk` if one is not 0; atomically."""
     rows = list(rows)
     chunks = any(row.chunk for row in rows)
     target = Path(path)
@@ -275,7 +277,7 @@ def write_profile(rows: Iterable[Row], path: str | os.PathLike[str]) -> None:
 
 
 def _row(cells: dict[str, str]) -> Row:
-    """Errors begin with `column`."""
+    """Parses a row; errors begin with `column`."""
     instruction = cells.get("instruction", "").lower()
     if not instruction:
         raise PipelineFrequencyError(
@@ -307,7 +309,7 @@ def _whole(column: str, text: str) -> int:
 
 
 def _setting(text: str) -> Setting:
-    """MHz, or the name of something else."""
+    """Parses a setting: MHz, or a name."""
     try:
         float(text)
     except ValueError:
@@ -363,7 +365,8 @@ def _check_complete(measured: _Measured) -> None:
 def _check_units(measured: _Measured) -> None:
     """Checks that times are seconds and energies joules.
 
-    One instruction's values lie within a factor of 100 of each other, and its power is a GPU's.
+    One instruction's values must be within a factor of 100 of each other, and its power must be
+    plausible for a GPU.
     """
     powers = sorted(
         row.energy / row.time

@@ -1,7 +1,7 @@
-"""Pipeline schedules: which instructions an iteration has, and which wait for which.
+"""Pipeline schedules: the instructions of an iteration and their dependencies.
 
-A schedule is a graph. Each stage runs its instructions in a fixed order; beyond that a forward
-waits for the stage before, a backward for the stage after.
+A schedule is a graph. Each stage runs its instructions in a fixed order. In addition, a forward
+waits for the previous stage, and a backward for the next stage.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from zeus.exceptions import PipelineFrequencyError
 
 MOST_INSTRUCTIONS = 200_000
-"""A schedule above this is a mistake in its numbers."""
+"""Largest plausible schedule."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Instruction:
     """One instruction of an iteration.
 
     Attributes:
-        stage: Which stage's GPUs run it, from 0.
-        name: As in the profile: `forward`, `backward`.
-        microbatch: Which microbatch it works on.
-        chunk: Which of the stage's model chunks.
+        stage: The stage that runs it, from 0.
+        name: Name as in the profile: `forward`, `backward`.
+        microbatch: Its microbatch.
+        chunk: The stage's model chunk.
     """
 
     stage: int
@@ -39,18 +39,18 @@ class Pipeline:
 
     Args:
         name: Such as `1f1b`.
-        stages: For each stage its instructions in the order in which they run.
-        arcs: Pairs (before, after): an instruction that waits for one of another stage.
-        num_microbatches: Of an iteration.
+        stages: The instructions of each stage in the order in which they run.
+        arcs: Pairs (before, after): dependencies between instructions of different stages.
+        num_microbatches: Microbatches of an iteration.
 
     Attributes:
-        instructions: All of them, stage by stage.
-        arcs: Pairs of their indices; the stages' own orders included.
-        levels: Indices of those that can be looked at together, one group after the other: each
-            waits for earlier groups only.
+        instructions: All instructions, stage by stage.
+        arcs: Dependencies as pairs of their indices, including the stages' own orders.
+        levels: Groups of indices that can be processed together: each group only depends on earlier
+            groups.
 
     Raises:
-        PipelineFrequencyError: The graph has a cycle: training would wait forever.
+        PipelineFrequencyError: The graph has a cycle, which is a deadlock.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class Pipeline:
 
     @property
     def num_stages(self) -> int:
-        """Stages of the pipeline."""
+        """Number of stages."""
         return len(self.stages)
 
     def to_json(self) -> dict[str, Any]:
-        """The graph as JSON can hold it; `from_json` reads it."""
+        """The graph in JSON-compatible form; `from_json` reads it."""
         named = [[one.name, one.microbatch, one.chunk] for one in self.instructions]
         stage = [one.stage for one in self.instructions]
         own = {pair for places in self.stages for pair in itertools.pairwise(places)}
@@ -115,16 +115,16 @@ class Pipeline:
         """Reads a graph.
 
         `{"stages": [[["forward", 0], ["backward", 0]], ...], "arcs": [[[0, "forward", 0],
-        [1, "forward", 0]], ...]}` has an order for each stage and pairs of instructions, each with
-        its stage, of which the second waits for the first. An instruction may end with its chunk.
-        `name` and `num_microbatches` are optional.
+        [1, "forward", 0]], ...]}` has an order for each stage, and pairs of instructions with their
+        stages, of which the second waits for the first. The last element of an instruction may be
+        its chunk. `name` and `num_microbatches` are optional.
 
         Args:
             data: The parsed JSON.
-            name: The schedule's name where the data has none.
+            name: The schedule's name if the data has none.
 
         Raises:
-            PipelineFrequencyError: The message says what is wrong.
+            PipelineFrequencyError: It is not valid; the message says why.
         """
         try:
             stages = [
@@ -185,18 +185,18 @@ def gpipe(num_stages: int, num_microbatches: int) -> Pipeline:
 
 
 def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int = 2) -> Pipeline:
-    """Interleaved 1F1B: each stage holds several chunks of the model, and takes them in turn.
+    """Interleaved 1F1B: each stage has several chunks of the model, and runs them in turn.
 
     Source: D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
     Using Megatron-LM", SC 2021.
 
     Args:
-        num_stages: Groups of GPUs.
+        num_stages: Number of stages.
         num_microbatches: A multiple of `num_stages`.
-        num_chunks: Of each stage; the model has `num_stages * num_chunks` parts.
+        num_chunks: Chunks of each stage; the model has `num_stages * num_chunks` parts.
 
     Raises:
-        PipelineFrequencyError: The numbers do not fit each other.
+        PipelineFrequencyError: The numbers are not compatible.
     """
     check_size(num_stages, num_microbatches)
     if num_chunks < 1:
@@ -247,12 +247,13 @@ def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int = 2
 def whole_iteration(
     pipeline: Pipeline, after: Sequence[str], before: Sequence[str] = ()
 ) -> Pipeline:
-    """Adds what every stage does once in an iteration.
+    """Adds instructions that every stage runs once in an iteration.
 
     Args:
         pipeline: A schedule of microbatches.
-        after: Names of what each stage does at its end, such as `all_reduce`, `optimizer_step`.
-        before: Names of what each stage does at its beginning, such as `load`.
+        after: Names of each stage's instructions at the end, such as `all_reduce`,
+            `optimizer_step`.
+        before: Names of each stage's instructions at the beginning, such as `load`.
     """
     stages = []
     for number, places in enumerate(pipeline.stages):
@@ -269,7 +270,7 @@ def _parts(item: Sequence[object]) -> tuple[str, int, int]:
 
 
 def check_size(num_stages: int, num_microbatches: int) -> None:
-    """Raises PipelineFrequencyError where these make no pipeline, or one too large to be meant."""
+    """Raises PipelineFrequencyError if the numbers are not valid, or implausibly large."""
     for count, what in ((num_stages, "stages"), (num_microbatches, "microbatches")):
         if count < 1:
             raise PipelineFrequencyError(f"a pipeline has at least one of its {what}, not {count}")
@@ -283,7 +284,8 @@ def check_size(num_stages: int, num_microbatches: int) -> None:
 def _between(
     num_stages: int, num_microbatches: int, chunk: int = 0
 ) -> list[tuple[Instruction, Instruction]]:
-    """Forwards wait for the stage before, backwards for the stage after, or for their forward."""
+    """Dependencies: forwards wait for the previous stage, backwards for the next stage or for their
+    forward."""
     arcs = []
     for n in range(num_microbatches):
         for stage in range(num_stages):
@@ -297,10 +299,10 @@ def _between(
 
 
 def levels_of(count: int, arcs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-    """Groups of a graph's nodes, each of which waits for earlier groups only.
+    """Groups of a graph's nodes, each of which only depends on earlier groups.
 
     Args:
-        count: Nodes.
+        count: Number of nodes.
         arcs: Pairs (before, after).
 
     Raises:
@@ -326,6 +328,6 @@ def levels_of(count: int, arcs: Iterable[tuple[int, int]]) -> tuple[tuple[int, .
         ready = following
     if done < count:
         raise PipelineFrequencyError(
-            "the schedule's instructions wait for one another in a circle; check its order and arcs"
+            "the schedule's instructions have circular dependencies; check its order and arcs"
         )
     return tuple(levels)

@@ -1,4 +1,4 @@
-"""When each instruction of an iteration runs, step by step through the schedule's graph."""
+"""Computes when each instruction of an iteration runs, along the schedule's graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zeus.optimizer.pipeline_frequency.schedules import Instruction, Pipeline
 
 @dataclass(frozen=True)
 class Run:
-    """One instruction: its setting, from when to when, s, and the energy of one GPU, J."""
+    """One instruction: its setting, its start and end, s, and the energy of one GPU, J."""
 
     instruction: Instruction
     frequency: Setting
@@ -30,17 +30,17 @@ def timeline(
     *,
     change_time_s: float = 0.0,
 ) -> list[Run]:
-    """What happens in an iteration.
+    """The instructions of an iteration with their times.
 
     Args:
-        profile: What instructions take.
+        profile: The profile.
         pipeline: The schedule.
-        stages: A plan's; None: every instruction at its highest clock.
-        change_time_s: How long a change of a stage's clock delays what follows, s.
+        stages: The plan's stages; None: every instruction at its highest clock.
+        change_time_s: Delay of a stage by a change of its clock, s.
 
     Raises:
-        PipelineFrequencyError: The plan is one of another pipeline, or has clocks that the profile
-            does not have.
+        PipelineFrequencyError: The plan is for another pipeline, or has clocks that are not in the
+            profile.
     """
     if stages is not None:
         _check(pipeline, stages)
@@ -104,5 +104,5 @@ def _check(pipeline: Pipeline, stages: Sequence[Sequence[Step]]) -> None:
             one = pipeline.instructions[place]
             if one.name != name:
                 raise PipelineFrequencyError(
-                    f"the plan has {name} on stage {number} where the schedule has {one.name}"
+                    f"the plan has {name} on stage {number}, but the schedule has {one.name} there"
                 )

@@ -1,4 +1,4 @@
-"""Tells a pipeline's callbacks what a schedule of `torch.distributed.pipelining` runs."""
+"""Calls callbacks for the instructions of a `torch.distributed.pipelining` schedule."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ def instrument(
 ) -> None:
     """Calls `callback` at each step and each instruction of a schedule.
 
-    A training step, `schedule.step(...)`, is `on_step_begin` and `on_step_end`, and in between each
-    microbatch's work on a stage is an instruction, `forward` or `backward`. Schedules that part the
-    backward (zero bubble) run `backward_input` and `backward_weight`. An instruction begins when
-    what it needs was received, and ends before anything is sent.
+    A training step, `schedule.step(...)`, calls `on_step_begin` and `on_step_end`. In between, each
+    microbatch's work on a stage is an instruction, `forward` or `backward`. Schedules that split
+    the backward (zero bubble) run `backward_input` and `backward_weight`. An instruction begins
+    after its inputs were received, and ends before anything is sent.
 
-    What does not train is no step and has no instructions: `schedule.eval(...)`, a step under
-    `torch.no_grad()`, another schedule of the same stages. The callback hears `on_pause`.
+    Work that is not training is not a step and has no instructions: `schedule.eval(...)`, a step
+    under `torch.no_grad()`, another schedule of the same stages. It calls `on_pause`.
 
     Args:
-        schedule: Any of `torch.distributed.pipelining`.
-        stages: This process's stage or stages, as the schedule got them.
+        schedule: Any schedule of `torch.distributed.pipelining`.
+        stages: This process's stage or stages, as passed to the schedule.
         callback: A `PipelineFrequencyOptimizer`, or a `CallbackSet` with more.
-        synchronize: On CUDA, wait before an instruction until the GPU has done what was launched,
-            receives included. They are launched far ahead of the GPU, and clocks would be, too.
+        synchronize: On CUDA, wait before an instruction until the GPU has finished launched work,
+            including receives. Otherwise instructions are launched, and clocks set, far ahead of
+            the GPU.
     """
     steps = _Steps(schedule, callback)
     for stage in stages if isinstance(stages, Sequence) else [stages]:
@@ -46,7 +47,7 @@ def instrument(
 
 
 class _Steps:
-    """Which of a schedule's steps train."""
+    """Detects the training steps of a schedule."""
 
     def __init__(self, schedule: Any, callback: Callback) -> None:
         self._callback = callback
@@ -77,7 +78,7 @@ class _Steps:
         wait: Callable[[], None],
         name_of: Callable[[dict[str, Any]], str],
     ) -> None:
-        """Makes a method of a stage an instruction."""
+        """Wraps a method of a stage as an instruction."""
         run = getattr(stage, method)
         callback = self._callback
 
@@ -106,4 +107,4 @@ def _waiting_for(device: torch.device) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """There is nothing to wait for."""
+    """Does not wait."""

@@ -145,8 +145,8 @@ def test_a_leader_that_is_stuck_holds_nobody_up(
 def test_a_folder_that_others_can_open_is_not_used(tmp_path: Path) -> None:
     folder = tmp_path / "open"
     folder.mkdir(mode=0o755)
-    with pytest.raises(PermissionError, match="this user alone"):
+    with pytest.raises(PermissionError, match="only this user may use"):
         NodeReports("job", folder)
     (tmp_path / "link").symlink_to(folder)
-    with pytest.raises(PermissionError, match="this user alone"):
+    with pytest.raises(PermissionError, match="only this user may use"):
         NodeReports("job", tmp_path / "link")

@@ -145,7 +145,7 @@ def test_a_plan_with_settings_that_nobody_sets_is_not_run(
     one = rank(server.url)
     one.step(["forward", "backward"])
     assert one.optimizer.plan_version == 0
-    assert any("settings that are no clocks (overlap)" in line for line in warnings(caplog))
+    assert any("settings that are neither clocks (overlap)" in line for line in warnings(caplog))
 
 
 def test_progress_and_times_are_reported_once_each(

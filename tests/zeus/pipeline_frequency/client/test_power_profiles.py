@@ -102,7 +102,7 @@ def test_a_profile_that_loses_is_said_once_and_training_continues(
     node.nvml.set_profiles_outside(0, (6,))
     optimizer = begin([("forward", "llm-training"), ("backward", "network"), ("update", 1200)])
     assert optimizer.plan_version == 0  # this GPU has no profile network
-    assert "settings that are no clocks (network)" in caplog.text
+    assert "settings that are neither clocks (network)" in caplog.text
     profiles = PowerProfiles(0)
     caplog.clear()
     with caplog.at_level(logging.WARNING):

@@ -229,7 +229,7 @@ def test_plans_are_never_run(serve: Serve, tmp_path: Path, plan_file: str) -> No
     http = serve({"solution_path": plan_file})
     Path(plan_file).write_text(f"[__import__('pathlib').Path({str(witness)!r}).touch()]\n")
     job_id = register(http)
-    assert "is no Python literal" in refused(http.get(f"/schedule/{job_id}?rank=0"), 400)
+    assert "is not a Python literal" in refused(http.get(f"/schedule/{job_id}?rank=0"), 400)
     assert not witness.exists()
 
 

@@ -126,7 +126,7 @@ def _object(text: str) -> dict[str, Any]:
         value = json.loads(text)
     except ValueError as error:
         raise ValueError(
-            f"SCHEDULER_ARGS are no JSON ({error}); write them as "
+            f"SCHEDULER_ARGS are not JSON ({error}); write them as "
             '\'{"solution_path": "freqs_pipeline_00042.py"}\''
         ) from None
     if not isinstance(value, dict):
@@ -155,7 +155,7 @@ def _find(name: str) -> type[FrequencyScheduler]:
             if _is_scheduler(value) and not inspect.isabstract(value)
         ]
         raise ValueError(
-            f"{name} is no FrequencyScheduler; there are {', '.join(known)}, and your own as "
+            f"{name} is not a FrequencyScheduler; there are {', '.join(known)}, and your own as "
             "package.module:Class"
         )
     return found
