@@ -65,7 +65,7 @@ def cpu() -> None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             world = World(Path(folder), GPUS)
-            books = world.books(ignored_units=[])
+            accounts = world.accounts(ignored_units=[])
             held, unheld = [*world.gpus][: GPUS // 2], [*world.gpus][GPUS // 2 :]
             names: dict[str, str] = {}
             every_s = 3600 * len(held) / JOBS
@@ -77,17 +77,17 @@ def cpu() -> None:
                         ended = Deallocate(id=1, name=names.pop(uuid, "none"))
                         begun = Allocate(id=1, gpus=[uuid], name=name, uid=1000 + number)
                         names[uuid] = name
-                        timed("jobs and settlements", books.deallocate, ended, t_ns)
-                        timed("jobs and settlements", books.settle)
-                        timed("jobs and settlements", books.allocate, begun, t_ns)
+                        timed("jobs and settlements", accounts.deallocate, ended, t_ns)
+                        timed("jobs and settlements", accounts.settle)
+                        timed("jobs and settlements", accounts.allocate, begun, t_ns)
                 for number, uuid in enumerate(unheld):
                     now_ns, there = world.now_ns, tuple(pids[number :: len(unheld)])
                     uses = tuple(PidUse(pid, now_ns, 1 + pid % 99) for pid in there)
                     activity = Activity(now_ns - 1_000_000_000, uses)
                     found = Listed(uuid, now_ns, there, activity)
-                    timed("lists of processes", books.listed, found)
-                timed("jobs and settlements", books.work)
-            books.close()
+                    timed("lists of processes", accounts.listed, found)
+                timed("jobs and settlements", accounts.work)
+            accounts.close()
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)

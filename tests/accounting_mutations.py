@@ -26,7 +26,7 @@ CONSERVATION = (
         "zeusd.energy.split._nobody",
         sets("active_uj", "energy_uj"),
         (
-            "tests/zeusd/ledger/test_books.py::test_a_job_is_charged_for_what_it_held_and_nobody_for_the_rest",
+            "tests/zeusd/ledger/test_accounts.py::test_a_job_is_charged_for_what_it_held_and_nobody_for_the_rest",
         ),
     ),
     Mutation(
@@ -82,22 +82,22 @@ KILLS = (
         "zeusd.ledger.store.Store.settle",
         instead("_transaction", "contextlib.nullcontext()"),
         (
-            "tests/zeusd/ledger/test_books.py::"
+            "tests/zeusd/ledger/test_accounts.py::"
             "test_a_settlement_that_fails_between_rows_and_position_leaves_neither",
         ),
     ),
     Mutation(
         "a restart goes on where the ledger ends",
-        "zeusd.runtime.books.Books.recover",
+        "zeusd.runtime.accounts.Accounts.recover",
         drop("_positions"),
-        ("tests/zeusd/ledger/test_books.py::test_a_restart_loses_nothing_that_somebody_held",),
+        ("tests/zeusd/ledger/test_accounts.py::test_a_restart_loses_nothing_that_somebody_held",),
     ),
     Mutation(
         "a settlement that failed is made again",
-        "zeusd.runtime.books.Books.settle",
+        "zeusd.runtime.accounts.Accounts.settle",
         drop("_accountants", "position"),
         (
-            "tests/zeusd/ledger/test_books.py::"
+            "tests/zeusd/ledger/test_accounts.py::"
             "test_a_settlement_that_could_not_be_written_is_made_again",
         ),
     ),
@@ -113,7 +113,7 @@ REBOOTS = (
             'self._db.execute("SELECT uuid, t_ns, energy_uj FROM position JOIN gpu ON id = gpu")',
         ),
         (
-            "tests/zeusd/ledger/test_books.py::test_a_reboot_ends_what_was_held_and_never_charges_more_than_was_counted",
+            "tests/zeusd/ledger/test_accounts.py::test_a_reboot_ends_what_was_held_and_never_charges_more_than_was_counted",
         ),
     ),
     Mutation(
@@ -121,12 +121,12 @@ REBOOTS = (
         "zeusd.runtime.allocations.Allocations.recover",
         drop("end_earlier_boots"),
         (
-            "tests/zeusd/ledger/test_books.py::test_a_reboot_ends_what_was_held_and_never_charges_more_than_was_counted",
+            "tests/zeusd/ledger/test_accounts.py::test_a_reboot_ends_what_was_held_and_never_charges_more_than_was_counted",
         ),
     ),
     Mutation(
         "what was drawn is settled each minute",
-        "zeusd.runtime.books.Books.work",
+        "zeusd.runtime.accounts.Accounts.work",
         never("SETTLE_NS"),
         ("tests/zeusd/ledger/test_gaps.py::test_a_reboot_costs_the_last_minute_at_most",),
     ),
@@ -184,21 +184,23 @@ FORGERIES = (
 CLOCKS = (
     Mutation(
         "a step of the clock moves later rows",
-        "zeusd.runtime.books.Books.settle",
+        "zeusd.runtime.accounts.Accounts.settle",
         drop("_offset_ns", "offset_ns"),
-        ("tests/zeusd/ledger/test_books.py::test_steps_of_the_clock_move_later_rows_and_no_sum",),
+        (
+            "tests/zeusd/ledger/test_accounts.py::test_steps_of_the_clock_move_later_rows_and_no_sum",
+        ),
     ),
     Mutation(
         "a suspend is nobody's",
-        "zeusd.runtime.books.Books._note_suspend",
+        "zeusd.runtime.accounts.Accounts._note_suspend",
         drop("EXCLUDED"),
-        ("tests/zeusd/ledger/test_books.py::test_what_is_drawn_in_a_suspend_is_nobodys",),
+        ("tests/zeusd/ledger/test_accounts.py::test_what_is_drawn_in_a_suspend_is_nobodys",),
     ),
     Mutation(
         "days are local days",
         "zeusctl.usage.edges",
         instead("_local", "day.replace(tzinfo=timezone.utc)"),
-        ("tests/zeusd/ledger/test_books.py::test_days_add_up_in_every_zone",),
+        ("tests/zeusd/ledger/test_accounts.py::test_days_add_up_in_every_zone",),
     ),
     Mutation(
         "a meter never falls",
@@ -223,7 +225,7 @@ GAPS = (
     ),
     Mutation(
         "a lost GPU stops no settlement",
-        "zeusd.runtime.books.Books._settlements",
+        "zeusd.runtime.accounts.Accounts._settlements",
         never("source"),
         (
             "tests/zeusd/ledger/test_gaps.py::test_a_gpu_that_is_lost_has_a_gap_of_its_own_and_the_others_none",
@@ -231,10 +233,10 @@ GAPS = (
     ),
     Mutation(
         "a history that starts again is charged from its own beginning",
-        "zeusd.runtime.books.Books._begin",
+        "zeusd.runtime.accounts.Accounts._begin",
         always("begins_ns", "t_ns"),
         (
-            "tests/zeusd/ledger/test_books.py::"
+            "tests/zeusd/ledger/test_accounts.py::"
             "test_a_driver_that_is_loaded_again_begins_a_new_history_without_a_step",
         ),
     ),
@@ -264,7 +266,7 @@ SLURM = (
         "zeusd.energy.split._whole",
         never("idle"),
         (
-            "tests/zeusd/ledger/test_books.py::test_a_job_that_holds_and_does_not_compute_is_charged_as_held_idle",
+            "tests/zeusd/ledger/test_accounts.py::test_a_job_that_holds_and_does_not_compute_is_charged_as_held_idle",
         ),
     ),
     Mutation(
@@ -272,7 +274,7 @@ SLURM = (
         "zeusd.runtime.allocations.Allocations._begun",
         instead("max", "1"),
         (
-            "tests/zeusd/ledger/test_books.py::test_shards_share_by_weight_and_a_whole_allocation_ends_them",
+            "tests/zeusd/ledger/test_accounts.py::test_shards_share_by_weight_and_a_whole_allocation_ends_them",
         ),
     ),
     Mutation(
@@ -280,7 +282,7 @@ SLURM = (
         "zeusd.runtime.allocations.Allocations.begin",
         never("_is_earlier_run"),
         (
-            "tests/zeusd/ledger/test_books.py::"
+            "tests/zeusd/ledger/test_accounts.py::"
             "test_a_run_that_begins_ends_an_earlier_one_on_other_gpus",
         ),
     ),
@@ -288,14 +290,16 @@ SLURM = (
         "an allocation ends with its job's control group",
         "zeusd.runtime.allocations.Allocations.present",
         never("GONE_NS"),
-        ("tests/zeusd/ledger/test_books.py::test_a_lost_epilog_ends_with_the_jobs_control_group",),
+        (
+            "tests/zeusd/ledger/test_accounts.py::test_a_lost_epilog_ends_with_the_jobs_control_group",
+        ),
     ),
     Mutation(
         "a group whose processes are gone is gone",
         "zeusd.runtime.job_groups._is_used",
         instead("splitlines", "()"),
         (
-            "tests/zeusd/ledger/test_books.py::"
+            "tests/zeusd/ledger/test_accounts.py::"
             "test_a_suspended_job_keeps_its_gpu_and_is_charged_what_that_draws_idle",
         ),
     ),
@@ -303,7 +307,7 @@ SLURM = (
         "a step is charged what the run of its SLUID is",
         "zeusd.ledger.usage.Reader._of_account",
         never("is_run"),
-        ("tests/zeusd/ledger/test_books.py::test_a_run_is_found_by_its_sluid",),
+        ("tests/zeusd/ledger/test_accounts.py::test_a_run_is_found_by_its_sluid",),
     ),
     Mutation(
         "the nodes of a job are one sum",
@@ -388,7 +392,7 @@ RIGHTS = (
         "zeusd.ledger.usage.Reader.usage",
         never("reader", "charged"),
         (
-            "tests/zeusd/ledger/test_books.py::"
+            "tests/zeusd/ledger/test_accounts.py::"
             "test_a_user_sees_the_users_own_rows_and_the_others_as_one_sum",
         ),
     ),
@@ -421,10 +425,10 @@ RIGHTS = (
 PROMETHEUS = (
     Mutation(
         "a user's counter begins at 0",
-        "zeusd.runtime.books.Books.totals",
+        "zeusd.runtime.accounts.Accounts.totals",
         drop("setdefault", "parent_of"),
         (
-            "tests/zeusd/ledger/test_books.py::test_jobs_of_half_a_minute_are_all_in_counters_scraped_once_a_minute",
+            "tests/zeusd/ledger/test_accounts.py::test_jobs_of_half_a_minute_are_all_in_counters_scraped_once_a_minute",
         ),
     ),
     Mutation(
@@ -432,7 +436,7 @@ PROMETHEUS = (
         "zeusd.runtime.workloads.Workloads.holding",
         drop("_begin"),
         (
-            "tests/zeusd/ledger/test_books.py::test_a_jobs_counter_goes_on_over_restarts_and_ends_some_minutes_after_it",
+            "tests/zeusd/ledger/test_accounts.py::test_a_jobs_counter_goes_on_over_restarts_and_ends_some_minutes_after_it",
         ),
     ),
     Mutation(
@@ -440,7 +444,7 @@ PROMETHEUS = (
         "zeusd.runtime.workloads.Workloads._begin",
         instead("_stored", "{}"),
         (
-            "tests/zeusd/ledger/test_books.py::test_a_jobs_counter_goes_on_over_restarts_and_ends_some_minutes_after_it",
+            "tests/zeusd/ledger/test_accounts.py::test_a_jobs_counter_goes_on_over_restarts_and_ends_some_minutes_after_it",
         ),
     ),
     Mutation(

@@ -35,7 +35,7 @@ class Ceilings:
     deadline_ns: int
 
 
-class Node:
+class FleetNode:
     """Follows the plan and the budget for one node.
 
     One command is carried out at a time: the next one follows only after `applied` or `failed`. All

@@ -18,7 +18,7 @@ STEP_S = 5.0
 
 
 @dataclass(frozen=True)
-class _Curve:
+class _EventLimit:
     """The limit of one event over time: a ramp down, a constant part, and a ramp up."""
 
     event: Event
@@ -46,7 +46,7 @@ class _Curve:
 
 def limit_at(standing_mw: int, events: Iterable[Event], now_s: float) -> int:
     """The site's limit at a time: the lowest of all events and the standing limit."""
-    return min([standing_mw, *(_Curve(event, standing_mw).at(now_s) for event in events)])
+    return min([standing_mw, *(_EventLimit(event, standing_mw).at(now_s) for event in events)])
 
 
 def due(budget: Budget, now_s: float) -> Budget:
@@ -60,12 +60,12 @@ def due(budget: Budget, now_s: float) -> Budget:
     step_s = now_s - now_s % STEP_S
     standing = budget.standing_mw
     ahead_s = step_s + STEP_S + LEAD_S
-    curves = (_Curve(event, standing) for event in budget.events)
+    curves = (_EventLimit(event, standing) for event in budget.events)
     limit = min([standing, *(curve.lowest(step_s, ahead_s) for curve in curves)])
     left = tuple(
         event
         for event in budget.events
-        if now_s < event.end_s + max(0.0, _Curve(event, standing).ramp_s)
+        if now_s < event.end_s + max(0.0, _EventLimit(event, standing).ramp_s)
     )
     if not left:
         limit = standing

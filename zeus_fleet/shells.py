@@ -13,7 +13,7 @@ from zeus_fleet.allocator import Allocator, Snapshot
 from zeus_fleet.gpus import Gpus
 from zeus_fleet.jobs import ByJobs
 from zeus_fleet.messages import S, Timing, Work
-from zeus_fleet.node import Ceilings, Node
+from zeus_fleet.node import Ceilings, FleetNode
 from zeus_fleet.store import Store, StoreUnavailable
 from zeus_ipc.errors import ZeusIpcError
 
@@ -78,7 +78,7 @@ async def run_agent(
     ready()
     number = await _newest_number(name, store)
     holds = await asyncio.to_thread(gpus.holds_mw)
-    node = Node(name, gpus.ranges, holds, timing, number=number)
+    node = FleetNode(name, gpus.ranges, holds, timing, number=number)
     works: tuple[Work, ...] = ()
     written: tuple[Work, ...] | None = None
     etcd, zeusd = _Trouble("etcd answers again"), _Trouble("zeusd answers again")
@@ -115,7 +115,7 @@ async def _begin(name: str, gpus: Gpus, timing: Timing, clock: Callable[[], int]
     """Lowers all GPUs to the floor, as far as possible."""
     while True:
         try:
-            node = Node(name, gpus.ranges, await asyncio.to_thread(gpus.holds_mw), timing)
+            node = FleetNode(name, gpus.ranges, await asyncio.to_thread(gpus.holds_mw), timing)
             command = node.tick(clock())
             if command is not None:
                 await asyncio.to_thread(gpus.carry_out, command)
@@ -138,7 +138,7 @@ async def _newest_number(name: str, store: Store) -> int:
 
 
 async def _carry_out(
-    node: Node, gpus: Gpus, command: Ceilings | None, clock: Callable[[], int]
+    node: FleetNode, gpus: Gpus, command: Ceilings | None, clock: Callable[[], int]
 ) -> None:
     while command is not None:
         try:

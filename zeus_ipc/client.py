@@ -24,7 +24,7 @@ from zeus_ipc.paths import socket_path
 from zeus_ipc.replies import (
     Applied,
     AuditRecord,
-    AuditTrail,
+    AuditRecords,
     Back,
     EnergyReading,
     GpuProcesses,
@@ -589,7 +589,7 @@ class Client(Closing):
         """Reads this user's permissions."""
         return self._ask(operations.POLICY)
 
-    def audit(self, *, after: int = 0, limit: int = 200) -> AuditTrail:
+    def audit(self, *, after: int = 0, limit: int = 200) -> AuditRecords:
         """Reads the newest records of the audit log, the oldest first.
 
         Args:
@@ -600,10 +600,10 @@ class Client(Closing):
         before = 2**62
         while True:
             size = max(1, min(MAX_RECORDS, limit - len(records)))
-            trail = self._ask(operations.AUDIT, after=after, before=before, limit=size)
-            records = [*trail.records, *records]
-            if len(trail.records) < size or len(records) >= limit:
-                return AuditTrail(records=records, dropped=trail.dropped)
+            page = self._ask(operations.AUDIT, after=after, before=before, limit=size)
+            records = [*page.records, *records]
+            if len(page.records) < size or len(records) >= limit:
+                return AuditRecords(records=records, dropped=page.dropped)
             before = records[0].number
 
     def metrics(self) -> Metrics:

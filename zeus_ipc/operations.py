@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from zeus_ipc.replies import (
     Acquired,
     Applied,
-    AuditTrail,
+    AuditRecords,
     CeilingSet,
     Deallocated,
     Done,
@@ -146,7 +146,7 @@ FORGET_USER = Operation(ForgetUser, Forgotten)
 QUIESCE = Operation(Quiesce, Quiesced)
 RESUME = Operation(Resume, NodeInfo)
 POLICY = Operation(GetPolicy, Policy, cost=8.0)
-AUDIT = Operation(GetAudit, AuditTrail, cost=8.0)
+AUDIT = Operation(GetAudit, AuditRecords, cost=8.0)
 METRICS = Operation(GetMetrics, Metrics, cost=16.0)
 LEASES = Operation(ListLeases, LeaseList, cost=2.0)
 HEARTBEAT = Operation(Heartbeat, HeartbeatResult)

@@ -35,7 +35,7 @@ from zeusd.core.core import Core
 from zeusd.core.model import PRIVILEGE_OF_ZEUSD, Peer
 from zeusd.core.policy import SECOND_NS, LeaseTerms, Settings
 from zeusd.identity import EMBEDDED_PREFIX, EMBEDDED_STATE_DIR, boot_id
-from zeusd.nodes import Node, real_node
+from zeusd.nodes import OpenedNode, real_node
 from zeusd.runtime import devices
 from zeusd.runtime.engine import Engine
 from zeusd.runtime.journal import Journal, JournalError
@@ -60,7 +60,7 @@ PRIVILEGE = (
 """Remedy if the driver refuses a change to an embedded engine."""
 
 
-def connect(node: Node | None = None, *, state_dir: str | None = None) -> Client:
+def connect(node: OpenedNode | None = None, *, state_dir: str | None = None) -> Client:
     """A client of an engine in this process.
 
     Args:
@@ -94,7 +94,7 @@ class EmbeddedTransport(Transport):
 
     in_process = True
 
-    def __init__(self, node: Node, state_dir: str) -> None:
+    def __init__(self, node: OpenedNode, state_dir: str) -> None:
         self._node = node
         self._state_dir = state_dir
         self._ids = itertools.count(1)
@@ -176,7 +176,7 @@ class _Subscription(Subscription):
 class _Running:
     """One engine and its thread."""
 
-    def __init__(self, node: Node, state_dir: str) -> None:
+    def __init__(self, node: OpenedNode, state_dir: str) -> None:
         self._reactor = Reactor()
         self._replies: dict[int, tuple[threading.Event, list[dict[str, Any]]]] = {}
         self._subscriptions: list[_Subscription] = []

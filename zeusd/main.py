@@ -21,15 +21,15 @@ from zeusd import config_check, logs, systemd
 from zeusd.config import Config, ConfigError
 from zeusd.core.core import Core
 from zeusd.identity import EMBEDDED_STATE_DIR, JOURNAL_NAME, boot_id
-from zeusd.nodes import Node, open_node
+from zeusd.nodes import OpenedNode, open_node
 from zeusd.runtime.accounting import Accounting
-from zeusd.runtime.books import Retention
+from zeusd.runtime.accounts import Retention
+from zeusd.runtime.audit_file import SAVE_S, AuditFile
 from zeusd.runtime.engine import Engine
 from zeusd.runtime.journal import Journal, JournalError
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampling import Histories, Sampling
 from zeusd.runtime.sources import Sample
-from zeusd.runtime.trails import SAVE_S, TrailFile
 from zeusd.server.descriptors import Closer
 from zeusd.server.listener import InheritedListener, Listener, ListenError
 from zeusd.server.server import Server
@@ -83,7 +83,7 @@ class Daemon:
             self._listening = self._listen(opened)
             most = max(16, min(config.server.max_connections, (_open_files() - OWN_FILES) // 2))
             self._server = Server(self._reactor, config.limits(), most)
-            self._node: Node = open_node(
+            self._node: OpenedNode = open_node(
                 config.vendors(), config.nvml.simulate, f"{settings.socket}.devices"
             )
             opened.callback(self._node.close)
@@ -118,8 +118,8 @@ class Daemon:
             self._server.attach(self._engine, self._engine.sampling.stream)
             self._engine.start()
             opened.callback(self._engine.close)
-            self._trail_file = TrailFile(settings.state_dir, boot)
-            self._trail_file.load(self._engine.core.trail)
+            self._audit_file = AuditFile(settings.state_dir, boot)
+            self._audit_file.load(self._engine.core.audit_log)
             opened.callback(self._save_trail)
             opened.callback(self._server.stop)
             self._opened = opened.pop_all()
@@ -276,7 +276,7 @@ class Daemon:
         self._reactor.call_later(STATUS_S, self._tell_status)
 
     def _save_trail(self) -> None:
-        self._trail_file.save(self._engine.core.trail)
+        self._audit_file.save(self._engine.core.audit_log)
 
     def _keep_trail(self) -> None:
         self._save_trail()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class OpenedNode:
     """An opened node.
 
     Attributes:
@@ -38,7 +38,7 @@ class Node:
         return "simulated" if self.driver["simulated"] else driver_id(self.driver["module"])
 
 
-def real_node(library: str | None = None, options: Options | None = None) -> Node:
+def real_node(library: str | None = None, options: Options | None = None) -> OpenedNode:
     """The GPUs of this machine.
 
     Args:
@@ -46,10 +46,10 @@ def real_node(library: str | None = None, options: Options | None = None) -> Nod
         options: The vendors' configuration.
     """
     backend = FoundBackend(options or Options(nvidia_library=library))
-    return Node(cast("Backend", backend), None, lambda: None, driver=backend.driver)
+    return OpenedNode(cast("Backend", backend), None, lambda: None, driver=backend.driver)
 
 
-def simulated_node(spec: str, device_socket: str | None) -> Node:
+def simulated_node(spec: str, device_socket: str | None) -> OpenedNode:
     """GPUs that exist only in this process.
 
     Args:
@@ -63,13 +63,13 @@ def simulated_node(spec: str, device_socket: str | None) -> Node:
 
     nvml = SimulatedBackend(spec)
     if device_socket is None:
-        return Node(nvml, None, lambda: None)
+        return OpenedNode(nvml, None, lambda: None)
     server = DeviceServer(nvml, device_socket)
     server.start()
-    return Node(nvml, device_socket, server.stop)
+    return OpenedNode(nvml, device_socket, server.stop)
 
 
-def open_node(options: Options, simulate: str | None, device_socket: str | None) -> Node:
+def open_node(options: Options, simulate: str | None, device_socket: str | None) -> OpenedNode:
     """Opens the node that the configuration names."""
     if simulate is not None:
         return simulated_node(simulate, device_socket)

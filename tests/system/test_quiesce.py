@@ -163,9 +163,9 @@ def test_all_of_a_long_trail_reaches_its_reader() -> None:
             for _ in range(600):
                 with contextlib.suppress(DeviceFailure):
                     client.set_power_limit(gpu.gpus[0].uuid, 150_000)
-            trail = client.audit(limit=1000)
-        assert len(trail.records) >= 600
-        numbers = [record.number for record in trail.records]
+            page = client.audit(limit=1000)
+        assert len(page.records) >= 600
+        numbers = [record.number for record in page.records]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 

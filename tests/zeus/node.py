@@ -11,7 +11,7 @@ from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
 from zeusd import embed
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock, Work
-from zeusd.nodes import Node
+from zeusd.nodes import OpenedNode
 
 
 class VirtualNode:
@@ -25,7 +25,7 @@ class VirtualNode:
     def __init__(self, spec: str, state_dir: Path) -> None:
         self.clock = VirtualClock()
         self.nvml = SimulatedBackend(spec, clock_ns=self.clock, sleep=self.clock.sleep)
-        node = Node(self.nvml, "simulated", lambda: None, self.clock)
+        node = OpenedNode(self.nvml, "simulated", lambda: None, self.clock)
         self.client = embed.connect(node, state_dir=str(state_dir))
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(_node.use(self.client))
@@ -33,7 +33,7 @@ class VirtualNode:
     def monitor(self, **options: Any) -> ZeusMonitor:
         """A monitor whose time is the node's."""
         monitor = ZeusMonitor(**options)
-        monitor._clock_ns = monitor._book.clock_ns = self.clock
+        monitor._clock_ns = monitor._lookup.clock_ns = self.clock
         return monitor
 
     def limit_w(self, gpu: int = 0) -> float:

@@ -26,7 +26,7 @@ from zeus_ipc.errors import RequestTimeout
 from zeusd import embed
 from zeusd.devices.simulated import SimulatedBackend
 from zeusd.devices.simulated.workloads import ScriptedWorkload
-from zeusd.nodes import Node
+from zeusd.nodes import OpenedNode
 
 OpenNode = Callable[[str], VirtualNode]
 
@@ -327,10 +327,10 @@ def test_the_log_of_a_node_that_went_away_neither_grows_nor_ends(
         for number in range(12):
             with monitor.window(str(number)):
                 node.clock.sleep(0.1)
-        monitor._book.behind()
+        monitor._lookup.look_up_all()
         assert [line.split(",")[1] for line in path.read_text().splitlines()[1:]] == list("0123456")
     node.clock.sleep(2)
-    monitor._book.behind()
+    monitor._lookup.look_up_all()
     with path.open(newline="") as file:
         rows = list(csv.reader(file))[1:]
     assert [row[1] for row in rows] == [str(number) for number in range(12)]
@@ -500,7 +500,7 @@ def test_the_framework_is_waited_for_before_the_clock_is_read(
 
 
 def test_without_a_daemon_the_sampler_runs_here_and_streams(tmp_path: Path) -> None:
-    node = Node(SimulatedBackend("2xv100:setter_ms=0"), "simulated", lambda: None)
+    node = OpenedNode(SimulatedBackend("2xv100:setter_ms=0"), "simulated", lambda: None)
     client = embed.connect(node, state_dir=str(tmp_path))
     try:
         first, second = (gpu.uuid for gpu in client.node().gpus)

@@ -7,17 +7,17 @@ import random
 from tests.zeus_fleet.parts import Rules
 from zeus_fleet.allocator import Allocator, Policy, Snapshot
 from zeus_fleet.messages import Budget, Plan, S, Timing
-from zeus_fleet.node import Node
+from zeus_fleet.node import FleetNode
 
 ALL = Rules().compares
 
 
-class _DeadlineFromReply(Node):
+class _DeadlineFromReply(FleetNode):
     def _armed_from(self, sent_ns: int, now_ns: int) -> int:
         return now_ns + self.timing.hold_ns
 
 
-class _WaitsForTheAllocator(Node):
+class _WaitsForTheAllocator(FleetNode):
     def _obeyed_mw(self, plan: Plan | None, budget: Budget | None) -> int:
         grant = None if plan is None else plan.grants.get(self.name)
         return self.floor_mw if grant is None else grant.limit_mw

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from zeus_fleet.allocator import Allocator, Commit, Policy, Snapshot
 from zeus_fleet.messages import Budget, Heartbeat, Plan, Timing
-from zeus_fleet.node import Ceilings, Gpu, Node
+from zeus_fleet.node import Ceilings, FleetNode, Gpu
 
 GPU = Gpu(100_000, 300_000)
 GPUS = 2
@@ -27,7 +27,7 @@ class Violation(AssertionError):
 class Rules:
     """What is shipped, or what a mutant has in its place."""
 
-    node: Callable[..., Node] = Node
+    node: Callable[..., FleetNode] = FleetNode
     allocator: Callable[[Timing, Policy], Allocator] = Allocator
     node_timing: Timing = TIMING
     allocator_timing: Timing = TIMING
@@ -55,7 +55,7 @@ class Machine:
     down_until: float = 0.0
     down_again: float = 0.0
     # agent
-    core: Node | None = None
+    core: FleetNode | None = None
     incarnation: int = 0
     cut_off: int = 0
     frozen_until: float = 0.0

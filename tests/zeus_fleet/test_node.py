@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.zeus_fleet.bench import GPUS, budget
 from zeus_fleet.messages import Grant, Plan, Timing
-from zeus_fleet.node import Node
+from zeus_fleet.node import FleetNode
 
 
 def test_other_gpus_make_up_for_one_that_does_not_go_down() -> None:
-    node = Node("a", GPUS, [300_000, 300_000], Timing())
+    node = FleetNode("a", GPUS, [300_000, 300_000], Timing())
     command = node.tick(0)
     assert command is not None
     assert command.limits_mw == (100_000, 100_000)
@@ -27,7 +27,7 @@ def test_other_gpus_make_up_for_one_that_does_not_go_down() -> None:
 
 
 def test_within_a_node_limits_are_lowered_before_others_are_raised() -> None:
-    node = Node("a", GPUS, [100_000, 100_000], Timing())
+    node = FleetNode("a", GPUS, [100_000, 100_000], Timing())
     node.tick(0)
     node.applied([100_000, 100_000], 0)
     node.wants([300_000, 100_000], 0)
@@ -46,7 +46,7 @@ def test_within_a_node_limits_are_lowered_before_others_are_raised() -> None:
 
 
 def test_what_zeusd_may_have_done_is_reported_until_it_answers() -> None:
-    node = Node("a", GPUS, [100_000, 100_000], Timing())
+    node = FleetNode("a", GPUS, [100_000, 100_000], Timing())
     plan = Plan(1, {"site": 800_000}, {"a": Grant(1, 600_000, 600_000)})
     assert node.answered(node.heartbeat(1).number, plan, budget(1200), 2) is not None
     assert node.heartbeat(3).held_mw == 600_000
@@ -61,7 +61,7 @@ def test_what_zeusd_may_have_done_is_reported_until_it_answers() -> None:
 
 
 def test_a_grant_is_divided_as_the_policy_says_up_to_what_each_gpu_has_use_for() -> None:
-    node = Node("a", GPUS, [100_000, 100_000], Timing())
+    node = FleetNode("a", GPUS, [100_000, 100_000], Timing())
     plan = Plan(1, {"site": 800_000}, {"a": Grant(1, 400_000, 400_000)})
     limits = {0: 130_000, 1: 270_000}
     command = node.answered(node.heartbeat(0).number, plan, budget(1200), 1, limits)
@@ -74,7 +74,7 @@ def test_a_grant_is_divided_as_the_policy_says_up_to_what_each_gpu_has_use_for()
 
 
 def test_an_answer_that_comes_after_its_deadline_raises_nothing() -> None:
-    node = Node("a", GPUS, [100_000, 100_000], Timing())
+    node = FleetNode("a", GPUS, [100_000, 100_000], Timing())
     plan = Plan(1, {"site": 800_000}, {"a": Grant(1, 600_000, 600_000)})
     beat = node.heartbeat(0)
     command = node.answered(beat.number, plan, budget(1200), Timing().hold_ns)
@@ -83,7 +83,7 @@ def test_an_answer_that_comes_after_its_deadline_raises_nothing() -> None:
 
 
 def test_an_overtaken_answer_is_ignored() -> None:
-    node = Node("a", GPUS, [100_000, 100_000], Timing())
+    node = FleetNode("a", GPUS, [100_000, 100_000], Timing())
     high = Plan(1, {"site": 800_000}, {"a": Grant(1, 600_000, 600_000)})
     low = Plan(1, {"site": 800_000}, {"a": Grant(2, 200_000, 600_000)})
     first, second = node.heartbeat(0), node.heartbeat(1)
@@ -94,7 +94,7 @@ def test_an_overtaken_answer_is_ignored() -> None:
 
 
 def test_a_node_that_is_not_listed_keeps_its_floor() -> None:
-    node = Node("c", GPUS, [100_000, 100_000], Timing())
+    node = FleetNode("c", GPUS, [100_000, 100_000], Timing())
     plan = Plan(1, {"site": 800_000}, {"c": Grant(1, 600_000, 600_000)})
     command = node.answered(node.heartbeat(0).number, plan, budget(1200), 1)
     assert command is not None

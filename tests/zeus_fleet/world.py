@@ -28,7 +28,7 @@ from tests.zeus_fleet.parts import (
 )
 from zeus_fleet.allocator import Allocator, Snapshot, by_want, evenly
 from zeus_fleet.messages import Budget, Domain, Heartbeat, Plan, S
-from zeus_fleet.node import Ceilings, Node
+from zeus_fleet.node import Ceilings, FleetNode
 
 
 class World(FakeStore):
@@ -208,7 +208,7 @@ class World(FakeStore):
 
     def _agent(
         self, machine: Machine, incarnation: int, event: Callable[..., None], *arguments: Any
-    ) -> Node | None:
+    ) -> FleetNode | None:
         """The agent, if this one still runs; while it is stopped, the event waits."""
         if machine.core is None or machine.incarnation != incarnation:
             return None

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from tests.zeusd.ledger.test_books import allocate
+from tests.zeusd.ledger.test_accounts import allocate
 from tests.zeusd.ledger.world import World
 from zeus_ipc.replies import LedgerState, NodeInfo
 from zeusctl.exporter.accounting import MAX_ACCOUNTS, families
@@ -18,17 +18,17 @@ USER = 1_000_000
 
 def test_accounts_idle_and_unattributed_energy_add_up_to_the_counters(tmp_path: Path) -> None:
     world = World(tmp_path, gpus=2)
-    books = world.books()
+    accounts = world.accounts()
     world.tick(50, 20, idle=True)
     world.tick(60, 10)  # for nobody
     for number in range(MAX_ACCOUNTS + 30):
-        allocate(books, world, f"job{number}", uid=USER + number)
+        allocate(accounts, world, f"job{number}", uid=USER + number)
         world.tick(100, idle=number % 3 == 0)
-    books.settle()
+    accounts.settle()
     ledger = LedgerState(
-        totals=books.totals(),
-        by_gpu=books.by_gpu(),
-        counted_uj=books.counted_uj(),
+        totals=accounts.totals(),
+        by_gpu=accounts.by_gpu(),
+        counted_uj=accounts.counted_uj(),
         held=[],
         trouble="",
         damaged=[],
@@ -36,18 +36,18 @@ def test_accounts_idle_and_unattributed_energy_add_up_to_the_counters(tmp_path: 
     )
     gpus = [SimpleNamespace(uuid=uuid, index=number) for number, uuid in enumerate(world.gpus)]
     sums: dict[str, float] = defaultdict(float)
-    accounts: list[tuple[str, str]] = []
+    names: list[tuple[str, str]] = []
     for family in families(cast("NodeInfo", SimpleNamespace(gpus=gpus)), ledger, workloads=False):
         for sample in family.samples:
             name = sample.name.removeprefix("zeusd_").removesuffix("_energy_joules_total")
             if sample.labels.get("held") != "yes":
                 sums[name] += sample.value
             if name == "account":
-                accounts.append((sample.labels["kind"], sample.labels["account"]))
+                names.append((sample.labels["kind"], sample.labels["account"]))
     drawn_j = sum(gpu.energy_uj for gpu in world.gpus.values()) / 1e6
     assert abs(sums["accounted"] - drawn_j) < 1e-5
     assert abs(sums["account"] + sums["idle"] + sums["unattributed"] - drawn_j) < 1e-5
     assert min(sums[part] for part in ("account", "idle", "unattributed")) > 0
-    assert ("user", str(USER)) in accounts
-    assert ("other", "") in accounts
-    assert len(accounts) == len({*accounts}) == MAX_ACCOUNTS + 1
+    assert ("user", str(USER)) in names
+    assert ("other", "") in names
+    assert len(names) == len({*names}) == MAX_ACCOUNTS + 1

@@ -13,7 +13,7 @@ from zeus import _node
 from zeus.compat.monitor import MonitorAttributes
 from zeus.monitor.devices import resolve_cpus, resolve_gpus
 from zeus.monitor.log import MeasurementLog
-from zeus.monitor.lookup import Book
+from zeus.monitor.lookup import WindowLookup
 from zeus.monitor.measurement import Measurement
 from zeus.monitor.showing import as_html, as_text
 from zeus.utils.framework import Framework, synchronize
@@ -147,7 +147,7 @@ class ZeusMonitor(MonitorAttributes):
         self.measurement_states: dict[str, MeasurementState] = {}
         self._clock_ns: Callable[[], int] = time.monotonic_ns
         self._progress = _node.progress
-        self._book = Book(
+        self._lookup = WindowLookup(
             client,
             {index: self.gpus[index].uuid for index in self.gpu_indices},
             self.cpu_indices,
@@ -155,10 +155,10 @@ class ZeusMonitor(MonitorAttributes):
             self.log_file,
             strict,
         )
-        self._book.check()
-        self._book.run_behind()
+        self._lookup.check()
+        self._lookup.start()
         if self.log_file is not None:
-            atexit.register(self._book.finish)
+            atexit.register(self._lookup.finish)
 
     def begin_window(self, key: str, sync_execution: bool = True, restart: bool = False) -> None:
         """Opens a window.
@@ -202,7 +202,7 @@ class ZeusMonitor(MonitorAttributes):
         aligned = sync_execution and synchronize(self.sync_with, self.gpu_indices)
         end_ns = self._clock_ns()
         begin = self._close(key)
-        return self._book.ended(key, begin.t_ns, end_ns, aligned and begin.aligned)
+        return self._lookup.ended(key, begin.t_ns, end_ns, aligned and begin.aligned)
 
     def estimate(self, key: str) -> Measurement:
         """Returns the measurement of an open window until now; it stays open. Reading its energy
@@ -214,7 +214,7 @@ class ZeusMonitor(MonitorAttributes):
         begin = self.measurement_states.get(key)
         if begin is None:
             raise ValueError(f"Measurement window '{key}' does not exist")
-        return self._book.peek(key, begin.t_ns, self._clock_ns())
+        return self._lookup.peek(key, begin.t_ns, self._clock_ns())
 
     @contextlib.contextmanager
     def window(self, key: str, sync_execution: bool = True) -> Iterator[Window]:
@@ -230,7 +230,7 @@ class ZeusMonitor(MonitorAttributes):
             yield window
         finally:
             aligned = sync_execution and synchronize(self.sync_with, self.gpu_indices)
-            window._measurement = self._book.ended(
+            window._measurement = self._lookup.ended(
                 key, begin_ns, self._clock_ns(), aligned and begins_aligned
             )
 
@@ -238,7 +238,7 @@ class ZeusMonitor(MonitorAttributes):
         """Whether a measurement's energy can be read without waiting for the sensors' next
         update.
         """
-        return self._book.ripe(measurement)
+        return self._lookup.is_available(measurement)
 
     def reset_windows(self) -> None:
         """Discards all open windows."""
@@ -246,7 +246,7 @@ class ZeusMonitor(MonitorAttributes):
 
     def flush(self) -> None:
         """Looks up the windows that have ended, and writes them to the log file. Never raises."""
-        self._book.finish()
+        self._lookup.finish()
 
     def _close(self, key: str) -> MeasurementState:
         begin = self.measurement_states.pop(key, None)

@@ -51,7 +51,7 @@ MAX_PENDING = 100_000
 oldest are looked up only when they are read, and logged without their energy."""
 
 
-class Book:
+class WindowLookup:
     """The windows of one monitor that await their energy.
 
     Args:
@@ -93,7 +93,7 @@ class Book:
         self._told = False  # about windows that cannot be looked up in the background, ...
         self._warned = False  # ... and about those that were read
         self._stuck: tuple[float, ZeusBaseError] | None = None
-        _living.add(self)
+        _instances.add(self)
 
     def check(self) -> None:
         """Makes zeusd sample these devices.
@@ -104,10 +104,10 @@ class Book:
         if self._sources:
             self._ask([])
 
-    def run_behind(self) -> None:
+    def start(self) -> None:
         """Starts the thread."""
         threading.Thread(
-            target=_behind, args=(weakref.ref(self),), name="zeus-windows", daemon=True
+            target=_run, args=(weakref.ref(self),), name="zeus-windows", daemon=True
         ).start()
 
     def ended(self, key: str, begin_ns: int, end_ns: int, aligned: bool) -> Measurement:
@@ -127,7 +127,7 @@ class Book:
         measurement._pending = Ended(self, key, begin_ns, end_ns, False)
         return measurement
 
-    def ripe(self, measurement: Measurement) -> bool:
+    def is_available(self, measurement: Measurement) -> bool:
         """Whether its energy is known, or should be available."""
         pending = measurement._pending
         return pending is None or self.clock_ns() - pending.end_ns > TICK_NS
@@ -222,7 +222,7 @@ class Book:
                 rows.append((key, begin_ns / 1e9, measurement.time, energy_j))
             self._log.write(rows)
 
-    def behind(self) -> None:
+    def look_up_all(self) -> None:
         """One round of the thread."""
         try:
             self._see_whether_it_is_stuck()
@@ -338,26 +338,26 @@ class Book:
         )
 
 
-_living: weakref.WeakSet[Book] = weakref.WeakSet()
+_instances: weakref.WeakSet[WindowLookup] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
     """Resets a child of fork: the thread, which may hold the lock, is only in the parent."""
-    for book in list(_living):
-        book._guard = threading.RLock()
+    for lookup in list(_instances):
+        lookup._guard = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _behind(book_ref: weakref.ref[Book]) -> None:
+def _run(lookup_ref: weakref.ref[WindowLookup]) -> None:
     while True:
         time.sleep(BEHIND_S)
-        book = book_ref()
-        if book is None:
+        lookup = lookup_ref()
+        if lookup is None:
             return
         try:
-            book.behind()
+            lookup.look_up_all()
         except Exception:  # a thread that nobody watches must not end silently
             log.exception("windows could not be looked up")
-        del book
+        del lookup

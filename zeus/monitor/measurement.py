@@ -22,10 +22,12 @@ class LooksUp(Protocol):
 class Ended:
     """A window that has ended and was not looked up yet; times in ns of CLOCK_MONOTONIC."""
 
-    __slots__ = ("aligned", "begin_ns", "book", "end_ns", "key")
+    __slots__ = ("aligned", "begin_ns", "end_ns", "key", "lookup")
 
-    def __init__(self, book: LooksUp, key: str, begin_ns: int, end_ns: int, aligned: bool) -> None:
-        self.book = book
+    def __init__(
+        self, lookup: LooksUp, key: str, begin_ns: int, end_ns: int, aligned: bool
+    ) -> None:
+        self.lookup = lookup
         self.key = key
         self.begin_ns = begin_ns
         self.end_ns = end_ns
@@ -80,7 +82,7 @@ class Measurement(Shown):
 
     def _known(self) -> Measurement:
         pending = self._pending
-        return self if pending is None else pending.book.as_known(self)
+        return self if pending is None else pending.lookup.as_known(self)
 
     @property
     def known(self) -> bool:
@@ -99,7 +101,7 @@ class Measurement(Shown):
         """
         pending = self._pending
         if pending is not None:
-            pending.book.look_up(self)
+            pending.lookup.look_up(self)
 
     @property
     def gpu_energy(self) -> dict[int, float]:

@@ -231,7 +231,7 @@ class RatedWindows:
             hour = (begin_ns + shift_ns) // HOUR_NS
             until_ns = min(end_ns, (hour + 1) * HOUR_NS - shift_ns)
             start = datetime.fromtimestamp(hour * HOUR_NS / 1e9, timezone.utc)
-            found.append((start, self._monitor._book.peek(key, begin_ns, until_ns)))
+            found.append((start, self._monitor._lookup.peek(key, begin_ns, until_ns)))
             if until_ns >= end_ns:
                 return found
             begin_ns = until_ns

@@ -18,7 +18,7 @@ except ModuleNotFoundError:
     ) from None
 
 from zeus.run.exceptions import ZeusCostThresholdExceededError
-from zeus.run.session import Session
+from zeus.run.session import RunSession
 from zeus.run.settings import Settings
 from zeus.utils import framework
 
@@ -83,7 +83,7 @@ class ZeusDataLoader(DataLoader[Any]):
         super().__init__(*args, **kwargs)
         self._trains = max_epochs != -1
         self._dp = distributed == "dp"
-        self._session: Session | None = None
+        self._session: RunSession | None = None
         self._begun = self._ended = False
         self._reached = False
         self._metric: float | None = None  # of this epoch
@@ -109,7 +109,7 @@ class ZeusDataLoader(DataLoader[Any]):
         self._settings = Settings.from_env(os.environ)
         if framework.rank() == 0:
             gpus = list(range(world)) if self._dp else [_own_gpu()]
-            self._session = Session(self._settings, batch_size * world, max_epochs, gpus)
+            self._session = RunSession(self._settings, batch_size * world, max_epochs, gpus)
         _train_loader = weakref.ref(self)
 
     # ------------------------------------------------------------------------------------ training
@@ -205,7 +205,7 @@ class ZeusDataLoader(DataLoader[Any]):
             return batches
         return self._train(session, batches) if self._trains else _evaluate(session, batches)
 
-    def _train(self, session: Session, batches: Iterator[Any]) -> Iterator[Any]:
+    def _train(self, session: RunSession, batches: Iterator[Any]) -> Iterator[Any]:
         session.begin_train(self._length())
         try:
             for batch in batches:
@@ -221,7 +221,7 @@ class ZeusDataLoader(DataLoader[Any]):
             return None
 
 
-def _evaluate(session: Session, batches: Iterator[Any]) -> Iterator[Any]:
+def _evaluate(session: RunSession, batches: Iterator[Any]) -> Iterator[Any]:
     session.begin_eval()
     iterations = 0
     try:

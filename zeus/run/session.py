@@ -43,7 +43,7 @@ _EVAL = "__ZeusDataLoader_eval"
 Metrics = tuple[Sequence[float | None], bool]
 
 
-class Session:
+class RunSession:
     """Measurements and decisions of `ZeusDataLoader`, in the process that makes them.
 
     Args:

@@ -12,7 +12,7 @@ from zeus_ipc.replies.accounting import (
     Usage,
     UsageSum,
 )
-from zeus_ipc.replies.administration import AuditRecord, AuditTrail, Permission, Policy, Quiesced
+from zeus_ipc.replies.administration import AuditRecord, AuditRecords, Permission, Policy, Quiesced
 from zeus_ipc.replies.common import Deferred, Done, ErrorBody, PastResults, Refused, Results
 from zeus_ipc.replies.leases import (
     Acquired,
@@ -54,7 +54,7 @@ __all__ = [
     "Acquired",
     "Applied",
     "AuditRecord",
-    "AuditTrail",
+    "AuditRecords",
     "Back",
     "CallTimes",
     "CeilingInfo",

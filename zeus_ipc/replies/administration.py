@@ -80,7 +80,7 @@ class AuditRecord(Message):
     """The result, such as `ok`."""
 
 
-class AuditTrail(Message):
+class AuditRecords(Message):
     """Result of `audit`."""
 
     records: list[AuditRecord]

@@ -51,13 +51,13 @@ def audit(session: Session, count: int, gpus: str, follow: bool) -> None:
     chosen = None if gpus == "all" else {gpu.uuid for gpu in session.gpus(gpus)}
     newest = 0
     while True:
-        trail = session.client.audit(after=newest, limit=KEPT if chosen or newest else count)
-        wanted = [one for one in trail.records if chosen is None or one.gpu in chosen]
+        page = session.client.audit(after=newest, limit=KEPT if chosen or newest else count)
+        wanted = [one for one in page.records if chosen is None or one.gpu in chosen]
         # Everything since the first query is of interest.
-        report = _report(session, wanted if newest else wanted[-count:], trail.dropped)
+        report = _report(session, wanted if newest else wanted[-count:], page.dropped)
         if report.events or not newest:
             session.answer(report, _lines(report, heading=not newest))
-        newest = max([newest, *(record.number for record in trail.records)])
+        newest = max([newest, *(record.number for record in page.records)])
         if not follow:
             return
         time.sleep(_FOLLOW_S)

@@ -11,7 +11,7 @@ from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import (
     AuditRecord,
-    AuditTrail,
+    AuditRecords,
     Count,
     Done,
     Metrics,
@@ -107,7 +107,7 @@ class Administration:
                 ErrorCode.PERMISSION_DENIED,
                 f"user {peer.uid} may not {what}; ask an administrator of this node's GPUs",
             )
-            self._out.trail.refused(failure.code)
+            self._out.audit_log.refused(failure.code)
             connection.refuse(self._out, request.id, failure)
 
         return handle
@@ -329,12 +329,12 @@ class Administration:
         peer = connection.peer
         admin = self._node.settings.access.is_admin(peer)
         records = []
-        for record in self._out.trail.newest(request.after, request.before, request.limit):
+        for record in self._out.audit_log.newest(request.after, request.before, request.limit):
             fields = asdict(record)
             if not admin and record.uid != peer.uid:
                 fields |= dict.fromkeys(("pid", "lease", "command", "job"))
             records.append(AuditRecord(**fields))
-        result = AuditTrail(records=records, dropped=self._out.trail.dropped)
+        result = AuditRecords(records=records, dropped=self._out.audit_log.dropped)
         connection.reply(self._out, request.id, result)
 
     def _metrics(self, connection: Connection, request: GetMetrics) -> None:
@@ -342,7 +342,7 @@ class Administration:
         self._out.add(Read(ticket, "", Reading.METRICS))
 
     def _measured(self, connection: Connection, request_id: int, result: object) -> None:
-        trail, machines = self._out.trail, [*self._node.machines()]
+        audit_log, machines = self._out.audit_log, [*self._node.machines()]
         assert isinstance(result, Measured)
         peer, ledger = connection.peer, result.ledger
         if ledger is not None and not sees_all(self._node.settings, peer):
@@ -351,7 +351,7 @@ class Administration:
         def counts(event: str, *labels: str) -> list[Count]:
             return [
                 Count(labels=dict(zip(labels, values, strict=True)), count=count)
-                for values, count in trail.total(event)
+                for values, count in audit_log.total(event)
             ]
 
         metrics = Metrics(
@@ -362,7 +362,7 @@ class Administration:
             restore_failures=counts("restore_failed", "control"),
             outside_changes=counts("outside_change", "control", "result"),
             refusals=counts("refusal", "code"),
-            lease_expiries=sum(count for _, count in trail.total("lease_expired")),
+            lease_expiries=sum(count for _, count in audit_log.total("lease_expired")),
             pending=_named(m for m in machines if m.retry_at_ns is not None),
             connections=self.connections(),
             calls=result.calls,

@@ -16,6 +16,7 @@ from zeus_ipc.controls import RESTORE_ORDER, SPECS, Control, ControlValue
 from zeus_ipc.replies import CpuInfo
 from zeus_ipc.requests import Request
 from zeusd.core.administration import DRIVER_CLOSED
+from zeusd.core.audit_log import AuditLog
 from zeusd.core.ceilings import PERSISTED, Ceiling
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Effect, Forget, Note, Put, Read, Reading
@@ -30,9 +31,9 @@ from zeusd.core.model import (
     Peer,
     PendingRestore,
     Process,
-    baseline_key,
-    first_key,
     gpu_key,
+    initial_key,
+    observed_key,
     pin_key,
     resting_key,
 )
@@ -47,7 +48,6 @@ from zeusd.core.requests import (
     TOO_MANY_WAIT,
     Requests,
 )
-from zeusd.core.trail import Trail
 from zeusd.devices.port import Outcome
 
 RECONNECT_NS = 5 * SECOND_NS
@@ -351,9 +351,9 @@ class Core:
         ]
 
     @property
-    def trail(self) -> Trail:
+    def audit_log(self) -> AuditLog:
         """The newest records of the audit log."""
-        return self._out.trail
+        return self._out.audit_log
 
     @property
     def silent(self) -> bool:
@@ -457,7 +457,7 @@ class Core:
             offered = control.value in facts.info.controls
             if control in gpu.machines or not (offered or restore):
                 continue
-            baseline = values.get(baseline_key(uuid, control))
+            baseline = values.get(observed_key(uuid, control))
             known = baseline
             if known is None and restore is not None and (restore.target or SPECS[control].merges):
                 known = restore.target
@@ -493,11 +493,11 @@ class Core:
             lambda: self.node.closed,
             lambda: self.node.settings.terms,
         )
-        machine.first = values.get(first_key(uuid, control))
+        machine.first = values.get(initial_key(uuid, control))
         if machine.spec.readable and first_seen and not target.pinned:
             if machine.first is None:
                 machine.first = target.value
-            for key in (baseline_key(uuid, control), first_key(uuid, control)):
+            for key in (observed_key(uuid, control), initial_key(uuid, control)):
                 self._out.add(Put(key, {"value": list(target.value)}))
         persisted = values.get(pin_key(uuid, control))
         if persisted is not None:

@@ -395,9 +395,9 @@ class Loss:
         )
 
 
-PENDING_PREFIX, BASELINE_PREFIX, LOSS_PREFIX = "debt/", "baseline/", "lost/"
+PENDING_PREFIX, OBSERVED_PREFIX, LOSS_PREFIX = "debt/", "baseline/", "lost/"
 CEILING_PREFIX, RESTING_PREFIX = "ceiling/", "resting/"
-FIRST_PREFIX, PIN_PREFIX, GPU_PREFIX = "first/", "pin/", "gpu/"
+INITIAL_PREFIX, PIN_PREFIX, GPU_PREFIX = "first/", "pin/", "gpu/"
 
 DRIVER_KEY = "driver"
 """Journal key of the driver that the other entries refer to."""
@@ -420,14 +420,14 @@ def gpu_key(gpu: str) -> str:
     return f"{GPU_PREFIX}{gpu}"
 
 
-def baseline_key(gpu: str, control: Control) -> str:
+def observed_key(gpu: str, control: Control) -> str:
     """Journal key of a control's restore target if the site configured none."""
-    return f"{BASELINE_PREFIX}{gpu}/{control.value}"
+    return f"{OBSERVED_PREFIX}{gpu}/{control.value}"
 
 
-def first_key(gpu: str, control: Control) -> str:
+def initial_key(gpu: str, control: Control) -> str:
     """Journal key of a control's initial value."""
-    return f"{FIRST_PREFIX}{gpu}/{control.value}"
+    return f"{INITIAL_PREFIX}{gpu}/{control.value}"
 
 
 def pin_key(gpu: str, control: Control) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+from zeusd.core.audit_log import AuditLog
 from zeusd.core.deadlines import Deadlines
 from zeusd.core.effects import Effect, Note
-from zeusd.core.trail import Trail
 
 Continuation: TypeAlias = Callable[[object], None]
 """Receives a device call's result: a value, None after a write, or a `Failure`."""
@@ -19,14 +19,14 @@ class Outbox:
     Attributes:
         now_ns: Time of the present event.
         due_ns: Due times of wake-ups, by their owner.
-        trail: The audit log.
+        audit_log: The audit log.
         boot_offset_ns: CLOCK_BOOTTIME minus CLOCK_MONOTONIC: how long the machine was suspended.
     """
 
     def __init__(self) -> None:
         self.now_ns = 0
         self.due_ns: Deadlines[object] = Deadlines()
-        self.trail = Trail()
+        self.audit_log = AuditLog()
         self.boot_offset_ns = 0
         self._effects: list[Effect] = []
         self._next_ticket = 1
@@ -35,7 +35,7 @@ class Outbox:
     def add(self, effect: Effect) -> None:
         """Appends an effect."""
         if isinstance(effect, Note):
-            self.trail.note(self.now_ns, effect)
+            self.audit_log.note(self.now_ns, effect)
         self._effects.append(effect)
 
     def ticket(self, then: Continuation) -> int:

@@ -66,20 +66,20 @@ class SitePolicy:
     rules: tuple[GpuRule, ...] = field(default=())
 
     def target(
-        self, control: Control, facts: GpuFacts, baseline: ControlValue | None
+        self, control: Control, facts: GpuFacts, observed: ControlValue | None
     ) -> Target | None:
         """The restore target of one control, or None if the GPU does not have the control.
 
         Args:
             control: Which control.
             facts: The GPU, as found.
-            baseline: The initial value, if known.
+            observed: The last observed value without a lease, if known.
         """
         rule = next((rule for rule in self.rules if rule.applies(facts)), None)
         if control is Control.POWER_LIMIT:
-            return self._power_target(facts, baseline, rule)
+            return self._power_target(facts, observed, rule)
         if SPECS[control].readable:
-            value = facts.values.get(control) if baseline is None else baseline
+            value = facts.values.get(control) if observed is None else observed
             return None if value is None else Target(value, pinned=False)
         wanted = None
         if rule is not None:
@@ -92,11 +92,11 @@ class SitePolicy:
         return Target(wanted, pinned=True, enforced=rule.enforce)
 
     def _power_target(
-        self, facts: GpuFacts, baseline: ControlValue | None, rule: GpuRule | None
+        self, facts: GpuFacts, observed: ControlValue | None, rule: GpuRule | None
     ) -> Target | None:
         info = facts.info
         low, high = info.power_limit_min_mw, info.power_limit_max_mw
-        value = baseline or facts.values.get(Control.POWER_LIMIT)
+        value = observed or facts.values.get(Control.POWER_LIMIT)
         if low is None or high is None or value is None:
             return None
         if rule is not None and rule.power_limit_mw is not None:

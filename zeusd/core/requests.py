@@ -241,7 +241,7 @@ class Requests:
     ) -> None:
         """What came of a set with `block`."""
         if isinstance(answer, Failure):
-            self._out.trail.refused(answer.code)
+            self._out.audit_log.refused(answer.code)
             pending.fail(uuid, answer)
         elif answer is None or answer.value == asked:
             pending.succeed(uuid, AS_ASKED)
@@ -251,7 +251,7 @@ class Requests:
     def _defer(self, connection: Connection, uuid: str, answer: Failure | Applied | None) -> None:
         """What came of a set without `block`."""
         if isinstance(answer, Failure):
-            self._out.trail.refused(answer.code)
+            self._out.audit_log.refused(answer.code)
             connection.defer(answer, uuid)
 
     def _too_fast(self, peer: Peer) -> Failure | None:
@@ -420,7 +420,7 @@ class Requests:
             missing -= 1
             if isinstance(failure, Failure):
                 failed = True
-                self._out.trail.refused(failure.code)
+                self._out.audit_log.refused(failure.code)
                 pending.fail(uuid, failure)
             if missing == 0:
                 if failed:

@@ -21,8 +21,8 @@ from zeusd.core.model import (
     Applied,
     Failure,
     PendingRestore,
-    baseline_key,
     kept_failure,
+    observed_key,
     pending_key,
     resting_key,
 )
@@ -205,7 +205,7 @@ class Restorable:
         highest_mw = target[0] if self.spec.ceilings else None
         self._site = Target(target, False, highest_mw)
         self.observed = target
-        self._out.add(Keep(baseline_key(self.gpu, self.control), {"value": list(target)}))
+        self._out.add(Keep(observed_key(self.gpu, self.control), {"value": list(target)}))
 
     def adopt(self, current: ControlValue) -> None:
         """Handles an outside change while nobody holds the control."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zeusd.devices.port import Sensors
-from zeusd.energy.curve import Curve
+from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge, Meter, expected_period_ns, sensor_window_ns
 from zeusd.energy.scope import Scope, ScopeTest
@@ -62,11 +62,11 @@ class Channel:
         return self._scope.verdict
 
     @property
-    def curve(self) -> Curve:
+    def curve(self) -> EnergyCurve:
         """Its energy over time."""
         counted = self._meter.raw_mj is not None and not self._meter.stuck
         resolution_mw = 0 if counted else POWER_RESOLUTION_MW
-        return Curve(self.history, self._meter.window_ns, self._ceiling_mw, resolution_mw)
+        return EnergyCurve(self.history, self._meter.window_ns, self._ceiling_mw, resolution_mw)
 
     def failed(self, t_ns: int) -> None:
         """Records that the sensors could not be read."""

@@ -1,7 +1,7 @@
 """Energy between any two instants, with its uncertainty.
 
-Between ticks the energy is interpolated from the readings around (`Curve.energy_uj`): a continuous
-function that never decreases and equals the counter at every tick.
+Between ticks the energy is interpolated from the readings around (`EnergyCurve.energy_uj`): a
+continuous function that never decreases and equals the counter at every tick.
 
 A window that a program has aligned with the GPU's work (it waited for the GPU at both ends) gives
 more information: if power inside differs from power outside, it changed at the window's ends and
@@ -52,7 +52,7 @@ class Energy(NamedTuple):
     uncertainty_uj: int
 
 
-class Curve:
+class EnergyCurve:
     """One device's energy over time.
 
     Args:

@@ -22,8 +22,8 @@ from zeusd.core.model import Failure
 from zeusd.ledger.schema import LedgerError, damaged, open_ledger
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import Reader
-from zeusd.runtime.books import CHECK_NS, NO_GPUS, SECOND_NS, Books, Clocks, Retention
-from zeusd.runtime.cpu_books import FOLDER, CpuBooks
+from zeusd.runtime.accounts import CHECK_NS, NO_GPUS, SECOND_NS, Accounts, Clocks, Retention
+from zeusd.runtime.cpu_accounts import FOLDER, CpuAccounts
 from zeusd.runtime.cpu_use import CpuUse
 from zeusd.runtime.job_groups import JobGroups
 from zeusd.runtime.sources import Source
@@ -69,7 +69,7 @@ class Accounting:
         names: Returns the names of the sampled sources.
         find: Returns the source of a name.
         retention: How long the ledger keeps each kind of row.
-        ignored_units: See `Books`.
+        ignored_units: See `Accounts`.
         clocks: The clocks.
         groups: Finds the control groups of jobs.
     """
@@ -188,7 +188,7 @@ class Accounting:
                 if isinstance(asked, _Asked):
                     self._answer(asked.effect, failure)
             return
-        books = Books(
+        accounts = Accounts(
             Store(connection, self._boot),
             Reader(connection),
             self._names,
@@ -198,9 +198,9 @@ class Accounting:
             self._retention,
             self._ignored_units,
         )
-        cpus = self._cpu_books(cpu_connection, books)
-        self._try(books.recover)
-        self._try(cpus.books.recover)
+        cpus = self._cpu_accounts(cpu_connection, accounts)
+        self._try(accounts.recover)
+        self._try(cpus.accounts.recover)
         found = [*damaged(self._directory), *damaged(cpu_directory)]
         self._state = self._state.model_copy(update={"damaged": found})
         while True:
@@ -213,19 +213,19 @@ class Accounting:
                 if next_one is None:
                     break
                 if isinstance(next_one, Listed):
-                    self._list(books, next_one)
+                    self._list(accounts, next_one)
                 else:
-                    self._serve(books, cpus.books, next_one)
-            self._finish_endings(books, cpus.books)
-            self._try(books.work)
+                    self._serve(accounts, cpus.accounts, next_one)
+            self._finish_endings(accounts, cpus.accounts)
+            self._try(accounts.work)
             self._try(cpus.work)
-            self._publish(books, cpus.books)
-        for one in (books, cpus.books):
+            self._publish(accounts, cpus.accounts)
+        for one in (accounts, cpus.accounts):
             self._try(one.settle)
             one.close()
 
-    def _cpu_books(self, connection: sqlite3.Connection, gpus: Books) -> CpuBooks:
-        books = Books(
+    def _cpu_accounts(self, connection: sqlite3.Connection, gpus: Accounts) -> CpuAccounts:
+        accounts = Accounts(
             Store(connection, self._boot),
             Reader(connection),
             self._names,
@@ -235,22 +235,22 @@ class Accounting:
             self._retention,
             cpus=True,
         )
-        return CpuBooks(books, CpuUse(), self._clocks.monotonic_ns, gpus.named)
+        return CpuAccounts(accounts, CpuUse(), self._clocks.monotonic_ns, gpus.named)
 
-    def _serve(self, books: Books, cpus: Books, asked: _Asked) -> None:
+    def _serve(self, accounts: Accounts, cpus: Accounts, asked: _Asked) -> None:
         request = asked.effect.request
         try:
             if isinstance(request, Deallocate):
-                self._endings.append(_Ending(asked, books.deallocate(request, asked.t_ns)))
+                self._endings.append(_Ending(asked, accounts.deallocate(request, asked.t_ns)))
                 return
             result: object
             if isinstance(request, Allocate):
-                result = books.allocate(request, asked.t_ns)
+                result = accounts.allocate(request, asked.t_ns)
             elif isinstance(request, ForgetUser):
-                changed = books.forget(request.uid).accounts + cpus.forget(request.uid).accounts
+                changed = accounts.forget(request.uid).accounts + cpus.forget(request.uid).accounts
                 result = Forgotten(accounts=changed)
             else:
-                whose = cpus if request.device == "cpu" else books
+                whose = cpus if request.device == "cpu" else accounts
                 result = whose.usage(request, asked.effect.reader)
         except sqlite3.Error as error:
             self._failed(error)
@@ -262,45 +262,45 @@ class Accounting:
                 f"zeusd failed in its energy ledger ({type(error).__name__}); please report it "
                 "with the daemon's log",
             )
-        self._publish(books, cpus)
+        self._publish(accounts, cpus)
         self._answer(asked.effect, result)
 
-    def _list(self, books: Books, found: Listed) -> None:
-        self._try(lambda: books.listed(found))
+    def _list(self, accounts: Accounts, found: Listed) -> None:
+        self._try(lambda: accounts.listed(found))
 
-    def _finish_endings(self, books: Books, cpus: Books) -> None:
+    def _finish_endings(self, accounts: Accounts, cpus: Accounts) -> None:
         """Answers deallocations that the sensors' ticks now cover, after settling them."""
         now_ns = self._clocks.monotonic_ns()
         over = [
             one
             for one in self._endings
-            if now_ns - one.asked.t_ns > PATIENCE_NS or books.covers(one.uuids, one.asked.t_ns)
+            if now_ns - one.asked.t_ns > PATIENCE_NS or accounts.covers(one.uuids, one.asked.t_ns)
         ]
         if over:
             self._endings = [one for one in self._endings if one not in over]
-            self._try(books.settle)
-            self._publish(books, cpus)  # before the replies, so that the next request sees it
+            self._try(accounts.settle)
+            self._publish(accounts, cpus)  # before the replies, so that the next request sees it
             for one in over:
                 self._answer(one.asked.effect, Deallocated(ended=len(one.uuids)))
 
-    def _publish(self, books: Books, cpus: Books) -> None:
-        self._state = self._state.model_copy(update={"held": books.held})
-        self._whole = books.whole
-        stored = books.stored + cpus.stored
+    def _publish(self, accounts: Accounts, cpus: Accounts) -> None:
+        self._state = self._state.model_copy(update={"held": accounts.held})
+        self._whole = accounts.whole
+        stored = accounts.stored + cpus.stored
         if stored == self._published:
             return
         if self._trouble:
             self._trouble = ""
             log.warning("the energy ledger works again", extra={"event": "ledger_recovered"})
         self._published = stored
-        self._try(lambda: self._count(books, cpus))
+        self._try(lambda: self._count(accounts, cpus))
 
-    def _count(self, books: Books, cpus: Books) -> None:
+    def _count(self, accounts: Accounts, cpus: Accounts) -> None:
         counters = {
-            "totals": books.totals(),
-            "counted_uj": books.counted_uj(),
-            "by_gpu": books.by_gpu(),
-            "workloads": books.workloads(),
+            "totals": accounts.totals(),
+            "counted_uj": accounts.counted_uj(),
+            "by_gpu": accounts.by_gpu(),
+            "workloads": accounts.workloads(),
             "cpu_totals": cpus.totals(),
             "cpu_counted_uj": cpus.counted_uj(),
         }

@@ -41,12 +41,12 @@ from zeusd.core.effects import (
     Write,
 )
 from zeusd.core.model import (
-    BASELINE_PREFIX,
     CEILING_PREFIX,
     DRIVER_KEY,
-    FIRST_PREFIX,
     GPU_PREFIX,
+    INITIAL_PREFIX,
     LOSS_PREFIX,
+    OBSERVED_PREFIX,
     PENDING_PREFIX,
     PIN_PREFIX,
     QUIESCED_KEY,
@@ -73,7 +73,7 @@ from zeusd.runtime.reads import Reads
 from zeusd.runtime.sampling import CHECK_S, Sampling
 
 _JOURNALED = frozenset({Put, Forget, Write})
-_VALUES = (BASELINE_PREFIX, FIRST_PREFIX, GPU_PREFIX, PIN_PREFIX, RESTING_PREFIX)
+_VALUES = (OBSERVED_PREFIX, INITIAL_PREFIX, GPU_PREFIX, PIN_PREFIX, RESTING_PREFIX)
 
 LOOK_AROUND_S = 10.0
 """How often controls that nobody holds are read, to notice what someone else has set."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from zeus_ipc.replies import CpuInfo
 from zeusd.devices.port import DeviceError
-from zeusd.energy.curve import Curve
+from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge
 
@@ -113,9 +113,9 @@ class ZoneSource:
         return self.next_read_ns + PERIOD_NS // 4
 
     @property
-    def curve(self) -> Curve:
+    def curve(self) -> EnergyCurve:
         """Its energy over time."""
-        return Curve(self.history, None, CEILING_MW)
+        return EnergyCurve(self.history, None, CEILING_MW)
 
     def read(self, streamed: bool) -> Edge | None:
         """Reads it now. Returns the tick that the reading revealed, if any."""

@@ -9,7 +9,7 @@ from zeus_ipc import replies
 from zeus_ipc.replies import GpuInfo
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome, Sensors
 from zeusd.energy.channel import Channel
-from zeusd.energy.curve import Curve
+from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge
 from zeusd.energy.scope import Scope
@@ -78,7 +78,7 @@ class Source(Protocol):
         """How often it changes."""
 
     @property
-    def curve(self) -> Curve:
+    def curve(self) -> EnergyCurve:
         """Its energy over time."""
 
     @property
@@ -145,7 +145,7 @@ class GpuSource:
         return self._channel.period_ns or 100_000_000
 
     @property
-    def curve(self) -> Curve:
+    def curve(self) -> EnergyCurve:
         """Its energy over time."""
         return self._channel.curve
 

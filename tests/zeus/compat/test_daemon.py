@@ -32,7 +32,7 @@ from zeus_ipc.replies import CpuInfo, NodeInfo, WindowEnergies
 from zeusd import embed
 from zeusd.devices.port import DeviceError, Outcome
 from zeusd.devices.simulated import SimulatedBackend
-from zeusd.nodes import Node
+from zeusd.nodes import OpenedNode
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,9 @@ def test_without_a_daemon_a_refused_change_says_what_is_missing(
         raise DeviceError(Outcome.DENIED, "setter", "insufficient permissions", 4)
 
     monkeypatch.setattr(nvml, "set_power_limit", refuse)
-    client: Client = embed.connect(Node(nvml, "simulated", lambda: None), state_dir=str(tmp_path))
+    client: Client = embed.connect(
+        OpenedNode(nvml, "simulated", lambda: None), state_dir=str(tmp_path)
+    )
     try:
         with (
             _node.use(client),

@@ -26,7 +26,7 @@ from tests.zeus.node import VirtualNode
 from zeus import _node
 from zeusd import embed
 from zeusd.devices.simulated import SimulatedBackend, Work
-from zeusd.nodes import Node
+from zeusd.nodes import OpenedNode
 
 if TYPE_CHECKING:
     from zeus.metric import EnergyCumulativeCounter, EnergyHistogram, PowerGauge
@@ -331,7 +331,7 @@ def test_metrics_of_training_for_prometheus(
     from zeus.metric import EnergyCumulativeCounter, EnergyHistogram, PowerGauge
 
     monkeypatch.setattr(metric, "PUSH_EVERY_S", 0.03)
-    node = Node(SimulatedBackend("v100:setter_ms=0"), "simulated", lambda: None)
+    node = OpenedNode(SimulatedBackend("v100:setter_ms=0"), "simulated", lambda: None)
     with embed.connect(node, state_dir=str(tmp_path)) as client, _node.use(client):
         train_for_prometheus(EnergyHistogram, PowerGauge, EnergyCumulativeCounter)
 

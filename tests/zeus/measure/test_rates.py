@@ -90,7 +90,7 @@ def at_noon(
     monitor: CarbonEmissionMonitor | EnergyCostMonitor, node: VirtualNode, before_s: float = 0
 ) -> Any:
     """The monitor in the node's time, in which it is noon now, or shortly before."""
-    monitor.zeus_monitor._clock_ns = monitor.zeus_monitor._book.clock_ns = node.clock
+    monitor.zeus_monitor._clock_ns = monitor.zeus_monitor._lookup.clock_ns = node.clock
     shift_ns = int((NOON.timestamp() - before_s) * 1e9) - node.clock()
     monitor._windows._offset_ns = lambda: shift_ns
     return monitor

@@ -18,7 +18,7 @@ from tests.zeus.node import VirtualNode
 from zeus import _node, _pushgateway, metric
 from zeusd import embed
 from zeusd.devices.simulated import SimulatedBackend
-from zeusd.nodes import Node
+from zeusd.nodes import OpenedNode
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def node(virtual_node: OpenNode, monkeypatch: pytest.MonkeyPatch) -> VirtualNode
 @pytest.fixture
 def real_time(tmp_path: Path) -> Iterator[None]:
     client = embed.connect(
-        Node(SimulatedBackend("2xv100:setter_ms=0"), "simulated", lambda: None),
+        OpenedNode(SimulatedBackend("2xv100:setter_ms=0"), "simulated", lambda: None),
         state_dir=str(tmp_path),
     )
     with client, _node.use(client):

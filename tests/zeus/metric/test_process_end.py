@@ -18,11 +18,11 @@ import os, sys, time
 from zeus import _node
 from zeus.metric import EnergyCumulativeCounter, EnergyHistogram, PowerGauge
 from zeusd import embed
-from zeusd.nodes import Node
+from zeusd.nodes import OpenedNode
 from zeusd.devices.simulated import SimulatedBackend
 
 address, state_dir = sys.argv[1:]
-node = Node(SimulatedBackend("v100:setter_ms=0"), "simulated", lambda: None)
+node = OpenedNode(SimulatedBackend("v100:setter_ms=0"), "simulated", lambda: None)
 _node._client = embed.connect(node, state_dir=state_dir)
 metrics = (
     EnergyHistogram([], None, address, "exit"),

@@ -30,7 +30,7 @@ from zeus.exceptions import ZeusBaseError
 from zeus.metric import EnergyCumulativeCounter, EnergyHistogram, Metric
 from zeusd import embed
 from zeusd.devices.simulated import SimulatedBackend
-from zeusd.nodes import Node
+from zeusd.nodes import OpenedNode
 
 
 def scrape(address: str) -> Series:
@@ -71,7 +71,7 @@ def test_cpus_and_their_memory_have_metrics_of_their_own(
     package = zone(tmp_path / "cap/intel-rapl:0", "package-0")
     dram = zone(package / "intel-rapl:0:0", "dram")
     monkeypatch.setattr(embed, "POWERCAP", str(tmp_path / "cap"))
-    simulated = Node(SimulatedBackend("v100:setter_ms=0"), None, lambda: None)
+    simulated = OpenedNode(SimulatedBackend("v100:setter_ms=0"), None, lambda: None)
     with embed.connect(simulated, state_dir=str(tmp_path / "state")) as client, _node.use(client):
         one = EnergyHistogram(None, [], double.address, "j")
         total = EnergyCumulativeCounter([0], [], 0.03, double.address, "j")

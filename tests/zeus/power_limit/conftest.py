@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.zeus.power_limit.party import MakeParty, Party, Store
+from tests.zeus.power_limit.simulated_job import MakeJob, SimulatedJob, Store
 from zeus.optimizer.power_limit import link, shell
 from zeus.optimizer.power_limit import optimizer as product
 from zeus.utils import framework
 
 
 @pytest.fixture
-def party(monkeypatch: pytest.MonkeyPatch) -> MakeParty:
-    """Makes a party, and has this process take itself for whichever of its processes runs."""
-    now: list[Party] = []
+def make_job(monkeypatch: pytest.MonkeyPatch) -> MakeJob:
+    """Makes a make_job, and has this process take itself for whichever of its processes runs."""
+    now: list[SimulatedJob] = []
     monkeypatch.setattr(framework, "world_size", lambda: now[-1].world)
     monkeypatch.setattr(framework, "rank", lambda: now[-1].current.rank * now[-1].met)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
@@ -31,8 +31,8 @@ def party(monkeypatch: pytest.MonkeyPatch) -> MakeParty:
 
     monkeypatch.setattr(link, "_parties", Counting())
 
-    def make(world: int, **options: Any) -> Party:
-        now.append(Party(world, **options))
+    def make(world: int, **options: Any) -> SimulatedJob:
+        now.append(SimulatedJob(world, **options))
         return now[-1]
 
     return make

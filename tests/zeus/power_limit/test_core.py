@@ -121,7 +121,7 @@ class Shell:
             return self.core.measured(part, seconds * limit / 1000, 0.0, seconds)
         return []
 
-    def search(self, party: Any) -> Search:
+    def search(self, participants: Any) -> Search:
         if not self.adaptive:
             return Exhaustive(LIMITS, 2, 8)
         return Adaptive(
@@ -133,7 +133,7 @@ class Shell:
             1,
         )
 
-    def best(self, estimates: list[Estimate], party: Any) -> Estimate:
+    def best(self, estimates: list[Estimate], participants: Any) -> Estimate:
         return min(estimates, key=lambda one: one.energy_j)
 
     def run(self, most: int = 500) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.zeus.power_limit.party import HIGH, LOW, MAX_Q, MakeParty, most_steps
+from tests.zeus.power_limit.simulated_job import HIGH, LOW, MAX_Q, MakeJob, most_steps
 from zeus.optimizer.power_limit import Energy, Time, ZeusCost
 from zeus.optimizer.power_limit.leader import Leader
 from zeus.optimizer.power_limit.messages import Choose, Hello, Piece, Trouble, Try
@@ -23,9 +23,9 @@ from zeus.optimizer.power_limit.search import Exhaustive
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 def test_all_choose_the_same_of_the_energy_of_all_and_the_time_of_the_slowest(
-    party: MakeParty, world: int, search: str
+    make_job: MakeJob, world: int, search: str
 ) -> None:
-    job = party(world, search=search)
+    job = make_job(world, search=search)
     job[world - 1].slow = 1.7
     job[0].gpu_count = 3
     job.begin().run(500)
@@ -38,8 +38,8 @@ def test_all_choose_the_same_of_the_energy_of_all_and_the_time_of_the_slowest(
 
 
 @pytest.mark.parametrize(("selector", "limit_w"), [(Time(), 300), (Energy(), 150)])
-def test_the_selector_of_rank_0_decides(party: MakeParty, selector: Any, limit_w: int) -> None:
-    job = party(4)
+def test_the_selector_of_rank_0_decides(make_job: MakeJob, selector: Any, limit_w: int) -> None:
+    job = make_job(4)
     for process in job.processes:
         process.options["optimum_selector"] = selector if process.rank == 0 else ZeusCost(0.5)
     job.begin().run(500)
@@ -50,17 +50,17 @@ def test_the_selector_of_rank_0_decides(party: MakeParty, selector: Any, limit_w
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
 @pytest.mark.parametrize("seed", range(4))
 def test_in_lockstep_all_change_limits_at_the_same_steps(
-    party: MakeParty, search: str, seed: int
+    make_job: MakeJob, search: str, seed: int
 ) -> None:
     # Within a step processes come in any order: who begins it before rank 0 sees no command of it.
-    job = party(4, search=search, randomness=random.Random(seed)).begin().run(500)
+    job = make_job(4, search=search, randomness=random.Random(seed)).begin().run(500)
     assert len(job[0].limits) > 2
     for process in job.processes[1:]:
         assert process.limits == job[0].limits
 
 
-def test_one_that_begins_a_step_early_changes_limits_with_the_others(party: MakeParty) -> None:
-    job = party(2, search="exhaustive").begin()
+def test_one_that_begins_a_step_early_changes_limits_with_the_others(make_job: MakeJob) -> None:
+    job = make_job(2, search="exhaustive").begin()
     ahead = job[1]
     while not job.done():
         ahead.step()  # it is one step ahead when rank 0 decides
@@ -74,15 +74,17 @@ def test_one_that_begins_a_step_early_changes_limits_with_the_others(party: Make
 
 @pytest.mark.parametrize("step_s", [0.003, 0.02, 0.1])
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
-def test_steps_shorter_than_the_sensors_ticks(party: MakeParty, step_s: float, search: str) -> None:
-    job = party(4, step_s=step_s, search=search).begin()
+def test_steps_shorter_than_the_sensors_ticks(
+    make_job: MakeJob, step_s: float, search: str
+) -> None:
+    job = make_job(4, step_s=step_s, search=search).begin()
     job.run(most_steps(job))
     job.assert_chosen()
     job.assert_whole()
 
 
-def test_when_nothing_is_new_a_step_costs_one_question_to_the_store(party: MakeParty) -> None:
-    job = party(4, warmup_steps=100).begin().run(10, until_done=False)
+def test_when_nothing_is_new_a_step_costs_one_question_to_the_store(make_job: MakeJob) -> None:
+    job = make_job(4, warmup_steps=100).begin().run(10, until_done=False)
     before = [process.calls for process in job.processes]
     job.run(20, until_done=False)
     leads, *follow = [
@@ -95,8 +97,8 @@ def test_when_nothing_is_new_a_step_costs_one_question_to_the_store(party: MakeP
 # ---------------------------------------------------------------------------- unequal processes
 
 
-def test_the_limits_are_those_that_all_take(party: MakeParty) -> None:
-    job = party(3, optimum_selector=Energy())
+def test_the_limits_are_those_that_all_take(make_job: MakeJob) -> None:
+    job = make_job(3, optimum_selector=Energy())
     job[1].low, job[1].high = 200_000, 350_000
     job[2].low, job[2].high = 100_000, 250_000
     job.begin()
@@ -108,8 +110,8 @@ def test_the_limits_are_those_that_all_take(party: MakeParty) -> None:
     assert {one.power_limit_mw for one in job.search().samples} <= {250_000, 200_000}
 
 
-def test_where_no_limit_is_taken_by_all_nothing_is_tried(party: MakeParty) -> None:
-    job = party(2)
+def test_where_no_limit_is_taken_by_all_nothing_is_tried(make_job: MakeJob) -> None:
+    job = make_job(2)
     job[1].low, job[1].high = 310_000, 400_000
     with pytest.warns(UserWarning, match="no power limit that all GPUs of this job take"):
         job.begin().run(50)
@@ -122,9 +124,9 @@ def test_where_no_limit_is_taken_by_all_nothing_is_tried(party: MakeParty) -> No
 @pytest.mark.parametrize("who", [(0,), (2,), (1, 2)])
 @pytest.mark.parametrize("step_s", [1.0, 0.03])
 def test_a_limit_that_one_refuses_is_left_out_by_all(
-    party: MakeParty, search: str, refused: int, who: tuple[int, ...], step_s: float
+    make_job: MakeJob, search: str, refused: int, who: tuple[int, ...], step_s: float
 ) -> None:
-    job = party(3, search=search, optimum_selector=Energy(), step_s=step_s)
+    job = make_job(3, search=search, optimum_selector=Energy(), step_s=step_s)
     for rank in who:
         job[rank].refuses.add(refused)
     job.begin().run(most_steps(job))
@@ -139,9 +141,9 @@ def test_a_limit_that_one_refuses_is_left_out_by_all(
 
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
 def test_pieces_that_only_rank_0_cuts_are_measured_all_the_same(
-    party: MakeParty, search: str
+    make_job: MakeJob, search: str
 ) -> None:
-    job = party(3, search=search).begin()
+    job = make_job(3, search=search).begin()
     while not job.done():
         job.run(7)
         assert job.steps < 700
@@ -151,11 +153,11 @@ def test_pieces_that_only_rank_0_cuts_are_measured_all_the_same(
 
 
 def test_a_pause_of_rank_0_in_a_long_piece_is_not_taken_for_silence_of_others(
-    party: MakeParty,
+    make_job: MakeJob,
 ) -> None:
     # Rank 0 cuts its piece in two, and all go on before the others' second is whole. Their next
     # word comes a hundred seconds later, which is all in order.
-    job = party(3, search="exhaustive", profile_steps=60, warmup_steps=10).begin()
+    job = make_job(3, search="exhaustive", profile_steps=60, warmup_steps=10).begin()
     job.run(40)
     job[0].call("on_pause")
     job.run(1000)
@@ -165,8 +167,8 @@ def test_a_pause_of_rank_0_in_a_long_piece_is_not_taken_for_silence_of_others(
 
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
 @pytest.mark.parametrize("early", [-5, -2, 2, 5])
-def test_steps_counted_differently(party: MakeParty, search: str, early: int) -> None:
-    job = party(2, search=search).begin()
+def test_steps_counted_differently(make_job: MakeJob, search: str, early: int) -> None:
+    job = make_job(2, search=search).begin()
     for _ in range(abs(early)):
         job[1 if early > 0 else 0].step()
     job.run(500)
@@ -178,9 +180,9 @@ def test_steps_counted_differently(party: MakeParty, search: str, early: int) ->
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
 @pytest.mark.parametrize("slow", [0.6, 1.02, 1.4, 2.0])
 def test_processes_that_do_not_wait_for_each_other(
-    party: MakeParty, search: str, slow: float
+    make_job: MakeJob, search: str, slow: float
 ) -> None:
-    job = party(3, search=search)
+    job = make_job(3, search=search)
     job[1].slow = slow
     job.begin().run_free(800)
     job.assert_chosen()
@@ -189,9 +191,9 @@ def test_processes_that_do_not_wait_for_each_other(
 
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
 @pytest.mark.parametrize("refusing", [None, 0, 1])
-def test_all_hold_one_profile_or_none(party: MakeParty, search: str, refusing: int | None) -> None:
+def test_all_hold_one_profile_or_none(make_job: MakeJob, search: str, refusing: int | None) -> None:
     names = ["max-q", "max-p"]
-    job = party(3, search=search, optimum_selector=Energy(), search_profiles=names)
+    job = make_job(3, search=search, optimum_selector=Energy(), search_profiles=names)
     if refusing is not None:
         job[refusing].refuses_profiles = True
     job.begin().run(1500)
@@ -207,9 +209,9 @@ def test_all_hold_one_profile_or_none(party: MakeParty, search: str, refusing: i
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
 @pytest.mark.parametrize("second", [0, 1])
 def test_of_two_dies_with_a_process_each_the_first_sets_and_counts(
-    party: MakeParty, search: str, second: int
+    make_job: MakeJob, search: str, second: int
 ) -> None:
-    job = party(2, search=search, optimum_selector=Energy())
+    job = make_job(2, search=search, optimum_selector=Energy())
     job[second].second, job[second].weight = True, 0.0
     job.begin().run(500)
     first = job[1 - second]
@@ -222,8 +224,8 @@ def test_of_two_dies_with_a_process_each_the_first_sets_and_counts(
     job.assert_whole()
 
 
-def test_second_dies_alone_are_not_searched(party: MakeParty) -> None:
-    job = party(2)
+def test_second_dies_alone_are_not_searched(make_job: MakeJob) -> None:
+    job = make_job(2)
     for process in job.processes:
         process.second = True
     with pytest.warns(UserWarning, match="no process of this job sees the die of each card"):
@@ -269,8 +271,8 @@ def test_a_piece_that_is_lost_after_a_limit_was_refused_keeps_nobody_waiting() -
     assert isinstance(command(), Choose)
 
 
-def test_epochs_that_end_before_a_limit_is_measured(party: MakeParty) -> None:
-    job = party(2, search="exhaustive").begin()
+def test_epochs_that_end_before_a_limit_is_measured(make_job: MakeJob) -> None:
+    job = make_job(2, search="exhaustive").begin()
     while not job.done():
         for process in job.processes:
             process.call("on_epoch_begin")
@@ -288,11 +290,11 @@ def test_epochs_that_end_before_a_limit_is_measured(party: MakeParty) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_only_the_profile_of_rank_0_counts(party: MakeParty, tmp_path: Path, rank: int) -> None:
+def test_only_the_profile_of_rank_0_counts(make_job: MakeJob, tmp_path: Path, rank: int) -> None:
     paths = [tmp_path / f"{one}.json" for one in range(3)]
     rows = [{"power_limit": w, "energy": w * 10, "time": 10} for w in (300, 250, 200, 150)]
     paths[rank].write_text(f'{{"measurements": {rows}}}'.replace("'", '"'))
-    job = party(3, optimum_selector=Energy())
+    job = make_job(3, optimum_selector=Energy())
     for process in job.processes:
         process.options["profile_path"] = paths[process.rank]
     paths[2].write_text("no profile, and nobody looks")
@@ -310,16 +312,16 @@ def test_only_the_profile_of_rank_0_counts(party: MakeParty, tmp_path: Path, ran
 
 @pytest.mark.parametrize("launched", [True, False])
 def test_a_profile_is_believed_by_optimizers_made_before_the_processes_meet(
-    party: MakeParty, tmp_path: Path, launched: bool, monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob, tmp_path: Path, launched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "profile.json"
-    job = party(2, optimum_selector=Energy(), profile_path=path).begin().run(500)
+    job = make_job(2, optimum_selector=Energy(), profile_path=path).begin().run(500)
     job.assert_chosen(150)
     kept = path.read_text()
 
     if launched:  # by torchrun, as its environment says
         monkeypatch.setenv("WORLD_SIZE", "2")
-    again = party(2, optimum_selector=Energy(), profile_path=path)
+    again = make_job(2, optimum_selector=Energy(), profile_path=path)
     again.met = False
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -332,8 +334,8 @@ def test_a_profile_is_believed_by_optimizers_made_before_the_processes_meet(
     assert len(told) == (0 if launched else 2)
 
 
-def test_training_that_changes_is_measured_anew_by_all(party: MakeParty) -> None:
-    job = party(3, optimum_selector=Energy()).begin().run(500)
+def test_training_that_changes_is_measured_anew_by_all(make_job: MakeJob) -> None:
+    job = make_job(3, optimum_selector=Energy()).begin().run(500)
     job.assert_chosen(150)
     first = [len(process.limits) for process in job.processes]
     job.step_s = 2.0
@@ -344,8 +346,8 @@ def test_training_that_changes_is_measured_anew_by_all(party: MakeParty) -> None
     assert job[1].limits == job[2].limits == job[0].limits
 
 
-def test_a_second_optimizer_does_not_read_the_first_ones_notes(party: MakeParty) -> None:
-    job = party(3, optimum_selector=Energy())
+def test_a_second_optimizer_does_not_read_the_first_ones_notes(make_job: MakeJob) -> None:
+    job = make_job(3, optimum_selector=Energy())
     job[1].denied = True
     with pytest.warns(UserWarning, match="not allowed here"):
         job.begin().run(20)
@@ -355,8 +357,8 @@ def test_a_second_optimizer_does_not_read_the_first_ones_notes(party: MakeParty)
     job.assert_whole()
 
 
-def test_training_twice(party: MakeParty) -> None:
-    job = party(2, optimum_selector=Energy()).begin().run(15)
+def test_training_twice(make_job: MakeJob) -> None:
+    job = make_job(2, optimum_selector=Energy()).begin().run(15)
     for process in job.processes:
         process.call("on_train_end")
     assert [process.limit for process in job.processes] == [HIGH] * 2

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from tests.zeus.power_limit.party import HIGH, MakeParty, Party, Process, most_steps
+from tests.zeus.power_limit.simulated_job import HIGH, MakeJob, Process, SimulatedJob, most_steps
 from zeus.optimizer.power_limit import Energy, Time
 from zeus.optimizer.power_limit.leader import SILENCE_S, Leader
-from zeus.optimizer.power_limit.link import LinkError, Together, connect
+from zeus.optimizer.power_limit.link import LeaderError, Together, connect
 from zeus.utils import framework
 
 # ------------------------------------------------------------------------------------- in trouble
 
 
-def test_one_that_never_begins_is_named(party: MakeParty) -> None:
-    job = party(3).begin()
+def test_one_that_never_begins_is_named(make_job: MakeJob) -> None:
+    job = make_job(3).begin()
     job[2].dead = True
     with pytest.warns(UserWarning, match="highest limit: rank 2 did not begin"):
         job.run(most_steps(job, silent=True))
@@ -28,9 +28,9 @@ def test_one_that_never_begins_is_named(party: MakeParty) -> None:
     assert SILENCE_S < job.steps * job.step_s < SILENCE_S + 5
 
 
-def test_silence_is_a_matter_of_steps_too(party: MakeParty) -> None:
+def test_silence_is_a_matter_of_steps_too(make_job: MakeJob) -> None:
     # A minute passes within a few steps, as with a long evaluation before the others begin.
-    job = party(2, step_s=30.0).begin()
+    job = make_job(2, step_s=30.0).begin()
     job[1].dead = True
     job.run(10)
     job[1].dead = False
@@ -41,9 +41,9 @@ def test_silence_is_a_matter_of_steps_too(party: MakeParty) -> None:
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
 @pytest.mark.parametrize("after", [5, 12, 40])
 def test_one_that_dies_is_named(
-    party: MakeParty, search: str, after: int, caplog: pytest.LogCaptureFixture
+    make_job: MakeJob, search: str, after: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = party(3, search=search, profile_steps=60).begin().run(after)
+    job = make_job(3, search=search, profile_steps=60).begin().run(after)
     job[1].die()
     with pytest.warns(UserWarning, match="highest limit: rank 1 did not report steps"):
         job.run(most_steps(job, silent=True))
@@ -53,8 +53,8 @@ def test_one_that_dies_is_named(
 
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
 @pytest.mark.parametrize("after", [0, 1, 5, 12, 40])
-def test_without_rank_0_the_others_give_up(party: MakeParty, search: str, after: int) -> None:
-    job = party(3, search=search, profile_steps=60).begin().run(after)
+def test_without_rank_0_the_others_give_up(make_job: MakeJob, search: str, after: int) -> None:
+    job = make_job(3, search=search, profile_steps=60).begin().run(after)
     job[0].die()
     with pytest.warns(UserWarning, match="highest limit: rank 0 has not been heard of"):
         job.run(most_steps(job, silent=True))
@@ -63,9 +63,9 @@ def test_without_rank_0_the_others_give_up(party: MakeParty, search: str, after:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_that_may_not_set_limits_says_so_to_all(
-    party: MakeParty, rank: int, caplog: pytest.LogCaptureFixture
+    make_job: MakeJob, rank: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = party(3)
+    job = make_job(3)
     job[rank].denied = True
     with pytest.warns(UserWarning, match="the power limit cannot be set") as told:
         job.begin().run(20)
@@ -79,8 +79,8 @@ def test_one_that_may_not_set_limits_says_so_to_all(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_that_loses_its_permission(party: MakeParty, rank: int) -> None:
-    job = party(3, search="exhaustive").begin().run(25)
+def test_one_that_loses_its_permission(make_job: MakeJob, rank: int) -> None:
+    job = make_job(3, search="exhaustive").begin().run(25)
     assert not job.done()
     job[rank].denied = True
     with pytest.warns(UserWarning, match="not allowed here"):
@@ -89,8 +89,8 @@ def test_one_that_loses_its_permission(party: MakeParty, rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_that_cannot_measure(party: MakeParty, rank: int) -> None:
-    job = party(3).begin().run(5)
+def test_one_that_cannot_measure(make_job: MakeJob, rank: int) -> None:
+    job = make_job(3).begin().run(5)
     job[rank].blind = True
     with pytest.warns(UserWarning, match="energy cannot be measured: no sensor"):
         job.run(20)
@@ -98,8 +98,8 @@ def test_one_that_cannot_measure(party: MakeParty, rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_whose_training_ends_first(party: MakeParty, rank: int) -> None:
-    job = party(3).begin().run(12)
+def test_one_whose_training_ends_first(make_job: MakeJob, rank: int) -> None:
+    job = make_job(3).begin().run(12)
     job[rank].call("on_train_end")
     assert job[rank].limit == HIGH
     job[rank].dead = True
@@ -114,9 +114,9 @@ def test_one_whose_training_ends_first(party: MakeParty, rank: int) -> None:
 @pytest.mark.parametrize("after", [0, 5, 13, 30])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_that_is_cut_off_goes_to_the_highest_limit_and_so_do_the_others(
-    party: MakeParty, rank: int, after: int
+    make_job: MakeJob, rank: int, after: int
 ) -> None:
-    job = party(3, search="exhaustive").begin().run(after)
+    job = make_job(3, search="exhaustive").begin().run(after)
     job[rank].cut_off = True
     with pytest.warns(UserWarning, match="does not answer .Broken pipe."):
         job.run(3, until_done=False)
@@ -127,8 +127,8 @@ def test_one_that_is_cut_off_goes_to_the_highest_limit_and_so_do_the_others(
     job.assert_given_up()
 
 
-def test_one_that_is_cut_off_after_the_choice_keeps_it(party: MakeParty) -> None:
-    job = party(3, optimum_selector=Energy()).begin().run(500)
+def test_one_that_is_cut_off_after_the_choice_keeps_it(make_job: MakeJob) -> None:
+    job = make_job(3, optimum_selector=Energy()).begin().run(500)
     for process in job.processes:
         process.cut_off = True
     job.run(300, until_done=False)
@@ -136,23 +136,23 @@ def test_one_that_is_cut_off_after_the_choice_keeps_it(party: MakeParty) -> None
 
 
 def test_without_a_store_each_stays_at_the_highest_limit(
-    party: MakeParty, monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = party(2)
+    job = make_job(2)
     monkeypatch.setattr(framework, "store", lambda timeout: None)
     with pytest.warns(UserWarning, match=r"torch.distributed has no store"):
         job.begin().run(5)
     job.assert_given_up()
-    with pytest.raises(LinkError):
+    with pytest.raises(LeaderError):
         connect(Leader(2, *[lambda *_: None] * 3), 2)
 
 
-def test_a_selector_that_fails_stops_all(party: MakeParty) -> None:
+def test_a_selector_that_fails_stops_all(make_job: MakeJob) -> None:
     class Fails(Energy):
         def select(self, measurements: Any) -> float:
             raise RuntimeError("no idea")
 
-    job = party(2, optimum_selector=Fails())
+    job = make_job(2, optimum_selector=Fails())
     with pytest.warns(UserWarning, match="Fails could not choose"):
         job.begin().run(500)
     job.assert_given_up()
@@ -167,14 +167,14 @@ class Fate:
 
     seed: int
 
-    def make(self, party: MakeParty) -> Party:
+    def make(self, make_job: MakeJob) -> SimulatedJob:
         chance = random.Random(self.seed)
         step_s = chance.choice([0.05, 0.3, 1.0, 4.0])
         late_s = chance.choice([0, 0, 0.01, step_s, 3 * step_s])
-        job = party(
+        job = make_job(
             chance.randint(1, 8),
             step_s=step_s,
-            ripe_s=chance.choice([0.0, 0.15, 1.0]),
+            settled_s=chance.choice([0.0, 0.15, 1.0]),
             delay_s=lambda: chance.random() * late_s,
             randomness=chance,
             search=chance.choice(["adaptive", "exhaustive"]),
@@ -225,11 +225,11 @@ class Fate:
 @pytest.mark.parametrize("block", range(10))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_whatever_happens_all_end_at_one_limit_or_at_the_highest(
-    party: MakeParty, block: int
+    make_job: MakeJob, block: int
 ) -> None:
     for seed in range(40 * block, 40 * (block + 1)):
         fate = Fate(seed)
-        job = fate.make(party).begin()
+        job = fate.make(make_job).begin()
         try:
             check_fate(job, fate)
         except BaseException:
@@ -237,7 +237,7 @@ def test_whatever_happens_all_end_at_one_limit_or_at_the_highest(
             raise
 
 
-def check_fate(job: Party, fate: Fate) -> None:
+def check_fate(job: SimulatedJob, fate: Fate) -> None:
     most = most_steps(job, silent=fate.faults)
     if fate.free:
         job.run_free(4 * most)
@@ -271,5 +271,5 @@ def test_a_note_of_another_version_is_told_as_that() -> None:
         def get(self, key: str) -> bytes:
             return b'{"kind": "dance"}'
 
-    with pytest.raises(LinkError, match="another version of zeus; install the same"):
+    with pytest.raises(LeaderError, match="another version of zeus; install the same"):
         Together(Notes(), 1, 2, None).hear(0.0, 1)

@@ -9,7 +9,7 @@ import pytest
 
 from zeus.optimizer.power_limit.adaptive import RESTARTS, Adaptive, Choice
 from zeus.optimizer.power_limit.choice import choose
-from zeus.optimizer.power_limit.estimates import Curve, Estimates, Sample
+from zeus.optimizer.power_limit.estimates import Estimates, LimitCurve, Sample
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.optimizer.power_limit.search import Exhaustive, Search, expected_steps
 from zeus.optimizer.power_limit.selectors import (
@@ -53,11 +53,13 @@ class Job:
         joules = seconds * self.power_w(limit_mw)
         return Sample(limit_mw, steps, joules, seconds, 0.5, self.position - steps / 2)
 
-    def curve(self) -> Curve:
-        return Curve([self.time_s(one) for one in LIMITS], [self.energy_j(one) for one in LIMITS])
+    def curve(self) -> LimitCurve:
+        return LimitCurve(
+            [self.time_s(one) for one in LIMITS], [self.energy_j(one) for one in LIMITS]
+        )
 
 
-def costs(selector: OptimumSelector, limits: list[int], curve: Curve) -> list[float] | None:
+def costs(selector: OptimumSelector, limits: list[int], curve: LimitCurve) -> list[float] | None:
     return selector.costs(
         [
             PowerLimitMeasurement(power_limit=limit / 1000, energy=joules, time=seconds)

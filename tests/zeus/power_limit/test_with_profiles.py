@@ -27,7 +27,7 @@ from zeus.optimizer.power_limit import (
 )
 from zeus.optimizer.power_limit.choice import best
 from zeus.optimizer.power_limit.estimates import Estimate, Sample
-from zeus.optimizer.power_limit.leader import Party
+from zeus.optimizer.power_limit.leader import Participants
 from zeus.optimizer.power_limit.planner import Planner
 from zeus.optimizer.power_limit.profile import ProfileFile
 from zeus.optimizer.power_limit.search import SearchName
@@ -35,7 +35,7 @@ from zeusd.devices.simulated.models import DEVICES
 from zeusd.devices.simulated.physics import ModelLoad
 from zeusd.devices.simulated.workloads import ModelWorkload
 
-PARTY = Party(["GPU"], 200_000, 500_000, (1, 7))
+PARTICIPANTS = Participants(["GPU"], 200_000, 500_000, (1, 7))
 HIGHEST = 500_000
 
 
@@ -73,12 +73,12 @@ def planner(
     selector: OptimumSelector, name: SearchName = "adaptive", path: Path | None = None
 ) -> Planner:
     file = None if path is None else ProfileFile(path)
-    return Planner(name, selector, 10, 40, 50_000, file, PARTY.profiles)
+    return Planner(name, selector, 10, 40, 50_000, file, PARTICIPANTS.profiles)
 
 
-def search(planning: Planner, job: Job, party: Party = PARTY) -> Estimate:
+def search(planning: Planner, job: Job, participants: Participants = PARTICIPANTS) -> Estimate:
     """Runs a search to its end, with samples that come a piece late. Returns its choice."""
-    searching = planning.begin(party)
+    searching = planning.begin(participants)
     late: list[Sample] = []
     current, profile = 0, None
     trial = searching.next(current, job.position, profile)
@@ -93,8 +93,8 @@ def search(planning: Planner, job: Job, party: Party = PARTY) -> Estimate:
         if len(late) > 1 or trial is None:
             searching.add(late.pop(0))
         trial = searching.next(current, job.position, profile)
-    planning.save(searching, party, job.position, complete=True)
-    return planning.choose(searching.estimates(job.position), party)
+    planning.save(searching, participants, job.position, complete=True)
+    return planning.choose(searching.estimates(job.position), participants)
 
 
 def pairs(job: Job) -> list[tuple[int, int | None]]:
@@ -123,7 +123,7 @@ def test_the_choice_is_as_good_as_the_best_pair(
         assert costs is not None
         cost = costs[pairs(job).index((chosen.power_limit_mw, chosen.profile))]
         assert cost <= 1.02 * min(costs), f"seed {seed} chose {chosen}"
-        assert sum(one.steps for one in planning.begin(PARTY).samples) == 0
+        assert sum(one.steps for one in planning.begin(PARTICIPANTS).samples) == 0
         assert job.position <= planning.expected_steps
 
 
@@ -153,7 +153,7 @@ def test_profiles_that_save_nothing_are_not_searched_further() -> None:
 
 
 def test_a_profile_that_is_refused_is_left_out() -> None:
-    job, searching = Job(1), planner(Energy()).begin(PARTY)
+    job, searching = Job(1), planner(Energy()).begin(PARTICIPANTS)
     limit, profile, tried = 0, None, set()
     while (trial := searching.next(limit, job.position, profile)) is not None:
         if trial.profile == 1:
@@ -169,7 +169,7 @@ def test_a_profile_that_is_refused_is_left_out() -> None:
 
 def test_the_choice_is_checked_beside_the_highest_limit_without_a_profile() -> None:
     job, planning = Job(5), planner(Energy())
-    searching = planning.begin(PARTY)
+    searching = planning.begin(PARTICIPANTS)
     limit, profile = 0, None
 
     def run() -> None:
@@ -180,7 +180,7 @@ def test_the_choice_is_checked_beside_the_highest_limit_without_a_profile() -> N
             searching.add(job.run(limit, profile, trial.steps))
 
     run()
-    chosen = planning.choose(searching.estimates(job.position), PARTY)
+    chosen = planning.choose(searching.estimates(job.position), PARTICIPANTS)
     assert chosen.profile == 1
     job.ran.clear()
     searching.check(chosen.power_limit_mw, job.position, chosen.profile)
@@ -188,7 +188,7 @@ def test_the_choice_is_checked_beside_the_highest_limit_without_a_profile() -> N
     checked = set(job.ran)
     assert {(HIGHEST, None), (chosen.power_limit_mw, 1)} <= checked
     assert 7 not in {profile for _, profile in checked}
-    assert planning.choose(searching.estimates(job.position), PARTY) is not None
+    assert planning.choose(searching.estimates(job.position), PARTICIPANTS) is not None
 
 
 def test_a_complete_file_answers_the_same_question_only(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_complete_file_answers_the_same_question_only(tmp_path: Path) -> None:
     assert idle.ran == []
     plain = Planner("adaptive", Energy(), 10, 40, 50_000, ProfileFile(path))
     assert plain.read_profile()
-    alone = Party(PARTY.gpus, PARTY.min_mw, PARTY.max_mw)
+    alone = Participants(PARTICIPANTS.gpus, PARTICIPANTS.min_mw, PARTICIPANTS.max_mw)
     without = search(plain, Job(9), alone)
     assert without.profile is None
     assert not any(one.profile for one in plain.begin(alone).samples)

@@ -11,7 +11,7 @@ from typing import Any
 from tests.zeus.node import VirtualNode
 from zeus.policy.stopping import Verdict
 from zeus.run import session as module
-from zeus.run.session import Session
+from zeus.run.session import RunSession
 from zeus.run.settings import Settings
 from zeusd.devices.simulated import Work
 
@@ -27,17 +27,17 @@ def settings(folder: Path, **more: Any) -> Settings:
 
 def session(
     node: VirtualNode, settings: Settings, *, max_epochs: int = 100, gpus: int = 1
-) -> Session:
+) -> RunSession:
     """A session on a node, with a batch size of 64."""
     real, module.ZeusMonitor = module.ZeusMonitor, node.monitor
     try:
-        return Session(settings, 64, max_epochs, list(range(gpus)))
+        return RunSession(settings, 64, max_epochs, list(range(gpus)))
     finally:
         module.ZeusMonitor = real
 
 
 def train_epoch(
-    run: Session,
+    run: RunSession,
     work: Work,
     *,
     iterations: int = ITERATIONS,
@@ -59,7 +59,7 @@ def train_epoch(
     return run.end_epoch(reached)
 
 
-def train(run: Session, work: Work, *, epochs: int, **options: Any) -> Verdict:
+def train(run: RunSession, work: Work, *, epochs: int, **options: Any) -> Verdict:
     """Trains until the verdict says so; the target is reached in the last of some epochs."""
     verdict = Verdict(False)
     while not verdict.stop:
@@ -68,7 +68,7 @@ def train(run: Session, work: Work, *, epochs: int, **options: Any) -> Verdict:
     return verdict
 
 
-def train_and_cost(run: Session, work: Work, *, epochs: int, **options: Any) -> list[float]:
+def train_and_cost(run: RunSession, work: Work, *, epochs: int, **options: Any) -> list[float]:
     """As `train`; what each epoch cost."""
     total = [0.0]
     for number in range(epochs):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.zeusd.core.world import GPU0, GPU1, World
 from zeus_ipc.controls import Control
-from zeus_ipc.replies import AuditTrail, Metrics, NodeInfo, Policy, Quiesced
+from zeus_ipc.replies import AuditRecords, Metrics, NodeInfo, Policy, Quiesced
 from zeusd.core.access import Access, AllowRule
 from zeusd.core.policy import GpuRule, SitePolicy
 
@@ -462,16 +462,16 @@ def test_what_the_policy_allows_is_what_a_set_may_do(world: World) -> None:
         world.call(conn, "release")
 
 
-def trail(world: World, conn: int = ADMIN, **arguments: Any) -> AuditTrail:
-    return AuditTrail.model_validate(world.call(conn, "audit", **arguments)["result"])
+def audit(world: World, conn: int = ADMIN, **arguments: Any) -> AuditRecords:
+    return AuditRecords.model_validate(world.call(conn, "audit", **arguments)["result"])
 
 
 def test_the_audit_trail_has_every_change_and_many_sets_are_one_record(world: World) -> None:
-    begin = trail(world).records[-1].number
+    begin = audit(world).records[-1].number
     for watts in (200, 220, 210):
         world.set_power(ALICE, watts)
     world.call(ALICE, "release")
-    records = trail(world, after=begin).records
+    records = audit(world, after=begin).records
     assert [one.event for one in records] == ["set", "restore", "lease_ended"]
     sets, back, end = records
     assert (sets.count, sets.old, sets.new, sets.uid) == (3, "300 W", "210 W", 1002)
@@ -481,20 +481,20 @@ def test_the_audit_trail_has_every_change_and_many_sets_are_one_record(world: Wo
 
 
 def test_a_failed_set_is_a_record_of_its_own(world: World) -> None:
-    begin = trail(world).records[-1].number
+    begin = audit(world).records[-1].number
     world.set_power(ALICE, 200)
     world.faults[POWER] = 999
     world.set_power(ALICE, 210)
-    results = [one.result for one in trail(world, after=begin).records]
+    results = [one.result for one in audit(world, after=begin).records]
     assert results[0] == "ok"
     assert "internal driver error" in str(results[1])
 
 
 def test_who_did_it_is_for_that_user_and_administrators(world: World) -> None:
     world.set_power(ALICE, 200)
-    assert trail(world).records[-1].pid == 102
-    assert trail(world, ALICE).records[-1].pid == 102
-    seen = trail(world, BOB).records[-1]
+    assert audit(world).records[-1].pid == 102
+    assert audit(world, ALICE).records[-1].pid == 102
+    seen = audit(world, BOB).records[-1]
     assert (seen.pid, seen.lease, seen.uid) == (None, None, 1002)
     assert (seen.command, seen.job) == (None, None)
 
@@ -504,7 +504,7 @@ def test_the_trail_names_program_and_job(world: World) -> None:
     process = world.connect(7, pid=707, uid=1002, command="train", job="77")
     world.set_power(7, 200)
     world.kill(process)
-    found = trail(world).records[-1]
+    found = audit(world).records[-1]
     assert (found.event, found.command, found.job) == ("lease_ended", "train", "77")
 
 
@@ -512,29 +512,29 @@ def test_the_trail_is_bounded_and_says_what_it_dropped(world: World) -> None:
     for turn in range(1200):
         world.set_power(ALICE, 200 + turn % 2)
         world.call(ALICE, "release")
-    found = trail(world)
+    found = audit(world)
     assert len(found.records) == 200
     assert found.dropped > 2000
     first, last = found.records[0].number, found.records[-1].number
     assert last - first == 199
-    earlier = trail(world, before=first, limit=50).records
+    earlier = audit(world, before=first, limit=50).records
     assert [one.number for one in earlier] == list(range(first - 50, first))
 
 
 def test_a_dumped_trail_goes_on_after_a_restart(world: World) -> None:
     world.set_power(ALICE, 200)
-    before = trail(world).records
-    dumped = world.core.trail.dump()
+    before = audit(world).records
+    dumped = world.core.audit_log.dump()
     world.start_core(alive=set())
-    world.core.trail.load(dumped)
+    world.core.audit_log.load(dumped)
     connect(world)
-    after = trail(world).records
+    after = audit(world).records
     assert after[: len(before)] == before
     assert [one.event for one in after[len(before) :]] == ["restore", "lease_ended"]
     numbers = [one.number for one in after]
     assert numbers == list(range(1, len(after) + 1))
     with pytest.raises(TypeError):
-        world.core.trail.load([{"nonsense": 1}])
+        world.core.audit_log.load([{"nonsense": 1}])
 
 
 def metrics(world: World) -> Metrics:

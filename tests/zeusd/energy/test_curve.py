@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from benchmarks.accuracy import BURSTS, LOADS, sweep
 from tests import seeds
 from zeusd.devices.port import Sensors
-from zeusd.energy.curve import Curve
+from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import SIZE, History, Slow
 from zeusd.energy.meter import MS, Edge, Meter
 
@@ -19,7 +19,7 @@ BEGIN = 1_000 * TICK
 
 def curve_of(
     powers_mw: list[int], window_ns: int | None = None, ceiling_mw: int = 400_000
-) -> Curve:
+) -> EnergyCurve:
     """A GPU whose ticks have shown these mean powers."""
     history = History(memoryview(bytearray(SIZE)))
     meter = Meter(window_ns)
@@ -29,7 +29,7 @@ def curve_of(
         counter_mj += power_mw // 10
         edge = meter.advance(t_ns, TICK, TICK, Sensors(t_ns, counter_mj, power_mw, None, None))
         history.add(edge, counter_mj, window_ns, Slow())
-    return Curve(history, window_ns, ceiling_mw)
+    return EnergyCurve(history, window_ns, ceiling_mw)
 
 
 powers = st.lists(st.integers(20_000, 400_000), min_size=4, max_size=30)
@@ -149,7 +149,7 @@ def test_windows_before_the_kept_ticks_are_taken_from_coarser_rows() -> None:
         t_ns = BEGIN + number * step
         energy_uj = number * 100_000 * 20
         history.add(Edge(t_ns, energy_uj, 100_000, 100_000, energy_uj), 0, None, Slow())
-    curve = Curve(history, None, 400_000)
+    curve = EnergyCurve(history, None, 400_000)
     begin = BEGIN + 10_123 * MS
     energy = curve.window(begin, begin + 5_000 * MS, True)
     assert energy.energy_uj == pytest.approx(100_000 * 5_000, rel=1e-6)

@@ -19,23 +19,23 @@ from pathlib import Path
 from tests.zeusd.ledger.world import World
 from zeus_ipc.replies import Usage
 from zeus_ipc.requests import Allocate, Deallocate, GetUsage
-from zeusd.runtime.books import Books
+from zeusd.runtime.accounts import Accounts
 
 KILLS = 200
 
 
-def keep_books(world: World, rng: random.Random, books: Books, begun: int) -> None:
+def keep_accounts(world: World, rng: random.Random, accounts: Accounts, begun: int) -> None:
     """Continues until it is killed: what a zeusd does, much faster. Says when it has begun."""
     os.write(begun, b"!")
     while True:
         name, gpu = f"job{rng.randrange(4)}", f"GPU-{rng.randrange(2)}"
         if rng.random() < 0.4:
             uid = rng.randrange(3)
-            books.allocate(Allocate(id=1, gpus=[gpu], name=name, uid=uid), world.now_ns)
+            accounts.allocate(Allocate(id=1, gpus=[gpu], name=name, uid=uid), world.now_ns)
         elif rng.random() < 0.4:
-            books.deallocate(Deallocate(id=1, name=name), world.now_ns)
+            accounts.deallocate(Deallocate(id=1, name=name), world.now_ns)
         world.tick(rng.randrange(700), rng.randrange(1, 20), idle=rng.random() < 0.3)
-        books.settle()
+        accounts.settle()
 
 
 def check(world: World) -> int:
@@ -62,12 +62,12 @@ def main(directory: Path, seed: int) -> None:
     rng = random.Random(seed)
     world = World(directory, gpus=2)
     for number in range(KILLS):
-        books = world.books()
+        accounts = world.accounts()
         heard, begun = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                keep_books(world, random.Random(seed + number), books, begun)
+                keep_accounts(world, random.Random(seed + number), accounts, begun)
             finally:
                 os._exit(1)
         os.read(heard, 1)  # a busy machine takes its time
@@ -77,9 +77,9 @@ def main(directory: Path, seed: int) -> None:
         os.close(heard)
         os.close(begun)
         check(world)
-    books = world.books()
-    books.settle()
-    answer = books.usage(GetUsage(id=1, edges=[0, 2**40 // 900 * 900], by="job"), None)
+    accounts = world.accounts()
+    accounts.settle()
+    answer = accounts.usage(GetUsage(id=1, edges=[0, 2**40 // 900 * 900], by="job"), None)
     assert isinstance(answer, Usage)
     charged = sum(one.active_uj + one.idle_uj for one in answer.sums)
     assert charged == check(world) > 0

@@ -13,7 +13,7 @@ from zeus_ipc.requests import Allocate, GetUsage
 from zeusd.core.effects import Listed
 from zeusd.energy.split import Account, Kind
 from zeusd.ledger.usage import Sum
-from zeusd.runtime.books import Retention
+from zeusd.runtime.accounts import Retention
 
 JOB = Account(Kind.JOB, "77", uid=1000)
 
@@ -23,7 +23,7 @@ def shared(tmp_path: Path) -> Shared:
     """Processes 1 and 3 are of job 77, process 2 is bob's."""
     found = Shared(tmp_path)
     now_ns = found.gpu.now_ns
-    found.books.listed(Listed(GPU, now_ns, ()))
+    found.accounts.listed(Listed(GPU, now_ns, ()))
     for pid, account in ((1, JOB), (2, BOB), (3, JOB)):
         found.processes.start(pid, now_ns, account)
     return found
@@ -31,12 +31,12 @@ def shared(tmp_path: Path) -> Shared:
 
 def second(shared: Shared, watts: int, *pids: int) -> None:
     shared.gpu.tick(watts, 10)
-    shared.books.listed(Listed(GPU, shared.gpu.now_ns, pids))
+    shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, pids))
 
 
 def asked(shared: Shared, reader: int | None = None, **fields: int) -> list[Sum]:
-    shared.books.settle()
-    answer = shared.books.usage(GetUsage(id=1, edges=ALL, by="process", **fields), reader)
+    shared.accounts.settle()
+    answer = shared.accounts.usage(GetUsage(id=1, edges=ALL, by="process", **fields), reader)
     assert isinstance(answer, Usage)
     if not fields:
         energy_uj = sum(one.active_uj + one.idle_uj for one in answer.sums)
@@ -54,7 +54,7 @@ def test_each_process_has_its_part_and_an_allocation_is_its_holders(shared: Shar
     second(shared, 300, 1)
     second(shared, 400, 1, 3)
     second(shared, 300, 1, 2, 3)
-    shared.books.allocate(Allocate(id=1, gpus=[GPU], name="8", uid=1000), shared.gpu.now_ns)
+    shared.accounts.allocate(Allocate(id=1, gpus=[GPU], name="8", uid=1000), shared.gpu.now_ns)
     shared.gpu.tick(500, 10)
     sums = asked(shared)
     processes = {one.name: one for one in sums if one.kind == "process"}
@@ -98,16 +98,16 @@ def test_after_a_week_it_is_the_users(shared: Shared) -> None:
     second(shared, 300, 1, 2)
     assert by_name(asked(shared)) == {"1": 150, "2": 150}
     users = {one.uid: one for one in shared.charged().values()}
-    shared.books._store.expire(shared.world.utc_ns() // 10**9 + 9 * 86_400, 400, 760, 7)
+    shared.accounts._store.expire(shared.world.utc_ns() // 10**9 + 9 * 86_400, 400, 760, 7)
     later = {one.uid: one for one in asked(shared)}
     assert {uid: one.kind for uid, one in later.items()} == {1000: "user", 1001: "user"}
     for uid, one in users.items():
         assert later[uid].active_uj == one.active_uj
-    assert shared.books._store._db.execute("SELECT count(*) FROM process").fetchone() == (0,)
+    assert shared.accounts._store._db.execute("SELECT count(*) FROM process").fetchone() == (0,)
 
 
 def test_nothing_is_kept_by_process_where_none_is_wanted(shared: Shared, tmp_path: Path) -> None:
-    shared.books._retention = Retention(processes=0)
+    shared.accounts._retention = Retention(processes=0)
     second(shared, 300, 1, 2)
     assert {one.kind for one in asked(shared)} == {"user"}
 
@@ -116,6 +116,6 @@ def test_a_restart_keeps_what_is_known_by_process(shared: Shared) -> None:
     second(shared, 300, 1)
     before = asked(shared)
     world: World = shared.world
-    shared.books.close()
-    shared.books = world.books(ignored_units=[])
+    shared.accounts.close()
+    shared.accounts = world.accounts(ignored_units=[])
     assert asked(shared) == before

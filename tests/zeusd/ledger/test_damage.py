@@ -33,12 +33,12 @@ def test_a_power_failure_at_any_byte_of_the_log_leaves_a_ledger_that_agrees(
     seed = seeds.fresh()
     rng = random.Random(seed)
     world = World(tmp_path, gpus=2)
-    books = world.books()
+    accounts = world.accounts()
     for number in range(40):
         request = Allocate(id=1, gpus=["GPU-0"], name=f"job{number}", uid=number)
-        books.allocate(request, world.now_ns)
+        accounts.allocate(request, world.now_ns)
         world.tick(rng.randrange(700), 10)
-        books.settle()
+        accounts.settle()
     log = (world.directory / "energy.db-wal").read_bytes()
     assert len(log) > 10_000
     for number in range(60):
@@ -60,13 +60,13 @@ def test_a_power_failure_at_any_byte_of_the_log_leaves_a_ledger_that_agrees(
 @pytest.mark.parametrize("damage", ["no database", "pages", "empty"])
 def test_a_damaged_ledger_is_set_aside_and_another_begins(tmp_path: Path, damage: str) -> None:
     world = World(tmp_path)
-    books = world.books()
+    accounts = world.accounts()
     for number in range(200):
         request = Allocate(id=1, gpus=["GPU-0"], name=f"job{number}", uid=number)
-        books.allocate(request, world.now_ns)
+        accounts.allocate(request, world.now_ns)
     world.tick(100, 10)
-    books.settle()
-    books.close()
+    accounts.settle()
+    accounts.close()
     path = world.directory / "energy.db"
     data = bytearray(path.read_bytes())
     if damage == "no database":
@@ -76,20 +76,20 @@ def test_a_damaged_ledger_is_set_aside_and_another_begins(tmp_path: Path, damage
     else:
         data.clear()
     path.write_bytes(data)
-    books = world.books()
+    accounts = world.accounts()
     world.tick(100, 10)
-    books.settle()
+    accounts.settle()
     assert len(damaged(world.directory)) == (damage != "empty")
-    books.close()
+    accounts.close()
 
 
 def test_nobody_but_zeusd_may_open_the_ledger(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         world = World(tmp_path)
-        books = world.books()
+        accounts = world.accounts()
         world.tick(100, 10)
-        books.settle()
+        accounts.settle()
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in world.directory.iterdir()}
@@ -99,7 +99,7 @@ def test_nobody_but_zeusd_may_open_the_ledger(tmp_path: Path) -> None:
 
 def test_a_ledger_of_a_later_version_or_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.books().close()
+    world.accounts().close()
     db = sqlite3.connect(world.directory / "energy.db")
     db.execute("PRAGMA user_version = 99")
     db.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.zeusd.ledger.test_books import allocate, deallocate, usage
+from tests.zeusd.ledger.test_accounts import allocate, deallocate, usage
 from tests.zeusd.ledger.test_shared import ALL, GPU, IDLE_W, Shared
 from tests.zeusd.ledger.test_shared import shared as shared
 from tests.zeusd.ledger.world import World
@@ -19,34 +19,34 @@ SLICES = 7
 
 def test_a_gpu_that_is_lost_has_a_gap_of_its_own_and_the_others_none(tmp_path: Path) -> None:
     world = World(tmp_path, gpus=2)
-    books = world.books()
-    allocate(books, world, "7", gpus=["GPU-1"])
+    accounts = world.accounts()
+    allocate(accounts, world, "7", gpus=["GPU-1"])
     world.tick(100, 20, idle=True)
-    books.settle()
+    accounts.settle()
     lost = world.gpus.pop("GPU-0")
     for _ in range(10):
         world.tick(300, 10)
-        books.work()
-        books.settle()
-    assert usage(books) == {"idle": 200, "7": 200 + 3000}
+        accounts.work()
+        accounts.settle()
+    assert usage(accounts) == {"idle": 200, "7": 200 + 3000}
     lost.tick(50, 1, idle=True, every_ns=10 * SECOND_NS)
     world.gpus["GPU-0"] = lost
     world.tick(100, 20, idle=True)
-    assert usage(books) == {"idle": 200 + 200, "not sampled": 500, "7": 200 + 3000 + 200}
-    assert usage(books, "gpu") == {"GPU-0": 900, "GPU-1": 3400}
+    assert usage(accounts) == {"idle": 200 + 200, "not sampled": 500, "7": 200 + 3000 + 200}
+    assert usage(accounts, "gpu") == {"GPU-0": 900, "GPU-1": 3400}
 
 
 def test_a_reboot_costs_the_last_minute_at_most(tmp_path: Path) -> None:
     """Also where the power failed: the history in memory is gone."""
     world = World(tmp_path)
-    books = world.books()
-    allocate(books, world, "7")
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
     for _ in range(150):
         world.gpus[GPU].tick(100, 1, every_ns=SECOND_NS)
-        books.work()
-    books.close()
+        accounts.work()
+    accounts.close()
     drawn = world.gpus[GPU].energy_uj // 1_000_000
-    found = usage(World(tmp_path).books(boot="boot-2"))
+    found = usage(World(tmp_path).accounts(boot="boot-2"))
     assert drawn - 60 * 100 <= found["7"] <= drawn
 
 
@@ -55,11 +55,11 @@ def test_mig_devices_that_change_leave_the_one_that_runs_as_it_was(shared: Share
     watts = {"a": 140, "b": 80, "c": 60}
     parts = {"a": 3, "b": 4, "c": 4}
     pids = {"a": 1, "b": 2, "c": 3}
-    books, world = shared.books, shared.world
+    accounts, world = shared.accounts, shared.world
 
     def begin(name: str) -> None:
         group = {"kind": "pod", "control_group": f"uid-{name}", "gpus": [GPU]}
-        allocate(books, world, f"ml/{name}", uid=-1, weight=parts[name], parts=SLICES, **group)
+        allocate(accounts, world, f"ml/{name}", uid=-1, weight=parts[name], parts=SLICES, **group)
         account = Account(Kind.POD, f"unknown/uid-{name}")
         shared.processes.start(pids[name], shared.gpu.now_ns, account)
 
@@ -71,12 +71,12 @@ def test_mig_devices_that_change_leave_the_one_that_runs_as_it_was(shared: Share
         uses = [PidUse(pids[name], shared.gpu.now_ns, weights[name]) for name in names]
         activity = Activity(begin_ns, tuple(uses), measured)
         running = tuple(pids[name] for name in names)
-        books.listed(Listed(GPU, shared.gpu.now_ns, running, activity))
+        accounts.listed(Listed(GPU, shared.gpu.now_ns, running, activity))
 
     def charged() -> dict[tuple[str, str], UsageSum]:
-        books.settle()
+        accounts.settle()
         request = GetUsage(id=1, edges=ALL, by="pod", by_method=True)
-        answer = books.usage(request, None)
+        answer = accounts.usage(request, None)
         assert isinstance(answer, Usage)
         total_uj = sum(one.active_uj + one.idle_uj for one in answer.sums)
         assert total_uj == sum(answer.metered_uj) == shared.gpu.energy_uj
@@ -87,7 +87,7 @@ def test_mig_devices_that_change_leave_the_one_that_runs_as_it_was(shared: Share
     for _ in range(10):
         second("ab")
     of_b = charged()["ml/b", "utilization"]
-    assert deallocate(books, world, "ml/b", kind="pod") == [GPU]
+    assert deallocate(accounts, world, "ml/b", kind="pod") == [GPU]
     for number in range(5):
         second("a", measured=number > 0)
     begin("c")

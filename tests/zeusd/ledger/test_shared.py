@@ -30,10 +30,10 @@ class Shared:
     def __init__(self, directory: Path) -> None:
         self.world = World(directory)
         self.gpu = self.world.gpus[GPU]
-        self.books = self.world.books(ignored_units=["dcgm*"])
+        self.accounts = self.world.accounts(ignored_units=["dcgm*"])
         self.processes = Processes()
-        assert self.books._presence is not None
-        self.books._presence._identities = self.processes
+        assert self.accounts._presence is not None
+        self.accounts._presence._identities = self.processes
         self.truth_uj = {1: 0, 2: 0}
 
     def idle(self, seconds: int) -> None:
@@ -56,11 +56,11 @@ class Shared:
             PidUse(pid, end_ns, round(1000 * 10 * part)) for pid, part in ticks.items() if part
         )
         activity = Activity(begin_ns, uses)
-        self.books.listed(Listed(GPU, end_ns, (1, 2), activity))
+        self.accounts.listed(Listed(GPU, end_ns, (1, 2), activity))
 
     def charged(self) -> dict[int, Sum]:
-        self.books.settle()
-        answer = self.books.usage(GetUsage(id=1, edges=ALL, by="user"), None)
+        self.accounts.settle()
+        answer = self.accounts.usage(GetUsage(id=1, edges=ALL, by="user"), None)
         assert isinstance(answer, Usage)
         assert sum(one.active_uj + one.idle_uj for one in answer.sums) == sum(answer.metered_uj)
         return {one.uid: one for one in answer.sums if one.kind == "user"}
@@ -70,7 +70,7 @@ class Shared:
 def shared(tmp_path: Path) -> Shared:
     found = Shared(tmp_path)
     found.idle(20)
-    found.books.listed(Listed(GPU, found.gpu.now_ns, ()))
+    found.accounts.listed(Listed(GPU, found.gpu.now_ns, ()))
     now_ns = found.gpu.now_ns
     found.processes.start(1, now_ns, ALICE)
     found.processes.start(2, now_ns, BOB)
@@ -114,7 +114,7 @@ def test_turns_that_do_not_overlap_are_charged_exactly(shared: Shared) -> None:
 
 def test_two_that_hold_parts_share_by_use_and_idle_power_by_their_parts(shared: Shared) -> None:
     """Slurm's shards: a job's processes are found by its control group."""
-    books, now_ns = shared.books, shared.gpu.now_ns
+    accounts, now_ns = shared.accounts, shared.gpu.now_ns
     shared.processes.start(1, now_ns, Account(Kind.JOB, "7", uid=1000))
     shared.processes.start(2, now_ns, Account(Kind.JOB, "sEKNKTV3WPV500", uid=1001))
     jobs = (("7", 1000, "7", 3), ("8", 1001, "sEKNKTV3WPV500", 1))
@@ -122,7 +122,7 @@ def test_two_that_hold_parts_share_by_use_and_idle_power_by_their_parts(shared: 
         request = Allocate(
             id=1, gpus=[GPU], name=name, run="0", uid=uid, weight=weight, control_group=group
         )
-        books.allocate(request, now_ns)
+        accounts.allocate(request, now_ns)
     for _ in range(20):
         shared.second([{2}] * 10)
     found = shared.charged()
@@ -135,9 +135,9 @@ def test_a_part_beside_one_that_nobody_holds_is_not_charged_the_whole_gpu(shared
     request = Allocate(id=1, gpus=[GPU], name="7", uid=1000, weight=3, parts=7)
     shared.gpu.tick(IDLE_W, 10)
     shared.charged()
-    shared.books.allocate(request, shared.gpu.now_ns)
+    shared.accounts.allocate(request, shared.gpu.now_ns)
     shared.gpu.tick(700, 10)
-    shared.books.listed(Listed(GPU, shared.gpu.now_ns, ()))
+    shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, ()))
     one = shared.charged()[1000]
     # 75 W idle are shared by size, and so is the rest, which nobody measured.
     assert one.active_uj + one.idle_uj == 300_000_000
@@ -151,9 +151,9 @@ def test_processes_that_only_hold_memory_are_said_to_have_used_nothing(shared: S
         begin_ns = shared.gpu.now_ns
         shared.gpu.tick(IDLE_W, 10, idle=True)
         activity = Activity(begin_ns, ())
-        shared.books.listed(Listed(GPU, shared.gpu.now_ns, (1, 2), activity))
-    assert shared.books._presence is not None
-    assert shared.books._presence.known_ns(GPU) == shared.gpu.now_ns
+        shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, (1, 2), activity))
+    assert shared.accounts._presence is not None
+    assert shared.accounts._presence.known_ns(GPU) == shared.gpu.now_ns
     shared.charged()  # adds up
 
 
@@ -162,9 +162,9 @@ def test_use_of_nobody_that_is_known_is_unattributed(shared: Shared) -> None:
     begin_ns = shared.gpu.now_ns
     shared.gpu.tick(300, 10)
     uses = (PidUse(1, shared.gpu.now_ns, 50), PidUse(99, shared.gpu.now_ns, 50))
-    shared.books.listed(Listed(GPU, shared.gpu.now_ns, (1, 2), Activity(begin_ns, uses)))
-    shared.books.settle()
-    answer = shared.books.usage(GetUsage(id=1, edges=ALL, by="account"), None)
+    shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, (1, 2), Activity(begin_ns, uses)))
+    shared.accounts.settle()
+    answer = shared.accounts.usage(GetUsage(id=1, edges=ALL, by="account"), None)
     assert isinstance(answer, Usage)
     unknown = [one for one in answer.sums if one.name == "unknown process"]
     assert unknown[0].active_uj == pytest.approx(25e6 + 112.5e6, rel=0.01)
@@ -172,14 +172,14 @@ def test_use_of_nobody_that_is_known_is_unattributed(shared: Shared) -> None:
 
 def test_each_method_has_bounds_of_its_own_kind(shared: Shared) -> None:
     """Measured for a while, then not measured: two sums, and a counter of each."""
-    books, gpu = shared.books, shared.gpu
+    accounts, gpu = shared.accounts, shared.gpu
     for _ in range(10):
         shared.second([{1, 2}] * 10)
     for _ in range(10):
         gpu.tick(IDLE_W + 300, 10)
-        books.listed(Listed(GPU, gpu.now_ns, (1, 2)))
+        accounts.listed(Listed(GPU, gpu.now_ns, (1, 2)))
     whole = shared.charged()
-    answer = books.usage(GetUsage(id=1, edges=ALL, by="user", by_method=True), None)
+    answer = accounts.usage(GetUsage(id=1, edges=ALL, by="user", by_method=True), None)
     assert isinstance(answer, Usage)
     found = {(one.uid, *one.methods): one for one in answer.sums if one.kind == "user"}
     assert {*found} == {(uid, method) for uid in (1000, 1001) for method in METHODS}
@@ -188,7 +188,7 @@ def test_each_method_has_bounds_of_its_own_kind(shared: Shared) -> None:
         for amount in ("active_uj", "idle_uj", "lower_uj", "upper_uj", "ns"):
             total = sum(getattr(part, amount) for part in parts)
             assert total == getattr(whole[uid], amount)
-    counters = {one.uid: one.estimates for one in books.totals() if one.kind == "user"}
+    counters = {one.uid: one.estimates for one in accounts.totals() if one.kind == "user"}
     for (uid, method), one in found.items():
         (part,) = [part for part in counters[uid] if part.method == method]
         assert (part.energy_uj, part.lower_uj, part.upper_uj) == (
@@ -196,7 +196,7 @@ def test_each_method_has_bounds_of_its_own_kind(shared: Shared) -> None:
             one.lower_uj,
             one.upper_uj,
         )
-    answer = books.usage(GetUsage(id=1, edges=ALL, by="gpu"), None)
+    answer = accounts.usage(GetUsage(id=1, edges=ALL, by="gpu"), None)
     assert isinstance(answer, Usage)
     (gpus,) = answer.sums  # how much it drew is not in doubt, only for whom
     assert gpus.lower_uj == gpus.upper_uj == gpu.energy_uj
@@ -207,18 +207,18 @@ def test_settling_often_changes_no_bound(tmp_path: Path) -> None:
     for often in (False, True):
         shared = Shared(tmp_path / str(often))
         shared.idle(10)
-        shared.books.listed(Listed(GPU, shared.gpu.now_ns, ()))
+        shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, ()))
         shared.processes.start(1, shared.gpu.now_ns, ALICE)
         shared.processes.start(2, shared.gpu.now_ns, BOB)
         for second in range(12):
             shared.second([{1 + second % 2}] * 5 + [{1, 2}] * 5)
             if often:
                 shared.gpu.tick(IDLE_W, 3)
-                shared.books.settle()
-                shared.books.listed(Listed(GPU, shared.gpu.now_ns, (1, 2)))
+                shared.accounts.settle()
+                shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, (1, 2)))
             else:
                 shared.gpu.tick(IDLE_W, 3)
-                shared.books.listed(Listed(GPU, shared.gpu.now_ns, (1, 2)))
+                shared.accounts.listed(Listed(GPU, shared.gpu.now_ns, (1, 2)))
         found.append(
             {
                 uid: (one.active_uj, one.lower_uj, one.upper_uj)
@@ -231,8 +231,8 @@ def test_settling_often_changes_no_bound(tmp_path: Path) -> None:
 def test_any_schedule_of_parts_processes_and_failures_adds_up(tmp_path: Path) -> None:
     rng = random.Random(seeds.fresh())
     shared = Shared(tmp_path)
-    books, processes, gpu = shared.books, shared.processes, shared.gpu
-    accounts = [
+    accounts, processes, gpu = shared.accounts, shared.processes, shared.gpu
+    owners = [
         ALICE,
         BOB,
         Account(Kind.JOB, "job1", uid=1002),
@@ -256,16 +256,16 @@ def test_any_schedule_of_parts_processes_and_failures_adds_up(tmp_path: Path) ->
                 parts=parts,
                 control_group=f"uid-{number}",
             )
-            books.allocate(request, now_ns)
+            accounts.allocate(request, now_ns)
         elif choice < 0.4:
-            books.deallocate(Deallocate(id=1, name=f"job{rng.randrange(2)}"), now_ns)
+            accounts.deallocate(Deallocate(id=1, name=f"job{rng.randrange(2)}"), now_ns)
         elif choice < 0.9:
             for pid in {*processes.living} - {1, 2}:
                 if rng.random() < 0.3:
                     processes.living.pop(pid)
             pid = rng.randrange(3, 12)
             if pid not in processes.living:
-                processes.start(pid, now_ns - rng.randrange(2 * SECOND_NS), rng.choice(accounts))
+                processes.start(pid, now_ns - rng.randrange(2 * SECOND_NS), rng.choice(owners))
             pids = tuple(rng.sample(range(3, 14), rng.randrange(6)))
             uses = tuple(
                 PidUse(pid, rng.randrange(begin_ns, now_ns + 1), rng.randrange(1, 9999))
@@ -273,16 +273,16 @@ def test_any_schedule_of_parts_processes_and_failures_adds_up(tmp_path: Path) ->
                 if rng.random() < 0.6
             )
             activity = Activity(begin_ns, uses, rng.random() < 0.7)
-            books.listed(Listed(GPU, now_ns, pids, activity))
+            accounts.listed(Listed(GPU, now_ns, pids, activity))
         elif choice < 0.95:
-            books.listed(Listed(GPU, now_ns, None))
+            accounts.listed(Listed(GPU, now_ns, None))
         else:
-            books.settle()
-        books.work()
+            accounts.settle()
+        accounts.work()
     gpu.tick(100, 10 * 20)  # longer than a list may be late
-    books.settle()
+    accounts.settle()
     for by in ("account", "user", "job", "pod", "process", "gpu", "total"):
-        answer = books.usage(GetUsage(id=1, edges=ALL, by=by), None)
+        answer = accounts.usage(GetUsage(id=1, edges=ALL, by=by), None)
         assert isinstance(answer, Usage)
         assert sum(one.active_uj + one.idle_uj for one in answer.sums) == gpu.energy_uj
         for one in answer.sums:

@@ -1,4 +1,4 @@
-"""GPUs whose truth is known, and the books that are kept of them."""
+"""GPUs whose truth is known, and the accounts that are kept of them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
 
-from zeusd.energy.curve import Curve
+from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import SECOND_NS, SIZE, History, Slow
 from zeusd.energy.meter import Edge
 from zeusd.ledger.schema import open_ledger
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import Reader
-from zeusd.runtime.books import Books, Clocks, Retention
+from zeusd.runtime.accounts import Accounts, Clocks, Retention
 from zeusd.runtime.job_groups import JobGroups
 from zeusd.runtime.readings import REASON_IDLE
 from zeusd.runtime.sources import Source
@@ -42,8 +42,8 @@ class Gpu:
         self._add(start_ns, 0, 0, idle=True)
 
     @property
-    def curve(self) -> Curve:
-        return Curve(self.history, None, 1_000_000)
+    def curve(self) -> EnergyCurve:
+        return EnergyCurve(self.history, None, 1_000_000)
 
     @property
     def now_ns(self) -> int:
@@ -87,17 +87,17 @@ class World:
     def utc_ns(self) -> int:
         return START_S * SECOND_NS + self.now_ns - START_NS + self.step_ns
 
-    def books(
+    def accounts(
         self,
         boot: str = BOOT,
         ignored_units: Iterable[str] | None = None,
         retention: Retention | None = None,
-    ) -> Books:
+    ) -> Accounts:
         """Opens the ledger, as a zeusd does that starts now."""
         connection = open_ledger(self.directory)
         clocks = Clocks(lambda: self.now_ns, self.utc_ns, lambda: self.now_ns + self.slept_ns)
         known = [*self.gpus, "cpu:0"]
-        books = Books(
+        accounts = Accounts(
             Store(connection, boot),
             Reader(connection),
             lambda: known,
@@ -107,5 +107,5 @@ class World:
             retention or Retention(),
             ignored_units,
         )
-        books.recover()
-        return books
+        accounts.recover()
+        return accounts

@@ -17,8 +17,8 @@ from zeusd.energy.split import Account, Kind
 from zeusd.ledger.schema import open_ledger
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import Reader
-from zeusd.runtime.books import Books, Clocks, Retention
-from zeusd.runtime.cpu_books import LOOK_NS, CpuBooks
+from zeusd.runtime.accounts import Accounts, Clocks, Retention
+from zeusd.runtime.cpu_accounts import LOOK_NS, CpuAccounts
 from zeusd.runtime.cpu_use import SYSTEM, CpuUse, hierarchy
 from zeusd.runtime.job_groups import ROOT, JobGroups
 from zeusd.runtime.presence import UNKNOWN_PROCESS
@@ -172,10 +172,10 @@ def test_packages_are_charged_by_cpu_time_in_a_ledger_of_their_own(
 ) -> None:
     world = World(tmp_path)
     package = world.gpus["cpu:0"] = Gpu()
-    gpus = world.books()
+    gpus = world.accounts()
     connection = open_ledger(tmp_path / "cpu")
     clocks = Clocks(lambda: package.now_ns, world.utc_ns, lambda: package.now_ns)
-    books = Books(
+    accounts = Accounts(
         Store(connection, "boot"),
         Reader(connection),
         lambda: [*world.gpus],
@@ -187,7 +187,7 @@ def test_packages_are_charged_by_cpu_time_in_a_ledger_of_their_own(
     )
     request = Allocate(id=1, gpus=["GPU-0"], name="7", run="2", uid=1000)
     gpus.allocate(request, START_NS)
-    cpus = CpuBooks(books, reader(groups), lambda: package.now_ns, gpus.named)
+    cpus = CpuAccounts(accounts, reader(groups), lambda: package.now_ns, gpus.named)
     groups.use(f"{JOB}/step_0/user", 0, "42")
     groups.use(JOB, 0)
     groups.use("system.slice/cron.service", 0)
@@ -197,10 +197,10 @@ def test_packages_are_charged_by_cpu_time_in_a_ledger_of_their_own(
         groups.use(JOB, 3000 * second)
         groups.use("system.slice/cron.service", 1000 * second)
         cpus.work()
-    books.settle()
+    accounts.settle()
     gpus.settle()
     found = {}
-    for name, whose in (("cpu", books), ("gpu", gpus)):
+    for name, whose in (("cpu", accounts), ("gpu", gpus)):
         answer = whose.usage(GetUsage(id=1, edges=ALL, by="account"), None)
         assert isinstance(answer, Usage)
         assert sum(one.active_uj + one.idle_uj for one in answer.sums) == answer.metered_uj[0]

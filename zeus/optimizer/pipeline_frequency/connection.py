@@ -131,7 +131,7 @@ class _JobGone(Exception):
     """The server no longer knows the job."""
 
 
-class ServerLink:
+class ServerConnection:
     """The thread.
 
     Args:

@@ -19,7 +19,7 @@ from zeus import _node
 from zeus.callback import Callback
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.common import JobInfo, ProfileRow, RankInfo, RankProfile
-from zeus.optimizer.pipeline_frequency.connection import Meeting, ServerLink, meeting
+from zeus.optimizer.pipeline_frequency.connection import Meeting, ServerConnection, meeting
 from zeus.optimizer.pipeline_frequency.follower import FREE, Follower, Schedule
 from zeus.optimizer.pipeline_frequency.frequency_controller import FrequencyController
 from zeus.optimizer.pipeline_frequency.iteration_times import (
@@ -146,10 +146,10 @@ class PipelineFrequencyOptimizer(Callback):
         self._instructions = InstructionTimes()
         self._count = 0  # instructions of the last complete step
         self._controller = FrequencyController(device_id)
-        self._link: ServerLink | None = None
+        self._link: ServerConnection | None = None
         where = self._meet()
         if where is not None:
-            self._link = ServerLink(
+            self._link = ServerConnection(
                 server_url,
                 job,
                 self._place,

@@ -7,12 +7,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from zeus.optimizer.power_limit.estimates import Curve, Estimate, Estimates, Sample, visits
+from zeus.optimizer.power_limit.estimates import Estimate, Estimates, LimitCurve, Sample, visits
 from zeus.optimizer.power_limit.review import Review
 from zeus.optimizer.power_limit.search import Search, Trial, budget, expected_steps, piece
 from zeus_ipc.overriding import override
 
-Costs = Callable[[Curve], "list[float] | None"]
+Costs = Callable[[LimitCurve], "list[float] | None"]
 """The cost of each limit under a curve, in the limits' order; None: unknown."""
 Choice = Callable[[Sequence[Estimate], bool], int]
 """Returns the choice from estimates, mW; its second argument is whether to be cautious."""

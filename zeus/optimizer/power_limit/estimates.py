@@ -77,7 +77,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Curve:
+class LimitCurve:
     """A possible curve: time and energy per step at each limit."""
 
     time_s: list[float]
@@ -361,7 +361,9 @@ class Posterior:
             found.append(Estimate(limit, time_s, energy_j, *errors, self._steps[i], *ratios))
         return found
 
-    def curves(self, normals: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Curve]:
+    def curves(
+        self, normals: Sequence[tuple[Sequence[float], Sequence[float]]]
+    ) -> list[LimitCurve]:
         """Draws random curves from the posterior.
 
         Args:
@@ -372,7 +374,7 @@ class Posterior:
         for for_time, for_power in normals:
             time_s = [math.exp(one) for one in self._time.draw(for_time)]
             power_w = [math.exp(one) for one in self._power.draw(for_power)]
-            curves.append(Curve(time_s, [t * p for t, p in zip(time_s, power_w, strict=True)]))
+            curves.append(LimitCurve(time_s, [t * p for t, p in zip(time_s, power_w, strict=True)]))
         return curves
 
     def _point(self, limit_mw: int, age: float) -> _Point:

@@ -38,7 +38,7 @@ AHEAD = 2
 
 
 @dataclass(frozen=True)
-class Party:
+class Participants:
     """All processes that train together, once they have said hello.
 
     Attributes:
@@ -81,13 +81,13 @@ class Leader:
     def __init__(
         self,
         world: int,
-        begin: Callable[[Party], Search],
-        choose: Callable[[list[Estimate], Party], Estimate],
-        save: Callable[[Search, Party, int, bool], None],
+        begin: Callable[[Participants], Search],
+        choose: Callable[[list[Estimate], Participants], Estimate],
+        save: Callable[[Search, Participants, int, bool], None],
     ) -> None:
         self.world = world
         self.search: Search | None = None
-        self.party: Party | None = None
+        self.participants: Participants | None = None
         self.over = False
         self._begin = begin
         self._choose = choose
@@ -226,7 +226,7 @@ class Leader:
 
     def _start(self) -> None:
         hellos = [self._hellos[rank] for rank in range(self.world)]
-        self.party = Party(
+        self.participants = Participants(
             [gpu for hello in hellos for gpu in hello.gpus],
             max(hello.min_mw for hello in hellos),
             min(hello.max_mw for hello in hellos),
@@ -240,17 +240,17 @@ class Leader:
         self._heard = dict.fromkeys(range(self.world), (self._now_s, self._step))
         self._trial, self._start_step = None, self._step
         self._sampled = self._enough = False
-        if not self.party.gpus:
+        if not self.participants.gpus:
             self._stop(
                 "no process of this job sees the die of each card, or the first partition of each "
                 "package, that has the power limit; make it visible"
             )
             return
-        if self.party.min_mw > self.party.max_mw:
+        if self.participants.min_mw > self.participants.max_mw:
             self._stop("there is no power limit that all GPUs of this job take")
             return
         try:
-            self.search = self._begin(self.party)
+            self.search = self._begin(self.participants)
         except ValueError as error:
             self._stop(str(error))
             return
@@ -288,8 +288,8 @@ class Leader:
                 trial.profile,
             )
         )
-        if not current and self.party is not None:
-            self._save(self.search, self.party, self.position, False)
+        if not current and self.participants is not None:
+            self._save(self.search, self.participants, self.position, False)
         self._decide()
 
     def _new_shared(self, trial: Try) -> _Shared:
@@ -339,8 +339,8 @@ class Leader:
         self._decide()
 
     def _decide(self) -> None:
-        search, party = self.search, self.party
-        if search is None or party is None or self.over:
+        search, participants = self.search, self.participants
+        if search is None or participants is None or self.over:
             return
         self._lost = False
         current, profile = 0, None
@@ -351,16 +351,16 @@ class Leader:
         self._enough = trial is None or not _same(trial, current, profile)
         if trial is None:
             if not search.pending:
-                self._finish(search, party)
+                self._finish(search, participants)
         elif self.world == 1 or self._trial is None or self._sampled or not self._enough:
-            self._try(trial, search, party)
+            self._try(trial, search, participants)
         # else: every process must have measured a part of a trial before any may leave it
 
-    def _try(self, trial: Trial, search: Search, party: Party) -> None:
+    def _try(self, trial: Trial, search: Search, participants: Participants) -> None:
         if not self._enough and not trial.warmup_steps:
             return  # unchanged until the next command
         if self._trial is not None:
-            self._save(search, party, self.position, False)
+            self._save(search, participants, self.position, False)
         self._trials += 1
         self._longest = max(self._longest, trial.warmup_steps + trial.steps)
         self._sampled = self._enough = False
@@ -374,15 +374,15 @@ class Leader:
         )
         self._commands.append(self._trial)
 
-    def _finish(self, search: Search, party: Party) -> None:
+    def _finish(self, search: Search, participants: Participants) -> None:
         estimates = search.estimates(self.position)
         try:
-            chosen = self._choose(estimates, party)
+            chosen = self._choose(estimates, participants)
         except ValueError as error:
             self._stop(str(error))
             return
         self.over, self._chosen = True, chosen
-        self._save(search, party, self.position, True)
+        self._save(search, participants, self.position, True)
         self._commands.append(
             Choose(
                 power_limit_mw=chosen.power_limit_mw,

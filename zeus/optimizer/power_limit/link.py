@@ -27,11 +27,11 @@ BEAT = 10
 _parties = itertools.count()
 
 
-class LinkError(Exception):
+class LeaderError(Exception):
     """The other processes cannot be reached: one sentence that says why."""
 
 
-class Link(ABC):
+class LeaderConnection(ABC):
     """One process's connection to the leader."""
 
     leader: Leader | None
@@ -42,7 +42,7 @@ class Link(ABC):
         """Sends a message to the leader.
 
         Raises:
-            LinkError: It cannot be reached.
+            LeaderError: It cannot be reached.
         """
 
     @abstractmethod
@@ -54,7 +54,7 @@ class Link(ABC):
             step: Number of training steps that this process has begun.
 
         Raises:
-            LinkError: It cannot be reached.
+            LeaderError: It cannot be reached.
         """
 
     def leave(self, reason: str, now_s: float, step: int) -> None:
@@ -69,11 +69,11 @@ class Link(ABC):
         try:
             self.tell(Trouble(reason=reason))
             self.hear(now_s, step)  # the leader's answer, for the others
-        except LinkError as error:
+        except LeaderError as error:
             log.info("the other processes will miss this one: %s", error)
 
 
-class Alone(Link):
+class Alone(LeaderConnection):
     """A process that is its own leader."""
 
     def __init__(self, leader: Leader) -> None:
@@ -89,7 +89,7 @@ class Alone(Link):
         return self.leader.commands()
 
 
-class Together(Link):
+class Together(LeaderConnection):
     """One of several processes, over a key-value store.
 
     Args:
@@ -142,7 +142,7 @@ class Together(Link):
         return commands
 
     def _watch_leader(self, now_s: float) -> None:
-        """Raises LinkError if rank 0 has been silent for long."""
+        """Raises LeaderError if rank 0 has been silent for long."""
         if self._calls % BEAT != 1:
             return
         beats = self._count("alive", 0)
@@ -150,7 +150,7 @@ class Together(Link):
             self._beats, self._beat_at = beats, (now_s, self._calls)
         since_s, since_calls = self._beat_at
         if now_s - since_s > SILENCE_S and self._calls - since_calls > SILENCE_STEPS:
-            raise LinkError(f"rank 0 has not been heard of for {now_s - since_s:.0f} s")
+            raise LeaderError(f"rank 0 has not been heard of for {now_s - since_s:.0f} s")
 
     def _collect(self, leader: Leader) -> None:
         told = self._count("told", 0)
@@ -169,44 +169,44 @@ class Together(Link):
                 return None
             return bytes(self._store.get(key))
         except RuntimeError as error:  # as torch's own errors are
-            raise LinkError(f"the store of torch.distributed does not answer ({error})") from None
+            raise LeaderError(f"the store of torch.distributed does not answer ({error})") from None
 
     def _count(self, key: str, more: int) -> int:
         """Counts, and says how far: `told`, notes that others have left, and rank 0's steps."""
         try:
             return int(self._store.add(key, more))
         except RuntimeError as error:
-            raise LinkError(f"the store of torch.distributed does not answer ({error})") from None
+            raise LeaderError(f"the store of torch.distributed does not answer ({error})") from None
 
     def _set(self, key: str, note: bytes) -> None:
         try:
             self._store.set(key, note)
         except RuntimeError as error:
-            raise LinkError(f"the store of torch.distributed does not answer ({error})") from None
+            raise LeaderError(f"the store of torch.distributed does not answer ({error})") from None
 
 
 def _read(kind: TypeAdapter[Any], note: bytes) -> Any:
     try:
         return kind.validate_json(note)
     except ValueError:
-        raise LinkError(
+        raise LeaderError(
             "another process of this job has another version of zeus; install the same on all nodes"
         ) from None
 
 
-def connect(leader: Leader, world: int) -> Link:
+def connect(leader: Leader, world: int) -> LeaderConnection:
     """Returns this process's connection; uses the given leader on rank 0.
 
     All processes must call it the same number of times.
 
     Raises:
-        LinkError: There is no store through which to reach the others.
+        LeaderError: There is no store through which to reach the others.
     """
     if world == 1:
         return Alone(leader)
     store = framework.store(STORE_TIMEOUT)
     if store is None:
-        raise LinkError("torch.distributed has no store that the processes could meet through")
+        raise LeaderError("torch.distributed has no store that the processes could meet through")
     rank = framework.rank()
     prefixed = framework.prefixed(f"zeus/power_limit/{next(_parties)}", store)
     return Together(prefixed, rank, world, leader if rank == 0 else None)

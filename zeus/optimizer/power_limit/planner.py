@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from zeus.optimizer.power_limit.adaptive import Adaptive
 from zeus.optimizer.power_limit.choice import best, choose, measurements
-from zeus.optimizer.power_limit.estimates import Curve, Estimate
-from zeus.optimizer.power_limit.leader import Party
+from zeus.optimizer.power_limit.estimates import Estimate, LimitCurve
+from zeus.optimizer.power_limit.leader import Participants
 from zeus.optimizer.power_limit.profile import (
     PowerLimitMeasurement,
     Profile,
@@ -80,54 +80,54 @@ class Planner:
         """Reads it in the process of rank 0."""
         return framework.rank() == 0 and self.read_profile()
 
-    def begin(self, party: Party) -> Search:
+    def begin(self, participants: Participants) -> Search:
         """Creates the search for these GPUs, with what is known about them."""
-        self.limits_mw = scan(party.min_mw, party.max_mw, self.step_mw)
-        loaded = self._fitting(party)
+        self.limits_mw = scan(participants.min_mw, participants.max_mw, self.step_mw)
+        loaded = self._fitting(participants)
         if loaded is None:
-            return self._make(self.limits_mw, party)
+            return self._make(self.limits_mw, participants)
         samples = [
             one
             for one in loaded.as_samples(self.profile_steps)
-            if one.profile is None or one.profile in party.profiles
+            if one.profile is None or one.profile in participants.profiles
         ]
-        same = loaded.selector in (None, _describe(self._for(party)))
-        if not same or (loaded.power_profiles or []) != _names(party):
+        same = loaded.selector in (None, _describe(self._for(participants)))
+        if not same or (loaded.power_profiles or []) != _names(participants):
             # Its steps were spent with another selector.
-            search = self._make(self.limits_mw, party)
+            search = self._make(self.limits_mw, participants)
             search.resume(
                 [replace(one, position=one.position - loaded.position) for one in samples]
             )
             return search
         measured = {round(row.power_limit * 1000) for row in loaded.measurements}
-        search = self._make(sorted(measured.union(self.limits_mw), reverse=True), party)
+        search = self._make(sorted(measured.union(self.limits_mw), reverse=True), participants)
         search.resume(samples, loaded.position)
         if loaded.complete:
             search.settle()
         return search
 
-    def _fitting(self, party: Party) -> Profile | None:
+    def _fitting(self, participants: Participants) -> Profile | None:
         """Returns the first saved profile that fits these GPUs."""
         profiles, self._profiles = (
             self._profiles,
             [],
         )  # do not read again what is being measured again
         for one in profiles:
-            reason = one.check(party.gpus, party.min_mw, party.max_mw)
+            reason = one.check(participants.gpus, participants.min_mw, participants.max_mw)
             if reason is None:
                 return one
             path = None if self.file is None else self.file.path
             warnings.warn(f"{path} {reason}. It is measured again and replaced.", stacklevel=7)
         return None
 
-    def choose(self, estimates: list[Estimate], party: Party) -> Estimate:
+    def choose(self, estimates: list[Estimate], participants: Participants) -> Estimate:
         """Returns the best candidate.
 
         Raises:
             ValueError: The selector fails, or chooses a limit that was not measured.
         """
         cautious = self.name == "adaptive"
-        return best(self._for(party), estimates, self.profile_steps, cautious=cautious)
+        return best(self._for(participants), estimates, self.profile_steps, cautious=cautious)
 
     @property
     def expected_steps(self) -> int:
@@ -145,17 +145,19 @@ class Planner:
         """Steps in which the adaptive search measures a profile at the highest limit."""
         return 2 * piece(self.profile_steps)
 
-    def save(self, search: Search, party: Party, position: int, complete: bool) -> None:
+    def save(
+        self, search: Search, participants: Participants, position: int, complete: bool
+    ) -> None:
         """Saves the measurements. A failure causes a warning."""
         estimates = search.estimates(position)
         if self.file is None or not estimates:
             return
         found = Profile(
             measurements=measurements(estimates, self.profile_steps),
-            gpus=party.gpus,
-            range=(party.min_mw / 1000, party.max_mw / 1000),
-            selector=_describe(self._for(party)),
-            power_profiles=_names(party) or None,
+            gpus=participants.gpus,
+            range=(participants.min_mw / 1000, participants.max_mw / 1000),
+            selector=_describe(self._for(participants)),
+            power_profiles=_names(participants) or None,
             complete=complete,
             position=position,
             samples=[SampleRow.of(sample) for sample in search.samples],
@@ -168,28 +170,30 @@ class Planner:
                 stacklevel=7,
             )
 
-    def _for(self, party: Party) -> OptimumSelector:
+    def _for(self, participants: Participants) -> OptimumSelector:
         selector = self._selector
-        return selector.of(len(party.gpus)) if isinstance(selector, ZeusCost) else selector
+        return selector.of(len(participants.gpus)) if isinstance(selector, ZeusCost) else selector
 
-    def _make(self, limits_mw: Sequence[int], party: Party) -> Search:
-        if not party.profiles:
-            return self._of_limits(limits_mw, party, list)
+    def _make(self, limits_mw: Sequence[int], participants: Participants) -> Search:
+        if not participants.profiles:
+            return self._of_limits(limits_mw, participants, list)
         return WithProfiles(
             limits_mw,
-            party.profiles,
+            participants.profiles,
             self.warmup_steps,
             self.profile_steps,
-            lambda reference: self._of_limits(limits_mw, party, reference),
-            lambda estimates: self.choose(list(estimates), party),
+            lambda reference: self._of_limits(limits_mw, participants, reference),
+            lambda estimates: self.choose(list(estimates), participants),
             self._brief_steps if self.name == "adaptive" else None,
         )
 
-    def _of_limits(self, limits_mw: Sequence[int], party: Party, reference: Reference) -> Search:
+    def _of_limits(
+        self, limits_mw: Sequence[int], participants: Participants, reference: Reference
+    ) -> Search:
         """Creates the search of limits under one profile, or under none."""
         if self.name == "exhaustive":
             return Exhaustive(limits_mw, self.warmup_steps, self.profile_steps)
-        selector = self._for(party)
+        selector = self._for(participants)
 
         def choice(estimates: Sequence[Estimate], cautious: bool) -> int:
             candidates = [*reference(), *estimates]
@@ -201,7 +205,7 @@ class Planner:
             self.profile_steps,
             lambda curve: costs_of(selector, search.limits_mw, curve, reference()),
             choice,
-            len(party.gpus),
+            len(participants.gpus),
         )
         return search
 
@@ -217,7 +221,7 @@ def scan(min_mw: int, max_mw: int, step_mw: int) -> list[int]:
 def costs_of(
     selector: OptimumSelector,
     limits_mw: list[int],
-    curve: Curve,
+    curve: LimitCurve,
     reference: Sequence[Estimate] = (),
 ) -> list[float] | None:
     """Returns the selector's costs of a curve; None if there are none, or it fails, as a user's
@@ -226,7 +230,7 @@ def costs_of(
     Args:
         selector: The criterion.
         limits_mw: The limits, descending.
-        curve: Curve over these limits.
+        curve: LimitCurve over these limits.
         reference: An additional point to compare with.
     """
     candidates = [(one.power_limit_mw, one.energy_j, one.time_s) for one in reference]
@@ -243,8 +247,8 @@ def costs_of(
         return None
 
 
-def _names(party: Party) -> list[str]:
-    return [profile_name(one) for one in party.profiles]
+def _names(participants: Participants) -> list[str]:
+    return [profile_name(one) for one in participants.profiles]
 
 
 def _describe(selector: OptimumSelector) -> str:

@@ -17,7 +17,7 @@ from zeus.optimizer.power_limit.actions import Action, Actions, Part
 from zeus.optimizer.power_limit.core import Core
 from zeus.optimizer.power_limit.held import HeldLimits, Outcome
 from zeus.optimizer.power_limit.leader import Leader
-from zeus.optimizer.power_limit.link import Link, LinkError, connect
+from zeus.optimizer.power_limit.link import LeaderConnection, LeaderError, connect
 from zeus.optimizer.power_limit.planner import Planner
 from zeus.optimizer.power_limit.profile import watts
 from zeus.utils import framework
@@ -55,7 +55,7 @@ class Shell:
     ) -> None:
         self.core = core
         self.monitor = monitor
-        self.link: Link | None = None
+        self.link: LeaderConnection | None = None
         self.leader: Leader | None = None
         self.show: Callable[[dict[str, float]], None] | None = None
         self._planner = planner
@@ -83,14 +83,14 @@ class Shell:
         if world == core.world and not core.disabled:
             return []
         if core.world and not core.disabled:
-            self._planner.read_for_rank()  # it belonged to another party
+            self._planner.read_for_rank()  # it belonged to another participants
         core.joining(world)
         self._unread.clear()
         planner = self._planner
         self.leader = Leader(world, planner.begin, planner.choose, planner.save)
         try:
             self.link = connect(self.leader, world)
-        except LinkError as error:
+        except LeaderError as error:
             return core.cut_off(str(error))
         return core.joined(self.link.leader is not None)
 
@@ -194,7 +194,7 @@ class Shell:
             return []
         try:
             self.link.tell(action.message)
-        except LinkError as error:
+        except LeaderError as error:
             return self.core.cut_off(str(error))
         return []
 
@@ -204,7 +204,7 @@ class Shell:
             return []
         try:
             commands = self.link.hear(time.monotonic(), self.core.step)
-        except LinkError as error:
+        except LeaderError as error:
             return self.core.cut_off(str(error))
         return self.core.heard(commands)
 

@@ -17,7 +17,7 @@ MAX_QUEUED = 10_000
 """Limit of queued changes from one instruction to another."""
 
 
-class Node(Protocol):
+class WorkHost(Protocol):
     """What work needs from its node."""
 
     @property
@@ -43,7 +43,7 @@ class Work:
 
     def __init__(
         self,
-        node: Node,
+        node: WorkHost,
         gpus: Sequence[SimulatedGpu],
         workload: Workload | Instructions,
         now_s: float,

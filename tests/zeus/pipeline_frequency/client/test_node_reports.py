@@ -15,7 +15,7 @@ from tests.support import wait_for
 from tests.zeus.pipeline_frequency.client.fakes import FakeServer, Store
 from zeus.optimizer.pipeline_frequency import connection, node_reports
 from zeus.optimizer.pipeline_frequency.common import JobInfo, RankInfo
-from zeus.optimizer.pipeline_frequency.connection import ServerLink, StoreMeeting
+from zeus.optimizer.pipeline_frequency.connection import ServerConnection, StoreMeeting
 from zeus.optimizer.pipeline_frequency.follower import Schedule
 from zeus.optimizer.pipeline_frequency.node_reports import NodeReports
 
@@ -45,7 +45,7 @@ class Rank:
         self.plans: list[Schedule] = []
         self.version = 0
         degrees = {"dp_degree": 1, "pp_degree": RANKS, "tp_degree": 1, "world_size": RANKS}
-        self.link = ServerLink(
+        self.link = ServerConnection(
             server.url,
             JobInfo(**degrees),
             RankInfo(rank=rank, dp_rank=0, pp_rank=rank, tp_rank=0, available_frequencies=[]),

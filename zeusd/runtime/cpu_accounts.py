@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from zeusd.energy.split import Account
-from zeusd.runtime.books import Books
+from zeusd.runtime.accounts import Accounts
 from zeusd.runtime.cpu_use import CpuUse
 
 LOOK_NS = 10_000_000_000
@@ -14,35 +14,35 @@ FOLDER = "cpu"
 """File name of their ledger, in the directory of the GPUs' ledger."""
 
 
-class CpuBooks:
+class CpuAccounts:
     """The accounts of CPU packages. Belongs to one thread.
 
     Args:
-        books: The packages' accounts.
+        accounts: The packages' accounts.
         use: Reads the packages' use by account.
         monotonic_ns: CLOCK_MONOTONIC.
         named: Finds the job or pod that an account stands for, by its GPUs.
 
     Attributes:
-        books: The accounts; each of their methods may raise `sqlite3.Error`.
+        accounts: The accounts; each of their methods may raise `sqlite3.Error`.
     """
 
     def __init__(
         self,
-        books: Books,
+        accounts: Accounts,
         use: CpuUse,
         monotonic_ns: Callable[[], int],
         named: Callable[[Account], Account],
     ) -> None:
-        self.books = books
+        self.accounts = accounts
         self._use = use
         self._monotonic_ns = monotonic_ns
         self._named = named
         self._looked_ns: int | None = None
 
     def work(self) -> None:
-        """Does the periodic work; call it every `books.CHECK_NS`."""
-        if not self.books.names:
+        """Does the periodic work; call it every `accounts.CHECK_NS`."""
+        if not self.accounts.names:
             return
         now_ns = self._monotonic_ns()
         if self._looked_ns is None or now_ns - self._looked_ns >= LOOK_NS:
@@ -51,6 +51,6 @@ class CpuBooks:
                 name = self._named(account)
                 used[name] = used.get(name, 0) + amount
             if self._looked_ns is not None:
-                self.books.used(used, self._looked_ns, now_ns)
+                self.accounts.used(used, self._looked_ns, now_ns)
             self._looked_ns = now_ns
-        self.books.work()
+        self.accounts.work()

@@ -84,7 +84,7 @@ class Clocks:
     boot_ns: Callable[[], int] = _boot_ns
 
 
-class Books:
+class Accounts:
     """The accounts.
 
     Args:

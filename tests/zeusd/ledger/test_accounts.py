@@ -1,4 +1,4 @@
-"""The books of a node: who is charged what, over restarts, reboots, suspends and lost epilogs."""
+"""A node's accounts: who is charged what, over restarts, reboots, suspends and lost epilogs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zeus_ipc.replies import Usage
 from zeus_ipc.requests import MAX_SUMS, NOBODY, Allocate, Deallocate, GetUsage
 from zeusd.core.model import Failure
 from zeusd.energy.history import SECOND_NS
-from zeusd.runtime.books import Books
+from zeusd.runtime.accounts import Accounts
 
 HOUR_S = 3600
 SLUID = "sEKNKTV3WPV500"
@@ -28,22 +28,26 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def allocate(books: Books, world: World, name: str, uid: int = 1000, **fields: Any) -> None:
+def allocate(accounts: Accounts, world: World, name: str, uid: int = 1000, **fields: Any) -> None:
     gpus = fields.pop("gpus", ["GPU-0"])
     request = Allocate(id=1, gpus=gpus, name=name, uid=uid, **fields)
-    books.allocate(request, world.now_ns)
+    accounts.allocate(request, world.now_ns)
 
 
-def deallocate(books: Books, world: World, name: str, **fields: Any) -> list[str]:
-    return books.deallocate(Deallocate(id=1, name=name, **fields), world.now_ns)
+def deallocate(accounts: Accounts, world: World, name: str, **fields: Any) -> list[str]:
+    return accounts.deallocate(Deallocate(id=1, name=name, **fields), world.now_ns)
 
 
 def usage(
-    books: Books, by: str = "job", edges: list[int] = ALL, reader: int | None = None, **fields: Any
+    accounts: Accounts,
+    by: str = "job",
+    edges: list[int] = ALL,
+    reader: int | None = None,
+    **fields: Any,
 ) -> dict[str, int]:
     """Joules by name, or else by kind or uid; checks that they add up to the meters."""
-    books.settle()
-    answer = books.usage(GetUsage(id=1, edges=edges, by=by, **fields), reader)
+    accounts.settle()
+    answer = accounts.usage(GetUsage(id=1, edges=edges, by=by, **fields), reader)
     assert isinstance(answer, Usage)
     found: dict[str, int] = defaultdict(int)
     total_uj = 0
@@ -58,24 +62,24 @@ def usage(
 
 
 def test_a_job_is_charged_for_what_it_held_and_nobody_for_the_rest(world: World) -> None:
-    books = world.books()
+    accounts = world.accounts()
     world.tick(50, 10, idle=True)
-    allocate(books, world, "7")
+    allocate(accounts, world, "7")
     world.tick(300, 50)
-    assert deallocate(books, world, "7") == ["GPU-0"]
+    assert deallocate(accounts, world, "7") == ["GPU-0"]
     world.tick(300, 10)
-    assert usage(books) == {"idle": 50, "7": 1500, "no holder": 300}
-    assert usage(books, "user") == {"idle": 50, "uid 1000": 1500, "no holder": 300}
-    assert usage(books, "gpu") == {"GPU-0": 1850}
-    assert usage(books, "total") == {"idle": 50, "total": 1500, "unattributed": 300}
+    assert usage(accounts) == {"idle": 50, "7": 1500, "no holder": 300}
+    assert usage(accounts, "user") == {"idle": 50, "uid 1000": 1500, "no holder": 300}
+    assert usage(accounts, "gpu") == {"GPU-0": 1850}
+    assert usage(accounts, "total") == {"idle": 50, "total": 1500, "unattributed": 300}
 
 
 def test_a_job_that_holds_and_does_not_compute_is_charged_as_held_idle(world: World) -> None:
-    books = world.books()
-    allocate(books, world, "7")
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
     world.tick(80, 50, idle=True)
-    books.settle()
-    answer = books.usage(GetUsage(id=1, edges=ALL, by="job"), None)
+    accounts.settle()
+    answer = accounts.usage(GetUsage(id=1, edges=ALL, by="job"), None)
     assert isinstance(answer, Usage)
     (one,) = answer.sums
     assert (one.active_uj, one.idle_uj) == (0, 400_000_000)
@@ -83,120 +87,120 @@ def test_a_job_that_holds_and_does_not_compute_is_charged_as_held_idle(world: Wo
 
 
 def test_shards_share_by_weight_and_a_whole_allocation_ends_them(world: World) -> None:
-    books = world.books()
-    allocate(books, world, "7", weight=3)
-    allocate(books, world, "8", uid=1001, weight=1)
+    accounts = world.accounts()
+    allocate(accounts, world, "7", weight=3)
+    allocate(accounts, world, "8", uid=1001, weight=1)
     world.tick(100, 10)
-    allocate(books, world, "9", uid=1002)
+    allocate(accounts, world, "9", uid=1002)
     world.tick(100, 10)
-    assert usage(books) == {"7": 75, "8": 25, "9": 100}
-    assert deallocate(books, world, "7") == []
+    assert usage(accounts) == {"7": 75, "8": 25, "9": 100}
+    assert deallocate(accounts, world, "7") == []
 
 
 def test_a_requeued_job_is_two_runs_and_asking_twice_is_one_holding(world: World) -> None:
-    books = world.books()
-    allocate(books, world, "7", run="0")
-    allocate(books, world, "7", run="0")
+    accounts = world.accounts()
+    allocate(accounts, world, "7", run="0")
+    allocate(accounts, world, "7", run="0")
     world.tick(100, 10)
-    assert deallocate(books, world, "7", run="1") == []
-    allocate(books, world, "7", run="1")
+    assert deallocate(accounts, world, "7", run="1") == []
+    allocate(accounts, world, "7", run="1")
     world.tick(100, 20)
-    assert usage(books) == {"7/0": 100, "7/1": 200}
-    assert usage(books, name="7") == {"7/0": 100, "7/1": 200}
-    assert deallocate(books, world, "7") == ["GPU-0"]
+    assert usage(accounts) == {"7/0": 100, "7/1": 200}
+    assert usage(accounts, name="7") == {"7/0": 100, "7/1": 200}
+    assert deallocate(accounts, world, "7") == ["GPU-0"]
 
 
 def test_a_lost_epilog_ends_with_the_jobs_control_group(world: World) -> None:
-    books = world.books()
+    accounts = world.accounts()
     group = world.groups / "system.slice/slurmstepd.scope/sEKNKTV3WPV500"
-    allocate(books, world, "7", control_group="sEKNKTV3WPV500")
+    allocate(accounts, world, "7", control_group="sEKNKTV3WPV500")
     for _ in range(30):  # a prolog comes before its job's group
         world.tick(100, 10)
-        books.work()
+        accounts.work()
     group.mkdir(parents=True)
     for _ in range(30):
         world.tick(100, 10)
-        books.work()
+        accounts.work()
     group.rmdir()
-    books.close()
-    books = world.books()  # it was there once, which the next zeusd knows
+    accounts.close()
+    accounts = world.accounts()  # it was there once, which the next zeusd knows
     for _ in range(30):
         world.tick(100, 10)
-        books.work()
-    found = usage(books)
+        accounts.work()
+    found = usage(accounts)
     assert 6000 <= found.pop("7") <= 6500
     assert [*found] == ["no holder"]
-    assert deallocate(books, world, "7") == []
+    assert deallocate(accounts, world, "7") == []
 
 
 def test_a_job_with_a_sluid_may_still_have_a_group_with_its_id(world: World) -> None:
     """Slurm 25.11, and 26.05 with `CgroupJobIdPaths=yes`."""
-    books = world.books()
-    allocate(books, world, "7", run=SLUID, control_group=SLUID)
+    accounts = world.accounts()
+    allocate(accounts, world, "7", run=SLUID, control_group=SLUID)
     group = world.groups / "system.slice/slurmstepd.scope/job_7"
     group.mkdir(parents=True)
     for _ in range(2):
         world.tick(100, 21)
-        books.work()
+        accounts.work()
     group.rmdir()
     for _ in range(8):
         world.tick(100, 21)
-        books.work()
-    assert books.held == []
+        accounts.work()
+    assert accounts.held == []
 
 
 def test_a_run_that_begins_ends_an_earlier_one_on_other_gpus(tmp_path: Path) -> None:
     world = World(tmp_path, gpus=2)
-    books = world.books()
-    allocate(books, world, "7", run="0", gpus=["GPU-0"])
+    accounts = world.accounts()
+    allocate(accounts, world, "7", run="0", gpus=["GPU-0"])
     world.tick(100, 10)
-    allocate(books, world, "7", run="1", gpus=["GPU-1"])
+    allocate(accounts, world, "7", run="1", gpus=["GPU-1"])
     world.tick(100, 10)
-    assert books.held == ["GPU-1"]
-    found = usage(books)
+    assert accounts.held == ["GPU-1"]
+    found = usage(accounts)
     assert (found["7/0"], found["7/1"]) == (100, 100)
 
 
 def test_a_run_is_found_by_its_sluid(world: World) -> None:
-    books = world.books()
+    accounts = world.accounts()
     for run in (SLUID, SLUID[:-1] + "1"):
-        allocate(books, world, "7", run=run)
+        allocate(accounts, world, "7", run=run)
         world.tick(100, 10)
-        deallocate(books, world, "7")
-    assert usage(books, name=SLUID) == {f"7/{SLUID}": 100}
-    assert sum(usage(books, name="7").values()) == 200
-    assert usage(books, name="0") == {}
+        deallocate(accounts, world, "7")
+    assert usage(accounts, name=SLUID) == {f"7/{SLUID}": 100}
+    assert sum(usage(accounts, name="7").values()) == 200
+    assert usage(accounts, name="0") == {}
 
 
 def test_a_suspended_job_keeps_its_gpu_and_is_charged_what_that_draws_idle(world: World) -> None:
     """Its processes are stopped, and still there."""
-    books = world.books()
-    allocate(books, world, "7")
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
     group = world.groups / "system.slice/slurmstepd.scope/job_7"
     group.mkdir(parents=True)
     events = group / "cgroup.events"
     events.write_text("populated 1\nfrozen 0\n")
     world.tick(300, 100)
-    books.work()
+    accounts.work()
     events.write_text("populated 1\nfrozen 1\n")
     for _ in range(30):
         world.tick(50, 20, idle=True)
-        books.work()
-    assert books.held == ["GPU-0"]
-    assert usage(books) == {"7": 300 * 10 + 50 * 60}
-    (one,) = books.totals()
+        accounts.work()
+    assert accounts.held == ["GPU-0"]
+    assert usage(accounts) == {"7": 300 * 10 + 50 * 60}
+    (one,) = accounts.totals()
     assert 0.95 <= one.idle_uj / (50 * 60 * 1_000_000) <= 1  # the driver says so once a second
     events.write_text("populated 0\nfrozen 0\n")  # cancelled while it was suspended
     for _ in range(8):
         world.tick(50, 20, idle=True)
-        books.work()
-    assert books.held == []
+        accounts.work()
+    assert accounts.held == []
 
 
 def test_a_group_that_is_made_again_soon_is_the_same_job(world: World) -> None:
-    books = world.books()
+    accounts = world.accounts()
     group = world.groups / "system.slice/slurmstepd.scope/job_7"
-    allocate(books, world, "7")
+    allocate(accounts, world, "7")
     for present in (True, False, True, False, True):
         if present:
             group.mkdir(parents=True, exist_ok=True)
@@ -204,53 +208,53 @@ def test_a_group_that_is_made_again_soon_is_the_same_job(world: World) -> None:
             group.rmdir()
         for _ in range(6):
             world.tick(100, 10)
-            books.work()
-    assert usage(books) == {"7": 3000}
+            accounts.work()
+    assert usage(accounts) == {"7": 3000}
 
 
 def test_a_restart_loses_nothing_that_somebody_held(world: World) -> None:
-    books = world.books()
-    allocate(books, world, "7")
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
     world.tick(100, 10)
-    books.settle()
+    accounts.settle()
     world.tick(100, 10)
-    books.close()  # killed: nothing more is settled
+    accounts.close()  # killed: nothing more is settled
     world.gpus["GPU-0"].tick(100, 1, every_ns=60 * SECOND_NS)
-    books = world.books()
+    accounts = world.accounts()
     world.tick(100, 10)
-    assert usage(books) == {"7": 100 + 100 + 6000 + 100}
+    assert usage(accounts) == {"7": 100 + 100 + 6000 + 100}
 
 
 def test_what_was_drawn_while_zeusd_was_down_and_nobody_held_is_unattributed(
     world: World,
 ) -> None:
-    books = world.books()
+    accounts = world.accounts()
     world.tick(100, 20, idle=True)
-    books.settle()
-    books.close()
+    accounts.settle()
+    accounts.close()
     gpu = world.gpus["GPU-0"]
     started = gpu.now_ns + 59 * SECOND_NS
     gpu.tick(100, 1, idle=True, every_ns=60 * SECOND_NS)
-    books = world.books()
-    books._started_ns = started
+    accounts = world.accounts()
+    accounts._started_ns = started
     world.tick(100, 10, idle=True)
-    assert usage(books) == {"idle": 300, "down": 6000}
+    assert usage(accounts) == {"idle": 300, "down": 6000}
 
 
 def test_a_reboot_ends_what_was_held_and_never_charges_more_than_was_counted(
     world: World, tmp_path: Path
 ) -> None:
-    books = world.books()
-    allocate(books, world, "7")
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
     world.tick(100, 10)
-    books.settle()
+    accounts.settle()
     world.tick(100, 10)  # lost with the history
-    books.close()
+    accounts.close()
     after = World(tmp_path)
     after.step_ns = 100 * SECOND_NS
-    books = after.books(boot="boot-2")
+    accounts = after.accounts(boot="boot-2")
     after.tick(100, 10)
-    assert usage(books) == {"7": 100, "no holder": 100}
+    assert usage(accounts) == {"7": 100, "no holder": 100}
     db = sqlite3.connect(after.directory / "energy.db")
     (begin_s, end_s) = db.execute("SELECT begin_s, end_s FROM account WHERE name = '7'").fetchone()
     assert begin_s <= end_s <= begin_s + 1800
@@ -260,42 +264,42 @@ def test_a_reboot_ends_what_was_held_and_never_charges_more_than_was_counted(
 def test_a_driver_that_is_loaded_again_begins_a_new_history_without_a_step(tmp_path: Path) -> None:
     """Also where another driver, with a GPU of its own, stays."""
     world = World(tmp_path, gpus=2)
-    books = world.books()
-    allocate(books, world, "7")
-    allocate(books, world, "8", gpus=["GPU-1"])
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
+    allocate(accounts, world, "8", gpus=["GPU-1"])
     world.tick(100, 100)
-    books.settle()
-    books.close()
+    accounts.settle()
+    accounts.close()
     world.gpus["GPU-0"] = Gpu(world.now_ns + SECOND_NS)
     world.gpus["GPU-1"].tick(100, 10)
-    books = world.books()
+    accounts = world.accounts()
     world.tick(100, 10)
-    assert usage(books) == {"7": 1000 + 100, "8": 1000 + 200}
+    assert usage(accounts) == {"7": 1000 + 100, "8": 1000 + 200}
 
 
 def test_what_is_drawn_in_a_suspend_is_nobodys(world: World) -> None:
-    books = world.books()
-    allocate(books, world, "7")
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
     for _ in range(3):
         world.tick(100, 10)
-        books.work()
-    books.settle()
+        accounts.work()
+    accounts.settle()
     world.slept_ns += HOUR_S * SECOND_NS
     world.tick(5000, 1)
-    books.work()
+    accounts.work()
     world.tick(100, 9)
-    books.work()
-    assert usage(books) == {"7": 390, "suspend": 500}
+    accounts.work()
+    assert usage(accounts) == {"7": 390, "suspend": 500}
 
 
 def test_steps_of_the_clock_move_later_rows_and_no_sum(world: World) -> None:
-    books = world.books()
-    allocate(books, world, "7")
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
     for step_s in (0, HOUR_S, -HOUR_S, 0):
         world.step_ns = step_s * SECOND_NS
         world.tick(100, 10)
-        books.settle()
-    assert usage(books) == {"7": 400}
+        accounts.settle()
+    assert usage(accounts) == {"7": 400}
     db = sqlite3.connect(world.directory / "energy.db")
     rows = dict(db.execute("SELECT bucket, active_uj FROM energy").fetchall())
     now = START_S // 900
@@ -311,11 +315,11 @@ def test_days_add_up_in_every_zone(tmp_path: Path) -> None:
     from zeusctl.usage import edges
 
     world = World(tmp_path)
-    books = world.books()
-    allocate(books, world, "7")
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
     for _ in range(1500):  # six weeks, in which clocks change on three continents
         world.gpus["GPU-0"].tick(100, 1, every_ns=2400 * SECOND_NS)
-    books.settle()
+    accounts.settle()
     for name in (
         "UTC",
         "Europe/Paris",
@@ -329,7 +333,7 @@ def test_days_add_up_in_every_zone(tmp_path: Path) -> None:
         found = edges(begin, end, zone, daily=True)
         assert len(found) >= 44
         for by in ("user", "job"):
-            answer = books.usage(GetUsage(id=1, edges=found, by=by), None)
+            answer = accounts.usage(GetUsage(id=1, edges=found, by=by), None)
             assert isinstance(answer, Usage)
             by_day: dict[int, int] = defaultdict(int)
             for one in answer.sums:
@@ -352,139 +356,139 @@ def test_days_add_up_in_every_zone(tmp_path: Path) -> None:
 
 def test_a_user_sees_the_users_own_rows_and_the_others_as_one_sum(tmp_path: Path) -> None:
     world = World(tmp_path, gpus=4)
-    books = world.books()
+    accounts = world.accounts()
     for number, uid in enumerate((1000, 1001, 1002)):
-        allocate(books, world, f"job{number}", uid=uid, gpus=[f"GPU-{number}"])
-    allocate(books, world, "ml/train", uid=-1, kind="pod", gpus=["GPU-3"])
+        allocate(accounts, world, f"job{number}", uid=uid, gpus=[f"GPU-{number}"])
+    allocate(accounts, world, "ml/train", uid=-1, kind="pod", gpus=["GPU-3"])
     world.tick(100, 10)
-    assert usage(books, "job", reader=1001) == {"job1": 100, "others": 300}
-    assert usage(books, "user", reader=1001) == {"uid 1001": 100, "others": 300}
-    assert usage(books, "pod", reader=1001) == {"uid 1001": 100, "others": 300}
-    assert usage(books, "namespace", reader=1001) == {"uid 1001": 100, "others": 300}
-    assert usage(books, "namespace") == {
+    assert usage(accounts, "job", reader=1001) == {"job1": 100, "others": 300}
+    assert usage(accounts, "user", reader=1001) == {"uid 1001": 100, "others": 300}
+    assert usage(accounts, "pod", reader=1001) == {"uid 1001": 100, "others": 300}
+    assert usage(accounts, "namespace", reader=1001) == {"uid 1001": 100, "others": 300}
+    assert usage(accounts, "namespace") == {
         **{f"uid {uid}": 100 for uid in (1000, 1001, 1002)},
         "ml": 100,
     }
     # Whatever is asked for, no answer is about one other user.
-    assert usage(books, "user", reader=1001, uid=1000) == {}
-    assert usage(books, "job", reader=1001, uid=1000) == {}
-    assert usage(books, "job", reader=1001, name="job0") == {}
-    assert usage(books, "total", reader=1001, uid=1000) == {}
-    assert usage(books, "gpu", reader=1001, uid=1000) == {}
-    assert usage(books, "job", reader=1001, name="job1") == {"job1": 100}
+    assert usage(accounts, "user", reader=1001, uid=1000) == {}
+    assert usage(accounts, "job", reader=1001, uid=1000) == {}
+    assert usage(accounts, "job", reader=1001, name="job0") == {}
+    assert usage(accounts, "total", reader=1001, uid=1000) == {}
+    assert usage(accounts, "gpu", reader=1001, uid=1000) == {}
+    assert usage(accounts, "job", reader=1001, name="job1") == {"job1": 100}
 
 
 def test_a_forgotten_user_leaves_every_sum_as_it_was(world: World) -> None:
-    books = world.books()
-    allocate(books, world, "7")
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
     world.tick(100, 10)
-    before = usage(books, "total")
-    assert books.forget(1000).accounts == 2
-    assert usage(books, "total") == before
+    before = usage(accounts, "total")
+    assert accounts.forget(1000).accounts == 2
+    assert usage(accounts, "total") == before
     for by in ("job", "user"):
-        assert "7" not in usage(books, by)
-        assert "uid 1000" not in usage(books, by)
+        assert "7" not in usage(accounts, by)
+        assert "uid 1000" not in usage(accounts, by)
     world.tick(100, 10)
-    assert usage(books, "user")["uid 1000"] == 100
+    assert usage(accounts, "user")["uid 1000"] == 100
     for path in world.directory.iterdir():
         path.unlink()
 
 
 def test_old_rows_are_deleted_and_days_stay_longer(world: World) -> None:
-    books = world.books()
-    allocate(books, world, "7")
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
     world.tick(100, 10)
-    deallocate(books, world, "7")
-    assert usage(books, "user") == {"uid 1000": 100}
-    books._store.expire(START_S + 401 * 86_400, 400, 760)
+    deallocate(accounts, world, "7")
+    assert usage(accounts, "user") == {"uid 1000": 100}
+    accounts._store.expire(START_S + 401 * 86_400, 400, 760)
     # Its job is gone, its user's day is not, and all still adds up to the meters.
     for by in ("job", "user", "namespace"):
-        assert usage(books, by) == {"uid 1000": 100}
-    assert usage(books, "gpu") == {"GPU-0": 100}
+        assert usage(accounts, by) == {"uid 1000": 100}
+    assert usage(accounts, "gpu") == {"GPU-0": 100}
     for edges in ([START_S - 2 * HOUR_S, START_S + 100 * HOUR_S], [*range(ALL[0], ALL[1], 86_400)]):
-        assert usage(books, "user", edges) == {"uid 1000": 100}
+        assert usage(accounts, "user", edges) == {"uid 1000": 100}
     world.step_ns += 402 * 86_400 * SECOND_NS
-    books.settle()
-    allocate(books, world, "8")
+    accounts.settle()
+    allocate(accounts, world, "8")
     world.tick(100, 10)
     recent = [ALL[0], ALL[1] + 410 * 86_400]
-    assert usage(books, "job", recent) == {"uid 1000": 100, "8": 100}
-    books._store.expire(START_S + 761 * 86_400, 400, 760)
-    assert usage(books, "user", ALL) == {}
+    assert usage(accounts, "job", recent) == {"uid 1000": 100, "8": 100}
+    accounts._store.expire(START_S + 761 * 86_400, 400, 760)
+    assert usage(accounts, "user", ALL) == {}
 
 
 def test_an_account_that_was_never_charged_yet_is_not_deleted_as_old(world: World) -> None:
-    books = world.books()
-    allocate(books, world, "ml/train", uid=NOBODY, kind="pod")
-    books._store.expire(START_S, 400, 760)
+    accounts = world.accounts()
+    allocate(accounts, world, "ml/train", uid=NOBODY, kind="pod")
+    accounts._store.expire(START_S, 400, 760)
     world.tick(100, 10)
-    assert usage(books, "namespace", [START_S, START_S + HOUR_S]) == {"ml": 100}
-    assert usage(books, "pod") == {"ml/train": 100}
+    assert usage(accounts, "namespace", [START_S, START_S + HOUR_S]) == {"ml": 100}
+    assert usage(accounts, "pod") == {"ml/train": 100}
 
 
 def test_a_disk_that_is_full_for_a_while_loses_nothing(world: World) -> None:
-    books = world.books()
-    allocate(books, world, "7")
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
     world.tick(100, 10)
-    db = books._store._db
+    db = accounts._store._db
     (pages,) = db.execute("PRAGMA page_count").fetchone()
     db.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(sqlite3.OperationalError):
         for number in range(1000):
-            allocate(books, world, f"8{number}" + "x" * 200, uid=number)
+            allocate(accounts, world, f"8{number}" + "x" * 200, uid=number)
     world.tick(100, 10)
     db.execute("PRAGMA max_page_count = 1000000")
-    found = usage(books)
+    found = usage(accounts)
     assert sum(found.values()) == 200
     assert found["7"] == 100
 
 
 def test_a_settlement_that_fails_between_rows_and_position_leaves_neither(world: World) -> None:
-    books = world.books()
-    allocate(books, world, "7")
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
     world.tick(100, 10)
-    db = books._store._db
+    db = accounts._store._db
     db.execute(
         "CREATE TEMP TRIGGER broken BEFORE INSERT ON position "
         "BEGIN SELECT RAISE(ABORT, 'disk I/O error'); END"
     )
     with pytest.raises(sqlite3.DatabaseError, match="disk I/O error"):
-        books.settle()
+        accounts.settle()
     assert db.execute("SELECT count(*) FROM energy").fetchone() == (0,)
     db.execute("DROP TRIGGER broken")
     world.tick(100, 10)
-    assert usage(books) == {"7": 200}
+    assert usage(accounts) == {"7": 200}
 
 
 def test_a_settlement_that_could_not_be_written_is_made_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    books = world.books()
-    allocate(books, world, "7")
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
     world.tick(100, 10)
-    deallocate(books, world, "7")
+    deallocate(accounts, world, "7")
     world.tick(100, 10)
 
     def fail(*_: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as broken:
-        broken.setattr(books._store, "settle", fail)
+        broken.setattr(accounts._store, "settle", fail)
         with pytest.raises(sqlite3.OperationalError):
-            books.settle()
-    assert usage(books) == {"7": 100, "no holder": 100}
+            accounts.settle()
+    assert usage(accounts) == {"7": 100, "no holder": 100}
 
 
 def test_long_answers_come_in_pages(tmp_path: Path) -> None:
     world = World(tmp_path)
-    books = world.books()
+    accounts = world.accounts()
     for number in range(MAX_SUMS + 20):
-        allocate(books, world, f"job{number}")
+        allocate(accounts, world, f"job{number}")
         world.tick(100)
     found: set[str] = set()
     more, offset = True, 0
     while more:
-        answer = books.usage(GetUsage(id=1, edges=ALL, by="job", offset=offset), None)
+        answer = accounts.usage(GetUsage(id=1, edges=ALL, by="job", offset=offset), None)
         assert isinstance(answer, Usage)
         found |= {one.name for one in answer.sums}
         more, offset = answer.more, offset + len(answer.sums)
@@ -496,7 +500,7 @@ def test_any_schedule_adds_up_by_every_view(tmp_path: Path) -> None:
     seed = seeds.fresh()
     rng = random.Random(seed)
     world = World(tmp_path, gpus=3)
-    books = world.books()
+    accounts = world.accounts()
     before_uj = 0
     for _ in range(120):
         kind, name = rng.choice(
@@ -506,77 +510,77 @@ def test_any_schedule_adds_up_by_every_view(tmp_path: Path) -> None:
         choice = rng.random()
         if choice < 0.4:
             uid, weight = rng.randrange(-1, 4), rng.randrange(3)
-            allocate(books, world, name, uid=uid, kind=kind, gpus=[gpu], weight=weight)
+            allocate(accounts, world, name, uid=uid, kind=kind, gpus=[gpu], weight=weight)
             if rng.random() < 0.2:
-                books._store.expire(START_S, 400, 760)
+                accounts._store.expire(START_S, 400, 760)
         elif choice < 0.6:
-            deallocate(books, world, name, kind=kind)
+            deallocate(accounts, world, name, kind=kind)
         elif choice < 0.65:
-            books.close()
-            books = world.books()
+            accounts.close()
+            accounts = world.accounts()
         elif choice < 0.7:  # a driver is loaded again
-            books.settle()
-            books.close()
+            accounts.settle()
+            accounts.close()
             before_uj += world.gpus[gpu].energy_uj
             world.gpus[gpu] = Gpu(world.now_ns + 1)
-            books = world.books()
+            accounts = world.accounts()
         elif choice < 0.8:
             world.step_ns += rng.randrange(-HOUR_S, HOUR_S) * SECOND_NS
         elif choice < 0.9:
-            books.settle()
+            accounts.settle()
         for one in world.gpus.values():
             one.tick(rng.randrange(700), rng.randrange(30), idle=rng.random() < 0.3)
-        books.work()
-    books.settle()
+        accounts.work()
+    accounts.settle()
     truth = before_uj + sum(gpu.energy_uj for gpu in world.gpus.values())
     for by in ("user", "job", "gpu", "total", "namespace", "pod"):
-        answer = books.usage(GetUsage(id=1, edges=ALL, by=by), None)
+        answer = accounts.usage(GetUsage(id=1, edges=ALL, by=by), None)
         assert isinstance(answer, Usage)
         assert sum(one.active_uj + one.idle_uj for one in answer.sums) == truth
         assert sum(answer.metered_uj) == truth
     # Whatever the clock did, quarters of an hour add up to the whole, and none is negative.
     begin_s = START_S - START_S % 900 - 2 * 86_400
     quarters = [*range(begin_s, begin_s + 4 * 86_400, 900)]
-    answer = books.usage(GetUsage(id=1, edges=quarters, by="user"), None)
+    answer = accounts.usage(GetUsage(id=1, edges=quarters, by="user"), None)
     assert isinstance(answer, Usage)
     assert (
         sum(one.active_uj + one.idle_uj for one in answer.sums) == sum(answer.metered_uj) == truth
     )
     assert min(min(one.active_uj, one.idle_uj, one.ns) for one in answer.sums) >= 0
     assert min(answer.metered_uj) >= 0
-    assert sum(one.active_uj + one.idle_uj for one in books.totals()) == truth
-    assert sum(books.counted_uj().values()) == truth
-    unused = books.by_gpu()
+    assert sum(one.active_uj + one.idle_uj for one in accounts.totals()) == truth
+    assert sum(accounts.counted_uj().values()) == truth
+    unused = accounts.by_gpu()
     nobodys = sum(
         one.active_uj + one.idle_uj
-        for one in books.totals()
+        for one in accounts.totals()
         if one.kind in ("idle", "unattributed")
     )
     assert nobodys == sum(
         one.idle_uj + sum(one.unattributed_uj.values()) for one in unused.values()
     )
-    held = sum(one.idle_uj for one in books.totals() if one.kind not in ("idle", "unattributed"))
+    held = sum(one.idle_uj for one in accounts.totals() if one.kind not in ("idle", "unattributed"))
     assert sum(one.held_idle_uj for one in unused.values()) == held
 
 
 def test_jobs_of_half_a_minute_are_all_in_counters_scraped_once_a_minute(world: World) -> None:
     """What Prometheus's increase sees of a user's counter is what the ledger has."""
-    books = world.books()
+    accounts = world.accounts()
     scraped: list[int] = []
     for number in range(20):
-        allocate(books, world, f"job{number}", uid=1000)
+        allocate(accounts, world, f"job{number}", uid=1000)
         if not number:
-            scraped += [one.active_uj for one in books.totals() if one.uid == 1000]
+            scraped += [one.active_uj for one in accounts.totals() if one.uid == 1000]
         world.tick(100 + number, 300)
-        deallocate(books, world, f"job{number}")
-        books.settle()
+        deallocate(accounts, world, f"job{number}")
+        accounts.settle()
         if number % 2 == 0:
-            scraped.append(sum(one.active_uj for one in books.totals() if one.uid == 1000))
+            scraped.append(sum(one.active_uj for one in accounts.totals() if one.uid == 1000))
         world.tick(50, 3, idle=True)
-    scraped.append(sum(one.active_uj for one in books.totals() if one.uid == 1000))
+    scraped.append(sum(one.active_uj for one in accounts.totals() if one.uid == 1000))
     assert scraped == sorted(scraped)
     assert len(scraped) == 12, "the counter is there before there is anything to count"
-    stored = usage(books, "user")["uid 1000"]
+    stored = usage(accounts, "user")["uid 1000"]
     assert stored == pytest.approx((scraped[-1] - scraped[0]) / 1e6, abs=2)
     assert stored == sum(30 * (100 + number) for number in range(20))
 
@@ -584,54 +588,54 @@ def test_jobs_of_half_a_minute_are_all_in_counters_scraped_once_a_minute(world: 
 def test_a_jobs_counter_goes_on_over_restarts_and_ends_some_minutes_after_it(
     world: World,
 ) -> None:
-    books = world.books()
-    allocate(books, world, "7")
-    (begun,) = books.workloads()
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
+    (begun,) = accounts.workloads()
     assert (begun.kind, begun.name, begun.uid, begun.active_uj) == ("job", "7", 1000, 0)
     counted = []
     for _ in range(3):
         world.tick(100, 10)
-        books.settle()
-        (one,) = books.workloads()
+        accounts.settle()
+        (one,) = accounts.workloads()
         counted.append(one.active_uj)
-        books.close()
-        books = world.books()
+        accounts.close()
+        accounts = world.accounts()
     assert counted == [100_000_000, 200_000_000, 300_000_000]
-    (one,) = books.workloads()
+    (one,) = accounts.workloads()
     assert one.active_uj == 300_000_000
-    deallocate(books, world, "7")
+    deallocate(accounts, world, "7")
     world.tick(100, 10)
-    books.settle()
-    assert [one.active_uj for one in books.workloads()] == [300_000_000]
+    accounts.settle()
+    assert [one.active_uj for one in accounts.workloads()] == [300_000_000]
     world.tick(100, 3100)
-    books.settle()
-    assert books.workloads() == []
+    accounts.settle()
+    assert accounts.workloads() == []
 
 
 def test_what_fails_after_a_settlement_was_stored_charges_nothing_twice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    books = world.books()
-    allocate(books, world, "7")
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
     world.tick(100, 10)
 
     def fails(*_: object) -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(books._workloads, "settled", fails)
+        patch.setattr(accounts._workloads, "settled", fails)
         with pytest.raises(sqlite3.OperationalError):
-            books.settle()
+            accounts.settle()
     world.tick(100, 10)
-    assert usage(books) == {"7": 200}
+    assert usage(accounts) == {"7": 200}
 
 
 def test_a_ledger_of_the_first_version_goes_on(world: World) -> None:
-    books = world.books()
-    allocate(books, world, "7")
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
     world.tick(100, 10)
-    books.settle()
-    books.close()
+    accounts.settle()
+    accounts.close()
     db = sqlite3.connect(world.directory / "energy.db", isolation_level=None)
     db.executescript(
         "DROP INDEX sluid; DROP TABLE process; DROP TABLE process_energy; DROP TABLE divided;"
@@ -642,25 +646,25 @@ def test_a_ledger_of_the_first_version_goes_on(world: World) -> None:
         "DROP TABLE total; ALTER TABLE old RENAME TO total; PRAGMA user_version = 1;"
     )
     db.close()
-    books = world.books()
+    accounts = world.accounts()
     world.tick(100, 10)
-    assert usage(books) == {"7": 200}
-    assert [one.active_uj for one in books.totals()] == [200_000_000]
+    assert usage(accounts) == {"7": 200}
+    assert [one.active_uj for one in accounts.totals()] == [200_000_000]
 
 
 def test_a_ledger_of_the_second_version_knows_its_estimates(world: World) -> None:
-    books = world.books()
+    accounts = world.accounts()
     for name in ("7", "8"):
-        allocate(books, world, name, weight=1)
+        allocate(accounts, world, name, weight=1)
     world.tick(100, 10)
-    books.settle()
-    before = books.totals()
+    accounts.settle()
+    before = accounts.totals()
     assert [[one.method for one in total.estimates] for total in before] == [["weights"]]
-    books.close()
+    accounts.close()
     db = sqlite3.connect(world.directory / "energy.db", isolation_level=None)
     db.executescript(
         "DROP INDEX sluid; DROP TABLE process; DROP TABLE process_energy;"
         "DROP TABLE divided; DROP TABLE estimate; PRAGMA user_version = 2;"
     )
     db.close()
-    assert world.books().totals() == before
+    assert world.accounts().totals() == before

@@ -33,13 +33,13 @@ def joules_at(limit: int) -> float:
     return seconds_at(limit) * min(limit, 250_000) / 1000
 
 
-class Party:
+class SimulatedJob:
     """All processes of a job.
 
     Args:
         world: How many.
         step_s: Of a step at the highest limit, of a process that is not slow.
-        ripe_s: A window's energy is there this long after its end.
+        settled_s: A window's energy is there this long after its end.
         delay_s: What one process writes is seen by others so much later; called for each note.
         randomness: In which order processes begin a step.
         options: Of every optimizer.
@@ -50,13 +50,13 @@ class Party:
         world: int,
         *,
         step_s: float = 1.0,
-        ripe_s: float = 0.15,
+        settled_s: float = 0.15,
         delay_s: Callable[[], float] = lambda: 0.0,
         randomness: random.Random | None = None,
         **options: Any,
     ) -> None:
         self.step_s = step_s
-        self.ripe_s = ripe_s
+        self.settled_s = settled_s
         self.delay_s = delay_s
         self.randomness = randomness or random.Random(1)
         self.options = {**SMALL, **options}
@@ -76,7 +76,7 @@ class Party:
     def __getitem__(self, rank: int) -> Process:
         return self.processes[rank]
 
-    def begin(self) -> Party:
+    def begin(self) -> SimulatedJob:
         """Every process makes its optimizer."""
         for process in self.processes:
             process.begin()
@@ -89,7 +89,7 @@ class Party:
     def done(self) -> bool:
         return all(process.done for process in self.living)
 
-    def run(self, steps: int, *, until_done: bool = True) -> Party:
+    def run(self, steps: int, *, until_done: bool = True) -> SimulatedJob:
         """In lockstep: the next step begins where the slowest process has ended the last."""
         for _ in range(steps):
             if until_done and self.done():
@@ -102,7 +102,7 @@ class Party:
             self.steps += 1
         return self
 
-    def run_free(self, steps: int, *, until_done: bool = True) -> Party:
+    def run_free(self, steps: int, *, until_done: bool = True) -> SimulatedJob:
         """Each process on its own. `steps` are of the one that has made the most."""
         due = [(self.now_s + self.randomness.random(), process.rank) for process in self.living]
         heapq.heapify(due)
@@ -197,10 +197,10 @@ class Monitor:
     def end_window(self, name: str, cancel: bool = False) -> Taken:
         busy_s, joules = self.measurement_states.pop(name)
         process = self._process
-        return Taken(process, process.busy_s - busy_s, process.joules - joules, process.party.now_s)
+        return Taken(process, process.busy_s - busy_s, process.joules - joules, process.job.now_s)
 
     def ripe(self, taken: Taken) -> bool:
-        return self._process.party.now_s - taken.ended_s >= self._process.party.ripe_s
+        return self._process.job.now_s - taken.ended_s >= self._process.job.settled_s
 
 
 class Gpus:
@@ -268,7 +268,7 @@ class Gpus:
 class Process:
     """One process: a training loop of steps and what goes wrong in it."""
 
-    party: Party
+    job: SimulatedJob
     rank: int
     low: int = LOW
     high: int = HIGH
@@ -301,9 +301,9 @@ class Process:
         return self.parties
 
     def begin(self) -> None:
-        self.party.current = self
+        self.job.current = self
         self.limit = self.high
-        options = {**self.party.options, **self.options}
+        options = {**self.job.options, **self.options}
         self.optimizer = GlobalPowerLimitOptimizer(Monitor(self), **options)
 
     @property
@@ -324,7 +324,7 @@ class Process:
 
     @property
     def lasts(self) -> float:
-        return self.party.step_s * self.slow * seconds_at(self.limit)
+        return self.job.step_s * self.slow * seconds_at(self.limit)
 
     def step(self) -> None:
         for event in self.plan.pop(self.steps, []):
@@ -335,12 +335,12 @@ class Process:
         _ = self.led
         self.busy_s += self.lasts
         joules = joules_at(self.limit) * (0.8 if MAX_Q in self.profiles else 1.0)
-        self.joules += self.party.step_s * self.weight * self.gpu_count * joules
+        self.joules += self.job.step_s * self.weight * self.gpu_count * joules
         self.steps += 1
 
     def call(self, what: str, *arguments: Any) -> None:
         """What a training loop calls."""
-        self.party.current = self
+        self.job.current = self
         getattr(self.optimizer, what)(*arguments)
 
     def at(self, step: int, event: Callable[[], None]) -> None:
@@ -362,63 +362,63 @@ class Process:
 class Store:
     """As a store of torch.distributed, seen by whichever process runs."""
 
-    def __init__(self, party: Party, prefix: str = "") -> None:
-        self._party = party
+    def __init__(self, job: SimulatedJob, prefix: str = "") -> None:
+        self._job = job
         self._prefix = prefix
 
     def within(self, prefix: str) -> Store:
-        return Store(self._party, f"{self._prefix}{prefix}/")
+        return Store(self._job, f"{self._prefix}{prefix}/")
 
     def set(self, key: str, note: bytes) -> None:
         seen_s, rank = self._call()
-        assert self._prefix + key not in self._party.notes, "a note is written once"
-        self._party.notes[self._prefix + key] = note, seen_s, rank
+        assert self._prefix + key not in self._job.notes, "a note is written once"
+        self._job.notes[self._prefix + key] = note, seen_s, rank
 
     def check(self, keys: list[str]) -> bool:
         _, rank = self._call()
-        return all(self._seen(*self._party.notes[one][1:], rank) for one in self._named(keys))
+        return all(self._seen(*self._job.notes[one][1:], rank) for one in self._named(keys))
 
     def get(self, key: str) -> bytes:
         _, rank = self._call()
-        note, seen_s, by = self._party.notes[self._prefix + key]
+        note, seen_s, by = self._job.notes[self._prefix + key]
         assert self._seen(seen_s, by, rank), "a real store would wait here"
         return note
 
     def add(self, key: str, more: int) -> int:
         seen_s, rank = self._call()
-        counts = self._party.counts.setdefault(self._prefix + key, [])
+        counts = self._job.counts.setdefault(self._prefix + key, [])
         if more:
             counts.append((more, seen_s, rank))
         return sum(one for one, when_s, by in counts if self._seen(when_s, by, rank))
 
     def _named(self, keys: list[str]) -> list[str]:
         found = [self._prefix + key for key in keys]
-        return found if all(one in self._party.notes for one in found) else [NOWHERE]
+        return found if all(one in self._job.notes for one in found) else [NOWHERE]
 
     def _seen(self, seen_s: float, by: int, rank: int) -> bool:
-        return by == rank or seen_s <= self._party.now_s
+        return by == rank or seen_s <= self._job.now_s
 
     def _call(self) -> tuple[float, int]:
-        party, process = self._party, self._party.current
+        job, process = self._job, self._job.current
         process.calls += 1
         if process.cut_off:
             raise RuntimeError("Broken pipe")
-        party.notes.setdefault(NOWHERE, (b"", float("inf"), -1))
+        job.notes.setdefault(NOWHERE, (b"", float("inf"), -1))
         # In the order of writing.
-        process.seen_s = max(process.seen_s, party.now_s + party.delay_s())
+        process.seen_s = max(process.seen_s, job.now_s + job.delay_s())
         return process.seen_s, process.rank
 
 
 NOWHERE = "nowhere"
-MakeParty = Callable[..., Party]
-"""Makes a party of so many processes."""
+MakeJob = Callable[..., SimulatedJob]
+"""Makes a job of so many processes."""
 
 
-def most_steps(party: Party, silent: bool = False) -> int:
+def most_steps(job: SimulatedJob, silent: bool = False) -> int:
     """A search's steps at most, those until silence is noticed, and what waiting for energies and
     for each other takes."""
-    limits = (HIGH - LOW) // (party.options["pl_step"] * 1000) + 1
-    every = limits * (party.options["warmup_steps"] + party.options["profile_steps"])
-    fastest = party.step_s * min(process.slow for process in party.processes)
+    limits = (HIGH - LOW) // (job.options["pl_step"] * 1000) + 1
+    every = limits * (job.options["warmup_steps"] + job.options["profile_steps"])
+    fastest = job.step_s * min(process.slow for process in job.processes)
     waits = int(SILENCE_S / fastest) if silent else 0
-    return 2 * every + limits * (10 + int(2 * party.ripe_s / party.step_s)) + waits + 200
+    return 2 * every + limits * (10 + int(2 * job.settled_s / job.step_s)) + waits + 200

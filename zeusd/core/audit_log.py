@@ -48,7 +48,7 @@ class Record:
         )
 
 
-class Trail:
+class AuditLog:
     """Adds records, keeps the newest, and counts all.
 
     Attributes:

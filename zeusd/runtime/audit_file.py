@@ -7,7 +7,7 @@ import logging
 import os
 from pathlib import Path
 
-from zeusd.core.trail import Trail
+from zeusd.core.audit_log import AuditLog
 
 log = logging.getLogger(__name__)
 
@@ -15,7 +15,7 @@ SAVE_S = 30.0
 """How often to save. The log has what is lost here by a kill."""
 
 
-class TrailFile:
+class AuditFile:
     """A file of records.
 
     Args:
@@ -28,7 +28,7 @@ class TrailFile:
         self._boot = boot
         self._saved: object = None
 
-    def load(self, trail: Trail) -> None:
+    def load(self, audit_log: AuditLog) -> None:
         """Adds records that an earlier zeusd of this boot saved, if they can be read."""
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -37,7 +37,7 @@ class TrailFile:
                     raise ValueError("it belongs to another user")
                 kept = json.load(file)
             if kept["boot"] == self._boot:
-                trail.load(kept["records"])
+                audit_log.load(kept["records"])
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -45,9 +45,9 @@ class TrailFile:
                 "%s cannot be used: %s", self._path, error, extra={"event": "audit_unreadable"}
             )
 
-    def save(self, trail: Trail) -> None:
+    def save(self, audit_log: AuditLog) -> None:
         """Saves the records if there are new ones."""
-        state = trail.state
+        state = audit_log.state
         if state == self._saved:
             return
         temporary = self._path.with_suffix(".new")
@@ -55,7 +55,7 @@ class TrailFile:
             temporary.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
-                json.dump({"boot": self._boot, "records": trail.dump()}, file)
+                json.dump({"boot": self._boot, "records": audit_log.dump()}, file)
             temporary.replace(self._path)
         except OSError as error:
             log.warning(
