@@ -38,17 +38,17 @@ class Trouble:
     def __init__(self, text: str, subject: str) -> None:
         self._text = text
         self._subject = subject
-        self._told = False
+        self._reported = False
 
     def met(self, reason: object) -> None:
         """Notes a failure."""
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             log.warning(self._text, self._subject, reason)
 
     def over(self) -> None:
         """Notes a success."""
-        self._told = False
+        self._reported = False
 
 
 class Group:

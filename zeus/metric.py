@@ -114,7 +114,7 @@ class Metric(Closing):
         self._period_s = period_s
         self._pid = os.getpid()
         self._closed = False
-        self._child_told = False
+        self._child_warned = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="zeus-metric", daemon=True)
 
@@ -177,8 +177,8 @@ class Metric(Closing):
 
     def _usable(self) -> bool:
         if os.getpid() != self._pid:
-            if not self._child_told:
-                self._child_told = True
+            if not self._child_warned:
+                self._child_warned = True
                 log.warning(
                     "the %s of process %d does nothing in its child %d; make one there",
                     type(self).__name__,
@@ -191,7 +191,7 @@ class Metric(Closing):
         return True
 
     def _run(self) -> None:
-        changed = final = told = False
+        changed = final = reported = False
         while not final:
             final = self._stop.wait(self._period_s)
             try:
@@ -199,9 +199,9 @@ class Metric(Closing):
                 if changed:
                     changed = not self._group.push()
             except Exception:  # a thread that nobody watches must not end silently
-                if not told:
+                if not reported:
                     log.exception("%s could not be updated", type(self).__name__)
-                told = True
+                reported = True
 
     def _ask_to_stop(self) -> bool:
         """Starts to close. Returns whether there is a thread to wait for."""

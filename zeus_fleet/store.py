@@ -169,12 +169,12 @@ class Store:
         async def ask(client: Any) -> Answer | None:
             nonlocal missing
             make = client.transactions
-            told = [] if works is None else [make.put(jobs, wire.works_bytes(works))]
+            work = [] if works is None else [make.put(jobs, wire.works_bytes(works))]
             stored, replies = await client.transaction(
                 compare=[make.value(key) < wire.number_key(beat.number)],
                 success=[
                     make.put(key, wire.heartbeat_bytes(beat)),
-                    *told,
+                    *work,
                     *(self._if_moved(make, one) for one in (kept, self._budget)),
                     make.get(self._key(f"limits/{node}")),
                 ],
@@ -220,7 +220,7 @@ class Store:
                 return None, {}
             rows = [(item.key[len(nodes) :].decode(), value, item) for value, item in beats]
             known = _parsed(rows, wire.heartbeat_from)
-            told = [(item.key[len(jobs) :].decode(), value, item) for value, item in works]
+            reported = [(item.key[len(jobs) :].decode(), value, item) for value, item in works]
             snapshot = Snapshot(
                 leader[0][1].create_revision if leader else 0,
                 wire.budget_from(budget[0][0]),
@@ -228,7 +228,7 @@ class Store:
                 wire.plan_from(plan[0][0], [value for value, _ in grants]) if plan else None,
                 plan[0][1].mod_revision if plan else 0,
                 {node: beat for node, beat in known.items() if beat.number},
-                _parsed(told, wire.works_from),
+                _parsed(reported, wire.works_from),
             )
             return snapshot, {node: item.mod_revision for node, _, item in rows}
 

@@ -41,7 +41,7 @@ class Heartbeat:
         self._guard = threading.Lock()
         self._stop = threading.Event()
         self._pid: int | None = None
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self._held = 0
         self.lost = 0
 
@@ -101,11 +101,11 @@ class Heartbeat:
             del beat
 
     def _tell_lost(self, lost: set[tuple[str, str]]) -> None:
-        for gpu, control in lost - self._told:
+        for gpu, control in lost - self._reported:
             log.warning(
                 "this process lost its lease on %s of %s and the old value is back; zeusd's log "
                 "says why, and only acquiring it again lets you set it again",
                 control,
                 gpu,
             )
-        self._told = lost
+        self._reported = lost

@@ -120,7 +120,7 @@ class Daemon:
             opened.callback(self._engine.close)
             self._audit_file = AuditFile(settings.state_dir, boot)
             self._audit_file.load(self._engine.core.audit_log)
-            opened.callback(self._save_trail)
+            opened.callback(self._save_audit_log)
             opened.callback(self._server.stop)
             self._opened = opened.pop_all()
 
@@ -178,7 +178,7 @@ class Daemon:
         self._give_up_ns = time.monotonic_ns() + round(FIRST_LOOK_S * 1e9)
         self._await_gpus()
         self._tell_status()
-        self._keep_trail()
+        self._keep_audit_log()
         watchdog_s = systemd.watchdog_s()
         if watchdog_s is not None:
             self._feed_watchdog(watchdog_s / 3)
@@ -275,12 +275,12 @@ class Daemon:
             sd_notify(status)
         self._reactor.call_later(STATUS_S, self._tell_status)
 
-    def _save_trail(self) -> None:
+    def _save_audit_log(self) -> None:
         self._audit_file.save(self._engine.core.audit_log)
 
-    def _keep_trail(self) -> None:
-        self._save_trail()
-        self._reactor.call_later(SAVE_S, self._keep_trail)
+    def _keep_audit_log(self) -> None:
+        self._save_audit_log()
+        self._reactor.call_later(SAVE_S, self._keep_audit_log)
 
     def _feed_watchdog(self, interval_s: float) -> None:
         """Sent by the loop itself: if the loop hangs, nothing is sent, and systemd restarts

@@ -64,7 +64,7 @@ GRACE_S = 5.0
 """How long to wait for a failed zeusd to start again before restoring everything without it."""
 
 
-def _put_back(
+def _restore_one(
     driver: Driver, journal: OwnerlessJournal, restore: PendingRestore, say: Callable[[str], None]
 ) -> bool:
     entry = restore.entry
@@ -148,8 +148,10 @@ def _step(step: Step, plan: Plan, driver: Driver, gpu: Any, control: str) -> Any
     return write_verified(write, read, step.value, before, time.sleep, plan.rounding)
 
 
-def _each_gpu(pending: Iterable[PendingRestore], put_back: Callable[[PendingRestore], bool]) -> int:
-    """Run `put_back` for all pending restores, GPUs in parallel. Return how many failed."""
+def _each_gpu(
+    pending: Iterable[PendingRestore], restore_one: Callable[[PendingRestore], bool]
+) -> int:
+    """Run `restore_one` for all pending restores, GPUs in parallel. Return how many failed."""
     by_gpu: dict[str, list[PendingRestore]] = {}
     for restore in pending:
         by_gpu.setdefault(str(restore.entry["gpu"]), []).append(restore)
@@ -158,7 +160,7 @@ def _each_gpu(pending: Iterable[PendingRestore], put_back: Callable[[PendingRest
 
     def run(mine: list[PendingRestore]) -> None:
         for restore in mine:
-            if put_back(restore):
+            if restore_one(restore):
                 done.append(restore.key)  # noqa: PERF401 - each counts as soon as it is done
 
     threads = [threading.Thread(target=run, args=(mine,), daemon=True) for mine in by_gpu.values()]
@@ -257,14 +259,14 @@ def _settle(
         left = len(pending)
         say(f"{journal.path}: the driver cannot be reached ({error}); {left} restores pending")
         return left
-    failed = _each_gpu(pending, lambda restore: _put_back(opened, journal, restore, say))
+    failed = _each_gpu(pending, lambda restore: _restore_one(opened, journal, restore, say))
     if not failed:
         with contextlib.suppress(DriverError):
             opened.close()
     return failed + len(strange)
 
 
-def _comes_back(state_dirs: Iterable[str], within_s: float) -> bool:
+def _starts_again(state_dirs: Iterable[str], within_s: float) -> bool:
     """Whether a zeusd takes over the journal within this time.
 
     `OnFailure=` fires after the last attempt to restart zeusd or, in newer versions of systemd,
@@ -305,7 +307,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line. Return the exit status: 0 if no restore that should be done is left."""
     options = command_line().parse_args(arguments)
     state_dirs = options.state_dir or [DEFAULT_STATE_DIR, EMBEDDED_STATE_DIR]
-    everything = options.all or (options.on_failure and not _comes_back(state_dirs, GRACE_S))
+    everything = options.all or (options.on_failure and not _starts_again(state_dirs, GRACE_S))
     failed = restore(
         state_dirs,
         library=options.library,

@@ -105,7 +105,7 @@ class ReplayZeusMonitor(ZeusMonitor):
             float(seconds), dict(zip(self.gpu_indices, map(float, joules), strict=True))
         )
 
-    def ripe(self, measurement: Measurement) -> bool:
+    def available(self, measurement: Measurement) -> bool:
         """Always true: a line is there at once."""
         return True
 

@@ -162,7 +162,7 @@ class EnergyAccount:
         Args:
             wait: Wait for the sensors' next update, so that all steps are known.
         """
-        while self._unread and (wait or self._monitor.ripe(self._unread[0])):
+        while self._unread and (wait or self._monitor.available(self._unread[0])):
             step = self._unread.popleft()
             energy_j = _joules(step)
             if math.isnan(energy_j):
@@ -178,7 +178,7 @@ class EnergyAccount:
             found["energy/power_W"] = self._energy_j / self._time_s if self._time_s else math.nan
             self._energy_j = self._time_s = 0.0
             self._shown = 0
-        while self._epochs and (wait or self._monitor.ripe(self._epochs[0])):
+        while self._epochs and (wait or self._monitor.available(self._epochs[0])):
             found["energy/epoch_J"] = _joules(self._epochs.popleft())
         return found
 

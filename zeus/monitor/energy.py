@@ -234,11 +234,11 @@ class ZeusMonitor(MonitorAttributes):
                 key, begin_ns, self._clock_ns(), aligned and begins_aligned
             )
 
-    def ripe(self, measurement: Measurement) -> bool:
+    def available(self, measurement: Measurement) -> bool:
         """Whether a measurement's energy can be read without waiting for the sensors' next
         update.
         """
-        return self._lookup.is_available(measurement)
+        return self._lookup.available(measurement)
 
     def reset_windows(self) -> None:
         """Discards all open windows."""

@@ -39,7 +39,7 @@ TICK_NS = 150_000_000
 """A window's energy is available this long after its end: the longest update period, and zeusd's
 reading."""
 
-RIPE_NS = 1_000_000_000
+AVAILABLE_NS = 1_000_000_000
 """A window that ended this long ago is looked up without waiting for an update."""
 
 STUCK_S = 30.0
@@ -90,7 +90,7 @@ class WindowLookup:
         self._unread: deque[weakref.ref[Measurement]] = deque(maxlen=MAX_PENDING)
         self._unlogged: deque[tuple[str, int, Measurement]] = deque()
         self._strict = strict
-        self._told = False  # about windows that cannot be looked up in the background, ...
+        self._reported = False  # about windows that cannot be looked up in the background, ...
         self._warned = False  # ... and about those that were read
         self._stuck: tuple[float, ZeusBaseError] | None = None
         _instances.add(self)
@@ -127,7 +127,7 @@ class WindowLookup:
         measurement._pending = Ended(self, key, begin_ns, end_ns, False)
         return measurement
 
-    def is_available(self, measurement: Measurement) -> bool:
+    def available(self, measurement: Measurement) -> bool:
         """Whether its energy is known, or should be available."""
         pending = measurement._pending
         return pending is None or self.clock_ns() - pending.end_ns > TICK_NS
@@ -180,7 +180,7 @@ class WindowLookup:
         self._warned = False
         return wanted
 
-    def look_up_ripe(self, before_ns: int) -> None:
+    def look_up_available(self, before_ns: int) -> None:
         """Looks up all windows that ended before a time.
 
         Raises:
@@ -226,11 +226,11 @@ class WindowLookup:
         """One round of the thread."""
         try:
             self._see_whether_it_is_stuck()
-            self.look_up_ripe(self.clock_ns() - RIPE_NS)
-            self._told = False
+            self.look_up_available(self.clock_ns() - AVAILABLE_NS)
+            self._reported = False
         except ZeusBaseError as error:
-            if not self._told:
-                self._told = True
+            if not self._reported:
+                self._reported = True
                 log.info("windows cannot be looked up at the moment: %s", error.message)
         self.write_log()
 
@@ -240,7 +240,7 @@ class WindowLookup:
             if self._unlogged:
                 self._raise_if_stuck()
                 with bounded():
-                    self.look_up_ripe(self.clock_ns())
+                    self.look_up_available(self.clock_ns())
         except ZeusBaseError as error:
             log.warning("the energy of the last windows is not known: %s", error.message)
         self.write_log(final=True)

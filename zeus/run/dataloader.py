@@ -151,7 +151,7 @@ class ZeusDataLoader(DataLoader[Any]):
     def _end_epoch(self) -> bool:
         """Whether training ends. The first process decides for all."""
         session = self._session
-        told = [0.0] * 5  # the sum over all processes is the first one's value
+        sums = [0.0] * 5  # the sum over all processes is the first one's value
         if session is not None:
             self._metrics.append(self._metric)
             self._metric = None
@@ -160,10 +160,10 @@ class ZeusDataLoader(DataLoader[Any]):
                 result = session.end(verdict)
                 # A learning curve ends training without an error, as the last epoch does.
                 too_dear = 0.0 if verdict.by_curve else verdict.next_cost or 0.0
-                told = [1.0, result.time, result.energy, result.cost, too_dear]
+                sums = [1.0, result.time, result.energy, result.cost, too_dear]
         if self._dp:
-            told = framework.all_reduce(told, "sum")
-        stop, time_s, energy_j, cost_j, next_cost_j = told
+            sums = framework.all_reduce(sums, "sum")
+        stop, time_s, energy_j, cost_j, next_cost_j = sums
         if next_cost_j:
             raise ZeusCostThresholdExceededError(
                 time_s, energy_j, cost_j, next_cost_j, self._settings.cost_thresh

@@ -88,7 +88,7 @@ class RunSession:
         self._max_epochs = max_epochs
         self._meter = Meter(self._monitor, lambda: self.optimizer)
         self._over = False
-        self._told_of_energy = False
+        self._energy_warned = False
         self._training = self._evaluating = False
         self._in_epoch = False
         self._began = time.monotonic()
@@ -285,8 +285,8 @@ class RunSession:
             known = self.used
             power = known.energy / known.time if known.time > 0 else self.max_power
             self._meter.assume(power, time.monotonic() - self._began)
-            if not self._told_of_energy:
-                self._told_of_energy = True
+            if not self._energy_warned:
+                self._energy_warned = True
                 warnings.warn(
                     f"Energy could not be measured, and {power:.0f} W are assumed for that time: "
                     f"{getattr(error, 'message', error)}.",

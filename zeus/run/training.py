@@ -215,8 +215,8 @@ class Training:
         )
         entry = HistoryEntry(run.batch_size, None, result.energy, run.converged, result.time)
         self._records.add("ended", run=asdict(run), entry=asdict(entry))
-        told = _told(run, result.time, result.stopped_by_curve)
-        print(f"[ZeusMaster] {files.job_id(now.recurrence, now.number)}: {told}")
+        outcome = _described(run, result.time, result.stopped_by_curve)
+        print(f"[ZeusMaster] {files.job_id(now.recurrence, now.number)}: {outcome}")
         self._observe(run, entry)
 
     def _observe(self, run: Run, entry: HistoryEntry | None) -> None:
@@ -249,7 +249,7 @@ def result_of(logdir: str, job_id: str, batch_size: int) -> TrainResult | None:
         raise RuntimeError(f"{error}; run the job again") from None
 
 
-def _told(run: Run, seconds: float, by_curve: bool) -> str:
+def _described(run: Run, seconds: float, by_curve: bool) -> str:
     if run.converged:
         end = "reached the target"
     elif by_curve:

@@ -163,8 +163,8 @@ def _attribute(found: Split, what: Condensed, where: Ints, fit: Fit) -> None:
     size = found.request.size
     center_s = what.center_s
     group = fit.group(center_s, what.level)
-    owed = what.features * fit.ratio_at(center_s)[:, None]
-    row_j = owed * fit.weights[group, :IDLE]
+    shares = what.features * fit.ratio_at(center_s)[:, None]
+    row_j = shares * fit.weights[group, :IDLE]
     total = np.maximum(np.bincount(where, row_j.sum(axis=1), size), 0.0)
     parts = np.stack(
         [
@@ -182,19 +182,19 @@ def _attribute(found: Split, what: Condensed, where: Ints, fit: Fit) -> None:
     length_s = np.maximum(found.end_s - found.begin_s, what.block_s)
     updates = (length_s + 3.5 * fit.width_s) / max(fit.period_s, 1e-6)
     noise = fit.residual / np.sqrt(np.maximum(updates, 1.0))
-    found.variance = _variance(owed, group, where, size, fit)
+    found.variance = _variance(shares, group, where, size, fit)
     found.variance = found.variance + (noise**2 + fit.slow**2) * found.joules**2
     found.rule_j = RULE * found.joules
 
 
-def _variance(owed: Floats, group: Ints, where: Ints, size: int, fit: Fit) -> Floats:
+def _variance(shares: Floats, group: Ints, where: Ints, size: int, fit: Fit) -> Floats:
     """Variance of each request's energy from the covariance of the weights, J²."""
     found = np.zeros(size)
     for one in np.unique(group):
         some = group == one
         vectors = np.zeros((size, len(NAMES)))
         for column in range(len(NAMES)):
-            vectors[:, column] = np.bincount(where[some], owed[some, column], size)
+            vectors[:, column] = np.bincount(where[some], shares[some, column], size)
         covariance = fit.covariance[one][:IDLE, :IDLE]
         found += np.einsum("ik,kl,il->i", vectors, covariance, vectors, optimize=True)
     return np.maximum(found, 0.0)

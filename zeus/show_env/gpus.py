@@ -92,7 +92,7 @@ def mapping(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
     simulated = zeusd.info is not None and zeusd.info.simulated is not None
     rows: list[Row] = []
     unseen = "hidden"
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
             seen = visible_gpus(gpus, os.environ, simulated=simulated)
@@ -101,7 +101,7 @@ def mapping(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
         except ZeusBaseError as error:
             seen, unseen = [], "?"
             rows.append(("zeus", f"cannot tell GPUs apart: {error.message}"))
-    rows += [("note", str(one.message)) for one in told]
+    rows += [("note", str(one.message)) for one in warned]
     for gpu in gpus:
         indices = [str(index) for index, one in enumerate(seen) if one.uuid == gpu.uuid]
         name = f"NVML {gpu.index} -> " + (f"zeus {', '.join(indices)}" if indices else unseen)

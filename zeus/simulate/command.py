@@ -28,7 +28,7 @@ def main() -> None:
 @click.option("-o", "--output", type=_FILE, required=True, help="CSV file; .gz and .xz compress.")
 def synthetic_groups(groups: int, seed: int, output: Path) -> None:
     """Generate groups of recurring jobs."""
-    with _told_in_a_sentence():
+    with _errors_in_one_sentence():
         jobs = groups_of_jobs.synthetic_groups(groups, seed)
         groups_of_jobs.write_groups(jobs, output)
     _tell_of(jobs, output)
@@ -44,7 +44,7 @@ def make_groups(jobs: Path, tags: Path, least_jobs: int, output: Path) -> None:
 
     The tables: https://github.com/alibaba/clusterdata, cluster-trace-gpu-v2020.
     """
-    with _told_in_a_sentence():
+    with _errors_in_one_sentence():
         made = groups_of_jobs.make_groups(jobs, tags, least_jobs=least_jobs)
         groups_of_jobs.write_groups(made, output)
     _tell_of(made, output)
@@ -57,7 +57,7 @@ def show(results: tuple[Path, ...]) -> None:
 
     RESULTS are what simulations wrote with --output: CSV or Parquet.
     """
-    with _told_in_a_sentence():
+    with _errors_in_one_sentence():
         click.echo(tables(row for path in results for row in read_rows(path)))
 
 
@@ -78,7 +78,7 @@ def plot(results: tuple[Path, ...], output: Path, kind: tuple[str, ...]) -> None
     """
     from zeus.simulate.plots import draw
 
-    with _told_in_a_sentence():
+    with _errors_in_one_sentence():
         draw((row for path in results for row in read_rows(path)), output, kind or KINDS)
     click.echo(f"{output} is drawn.")
 
@@ -100,7 +100,7 @@ def _tell_of(jobs: list[groups_of_jobs.GroupJob], path: Path) -> None:
 
 
 @contextmanager
-def _told_in_a_sentence() -> Iterator[None]:
+def _errors_in_one_sentence() -> Iterator[None]:
     try:
         yield
     except (ValueError, ImportError) as error:

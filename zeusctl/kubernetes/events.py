@@ -29,15 +29,15 @@ class Events:
     def __init__(self, api: client.CoreV1Api, node: str) -> None:
         self._api = api
         self._node = node
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
 
     def tell(self, pod: Pod, reason: str, message: str) -> None:
         """Writes an event, unless it repeats the last one about this pod; failures are only
         logged.
         """
-        if self._told.get(pod.uid) == message:
+        if self._reported.get(pod.uid) == message:
             return
-        self._told[pod.uid] = message
+        self._reported[pod.uid] = message
         log.info("%s/%s: %s", pod.namespace, pod.name, message)
         now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         event = {
@@ -68,4 +68,4 @@ class Events:
 
     def forget_others(self, uids: set[str]) -> None:
         """Forgets all pods but these."""
-        self._told = {uid: text for uid, text in self._told.items() if uid in uids}
+        self._reported = {uid: text for uid, text in self._reported.items() if uid in uids}

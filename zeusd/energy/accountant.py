@@ -200,7 +200,7 @@ class Accountant:
                 key = Key(bucket, charge.account, charge.method)
                 rows.setdefault(key, Row()).add(charge)
                 found = present.get(charge.account)
-                if found is None or not self._told_apart(bucket, found):
+                if found is None or not self._has_room(bucket, found):
                     continue
                 divided.setdefault(key, Row()).add(charge)
                 for process, part in divide(charge, found, *uses):
@@ -215,7 +215,7 @@ class Accountant:
         self.spans = [span for span in self.spans if span.end_ns > until_ns]
         return Settlement(rows, metered, self.position, processes, divided)
 
-    def _told_apart(self, bucket: int, processes: Iterable[Process]) -> bool:
+    def _has_room(self, bucket: int, processes: Iterable[Process]) -> bool:
         """Whether a bucket has room for these processes' rows."""
         if bucket not in self._known:
             self._known = {bucket: set()}

@@ -68,7 +68,7 @@ class Inspector:
         self.missing = True
         self._offered: dict[Control, bool] = {}
         self._refusals: Counter[Control] = Counter()
-        self._told: frozenset[Control] = frozenset()
+        self._reported: frozenset[Control] = frozenset()
 
     @property
     def settled(self) -> bool:
@@ -98,8 +98,8 @@ class Inspector:
                 self._failed(control, error)
         offered = frozenset(one for one, there in self._offered.items() if there)
         found = GpuFacts(_describe(self._nvml, self.index, gpu, offered, limits), values), gpu
-        news = self.missing or offered != self._told
-        self.missing, self._told = False, offered
+        news = self.missing or offered != self._reported
+        self.missing, self._reported = False, offered
         return found if news else None
 
     def _failed(self, control: Control, error: DeviceError) -> None:

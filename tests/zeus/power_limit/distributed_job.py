@@ -112,7 +112,7 @@ class Job:
             "pieces": [one for one in self.pieces if "zeus/step_energy_j" in one],
             "measurements": [one.model_dump() for one in optimizer.measurements],
             "estimates": [dataclasses.asdict(one) for one in optimizer.estimates],
-            "told": self.told,
+            "messages": self.told,
             **more,
         }
         optimizer.on_train_end()

@@ -199,7 +199,7 @@ class Monitor:
         process = self._process
         return Taken(process, process.busy_s - busy_s, process.joules - joules, process.job.now_s)
 
-    def ripe(self, taken: Taken) -> bool:
+    def available(self, taken: Taken) -> bool:
         return self._process.job.now_s - taken.ended_s >= self._process.job.settled_s
 
 

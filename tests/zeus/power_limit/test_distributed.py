@@ -112,7 +112,7 @@ def given_up(all_seen: list[dict[str, Any]]) -> list[str]:
     for one in all_seen:
         assert one["disabled"]
         assert one["chosen_w"] == one["limit_w"] == HIGHEST_W
-    said = [SAID.search(" ".join(one["told"])) for one in all_seen]
+    said = [SAID.search(" ".join(one["messages"])) for one in all_seen]
     return ["" if found is None else found[1] for found in said]
 
 

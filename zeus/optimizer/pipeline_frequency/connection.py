@@ -166,7 +166,7 @@ class ServerConnection:
         self._profile: RankProfile | None = None
         self._node: NodeReports | None = None
         self._generation = 0
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._away = False
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -312,12 +312,12 @@ class ServerConnection:
                         self._take(progress, said)
                     return
                 # A process that the leader forked may hold its socket open after its end.
-                self._told.add("no batch")
+                self._reported.add("no batch")
             except (OSError, ValueError) as error:
                 log.debug("the rank that reports for this node has changed: %s", error)
             self._leave()
             return
-        if "no progress" not in self._told:
+        if "no progress" not in self._reported:
             self._report_for_all(http, node)
         self._wake.wait(REPORT_INTERVAL_S)
         self._wake.clear()
@@ -426,7 +426,7 @@ class ServerConnection:
 
     def _join(self) -> NodeReports | None:
         """This rank's place among the node's ranks; None if it reports by itself."""
-        if self._node is None and "no batch" not in self._told:
+        if self._node is None and "no batch" not in self._reported:
             try:
                 self._node = NodeReports(f"{self._url}/{self.job_id}")
                 self._node.join()
@@ -460,6 +460,6 @@ class ServerConnection:
             log.warning("the pipeline frequency server at %s is available", self._url)
 
     def _say(self, kind: str, sentence: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._reported:
+            self._reported.add(kind)
             log.warning("%s", sentence)

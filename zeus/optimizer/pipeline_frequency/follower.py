@@ -45,7 +45,7 @@ class Follower:
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._pending: Schedule | None = None
         self.explicit = False
         self._ended = 0
@@ -149,6 +149,6 @@ class Follower:
         return FREE
 
     def _say(self, kind: str, sentence: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._reported:
+            self._reported.add(kind)
             self._tell(sentence)

@@ -96,9 +96,9 @@ class FrequencyController:
         self._supported: list[int] = []  # ascending
         self._last = 0  # the clock that was sent last; 0: none, or not known
         self._wanted: set[int] = set()
-        self._told = 0
+        self._warnings = 0
         self._failing = False
-        self._told_missing = False
+        self._missing_reported = False
         self._guard = threading.RLock()
         self._ended = threading.Event()
         self._begin()
@@ -242,8 +242,8 @@ class FrequencyController:
         if place < len(clocks) and clocks[place] == mhz:
             return mhz
         near = min(clocks[max(0, place - 1) : place + 1], key=lambda clock: abs(clock - mhz))
-        if not self._told_missing:
-            self._told_missing = True
+        if not self._missing_reported:
+            self._missing_reported = True
             log.warning(
                 "the plan asks for %d MHz, which %s does not offer; the nearest clock is set "
                 "instead. Make the plan from a profile of this kind of GPU",
@@ -271,7 +271,7 @@ class FrequencyController:
             self._sender = sender
         if self._failing:
             self._failing = False
-            level = logging.WARNING if self._told <= MOST_WARNINGS else logging.DEBUG
+            level = logging.WARNING if self._warnings <= MOST_WARNINGS else logging.DEBUG
             log.log(level, "clocks of %s are set again", self._name)
 
     def _reach(self) -> None:
@@ -300,8 +300,8 @@ class FrequencyController:
         level = logging.DEBUG
         if not self._failing:
             self._failing = True
-            self._told += 1
-            if self._told <= MOST_WARNINGS:
+            self._warnings += 1
+            if self._warnings <= MOST_WARNINGS:
                 level = logging.WARNING
         log.log(
             level,

@@ -34,7 +34,7 @@ ODD = 5.0
 _LEAST_SHARE = 0.02
 """Smallest share of readings for a kind to be separable."""
 
-_TOLD_APART = 1e-5
+_SEPARABLE = 1e-5
 """Kinds whose mixture is the same in every reading, up to this (`rcond`), are not separable."""
 
 _NORMAL = 1.4826
@@ -154,7 +154,7 @@ def _solve(
     matrix = seen[usable][:, known]
     if not known.any() or len(matrix) <= matrix.shape[1]:
         return {}, []
-    powers, _, rank, _ = np.linalg.lstsq(matrix, watts[usable], rcond=_TOLD_APART)
+    powers, _, rank, _ = np.linalg.lstsq(matrix, watts[usable], rcond=_SEPARABLE)
     if rank < matrix.shape[1]:
         return {}, []
     off = np.abs(watts - seen[:, known] @ powers)
@@ -162,10 +162,10 @@ def _solve(
     spread_w = math.sqrt(float(off @ off) / max(1, len(rows) - matrix.shape[1]))
     variances = np.linalg.inv(matrix.T @ matrix).diagonal()
     deviations = max(spread_w, least_w) * np.sqrt(np.maximum(variances, 0.0))
-    told = (kind for kind, one in zip(kinds, known, strict=True) if one)
+    separable = (kind for kind, one in zip(kinds, known, strict=True) if one)
     result = {
         kind: Power(float(power), float(deviation))
-        for kind, power, deviation in zip(told, powers, deviations, strict=True)
+        for kind, power, deviation in zip(separable, powers, deviations, strict=True)
     }
     scale_w = max(float(np.sort(off)[len(off) // 2]) * _NORMAL, least_w)
     return result, [float(one) for one in off / scale_w]

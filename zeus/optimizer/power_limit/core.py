@@ -315,7 +315,7 @@ class Core:
                 f"{part.steps} steps at {watts(limit)} W were measured as 0 J; look at the GPU's "
                 "sensors with `nvidia-smi -q -d POWER`"
             )
-        message, figures = parts.told(part, joules, error_j, seconds)
+        message, figures = parts.report(part, joules, error_j, seconds)
         return [Tell(message), Show(figures), Collect()]
 
     def unknown(self, part: Part | None, reason: str, lasting: bool) -> Actions:

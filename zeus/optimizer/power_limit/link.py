@@ -103,7 +103,7 @@ class Together(LeaderConnection):
         self._store = store
         self._rank = rank
         self.leader = leader
-        self._told = 0  # messages left by this process; on rank 0, by all
+        self._messages = 0  # messages left by this process; on rank 0, by all
         self._heard = 0
         self._taken = [0] * world
         self._calls = 0
@@ -115,9 +115,9 @@ class Together(LeaderConnection):
         if self.leader is not None:
             self.leader.take(self._rank, message)
             return
-        self._set(f"{self._rank}/{self._told}", MESSAGE.dump_json(message))
-        self._told += 1
-        self._count("told", 1)
+        self._set(f"{self._rank}/{self._messages}", MESSAGE.dump_json(message))
+        self._messages += 1
+        self._count("messages", 1)
 
     @override
     def hear(self, now_s: float, step: int) -> list[Command]:
@@ -153,10 +153,10 @@ class Together(LeaderConnection):
             raise LeaderError(f"rank 0 has not been heard of for {now_s - since_s:.0f} s")
 
     def _collect(self, leader: Leader) -> None:
-        told = self._count("told", 0)
-        if told == self._told:
+        messages = self._count("messages", 0)
+        if messages == self._messages:
             return
-        self._told = told
+        self._messages = messages
         others = [rank for rank in range(len(self._taken)) if rank != self._rank]
         for rank in others:
             while (note := self._note(f"{rank}/{self._taken[rank]}")) is not None:
@@ -172,7 +172,7 @@ class Together(LeaderConnection):
             raise LeaderError(f"the store of torch.distributed does not answer ({error})") from None
 
     def _count(self, key: str, more: int) -> int:
-        """Counts, and says how far: `told`, notes that others have left, and rank 0's steps."""
+        """Counts, and says how far: `messages`, notes that others have left, and rank 0's steps."""
         try:
             return int(self._store.add(key, more))
         except RuntimeError as error:

@@ -44,7 +44,7 @@ class Parts:
         return part
 
 
-def told(
+def report(
     part: Part, joules: float, error_j: float, seconds: float
 ) -> tuple[Piece, dict[str, float]]:
     """Returns the measurement of a part: for the leader, and as figures by name.

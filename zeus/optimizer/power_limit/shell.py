@@ -155,7 +155,7 @@ class Shell:
         part, measurement = self._unread[0]
         # All steps were run, and no other process takes part: wait for the last update.
         last = core.world == 1 and self.leader is not None and self.leader.waits
-        if not last and not self.monitor.ripe(measurement):
+        if not last and not self.monitor.available(measurement):
             return []
         try:
             with bounded():

@@ -323,7 +323,7 @@ class JobManager:
                     self._put_round(job)
                     self._dump_round(job_id, done, results, job)
             except Exception as error:
-                job.failure = _told(self.settings.scheduler.__name__, error)
+                job.failure = _refusal(self.settings.scheduler.__name__, error)
                 logger.error("job %s: %s", job_id, job.failure.message, exc_info=error)
         self._notify(job_id)
 
@@ -388,7 +388,7 @@ class JobManager:
             try:
                 scheduler = await self._scheduler(job_id, job)
             except Exception as error:  # noqa: BLE001 - the scheduler may be anybody's
-                raise _told(self.settings.scheduler.__name__, error) from None
+                raise _refusal(self.settings.scheduler.__name__, error) from None
         assert isinstance(scheduler, OnlineSolution)
         profiles = [job.profiles[rank] for rank in sorted(job.profiles)]
         problem = planning.problem_of(job.info, profiles, scheduler.p2p_power_w)
@@ -569,7 +569,7 @@ def _next(scheduler: FrequencyScheduler, results: list[ProfilingResult]) -> list
     return scheduler.next_schedule()
 
 
-def _told(name: str, error: Exception) -> Refused:
+def _refusal(name: str, error: Exception) -> Refused:
     """What clients are told; a ValueError is the request's fault, as in ml-energy/zeus."""
     if isinstance(error, Refused):
         return error
