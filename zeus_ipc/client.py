@@ -333,10 +333,10 @@ class Client(Closing):
             job: Only what this job holds: Slurm's job id, or the uid of a Kubernetes pod.
 
         Returns:
-            How many leases were released. None held is no error.
+            How many leases were released. It is not an error if none was held.
 
         Raises:
-            PermissionRefused: Anybody's, by who is no administrator.
+            PermissionRefused: Someone else's leases, and this user is not an administrator.
         """
         if len(job) > MAX_JOB_NAME:
             raise errors.RequestRejected(

@@ -41,7 +41,7 @@ RETRY_NS = 20_000_000
 """Between two attempts to connect."""
 
 PAUSE_S = 0.002
-"""Before another look where there is no connection, or no room in it."""
+"""Pause before the next attempt if there is no connection, or no room in it."""
 
 WITHOUT_WAITING = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 """Flags of every send: a full buffer is an error, and so is a peer that has gone; neither may

@@ -244,7 +244,7 @@ class ControlSpec:
             if number is None:
                 first, second, *_ = self.members.values()
                 raise ValueError(
-                    f"{name.strip()!r} is no {self.title}; write names such as {second} or "
+                    f"{name.strip()!r} is not a {self.title}; write names such as {second} or "
                     f"{first},{second}, or none; `zeusctl show GPU` lists the GPU's"
                 )
             found.append(number)

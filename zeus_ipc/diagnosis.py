@@ -27,7 +27,7 @@ def check_deadline(path: str, deadline_ns: int, sent: bool, timeout_s: float) ->
         timeout_s: What the caller gave it.
 
     Raises:
-        DaemonUnavailable: It is over; the message says why, as far as can be told.
+        DaemonUnavailable: It is over; the message says why, as far as known.
     """
     if time.monotonic_ns() < deadline_ns:
         return

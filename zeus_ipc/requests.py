@@ -286,7 +286,7 @@ class Whose(str, Enum):
 
 class Release(_Request):
     """Restores controls and releases their leases. The reply comes when the restores have succeeded
-    or failed (the daemon retries failed ones). Releasing a lease that nobody holds is no error.
+    or failed (the daemon retries failed ones). Releasing a lease that nobody holds is not an error.
     """
 
     op: Literal["release"] = "release"
@@ -453,8 +453,8 @@ class Allocate(_Request):
     """Charges the energy of GPUs to a job or pod from now on: for administrators. A GPU is held by
     one job as a whole, or by several in parts, by weight: an allocation of one form ends those of
     the other, and a whole one ends every other. It also ends with `deallocate`, and with the job's
-    control group if it had one. Allocating twice is no error. The reply comes when the allocation
-    is in the ledger.
+    control group if it had one. Allocating twice is not an error. The reply comes when the
+    allocation is in the ledger.
     """
 
     op: Literal["allocate"] = "allocate"
@@ -479,7 +479,8 @@ class Allocate(_Request):
 class Deallocate(_Request):
     """Ends allocations: for administrators.
 
-    The reply comes when the energy until then is in the ledger. It is no error if there are none.
+    The reply comes when the energy until then is in the ledger. It is not an error if there are
+    none.
     """
 
     op: Literal["deallocate"] = "deallocate"

@@ -79,7 +79,7 @@ class Mapping:
         """Applies what has changed. Returns the numbers of new and ended allocations.
 
         Raises:
-            ZeusIpcError: zeusd did not answer, or this user is no administrator.
+            ZeusIpcError: zeusd did not answer, or this user is not an administrator.
             OSError: The folder cannot be read.
         """
         wanted = holdings(self._folder, self._client.node().gpus)

@@ -199,7 +199,7 @@ def _python_rows(text: str) -> list[dict[str, Any]]:
             or call.func.id != "HistoryEntry"
             or call.args
         ):
-            raise ValueError(f"line {call.lineno} is no HistoryEntry(bs=..., ...)")
+            raise ValueError(f"line {call.lineno} is not a HistoryEntry(bs=..., ...)")
         rows.append({str(word.arg): ast.literal_eval(word.value) for word in call.keywords})
     return rows
 

@@ -168,7 +168,7 @@ def _of_parquet(path: Path) -> Iterator[RunRow]:
     try:
         table = parquet.read_table(path)
     except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is no Parquet file ({str(error).splitlines()[0]})") from None
+        raise ValueError(f"{path} is not a Parquet file ({str(error).splitlines()[0]})") from None
     _check_columns(path, table.column_names)
     for row in table.select(list(COLUMNS)).to_pylist():
         yield RunRow(**row)

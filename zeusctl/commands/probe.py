@@ -35,7 +35,7 @@ def _declared(command: Any) -> Any:
 @common_options
 @pass_session
 def probe(session: Session, /, **options: Any) -> None:
-    """See `ABOUT`."""
+    """Probe the GPUs; the help text is `ABOUT`."""
     from zeusctl.probe.driver import NoDriverError
     from zeusctl.probe.main import run
     from zeusctl.probe.page import lines

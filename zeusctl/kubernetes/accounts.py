@@ -162,7 +162,7 @@ class Accounts:
                 self.reconcile()
                 self._trouble = ""
             except (ZeusIpcError, KubeletUnavailable) as error:
-                # zeusd may have been restarted; allocating twice is no error.
+                # zeusd may have been restarted; allocating twice is not an error.
                 self._repeat |= isinstance(error, ZeusIpcError)
                 if str(error) != self._trouble:
                     log.warning("%s", error)
@@ -173,7 +173,7 @@ class Accounts:
         """Allocates what pods hold, and ends allocations that they no longer hold.
 
         Raises:
-            ZeusIpcError: zeusd did not answer, or this user is no administrator.
+            ZeusIpcError: zeusd did not answer, or this user is not an administrator.
             KubeletUnavailable: kubelet did not.
         """
         seen = [source.pods() for source in self._sources]

@@ -87,7 +87,7 @@ class Administration:
             Persist: self.for_admins("make settings last", self._persist),
             SetCeiling: self.for_admins("set a ceiling", self.ceilings.set_ceiling),
             Quiesce: self.for_admins("close the driver", self._quiesce),
-            Resume: self.for_admins("take up the driver", self._resume),
+            Resume: self.for_admins("open the driver", self._resume),
             GetPolicy: self._policy,
             GetAudit: self._audit,
             GetMetrics: self._metrics,

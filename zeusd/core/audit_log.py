@@ -19,7 +19,7 @@ _FIELDS = (
 
 @dataclass(slots=True)
 class Record:
-    """See `replies.AuditRecord`."""
+    """One record of the audit log, with the fields of `replies.AuditRecord`."""
 
     number: int
     t_ns: int

@@ -27,7 +27,7 @@ the parts work together: [zeusd](../operate/zeusd.md); the file as it is install
 _SERVERS = """# Settings of the servers
 
 How the batch size server and the pipeline frequency server are set up. Each setting is an
-environment variable; one with the prefix that is no setting is refused when the server starts.
+environment variable; the server does not start if one with the prefix is not a setting.
 """
 
 _HEAD = ("key", "type", "default", "bounds", "meaning")

@@ -54,7 +54,7 @@ def test_a_file_of_no_rows_comes_back(tmp_path: Path) -> None:
         ("runs.csv", "", "it has no column name"),
         ("runs.csv", ",".join(COLUMNS) + "\n" + ",".join("x" * len(COLUMNS)), "row 2: eta_knob "),
         ("runs.csv", ",".join(COLUMNS) + "\nx\n", "row 2 of runs.csv has 1 fields"),
-        ("runs.parquet", "PAR", "is no Parquet file"),
+        ("runs.parquet", "PAR", "is not a Parquet file"),
     ],
 )
 def test_what_holds_no_runs_is_told(tmp_path: Path, name: str, text: str, wrong: str) -> None:

@@ -111,7 +111,7 @@ class Leader:
         self._start_step = 0
         self._now_s = 0.0
 
-    # ------------------------------------------------------------------------------- is told
+    # ------------------------------------------------------------------------------- inputs
 
     def take(self, rank: int, message: Message) -> None:
         """Handles a process's message."""

@@ -1,23 +1,22 @@
-"""Whether instructions still take what the plan was made from, and what to plan from instead. Pure.
+"""Detects instructions whose times have drifted from the plan's, and gives the new times. Pure.
 
-A GPU that gets hot, or a profile that was measured otherwise than training runs, makes a stage
-slower than planned; then the plan slows down stages that could save more, or that others wait for
-now. Ranks report how long each kind of instruction took; where one stage departs from the others,
+A GPU that gets hot, or a profile that was measured under other conditions than training, makes a
+stage slower than planned. Then the plan slows down stages that others wait for now, or misses
+savings. Ranks report the times of each kind of instruction; if one stage deviates from the others,
 the job is planned again from its profile with these times.
 
 The rules:
 
-1. In one of several iterations a rank tells the least time of each kind of instruction and setting.
-   Divided by what the profile has, the least of them is of one that waited for nothing. The pace is
-   the median of the last `window`.
-2. Ranks that share a stage wait for the slowest of them. Of data-parallel replicas the fastest
-   counts: one that is slow alone is a straggler (`stragglers`).
-3. What makes all instructions alike slower changes no plan, so it is the spread that counts: the
-   largest pace divided by the least. A job is planned again when that is above `1 + enter` in
-   `patience` iterations in a row, from the profile with times and energies multiplied by the paces.
-   Then the spread is small, and has to grow by as much again.
-4. Where it does not get small, as what is measured is not what the profile means, each further plan
-   waits twice as many iterations. A pace beyond `most` is no drift, and nothing is decided.
+1. In some iterations a rank reports the shortest time of each kind of instruction and setting. The
+shortest one did not wait for anything. Divided by the profile's time it is a pace; the median of
+the last `window` counts. 2. Ranks that share a stage wait for the slowest of them. Of data-parallel
+replicas the fastest counts: a single slow one is a straggler (`stragglers`). 3. If all instructions
+are slower by the same factor, the plan does not change, so the spread counts: the largest pace
+divided by the smallest. A job is planned again when that is above `1 + enter` in `patience`
+iterations in a row, from the profile with times and energies multiplied by the paces. Then the
+spread is small again. 4. If it does not become small, because the measurements do not correspond to
+the profile, each further plan waits twice as many iterations. A pace beyond `most` is not a drift,
+and causes no decision.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Kind = tuple[int, str]
 
 @dataclass(frozen=True)
 class DriftRules:
-    """How much is a drift, and for how long; see the module."""
+    """Thresholds of a drift; see the module."""
 
     window: int = 5
     patience: int = 3
@@ -48,10 +47,10 @@ class DriftRules:
 
 
 class DriftWatch:
-    """Tells by how much instructions take longer than planned.
+    """Tracks how much longer instructions take than planned.
 
     Args:
-        rules: How much is a drift.
+        rules: Thresholds.
     """
 
     def __init__(self, rules: DriftRules | None = None) -> None:
@@ -60,14 +59,14 @@ class DriftWatch:
         self._planned: dict[tuple[int, str, Setting], float] = {}
         self._ranks: dict[int, RankInfo] = {}
         self.paces: dict[Kind, float] = {}
-        """As last seen; empty before that."""
+        """The last values; empty before the first."""
         self._seen: dict[tuple[int, str], deque[float]] = {}
         self._newest: dict[int, int] = {}
         self._decided = self._since = -1
         self._departed = 0
 
     def restart(self, problem: Mapping[str, Any] | None, ranks: Iterable[RankInfo]) -> None:
-        """Starts over, with what a frontier was made for; None: nothing can be compared."""
+        """Starts over with the problem of a frontier; None: no comparison is possible."""
         rows = problem["profile"] if problem is not None else []
         chunked = any(chunk for _, _, chunk, _ in rows)
         self._planned = {
@@ -80,13 +79,13 @@ class DriftWatch:
         self._forget()
 
     def plans_changed(self) -> None:
-        """Other settings are in force: what was seen before says nothing of them."""
+        """Discards earlier values because other settings are in force."""
         self._forget()
 
     def observe(
         self, rank: int, iteration: int, times: Iterable[tuple[str, Setting, float]]
     ) -> None:
-        """What a rank saw of one iteration: instruction, setting and the least time, s."""
+        """Adds a rank's times of one iteration: instruction, setting and shortest time, s."""
         info = self._ranks.get(rank)
         if info is None:
             return
@@ -101,7 +100,7 @@ class DriftWatch:
             self._newest[rank] = iteration
 
     def decide(self) -> dict[Kind, float] | None:
-        """What to multiply times by, as a drift has been seen; None: there is none."""
+        """Factors for the times after a drift; None: there is none."""
         iteration = min(self._newest.values(), default=-1)
         if len(self._newest) < len(self._ranks) or iteration <= self._decided:
             return None
@@ -136,7 +135,7 @@ class DriftWatch:
 
 
 def scaled(problem: Mapping[str, Any], paces: Mapping[Kind, float]) -> dict[str, Any]:
-    """A problem with the times that were measured. Power is taken to be as it was."""
+    """A planning problem with the measured times. Power is assumed to be unchanged."""
     rows = []
     for stage, name, chunk, options in problem["profile"]:
         pace = paces.get((stage, name), 1.0)
@@ -147,7 +146,7 @@ def scaled(problem: Mapping[str, Any], paces: Mapping[Kind, float]) -> dict[str,
 
 
 def in_words(paces: Mapping[Kind, float]) -> str:
-    """`stage 2: forward 1.06, backward 1.05`, of those that depart."""
+    """`stage 2: forward 1.06, backward 1.05`, for the stages that deviate."""
     least = min(paces.values())
     stages: dict[int, list[str]] = {}
     for (stage, name), pace in sorted(paces.items()):

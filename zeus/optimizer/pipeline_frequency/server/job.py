@@ -1,6 +1,6 @@
-"""One training job: who takes part, how far they are, and which plan each pipeline runs.
+"""One training job: its ranks, their progress, and the plan of each pipeline.
 
-No file, socket or clock: every method that depends on the time is told it (Unix time, s).
+No file, socket or clock: methods that depend on the time take it as an argument (Unix time, s).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from zeus.optimizer.pipeline_frequency.server.stragglers import (
 )
 
 LEAD_S = 2.5 * REPORT_INTERVAL_S
-"""A plan begins so far ahead that every rank has reported, and been told, until then."""
+"""Margin in time before a plan starts, such that every rank has reported and received it."""
 
 FRESH_S = 60.0
-"""Ranks that have not reported for so long have no say in when a plan begins."""
+"""Ranks that have not reported for this long do not affect when a plan starts."""
 
 
 class Refused(PipelineFrequencyError):
-    """A request that cannot be met.
+    """A request that cannot be fulfilled.
 
     Attributes:
-        status: For HTTP.
+        status: HTTP status.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -56,13 +56,13 @@ class Refused(PipelineFrequencyError):
 
 @dataclass
 class InForce:
-    """What a pipeline runs, or will from `at_iteration` on.
+    """The plan that a pipeline runs from `at_iteration` on.
 
     Attributes:
-        version: Rises with each change; ranks say which they have.
-        plan: Index in the frontier.
-        at_iteration: The first one under it.
-        lead: How many iterations ahead that was when it was decided.
+        version: Number that increases with each change; ranks report theirs.
+        plan: Its index in the frontier.
+        at_iteration: The first iteration under it.
+        lead: Number of iterations until then at the time of the decision.
     """
 
     version: int = 1
@@ -73,16 +73,16 @@ class InForce:
 
 @dataclass
 class RankProgress:
-    """What a rank reported last.
+    """The last report of a rank.
 
     Attributes:
-        iteration: The one that it was in.
-        version: Of the plan that it ran.
-        heard_s: When, Unix time.
-        time_s: Of its last finished iteration; None before that.
-        per_second: Iterations a second, as last seen; 0 before that.
-        moved_s: When it was first heard to be in this iteration; None where that was not seen.
-        since: Iterations up to this one ran, in part, under an earlier version.
+        iteration: The iteration that it was in.
+        version: Version of the plan that it ran.
+        heard_s: Time of the report, Unix time.
+        time_s: Time of its last finished iteration; None: none yet.
+        per_second: Last rate of iterations, 1/s; 0: not known yet.
+        moved_s: When it first reported this iteration; None: not known.
+        since: Iterations up to this one ran at least partly under an earlier version.
     """
 
     iteration: int
@@ -95,12 +95,12 @@ class RankProgress:
 
 
 class Job:
-    """See the module.
+    """A training job; see the module.
 
     Args:
-        info: With its id.
+        info: The job, with its id.
         now_s: When it was registered.
-        rules: When a pipeline is a straggler.
+        rules: Thresholds of a straggler.
     """
 
     def __init__(self, info: JobInfo, now_s: float, rules: Rules | None = None) -> None:
@@ -111,7 +111,7 @@ class Job:
         self.progress: dict[int, RankProgress] = {}
         self.profiles: dict[int, RankProfile] = {}
         self.failure: Refused | None = None
-        """Why the scheduler gives no schedule; told to every rank that asks."""
+        """Why the scheduler gives no schedule; sent to every rank that asks."""
         self.planning = False
         self.planning_error: str | None = None
         self.frontier: Frontier | None = None
@@ -131,9 +131,10 @@ class Job:
         self._drift: DriftWatch | None = None
         self.replanning = False
         self.replans = 0
-        """How often it was planned again because instructions took longer than planned."""
+        """Number of times it was planned again because instructions took longer than planned."""
 
-    # ------------------------------------------------------------------------------- who takes part
+    # -----------------------------------------------------------------------------------------
+    # ranks
 
     @property
     def complete(self) -> bool:
@@ -141,18 +142,18 @@ class Job:
         return len(self.ranks) == self.info.world_size
 
     def missing(self, there: Iterable[int]) -> list[int]:
-        """Ranks of the world that are not among these."""
+        """Ranks of the job that are not among these."""
         present = set(there)
         return [rank for rank in range(self.info.world_size) if rank not in present]
 
     def register(self, rank: RankInfo) -> bool:
-        """A rank says who it is.
+        """Registers a rank.
 
         Returns:
-            Whether anything is new.
+            Whether anything changed.
 
         Raises:
-            Refused: It cannot be who it says it is.
+            Refused: Its data are not valid.
         """
         info = self.info
         for name, value, degree in (
@@ -186,7 +187,7 @@ class Job:
         return True
 
     def known_rank(self, rank: int) -> RankInfo:
-        """Raises Refused where it has not registered."""
+        """Raises Refused if it has not registered."""
         if rank not in self.ranks:
             if rank >= self.info.world_size or rank < 0:
                 raise Refused(
@@ -195,10 +196,11 @@ class Job:
             raise Refused(409, f"rank {rank} has not registered; POST /register_rank first")
         return self.ranks[rank]
 
-    # ---------------------------------------------------------------------------------- what to run
+    # -----------------------------------------------------------------------------------------
+    # plans
 
     def schedule(self, rank: int) -> FrequencySchedule | None:
-        """What a rank is to run now; None while that cannot be told."""
+        """The schedule of a rank; None: not known yet."""
         if not self.complete:
             return None
         info = self.ranks[rank]
@@ -227,7 +229,7 @@ class Job:
         self.round += 1
 
     def take_frontier(self, frontier: Frontier, initial: Choice, now_s: float) -> None:
-        """Plans to choose from; the first that is in force is what `initial` asks for."""
+        """Sets the plans to choose from; starts with the choice `initial`."""
         index, _ = choose(frontier, initial)
         self.frontier = frontier
         self.initial = self.choice = initial
@@ -245,7 +247,7 @@ class Job:
         self.drift.restart(frontier.problem, self.ranks.values())
 
     def take_replanned(self, frontier: Frontier, now_s: float) -> None:
-        """Plans for what instructions take by now; what was asked for stays so."""
+        """Sets new plans for changed times of instructions; keeps the choice."""
         before = self.frontier
         assert before is not None
 
@@ -267,10 +269,10 @@ class Job:
             self.choose(choice, now_s)
 
     def lacks(self, choice: Choice | None = None) -> list[Ask]:
-        """Times for which a plan is wanted and the frontier has none that is near.
+        """Requested times for which the frontier has no close plan.
 
         Args:
-            choice: What is about to be asked for; None: what is wanted now.
+            choice: A choice about to be made; None: the present choice.
         """
         frontier = self.frontier
         if frontier is None or frontier.problem is None:
@@ -297,7 +299,7 @@ class Job:
         return found
 
     def take_plans(self, asks: Iterable[Ask], plans: Iterable[Plan], now_s: float) -> bool:
-        """Plans that were made for `lacks`.
+        """Adds plans that were made for `lacks`.
 
         Returns:
             Whether a pipeline changes its plan.
@@ -318,10 +320,10 @@ class Job:
         return self._switch(self._wanted(), now_s)
 
     def choose(self, choice: Choice, now_s: float) -> Chosen:
-        """Someone asks for another plan.
+        """Handles a choice of another plan.
 
         Raises:
-            Refused: There is nothing to choose from.
+            Refused: There are no plans.
             PipelineFrequencyError: There is no such plan.
         """
         frontier = self.frontier
@@ -346,7 +348,7 @@ class Job:
 
     @property
     def effective_choice(self) -> Choice:
-        """The choice, or what `automatic` means."""
+        """The choice, with `automatic` resolved."""
         return self.initial if self.choice.automatic else self.choice
 
     def _wanted(self) -> list[int]:
@@ -368,28 +370,30 @@ class Job:
         return True
 
     def _begin(self, now_s: float) -> tuple[int, int]:
-        """The iteration that no rank can reach before it has been told, and how far off that is."""
+        """The first iteration that no rank reaches before it receives the plan, and its
+        distance."""
         heard = [one for one in self.progress.values() if now_s - one.heard_s < FRESH_S]
         if not heard:
             return 0, 0
         paces = [max(one.per_second, 1 / one.time_s if one.time_s else 0.0) for one in heard]
         if self.frontier is not None and not max(paces) and self.frontier.plans[-1].time_s > 0:
-            # No iteration has been seen to end yet: none is shorter than the fastest plan's.
+            # No iteration has ended yet: assume the fastest plan's time.
             paces.append(1 / self.frontier.plans[-1].time_s)
-        # Ranks wait for one another in every iteration. One that is far ahead of most of them is
-        # mistaken, and must not delay what all are to run.
+        # Ranks wait for each other in every iteration. A report far ahead of most is wrong, and
+        # must not delay the plan.
         pace = min(max(paces), 2 * median_low([one for one in paces if one] or [0.0]))
         at = [one.iteration + pace * max(0.0, now_s - one.heard_s) for one in heard]
         reached = min(max(at), median_low(at) + 1 + pace * REPORT_INTERVAL_S)
-        # One more, as an iteration that is under way may be about to end.
+        # One more, because the present iteration may be about to end.
         lead = 1 + math.ceil(LEAD_S * pace)
         return math.floor(reached) + lead, lead
 
-    # -------------------------------------------------------------------------------- how far it is
+    # --------------------------------------------------------------------------------------
+    # progress
 
     @property
     def watch(self) -> StragglerWatch:
-        """What is known of stragglers."""
+        """The detector of stragglers."""
         if self._watch is None:
             pipelines: list[list[int]] = [[] for _ in range(self.info.dp_degree)]
             for rank in self.ranks.values():
@@ -399,7 +403,7 @@ class Job:
 
     @property
     def drift(self) -> DriftWatch:
-        """What is known of instructions that take longer than planned."""
+        """The detector of instructions that take longer than planned."""
         if self._drift is None:
             self._drift = DriftWatch()
             if self.frontier is not None:
@@ -407,16 +411,16 @@ class Job:
         return self._drift
 
     def drifted(self) -> dict[Kind, float] | None:
-        """By what to multiply the profile's times, where the job is to be planned again."""
+        """Factors for the profile's times, if the job must be planned again."""
         if self.frontier is None or self.frontier.problem is None or not self.complete:
             return None
         return self.drift.decide()
 
     def report(self, report: Progress, now_s: float) -> tuple[PlanUpdate, bool]:
-        """A rank tells how far it is.
+        """Handles a rank's progress.
 
         Returns:
-            What it is to run, and whether plans have changed because of what it told.
+            Its schedule, and whether its report has changed plans.
 
         Raises:
             Refused: There is no such rank.
@@ -424,7 +428,7 @@ class Job:
         info = self.known_rank(report.rank)
         known = self.progress.get(report.rank)
         if known is not None and report.iteration < known.iteration:
-            known = None  # the process has begun again
+            known = None  # the process was restarted
             if self.complete:
                 self.watch.restart()
         new = RankProgress(report.iteration, report.version, now_s)
@@ -432,7 +436,8 @@ class Job:
             new.time_s, new.per_second, new.since = known.time_s, known.per_second, known.since
             new.moved_s = known.moved_s
             if report.iteration > known.iteration:
-                # Where an iteration takes longer than a report, most reports see no movement.
+                # If an iteration takes longer than the report interval, most reports show no
+                # progress.
                 if known.moved_s is not None and now_s > known.moved_s:
                     new.per_second = (report.iteration - known.iteration) / (now_s - known.moved_s)
                 new.moved_s = now_s
@@ -482,14 +487,15 @@ class Job:
             return PlanUpdate(version=now.version, at_iteration=now.at_iteration)
         at_iteration = now.at_iteration
         if at_iteration > report.iteration + 2 * now.lead + 10:
-            at_iteration = report.iteration + 1  # it counts from another beginning by now
+            at_iteration = report.iteration + 1  # it counts from another start now
         steps = self.frontier.plans[now.plan].stages[info.pp_rank]
         return PlanUpdate(version=now.version, at_iteration=at_iteration, frequencies=list(steps))
 
-    # ------------------------------------------------------------------------------- over a restart
+    # --------------------------------------------------------------------------------------
+    # restarts
 
     def state(self) -> dict[str, Any]:
-        """What the server must know of it again, its ranks, plans and reports aside."""
+        """State for a restart of the server, other than ranks, plans and reports."""
         return {
             "info": self.info.model_dump(),
             "created_s": self.created_s,
@@ -519,7 +525,8 @@ class Job:
         job.planning_error = state["planning_error"]
         return job
 
-    # ---------------------------------------------------------------------------------- to be seen
+    # ---------------------------------------------------------------------------------------
+    # display
 
     @property
     def phase(self) -> str:

@@ -1,8 +1,7 @@
-"""All jobs: requests come in, schedulers and the planner are asked, and what changes is stored.
+"""All jobs: handles requests, calls schedulers and the planner, and stores changes.
 
-Everything here runs on the server's event loop, schedulers aside (threads) and the planner aside
-(a process). What a request changed is on disk before it is answered; reports of progress are
-written once a second.
+Everything runs on the server's event loop, except schedulers (threads) and the planner (a process).
+Changes by a request are on disk before the reply; reports of progress are written once a second.
 """
 
 from __future__ import annotations
@@ -47,15 +46,15 @@ logger = logging.getLogger(__name__)
 FLUSH_S = 1.0
 CLEANUP_S = 60.0
 MAKE_S = 5.0
-"""How long a request for a plan waits while it is made; then the nearest plan runs."""
+"""How long a request waits for a new plan; then the nearest plan runs."""
 
 
 class JobManager:
-    """See the module.
+    """The jobs; see the module.
 
     Args:
-        settings: How the server is set up.
-        storage: Where the state is kept; what it holds is taken up.
+        settings: The server's settings.
+        storage: Storage of the state, which is continued.
         clock: Unix time, s.
     """
 
@@ -86,7 +85,7 @@ class JobManager:
     # ------------------------------------------------------------------------------- start and stop
 
     async def start(self) -> None:
-        """Continues with what was underway, and begins to look after the jobs."""
+        """Continues pending work, and starts the periodic work."""
         self._spawn(self._look_after())
         for job_id, job in self.jobs.items():
             self._spawn(self._advance(job_id))
@@ -94,13 +93,13 @@ class JobManager:
                 self._start_planning(job_id)
 
     def close(self) -> None:
-        """Clients that wait for a schedule are sent away: the server is about to stop."""
+        """Refuses clients that wait for a schedule, because the server is about to stop."""
         self._closing = True
         for job_id in list(self._events):
             self._notify(job_id)
 
     async def stop(self) -> None:
-        """Ends what runs, and writes what is left to write."""
+        """Stops running work, and writes remaining state."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -123,7 +122,7 @@ class JobManager:
         cleaned_s = self._clock()
         while True:
             await asyncio.sleep(FLUSH_S)
-            with contextlib.suppress(PipelineFrequencyError):  # told in the log
+            with contextlib.suppress(PipelineFrequencyError):  # logged there
                 self._flush()
                 idle_s = self.settings.max_job_idle_time
                 if self._clock() - cleaned_s >= min(CLEANUP_S, idle_s / 4):
@@ -132,7 +131,7 @@ class JobManager:
 
     def _forget_idle(self, before_s: float) -> None:
         for job_id in [one for one, job in self.jobs.items() if job.heard_s < before_s]:
-            logger.info("forgetting job %s: nothing was heard of it for too long", job_id)
+            logger.info("dropping job %s: no requests for too long", job_id)
             self._write(partial(self._storage.forget, job_id))
             del self.jobs[job_id]
             for of_job in (self._schedulers, self._past, self._locks):
@@ -142,7 +141,7 @@ class JobManager:
     # ------------------------------------------------------------------------------------- requests
 
     def job(self, job_id: str) -> Job:
-        """Raises Refused where there is no such job."""
+        """Raises Refused if the job does not exist."""
         job = self.jobs.get(job_id)
         if job is None:
             raise Refused(
@@ -153,7 +152,7 @@ class JobManager:
         return job
 
     def register_job(self, info: JobInfo) -> str:
-        """A new job. Returns its id."""
+        """Registers a job. Returns its id."""
         if info.job_id:
             raise Refused(422, "job_id is given by the server; leave it empty")
         if info.schedule is not None and info.schedule not in BY_NAME:
@@ -179,7 +178,7 @@ class JobManager:
         return job_id
 
     def register_rank(self, job_id: str, rank: RankInfo) -> None:
-        """A rank of a job is there; saying so again does no harm."""
+        """Registers a rank of a job; may be repeated."""
         job = self._hear(job_id)
         before = job.ranks.get(rank.rank)
         if not job.register(rank):
@@ -192,14 +191,14 @@ class JobManager:
                 job.ranks[rank.rank] = before
             raise
         if job.complete:
-            logger.info("job %s: all %d ranks are there", job_id, job.info.world_size)
+            logger.info("job %s: all %d ranks have registered", job_id, job.info.world_size)
             self._dump(job_id, "ranks", [job.ranks[n].model_dump() for n in sorted(job.ranks)])
             self._spawn(self._advance(job_id))
 
     async def schedule(
         self, job_id: str, rank: int, timeout_s: float | None = None
     ) -> FrequencySchedule:
-        """What a rank is to run; waits until that can be told, but not forever."""
+        """The schedule of a rank; waits for it, up to a time limit."""
         job = self._hear(job_id)
         job.known_rank(rank)
         wait_s = self.settings.register_timeout
@@ -226,12 +225,12 @@ class JobManager:
                 self.waiting -= 1
 
     def result(self, job_id: str, result: ProfilingResult) -> None:
-        """What a rank measured under its schedule."""
+        """Handles a rank's measurements under its schedule."""
         job = self._hear(job_id)
         job.known_rank(result.rank)
         if job.round < 0 or not job.schedules:
             if job.frontier is not None:
-                return  # nobody asks for it: this scheduler leaves the choice to the server
+                return  # not needed: this scheduler leaves the choice to the server
             raise Refused(409, "there is no schedule yet that this could be a result of")
         key = job.round * job.info.world_size + result.rank
         self._put([(job_id, "result", key, result.model_dump())])
@@ -240,7 +239,7 @@ class JobManager:
             self._spawn(self._advance(job_id))
 
     def progress(self, job_id: str, reports: list[Progress]) -> list[PlanUpdate]:
-        """How far ranks are; the answers are what they are to run.
+        """Handles the progress of ranks; returns their schedules.
 
         Raises:
             Refused: One of the ranks is not known; then no report counts.
@@ -266,7 +265,7 @@ class JobManager:
         return [update for update, _ in found]
 
     async def choose(self, job_id: str, choice: Choice) -> Chosen:
-        """Someone wants another plan; one that has to be made is waited for, but not for long."""
+        """Handles a choice; waits briefly for a plan that must be made."""
         job = self._hear(job_id)
         asks = job.lacks(choice)
         if asks:
@@ -278,7 +277,7 @@ class JobManager:
         return chosen
 
     def profile(self, job_id: str, profile: RankProfile) -> None:
-        """What a rank measured of its instructions; with the last one planning begins."""
+        """Handles a rank's profile; planning starts after the last one."""
         job = self._hear(job_id)
         place = job.known_rank(profile.rank)
         if (profile.dp_rank, profile.pp_rank, profile.tp_rank) != (
@@ -303,7 +302,7 @@ class JobManager:
     # ----------------------------------------------------------------------------------- scheduling
 
     async def _advance(self, job_id: str) -> None:
-        """Gets schedules from the scheduler when it is its turn."""
+        """Gets schedules from the scheduler when they are needed."""
         async with self._locks.setdefault(job_id, asyncio.Lock()):
             job = self.jobs.get(job_id)
             if job is None or not job.complete or job.frontier is not None or job.failure:
@@ -328,7 +327,7 @@ class JobManager:
         self._notify(job_id)
 
     async def _scheduler(self, job_id: str, job: Job) -> FrequencyScheduler:
-        """The job's scheduler; made, and brought to where it was, if there is none."""
+        """The job's scheduler; created, and brought to its earlier state, if there is none."""
         if job_id not in self._schedulers:
             past = self._past.pop(job_id, {})
             ranks = [job.ranks[rank] for rank in sorted(job.ranks)]
@@ -398,7 +397,7 @@ class JobManager:
         await asyncio.to_thread(_write_plans, folder, planning.rows_of(profiles), frontier)
 
     async def _replan(self, job: Job, paces: dict[drift.Kind, float]) -> None:
-        """Plans a job again from what its instructions take by now."""
+        """Plans a job again with the present times of its instructions."""
         job_id, before = job.info.job_id, job.frontier
         assert before is not None
         assert before.problem is not None
@@ -408,9 +407,9 @@ class JobManager:
             problem = drift.scaled(before.problem, paces)
             frontier = await self._planner.frontier(problem, points)
             if self.jobs.get(job_id) is not job or job.frontier is None:
-                return  # forgotten meanwhile
+                return  # dropped meanwhile
             if job.frontier.problem is not before.problem:
-                return  # planned from a new profile meanwhile
+                return  # meanwhile planned from a new profile
             job.take_replanned(frontier, self._clock())
             records: list[Record] = [(job_id, "frontier", 0, frontier.to_json())]
             self._put([*records, (job_id, "job", 0, job.state())])
@@ -427,7 +426,7 @@ class JobManager:
             self._spawn(self._plan_more(job_id, asks))
 
     async def _plan_more(self, job_id: str, asks: list[planning.Ask]) -> None:
-        """Has plans made for times that were asked for, and adds them to the job's."""
+        """Makes plans for requested times, and adds them to the job's."""
         job = self.jobs[job_id]
         before = job.frontier
         assert before is not None
@@ -437,7 +436,7 @@ class JobManager:
         except PipelineFrequencyError as error:
             logger.warning("job %s: the nearest plan is run: %s", job_id, error.message)
             return
-        # Planned again meanwhile, or forgotten: these are of no use.
+        # Meanwhile planned again or dropped: these plans are not usable.
         if self.jobs.get(job_id) is not job or job.frontier is None:
             return
         if job.frontier.problem is not before.problem:
@@ -454,7 +453,7 @@ class JobManager:
     def _take_frontier(self, job: Job, frontier: Frontier, initial: Choice) -> None:
         job_id = job.info.job_id
         if job_id not in self.jobs:
-            return  # forgotten meanwhile
+            return  # dropped meanwhile
         job.take_frontier(frontier, initial, self._clock())
         self._put([(job_id, "frontier", 0, frontier.to_json()), (job_id, "job", 0, job.state())])
         self._make_what_lacks(job_id)
@@ -469,7 +468,7 @@ class JobManager:
             try:
                 self.jobs[job_id] = self._restored(job_id, kinds)
             except (PipelineFrequencyError, ValueError, KeyError, TypeError) as error:
-                logger.warning("job %s cannot be taken up again and is left out: %s", job_id, error)
+                logger.warning("job %s cannot be restored and is left out: %s", job_id, error)
 
     def _restored(self, job_id: str, kinds: dict[str, dict[int, Any]]) -> Job:
         job = Job.restored(kinds["job"][0])
@@ -549,7 +548,7 @@ class JobManager:
         self._dump(job_id, f"{job.round}.sched", bodies)
 
     def _dump(self, job_id: str, name: str, bodies: list[dict[str, Any]]) -> None:
-        """A file for people to look at; that it cannot be written stops nothing."""
+        """Writes a file for inspection; a failure is only logged."""
         if not self.settings.dump_data:
             return
         try:
@@ -570,7 +569,7 @@ def _next(scheduler: FrequencyScheduler, results: list[ProfilingResult]) -> list
 
 
 def _refusal(name: str, error: Exception) -> Refused:
-    """What clients are told; a ValueError is the request's fault, as in ml-energy/zeus."""
+    """The error for clients; a ValueError is the request's fault, as in ml-energy/zeus."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, PipelineFrequencyError):
@@ -595,7 +594,7 @@ def _what_is_missing(job: Job, waited_s: float) -> str:
 
 
 def _write_plans(folder: Path, rows: list[Row], frontier: Frontier) -> None:
-    """Files for people to look at, and to start another server with."""
+    """Writes files for inspection, and to start another server with."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_profile(rows, folder / "profile.csv")

@@ -1,4 +1,4 @@
-"""The server's figures for Prometheus, collected when they are asked for."""
+"""The server's metrics for Prometheus, collected on request."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PHASES = ("registering", "profiling", "planning", "running", "failed")
 
 
 class PipelineJobs(Collector):
-    """All families; those of jobs have no samples while there are none.
+    """All families; those of jobs are empty while there are no jobs.
 
     Args:
-        jobs: By their names.
+        jobs: Jobs by name.
     """
 
     def __init__(self, jobs: Mapping[str, Job]) -> None:
@@ -82,7 +82,7 @@ class PipelineJobs(Collector):
 
 
 def text(jobs: Mapping[str, Job]) -> bytes:
-    """All figures, in Prometheus' text format."""
+    """All metrics in Prometheus's text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(PipelineJobs(jobs))
     return generate_latest(registry)

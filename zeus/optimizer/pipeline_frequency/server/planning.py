@@ -1,8 +1,8 @@
-"""Plans in a process of its own: the planner computes for seconds, and uses scipy.
+"""Plans in a separate process, because the planner computes for seconds and uses scipy.
 
-`python -m zeus.optimizer.pipeline_frequency.server.planning` reads a problem as JSON, and how many
-plans or which ones are wanted, and prints the frontier or the plans as JSON; or one sentence to
-stderr, and ends with exit code 2.
+`python -m zeus.optimizer.pipeline_frequency.server.planning` reads a problem and the number or
+times of plans as JSON, and prints the frontier or the plans as JSON. On an error it prints one
+sentence to stderr and exits with code 2.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Row
 
 LIMIT_S = 3600.0
-"""A planner that takes longer is stopped."""
+"""Time limit of the planner."""
 
 KEPT = 32
-"""Frontiers that are kept for further jobs with the same profile."""
+"""Most frontiers that are cached for further jobs with the same profile."""
 
 _REFUSED = 2
 
 Ask = tuple[Literal["deadline", "straggler"], float]
-"""What a single plan is for, and within which time, s."""
+"""The purpose of a single plan, and its time, s."""
 
 
 def problem_of(
     info: JobInfo, profiles: Sequence[RankProfile], p2p_power_w: float
 ) -> dict[str, Any]:
-    """What is to be planned for a job, as JSON can hold it.
+    """The planning problem of a job, in JSON-compatible form.
 
     Args:
         info: The job.
-        profiles: Of all its ranks.
-        p2p_power_w: Power of a blocked GPU where no rank has measured it, W.
+        profiles: The profiles of all its ranks.
+        p2p_power_w: Power of a blocked GPU if no rank has measured it, W.
 
     Raises:
-        PipelineFrequencyError: Something is missing, or the profiles contradict the schedule.
+        PipelineFrequencyError: Data are missing, or the profiles contradict the schedule.
     """
     measured = [one.p2p_power_w for one in profiles if one.p2p_power_w is not None]
     orders = {one.pp_rank: one.instructions for one in profiles if one.instructions}
@@ -91,7 +91,7 @@ def problem_of(
 
 
 def rows_of(profiles: Sequence[RankProfile]) -> list[Row]:
-    """What all ranks measured, as a profile's rows."""
+    """The measurements of all ranks, as a profile's rows."""
     return [
         Row(
             stage=one.pp_rank,
@@ -111,7 +111,7 @@ def rows_of(profiles: Sequence[RankProfile]) -> list[Row]:
 
 
 class PlannerProcesses:
-    """Plans in processes, each problem once: jobs with the same profile share what was found."""
+    """Plans in processes, and caches results: jobs with the same profile share them."""
 
     def __init__(self) -> None:
         self._tasks: OrderedDict[bytes, asyncio.Task[Any]] = OrderedDict()
@@ -140,7 +140,7 @@ class PlannerProcesses:
         return found
 
     async def close(self) -> None:
-        """Ends what is running."""
+        """Stops running processes."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -156,7 +156,7 @@ class PlannerProcesses:
                 self._tasks.popitem(last=False)
         self._tasks.move_to_end(key)
         try:
-            # A job that is forgotten meanwhile must not take it from another.
+            # A job that is dropped meanwhile must not cancel it for another one.
             return await asyncio.shield(task)
         except PipelineFrequencyError:
             if self._tasks.get(key) is task:
@@ -216,7 +216,7 @@ def main() -> int:
     """The process."""
     os.nice(10)  # the server and its clients come first
     answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is not part of the answer
+    os.dup2(2, 1)  # output of a library is not part of the result
     try:
         found = _carry_out(json.load(sys.stdin))
     except PipelineFrequencyError as error:

@@ -45,7 +45,7 @@ class PFOServer(web.Application):
     """The application.
 
     Args:
-        settings: How it is set up.
+        settings: The settings.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -74,10 +74,10 @@ class PFOServer(web.Application):
 
 
 def _before_stopping(close: Callable[[], None]) -> None:
-    """Calls something when the process is asked to end.
+    """Calls a function when the process is asked to end.
 
-    uvicorn first waits for the requests that are open, and says that it stops only then; a request
-    for a schedule may be open for minutes.
+    uvicorn first waits for open requests and reports the stop only then; a request for a schedule
+    may be open for minutes.
     """
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -141,9 +141,9 @@ _UPDATES = TypeAdapter(list[PlanUpdate])
 
 
 def _add_progress(app: PFOServer) -> None:
-    """One rank's report, or those of a node; every rank sends one a second.
+    """Handles one rank's report, or those of a node; every rank sends one a second.
 
-    A plain route: what FastAPI does around a function costs more than the function.
+    A plain route, because FastAPI's overhead is larger than the work.
     """
 
     async def progress(request: Request) -> Response:
@@ -227,7 +227,7 @@ def _settings() -> ServerSettings:
         return ServerSettings.from_env()
     except PipelineFrequencyError as error:
         sys.stderr.write(f"pipeline frequency server: {error.message}\n")
-        # What uvicorn's supervisor takes for a reason not to try again.
+        # An exit code after which uvicorn's supervisor does not retry.
         raise SystemExit(3) from None
 
 

@@ -1,7 +1,7 @@
-"""What schedules come from: the interface for your own, and those that are built in.
+"""Schedulers: the interface for your own, and the built-in ones.
 
-A scheduler is made when all ranks of a job are there. It runs in a thread of the server and may
-take its time; what it raises is told to every rank, a `ValueError` as a mistake in the request.
+A scheduler is created when all ranks of a job have registered. It runs in a thread of the server
+and may take long. Its exceptions are sent to every rank, a `ValueError` as an error in the request.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from zeus.optimizer.pipeline_frequency.common import (
 from zeus.optimizer.pipeline_frequency.plans import INDEX, Frontier, Plan, read_plan
 
 Rounds = Generator[list[FrequencySchedule], list[ProfilingResult], None]
-"""Yields what all ranks are to run next, and is sent what they measured under it."""
+"""Yields the next schedules of all ranks, and receives their measurements."""
 
 
 class FrequencyScheduler(ABC):
-    """Decides at which clocks the ranks of one job run.
+    """Decides the clocks of the ranks of one job.
 
     Implement `_run`: yield a schedule for each rank; once every rank has posted a result for it,
     the results come back from the `yield`. When `_run` ends, its last schedules stay. After a
@@ -44,7 +44,7 @@ class FrequencyScheduler(ABC):
     Attributes:
         frontier: A scheduler that sets this leaves the choice of plans to the server; `_run` is
             not called then.
-        choice: The server's choice among them to begin with.
+        choice: The server's initial choice among them.
     """
 
     frontier: Frontier | None = None
@@ -62,10 +62,10 @@ class FrequencyScheduler(ABC):
 
     @classmethod  # noqa: B027 - most have nothing to check
     def check(cls, **scheduler_args: Any) -> None:
-        """Called as the server starts, so that bad arguments are told then.
+        """Called at the server's start, to report bad arguments then.
 
         Raises:
-            PipelineFrequencyError: They cannot work for any job.
+            PipelineFrequencyError: They are not valid for any job.
         """
 
     @abstractmethod
@@ -74,7 +74,7 @@ class FrequencyScheduler(ABC):
         raise NotImplementedError
 
     def next_schedule(self) -> list[FrequencySchedule]:
-        """What the ranks are to run now."""
+        """The present schedules of the ranks."""
         if self._rounds is None:
             self._rounds = self._run()
             try:
@@ -86,7 +86,7 @@ class FrequencyScheduler(ABC):
         return self._schedules
 
     def observe(self, profiling_results: list[ProfilingResult]) -> None:
-        """What the ranks measured under it."""
+        """Handles the ranks' measurements under it."""
         self.next_schedule()
         assert self._rounds is not None
         with suppress(StopIteration):
@@ -96,7 +96,7 @@ class FrequencyScheduler(ABC):
 def make_3d_parallel(
     sched_cls: type[FrequencyScheduler], name: str | None = None
 ) -> type[FrequencyScheduler]:
-    """Makes a scheduler for pipelines one for jobs with data and tensor parallelism, too.
+    """Extends a scheduler for pipelines to jobs with data and tensor parallelism.
 
     The scheduler sees one pipeline with a rank per stage. All ranks of a stage get that stage's
     schedule; of their results it sees the longest times and the sums of the energies.
@@ -142,7 +142,7 @@ def make_3d_parallel(
     Wrapper.__name__ = Wrapper.__qualname__ = name or f"{sched_cls.__name__}3D"
     Wrapper.__module__ = sched_cls.__module__
     Wrapper.__doc__ = f"`{sched_cls.__name__}` for jobs with data and tensor parallelism, too."
-    # So that wrong arguments are told as the server starts.
+    # Reports wrong arguments when the server starts.
     Wrapper.__signature__ = inspect.signature(sched_cls)
     return Wrapper
 
@@ -208,7 +208,7 @@ PointSolution3D = make_3d_parallel(PointSolution)
 
 
 class _Choosing(FrequencyScheduler):
-    """Says which plan of a frontier the server chooses to begin with."""
+    """Defines the server's initial choice from a frontier."""
 
     @staticmethod
     def _choice(deadline_s: float | None, max_slowdown: float | None, plan: int | None) -> Choice:
@@ -233,9 +233,9 @@ class FrontierSolution(_Choosing):
         rank_infos: All its ranks.
         pfo_settings: The server's settings.
         solution_path: The folder that `run_optimization.py` wrote.
-        deadline_s: Begin with the least energy of plans whose iteration takes no longer, s.
+        deadline_s: Start with the plan of least energy whose iteration takes at most this time, s.
         max_slowdown: The same, as a multiple of the fastest plan's time.
-        plan: Begin with this one and stay with it. Without any of the three: the fastest.
+        plan: Run this plan permanently. Without any of the three: the fastest.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class OnlineSolution(_Choosing):
 
     @classmethod
     def check(cls, **scheduler_args: Any) -> None:
-        """Looks at the figures."""
+        """Validates the arguments."""
         names = ("deadline_s", "max_slowdown", "plan")
         cls._choice(**{name: scheduler_args.get(name) for name in names})
         points, power = scheduler_args.get("points", 1), scheduler_args.get("p2p_power_w", 0.0)
@@ -319,7 +319,7 @@ class OnlineSolution(_Choosing):
 
 
 def choose(frontier: Frontier, choice: Choice) -> tuple[int, str | None]:
-    """The plan that a choice asks for, and a note where it cannot be had as asked.
+    """The plan of a choice, and a note if the choice cannot be met exactly.
 
     Raises:
         PipelineFrequencyError: There is no such plan.
@@ -345,7 +345,7 @@ def choose(frontier: Frontier, choice: Choice) -> tuple[int, str | None]:
 
 
 def check_stages(found: int, job_info: JobInfo, what: str) -> None:
-    """Raises PipelineFrequencyError where a plan is of another number of stages than the job."""
+    """Raises PipelineFrequencyError if a plan has another number of stages than the job."""
     if found != job_info.pp_degree:
         raise PipelineFrequencyError(
             f"{what} has {found} stages, but the job has {job_info.pp_degree} (pp_degree); plan "
@@ -354,13 +354,13 @@ def check_stages(found: int, job_info: JobInfo, what: str) -> None:
 
 
 def _read(path: str) -> Frontier:
-    """A folder's frontier; large ones take seconds to read, so the last one is kept."""
+    """Reads a folder's frontier; caches the last one, because large ones take seconds to read."""
     index = Path(path) / INDEX if Path(path).is_dir() else Path(path)
     try:
         status = index.stat()
         written = (status.st_mtime_ns, status.st_size)
     except OSError:
-        written = (0, 0)  # reading it says why
+        written = (0, 0)  # reading it raises the error
     return _kept(path, written)
 
 

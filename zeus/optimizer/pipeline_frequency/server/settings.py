@@ -1,4 +1,4 @@
-"""How the server is set up: environment variables that begin with `ZEUS_PFO_`."""
+"""The server's settings: environment variables that start with `ZEUS_PFO_`."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class ServerSettings(BaseModel):
     """The settings; each is read from the variable of its name, in capitals after `ZEUS_PFO_`.
 
     Attributes:
-        scheduler: Class that schedules come from: its name in the scheduler module, or
-            `package.module:Class`. Without it the arguments decide: a plan file is run by
-            `PointSolution`, a folder of plans by `FrontierSolution`, and without either jobs
-            profile themselves (`OnlineSolution`).
-        scheduler_args: What its constructor takes beyond the first three, as a JSON object.
+        scheduler: Scheduler class: its name in the scheduler module, or `package.module:Class`.
+            Without it the arguments decide: a plan file is run by `PointSolution`, a folder of
+            plans by `FrontierSolution`, and without either jobs profile themselves
+            (`OnlineSolution`).
+        scheduler_args: Arguments of its constructor after the first three, as a JSON object.
         log_level: DEBUG (every request), INFO, WARNING, ERROR or CRITICAL.
-        dump_data: Whether ranks, schedules and results are written as JSON files, too.
+        dump_data: Whether to also write ranks, schedules and results as JSON files.
         dump_dir: Folder of these, and of the profiles and plans of jobs that profile themselves.
-        max_job_idle_time: A job that was not heard of for so long is forgotten, s.
-        database: SQLite file that the server's state outlives it in; `:memory:` for none.
+        max_job_idle_time: Time without requests after which a job is dropped, s.
+        database: SQLite file for the server's state; `:memory:`: none.
         register_timeout: How long a request for a schedule waits for the other ranks, s.
-        token: What requests that change something must bring as `Authorization: Bearer`.
-        max_jobs: More are refused.
+        token: Token that requests for changes must send as `Authorization: Bearer`.
+        max_jobs: Most jobs; further ones are refused.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, frozen=True)
@@ -96,7 +96,7 @@ class ServerSettings(BaseModel):
 
     @property
     def database_path(self) -> str:
-        """Where the state is kept."""
+        """Path of the state's file."""
         return self.database or str(self.dump_dir / "pfo.sqlite")
 
     @classmethod
@@ -104,7 +104,7 @@ class ServerSettings(BaseModel):
         """Reads the environment.
 
         Raises:
-            PipelineFrequencyError: A setting is unknown or wrong; it says which, and why.
+            PipelineFrequencyError: A setting is unknown or wrong; the message says which, and why.
         """
         given = of_prefix(PREFIX, os.environ if environ is None else environ)
         try:

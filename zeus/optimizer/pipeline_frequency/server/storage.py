@@ -1,8 +1,8 @@
-"""What must outlive the server, in one SQLite file.
+"""Persistent state of the server, in one SQLite file.
 
-Each thing the server knows of a job is a record: its kind (`rank`, `profile`, ...), a key within
-the kind, and JSON. A record is on disk when `put` returns, as far as a killed process goes; one
-process has the file at a time.
+Each fact about a job is a record: its kind (`rank`, `profile`, ...), a key within the kind, and
+JSON. A record survives a kill of the process once `put` returns. Only one process uses the file at
+a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS records (
 """
 
 Record = tuple[str, str, int, Any]
-"""job id, kind, key, what JSON can hold"""
+"""job id, kind, key, JSON-compatible data"""
 
 
 class Storage:
@@ -54,7 +54,8 @@ class Storage:
                     f"{path} was written by another release (format {version}, not {FORMAT}); name "
                     "another file in ZEUS_PFO_DATABASE"
                 )
-            # In this mode a commit needs no fsync to outlive the process, only the machine's fall.
+            # In this mode a commit survives the process without fsync, but not a crash of the
+            # machine.
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=NORMAL")
             self._connection.execute(_TABLES)
@@ -81,7 +82,7 @@ class Storage:
         self._connection.execute("COMMIT")
 
     def all(self) -> list[Record]:
-        """Every record; those of a job together, a kind's in the order of its keys."""
+        """Every record, grouped by job, and sorted by key within a kind."""
         rows = self._connection.execute(
             "SELECT job_id, kind, key, body FROM records ORDER BY job_id, kind, key"
         )
@@ -92,7 +93,7 @@ class Storage:
         self._connection.execute("DELETE FROM records WHERE job_id = ?", (job_id,))
 
     def close(self) -> None:
-        """Lets another server have the file."""
+        """Unlocks the file for another server."""
         self._connection.close()
         self._unlock()
 
@@ -103,7 +104,7 @@ class Storage:
 
 
 def _lock(path: str) -> int:
-    # Beside the database: SQLite has locks of its own on that, and closing any descriptor of a
+    # Next to the database: SQLite has its own locks on that file, and closing any descriptor of a
     # file drops them. The kernel releases this one when the process ends.
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,24 +1,24 @@
-"""Which data-parallel pipeline is late, and which plan each pipeline gets then. Pure.
+"""Detects straggling data-parallel pipelines, and chooses each pipeline's plan. Pure.
 
-Pipelines wait for one another at the end of an iteration, when they add up gradients. One that is
-late (a hot GPU, a slow node) makes the others wait at full blocking power; they can as well run a
-slower plan. What a rank reports is the time of its own instructions, without that wait.
+Pipelines wait for each other at the end of an iteration, when they reduce gradients. A straggler (a
+hot GPU, a slow node) makes the others wait with blocking power, so they may as well run a slower
+plan. A rank reports the time of its own instructions, without that wait.
 
 The rules:
 
-1. A rank's pace is the median of its last `window` iterations, each divided by the time that the
-   plan in force promises. A pipeline's pace is that of its slowest rank.
-2. What plans do not know of (communication, a loaded host) delays all pipelines alike. So a
-   pipeline's slowdown is its pace divided by the least of all paces.
-3. A pipeline becomes a straggler when its slowdown is above `1 + enter` after each of `patience`
+1. A rank's pace is the median of its last `window` iterations, each divided by the predicted time
+of the plan in force. A pipeline's pace is that of its slowest rank. 2. Effects that plans do not
+include (communication, a loaded host) delay all pipelines equally. So a pipeline's slowdown is its
+pace divided by the smallest of all paces. 3. A pipeline becomes a straggler when its slowdown is
+above `1 + enter` after each of `patience`
    iterations in a row, and ceases to be one when it is below `1 + leave` as often. Between the two
-   nothing changes: that is what keeps plans from going to and fro.
-4. What a straggler's slowdown is taken for is the least of those `patience` values: the others
-   must not become later than it is. It moves down after as many values below `1 - down` times it,
-   as training is slower until it has; and up only after `up_patience` values above `1 + up` times
-   it, as that saves little and noise alone must not do it.
-5. After plans have changed all of it is measured again, from the iteration in which all have them.
-6. An iteration counts when every rank has reported it; where one does not, nothing is decided.
+   nothing changes, which prevents oscillation.
+4. A straggler's slowdown is the smallest of those `patience` values, because the others must not
+become slower than it. It decreases after as many values below `1 - down` times it, because training
+is slower until then; it increases only after `up_patience` values above `1 + up` times it, because
+that saves little and noise must not cause it. 5. After a change of plans everything is measured
+again, from the iteration in which all ranks have them. 6. An iteration counts when every rank has
+reported it; until then nothing is decided.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from statistics import median
 from zeus.optimizer.pipeline_frequency.plans import Frontier
 
 PENDING = 4096
-"""Iterations that are kept while some rank has not reported them."""
+"""Most iterations that are kept while some rank has not reported them."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How slow is slow, and for how long; see the module."""
+    """Thresholds of stragglers; see the module."""
 
     window: int = 5
     patience: int = 5
@@ -48,12 +48,12 @@ class Rules:
 
 
 class StragglerWatch:
-    """Tells how late each pipeline is.
+    """Computes the slowdown of each pipeline.
 
     Args:
-        pipelines: The ranks of each.
-        rules: How slow is slow.
-        slowdowns: What was decided before, as after a restart of the server.
+        pipelines: The ranks of each pipeline.
+        rules: Thresholds.
+        slowdowns: Earlier decisions, as after a restart of the server.
     """
 
     def __init__(
@@ -73,26 +73,26 @@ class StragglerWatch:
 
     @property
     def slowdowns(self) -> tuple[float, ...]:
-        """Of each pipeline; 1 where it is no straggler."""
+        """Slowdown of each pipeline; 1: not a straggler."""
         return tuple(self._slowdowns)
 
     @property
     def paces(self) -> tuple[float, ...]:
-        """Measured over promised time of each pipeline, as last seen; empty before that."""
+        """Last ratio of measured to predicted time of each pipeline; empty before the first."""
         return self._paces
 
     def restart(self, after: int = -1) -> None:
-        """Forgets what was measured, as plans change: only iterations beyond `after` count."""
+        """Discards measurements when plans change: only iterations beyond `after` count."""
         self._after = after
         self._pending: dict[int, dict[int, float]] = {}
-        # Filled when an iteration counts: when all ranks begin again, each of them restarts this.
+        # Filled when an iteration counts: when all ranks restart, each of them resets this.
         rules = self._rules
         kept = max(rules.patience, rules.up_patience)
         self._ratios = defaultdict[int, deque[float]](lambda: deque(maxlen=rules.window))
         self._recent = defaultdict[int, deque[float]](lambda: deque(maxlen=kept))
 
     def observe(self, rank: int, iteration: int, ratio: float) -> bool:
-        """A rank needed `ratio` times what its plan promises.
+        """Adds a rank's ratio of measured to predicted time.
 
         Returns:
             Whether `slowdowns` has changed.
@@ -105,7 +105,7 @@ class StragglerWatch:
             if len(self._pending) > PENDING:
                 del self._pending[min(self._pending)]
             return False
-        # Ranks report in order: what is missing of earlier iterations will never come.
+        # Ranks report in order: missing reports of earlier iterations will not arrive.
         self._after = iteration
         self._pending = {i: them for i, them in self._pending.items() if i > iteration}
         for who, value in reported.items():
@@ -151,11 +151,11 @@ class StragglerWatch:
 
 
 def plans_for(frontier: Frontier, base: int, slowdowns: Sequence[float]) -> list[int]:
-    """Index of each pipeline's plan where some are late.
+    """Index of each pipeline's plan if some are stragglers.
 
-    Nobody waits for less than the latest pipeline needs at best, nor than the plan `base` takes
-    that was asked for. Each pipeline gets the plan that takes the least within that time, a
-    straggler with its own slowdown taken into account: often the fastest there is.
+    The common time is at least the straggler's shortest time and the time of the chosen plan
+    `base`. Each pipeline gets the plan with the least energy within that time, considering its own
+    slowdown; for a straggler this is often the fastest plan.
     """
     times = straggler_times(frontier, base, slowdowns)
     return [base if time_s is None else frontier.by_straggler(time_s) for time_s in times]
@@ -164,7 +164,7 @@ def plans_for(frontier: Frontier, base: int, slowdowns: Sequence[float]) -> list
 def straggler_times(
     frontier: Frontier, base: int, slowdowns: Sequence[float]
 ) -> list[float | None]:
-    """The time within which each pipeline's plan takes the least, s; None: it runs `base`."""
+    """The time limit of each pipeline's plan, s; None: it runs `base`."""
     if all(slowdown == 1.0 for slowdown in slowdowns):
         return [None] * len(slowdowns)
     wanted_s = frontier.plans[base].time_s

@@ -1,4 +1,4 @@
-"""What the page and `GET /jobs` show of jobs: JSON without the plans' instructions."""
+"""Jobs as shown by the page and `GET /jobs`: JSON without the plans' instructions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def summary(job: Job, now_s: float) -> dict[str, Any]:
 
 
 def detail(job: Job, now_s: float) -> dict[str, Any]:
-    """All of a job."""
+    """All data of a job."""
     error = job.failure.message if job.failure is not None else job.planning_error
     return {
         **summary(job, now_s),
@@ -56,7 +56,7 @@ def _stragglers(job: Job) -> list[int]:
 
 
 def _paces(job: Job) -> list[dict[str, Any]]:
-    """What instructions take, over what the plan was made from."""
+    """Ratio of the instructions' times to those in the plan."""
     if job.frontier is None:
         return []
     return [
