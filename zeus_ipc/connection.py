@@ -1,9 +1,9 @@
-"""One process's connection to the daemon: a plain Unix socket that speaks ZMTP as a DEALER does.
+"""One process's connection to the daemon: a plain Unix socket that speaks ZMTP as a DEALER.
 
-The client does not use libzmq for requests. A request that waits for its reply costs two system
-calls in the thread that asks, where libzmq wakes a thread of its own on the way out and on the way
-back; a request that does not wait costs one. And libzmq ends the whole process where it runs out
-of file descriptors, which must not happen to a training job.
+The client does not use libzmq for requests. A request that waits for its reply takes two system
+calls in the calling thread, while libzmq wakes its own thread for the request and for the reply; a
+request that does not wait takes one. And libzmq aborts the process if it runs out of file
+descriptors, which must not happen to a training job.
 """
 
 from __future__ import annotations
@@ -24,58 +24,58 @@ from zeus_ipc.wire import MAX_REQUEST_BYTES
 from zeus_ipc.zmtp import DEALER_HELLO, ProtocolError, Replies
 
 SEND_BUFFER = 4 * MAX_REQUEST_BYTES
-"""The kernel's room for what zeusd has not read, bytes. Frames that fit into half of it go out
-whole or not at all, so that threads need no lock between them."""
+"""Size of the kernel's buffer for data that zeusd has not read, bytes. Frames that fit into half of
+it are sent completely or not at all, so threads need no lock for sending."""
 
 READ_BYTES = 16 * 1024
-"""How much to ask the kernel for at a time; a longer reply takes several reads."""
+"""Bytes of one read; a longer reply takes several reads."""
 
 QUANTUM_NS = 50_000_000
-"""How long the kernel waits in one read; it is set once, and not for each request."""
+"""Time limit of one read in the kernel, which is set once, not for each request."""
 
 CONNECT_NS = 1_000_000_000
-"""How long to wait where the socket's backlog is full. The kernel admits waiting processes in the
-order of their arrival, so a retry starts at the end of that queue."""
+"""How long to wait while the socket's backlog is full. The kernel admits waiting processes in order
+of arrival, so a retry starts at the end of that queue."""
 
 RETRY_NS = 20_000_000
-"""Between two attempts to connect."""
+"""Pause between two attempts to connect."""
 
 PAUSE_S = 0.002
 """Pause before the next attempt if there is no connection, or no room in it."""
 
 WITHOUT_WAITING = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-"""Flags of every send: a full buffer is an error, and so is a peer that has gone; neither may
-block the caller or raise SIGPIPE."""
+"""Flags of every send: a full buffer and a closed peer are errors, and must not block the caller or
+raise SIGPIPE."""
 
 _TIME = struct.Struct("@ll")  # struct timeval
 Push = Callable[[bytes, int], int]
 
 
 class Connection:
-    """The connection of one process, opened again when it was lost.
+    """The connection of one process, which is reopened after a loss.
 
     Args:
         path: The daemon's socket.
 
     Attributes:
-        push: Sends a frame with the flags `WITHOUT_WAITING`. Raises BlockingIOError where there is
-            no room or no connection, and another OSError, which belongs to `lost`, where the
-            connection has ended. Look it up for each frame: each socket has its own.
-        used: Whether the daemon has ever been reached.
+        push: Sends a frame with the flags `WITHOUT_WAITING`. Raises BlockingIOError if there is no
+            room or no connection, and another OSError, to be passed to `lost`, if the connection
+            has ended. Look it up for each frame, because each socket has its own.
+        used: Whether the daemon was ever reached.
     """
 
     def __init__(self, path: str) -> None:
         self.push: Push = self._open_and_push
         self.used = False
         self._path = path
-        # A signal handler may send a request while its thread holds this, or waits for a reply.
+        # A signal handler may send a request while its thread holds this lock or waits for a reply.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiting = 0  # threads that wait for `_changed`
-        self._replies: dict[int, dict[str, Any] | None] = {}  # None: it is waited for
-        self._stream: socket.socket | None = None  # in its handshake, or ready
+        self._replies: dict[int, dict[str, Any] | None] = {}  # None: awaited
+        self._stream: socket.socket | None = None  # in the handshake, or ready
         self._ready: socket.socket | None = None
-        self._reader: tuple[int, socket.socket] | None = None  # thread that reads, and from what
+        self._reader: tuple[int, socket.socket] | None = None  # the reading thread, its socket
         self._incoming = Replies()
         self._connecting = False
         self._tried_ns = 0
@@ -86,17 +86,17 @@ class Connection:
     ) -> dict[str, Any]:
         """Sends a frame and waits for the reply with this id.
 
-        A request whose connection is lost before the reply came is sent again over a new one: all
-        operations may be repeated without harm.
+        A request whose connection is lost before the reply is sent again over a new one: all
+        operations may be repeated safely.
 
         Args:
-            request_id: The request's.
+            request_id: Id of the request.
             data: The frame.
             until_ns: When to give up, CLOCK_MONOTONIC.
-            timeout_s: What the caller gave it, for the error's text.
+            timeout_s: The caller's time limit, for the error's text.
 
         Raises:
-            DaemonUnavailable: Nobody listens, or what answers is not zeusd.
+            DaemonUnavailable: Nobody listens, or the listener is not zeusd.
             RequestTimeout: No reply came in time.
         """
         replies = self._replies
@@ -116,11 +116,11 @@ class Connection:
             replies.pop(request_id, None)
 
     def send(self, data: bytes, until_ns: int) -> socket.socket | None:
-        """Sends a frame. Returns the socket it was sent over; None: it was not sent this time,
-        after a pause that ends by `until_ns` (CLOCK_MONOTONIC).
+        """Sends a frame. Returns the socket that it was sent over; None: it was not sent, after a
+        pause that ends by `until_ns` (CLOCK_MONOTONIC).
 
         Raises:
-            DaemonUnavailable: Nobody listens, what answers is not zeusd, or this was closed.
+            DaemonUnavailable: Nobody listens, the listener is not zeusd, or this was closed.
         """
         stream = self._ready
         if stream is None:
@@ -139,23 +139,24 @@ class Connection:
             return None
         except OSError:
             pass
-        self.lost(push)  # also where a part went out: the rest would be taken for another frame
+        self.lost(push)  # also if a part was sent: the rest would be mistaken for another frame
         return None
 
     def lost(self, push: Push) -> None:
-        """The socket of this `push` has ended."""
+        """Handles the end of the socket of this `push`."""
         with self._lock:
             if self.push == push:
                 self._drop()
 
     def end(self) -> None:
-        """Ends the connection, and opens no other."""
+        """Closes the connection, and opens no other."""
         with self._lock:
             self._ended = True
             self._drop()
 
     def abandon(self) -> None:
-        """In a child of fork: the connection is the parent's, and its threads may hold the lock."""
+        """Resets a child of fork: the connection is the parent's, and its threads may hold the
+        lock."""
         self._ended = True
         self._ready = None
         self.push = _refuse
@@ -165,8 +166,8 @@ class Connection:
     # ----------------------------------------------------------------------------------- replies
 
     def _receive(self, request_id: int, until_ns: int) -> None:
-        """Waits for this reply, but not after the connection is lost. Takes other threads' replies,
-        too, unless another thread reads already."""
+        """Waits for this reply until the connection is lost. Also receives other threads' replies,
+        unless another thread is reading."""
         replies, thread = self._replies, threading.get_ident()
         stream: socket.socket | None = None
         found: list[dict[str, Any]] = []
@@ -202,7 +203,8 @@ class Connection:
         found: list[dict[str, Any]],
         lost: bool,
     ) -> None:
-        """This thread has read; before, `reader` did: nobody, or what a signal has interrupted."""
+        """Ends this thread's reading; `reader` is the previous reader: none, or one that a signal
+        interrupted."""
         with self._lock:
             if self._reader is not None and self._reader[0] == threading.get_ident():
                 self._reader = reader
@@ -218,7 +220,7 @@ class Connection:
                 self._changed.notify_all()
 
     def _wait(self, until_ns: int) -> bool:
-        """Waits for another thread to have read; False: it is too late. Lock held."""
+        """Waits until another thread has read; False: it is too late. The caller holds the lock."""
         left_s = (until_ns - time.monotonic_ns()) / 1e9
         self._waiting += 1
         try:
@@ -229,7 +231,7 @@ class Connection:
     # ------------------------------------------------------------------------------- connections
 
     def _open_and_push(self, data: bytes, flags: int) -> int:
-        with contextlib.suppress(ProtocolError):  # a request that waits reports it
+        with contextlib.suppress(ProtocolError):  # a waiting request reports it
             stream = self._open(0)
             if stream is not None:
                 return stream.send(data, flags)
@@ -240,7 +242,7 @@ class Connection:
         greeting. Waits for that, but no longer than `until_ns`. Returns the socket if it is ready.
 
         Raises:
-            ProtocolError: What answers is not zeusd.
+            ProtocolError: The listener is not zeusd.
             DaemonUnavailable: Nobody listens, or this was closed.
         """
         now_ns = time.monotonic_ns()
@@ -259,14 +261,14 @@ class Connection:
             if until_ns > now_ns:
                 time.sleep(PAUSE_S)
         elif until_ns > now_ns:
-            # Another thread may end it meanwhile.
+            # Another thread may close it meanwhile.
             with contextlib.suppress(OSError, ValueError):
                 _readable(stream, PAUSE_S)
         with self._lock:
             return self._greeted()
 
     def _connect(self, wait_ns: int) -> None:
-        """Connects; one thread at a time does."""
+        """Connects; only one thread at a time does."""
         stream: socket.socket | None = None
         connected = False
         failure: OSError | None = None
@@ -279,26 +281,26 @@ class Connection:
             stream.setblocking(wait_ns > 0)
             stream.connect(self._path)
             stream.setblocking(True)
-            with contextlib.suppress(OSError):  # zeusd closes at once what it does not admit now
+            with contextlib.suppress(OSError):  # zeusd may refuse the connection at once
                 stream.send(DEALER_HELLO, WITHOUT_WAITING)
             connected = True
         except OSError as error:
             failure = error
-        finally:  # also where Ctrl-C ends the wait
+        finally:  # also if Ctrl-C ends the wait
             with self._lock:
                 self._connecting = False
                 if connected and not self._ended:
                     self._stream, self._incoming = stream, Replies()
                 elif stream is not None:
                     stream.close()
-        # One that was there before is waited for: it may be started again.
+        # Wait for a daemon that was reached before, because it may be restarting.
         if failure is not None and wait_ns and not self.used:
             reason = unreachable(self._path, failure)
             if reason is not None:
                 raise reason from None
 
     def _greeted(self) -> socket.socket | None:
-        """The socket, if zeusd has answered the greeting. Lock held."""
+        """The socket, if zeusd has answered the greeting. The caller holds the lock."""
         stream = self._stream
         if stream is None or self._ready is not None:
             return self._ready
@@ -321,7 +323,8 @@ class Connection:
         return self._ready
 
     def _drop(self) -> None:
-        """Ends the present socket. A thread that reads from it closes it. Lock held."""
+        """Ends the present socket. A thread that reads from it closes it. The caller holds the
+        lock."""
         stream, self._stream, self._ready = self._stream, None, None
         self.push = self._open_and_push
         if stream is None:
@@ -334,7 +337,7 @@ class Connection:
 
 
 def client_closed() -> DaemonUnavailable:
-    """What a closed client raises."""
+    """The error of a closed client."""
     return DaemonUnavailable("this client was closed; make a new one")
 
 
@@ -343,12 +346,12 @@ def _refuse(data: bytes, flags: int) -> int:
 
 
 def _not_zeusd(error: Exception) -> DaemonUnavailable:
-    """The error of a request that something else has answered."""
+    """The error of a request that another program has answered."""
     return DaemonUnavailable(f"what answers is not zeusd ({error}); check the socket's path")
 
 
 def _arrived(stream: socket.socket, until_ns: int) -> bytes | None:
-    """What has come, within `QUANTUM_NS` and by then; None: nothing has; empty: the peer closed."""
+    """Bytes received within `QUANTUM_NS` and by a time; None: none; empty: the peer has closed."""
     left_ns = until_ns - time.monotonic_ns()
     if left_ns < QUANTUM_NS and not _readable(stream, max(0.0, left_ns / 1e9)):
         return None
