@@ -34,9 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _show_all()
         sys.stdout.flush()
-    except (
-        BrokenPipeError
-    ):  # the reader has closed the pipe; Python must not flush it at exit either
+    except BrokenPipeError:  # the reader has gone; Python must not flush it at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
