@@ -13,7 +13,7 @@ from zeus_fleet.messages import Budget, Domain, Event, Grant, Heartbeat, Plan, W
 from zeus_fleet.profiles import Profile, monotone
 
 PIECES = 64
-"""Number of keys of a plan's grants: a node reads one, a transaction may write all."""
+"""Number of keys of a plan's grants: a node reads one, a transaction writes all."""
 
 DIGITS = 20
 """Digits of a heartbeat's number, which is padded so that the store can compare two of them."""

@@ -431,7 +431,7 @@ class Restorable:
         raise NotImplementedError
 
     def _refuse_waiting(self) -> None:
-        """Handles that no waiting operation can start now."""
+        """Refuses the waiting operations."""
         raise NotImplementedError
 
     @property

@@ -23,7 +23,7 @@ SLOW_AFTER_NS = 3_000 * MS
 AWAY_NS = 10 * SEARCH_POLL_NS
 """Delay of a reading after which it is not known when the sensor changed meanwhile."""
 
-AFRESH_NS = 5_000 * MS
+UNRELATED_NS = 5_000 * MS
 """Changes on both sides of such a pause do not determine a period."""
 
 GIVE_UP_NS = 30_000 * MS
@@ -40,16 +40,16 @@ CONTINUOUS_NS = 20 * MS
 SPREAD_MIN_NS = 350_000
 SPREAD_START_NS = 2_500_000
 STEP_MIN_NS = 700_000
-TOWARDS_MIDDLE = 0.15
+MIDDLE_SHARE = 0.15
 """Share by which a prediction moves to the middle between two readings."""
 
-NUDGE_NS = STEP_MIN_NS / 4
+CORRECTION_NS = STEP_MIN_NS / 4
 """Distance by which a trusted prediction is corrected beyond the reading that refuted it."""
 
-MAX_LOOKS = 8
+MAX_READS = 8
 """Readings at one tick before it counts as silent."""
 
-MAX_ASTRAY = 6
+MAX_MISSES = 6
 """Ticks in a row far from their predictions before the search starts again."""
 
 MAX_SILENT = 50
@@ -131,15 +131,15 @@ class TickTracker:
         self._changes: list[int] = []
         self._due = 0.0
         self._spread = float(SPREAD_START_NS)
-        self._looks = 0
+        self._reads = 0
         self._ticks = 0
-        self._astray = 0
+        self._misses = 0
         self._right = 0
         self._silent = 0
         self._passed = 0
         self._anchors: list[tuple[int, float]] = []
 
-    def _look_at(self, t_ns: float, latest_ns: float | None = None) -> None:
+    def _read_at(self, t_ns: float, latest_ns: float | None = None) -> None:
         self.next_read_ns = round(t_ns)
         self.latest_read_ns = self.next_read_ns if latest_ns is None else round(latest_ns)
 
@@ -147,18 +147,18 @@ class TickTracker:
         """Handles a failed reading: retries soon, then less and less often."""
         self._failures += 1
         pause_ns = min(RETRY_NS << min(self._failures - 1, 16), RETRY_MAX_NS)
-        self._look_at(t_ns + pause_ns)
+        self._read_at(t_ns + pause_ns)
 
     def observe(self, t_ns: int, changed: bool) -> Tick | None:
         """Processes a reading at `t_ns` that is the same as the last one, or another."""
-        if self._failures > MAX_ASTRAY:
+        if self._failures > MAX_MISSES:
             self._restart(t_ns)  # it was not read for long
         self._failures = 0
         if self.period_ns is None:
             tick = self._search(t_ns, changed)
         elif self._continuous:
             tick = Tick(t_ns, 0, silent=not changed)
-            self._look_at(t_ns + CONTINUOUS_NS)
+            self._read_at(t_ns + CONTINUOUS_NS)
             self._silent = 0 if changed else self._silent + 1
             if self._silent > MAX_SILENT:
                 self._restart(t_ns)
@@ -173,13 +173,13 @@ class TickTracker:
         slow = t_ns - self._began_ns > SLOW_AFTER_NS
         away = t_ns - self.next_read_ns > AWAY_NS
         poll_ns = SLOW_POLL_NS if slow and len(self._changes) < 2 else SEARCH_POLL_NS
-        self._look_at(t_ns + poll_ns)
+        self._read_at(t_ns + poll_ns)
         if not changed or self._read_ns is None:
             if t_ns - self._moved_ns < STILL_NS:
                 return None
             self._moved_ns = t_ns - STILL_NS + STILL_TICK_NS
             return Tick(t_ns, STILL_TICK_NS, silent=True)
-        if t_ns - self._changed_ns > AFRESH_NS:
+        if t_ns - self._changed_ns > UNRELATED_NS:
             self._began_ns, self._changes = t_ns, []  # it did not change until now
         self._moved_ns = self._changed_ns = t_ns
         slop_ns = (t_ns - self._read_ns) // 2
@@ -198,7 +198,7 @@ class TickTracker:
     def _read_continuously(self, t_ns: int) -> None:
         self._continuous = True
         self.period_ns = CONTINUOUS_NS
-        self._look_at(t_ns + CONTINUOUS_NS)
+        self._read_at(t_ns + CONTINUOUS_NS)
 
     def _settle(self, t_ns: int) -> None:
         changes = self._changes
@@ -225,7 +225,7 @@ class TickTracker:
 
     def _plan(self) -> None:
         """Processes the first reading at a tick that is due."""
-        self._looks = 0
+        self._reads = 0
         if self._ticks <= SETTLED_TICKS:
             every = 1
         elif self._right >= STEADY_BRACKETS:
@@ -234,21 +234,21 @@ class TickTracker:
             every = BRACKET_EVERY if self._period < FAST_PERIOD_NS else 1
         if self._ticks % every:
             after = max(self._spread, GUARD_NS)
-            self._look_at(self._due + after, self._due + max(after, PATIENT_SHARE * self._period))
+            self._read_at(self._due + after, self._due + max(after, PATIENT_SHARE * self._period))
         else:
-            self._look_at(self._due - self._spread)
+            self._read_at(self._due - self._spread)
 
     def _follow(self, t_ns: int, changed: bool) -> Tick | None:
-        self._looks += 1
+        self._reads += 1
         if changed:
             return self._found(t_ns)
         late = t_ns - self._due
-        if self._looks >= MAX_LOOKS or late > self._period / 2:
+        if self._reads >= MAX_READS or late > self._period / 2:
             return self._quiet(max(1, round(late / self._period)))
         step = self._step
         if late > self._spread:
-            step *= 2.0 ** min(self._looks, 6)
-        self._look_at(max(t_ns + step, self._due - self._spread))
+            step *= 2.0 ** min(self._reads, 6)
+        self._read_at(max(t_ns + step, self._due - self._spread))
         return None
 
     def _quiet(self, ticks: int) -> Tick:
@@ -258,7 +258,7 @@ class TickTracker:
         self._silent += ticks
         if self._silent > MAX_SILENT:
             self._restart(tick.t_ns)
-            self._look_at(tick.t_ns)
+            self._read_at(tick.t_ns)
         else:
             self._plan()
         return tick
@@ -273,23 +273,23 @@ class TickTracker:
         narrow = high - low <= 3 * self._step
         middle = (low + high) / 2
         if due > high:  # it changed earlier than expected
-            near = NUDGE_NS if self._right else self._spread
+            near = CORRECTION_NS if self._right else self._spread
             at = high - min(near, (high - low) / 2)
             slop = min(2 * self._spread, (high - low) / 2)
             self._right = 0
-            self._astray += 1
+            self._misses += 1
             if due - high > NEARLY_NS:
                 self._miss(2.0)
         elif low >= due:  # earlier readings at this tick found no change
-            near = NUDGE_NS if self._right else self._step / 2
+            near = CORRECTION_NS if self._right else self._step / 2
             at, slop = min(middle, low + near), (high - low) / 2
             if low - due > NEARLY_NS:
                 self._miss(1.5)
             if narrow:
-                self._astray = 0
+                self._misses = 0
         elif narrow:
-            at, slop = due + TOWARDS_MIDDLE * (middle - due), (high - low) / 2
-            self._astray = 0
+            at, slop = due + MIDDLE_SHARE * (middle - due), (high - low) / 2
+            self._misses = 0
             self._right += 1
             self._spread = max(SPREAD_MIN_NS, 0.8 * self._spread)
         else:  # a late reading gives little information: the prediction stands
@@ -305,13 +305,13 @@ class TickTracker:
         self._silent = 0
         self._due = at + self._period
         tick = Tick(round(at), round(slop), count)
-        if self._astray > MAX_ASTRAY:
+        if self._misses > MAX_MISSES:
             self._restart(t_ns)
-            self._look_at(t_ns + SEARCH_POLL_NS)
+            self._read_at(t_ns + SEARCH_POLL_NS)
         else:
             self._plan()
             # The next tick may already be due if this thread was delayed.
-            self._look_at(
+            self._read_at(
                 max(self.next_read_ns, t_ns + SPREAD_MIN_NS),
                 max(self.latest_read_ns, t_ns + SPREAD_MIN_NS),
             )
@@ -333,4 +333,4 @@ class TickTracker:
         self._right = 0
         self._spread = min(widen * self._spread, self._period / 4)
         if self._spread >= self._period / 4:
-            self._astray += 1
+            self._misses += 1

@@ -119,7 +119,7 @@ class Accounts:
     ) -> None:
         self._store = store
         self._cpus = cpus
-        self._looked_ns: dict[str, int] = {}
+        self._known_until_ns: dict[str, int] = {}
         self._reader = reader
         self._names = names
         self._find = find
@@ -225,7 +225,7 @@ class Accounts:
             for account, weight in used.items():
                 self._add(name, Span(Fact.PRESENT, begin_ns, t_ns, Claim(account)))
                 self._add(name, Span(Fact.USED, begin_ns, t_ns, Claim(account, weight)))
-            self._looked_ns[name] = t_ns
+            self._known_until_ns[name] = t_ns
 
     def named(self, account: Account) -> Account:
         """The holder of a GPU with this name in control groups; else the account itself."""
@@ -366,7 +366,7 @@ class Accounts:
         """Time until which a GPU's energy can be charged: lists of processes arrive after its
         ticks."""
         ends_ns = source.history.ends_ns
-        known_ns = self._looked_ns.get(uuid)
+        known_ns = self._known_until_ns.get(uuid)
         if self._presence is not None:
             known_ns = self._presence.known_ns(uuid)
         if known_ns is None or ends_ns - known_ns > MAX_LATE_NS:

@@ -9,7 +9,7 @@ from zeusd.energy.split import Account
 from zeusd.runtime.accounts import Accounts
 from zeusd.runtime.cpu_use import CpuUse
 
-LOOK_NS = 10_000_000_000
+READ_NS = 10_000_000_000
 FOLDER = "cpu"
 """File name of their ledger, in the directory of the GPUs' ledger."""
 
@@ -38,19 +38,19 @@ class CpuAccounts:
         self._use = use
         self._monotonic_ns = monotonic_ns
         self._named = named
-        self._looked_ns: int | None = None
+        self._read_ns: int | None = None
 
     def work(self) -> None:
         """Does the periodic work; call it every `accounts.CHECK_NS`."""
         if not self.accounts.names:
             return
         now_ns = self._monotonic_ns()
-        if self._looked_ns is None or now_ns - self._looked_ns >= LOOK_NS:
+        if self._read_ns is None or now_ns - self._read_ns >= READ_NS:
             used: dict[Account, int] = {}
             for account, amount in self._use.read().items():
                 name = self._named(account)
                 used[name] = used.get(name, 0) + amount
-            if self._looked_ns is not None:
-                self.accounts.used(used, self._looked_ns, now_ns)
-            self._looked_ns = now_ns
+            if self._read_ns is not None:
+                self.accounts.used(used, self._read_ns, now_ns)
+            self._read_ns = now_ns
         self.accounts.work()

@@ -18,7 +18,7 @@ from zeusd.devices.port import Backend, DeviceError, Handle, Outcome, PowerLimit
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
-LOOK_AGAIN_S = 1.0
+RETRY_PARTS_S = 1.0
 """Pause between attempts on a GPU whose properties are not all known yet."""
 
 UNSUPPORTED_AFTER = 3
@@ -236,7 +236,7 @@ class DeviceFinder:
 
     def _find_later(self, unsettled: list[Inspector]) -> None:
         """Retries GPUs that could not be used, or whose properties are not all known yet."""
-        while unsettled and not self._stop.wait(min(LOOK_AGAIN_S, self._retry_s)):
+        while unsettled and not self._stop.wait(min(RETRY_PARTS_S, self._retry_s)):
             found = []
             for inspector in unsettled:
                 with contextlib.suppress(DeviceError):

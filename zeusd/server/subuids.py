@@ -14,7 +14,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SUBUID = "/etc/subuid"
-LOOK_NS = 10_000_000_000
+READ_NS = 10_000_000_000
 """Longest time until a change of the file is noticed."""
 
 
@@ -29,7 +29,7 @@ class SubordinateUids:
     def __init__(self, path: str = SUBUID, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._path = path
         self._clock_ns = clock_ns
-        self._looked_ns: int | None = None
+        self._read_ns: int | None = None
         self._identity: tuple[int, int] | None = None
         self._ranges: list[tuple[int, int, int]] = []
         self._starts: list[int] = []
@@ -37,8 +37,8 @@ class SubordinateUids:
     def owner(self, uid: int) -> int:
         """The user to whom this uid was delegated; the uid itself if it was not."""
         now_ns = self._clock_ns()
-        if self._looked_ns is None or now_ns - self._looked_ns > LOOK_NS:
-            self._looked_ns = now_ns
+        if self._read_ns is None or now_ns - self._read_ns > READ_NS:
+            self._read_ns = now_ns
             self._look()
         position = bisect_right(self._starts, uid) - 1
         if position >= 0:

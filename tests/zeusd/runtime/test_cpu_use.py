@@ -18,7 +18,7 @@ from zeusd.ledger.schema import open_ledger
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import Reader
 from zeusd.runtime.accounts import Accounts, Clocks, Retention
-from zeusd.runtime.cpu_accounts import LOOK_NS, CpuAccounts
+from zeusd.runtime.cpu_accounts import READ_NS, CpuAccounts
 from zeusd.runtime.cpu_use import SYSTEM, CpuUse, hierarchy
 from zeusd.runtime.job_groups import ROOT, JobGroups
 from zeusd.runtime.presence import UNKNOWN_PROCESS
@@ -193,7 +193,7 @@ def test_packages_are_charged_by_cpu_time_in_a_ledger_of_their_own(
     groups.use("system.slice/cron.service", 0)
     cpus.work()
     for second in range(1, 4):
-        world.tick(200, LOOK_NS // SECOND_NS * 10)
+        world.tick(200, READ_NS // SECOND_NS * 10)
         groups.use(JOB, 3000 * second)
         groups.use("system.slice/cron.service", 1000 * second)
         cpus.work()

@@ -19,7 +19,7 @@ from zeus_ipc.requests import Request
 from zeus_ipc.wire import PROTOCOL_VERSION
 from zeusd.server.decoding import Invalid, decode
 from zeusd.server.reports import EVERY_NS, Reports
-from zeusd.server.subuids import LOOK_NS, SubordinateUids
+from zeusd.server.subuids import READ_NS, SubordinateUids
 from zeusd.server.visibility import monotonic_offset_s
 
 
@@ -42,10 +42,10 @@ def test_subordinate_uids_have_an_owner(tmp_path: Path) -> None:
     ]
     assert [uids.owner(uid) for uid in (0, 1000, 300_005)] == [0, 1000, 300_005]
     file.write_text("77:100000:65536\n")
-    now_ns += 2 * LOOK_NS
+    now_ns += 2 * READ_NS
     assert uids.owner(100_000) == 77
     file.unlink()
-    now_ns += 2 * LOOK_NS
+    now_ns += 2 * READ_NS
     assert uids.owner(100_000) == 100_000
 
 
