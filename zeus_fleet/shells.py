@@ -15,34 +15,18 @@ from zeus_fleet.messages import S, Timing, Work
 from zeus_fleet.node import Ceilings, Node
 from zeus_fleet.store import Store, StoreUnavailable
 from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.outage import Outage
 
 HEARTBEAT_S = 1.2
 PLAN_S = 1.0
 log = logging.getLogger("zeus_fleet")
 
-
 REPEATED_S = 60.0
-"""How often the log has that something still does not answer."""
+"""How often to log that something still does not answer."""
 
 
-class _Trouble:
-    """Logs what goes wrong again and again: the first time, each minute, and that it is over."""
-
-    def __init__(self, over: str) -> None:
-        self._over = over
-        self._next_s: float | None = None
-
-    def is_on(self, text: str) -> None:
-        """It goes wrong."""
-        if self._next_s is None or time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + REPEATED_S
-            log.warning("%s", text)
-
-    def is_over(self) -> None:
-        """It goes well."""
-        if self._next_s is not None:
-            self._next_s = None
-            log.info("%s", self._over)
+def _outage(of: str) -> Outage:
+    return Outage(log, f"{of} answers again", again_s=REPEATED_S)
 
 
 def clock_ns() -> int:
@@ -80,7 +64,7 @@ async def run_agent(
     node = Node(name, gpus.ranges, holds, timing, number=number)
     works: tuple[Work, ...] = ()
     written: tuple[Work, ...] | None = None
-    etcd, zeusd = _Trouble("etcd answers again"), _Trouble("zeusd answers again")
+    etcd, zeusd = _outage("etcd"), _outage("zeusd")
     while True:
         began = clock()
         await _carry_out(node, gpus, node.tick(clock()), clock)
@@ -89,13 +73,13 @@ async def run_agent(
             works = load.works
             node.draws(load.drawn_mw)
             await _carry_out(node, gpus, node.wants(load.wanted_mw, clock()), clock)
-            zeusd.is_over()
+            zeusd.succeeded()
         except ZeusIpcError as error:
-            zeusd.is_on(f"zeusd does not say what is computed: {error}")
+            zeusd.failed(f"zeusd does not say what is computed: {error}")
         beat = node.heartbeat(clock())
         try:
             answer = await store.beat(name, beat, None if works == written else works)
-            etcd.is_over()
+            etcd.succeeded()
             if answer is None:
                 log.error("another agent speaks for %s; stop one of the two", name)
             else:
@@ -106,7 +90,7 @@ async def run_agent(
                 )
                 await _carry_out(node, gpus, command, clock)
         except StoreUnavailable as error:
-            etcd.is_on(f"{error}; zeusd lowers the GPUs if this lasts")
+            etcd.failed(f"{error}; zeusd lowers the GPUs if this lasts")
         await asyncio.sleep(max(0.05, HEARTBEAT_S - (clock() - began) / S))
 
 
@@ -125,14 +109,14 @@ async def _begin(name: str, gpus: Gpus, timing: Timing, clock: Callable[[], int]
 
 
 async def _newest_number(name: str, store: Store) -> int:
-    etcd = _Trouble("etcd answers again")
+    etcd = _outage("etcd")
     while True:
         try:
             number = await store.newest_number(name)
-            etcd.is_over()
+            etcd.succeeded()
             return number
         except StoreUnavailable as error:
-            etcd.is_on(f"{error}; the GPUs are at their minimum until it does")
+            etcd.failed(f"{error}; the GPUs are at their minimum until it does")
             await asyncio.sleep(HEARTBEAT_S)
 
 
@@ -169,7 +153,7 @@ async def run_allocator(
     advised: dict[str, dict[int, int]] = {}
     lease: int | None = None
     token: int | None = None
-    etcd = _Trouble("etcd answers again")
+    etcd = _outage("etcd")
     while True:
         try:
             now, lease = await store.campaign(name, lease)
@@ -190,9 +174,9 @@ async def run_allocator(
                     log.info("the plan was not written: something has changed meanwhile")
                 if jobs is not None:
                     await _advise(store, jobs, advised)
-            etcd.is_over()
+            etcd.succeeded()
         except StoreUnavailable as error:
-            etcd.is_on(str(error))
+            etcd.failed(str(error))
         await asyncio.sleep(PLAN_S)
 
 
