@@ -90,7 +90,7 @@ def rewritten(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     ("link", "wanted"),
     [
-        ("zeusd.md#as-a-service", "zeusd.md#as-a-service"),
+        ("zeusd.md#units", "zeusd.md#units"),
         ("#below", "#below"),
         ("https://elsewhere/x", "https://elsewhere/x"),
         ("../../systemd/zeusd.toml", "https://host/repo/blob/main/systemd/zeusd.toml"),

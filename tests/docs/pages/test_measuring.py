@@ -25,7 +25,7 @@ from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
 WORKLOAD = "nsdi23/v100/imagenet/resnet50/adadelta/32"
 
 MEASURING = snippets.of(ROOT / "docs/explain/measuring.md")
-METRIC = [one for one in snippets.of(ROOT / "docs/train/training.md") if "metric" in one.source]
+METRIC = snippets.of(ROOT / "docs/train/metrics.md")
 PIPELINE = snippets.of(ROOT / "docs/train/pipeline_frequency_client.md")
 BATCH_SIZE = snippets.of(ROOT / "examples/batch_size_optimizer/README.md")
 POWER_LIMIT = snippets.of(ROOT / "examples/power_limit_optimizer/README.md")

@@ -170,7 +170,7 @@ def test_an_init_container_waits_until_the_limit_is_in_force(
     program = tmp_path / "zeusctl"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m zeusctl "$@"\n')
     program.chmod(0o755)
-    page = (REPOSITORY / "docs/operate/clusters.md").read_text()
+    page = (REPOSITORY / "docs/operate/kubernetes.md").read_text()
     block = page.partition('```yaml title="wait for the limit"\n')[2].partition("```")[0]
     (container,) = yaml.safe_load(block)["initContainers"]
     pod = a_pod(watts="150")
