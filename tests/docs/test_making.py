@@ -54,7 +54,7 @@ def test_a_column_without_anything_is_left_out() -> None:
     assert table(("a", "b", "c"), [("1", "", "2")]).splitlines()[2] == "| 1 | 2 |"
 
 
-def test_what_is_said_of_attributes_is_found_wherever_it_is() -> None:
+def test_attribute_docs_are_found_in_every_place() -> None:
     assert listed_attributes(Sample.__doc__ or "") == {"name": "What it is called, at length."}
     assert attribute_docs(Sample) == {"limit_w": "The one in force.", "spans": "Pairs."}
     assert meanings(Sample)["name"] == "What it is called, at length."

@@ -132,7 +132,7 @@ def test_the_prolog_gives_a_job_gpus_at_the_sites_maximum(
         client.restore()
 
 
-def test_a_job_pays_from_its_prolog_to_its_epilog(tmp_path: Path) -> None:
+def test_a_job_is_charged_from_its_prolog_to_its_epilog(tmp_path: Path) -> None:
     job = {"SLURM_JOB_ID": "4714", "SLURM_JOB_UID": "0", "SLURM_JOB_GPUS": "1"}
     options = configuration(tmp_path, f'[accounting]\ndirectory = "{tmp_path}"\n')
     with running_daemon("--simulate", "2xv100-pcie", *options, gpus=2) as daemon:

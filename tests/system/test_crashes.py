@@ -76,7 +76,7 @@ main()
 
 @pytest.mark.parametrize("place", list(CRASHES))
 @pytest.mark.parametrize("holder_dies", [True, False])
-def test_zeusd_killed_at_any_instant_leaves_a_value_that_somebody_answers_for(
+def test_zeusd_killed_at_any_instant_leaves_a_value_that_the_journal_covers(
     place: str, holder_dies: bool
 ) -> None:
     """The device holds the baseline or what a living lease asked for, and never anything else."""
@@ -120,7 +120,7 @@ def test_zeusd_killed_at_any_instant_leaves_a_value_that_somebody_answers_for(
             daemon.stop()
 
 
-def test_nobody_hears_of_a_node_without_gpus_while_zeusd_starts_again(site: Site) -> None:
+def test_no_client_gets_an_empty_node_while_zeusd_restarts(site: Site) -> None:
     with site.daemon.client(timeout_s=30) as client:
         uuid = site.double.uuid(0)
         client.set_power_limit(uuid, 200_000)
@@ -131,7 +131,7 @@ def test_nobody_hears_of_a_node_without_gpus_while_zeusd_starts_again(site: Site
         assert len(client.node().gpus) == 2
 
 
-def test_another_load_of_the_driver_voids_what_was_owed() -> None:
+def test_another_load_of_the_driver_invalidates_pending_restores() -> None:
     """Limits do not survive it: what the journal says is not in force, and nothing is written."""
     with contextlib.ExitStack() as stack:
         module = stack.enter_context(public_directory()) / "nvidia"

@@ -18,7 +18,7 @@ from tests.support import (
 from tests.system.sites import HOLDER, LIMIT, SET_LIMIT, WAKING, Site, ending, tell
 
 
-def test_a_stopped_process_loses_its_leases_and_is_told_when_it_wakes(site: Site) -> None:
+def test_a_stopped_process_loses_its_leases_and_learns_it_when_it_continues(site: Site) -> None:
     with ending(site.holder(HOLDER + WAKING)) as holder:
         assert tell(holder, "160000") == "done"
         holder.send_signal(signal.SIGSTOP)
@@ -49,7 +49,7 @@ def test_a_process_stuck_in_c_code_with_the_gil_loses_its_leases(site: Site) -> 
         assert {one["reason"] for one in restores} == {"expired"}
 
 
-def test_a_process_that_works_keeps_its_leases_whatever_its_main_thread_does(site: Site) -> None:
+def test_a_process_that_works_keeps_its_leases_regardless_of_its_main_thread(site: Site) -> None:
     busy = HOLDER + "import time\nend = time.time() + 4\nwhile time.time() < end: pass\n"
     with ending(site.holder(busy + "print('over', flush=True)\nsys.stdin.read()")) as holder:
         assert holder.stdout is not None
@@ -152,7 +152,7 @@ while [lease for lease in client.leases() if lease.pid == int(sys.argv[2])]:
 
 
 @pytest.mark.needs("namespaces")
-def test_who_gets_the_pid_of_a_dead_holder_gets_no_lease(site: Site) -> None:
+def test_a_process_that_reuses_the_pid_of_a_dead_holder_gets_no_lease(site: Site) -> None:
     namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command = [*namespace, sys.executable, "-c", PID_REUSE, site.daemon.socket]
     done = subprocess.run([*command, HOLDER + "sys.stdin.read()", HEIR], timeout=60)

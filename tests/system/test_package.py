@@ -237,7 +237,7 @@ class TestPackage:
 
     # ------------------------------------------------------------------------ its life on a node
 
-    def test_an_installation_of_scripts_install_is_not_shadowed(self, node: Node) -> None:
+    def test_an_installation_of_scripts_install_is_not_overridden(self, node: Node) -> None:
         unit = Path(f"{node.machine.root}/etc/systemd/system/zeusd.service")
         text = (REPOSITORY / "systemd/zeusd.service").read_text()
         unit.write_text(text.replace("@PREFIX@", "/opt/there"))
@@ -247,7 +247,7 @@ class TestPackage:
         assert "scripts/install --uninstall --prefix /opt/there" in refused.stderr
         assert not Path(f"{node.machine.root}/usr/bin/zeusctl").exists()
 
-    def test_installed_it_serves_everybody(self, node: Node) -> None:
+    def test_the_installed_zeusd_serves_all_users(self, node: Node) -> None:
         machine = node.machine
         node.apt("apt-get", "install", "--yes", node.put(node.package))
         node.configure("")
@@ -282,7 +282,7 @@ class TestPackage:
         assert (node.main_pid(), node.units()) == (before, units)
         assert node.leases() == []
 
-    def test_its_units_are_as_shut_in_as_ever(self, node: Node) -> None:
+    def test_its_units_are_sandboxed(self, node: Node) -> None:
         for unit, most in (("zeusd", 1.3), ("zeusd-restore", 1.3), ("zeusd-exporter", 1.2)):
             said = node.machine.run("systemd-analyze", "security", "--no-pager", unit).stdout
             (exposure,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", said)

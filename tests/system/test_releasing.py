@@ -74,7 +74,7 @@ def test_os_exit_and_a_crash(daemon: RunningDaemon) -> None:
         wait_for(lambda: restored(daemon), "everything to be back")
 
 
-def test_what_a_descendant_took_is_its_own(daemon: RunningDaemon) -> None:
+def test_a_descendants_lease_is_its_own(daemon: RunningDaemon) -> None:
     parent = script(
         "import os, subprocess, sys\n"
         "child = subprocess.Popen([sys.executable, '-c', sys.argv[2], sys.argv[1], '0'])\n"

@@ -262,7 +262,7 @@ def test_clocks_are_locked_before_the_job_begins(cluster: Cluster) -> None:
         ("--gpu-clocks=900,600", "--gpu-clocks=900,600: write MHz"),
     ],
 )
-def test_what_no_gpu_takes_is_refused_as_it_is_submitted(
+def test_a_value_that_no_gpu_accepts_is_refused_at_submission(
     cluster: Cluster, option: str, said: str
 ) -> None:
     done = cluster.sbatch(option)

@@ -68,7 +68,7 @@ def test_distributed_training_finds_its_limit(
     assert node.limit_w() == 250
 
 
-def test_what_the_ranks_took_is_added(
+def test_the_energies_of_ranks_are_added(
     node: VirtualNode, work: Work, capsys: pytest.CaptureFixture[str]
 ) -> None:
     needs.module("torch")
@@ -137,7 +137,7 @@ def test_it_says_what_the_comments_say() -> None:
     ],
     ids=["cheap time", "dear time", "by tomorrow", "too late anyway"],
 )
-def test_each_selector_is_heard(
+def test_each_selector_is_used(
     node: VirtualNode,
     work: Work,
     selectors: dict[str, Any],
@@ -176,7 +176,7 @@ def test_one_that_raises_ends_the_search_and_not_training(node: VirtualNode, wor
 # -------------------------------------------------------------------------------------- schedulers
 
 
-def test_a_policy_of_ones_own_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_custom_policy_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     policy, simulation, _ = snippets.of(SCHEDULER)
     simulation.run(**_names(policy.run()))
     (shown,) = (block.source for block in every(SCHEDULER) if block.language == "text")

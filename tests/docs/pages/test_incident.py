@@ -143,7 +143,7 @@ def _clock_is(scene: Scene, gpu: int, wanted: Callable[[int], bool]) -> None:
     wait_for(there, f"GPU {gpu}'s clock")
 
 
-def test_somebody_holds_it(scene: Scene) -> None:
+def test_someone_holds_it(scene: Scene) -> None:
     holder = scene.hold("set_power_limit([gpus[0]], 125_000)")
     _clock_is(scene, 0, lambda mhz: mhz < 900)
     scene.follow("First look")

@@ -48,7 +48,7 @@ def daemon() -> Iterator[RunningDaemon]:
         yield one
 
 
-def test_there_are_so_many() -> None:
+def test_the_pages_have_the_expected_number_of_blocks() -> None:
     assert (len(MEASURING), len(METRIC), len(PIPELINE)) == (2, 1, 2)
 
 

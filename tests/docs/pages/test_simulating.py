@@ -46,7 +46,7 @@ def test_a_job_follows_the_price_of_its_page() -> None:
     assert len({run.pl for run in history if run.bs == 56}) > 1, "one size, with the price's limit"
 
 
-def test_what_the_pages_show_is_so() -> None:
+def test_the_pages_match_the_program() -> None:
     job = synthetic_groups()[0]
     row = f"{job.group},{job.start_time},{job.end_time},{job.dataset},{job.runtime_ratio}"
     assert row in PAGE.read_text()

@@ -70,7 +70,7 @@ def test_a_limit_is_chosen(followed: Followed) -> None:
     assert re.search(r"^ +\d+ .*<- chosen$", report, re.MULTILINE)
 
 
-def test_in_the_end_everything_is_back(followed: Followed) -> None:
+def test_finally_everything_is_restored(followed: Followed) -> None:
     assert followed.log[-1]["event"] == "stopped"
     written = [one for one in followed.log if one.get("control") == "power_limit" and "new" in one]
     assert [one["new"] for one in written][-1] == "250 W"

@@ -195,7 +195,7 @@ def test_a_run_that_ends_while_nobody_answers(
     assert kept.trials()[1].converged  # they came back in time
 
 
-def test_who_does_not_know_the_run_any_more_is_left_alone(
+def test_a_server_that_does_not_know_the_run_any_more_gets_no_reports(
     optimize: Optimize, kept: Between, monitor: FakeMonitor, caplog: pytest.LogCaptureFixture
 ) -> None:
     optimizer = optimize()

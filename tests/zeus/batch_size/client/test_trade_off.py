@@ -60,7 +60,7 @@ def test_a_run_whose_trial_nobody_keeps_has_the_jobs_eta(
     assert (optimizer.trial_number, optimizer.eta_knob) == (None, 0.5)
 
 
-def test_a_signal_that_cannot_be_read_is_said_before_training(optimize: Optimize) -> None:
+def test_a_signal_that_cannot_be_read_is_reported_before_training(optimize: Optimize) -> None:
     with pytest.raises(ZeusBSORuntimeError, match=r"the signal cannot be read: .*nowhere"):
         optimize(signal="/nowhere/price.csv")
 

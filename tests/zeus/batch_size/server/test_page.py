@@ -98,7 +98,7 @@ def test_a_job_with_a_deadline_says_so(page: Page, server: RunningServer) -> Non
     assert eta[titles.index("eta")] == "0"  # how long a run takes is not known yet: all for time
 
 
-def test_a_job_is_seen_as_it_goes_on(page: Page, server: RunningServer) -> None:
+def test_the_page_shows_a_job_as_it_continues(page: Page, server: RunningServer) -> None:
     http = server.http
     opened(page, server)
     page.wait_for("document.querySelector('#none').innerText.includes('No job has registered')")
@@ -155,7 +155,7 @@ def test_sizes_that_are_kept_out_are_released_with_the_token(
     assert not any(one["excluded"] for one in http.get("/jobs/job").json()["estimates"])
 
 
-def test_what_jobs_say_of_themselves_is_never_run(page: Page, server: RunningServer) -> None:
+def test_metadata_of_jobs_is_never_executed(page: Page, server: RunningServer) -> None:
     name = EVIL.replace("/", "")
     registered(server.http, name, gpu_model=EVIL)
     opened(page, server)

@@ -165,7 +165,7 @@ def test_workers_that_are_killed_lose_nothing(served: tuple[RunningServer, str])
     store.close()
 
 
-def test_a_killed_server_comes_back_with_all_it_knew(tmp_path: Path) -> None:
+def test_a_killed_server_restarts_with_its_whole_state(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         server.http.post("/jobs", json=body())
         headers = {IDEMPOTENCY_HEADER: "one"}

@@ -178,7 +178,7 @@ _READING = ["/jobs", "/jobs/job", "/metrics"]
 _OPEN = ["/", "/healthz", "/info"]
 
 
-def test_what_changes_something_needs_the_token(serve: Serve) -> None:
+def test_requests_that_change_something_need_the_token(serve: Serve) -> None:
     http = serve(TOKEN="secret")
     right = {"Authorization": "Bearer secret"}
     ok(http.post("/jobs", json=body(), headers=right), 201)
@@ -242,13 +242,13 @@ def test_pages_of_other_sites_change_nothing(serve: Serve) -> None:
         ({"target_metric": "NaN"}, "target_metric"),
     ],
 )
-def test_a_job_that_makes_no_sense_is_told(serve: Serve, more: Any, words: str) -> None:
+def test_an_invalid_job_is_reported(serve: Serve, more: Any, words: str) -> None:
     http = serve()
     assert words in refused(http.post("/jobs", json=body(**more)), 422)
     assert ok(http.get("/jobs")) == []
 
 
-def test_reports_that_make_no_sense_change_nothing(serve: Serve) -> None:
+def test_invalid_reports_change_nothing(serve: Serve) -> None:
     http = serve()
     ok(http.post("/jobs", json=body()), 201)
     trial = ok(http.post("/jobs/job/trials"), 201)
@@ -285,7 +285,7 @@ def test_a_name_of_any_signs_can_be_used(serve: Serve) -> None:
     assert http.get("/metrics").status_code == 200
 
 
-def test_who_need_not_be_known_hears_of_no_path_or_host(
+def test_errors_for_unknown_clients_contain_no_path_or_host(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = serve()

@@ -118,7 +118,7 @@ def test_the_same_key_gets_the_same_trial(store: Store, clock: Clock) -> None:
             store.begin_trial("job", key)
 
 
-def test_what_is_unknown_is_told(store: Store) -> None:
+def test_an_unknown_job_is_reported(store: Store) -> None:
     for call in (
         lambda: store.begin_trial("job", "key"),
         lambda: store.job("job"),
@@ -252,7 +252,7 @@ def test_a_deleted_job_is_gone(store: Store) -> None:
     assert len(store.job("job2")[1]) == 1
 
 
-def test_what_happened_is_all_written_down(store: Store, clock: Clock) -> None:
+def test_every_event_is_stored(store: Store, clock: Clock) -> None:
     store.register(spec())
     trial = store.begin_trial("job", "one")
     clock.now_s += 5

@@ -90,7 +90,7 @@ def test_a_run_is_judged_under_the_eta_that_it_began_with(priced: Store, clock: 
         assert priced.report(result(asked, 1, 1.0, **of_run)).stop_train == stops
 
 
-def test_energy_and_time_are_learnt_and_not_their_cost(priced: Store, clock: Clock) -> None:
+def test_energy_and_time_are_learned_and_not_their_cost(priced: Store, clock: Clock) -> None:
     """The larger, the faster and the more energy: the best size depends on the eta."""
     priced.register(spec(signal="price", batch_sizes=[64, 256], default_batch_size=64))
     for number in range(12):

@@ -76,7 +76,7 @@ def over(
         (1, None, None, False, False, "train on"),  # no number is no target
     ],
 )
-def test_what_a_report_comes_to(
+def test_the_cost_of_a_report(
     epoch: int, metric: float, bound: float | None, stop: bool, converged: bool, words: str
 ) -> None:
     after, answer = reported(job(), began(cost_bound=bound), report(epoch, metric), 5.0, 3)
@@ -163,7 +163,7 @@ def test_a_report_may_be_repeated_or_come_late() -> None:
     assert "already reported" in answer.message
 
 
-def test_a_lost_trial_that_reports_is_taken_back() -> None:
+def test_a_lost_trial_that_reports_is_running_again() -> None:
     gone = ended(began(), "lost", 100.0, 1)
     back, answer = reported(job(), gone, report(1), 200.0, 2)
     assert back.running
@@ -175,7 +175,7 @@ def test_a_lost_trial_that_reports_is_taken_back() -> None:
 
 
 @pytest.mark.parametrize("reason", ["failed", "oom", "cancelled"])
-def test_what_has_ended_otherwise_stays_so_unless_it_reached_the_target(reason: Any) -> None:
+def test_a_trial_that_has_ended_stays_ended_unless_it_reached_the_target(reason: Any) -> None:
     gone = ended(began(), reason, 100.0, 1)
     after, answer = reported(job(), gone, report(1), 200.0, 2)
     assert after.status == reason
@@ -267,7 +267,7 @@ def test_a_size_is_parked_after_two_crashes_in_a_row() -> None:
         assert excluded(job(), [*log, over(32, 5), over(32, 6, "failed")]) == {}
 
 
-def test_what_nobody_lives_to_report_parks_a_size_in_the_end() -> None:
+def test_trials_that_never_report_park_a_size() -> None:
     log = [over(64, 1), *(over(32, n, "lost") for n in range(2, 6))]
     assert excluded(job(), log) == {}
     assert list(excluded(job(), [*log, over(32, 6, "lost")])) == [32]
