@@ -1,4 +1,4 @@
-"""What the energy ledger promises, row by row, and the rules without which a test notices.
+"""The promises of the energy ledger, row by row, and mutations that a test must notice.
 
 That it costs little and delays no set or restore is a matter of time:
 `benchmarks/accounting.py` measures it.

@@ -1,4 +1,4 @@
-"""What makes the reference and mends links, piece by piece; nothing is built."""
+"""The functions that generate the reference and rewrite links; nothing is built."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Watts = Annotated[int, Field(ge=1, le=300)]
 
 
 class Sample(BaseModel):
-    """Of a device.
+    """States of a device.
 
     Attributes:
         name: What it is called,
@@ -80,7 +80,7 @@ def test_public_names_are_listed_defined_or_passed_on() -> None:
 
 @pytest.fixture
 def rewritten(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """What becomes of a link on docs/operate/policy.md."""
+    """Rewrites a link of docs/operate/policy.md."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts/site"))
     links = importlib.import_module("hooks").Links(Markdown(), SITE_URL, "https://host/repo/")
     links.page = "operate/policy.md"

@@ -1,4 +1,4 @@
-"""One word for one thing (docs/glossary.md): the words that it replaced do not come back."""
+"""One word for one thing (docs/glossary.md): replaced words are not used again."""
 
 from __future__ import annotations
 

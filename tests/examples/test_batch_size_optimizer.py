@@ -1,4 +1,4 @@
-"""examples/batch_size_optimizer: what its README starts."""
+"""examples/batch_size_optimizer: the commands of its README."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def reported(path: Path) -> int:
 
 
 def line(number: int, trial: Trial) -> str:
-    """What a run prints at its end."""
+    """The last output of a run."""
     reached = "reached" if trial.converged else "not reached"
     return (
         f"trial {number}: batch size {trial.batch_size}, target {reached} in {trial.epochs} epochs"

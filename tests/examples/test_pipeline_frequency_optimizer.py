@@ -1,4 +1,4 @@
-"""examples/pipeline_frequency_optimizer: what its README starts, on simulated GPUs."""
+"""examples/pipeline_frequency_optimizer: the commands of its README, on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 def locked_mhz(daemon: RunningDaemon) -> list[int | None]:
-    """What each GPU's clock is locked to."""
+    """The locked clock of each GPU."""
     with daemon.client() as client:
         uuids = [gpu.uuid for gpu in client.node().gpus]
         states = client.state(uuids)

@@ -1,4 +1,4 @@
-"""zeusd in containers: what it does as pid 1 in namespaces of its own, and the files by rule.
+"""zeusd in containers: as pid 1 in its own namespaces, and the files of the images.
 
 The images themselves are built and run by docker/prove, which takes minutes.
 """

@@ -33,7 +33,7 @@ def test_a_stopped_process_loses_its_leases_and_learns_it_when_it_continues(site
         holder.send_signal(signal.SIGCONT)
         assert tell(holder, "160000") == "lease_expired"
         assert tell(holder, "160000") == "lease_expired"
-        time.sleep(1.5)  # time in which zeusd could set it again by itself
+        time.sleep(1.5)  # time in which zeusd could set it again
         assert len(site.double.calls(SET_LIMIT)) == writes
         assert tell(holder, "acquire") == "done"
         assert tell(holder, "160000") == "done"
@@ -41,7 +41,7 @@ def test_a_stopped_process_loses_its_leases_and_learns_it_when_it_continues(site
 
 
 def test_a_process_stuck_in_c_code_with_the_gil_loses_its_leases(site: Site) -> None:
-    """libzmq's own thread lives on in it: that is no heartbeat."""
+    """libzmq's own thread keeps running in it, which is not a heartbeat."""
     stuck = HOLDER + "import ctypes\nctypes.PyDLL(None).sleep(60)\n"
     with ending(site.holder(stuck)):
         wait_for(site.restored, "the limits to be back")
@@ -83,7 +83,7 @@ def test_exec_ends_the_leases_although_the_process_lives_on(site: Site) -> None:
     ["client.close()", "sys.exit(0)", "raise RuntimeError('boom')", "os._exit(3)", "os.abort()"],
 )
 def test_every_end_of_a_client_ends_its_leases_at_once(site: Site, ending_: str) -> None:
-    # It ends when it is told to: the limits are looked at before.
+    # It ends on request: the limits are checked before.
     source = HOLDER + f"sys.stdin.readline()\n{ending_}\nsys.stdin.read()\n"
     with ending(site.holder(source, stderr=subprocess.DEVNULL)) as holder:
         assert holder.stdin is not None
@@ -97,7 +97,7 @@ def test_every_end_of_a_client_ends_its_leases_at_once(site: Site, ending_: str)
 
 
 def test_a_lease_is_its_process_and_not_its_shell(site: Site) -> None:
-    """Nothing is bound to a session, a terminal or a parent that lives on."""
+    """A lease is not bound to a session, a terminal or a parent that keeps running."""
     shell = script(
         "import subprocess, sys\n"
         "tool = subprocess.Popen([sys.executable, '-c', sys.argv[2], sys.argv[1]], "

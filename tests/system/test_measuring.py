@@ -110,7 +110,7 @@ def test_a_window_continues_over_a_killed_and_a_restarted_daemon(nvml_double: Ma
         truth_j = 220 * (changed_ns - begin_ns) / 1e9 + 100 * (end_ns - changed_ns) / 1e9
         assert joules == pytest.approx(truth_j, rel=0.05)
         assert uncertainty_j < joules
-        # What was before is remembered too, as the ticks that were seen.
+        # Earlier samples are also in the history, as the updates that were read.
         assert client.timeline(uuid)[0][0] < begin_ns
 
 
@@ -143,7 +143,7 @@ def test_a_driver_that_keeps_a_call_delays_no_other_gpu(nvml_double: MakeDouble)
         joules, _ = energy_j(client, double.uuid(1), begin_ns, end_ns)
         assert joules == pytest.approx(LOAD_MW / 1000 * (end_ns - begin_ns) / 1e9, rel=0.2)
         settle(client, double.uuid(1))
-        with pytest.raises(NotSupported, match="at the moment"):  # and nothing is made up
+        with pytest.raises(NotSupported, match="at the moment"):  # and nothing is invented
             energy_j(client, double.uuid(0), begin_ns, time.monotonic_ns())
         double.clear_faults()
         wait_for(lambda: daemon.records("sampler_unstuck"), "the GPU to be sampled again")

@@ -155,7 +155,7 @@ def test_errors_that_pass_keep_nothing_from_its_restore(site: Site, code: int) -
     holder.wait()
     site.double.inject(0, "*", code)
     site.daemon.start_again()
-    time.sleep(2.0)  # some looks at the GPU, and some attempts, meet the errors
+    time.sleep(2.0)  # some readings of the GPU, and some attempts, meet the errors
     assert site.double.limit_mw(0) == 150_000
     site.double.clear_faults()
     wait_for(lambda: site.double.limit_mw(0) == LIMIT, "the restore", 10.0)

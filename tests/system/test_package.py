@@ -51,7 +51,7 @@ def build(tree: Path, output: Path, cache: Path) -> Path:
 
 
 def lintian(package: Path) -> subprocess.CompletedProcess[str]:
-    """What lintian says: it fails for an error or a warning."""
+    """The output of lintian, which fails for an error or a warning."""
     command = ["lintian", "--allow-root", "--fail-on=error,warning", str(package)]
     # It leaves files behind.
     env = {**os.environ, "TMPDIR": str(package.parent)}
@@ -85,7 +85,7 @@ def next_tree(folder: Path) -> Path:
 
 @dataclass
 class Node:
-    """A node, its GPUs, and what is made meanwhile: a later package, lintian's opinion."""
+    """A node, its GPUs, and what is built meanwhile: a later package, lintian's output."""
 
     machine: Machine
     double: NvmlDouble
@@ -337,7 +337,7 @@ class TestPackage:
 
     def test_a_removal_puts_everything_back_and_a_purge_leaves_nothing(self, node: Node) -> None:
         machine = node.machine
-        # Whatever became of the tests before.
+        # Independent of earlier tests.
         machine.run("pkill", "--exact", "zeusctl", check=False)
         node.configure("")
         machine.systemctl("restart", "zeusd")

@@ -51,7 +51,7 @@ def test_the_driver_is_closed_and_opened_again(nvml_double: MakeDouble) -> None:
         assert [double.limit_mw(gpu) for gpu in range(2)] == [250_000, 250_000]
         with pytest.raises(NodeQuiesced):
             client.state(gpus[0])
-        # What a reset does to a GPU, and what a reset is for: it comes back as another.
+        # A reset changes a GPU: it returns as another one.
         double.node.gpus[0].limit_mw = 200_000
         double.node.gpus[0].name = b"Tesla V100-PCIE-32GB"
         calls = len(double.calls())

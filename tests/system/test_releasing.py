@@ -83,7 +83,7 @@ def test_a_descendants_lease_is_its_own(daemon: RunningDaemon) -> None:
         HOLDER,
     )
     wait_for(lambda: not restored(daemon) and len(daemon.records("set")) == 3, "the sets")
-    parent.kill()  # the child lives on and holds on
+    parent.kill()  # the child keeps running and keeps its lease
     parent.wait()
     assert not restored(daemon)
     assert parent.stdin is not None

@@ -1,4 +1,4 @@
-"""What a restore writes, when, and what delays it."""
+"""Which value a restore writes, when, and what delays it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_wedged_gpu_delays_no_other_and_no_expiry() -> None:
 
 
 def test_the_requested_limit_is_restored_and_not_the_enforced_one() -> None:
-    """A board may enforce less than software asked for; that is not the site's wish."""
+    """A board may enforce less than software requested; that is not the site's limit."""
     with contextlib.ExitStack() as stack:
         site = Site(stack, 1, "")
         site.double._set(0, "board_limit_mw", 180_000)
@@ -113,7 +113,7 @@ def test_an_outside_change_stays_and_clocks_are_restored(site: Site) -> None:
 
 
 def test_clocks_are_restored_before_and_persistence_mode_after_the_power_limit(site: Site) -> None:
-    """The order is fixed: without persistence a driver may forget what is not back yet."""
+    """The order is fixed: without persistence mode, a driver may forget pending restores."""
     with site.daemon.client() as client:
         uuid = site.double.uuid(0)
         client.set_persistence_mode(uuid, True)

@@ -1,4 +1,4 @@
-"""Who may set what is what the kernel says of a process."""
+"""Permissions follow the kernel's identity of a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""zeusd starts anywhere, or says why not; and its clients say what is wrong with it."""
+"""zeusd starts anywhere, or explains why not; clients explain what is wrong."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Node:
 
 
 class User:
-    """A process of an ordinary user inside, that talks to zeusd as it is told."""
+    """A process of an ordinary user inside, which sends zeusd what it is told to."""
 
     def __init__(self, node: Node, groups: tuple[str, ...]) -> None:
         self.node = node
@@ -195,7 +195,7 @@ def boot_node(gpus: int = 2, watchdog_s: int | None = 2, update: bool = False) -
 
 @pytest.fixture
 def user(node: Node) -> Iterator[User]:
-    """A member of group zeus; whatever it did is back afterwards."""
+    """A member of the group zeus; all its changes are restored afterwards."""
     node.machine.systemctl("start", "zeusd")
     node.wait_serving()
     user = node.user()
@@ -644,7 +644,7 @@ def test_the_sandbox_of_each_unit_denies_access(node: Node, unit: str) -> None:
 
 
 def test_the_probe_reads_the_same_inside_the_sandbox(node: Node) -> None:
-    """And it says so where a unit denies something: here, the vendor's library."""
+    """It reports what a unit denies: here, the vendor's library."""
     said = _probe_in_unit(node)
     assert said.get("differs") == [], said["said"]
     assert {f"GPU {gpu} power_limit_mw" for gpu in range(2)} <= set(said["same"])

@@ -147,7 +147,7 @@ def test_killing_the_job_restores_the_limit_although_its_workers_live(
 def test_a_job_that_makes_no_more_steps_loses_its_limit(
     node: tuple[RunningDaemon, NvmlDouble, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its threads live on, as beside a collective that never ends."""
+    """Its threads keep running, as beside a collective that never ends."""
     daemon, double, directory = node
     monkeypatch.setenv("ZEUS_STALL_TIMEOUT_S", "2")
     configuration(directory, ALL_MAY + "[lease]\nttl_s = 2\nttl_min_s = 0.5\n")
@@ -155,7 +155,7 @@ def test_a_job_that_makes_no_more_steps_loses_its_limit(
     wait_for(lambda: daemon.records("reloaded"), "the shorter leases")
     training = job(daemon, directory)
     assert training.stdout is not None
-    assert json.loads(training.stdout.readline())["state"] == "Done"  # and it goes on living
+    assert json.loads(training.stdout.readline())["state"] == "Done"  # and it keeps running
     wait_for(lambda: double.limit_mw(0) == 250_000, "the limit to be back")
     assert training.poll() is None
     restores = daemon.wait_for_records("restore", 2)  # of the limit and of persistence mode

@@ -1,4 +1,4 @@
-"""What docs/train/batch_size_optimizer.md shows is run as it stands there."""
+"""Runs the code of docs/train/batch_size_optimizer.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python of the pages on distributed training, selectors and schedulers is run as it stands."""
+"""Runs the Python of the pages on distributed training, selectors and schedulers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORKLOAD = "nsdi23/v100/imagenet/resnet50/adadelta/32"
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualNode]:
-    """A V100 whose time passes only by training, and which `zeus` takes for this machine's."""
+    """A V100 in virtual time, which advances only by training, and which `zeus` uses."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     opened = VirtualNode("v100-pcie:setter_ms=0", tmp_path / "state")
     monkeypatch.setattr("zeus.monitor.ZeusMonitor", opened.monitor)
@@ -82,7 +82,7 @@ def test_the_energies_of_ranks_are_added(
 
 @pytest.fixture(scope="module")
 def selectors() -> dict[str, Any]:
-    """What the page's blocks define, but for the one that trains."""
+    """Defines the names of the page's blocks, except the one that trains."""
     space: dict[str, Any] = {}
     for block in snippets.of(SELECTOR):
         if "plo.steps" not in block.source:

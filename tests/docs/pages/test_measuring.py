@@ -35,7 +35,7 @@ BLOCKS = [*MEASURING, *METRIC, *PIPELINE, *BATCH_SIZE, *POWER_LIMIT]
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualNode]:
-    """A V100 whose time passes only by training, and which `zeus` takes for this machine's."""
+    """A V100 in virtual time, which advances only by training, and which `zeus` uses."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     opened = VirtualNode("v100-pcie:setter_ms=0", tmp_path / "state")
     yield opened
@@ -63,7 +63,7 @@ def test_measuring_a_step(node: VirtualNode, monkeypatch: pytest.MonkeyPatch) ->
 
 
 class SeenEnough(Exception):
-    """Of samples that would go on forever."""
+    """Ends an endless stream of samples."""
 
 
 def test_following_samples(daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_pushing_a_metric(node: VirtualNode, monkeypatch: pytest.MonkeyPatch) ->
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
-            """Says nothing."""
+            """Logs nothing."""
 
     (block,) = METRIC
     monkeypatch.setattr("zeus.metric.ZeusMonitor", lambda gpus, cpus: node.monitor())

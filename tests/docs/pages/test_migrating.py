@@ -1,4 +1,4 @@
-"""What the page for users of ml-energy/zeus lists as unchanged is there, as it is in 0.16.0."""
+"""Everything that the page for users of ml-energy/zeus lists as unchanged is as in 0.16.0."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _TTL_S = 0.6
 
 
 def _frames() -> list[bytes]:
-    """The worked bytes, without what is said of them."""
+    """The bytes of the examples, without comments."""
     return [
         bytes.fromhex("".join(line.partition("#")[0] for line in block.source.splitlines()))
         for block in every(PAGE)

@@ -39,7 +39,7 @@ _USERS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """Who asks for what under which policy, and what the page says of it.
+    """A request of a user under a policy, and the page's result.
 
     Attributes:
         line: On the page.
@@ -122,7 +122,7 @@ def _outcome(world: World, wants: str) -> str:
         op = "restore"
     else:
         assert wants.startswith("the energy of"), wants
-        # Readings pass no rule: they are answered beside the core (zeusd/runtime/reads.py).
+        # No rule applies to readings: they are answered outside the core (zeusd/runtime/reads.py).
         asked = {"v": 1, "id": 1, "op": "energy", "gpus": [gpu]}
         assert Reads.serves(request_adapter.validate_python(asked))
         return "done"

@@ -1,4 +1,4 @@
-"""What the pages on training show is run as it stands there."""
+"""Runs the code of the pages on training."""
 
 from __future__ import annotations
 

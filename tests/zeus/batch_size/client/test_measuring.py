@@ -1,4 +1,4 @@
-"""What a run costs, by the monitor of a simulated node, also where a power limit is searched."""
+"""The cost of a run, by the monitor of a simulated node, also during a power limit search."""
 
 from __future__ import annotations
 

@@ -377,7 +377,7 @@ def test_evaluations_within_an_epoch(
 
 
 def stopped(optimizer: BatchSizeOptimizer, monitor: FakeMonitor, *metrics: float) -> None:
-    """Trains so many epochs, then the process is told to end."""
+    """Trains a number of epochs; then the process is terminated."""
     optimizer.get_batch_size()
     with pytest.raises(KeyboardInterrupt), optimizer:
         epochs(optimizer, monitor, *metrics)

@@ -14,7 +14,7 @@ from zeus.policy.signal import eta_of
 
 
 def dear_now(path: Path) -> str:
-    """A file by which this hour and its neighbors are dear, so that none ends meanwhile."""
+    """A file by which this hour and its neighbors are expensive, so that none ends meanwhile."""
     hour = datetime.now(timezone.utc).hour
     dear = {(hour + n) % 24 for n in (-1, 0, 1)}
     rows = (f"{n:02}:00+00:00,{4 if n in dear else 1}" for n in range(24))

@@ -172,7 +172,7 @@ def test_a_writer_that_waits_for_another_gets_its_turn(tmp_path: Path) -> None:
 
 
 def _waiting(database: Database, thread: threading.Thread) -> int:
-    """How many wait for a lock in the end; where nobody does, the thread goes on to its end."""
+    """Number of threads that finally wait for a lock; without any, the thread runs to its end."""
     blocked = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
 
     def count() -> int:

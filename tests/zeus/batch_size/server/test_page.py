@@ -127,7 +127,7 @@ def test_the_page_shows_a_job_as_it_continues(page: Page, server: RunningServer)
     assert "1 running" in text(page, "#title")
     http.post("/report", content=result(running, 2, 1000.0).model_dump_json())
     page.wait_for("document.querySelector('#trials tbody tr').innerText.includes('500 J')")
-    # What is under the mouse is told.
+    # The page shows what is under the mouse.
     x, y = page.run(
         "(() => { const box = document.querySelectorAll('#posterior .hit')[2]"
         ".getBoundingClientRect(); return [box.x + box.width / 2, box.y + 50]; })()"

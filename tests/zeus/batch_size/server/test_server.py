@@ -1,4 +1,4 @@
-"""What the server answers: to ml-energy/zeus's clients, to ours, and to those who only look."""
+"""The server's answers: to ml-energy/zeus's clients, to ours, and to readers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Answer = Any
 
 
 def ok(answer: Answer, status: int = 200) -> Any:
-    """What it says, where it is as it should be."""
+    """Its reply, which must be a success."""
     assert answer.status_code == status, answer.text
     return answer.json()
 
@@ -215,7 +215,7 @@ def test_pages_of_other_sites_change_nothing(serve: Serve) -> None:
         for site in ("cross-site", "same-site"):
             answer = http.request(method, path, json=body(), headers={"Sec-Fetch-Site": site})
             refused(answer, 403)
-    # Older browsers say only where the page is from, and then what they send must be JSON.
+    # Older browsers send only the page's origin, and then the body must be JSON.
     elsewhere = {"Origin": "http://evil.example"}
     text = {"Content-Type": "text/plain"}
     trial = {"job_id": "job", "batch_size": 64, "trial_number": 1}

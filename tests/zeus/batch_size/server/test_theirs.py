@@ -1,4 +1,4 @@
-"""Databases of ml-energy/zeus's server are taken over."""
+"""Databases of ml-energy/zeus's server can be imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reports and ends make of a trial, and what a job chooses by them: no database."""
+"""How reports and ends change a trial, and what a job then chooses, without a database."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def began(number: int = 1, batch_size: int = 64, **more: Any) -> Trial:
 
 
 def report(epoch: int, metric: float | None = 0.1, **more: Any) -> TrainingResult:
-    """An epoch takes a second and 300 J: 300 J of cost, whatever eta."""
+    """An epoch takes a second and 300 J: 300 J of cost, for any eta."""
     given = {"time": float(epoch), "energy": MAX_POWER * epoch, "current_epoch": epoch, **more}
     return TrainingResult(job_id="job", batch_size=64, trial_number=1, metric=metric, **given)
 
@@ -104,7 +104,7 @@ def test_a_learning_curve_may_end_a_trial() -> None:
     assert (answer.stop_train, answer.converged, after.stopped_by_cost) == (True, False, True)
     assert after.cost_bound == answer.cost_bound == 12 * 300 + 1500
     assert answer.message.endswith("target 0.5 before the run has cost 5100 J")
-    # Its epochs would end before: it is one that misses the target, whatever it may cost.
+    # Its epochs would end before: it misses the target at any cost.
     after, answer = reported(job(max_epochs=16), trial, said, 0.0, 1)
     assert (answer.stop_train, after.stopped_by_cost, after.cost_bound) == (True, False, 9000.0)
     assert answer.message.endswith("in max_epochs 16")
