@@ -1,10 +1,10 @@
-"""Trains a causal language model with `Trainer`, at the power limit that is best for it.
+"""Trains a causal language model with `Trainer`, at its best power limit.
 
     python run_clm.py --model_name_or_path MODEL --dataset_name DATASET --output_dir OUT
-    python run_clm.py --train_file TEXT --output_dir OUT        a tiny model, made here
+    python run_clm.py --train_file TEXT --output_dir OUT        a tiny model with random weights
 
-Every option of `TrainingArguments` is one here; `--help` shows all. The power limit optimizer is
-one line in `main`.
+It takes every option of `TrainingArguments`; `--help` shows all. One line in `main` adds the power
+limit optimizer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TINY = {
 
 @dataclass
 class ModelArguments:
-    """What is trained."""
+    """Options for the model."""
 
     model_name_or_path: str | None = field(
         default=None, metadata={"help": "a pretrained model, to go on from"}
@@ -53,7 +53,7 @@ class ModelArguments:
 
 @dataclass
 class DataArguments:
-    """What it is trained with."""
+    """Options for the data."""
 
     dataset_name: str | None = field(default=None, metadata={"help": "a data set of the hub"})
     dataset_config_name: str | None = field(default=None, metadata={"help": "which part of it"})
@@ -69,7 +69,7 @@ class DataArguments:
 
 
 def load_texts(options: DataArguments) -> DatasetDict:
-    """The texts, as data sets `train` and `validation` with a column `text`."""
+    """Loads the texts as data sets `train` and `validation` with a column `text`."""
     if options.dataset_name is not None:
         data = load_dataset(options.dataset_name, options.dataset_config_name)
     elif options.train_file is not None:
@@ -84,7 +84,7 @@ def load_texts(options: DataArguments) -> DatasetDict:
 
 
 def make_tokenizer(texts: Dataset) -> PreTrainedTokenizerFast:
-    """A small byte-level tokenizer, for the tiny model."""
+    """Builds a small byte-level tokenizer for the tiny model."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -101,7 +101,7 @@ def make_tokenizer(texts: Dataset) -> PreTrainedTokenizerFast:
 def load_model(
     options: ModelArguments, texts: Dataset
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer: pretrained, new by a configuration, or tiny."""
+    """Loads model and tokenizer: pretrained, from a configuration, or tiny."""
     named = options.tokenizer_name or options.config_name or options.model_name_or_path
     tokenizer = AutoTokenizer.from_pretrained(named) if named else make_tokenizer(texts)
     if options.model_name_or_path is not None:
@@ -114,7 +114,7 @@ def load_model(
 
 
 def cut(texts: Dataset, tokenizer: PreTrainedTokenizerBase, block_size: int) -> Dataset:
-    """All texts one after another, in sequences of the same length."""
+    """Concatenates all texts, and cuts them into sequences of the same length."""
 
     def blocks(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         stream: list[int] = []

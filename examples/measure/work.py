@@ -12,12 +12,15 @@ from zeus_ipc.simulation import SimulatedWork
 
 
 def step_on(gpu: GPU, index: int) -> Callable[[], None]:
-    """A function that has the GPU work for about 0.1 s. It may return before the GPU is done."""
+    """Returns a function that keeps the GPU busy for about 0.1 s.
+
+    It may return before the GPU is done.
+    """
     try:
         with Client() as client:
             devices = client.node().simulated
     except ZeusIpcError:
-        devices = None  # no zeusd: the library measures in this process, and only real GPUs
+        devices = None  # no zeusd: the library measures in this process, so the GPUs are real
     if devices is not None:
         return SimulatedWork(devices, [gpu.uuid], "model/compute").run
     try:

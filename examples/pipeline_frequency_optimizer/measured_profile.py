@@ -1,10 +1,10 @@
-"""Writes the profile of a pipeline that was measured: what a simulated node replays.
+"""Writes the measured profile of a pipeline, which a simulated node replays.
 
     python measured_profile.py --gpu a100 --num-stages 4 profile.csv
 
-GPT-3 175B in eight stages, as published with the paper on Perseus (SOSP 2024). Of fewer stages the
-last is always one: it has the vocabulary, and takes longest. The figures are those of a tenth of a
-stage; --scale 10 makes it a whole one.
+GPT-3 175B in eight stages, as published with the paper on Perseus (SOSP 2024). With fewer
+stages, the last one is always included: it has the vocabulary, and takes longest. The figures are
+those of a tenth of a stage; --scale 10 gives a whole one.
 """
 
 from __future__ import annotations

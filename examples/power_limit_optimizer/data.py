@@ -16,7 +16,7 @@ CLASSES = 10
 
 
 class RandomImages(Dataset[tuple[torch.Tensor, int]]):
-    """A few random images, over and over: they cost no time, and can be learned by heart."""
+    """A few random images that repeat: they take no time to load, and can be memorized."""
 
     def __init__(self, length: int, size: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -33,7 +33,7 @@ class RandomImages(Dataset[tuple[torch.Tensor, int]]):
 def loaders(
     options: Options, rank: int = 0, world_size: int = 1
 ) -> tuple[DataLoader[Any], DataLoader[Any], int]:
-    """This rank's share of the images to train with and to evaluate with, and how many classes."""
+    """Returns this rank's training and evaluation images, and the number of classes."""
     train: Any
     val: Any
     if options.data_dir is None:
@@ -52,7 +52,7 @@ def loaders(
 def _loader(
     images: Any, options: Options, rank: int, world_size: int, training: bool
 ) -> DataLoader[Any]:
-    # All ranks must train the same number of steps: what is left over is dropped.
+    # All ranks must train the same number of steps, so the remainder is dropped.
     sampler: DistributedSampler[Any] = DistributedSampler(
         images, world_size, rank, shuffle=training, seed=options.seed, drop_last=training
     )

@@ -1,4 +1,4 @@
-"""What is trained: a network of torchvision, or a tiny one that needs no torchvision."""
+"""The networks: one of torchvision, or a tiny one that needs no torchvision."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tiny(classes: int) -> nn.Module:
 
 
 def make(arch: str, classes: int) -> nn.Module:
-    """A network by its name, with random weights."""
+    """Creates a network by name, with random weights."""
     if arch == "tiny":
         return tiny(classes)
     models = import_torchvision(f"--arch {arch}").models
@@ -50,7 +50,7 @@ def make(arch: str, classes: int) -> nn.Module:
 
 
 def import_torchvision(wanted_for: str) -> Any:
-    """Torchvision, or one sentence about why it is not there."""
+    """Imports torchvision, or raises an error that says how to install it."""
     try:
         import torchvision
     except ModuleNotFoundError as error:

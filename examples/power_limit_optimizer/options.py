@@ -1,4 +1,4 @@
-"""The command line that the scripts share, and errors told in one sentence."""
+"""The command line that the scripts share, and its errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_SLOWDOWN_ENV = "ZEUS_MAX_SLOWDOWN"
 
 
 class Options(argparse.Namespace):
-    """What the command line says."""
+    """The parsed command line."""
 
     data_dir: Path | None
     synthetic: bool
@@ -78,7 +78,7 @@ def parse(description: str, one_gpu: bool = False) -> Options:
 
 
 def selector() -> OptimumSelector | None:
-    """What ZEUS_MAX_SLOWDOWN asks for; None, the library's default, where it is empty."""
+    """Returns the factor in ZEUS_MAX_SLOWDOWN; None, for the library's default, if it is empty."""
     text = os.environ.get(MAX_SLOWDOWN_ENV, "1.1")
     if not text:
         return None
@@ -93,7 +93,7 @@ def selector() -> OptimumSelector | None:
 
 @contextlib.contextmanager
 def told_in_a_sentence() -> Iterator[None]:
-    """Ends the program with the message of an error that the user can do something about."""
+    """Exits with the message of an error that the user can fix."""
     try:
         yield
     except (ZeusBaseError, ZeusIpcError, ValueError) as error:
@@ -101,13 +101,13 @@ def told_in_a_sentence() -> Iterator[None]:
 
 
 def fail(message: str) -> NoReturn:
-    """Ends the program as argparse does for options that make no sense."""
+    """Exits as argparse does for invalid options."""
     print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     sys.exit(2)
 
 
 def positive_integer(text: str) -> int:
-    """A type of argparse."""
+    """Type of a command line option."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not positive")

@@ -1,4 +1,4 @@
-"""Shows what the optimizer found: the table, the saving, and a picture of the trade-off."""
+"""Shows the optimizer's result: the table, the saving, and a chart of the trade-off."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def print_table(
 def print_saving(
     console: Console, measurements: list[PowerLimitMeasurement], chosen_w: float
 ) -> None:
-    """What the choice saves, and what it costs in time, against the highest limit."""
+    """Prints what the choice saves and how much time it costs, compared with the highest limit."""
     highest = measurements[0]
     chosen = next(one for one in measurements if one.power_limit == chosen_w)
     saved = 1 - chosen.energy / highest.energy
@@ -48,7 +48,7 @@ def print_saving(
 
 
 def truth_of(workload: str, product: str, limits_mw: list[int]) -> list[PowerLimitMeasurement]:
-    """What one step of a simulated workload costs at each limit, as the simulator has it."""
+    """Returns the true cost of a step of a simulated workload at each limit, from the simulator."""
     from zeusd.devices.simulated.models import DEVICES
     from zeusd.devices.simulated.workloads import find_workload
 
@@ -71,7 +71,7 @@ def check_against_truth(
     selector: OptimumSelector,
     truth: list[PowerLimitMeasurement],
 ) -> bool:
-    """Holds what was measured through the daemon against what the simulated GPU did.
+    """Compares the measurements with what the simulated GPU really did.
 
     Returns:
         Whether the choice is the best, or costs little more.
@@ -98,7 +98,7 @@ def check_against_truth(
 
 
 def draw(path: Path, measurements: list[PowerLimitMeasurement], chosen_w: float, name: str) -> None:
-    """A picture of time against energy, with the choice marked."""
+    """Draws time against energy, with the choice marked."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -16,11 +16,11 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
 
 class Picture:
-    """An SVG picture of boxes, arrows and words.
+    """An SVG picture of boxes, arrows and text.
 
     Args:
         height: Of the picture.
-        title: What it shows, for those who cannot see it.
+        title: Text alternative.
     """
 
     def __init__(self, height: int, title: str) -> None:
@@ -47,7 +47,7 @@ class Picture:
         size: float = 14,
         over: bool = False,
     ) -> None:
-        """Words, whose baseline is at y."""
+        """Draws text with its baseline at y."""
         weight = ' font-weight="600"' if bold else ""
         # So that a lane's line does not run through it.
         halo = f' stroke="{PAPER}" stroke-width="4" paint-order="stroke"' if over else ""
@@ -64,7 +64,7 @@ class Picture:
         )
 
     def lines(self, x: float, y: float, head: str, *rest: str) -> None:
-        """A heading and what belongs to it, line by line."""
+        """A heading and its lines."""
         self.text(x, y, head, bold=True)
         for number, words in enumerate(rest, start=1):
             self.text(x, y + 18 * number, words, size=13)
@@ -97,7 +97,7 @@ class Picture:
 
 
 def processes() -> None:
-    """Which processes there are, and what each may do."""
+    """Draws the processes, and what each may do."""
     picture = Picture(
         740,
         "Clients speak ZeroMQ to zeusd, which alone has CAP_SYS_ADMIN: its server reads users in "
@@ -191,7 +191,7 @@ def _note(picture: Picture, x: float, y: float, *words: str, anchor: str = "star
 
 
 def one_set() -> None:
-    """What happens when a job sets a limit, and when it is killed."""
+    """Draws the path of a set, and of the restore after a kill."""
     height = 760
     job, server, zeusd, disk, gpu = 60, 150, 240, 330, 420
     picture = Picture(

@@ -1,4 +1,4 @@
-"""examples/pipeline_frequency_optimizer: what its README starts, on simulated GPUs."""
+"""examples/pipeline_frequency_optimizer: the commands of its README, on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 def locked_mhz(daemon: RunningDaemon) -> list[int | None]:
-    """What each GPU's clock is locked to."""
+    """The locked clock of each GPU."""
     with daemon.client() as client:
         uuids = [gpu.uuid for gpu in client.node().gpus]
         states = client.state(uuids)
@@ -122,7 +122,7 @@ def test_the_power_of_a_blocked_gpu_is_found(daemon: RunningDaemon, tmp_path: Pa
         (["--backend", "gloo"], 'PyTorch is not installed; pip install "zeusd[torch]"'),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(
+def test_errors_are_reported_in_one_sentence(
     arguments: list[str], message: str, daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(name=__name__)")
@@ -143,12 +143,12 @@ def test_a_simulated_gpu_without_measurements_replays_another(tmp_path: Path) ->
     assert "V100" in written["gpu"]
 
 
-def test_a_node_without_zeusd_is_told() -> None:
+def test_a_node_without_zeusd_is_reported() -> None:
     command = without_torch("profile_p2p.py", *SHORT)
     refused(run(command, FOLDER, environment("/nowhere")), "no zeusd ")
 
 
-def test_a_port_that_is_taken_is_told(daemon: RunningDaemon) -> None:
+def test_a_port_that_is_taken_is_reported(daemon: RunningDaemon) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         command = with_torch("profile_p2p.py", *SHORT, "--port", str(port))
@@ -202,7 +202,7 @@ def test_real_gpus_need_nccl_and_a_torch_that_sees_them(
         assert profile_p2p.check(options) == "NVIDIA A100-SXM4-80GB"
 
 
-def test_who_loses_its_peer_says_so_and_does_not_hang(
+def test_a_process_that_loses_its_peer_reports_it_and_does_not_hang(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     said = tmp_path / "errors"
@@ -292,7 +292,7 @@ def test_a_plan_saves_energy_and_hardly_any_time(
         (4, ["--profile", "2"], "--profile needs a server that makes the plan"),
     ],
 )
-def test_what_training_needs_is_told(
+def test_missing_requirements_of_training_are_reported(
     ranks: int,
     arguments: list[str],
     message: str,

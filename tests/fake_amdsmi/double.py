@@ -122,7 +122,7 @@ MI250X_SECOND = MI250X | {"has_cap": 0, "power_form": 0, "energy_absent": -1}
 
 
 class AmdSmiDouble:
-    """A node behind the C library.
+    """A node behind the stand-in for the C library.
 
     Args:
         directory: Where state, record, library and sysfs go.

@@ -143,7 +143,7 @@ def test_a_configured_daemon_that_is_down_is_an_error_and_never_no_gpus(
         get_gpus()
 
 
-def test_without_daemon_and_driver_the_reason_is_told(
+def test_without_daemon_and_driver_the_reason_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ZEUSD_SOCK_PATH", raising=False)

@@ -69,7 +69,7 @@ def test_windows_overlap_and_nest_and_cross_threads(node: VirtualNode) -> None:
     assert set(outer.gpu_energy) == {1}
 
 
-def test_wrong_keys_are_told_in_the_known_words(node: VirtualNode) -> None:
+def test_wrong_keys_are_reported_in_the_known_words(node: VirtualNode) -> None:
     monitor = node.monitor()
     monitor.begin_window("a")
     with pytest.raises(ValueError, match="Measurement window 'a' already exists"):
@@ -107,7 +107,7 @@ def test_the_context_manager_repeats_and_nests(node: VirtualNode) -> None:
     assert outer.total_energy > inner.total_energy > 0
 
 
-def test_what_the_block_raises_passes_through(node: VirtualNode) -> None:
+def test_exceptions_of_the_block_are_raised(node: VirtualNode) -> None:
     monitor = node.monitor()
     with pytest.raises(KeyError), monitor.window("step") as window:
         node.clock.sleep(1)
@@ -278,7 +278,7 @@ def test_an_open_window_can_be_estimated_and_stays_open(node: VirtualNode) -> No
         monitor.estimate("a")
 
 
-def test_what_zeusd_does_not_remember_is_told(node: VirtualNode) -> None:
+def test_energies_older_than_the_history_are_reported(node: VirtualNode) -> None:
     node.clock.sleep(100)
     monitor = node.monitor(strict=True)
     monitor.begin_window("a")

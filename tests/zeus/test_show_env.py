@@ -194,7 +194,7 @@ def test_without_a_driver_there_is_a_line_that_says_so(show: Shower) -> None:
     assert "install or load the NVIDIA driver" in said
 
 
-def test_a_driver_that_is_stuck_keeps_nobody(show: Shower, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_hangs_delays_nobody(show: Shower, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     monkeypatch.setattr(gpus, "DRIVER_TIMEOUT_S", 0.05)
     monkeypatch.setattr(gpus, "_look", lambda *_: go_on.wait(30))
@@ -202,7 +202,7 @@ def test_a_driver_that_is_stuck_keeps_nobody(show: Shower, monkeypatch: pytest.M
     go_on.set()
 
 
-def test_gpus_that_cannot_be_told_apart_are_told_of(
+def test_gpus_that_cannot_be_distinguished_are_reported(
     show: Shower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(real, "NvmlBackend", lambda: SimulatedBackend("a40,v100-pcie"))
@@ -299,7 +299,7 @@ def test_packages_are_those_installed(show: Shower, monkeypatch: pytest.MonkeyPa
     assert "pynvml" not in show()["Packages"]
 
 
-def test_what_fails_unexpectedly_is_a_line_and_the_rest_is_shown(
+def test_an_unexpected_failure_is_one_line_and_the_rest_is_shown(
     show: Shower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object) -> None:

@@ -217,7 +217,7 @@ def test_in_a_container_indices_count_the_gpus_it_has(driver: Driver) -> None:
     assert seen("GPU-aaaa1111") == [], "it is the node's, but not the container's"
 
 
-def test_who_has_no_gpu_looks_at_all_of_them(driver: Driver) -> None:
+def test_a_process_without_gpus_lists_all_of_them(driver: Driver) -> None:
     """A container that has the socket and no GPU, as the exporter's and a monitor's."""
     assert seen(None) == [0, 1, 2]
 

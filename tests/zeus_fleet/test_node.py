@@ -45,7 +45,7 @@ def test_within_a_node_limits_are_lowered_before_others_are_raised() -> None:
     assert raised.limits_mw == (100_000, 300_000)
 
 
-def test_what_zeusd_may_have_done_is_reported_until_it_answers() -> None:
+def test_possible_effects_of_zeusd_are_reported_until_it_answers() -> None:
     node = Node("a", GPUS, [100_000, 100_000], Timing())
     plan = Plan(1, {"site": 800_000}, {"a": Grant(1, 600_000, 600_000)})
     assert node.answered(node.heartbeat(1).number, plan, budget(1200), 2) is not None

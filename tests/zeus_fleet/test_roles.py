@@ -1,4 +1,4 @@
-"""Certificates and roles of etcd, as docs/operate/fleet.md sets them up."""
+"""Certificates and roles of etcd, as docs/operate/fleet_security.md sets them up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zeus_fleet.store import Store, StoreUnavailable
 
 pytestmark = pytest.mark.needs("etcd")
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "fleet.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "fleet_security.md"
 BUDGET = Budget(
     (Domain("site", 700_000, frozenset({"n01", "n02"})),), {"n01": 200_000, "n02": 200_000}
 )
@@ -56,7 +56,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     certificates = Certificates(tmp_path_factory.mktemp("certificates"))
     with running_etcd(certificates) as endpoint:
         cert, key = certificates.sign("root")
-        section = PAGE.read_text(encoding="utf-8").partition("## Certificates and roles")[2]
+        section = PAGE.read_text(encoding="utf-8").partition("## Roles")[2]
         block = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
         assert block is not None
         environment = {

@@ -91,7 +91,7 @@ def test_without_it_the_program_beats_itself() -> None:
         assert daemon.beats() == 1
 
 
-def test_what_failed_unasked_is_raised_where_somebody_asks() -> None:
+def test_a_deferred_failure_is_raised_at_the_next_call() -> None:
     """The thread gets the reply that tells of it; the program must learn of it all the same."""
     daemon = Daemon()
     with Client(transport=daemon) as client:
@@ -108,7 +108,7 @@ def test_what_failed_unasked_is_raised_where_somebody_asks() -> None:
         client.set_power_limit("GPU-x", 1)
 
 
-def test_a_loss_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     daemon = Daemon()
     with Client(transport=daemon) as client:
         client.set_power_limit("GPU-x", 1)
@@ -139,7 +139,7 @@ def _unchanged(daemon: Daemon, event: threading.Event) -> bool:
     return daemon.beats() == before
 
 
-def test_a_child_of_fork_has_a_thread_of_its_own() -> None:
+def test_a_child_of_fork_has_its_own_thread() -> None:
     daemon = Daemon()
     with Client(transport=daemon) as client:
         client.set_power_limit("GPU-x", 1)

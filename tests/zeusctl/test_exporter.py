@@ -215,7 +215,7 @@ def test_rules_and_dashboard_name_only_what_there_is(daemon: RunningDaemon) -> N
     }
 
 
-def test_what_zeusd_counts_is_what_is_exported(daemon: RunningDaemon, node: SimulatedNode) -> None:
+def test_zeusds_counters_are_exported(daemon: RunningDaemon, node: SimulatedNode) -> None:
     with exporter(daemon) as url:
         before = scrape(url)
         with daemon.client() as client:
@@ -326,7 +326,7 @@ def test_a_gpu_that_is_lost_is_exported_as_unreadable(
         }
 
 
-def test_energy_is_a_counter_that_goes_on_as_drawn(
+def test_energy_is_a_counter_that_grows_as_drawn(
     daemon: RunningDaemon, node: SimulatedNode
 ) -> None:
     def energy() -> float:
@@ -368,7 +368,7 @@ def test_a_quiesced_node_is_exported_as_one(daemon: RunningDaemon) -> None:
         assert one(scrape(url), "zeusd_quiesced") == 0
 
 
-def test_a_port_that_is_taken_is_told(daemon: RunningDaemon) -> None:
+def test_a_port_that_is_taken_is_reported(daemon: RunningDaemon) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

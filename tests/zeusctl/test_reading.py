@@ -94,7 +94,7 @@ def test_a_gpu_that_cannot_be_read_does_not_hide_the_others(
     assert [gpu["error"] is None for gpu in gpus] == [True, True, False, True]
 
 
-def test_what_is_not_back_yet_is_shown_with_its_reason(
+def test_a_pending_restore_is_shown_with_its_reason(
     ctl: Ctl, node: SimulatedNode, daemon: RunningDaemon
 ) -> None:
     with daemon.client() as client:
@@ -135,7 +135,7 @@ def test_all_about_one_gpu(ctl: Ctl) -> None:
     assert ctl("show", "0-1").code == Exit.USAGE
 
 
-def test_leases_and_who_has_none(ctl: Ctl, daemon: RunningDaemon) -> None:
+def test_leases_are_listed_or_reported_as_none(ctl: Ctl, daemon: RunningDaemon) -> None:
     assert ctl("leases").out == "no leases\n"
     with daemon.client() as client:
         client.acquire(client.node().gpus[3].uuid, ["power_limit"])
@@ -146,7 +146,7 @@ def test_leases_and_who_has_none(ctl: Ctl, daemon: RunningDaemon) -> None:
     assert 0 < lease["expires_in_s"] <= 15
 
 
-def test_audit_tells_who_changed_what(ctl: Ctl, daemon: RunningDaemon) -> None:
+def test_audit_shows_who_changed_what(ctl: Ctl, daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         for watts in (150, 160, 170):
             client.set_power_limit(client.node().gpus[0].uuid, watts * 1000)
@@ -162,7 +162,7 @@ def test_audit_tells_who_changed_what(ctl: Ctl, daemon: RunningDaemon) -> None:
     assert {event["gpu"] for event in about} == {2}
 
 
-def test_who_uses_a_gpu_and_what_he_holds(ctl: Ctl, daemon: RunningDaemon) -> None:
+def test_processes_are_shown_with_users_and_leases(ctl: Ctl, daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         node = client.node()
         client.set_power_limit(node.gpus[1].uuid, 200_000)
@@ -355,7 +355,7 @@ def test_without_a_daemon_every_verb_says_so_in_one_sentence(ctl: Ctl, tmp_path:
         (("schema", "nonsense"), Exit.USAGE, "there are: status"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_code(
+def test_errors_are_reported_with_their_code(
     ctl: Ctl, arguments: tuple[str, ...], code: Exit, sentence: str
 ) -> None:
     said = ctl(*arguments)
@@ -378,7 +378,7 @@ def test_alone_it_says_what_it_can_do(ctl: Ctl) -> None:
     assert said.out == ctl("--help").out
 
 
-def test_a_full_disk_is_one_sentence(daemon: RunningDaemon) -> None:
+def test_a_full_disk_is_reported_in_one_sentence(daemon: RunningDaemon) -> None:
     """Standard output; files are in the table above."""
     with open("/dev/full", "w") as full:
         ran = subprocess.run(
@@ -445,7 +445,7 @@ def test_ctrl_c_ends_with_130(daemon: RunningDaemon) -> None:
             assert running.wait(20) == Exit.INTERRUPTED, arguments
 
 
-def test_a_bug_is_told_without_a_traceback(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_reported_without_a_traceback(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("oops")
 
@@ -493,7 +493,7 @@ def test_a_reader_that_has_enough_is_no_error(daemon: RunningDaemon) -> None:
 
 
 @pytest.mark.needs("two users")  # whom zeusd runs as is an administrator
-def test_an_ordinary_user_reads_and_is_told_what_he_may_not(tmp_path: Path) -> None:
+def test_an_ordinary_user_reads_and_learns_what_is_denied(tmp_path: Path) -> None:
     from tests.support import as_nobody, configuration
 
     rule = '[[allow]]\nusers = ["root"]\n'

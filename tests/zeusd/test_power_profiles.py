@@ -118,7 +118,7 @@ def test_zeusctl_sets_profiles_by_name_and_shows_what_is_enforced(
 
 
 @pytest.mark.parametrize("old", [0, 1])
-def test_without_a_daemon_the_helper_clears_what_the_dead_requested(
+def test_without_a_daemon_the_helper_clears_profiles_of_dead_processes(
     tmp_path: Path, old: int
 ) -> None:
     subprocess.run([INSTALL, tmp_path], check=True)

@@ -192,13 +192,13 @@ def test_lines_without_a_checksum_count_in_no_other_format() -> None:
     "data",
     [old_journal(3), b'3 00000000 {"format":3}\n3 00000000 ["debt/x",{}]\n', b"\0\n\xff\nx\n"],
 )
-def test_what_is_not_known_is_said_and_does_not_count(data: bytes) -> None:
+def test_an_unknown_record_is_reported_and_does_not_count(data: bytes) -> None:
     said = replay(data, BOOT)
     assert said.entries == {}
     assert said.trouble is not None
 
 
-def test_a_record_of_a_later_format_among_others_is_said() -> None:
+def test_a_record_of_a_later_format_among_others_is_reported() -> None:
     data, _ = journal()
     said = replay(data + b'3 00000000 ["debt/x",{}]\n', BOOT)
     assert said.entries == replayed(changes())

@@ -137,7 +137,7 @@ def test_it_needs_nothing_but_the_standard_library(helper: Path) -> None:
     assert {name.split(".")[0] for name in imported - own} <= set(sys.stdlib_module_names)
 
 
-def test_it_puts_back_what_the_dead_held_and_nothing_twice(wreck: Wreck) -> None:
+def test_it_restores_what_dead_processes_held_and_nothing_twice(wreck: Wreck) -> None:
     wreck.kill()
     assert wreck.run().returncode == 0
     assert wreck.limits() == [LIMIT, LIMIT]
@@ -156,7 +156,7 @@ def test_it_leaves_everything_to_a_zeusd_that_lives(wreck: Wreck) -> None:
     assert wreck.written() == []
 
 
-def test_it_spares_the_living_unless_it_is_told_not_to(wreck: Wreck) -> None:
+def test_it_keeps_leases_of_running_processes_unless_all_are_requested(wreck: Wreck) -> None:
     wreck.kill(holder=False)
     assert wreck.run().returncode == 0
     assert wreck.limits() == [150_000, 150_000]
@@ -204,7 +204,7 @@ def journal(wreck: Wreck) -> list[str]:
     return [*replay(data, boot_id()).entries]
 
 
-def test_after_a_stop_that_was_cut_short_everything_goes_back(wreck: Wreck) -> None:
+def test_after_a_stop_that_was_cut_short_everything_is_restored(wreck: Wreck) -> None:
     wreck.double.inject(1, SET_LIMIT, 15)
     wreck.daemon.process.terminate()
     wait_for(lambda: wreck.daemon.records("restore_failed"), "the stop to meet its obstacle")
@@ -214,7 +214,7 @@ def test_after_a_stop_that_was_cut_short_everything_goes_back(wreck: Wreck) -> N
     assert wreck.limits() == [LIMIT, LIMIT]
 
 
-def test_a_failing_gpu_is_told_kept_in_the_journal_and_put_back_later(wreck: Wreck) -> None:
+def test_a_failing_gpu_is_reported_kept_in_the_journal_and_restored_later(wreck: Wreck) -> None:
     wreck.kill()
     wreck.double.inject(0, SET_LIMIT, 15)
     done = wreck.run()
@@ -246,7 +246,7 @@ def test_a_stuck_gpu_delays_no_other(wreck: Wreck) -> None:
     assert wreck.limits() == [150_000, LIMIT]
 
 
-def test_what_somebody_else_set_is_left_alone(wreck: Wreck) -> None:
+def test_a_value_set_by_someone_else_is_not_touched(wreck: Wreck) -> None:
     wreck.kill()
     wreck.double.set_outside(0, 200_000)
     assert wreck.run().returncode == 0
@@ -323,7 +323,7 @@ def test_the_command_is_the_same_helper(wreck: Wreck) -> None:
 
 
 @pytest.mark.needs("two users")
-def test_who_may_not_read_the_journal_is_told_so() -> None:
+def test_a_user_who_may_not_read_the_journal_gets_an_error() -> None:
     with public_directory() as folder:
         private = folder / "state"
         private.mkdir(mode=0o700)

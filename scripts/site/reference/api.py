@@ -1,6 +1,6 @@
-"""Every public name of the packages that others import: which there are, and where each stands.
+"""Every public name of the packages that others import, with its location.
 
-What is said of a name is its docstring, which mkdocstrings reads from the source.
+mkdocstrings reads the docstrings from the source.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Page:
 
     Attributes:
         title: Its heading.
-        lead: What the names are for.
-        modules: Whose public names it has.
+        lead: Purpose of the names.
+        modules: Modules whose public names it lists.
     """
 
     title: str
@@ -163,8 +163,8 @@ def pages() -> dict[str, str]:
 def public_names(module: str) -> list[str]:
     """The public names of a module, in the order of its source.
 
-    What `__all__` lists, else what is defined in it and does not begin with an underscore; and what
-    it imports for others (`from a import b as b`).
+    The names in `__all__`; without it, definitions that do not begin with an underscore, and
+    re-exports (`from a import b as b`).
     """
     tree = ast.parse(_source(module).read_text(encoding="utf-8"))
     listed: list[str] | None = None

@@ -1,4 +1,4 @@
-"""Environment variables. No object in the code lists them; a test looks for each in the sources."""
+"""Environment variables. No object in the code lists them; a test searches the sources for each."""
 
 from __future__ import annotations
 

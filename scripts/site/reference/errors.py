@@ -67,13 +67,13 @@ def codes() -> dict[str, str]:
 
 
 def classes() -> dict[str, type[ZeusIpcError]]:
-    """The class of each code that has one of its own."""
+    """The class of each code that has its own class."""
     found = {
         one.__dict__["code"]: one
         for one in vars(errors).values()
         if isinstance(one, type) and issubclass(one, ZeusIpcError) and "code" in one.__dict__
     }
-    found.pop(ZeusIpcError.code, None)  # that of the base is for what has none
+    found.pop(ZeusIpcError.code, None)  # the base class's code is for errors without one
     return found
 
 
@@ -98,7 +98,7 @@ def error_codes() -> str:
 
 
 def _in_zeus(value: str) -> str:
-    """What a program that measures and optimizes sees of it."""
+    """The exceptions that a program sees when it measures and optimizes."""
     if value == ErrorCode.DEVICE_ERROR:
         return "by the device's code"
     if value == ErrorCode.SEVERAL_GPUS:

@@ -145,7 +145,7 @@ def test_one_gpu_can_be_followed(daemon: RunningDaemon) -> None:
         client.stop()
 
 
-def test_what_cannot_be_followed_is_refused(
+def test_servers_that_cannot_be_followed_are_refused(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = ZeusdConfig.uds(daemon.socket)

@@ -136,7 +136,7 @@ def test_gloo_never_drops_the_last_reference_to_a_reduction(
     assert [work() is None for work in begun] == [True, False]
 
 
-def test_frameworks_that_are_not_there_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_frameworks_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert framework.cupy_is_available() is False
     with pytest.raises(RuntimeError, match=r"cupy cannot be imported.*install it"):

@@ -161,7 +161,7 @@ def test_a_zero_bubble_schedule_with_the_whole_iteration(tmp_path: Path) -> None
         assert [name for name, _ in stage].count("backward_weight") == 4
 
 
-def test_a_schedule_of_ones_own_needs_no_numbers(tmp_path: Path) -> None:
+def test_a_custom_schedule_needs_no_numbers(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     order = [["forward", 0], ["backward", 0]]
     arcs = [[[0, "forward", 0], [1, "forward", 0]], [[1, "backward", 0], [0, "backward", 0]]]
@@ -195,7 +195,7 @@ def test_a_schedule_of_ones_own_needs_no_numbers(tmp_path: Path) -> None:
         ((*USUAL, "--max-power", "900", "--straggler", "3"), "a bound on power asks for one plan"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(
+def test_errors_are_reported_in_one_sentence(
     tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
     found = run("--output-dir", str(tmp_path / "plans"), *arguments)
@@ -225,7 +225,7 @@ def test_both_ways_to_start_it(tmp_path: Path) -> None:
         runpy.run_module("zeus.optimizer.pipeline_frequency", run_name="__main__")
 
 
-def test_what_the_page_shows_runs(
+def test_the_code_on_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The Python as it stands there, and the command's output but for its folder."""

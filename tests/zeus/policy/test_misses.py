@@ -108,7 +108,7 @@ def test_a_miss_says_little_of_its_neighbor() -> None:
     assert after[64].explored
 
 
-def test_a_job_that_became_dearer_is_not_taken_for_one_that_misses() -> None:
+def test_a_job_that_became_more_expensive_is_not_treated_as_missing_its_target() -> None:
     """A size that has always reached its target is given up for its cost again and again."""
     policy = policy_of()
     for _ in range(10):
@@ -214,7 +214,7 @@ def test_another_gpu_begins_with_the_best_size_and_knows_the_cliff() -> None:
     assert sizes.count(32) >= 12, sizes
 
 
-def test_what_was_learnt_elsewhere_gives_way_to_what_is_seen_here() -> None:
+def test_knowledge_from_elsewhere_yields_to_local_runs() -> None:
     """Here the best size is 512."""
     job = dataclasses.replace(JOB, network="on another GPU")
     policy = policy_of(job=job)
@@ -244,7 +244,7 @@ def test_knowledge_as_a_file(tmp_path: Path) -> None:
         load(path)
 
 
-def test_a_file_keeps_what_was_learnt_in_each_place(tmp_path: Path) -> None:
+def test_a_file_keeps_what_was_learned_in_each_place(tmp_path: Path) -> None:
     path = tmp_path / "knowledge.json"
     whole, capped, other = (
         Place("V100", (100.0, 250.0)),

@@ -49,7 +49,7 @@ def test_a_signal_stands_at_its_value_over_the_mean_of_its_day() -> None:
     assert hours.relative(6 * HOUR_S, 18 * HOUR_S) == pytest.approx(1.0)  # half of the run each
 
 
-def test_what_a_signal_does_not_know_is_not_made_up() -> None:
+def test_unknown_values_of_a_signal_are_not_invented() -> None:
     once = Signal([(0.0, 4.0), (HOUR_S, 8.0)])
     assert once.at(-1.0) is None
     assert once.at(2 * HOUR_S - 1) == 8.0
@@ -144,7 +144,7 @@ def test_the_least_energy_that_is_done_in_time_is_chosen() -> None:
     assert least_energy([slow, quick], 40.0, 0.95) == (quick, False)
 
 
-def test_what_misses_its_target_is_not_done_in_time() -> None:
+def test_a_run_that_misses_its_target_is_not_done_in_time() -> None:
     assert option(32, 1.0, 10.0, reach=0.8).done_within(1e6) == pytest.approx(0.8)
     assert option(32, 1.0, 10.0).done_within(0.0) == 0.0
     assert fastest([option(32, 1.0, 10.0, reach=0.5), option(64, 1.0, 15.0)]).batch_size == 64
@@ -236,7 +236,7 @@ def test_other_sizes_are_tried_for_time_and_for_energy_as_there_is_time() -> Non
     assert seen[12.0][-1] == 16
 
 
-def test_a_run_that_goes_on_has_what_it_began_with() -> None:
+def test_a_run_that_continues_has_what_it_began_with() -> None:
     loop, policy = learnt(TradeOff(0.5, done_by=time(0, tzinfo=timezone.utc)))
     now = loop.begin(0.0, chosen=(256, 0.3))
     assert (now.batch_size, now.eta_knob) == (256, 0.3)
@@ -246,7 +246,7 @@ def test_a_run_that_goes_on_has_what_it_began_with() -> None:
 # ---- signals, in the loop
 
 
-def test_a_dear_hour_takes_energy_for_time() -> None:
+def test_an_expensive_hour_saves_energy_at_the_cost_of_time() -> None:
     dear = Signal(
         [(hour * HOUR_S, 4.0 if hour == 18 else 1.0) for hour in range(24)], period_s=DAY_S
     )

@@ -162,7 +162,7 @@ def test_a_search_ends_at_the_choice(adaptive: bool) -> None:
 
 @pytest.mark.parametrize("phase", [Ready, Warmup, Profiling, Done])
 @pytest.mark.parametrize("lose", [False, True])
-def test_a_search_waits_for_zeusd_and_then_goes_on(phase: type, lose: bool) -> None:
+def test_a_search_waits_for_zeusd_and_then_continues(phase: type, lose: bool) -> None:
     shell = Shell()
     while not isinstance(shell.core.state, phase):
         shell.step()
@@ -181,7 +181,7 @@ def test_a_search_waits_for_zeusd_and_then_goes_on(phase: type, lose: bool) -> N
     assert len(shell.said()) == 1
 
 
-def test_a_moment_of_silence_is_not_worth_a_word() -> None:
+def test_a_short_silence_causes_no_warning() -> None:
     shell = Shell()
     for _ in range(5):
         shell.step()
@@ -255,7 +255,7 @@ def test_the_choice_is_checked_once_beside_the_highest_limit() -> None:
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_whatever_happens_windows_are_of_one_limit_and_a_choice_is_made(block: int) -> None:
+def test_windows_are_of_one_limit_and_a_choice_is_made_in_any_case(block: int) -> None:
     """The shell asserts that no window counts during which another limit was in force."""
     for seed in range(50 * block, 50 * (block + 1)):
         chance = random.Random(seed)

@@ -212,7 +212,7 @@ def test_a_process_that_is_killed_leaves_no_limit_behind(
     wait_for(lambda: limits_w(daemon, 4) == [HIGHEST_W] * 4, "all limits to go back")
 
 
-def test_those_who_train_on_without_the_others_give_up(
+def test_ranks_that_continue_without_the_others_give_up(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     with socket.socket() as free:

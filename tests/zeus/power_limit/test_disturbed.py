@@ -115,7 +115,7 @@ def chosen(search: Adaptive, job: Job, selector: OptimumSelector, current: int =
 
 
 @pytest.mark.parametrize("what", DISTURBED)
-def test_a_constraint_is_kept_whatever_disturbs_the_search(what: str) -> None:
+def test_a_constraint_is_kept_under_every_disturbance(what: str) -> None:
     """In all of 15 jobs but one at most; the benchmark says it of all tables."""
     selector = MaxSlowdownConstraint(FACTOR)
     off = []
@@ -178,7 +178,7 @@ def stay(limit_mw: int, position: int, *step_s: float) -> list[Sample]:
 HIGH, LOW = LIMITS[0], LIMITS[4]
 
 
-def test_what_agrees_is_believed() -> None:
+def test_measurements_that_agree_are_accepted() -> None:
     samples = [*stay(HIGH, 0, 1.0, 1.01), *stay(LOW, 20, 1.1, 1.09), *stay(HIGH, 40, 1.02)]
     review = Review(samples)
     assert (review.trusted, review.doubt, review.changed) == (samples, None, False)

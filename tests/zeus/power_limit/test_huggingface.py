@@ -242,7 +242,7 @@ def test_checkpoints_more_often_than_a_limit_needs_steps(
     assert_right(plo, expected)
 
 
-def test_what_a_later_callback_orders_is_not_measured_either(
+def test_an_evaluation_requested_by_a_later_callback_is_not_measured(
     node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
 ) -> None:
     class Orders(transformers.TrainerCallback):
@@ -285,7 +285,7 @@ def test_a_step_is_an_optimizer_step(
     assert_right(plo, expected)
 
 
-def test_it_goes_on_from_a_checkpoint(
+def test_it_continues_from_a_checkpoint(
     node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 20}
@@ -567,7 +567,7 @@ def test_sft_trainer(
 
 
 @pytest.mark.parametrize("block", snippets.of(ROOT / "docs" / "train" / "huggingface.md"), ids=str)
-def test_what_the_docs_show_runs(
+def test_the_code_in_the_docs_runs(
     block: snippets.Block,
     node: VirtualNode,
     work: Work,

@@ -144,7 +144,7 @@ ALL = ["warm-up", "profiling", "evaluation", "after the choice"]
     [(kill, start), (stop_in_order, start), (freeze, thaw)],
     ids=["killed", "stopped in order", "frozen"],
 )
-def test_the_search_goes_on_when_zeusd_is_back(
+def test_the_search_continues_when_zeusd_is_back(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch, away: Event, back: Event
 ) -> None:
     """In each phase once, away for a few steps; then it chooses, and holds what it has chosen."""
@@ -192,7 +192,7 @@ def test_the_search_goes_on_when_zeusd_is_back(
     [*((kill, phase) for phase in ALL), (freeze, "profiling"), (freeze, "after the choice")],
     ids=lambda one: getattr(one, "__name__", one),
 )
-def test_training_goes_on_without_zeusd(
+def test_training_continues_without_zeusd(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch, away: Event, phase: str
 ) -> None:
     """For good. What cannot be known is nan; the reasons are said once each."""

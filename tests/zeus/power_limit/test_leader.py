@@ -138,9 +138,7 @@ def test_a_limit_that_one_refuses_is_left_out_by_all(
 
 
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
-def test_pieces_that_only_rank_0_cuts_are_measured_all_the_same(
-    party: MakeParty, search: str
-) -> None:
+def test_pieces_that_only_rank_0_cuts_are_measured_anyway(party: MakeParty, search: str) -> None:
     job = party(3, search=search).begin()
     while not job.done():
         job.run(7)
@@ -150,7 +148,7 @@ def test_pieces_that_only_rank_0_cuts_are_measured_all_the_same(
     job.assert_whole()
 
 
-def test_a_pause_of_rank_0_in_a_long_piece_is_not_taken_for_silence_of_others(
+def test_a_pause_of_rank_0_in_a_long_piece_does_not_count_as_silence_of_others(
     party: MakeParty,
 ) -> None:
     # Rank 0 cuts its piece in two, and all go on before the others' second is whole. Their next
@@ -231,7 +229,7 @@ def test_second_dies_alone_are_not_searched(party: MakeParty) -> None:
     job.assert_given_up()
 
 
-def test_a_piece_that_is_lost_after_a_limit_was_refused_keeps_nobody_waiting() -> None:
+def test_a_piece_that_is_lost_after_a_refused_limit_delays_nobody() -> None:
     lead = Leader(
         2, lambda _: Exhaustive([HIGH, LOW], 1, 4), lambda found, _: found[0], lambda *_: None
     )
@@ -332,7 +330,7 @@ def test_a_profile_is_believed_by_optimizers_made_before_the_processes_meet(
     assert len(told) == (0 if launched else 2)
 
 
-def test_training_that_changes_is_measured_anew_by_all(party: MakeParty) -> None:
+def test_training_that_changes_is_measured_again_by_all(party: MakeParty) -> None:
     job = party(3, optimum_selector=Energy()).begin().run(500)
     job.assert_chosen(150)
     first = [len(process.limits) for process in job.processes]

@@ -224,7 +224,7 @@ class Fate:
 
 @pytest.mark.parametrize("block", range(10))
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_whatever_happens_all_end_at_one_limit_or_at_the_highest(
+def test_all_ranks_end_at_one_limit_or_at_the_highest_in_any_case(
     party: MakeParty, block: int
 ) -> None:
     for seed in range(40 * block, 40 * (block + 1)):
@@ -263,7 +263,7 @@ def check_fate(job: Party, fate: Fate) -> None:
         job.assert_chosen()
 
 
-def test_a_note_of_another_version_is_told_as_that() -> None:
+def test_a_note_of_another_version_is_reported_as_that() -> None:
     class Notes:
         def check(self, keys: list[str]) -> bool:
             return keys == ["command/0"]

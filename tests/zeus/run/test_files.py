@@ -65,7 +65,7 @@ def test_a_history_of_nothing(tmp_path: Path) -> None:
         ("history.json", "no JSON"),
     ],
 )
-def test_what_is_no_history_is_refused_and_not_run(
+def test_an_invalid_history_is_refused_and_not_run(
     name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -171,7 +171,7 @@ def test_a_target_that_is_out_of_reach(jobs: Jobs) -> None:
         ),
     ],
 )
-def test_a_script_that_fails_is_told_with_the_end_of_its_log(
+def test_a_script_that_fails_is_reported_with_the_end_of_its_log(
     jobs: Jobs, does: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RuntimeError, match=message):
@@ -233,7 +233,7 @@ def test_a_script_that_fails_after_its_result_counts(
     assert "ended with exit code 2, but its result was written before" in capsys.readouterr().out
 
 
-def test_a_result_of_before_is_not_taken_for_this_runs(jobs: Jobs) -> None:
+def test_an_earlier_result_does_not_count_for_this_run(jobs: Jobs) -> None:
     master = jobs.master(Scripted(64))
     logdir = master.build_logdir(jobs.job({}), 1, 0.5, 2.0)
     arguments: dict[str, Any] = {
@@ -296,7 +296,7 @@ def test_a_subclass_may_run_jobs_in_its_own_way(jobs: Jobs, node: VirtualNode) -
         ({}, {"batch_sizes": [32, 128]}, ValueError, "64"),
     ],
 )
-def test_arguments_that_make_no_sense(
+def test_invalid_arguments(
     jobs: Jobs,
     job: dict[str, Any],
     arguments: dict[str, Any],

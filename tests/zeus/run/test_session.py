@@ -141,9 +141,7 @@ def test_a_run_that_knows_its_limit_has_it_from_the_first_iteration(
     assert (tmp_path / "bs64.power.json").read_bytes() == kept
 
 
-def test_a_run_that_ended_early_is_gone_on_from(
-    node: VirtualNode, work: Work, tmp_path: Path
-) -> None:
+def test_a_run_that_ended_early_is_continued(node: VirtualNode, work: Work, tmp_path: Path) -> None:
     seen: list[float] = []
 
     def look(number: int) -> None:
@@ -165,7 +163,7 @@ def test_a_run_that_ended_early_is_gone_on_from(
     assert not (tmp_path / "bs64.power.json.partial").exists()
 
 
-def test_a_profile_of_the_reference_is_chosen_from_anew(
+def test_a_profile_of_the_reference_is_chosen_from_again(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
     # It says 250 W, by units mixed up, and has no lowest limit; measured it is.
@@ -198,7 +196,7 @@ def test_a_profile_of_the_reference_is_chosen_from_anew(
         (None, "is not a power profile"),
     ],
 )
-def test_a_profile_that_does_not_fit_is_measured_anew(
+def test_a_profile_that_does_not_fit_is_measured_again(
     node: VirtualNode, work: Work, tmp_path: Path, change: dict[str, Any] | None, reason: str
 ) -> None:
     path = tmp_path / "bs64.power.json"
@@ -209,7 +207,7 @@ def test_a_profile_that_does_not_fit_is_measured_anew(
     assert len(files.load_profile(path).train_power) == len(LIMITS)
 
 
-def test_what_was_begun_counts_although_the_finished_profile_is_of_another_gpu(
+def test_partial_measurements_count_although_the_finished_profile_is_of_another_gpu(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
     known = {"train_power": {"250000": 240.0}, "train_throughput": {"250000": 10.0}}
@@ -335,7 +333,7 @@ def test_an_epoch_of_few_iterations_has_a_whole_window(
     assert len(power(tmp_path)["train_power"]) == len(LIMITS)
 
 
-def test_epochs_of_two_iterations_are_measured_all_the_same(
+def test_epochs_of_two_iterations_are_measured_anyway(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
     run = session(node, settings(tmp_path))

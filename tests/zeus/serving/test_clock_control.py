@@ -161,7 +161,7 @@ def test_zeusd_that_hangs_or_dies_stops_no_engine() -> None:
             engine.end()
 
 
-def test_clocks_that_another_process_holds_are_left_alone(daemon: RunningDaemon) -> None:
+def test_clocks_that_another_process_holds_are_not_touched(daemon: RunningDaemon) -> None:
     with daemon.client() as other:
         gpus = [gpu.uuid for gpu in other.node().gpus]
         other.set_gpu_clocks(gpus[1], 600, 900)
@@ -243,7 +243,7 @@ def test_a_tenant_that_zeusd_lists_is_refused(
         control.close()
 
 
-def test_wrong_arguments_are_told_at_once() -> None:
+def test_wrong_arguments_are_reported_at_once() -> None:
     with pytest.raises(ValueError, match="gpus"):
         ClockControl([], 0.5, 0.025)
     with pytest.raises(ValueError, match="tpot_s"):

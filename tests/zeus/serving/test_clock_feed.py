@@ -69,7 +69,7 @@ def test_the_newer_layout_says_what_was_timed() -> None:
     assert found == decode(message(0.02))
 
 
-def test_only_one_worker_is_heard() -> None:
+def test_only_one_worker_is_accepted() -> None:
     sink = Sink()
     feed = ForwardPassFeed(sink, rank=1)
     feed.message(message(rank=0), 1.0)
@@ -106,7 +106,7 @@ def test_the_age_of_a_queue() -> None:
     assert age.seen(5.0, 0) == (0.0, [2.0])
 
 
-def test_what_requests_saw_is_estimated() -> None:
+def test_the_latencies_of_requests_are_estimated() -> None:
     sink = Sink()
     feed = ForwardPassFeed(sink)
     for number in range(64):

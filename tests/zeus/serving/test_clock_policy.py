@@ -326,7 +326,7 @@ def test_busy_time_grows_with_longer_steps_less_the_busier_the_engine() -> None:
     assert longer_busy(longer_busy(0.7, 1.5), 1 / 1.5) == pytest.approx(0.7)
 
 
-def test_energy_that_is_told_once_holds_nothing_up() -> None:
+def test_energy_that_was_reported_once_delays_nothing() -> None:
     policy = ClockPolicy(CLOCKS, 0.5, 0.025)
     engine = Engine(policy)
     engine.steps(10)

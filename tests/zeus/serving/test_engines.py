@@ -76,7 +76,7 @@ def _scheduler_class() -> type:
     return Scheduler
 
 
-def test_the_vllm_probe_sees_who_is_in_a_step():
+def test_the_vllm_probe_records_the_requests_of_a_step():
     cls = _scheduler_class()
     assert vllm_probe.install(cls)
     assert vllm_probe.install(cls)  # twice wraps once
@@ -180,7 +180,7 @@ def test_the_vllm_probe_does_not_take_a_request_for_the_one_before_under_its_id(
     ]
 
 
-def test_a_vllm_that_lacks_something_goes_on(caplog):
+def test_a_vllm_that_lacks_something_continues(caplog):
     assert not vllm_probe.install(type("Scheduler", (), {}))
     cls = _scheduler_class()
     vllm_probe.install(cls)
@@ -320,7 +320,7 @@ def test_a_forward_pass_is_a_step_of_equal_rows():
         msgpack.packb([*PASS[:5], {"prefills": 1}]),
     ],
 )
-def test_what_is_no_forward_pass_is_rejected(data):
+def test_an_invalid_forward_pass_is_rejected(data):
     with pytest.raises(RequestRejected):
         decode(data)
 
@@ -410,7 +410,7 @@ def test_a_response_says_where_its_energy_is(path, given, expected):
     assert sent[1] == {"type": "http.response.body", "body": b"x"}
 
 
-def test_what_is_not_http_passes():
+def test_other_protocols_than_http_pass():
     seen: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -469,7 +469,7 @@ def test_the_front_end_puts_steps_together():
     assert np.mean(errors) < 0.05
 
 
-def test_a_request_that_never_ends_does_not_hold_up_its_steps_for_ever():
+def test_a_request_that_never_ends_does_not_hold_up_its_steps_forever():
     front = FrontEnd()
     front.iteration(0, 2, [])
     front.iteration(10**9, 2, [Finished("a", 0.5, 1.0, 5, 0, 2)])

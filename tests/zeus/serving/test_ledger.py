@@ -101,7 +101,7 @@ def test_an_unknown_method_is_refused():
 
 
 def test_a_changed_price_gets_weights_of_its_own():
-    served = serve(seeds.fresh(), seconds=90, dearer_at_s=45)
+    served = serve(seeds.fresh(), seconds=90, cost_step_at_s=45)
 
     done = _settled(served)
 

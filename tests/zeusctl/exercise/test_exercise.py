@@ -133,7 +133,7 @@ def test_every_control_of_a_gpu_is_exercised_and_all_is_as_it_was(
         assert client.leases() == []
 
 
-def test_a_driver_that_rounds_is_found_out(ctl: Ctl, node: SimulatedNode) -> None:
+def test_a_driver_that_rounds_is_detected(ctl: Ctl, node: SimulatedNode) -> None:
     node.misbehave(0, round_to_mw=500)
     (gpu,) = _exercised(ctl, "0")["gpus"]
     assert gpu["power_limit_rounding"] == {"step": 500, "toward": "down"}
@@ -147,7 +147,7 @@ def test_a_driver_that_ignores_a_limit_fails_a_check(ctl: Ctl, node: SimulatedNo
     assert failed["text"] == "125 W: unchanged"
 
 
-def test_a_gpu_that_somebody_computes_on_is_refused(
+def test_a_gpu_that_someone_computes_on_is_refused(
     ctl: Ctl, daemon: RunningDaemon, node: SimulatedNode
 ) -> None:
     with daemon.client() as client:
@@ -163,7 +163,7 @@ def test_a_gpu_that_somebody_computes_on_is_refused(
     assert "computes on GPU 0" in said.err
 
 
-def test_a_gpu_that_somebody_holds_is_refused(ctl: Ctl, daemon: RunningDaemon) -> None:
+def test_a_gpu_that_someone_holds_is_refused(ctl: Ctl, daemon: RunningDaemon) -> None:
     with spawn(daemon, "set", "1", "-p", "200") as holder, daemon.client() as client:
         wait_for(client.leases, "the lease")
         said = ctl("exercise", "1", "--yes")

@@ -64,7 +64,7 @@ def test_a_pod_that_has_ended_holds_nothing_though_kubelet_still_lists_it() -> N
     assert held(devices) == {"research/a": [Part("GPU-0", 1)], "research/b": [Part("GPU-0", 1)]}
 
 
-def test_a_device_that_is_not_here_is_told_and_charged_to_nobody() -> None:
+def test_a_device_that_is_not_here_is_reported_and_charged_to_nobody() -> None:
     found, unknown = holdings({("ml", "a"): ["GPU-9", "MIG-c", "nvidia1/gi3"]}, [], GPUS, SPLIT)
     assert (found, unknown) == (set(), {"GPU-9", "MIG-c", "nvidia1/gi3"})
 
@@ -152,7 +152,7 @@ def test_a_kubelet_that_restarts_ends_no_holding_of_a_pod_that_runs() -> None:
     assert agent.run(answers()) == ["-research/a"]
 
 
-def test_another_zeusd_is_told_again_who_holds_what() -> None:
+def test_another_zeusd_is_informed_again_of_holders() -> None:
     agent = Agent()
     assert agent.run(answers(a="GPU-0")) == ["+research/a"]
     agent.zeusd.trouble = DaemonUnavailable("no socket")

@@ -127,7 +127,7 @@ def test_a_daemon_serves_a_node_made_of_a_report() -> None:
         (None, "cannot read the report"),
     ],
 )
-def test_what_is_no_report_is_named_in_one_sentence(
+def test_an_invalid_report_is_named_in_one_sentence(
     text: str | None, said: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "report.json"

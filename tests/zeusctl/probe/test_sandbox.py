@@ -69,7 +69,7 @@ def test_the_probe_runs_again_inside_the_sandbox(
     assert [gpu["name"] for gpu in body["gpus"]] == ["Tesla V100-PCIE-16GB"]
 
 
-def test_what_the_sandbox_denies_is_named() -> None:
+def test_reads_denied_by_the_sandbox_are_named() -> None:
     report = read((ROOT / "docs/reference/hardware/stand-in/a100-sxm-80.json").read_text())
     inner = from_json(report.to_json())
     assert sandbox.compare(report, inner)["differs"] == []

@@ -71,7 +71,7 @@ def test_only_administrators_may(world: World, op: str, arguments: dict[str, Any
 # ------------------------------------------------------------------------------------------ restore
 
 
-def test_a_restore_ends_leases_and_tells_their_holders(world: World) -> None:
+def test_a_restore_revokes_leases_and_informs_their_holders(world: World) -> None:
     world.set_power(ALICE, 200)
     world.call(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
     outcomes = restore(world)["result"]["gpus"][GPU0]["controls"]
@@ -142,7 +142,7 @@ def test_a_restore_goes_back_to_what_the_site_configured() -> None:
     assert (world.limit_w(), world.values[CLOCKS]) == (220, (300, 1200))
 
 
-def test_a_restore_that_fails_says_so_and_goes_on_when_something_was_owed(world: World) -> None:
+def test_a_restore_that_fails_is_reported_and_retried_if_one_was_pending(world: World) -> None:
     world.set_power(ALICE, 200)
     world.faults[POWER] = 15
     outcome = restore(world, controls=["power_limit"])["result"]["gpus"][GPU0]["controls"]
@@ -156,7 +156,7 @@ def test_a_restore_that_fails_says_so_and_goes_on_when_something_was_owed(world:
 
 
 @pytest.mark.parametrize(("code", "said"), [(3, "not_offered"), (4, "permission")])
-def test_a_wish_that_fails_owes_nothing(world: World, code: int, said: str) -> None:
+def test_a_failed_request_leaves_nothing_pending(world: World, code: int, said: str) -> None:
     """Nobody had changed the clock: a GPU that refuses is not leased to nobody forever."""
     world.faults[CLOCKS] = code
     outcome = restore(world, controls=["gpu_clocks"])["result"]["gpus"][GPU0]["controls"]
@@ -178,7 +178,7 @@ def test_a_restore_that_a_crash_cuts_short_is_finished(world: World) -> None:
     assert world.limit_w() == 300
 
 
-def test_a_restore_of_an_unknown_gpu_is_told(world: World) -> None:
+def test_a_restore_of_an_unknown_gpu_gets_an_error(world: World) -> None:
     reply = restore(world, gpus=["GPU-no", GPU0])["result"]["gpus"]
     assert reply["GPU-no"]["error"]["code"] == "unknown_gpu"
     assert reply[GPU0]["controls"]["power_limit"] == "ok"
@@ -193,7 +193,7 @@ def persist(world: World, watts: int) -> None:
     assert reply["result"]["gpus"] == {GPU0: {}}
 
 
-def test_what_is_persisted_stays_and_is_the_most_that_may_be_set(world: World) -> None:
+def test_a_persisted_value_stays_and_is_the_highest_that_may_be_set(world: World) -> None:
     persist(world, 240)
     world.apply(world.core.peer_closed(world.now_ns, ADMIN))
     world.advance(60)
@@ -205,7 +205,7 @@ def test_what_is_persisted_stays_and_is_the_most_that_may_be_set(world: World) -
     assert world.call(ALICE, "hello")["result"]["gpus"][0]["persisted"] == ["power_limit"]
 
 
-def test_what_is_persisted_outlives_zeusd_and_a_reload_and_ends_with_a_restore(
+def test_a_persisted_value_survives_zeusd_and_a_reload_and_ends_with_a_reset(
     world: World,
 ) -> None:
     persist(world, 240)
@@ -229,7 +229,7 @@ def test_what_is_persisted_outlives_zeusd_and_a_reload_and_ends_with_a_restore(
     assert "error" not in world.set_power(ALICE, 290)
 
 
-def test_a_reset_of_what_was_persisted_is_owed_until_it_is_done(world: World) -> None:
+def test_a_reset_of_a_persisted_value_is_pending_until_it_succeeds(world: World) -> None:
     """Neither a full disk nor a kill leaves the value without anybody who answers for it."""
     persist(world, 240)
     world.journal_broken = True
@@ -256,7 +256,7 @@ def test_an_administrator_may_persist_a_higher_limit_than_before(world: World) -
     assert "error" not in world.set_power(ALICE, 250)
 
 
-def test_what_was_not_set_cannot_be_persisted(world: World) -> None:
+def test_a_control_that_was_not_set_cannot_be_persisted(world: World) -> None:
     world.set_power(ALICE, 200)
     reply = world.call(ADMIN, "persist", gpus=[GPU0], controls=["power_limit"])
     assert reply["result"]["gpus"][GPU0]["error"]["code"] == "bad_request"
@@ -298,7 +298,7 @@ def test_a_quiesced_node_stays_so_over_a_restart(world: World) -> None:
     assert "error" not in world.set_power(ALICE, 200)
 
 
-def test_a_gpu_that_cannot_be_put_back_does_not_keep_the_driver_open() -> None:
+def test_a_gpu_that_cannot_be_restored_does_not_keep_the_driver_open() -> None:
     """It is what a reset is for: what is owed is tried again after it."""
     world = make_world(gpus=2)
     world.set_power(ALICE, 200)
@@ -358,7 +358,7 @@ def test_a_gpu_that_does_not_answer_does_not_keep_the_administrator() -> None:
     assert world.limit_w() == 300
 
 
-def test_who_asks_again_for_what_is_under_way_gets_the_same_answer(world: World) -> None:
+def test_a_repeated_request_gets_the_answer_of_the_one_in_progress(world: World) -> None:
     """As a client does that lost its connection."""
     world.set_power(ALICE, 200)
     world.hold = True
@@ -447,7 +447,7 @@ def test_the_policy_says_what_this_user_may(world: World) -> None:
     assert all(one.allowed for one in admins.gpus[GPU0].values())
 
 
-def test_what_the_policy_allows_is_what_a_set_may_do(world: World) -> None:
+def test_the_policy_reply_equals_what_a_set_may_do(world: World) -> None:
     """Neither says more than the other."""
     for conn in (ADMIN, ALICE):
         ((low, high),) = world.call(conn, "policy")["result"]["gpus"][GPU0]["power_limit"]["ranges"]
@@ -480,7 +480,7 @@ def test_the_audit_trail_has_every_change_and_many_sets_are_one_record(world: Wo
     assert sets.number < back.number < end.number
 
 
-def test_a_failed_set_is_a_record_of_its_own(world: World) -> None:
+def test_a_failed_set_is_its_own_record(world: World) -> None:
     begin = trail(world).records[-1].number
     world.set_power(ALICE, 200)
     world.faults[POWER] = 999
@@ -490,7 +490,7 @@ def test_a_failed_set_is_a_record_of_its_own(world: World) -> None:
     assert "internal driver error" in str(results[1])
 
 
-def test_who_did_it_is_for_that_user_and_administrators(world: World) -> None:
+def test_the_author_of_a_change_is_shown_to_that_user_and_administrators(world: World) -> None:
     world.set_power(ALICE, 200)
     assert trail(world).records[-1].pid == 102
     assert trail(world, ALICE).records[-1].pid == 102
@@ -499,7 +499,7 @@ def test_who_did_it_is_for_that_user_and_administrators(world: World) -> None:
     assert (seen.command, seen.job) == (None, None)
 
 
-def test_the_trail_names_program_and_job(world: World) -> None:
+def test_the_audit_log_names_program_and_job(world: World) -> None:
     """Of a process that may be gone when someone asks who slowed a GPU down."""
     process = world.connect(7, pid=707, uid=1002, command="train", job="77")
     world.set_power(7, 200)
@@ -508,7 +508,7 @@ def test_the_trail_names_program_and_job(world: World) -> None:
     assert (found.event, found.command, found.job) == ("lease_ended", "train", "77")
 
 
-def test_the_trail_is_bounded_and_says_what_it_dropped(world: World) -> None:
+def test_the_audit_log_is_bounded_and_says_what_it_dropped(world: World) -> None:
     for turn in range(1200):
         world.set_power(ALICE, 200 + turn % 2)
         world.call(ALICE, "release")
@@ -521,7 +521,7 @@ def test_the_trail_is_bounded_and_says_what_it_dropped(world: World) -> None:
     assert [one.number for one in earlier] == list(range(first - 50, first))
 
 
-def test_a_dumped_trail_goes_on_after_a_restart(world: World) -> None:
+def test_a_dumped_audit_log_continues_after_a_restart(world: World) -> None:
     world.set_power(ALICE, 200)
     before = trail(world).records
     dumped = world.core.trail.dump()

@@ -49,7 +49,7 @@ def test_the_death_of_the_holder_restores_all_its_controls_and_no_others(world: 
     assert pending(world) == [f"debt/{GPU1}/power_limit"]
 
 
-def test_a_second_process_is_told_who_holds_the_lease(world: World) -> None:
+def test_a_second_process_learns_who_holds_the_lease(world: World) -> None:
     holder = world.connect(1, uid=1234)
     world.connect(2)
     world.set_power(1, 200)
@@ -460,7 +460,7 @@ def test_a_process_that_dies_before_its_first_write_leaves_nothing(world: World)
     assert not world.watched
 
 
-def test_the_audit_trail_names_old_and_new_value_and_who(world: World) -> None:
+def test_the_audit_log_names_old_and_new_value_and_who(world: World) -> None:
     process = world.connect(1, uid=4711, command="train", job="77")
     world.set_power(1, 200)
     (change,) = world.events("set")

@@ -30,7 +30,7 @@ def ask(world: World, *profiles: int, conn: int = ALICE, **more: Any) -> dict[st
     return found
 
 
-def test_a_lease_adds_to_what_others_request_and_takes_its_own_out_again(world: World) -> None:
+def test_a_lease_adds_to_what_others_request_and_clears_only_its_own(world: World) -> None:
     world.values[MINE] = (8,)
     assert ask(world, 3, 1) == {"applied": [1, 3, 8]}
     world.values[MINE] = (1, 3, 9)  # someone clears 8 and requests 9
@@ -41,7 +41,7 @@ def test_a_lease_adds_to_what_others_request_and_takes_its_own_out_again(world: 
     assert world.events("restore_clamped") == []
 
 
-def test_what_others_take_back_while_a_set_is_under_way_stays_away(world: World) -> None:
+def test_a_profile_that_others_clear_during_a_set_stays_cleared(world: World) -> None:
     world.values[MINE] = (7, 9)
     world.hold = True
     number = world.ask(ALICE, "set", gpus=[GPU0], control="power_profile", value=[])
@@ -58,7 +58,7 @@ def test_what_others_take_back_while_a_set_is_under_way_stays_away(world: World)
     assert world.values[MINE] == (9,)
 
 
-def test_a_reset_requests_nothing_that_others_have_taken_back_meanwhile(world: World) -> None:
+def test_a_reset_requests_no_profile_that_others_have_cleared_meanwhile(world: World) -> None:
     world.values[MINE] = (8,)
     ask(world)
     world.call(ALICE, "release")
@@ -68,7 +68,7 @@ def test_a_reset_requests_nothing_that_others_have_taken_back_meanwhile(world: W
     assert world.values[MINE] == ()
 
 
-def test_what_was_requested_before_the_lease_is_requested_after_it(world: World) -> None:
+def test_profiles_requested_before_the_lease_are_requested_after_it(world: World) -> None:
     world.values[MINE] = (1, 8)
     ask(world, 1, 2)
     assert world.values[MINE] == (1, 2, 8)

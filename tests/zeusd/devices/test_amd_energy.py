@@ -28,13 +28,13 @@ def test_the_unit_is_the_firmwares() -> None:
     assert microjoules(1 << 40) == (1 << 40) * 1_000_000 // 65_536
 
 
-def test_what_is_absent_is_none() -> None:
+def test_a_missing_value_is_none() -> None:
     counter = EnergyCounter()
     assert counter.energy_uj(0, ABSENT, 500) is None
     assert counter.energy_uj(0, 0, 500) is None
 
 
-def test_a_counter_of_32_bits_goes_on_after_its_wrap() -> None:
+def test_a_counter_of_32_bits_continues_after_its_wrap() -> None:
     counter = EnergyCounter()
     before = counter.energy_uj(0, (1 << 32) - counts(10), None)
     after = counter.energy_uj(S, counts(40), None)

@@ -220,7 +220,7 @@ def _some_profiles(backend: Backend, gpu: Handle) -> tuple[ControlValue, ...]:
     return tuple(tuple(found[:count]) for count in (1, 3) if found)
 
 
-def test_what_is_enforced_of_power_profiles_is_requested_and_free_of_conflicts(case: Case) -> None:
+def test_enforced_power_profiles_are_requested_and_free_of_conflicts(case: Case) -> None:
     backend, gpu = case.backend, case.gpu
     profiles = backend.power_profiles(gpu)
     assert backend.offers(gpu, Control.POWER_PROFILE) == bool(profiles)

@@ -88,7 +88,9 @@ def test_the_work_of_a_killed_process_ends(node: tuple[SimulatedBackend, str]) -
     SimulatedWork(path, [nvml.uuid(0)], "model/compute").close()
 
 
-def test_refusals_are_errors_and_the_connection_goes_on(node: tuple[SimulatedBackend, str]) -> None:
+def test_refusals_are_errors_and_the_connection_continues(
+    node: tuple[SimulatedBackend, str],
+) -> None:
     nvml, path = node
     with pytest.raises(RequestRejected, match="no workload"):
         SimulatedWork(path, [nvml.uuid(0)], "doom")

@@ -73,7 +73,7 @@ def test_the_gpus_on_the_bus_decide(
         assert found.driver["module"] == f"{tmp_path}/module/amdgpu"
 
 
-def test_of_two_vendors_one_is_managed_and_that_is_said_once(
+def test_of_two_vendors_one_is_managed_and_that_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = FoundBackend(Options(sysfs=str(bus(tmp_path, NVIDIA, AMD))))

@@ -191,7 +191,7 @@ def test_truth_lies_within_the_uncertainty_under_every_load() -> None:
     assert sum(covered) / len(covered) >= 0.94
 
 
-def test_a_counter_that_sees_all_is_made_use_of() -> None:
+def test_a_counter_that_covers_the_whole_period_is_used() -> None:
     """Whether hardware's counter sees more than its power reading is not known: both are met."""
     seed = seeds.fresh()
     errors: dict[str, list[float]] = {}

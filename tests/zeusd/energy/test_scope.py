@@ -81,7 +81,7 @@ def test_a_counter_that_starts_again_is_tested_again() -> None:
     assert chip.run(6) is Scope.MODULE
 
 
-def test_energy_is_the_gpus_whatever_its_counter_counts() -> None:
+def test_energy_is_the_gpus_for_every_counter_scope() -> None:
     """Power is integrated until the counter is known to count the GPU alone."""
     for counted_w in (GPU_W, MODULE_W, 300):
         chip = Chip(counted_w)

@@ -46,7 +46,7 @@ def test_the_rest_goes_to_the_largest_remainders() -> None:
     assert shares(2**62 - 1, [1, 2]) == [third, 2 * third]
 
 
-def test_a_holder_pays_for_all_that_its_gpu_draws() -> None:
+def test_a_holder_is_charged_everything_that_its_gpu_draws() -> None:
     strangers = [Claim(BOB), Claim(MONITOR)]
     for idle in (False, True):
         situation = Situation([Claim(JOB)], strangers, listed=True, idle=idle, unknown="down")
@@ -95,7 +95,7 @@ def test_several_share_by_use_and_its_bounds_are_those_of_activity() -> None:
     assert {one.method for one in split(100, 4, nobody)} == {Method.EQUAL}
 
 
-def test_what_an_idle_gpu_draws_is_shared_by_rule_and_the_rest_by_use() -> None:
+def test_idle_power_is_shared_by_rule_and_the_rest_by_use() -> None:
     situation = Situation(
         present=[Claim(ALICE), Claim(BOB)], used=[Claim(ALICE, 100)], idle_uw=40_000_000
     )

@@ -102,7 +102,7 @@ def test_another_period_is_found_again() -> None:
     assert errors[int(0.95 * len(errors))] < 1.0
 
 
-def test_a_sensor_that_stands_still_is_told_of_and_not_hammered() -> None:
+def test_a_sensor_that_does_not_update_is_reported_and_not_hammered() -> None:
     changes = every(100, 5)
     sensor = Sensor(changes + [change + 60 * SECOND for change in changes], 5)
     sensor.run(5 * SECOND)
@@ -126,14 +126,14 @@ def test_ticks_that_nobody_looked_at_are_counted() -> None:
     assert min(sensor.errors_ms(tick.t_ns)) < 1.0
 
 
-def test_what_changes_at_every_look_is_looked_at_calmly() -> None:
+def test_a_sensor_that_changes_at_every_reading_is_read_at_a_limited_rate() -> None:
     sensor = Sensor(every(0.5, 10), 1)
     sensor.run(10 * SECOND)
     looks = [t_ns for t_ns in sensor.looks if t_ns > 5 * SECOND]
     assert 200 < len(looks) < 260
 
 
-def test_a_sensor_without_a_period_is_not_searched_for_ever() -> None:
+def test_a_sensor_without_a_period_is_not_searched_forever() -> None:
     chance = random.Random(4)
     changes = [0]
     while changes[-1] < 60 * SECOND:
@@ -147,7 +147,7 @@ def test_a_sensor_without_a_period_is_not_searched_for_ever() -> None:
     assert len(seen) == pytest.approx(len(there), abs=2)
 
 
-def test_failed_looks_are_tried_again_ever_more_rarely_and_then_all_begins_anew() -> None:
+def test_failed_readings_are_retried_with_growing_pauses_and_then_everything_restarts() -> None:
     sensor = Sensor(every(100, 100), 1)
     sensor.run(10 * SECOND)
     pauses = []

@@ -208,7 +208,7 @@ def test_a_group_that_is_made_again_soon_is_the_same_job(world: World) -> None:
     assert usage(books) == {"7": 3000}
 
 
-def test_a_restart_loses_nothing_that_somebody_held(world: World) -> None:
+def test_a_restart_loses_nothing_that_someone_held(world: World) -> None:
     books = world.books()
     allocate(books, world, "7")
     world.tick(100, 10)
@@ -221,7 +221,7 @@ def test_a_restart_loses_nothing_that_somebody_held(world: World) -> None:
     assert usage(books) == {"7": 100 + 100 + 6000 + 100}
 
 
-def test_what_was_drawn_while_zeusd_was_down_and_nobody_held_is_unattributed(
+def test_energy_without_a_holder_while_zeusd_was_down_is_unattributed(
     world: World,
 ) -> None:
     books = world.books()
@@ -273,7 +273,7 @@ def test_a_driver_that_is_loaded_again_begins_a_new_history_without_a_step(tmp_p
     assert usage(books) == {"7": 1000 + 100, "8": 1000 + 200}
 
 
-def test_what_is_drawn_in_a_suspend_is_nobodys(world: World) -> None:
+def test_energy_drawn_during_a_suspend_is_unattributed(world: World) -> None:
     books = world.books()
     allocate(books, world, "7")
     for _ in range(3):
@@ -581,7 +581,7 @@ def test_jobs_of_half_a_minute_are_all_in_counters_scraped_once_a_minute(world: 
     assert stored == sum(30 * (100 + number) for number in range(20))
 
 
-def test_a_jobs_counter_goes_on_over_restarts_and_ends_some_minutes_after_it(
+def test_a_jobs_counter_continues_over_restarts_and_ends_some_minutes_after_it(
     world: World,
 ) -> None:
     books = world.books()
@@ -608,7 +608,7 @@ def test_a_jobs_counter_goes_on_over_restarts_and_ends_some_minutes_after_it(
     assert books.workloads() == []
 
 
-def test_what_fails_after_a_settlement_was_stored_charges_nothing_twice(
+def test_a_failure_after_a_stored_settlement_charges_nothing_twice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     books = world.books()
@@ -626,7 +626,7 @@ def test_what_fails_after_a_settlement_was_stored_charges_nothing_twice(
     assert usage(books) == {"7": 200}
 
 
-def test_a_ledger_of_the_first_version_goes_on(world: World) -> None:
+def test_a_ledger_of_the_first_version_continues(world: World) -> None:
     books = world.books()
     allocate(books, world, "7")
     world.tick(100, 10)

@@ -145,7 +145,7 @@ def test_a_part_beside_one_that_nobody_holds_is_not_charged_the_whole_gpu(shared
     assert one.methods == ["weights"]
 
 
-def test_processes_that_only_hold_memory_are_said_to_have_used_nothing(shared: Shared) -> None:
+def test_processes_that_only_hold_memory_have_used_nothing(shared: Shared) -> None:
     """Each second, on any GPU where two of them wait; no list is lost for it."""
     for _ in range(3):
         begin_ns = shared.gpu.now_ns

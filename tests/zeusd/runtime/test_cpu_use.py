@@ -167,7 +167,7 @@ def test_groups_that_a_user_made_count_for_that_user(groups: Groups) -> None:
     assert use.read() == {Account(Kind.USER, uid=1001): 100}
 
 
-def test_packages_are_charged_by_cpu_time_in_a_ledger_of_their_own(
+def test_packages_are_charged_by_cpu_time_in_their_own_ledger(
     tmp_path: Path, groups: Groups
 ) -> None:
     world = World(tmp_path)

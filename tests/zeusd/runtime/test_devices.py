@@ -23,7 +23,7 @@ def nvml() -> SimulatedBackend:
 
 @pytest.mark.parametrize("code", [3, 4, 10, 15, 16, 999])
 @pytest.mark.parametrize("call", CALLS)
-def test_an_error_while_a_gpu_is_looked_at_is_not_the_last_word(
+def test_an_error_while_a_gpu_is_opened_is_not_final(
     nvml: SimulatedBackend, call: str, code: int
 ) -> None:
     nvml.inject(0, call, code, count=2)
@@ -49,7 +49,7 @@ def test_news_are_reported_once(nvml: SimulatedBackend) -> None:
     assert inspector.look() is None
 
 
-def test_what_is_never_offered_is_known_after_some_looks() -> None:
+def test_a_control_that_is_never_offered_is_known_after_some_attempts() -> None:
     nvml = SimulatedBackend("1xp100")
     nvml.init()
     nvml.inject(0, "persistence_mode", 3)

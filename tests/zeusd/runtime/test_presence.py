@@ -139,7 +139,7 @@ def test_a_process_begins_after_the_one_that_had_its_pid(node: Node) -> None:
     assert node.present() == [(ALICE, 1.0, 1.255), (BOB, 1.255, None)]
 
 
-def test_who_cannot_be_identified_is_unattributed_and_not_the_neighbour(node: Node) -> None:
+def test_an_unidentified_process_is_unattributed_and_not_charged_to_a_neighbour(node: Node) -> None:
     node.processes.start(5, 0, ALICE)
     node.listed(5)
     node.listed(5, 77)

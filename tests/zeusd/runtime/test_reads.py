@@ -161,7 +161,7 @@ def test_a_state_from_before_a_write_counts_no_more(scene: Scene) -> None:
     assert (found[8], found[9]) == (2, 2)
 
 
-def test_processes_are_listed_once_a_second_whatever_is_written(scene: Scene) -> None:
+def test_processes_are_listed_once_a_second_during_any_write(scene: Scene) -> None:
     scene.ask("processes", gpus=[GPU0])
     scene.finish()
     scene.reads.written(GPU0)
@@ -234,7 +234,7 @@ def test_requests_of_one_connection_are_bounded_and_its_end_frees_them(scene: Sc
     assert all("error" not in body for _, body in scene.replies[1:])
 
 
-def test_what_is_late_unknown_or_out_of_reach_is_said_at_once(scene: Scene) -> None:
+def test_late_unknown_or_unreachable_requests_fail_at_once(scene: Scene) -> None:
     scene.state(deadline_ns=scene.now_ns - 1)
     assert scene.replies[-1][1]["error"]["code"] == "deadline_exceeded"
     scene.state("GPU-x")

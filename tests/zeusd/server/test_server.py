@@ -218,7 +218,7 @@ def publish(running: Running, name: str, number: int) -> None:
     running.on_loop(lambda: running.server.publish(name, sample))
 
 
-def test_samples_reach_who_subscribes_and_nobody_else(
+def test_samples_reach_only_subscribers(
     running: Running, context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -275,7 +275,7 @@ def test_an_attacker_is_closed_logged_once_and_nobody_else_notices(
     assert "broke a rule of the protocol" in caplog.text
 
 
-def test_what_came_before_the_end_still_counts(running: Running) -> None:
+def test_messages_before_the_end_still_count(running: Running) -> None:
     """Sets without a reply, and a goodbye, of a program that ends at once."""
     with shaken(running.path) as stream:
         stream.sendall(b"".join(frame(ask(number)) for number in range(60)))
@@ -294,7 +294,7 @@ def test_a_client_that_does_not_read_is_not_read_until_it_does(running: Running)
             assert msgpack.unpackb(message(stream))["id"] == number
 
 
-def test_a_client_that_is_owed_too_much_is_closed(running: Running) -> None:
+def test_a_client_with_too_many_pending_replies_is_disconnected(running: Running) -> None:
     running.echo.payload = bytes(2 << 20)
     with shaken(running.path) as stream:
         stream.sendall(frame(ask(1)))
@@ -360,7 +360,7 @@ def test_a_handshake_that_does_not_end_is_ended(
         assert msgpack.unpackb(message(honest))["id"] == 1
 
 
-def test_what_zeusd_itself_has_not_read_is_no_slow_handshake(
+def test_a_handshake_that_zeusd_has_not_read_is_not_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user over the rate is read late; connections made meanwhile must not pay for it."""
@@ -384,7 +384,7 @@ def test_what_zeusd_itself_has_not_read_is_no_slow_handshake(
         assert running.users()[0].faults == 0
 
 
-def test_who_sends_too_fast_is_read_later_and_never_closed(
+def test_a_client_that_sends_too_fast_is_read_later_and_never_closed(
     tmp_path: Path, context: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

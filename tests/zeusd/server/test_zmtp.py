@@ -148,7 +148,7 @@ BROKEN_HANDSHAKES = {
 
 @pytest.mark.parametrize("data", BROKEN_HANDSHAKES.values(), ids=BROKEN_HANDSHAKES)
 @pytest.mark.parametrize("step", [1, 7, 10_000])
-def test_what_breaks_a_rule_is_refused(data: bytes, step: int) -> None:
+def test_violations_of_the_protocol_are_refused(data: bytes, step: int) -> None:
     engine = Engine(Role.ROUTER)
     with pytest.raises(ProtocolError):
         for start in range(0, len(data), step):

@@ -141,7 +141,7 @@ def test_of_many_clocks_the_last_counts(gpu: Gpu) -> None:
     controller.end()
 
 
-def test_what_could_not_be_sent_is_sent_with_the_next_instruction(
+def test_a_message_that_could_not_be_sent_is_sent_with_the_next_instruction(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     controller = FrequencyController(0)
@@ -196,7 +196,7 @@ def test_a_clock_that_the_gpu_does_not_offer_is_the_nearest(
 
 
 @pytest.mark.parametrize("device", [-1, 4, True, "0", 1.0])
-def test_a_gpu_that_is_none_is_told_at_once(zeus: RunningDaemon, device: object) -> None:
+def test_an_invalid_gpu_is_reported_at_once(zeus: RunningDaemon, device: object) -> None:
     with pytest.raises(ValueError, match="GPU"):
         FrequencyController(device)
 
@@ -204,7 +204,7 @@ def test_a_gpu_that_is_none_is_told_at_once(zeus: RunningDaemon, device: object)
 # ---------------------------------------------------------------------------------- what goes wrong
 
 
-def test_clocks_that_may_not_be_set_are_told_once_and_training_goes_on(
+def test_clocks_that_may_not_be_set_are_reported_once_and_training_continues(
     zeus: RunningDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu = Gpu(zeus, 2)
@@ -283,7 +283,7 @@ def test_an_nvml_error_is_met_by_another_try(gpu: Gpu, caplog: pytest.LogCapture
     gpu.devices.clear_faults()
 
 
-def test_a_daemon_that_goes_and_comes_costs_nothing(
+def test_a_daemon_that_restarts_costs_nothing(
     monkeypatch: pytest.MonkeyPatch, fast: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -354,7 +354,7 @@ if how == "fork":
 
 
 @pytest.mark.parametrize("how", ["exit", "raise", "kill"])
-def test_clocks_go_back_however_the_process_ends(
+def test_clocks_are_restored_however_the_process_ends(
     zeus: RunningDaemon, gpu: Gpu, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = {**os.environ, "ZEUSD_SOCK_PATH": zeus.socket}

@@ -273,7 +273,7 @@ def test_without_readings_the_sweep_is_given_up(train: Callable[..., Training]) 
         assert said in profiler.failure
 
 
-def test_short_instructions_are_told_apart(virtual_node: OpenNode, tmp_path: Path) -> None:
+def test_short_instructions_are_distinguished(virtual_node: OpenNode, tmp_path: Path) -> None:
     """5 ms and 9 ms, of a sensor that ticks each 100 ms."""
     path = tmp_path / "own.csv"
     path.write_text(
@@ -319,7 +319,7 @@ def test_short_instructions_are_told_apart(virtual_node: OpenNode, tmp_path: Pat
         ({"floor_mhz": -5}, "floor_mhz"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(options: dict[str, float], said: str) -> None:
+def test_invalid_settings_are_reported(options: dict[str, float], said: str) -> None:
     with pytest.raises(PipelineFrequencyError, match=said):
         ProfilerSettings(**options)
 

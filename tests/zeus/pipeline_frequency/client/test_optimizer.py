@@ -295,14 +295,14 @@ def test_an_error_of_ours_ends_our_work_and_not_the_training(
         ({"num_microbatches": 0}, "num_microbatches"),
     ],
 )
-def test_wrong_arguments_are_told_at_once(
+def test_wrong_arguments_are_reported_at_once(
     rank: Callable[..., Rank], wrong: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
         PipelineFrequencyOptimizer(**{**ONE, "server_url": "http://127.0.0.1:1", **wrong})
 
 
-def test_without_torch_distributed_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_distributed_the_remedy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(RuntimeError, match="init_process_group"):
         PipelineFrequencyOptimizer(**ONE, server_url="http://127.0.0.1:1")
@@ -380,7 +380,7 @@ def test_a_server_that_never_answers_does_not_hold_training_up(
         ("progress", (200, [1, 2])),
     ],
 )
-def test_whatever_the_server_answers_it_is_asked_again(
+def test_the_server_is_asked_again_after_any_answer(
     rank: Callable[..., Rank], server: FakeServer, path: str, failure: tuple[int, Any]
 ) -> None:
     server.failures[path] = [failure] * 3
@@ -403,7 +403,7 @@ def test_a_server_without_plans_that_change_is_enough(
     assert len(warnings(caplog)) == 1
 
 
-def test_a_store_that_breaks_is_told(
+def test_a_store_that_breaks_is_reported(
     rank: Callable[..., Rank], server: FakeServer, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.broken = True
@@ -475,7 +475,9 @@ def test_it_is_a_callback_among_others(rank: Callable[..., Rank], server: FakeSe
     assert not one.optimizer._controller.working
 
 
-def test_clocks_go_back_when_training_fails(rank: Callable[..., Rank], server: FakeServer) -> None:
+def test_clocks_are_restored_when_training_fails(
+    rank: Callable[..., Rank], server: FakeServer
+) -> None:
     one = rank(server.url)
 
     def train() -> None:
@@ -547,7 +549,7 @@ def test_instructions_are_profiled_sent_and_then_planned(
     assert warnings(caplog) == []
 
 
-def test_what_cannot_be_profiled_is_told_and_training_goes_on(
+def test_a_failed_profile_is_reported_and_training_continues(
     rank: Callable[..., Rank], server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = ProfilerSettings(start_after=0, iterations=1, most_iterations=2)

@@ -63,7 +63,7 @@ def readings(
 
 @pytest.mark.parametrize(("tick_ms", "window_ms"), [(100, 25), (100, 100), (20, 10), (100, 50)])
 @pytest.mark.parametrize("scale", [0.2, 1.0, 2.0])
-def test_powers_are_found_whatever_sensor_and_length(
+def test_powers_are_found_for_any_sensor_and_length(
     tick_ms: int, window_ms: int, scale: float
 ) -> None:
     chance = random.Random(f"{tick_ms}:{window_ms}:{scale}")
@@ -119,7 +119,7 @@ def test_a_tick_that_was_missed_is_no_reading_of_all_the_time_since() -> None:
     assert mixtures(spans, shown, None)[2] == ({"b": 1.0}, 0.002)
 
 
-def test_what_cannot_be_told_is_not_told() -> None:
+def test_powers_that_cannot_be_determined_are_not_returned() -> None:
     assert fit([]) == {}
     assert fit([({"a": 0.5, "b": 0.5}, 100.0)] * 20) == {}
     assert mixtures([], [(1, 1), (2, 2)], None) == []

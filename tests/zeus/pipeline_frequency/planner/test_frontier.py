@@ -160,7 +160,7 @@ def test_times_may_be_whole_numbers() -> None:
 
 
 @pytest.mark.parametrize("ask_for", ["deadline", "straggler", "max_slowdown"])
-def test_a_time_that_is_no_number_is_told(ask_for: str) -> None:
+def test_a_time_that_is_no_number_is_reported(ask_for: str) -> None:
     planner = Planner(measured("a100", 4), one_f_one_b(4, 2), p2p_power_w=80.0)
     with pytest.raises(PipelineFrequencyError, match=r"number of seconds|at least 1"):
         getattr(planner, ask_for)(float("nan"))

@@ -211,7 +211,7 @@ def test_a_straggler_makes_plans_slower_than_the_cheapest() -> None:
     )
 
 
-def test_a_deadline_that_no_plan_keeps_is_told() -> None:
+def test_a_deadline_that_no_plan_keeps_is_reported() -> None:
     planner = Planner(measured("a100", 4), one_f_one_b(4, 4), p2p_power_w=83.64)
     with pytest.raises(PipelineFrequencyError, match=r"the fastest takes 1\.04"):
         planner.deadline(1.0)
@@ -314,7 +314,7 @@ def test_progress_ends_where_it_said_it_would() -> None:
     assert told[-1][0] == told[-1][1]
 
 
-def test_what_does_not_fit_is_told() -> None:
+def test_a_plan_that_does_not_fit_is_reported() -> None:
     with pytest.raises(PipelineFrequencyError, match="8 stages and the pipeline 4"):
         Planner(measured("a100"), one_f_one_b(4, 4), p2p_power_w=80)
     with pytest.raises(PipelineFrequencyError, match="blocking power"):

@@ -166,7 +166,7 @@ def test_changes_of_clocks_that_take_time_are_counted() -> None:
     assert peak_w <= 700
 
 
-def test_what_cannot_be_is_one_sentence() -> None:
+def test_an_impossible_bound_is_reported_in_one_sentence() -> None:
     planner = _pipeline()
     with pytest.raises(PipelineFrequencyError, match="at its lowest settings the pipeline draws"):
         planner.bounded([PowerBound(peak_w=350)])

@@ -73,7 +73,7 @@ def run(watch: DriftWatch, ranks: int, iterations: range, pace: Pace) -> list[in
     return found
 
 
-def test_a_stage_that_gets_slower_is_seen_and_its_times_are_told() -> None:
+def test_a_stage_that_gets_slower_is_detected_and_its_times_are_reported() -> None:
     seen = watch()
     assert run(seen, 2, range(50), lambda rank, name, n: 1.06 if rank else 1.0) == [
         RULES.window + RULES.patience - 2
@@ -98,7 +98,7 @@ def test_of_an_instruction_that_waits_the_others_count() -> None:
     assert set(seen.paces.values()) == {1.0}
 
 
-def test_what_makes_all_slower_or_is_no_drift_changes_no_plan() -> None:
+def test_a_common_slowdown_or_no_drift_changes_no_plan() -> None:
     rnd = random.Random(fresh())
     assert run(watch(), 2, range(60), lambda rank, name, n: 1.3) == []
     assert run(watch(), 2, range(60), lambda rank, name, n: 2.5 if rank else 1.0) == []
@@ -228,7 +228,7 @@ def test_a_plan_that_was_chosen_by_its_number_stays_about_as_fast() -> None:
     assert job.initial == Choice(automatic=True)
 
 
-def test_the_server_plans_again_and_all_ranks_are_told(serve: Serve, tmp_path: Any) -> None:
+def test_the_server_plans_again_and_all_ranks_get_the_plan(serve: Serve, tmp_path: Any) -> None:
     profile = measured("a100").pick([0, 3, 7])
     frontier = planner(profile).frontier(12)
     folder = tmp_path / "plans"

@@ -115,7 +115,9 @@ assert app.settings.scheduler.__name__ == "OnlineSolution"
         ("DATABASE", "/proc/nowhere/x", "the database /proc/nowhere/x cannot be used"),
     ],
 )
-def test_a_bad_setting_is_one_sentence(tmp_path: Path, name: str, value: str, words: str) -> None:
+def test_a_bad_setting_is_reported_in_one_sentence(
+    tmp_path: Path, name: str, value: str, words: str
+) -> None:
     (tmp_path / "evil.py").write_text("[open('/tmp/x')]")
     env = {n: v for n, v in os.environ.items() if not n.startswith("ZEUS_PFO_")}
     env[f"ZEUS_PFO_{name}"] = value
@@ -127,7 +129,7 @@ def test_a_bad_setting_is_one_sentence(tmp_path: Path, name: str, value: str, wo
     assert len(ran.stderr.splitlines()) <= 5
 
 
-def test_a_killed_server_comes_back_with_all_it_knew(
+def test_a_killed_server_restarts_with_its_whole_state(
     tmp_path: Path, settings: dict[str, str]
 ) -> None:
     with running_server(tmp_path, settings) as server:
