@@ -1,6 +1,6 @@
-"""A connection to one member of etcd, with TLS if asked: aetcd 1.0 opens plain channels only.
+"""A connection to one member of etcd, optionally with TLS: aetcd 1.0 opens only plain channels.
 
-The files are read with each connection, so that renewed certificates are taken without a restart.
+The files are read for each connection, so that renewed certificates are used without a restart.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Tls:
-    """Files in PEM.
+    """TLS files in PEM format.
 
     Attributes:
         ca: Certificates of the authority that signed etcd's.
-        cert: Our certificate; None: etcd asks for none. With `--client-cert-auth`, its common name
-            is the user whose roles count.
+        cert: The client certificate; None: etcd requires none. With `--client-cert-auth`, its
+            common name is the etcd user.
         key: Its private key.
     """
 
@@ -32,10 +32,10 @@ def connect(endpoint: str, tls: Tls | None, timeout_s: float) -> Any:
     Args:
         endpoint: `host:port`.
         tls: None: without TLS.
-        timeout_s: Of each request.
+        timeout_s: Time limit of each request.
 
     Raises:
-        ValueError: A file cannot be read, or the endpoint is none.
+        ValueError: A file cannot be read, or the endpoint is not valid.
     """
     import aetcd
 
@@ -55,7 +55,7 @@ def _secure_client(endpoint: str, tls: Tls, timeout_s: float) -> Any:
     credentials = grpc.ssl_channel_credentials(_read(tls.ca), _read(tls.key), _read(tls.cert))
 
     class Secure(aetcd.Client):  # type: ignore[misc]  # aetcd has no types
-        """Differs in the channel alone."""
+        """Differs from its base only in the channel."""
 
         channel: Any
         kvstub: Any

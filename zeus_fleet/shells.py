@@ -1,4 +1,5 @@
-"""Around the cores: loops that ask etcd and zeusd. An agent per node, any number of allocators."""
+"""I/O around the cores: loops that use etcd and zeusd. An agent per node, any number of
+allocators."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ PLAN_S = 1.0
 log = logging.getLogger("zeus_fleet")
 
 REPEATED_S = 60.0
-"""How often to log that something still does not answer."""
+"""Period of log records about a failure that continues."""
 
 
 def _outage(of: str) -> Outage:
@@ -30,7 +31,7 @@ def _outage(of: str) -> Outage:
 
 
 def clock_ns() -> int:
-    """Time that counts while the machine sleeps."""
+    """CLOCK_BOOTTIME, which counts during suspend."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
@@ -43,16 +44,16 @@ async def run_agent(
     clock: Callable[[], int] = clock_ns,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Keeps a node's ceilings as the plan says, until it is cancelled.
+    """Applies the plan to a node's ceilings until it is cancelled.
 
-    It begins at the floor, whether or not etcd answers: it does not know what an agent before it
-    was granted, and after a boot the driver's default is in force.
+    It starts at the floor, even if etcd responds: it does not know what was granted to an earlier
+    agent, and after a boot the driver's default is in force.
 
     Args:
-        name: As the budget lists it.
-        store: Where plan and budget are.
-        gpus: Of the node.
-        timing: As everybody has it.
+        name: The node's name in the budget.
+        store: The store with plan and budget.
+        gpus: The node's GPUs.
+        timing: The common times.
         clock: CLOCK_BOOTTIME.
         ready: Called when all GPUs are at the floor.
     """
@@ -75,15 +76,15 @@ async def run_agent(
             await _carry_out(node, gpus, node.wants(load.wanted_mw, clock()), clock)
             zeusd.succeeded()
         except ZeusIpcError as error:
-            zeusd.failed(f"zeusd does not say what is computed: {error}")
+            zeusd.failed(f"zeusd does not report the GPUs' work: {error}")
         beat = node.heartbeat(clock())
         try:
             answer = await store.beat(name, beat, None if works == written else works)
             etcd.succeeded()
             if answer is None:
-                log.error("another agent speaks for %s; stop one of the two", name)
+                log.error("another agent is running for %s; stop one of the two", name)
             else:
-                # Now and then again: the store may have begun empty.
+                # Repeat it occasionally, because the store may have been recreated empty.
                 written = works if beat.number % 50 else None
                 command = node.answered(
                     beat.number, answer.plan, answer.budget, clock(), answer.limits_mw
@@ -95,7 +96,7 @@ async def run_agent(
 
 
 async def _begin(name: str, gpus: Gpus, timing: Timing, clock: Callable[[], int]) -> None:
-    """Brings all GPUs to the floor, as far as they go down."""
+    """Lowers all GPUs to the floor, as far as possible."""
     while True:
         try:
             node = Node(name, gpus.ranges, await asyncio.to_thread(gpus.holds_mw), timing)
@@ -141,13 +142,13 @@ async def run_allocator(
     jobs: ByJobs | None = None,
     clock: Callable[[], int] = clock_ns,
 ) -> None:
-    """Plans whenever it is elected, until it is cancelled.
+    """Computes plans whenever it is elected, until it is cancelled.
 
     Args:
-        name: Of this allocator, unlike any other's.
-        store: Where the plan is.
-        core: Plans.
-        jobs: The core's policy, if it says how a node's GPUs share.
+        name: Unique name of this allocator.
+        store: The store with the plan.
+        core: Computes plans.
+        jobs: The core's policy, if it divides a node's grant among its GPUs.
         clock: CLOCK_BOOTTIME.
     """
     advised: dict[str, dict[int, int]] = {}
@@ -171,7 +172,7 @@ async def run_allocator(
                 commit = None if snapshot is None else core.plan(snapshot, clock())
                 before = None if snapshot is None else snapshot.plan
                 if commit is not None and not await store.commit(commit, revisions, before):
-                    log.info("the plan was not written: something has changed meanwhile")
+                    log.info("the plan was not written: its inputs have changed meanwhile")
                 if jobs is not None:
                     await _advise(store, jobs, advised)
             etcd.succeeded()
@@ -181,17 +182,17 @@ async def run_allocator(
 
 
 async def _keep_schedule(store: Store, read: Snapshot) -> bool:
-    """Writes the budget that events ask for now; whether there was anything to write."""
+    """Writes the present budget according to the events; returns whether it changed."""
     budget = schedule.due(read.budget, time.time())
     if budget is read.budget:
         return False
-    log.info("the site's limit is %g W now", budget.site.limit_mw / 1000)
+    log.info("the site's limit is now %g W", budget.site.limit_mw / 1000)
     await store.set_budget(budget, read.budget_revision)
     return True
 
 
 async def _advise(store: Store, jobs: ByJobs, advised: dict[str, dict[int, int]]) -> None:
-    """Says how nodes divide their grants, where that has changed."""
+    """Writes how nodes divide their grants, if that has changed."""
     new = jobs.limits_mw.items()
     changed = {node: limits for node, limits in new if advised.get(node) != limits}
     if changed:
