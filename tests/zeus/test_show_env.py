@@ -258,7 +258,10 @@ def test_counters_of_powercap_are_listed_with_whether_they_can_be_read(
     [
         ("000001ffffffffff", "effective: the driver lets"),
         ("0000000000200000", "effective: the driver lets"),
-        ("000001ffffdfffff", "not effective: the driver refuses to set limits and clocks; run zeusd"),
+        (
+            "000001ffffdfffff",
+            "not effective: the driver refuses to set limits and clocks; run zeusd",
+        ),
     ],
 )
 def test_the_capability_is_what_is_effective(
