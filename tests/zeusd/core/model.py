@@ -90,11 +90,13 @@ class Program:
     """It sends no heartbeat because it computes, for so long already."""
     wants: bool = False
     """It has asked for something since it last let go of everything."""
+    beats: bool = False
+    """It has asked for something: its client sends heartbeats from then on."""
 
 
 def _is_busy(program: Program) -> bool:
     """Whether a process sends heartbeats, or computes; else nothing comes of it as time passes."""
-    return program.alive and not program.stopped and (program.wants or program.computing)
+    return program.alive and not program.stopped and (program.beats or program.computing)
 
 
 class Model(World):
@@ -132,7 +134,7 @@ class Model(World):
             if program.conn == 0:
                 self._reconnect(program)
             if op not in ("release", "heartbeat"):
-                program.wants = True
+                program.wants = program.beats = True
             self._guarded(lambda: self.ask(program.conn, op, **arguments))
             if op == "release" and not arguments.get("gpus") and self.up:
                 program.wants = False  # what was asked is done, or will be
@@ -211,7 +213,7 @@ class Model(World):
                         program.blameless = False
                 else:
                     program.silent_s = 0.0
-                    if program.wants:  # a client that holds nothing sends none
+                    if program.beats:
                         self.request(program, "heartbeat")
             if self.up:
                 self._guarded(lambda: self.apply(self.core.tick(self.now_ns)))
