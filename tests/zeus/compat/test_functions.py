@@ -1,4 +1,4 @@
-"""What programs for ml-energy/zeus call and this project has no other use for."""
+"""Functions that programs for ml-energy/zeus call and this project has no other use for."""
 
 from __future__ import annotations
 

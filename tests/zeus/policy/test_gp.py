@@ -1,4 +1,4 @@
-"""The default policy: what it learns of neighbours, what it stays away from, what it forgets."""
+"""The default policy: what it learns of neighbors, what it avoids, and what it forgets."""
 
 from __future__ import annotations
 

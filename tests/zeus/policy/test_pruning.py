@@ -53,7 +53,7 @@ def test_a_size_is_asked_for_until_its_result_is_there_and_others_are_refused() 
 
 def test_misses_in_every_direction_leave_the_default() -> None:
     manager = PruningExploreManager([32, 64], 64)
-    assert walk(manager, {32, 64}, {}) == [64, 64]  # a second round, of what is left
+    assert walk(manager, {32, 64}, {}) == [64, 64]  # a second round, over the remaining sizes
     assert manager.batch_sizes == [64]
 
 

@@ -17,7 +17,7 @@ JOB = Job("d", "n", "Adam", 0.5, 10, 64, 0.1, command=["run", "{bs}", "--x={bs}"
 
 
 class Always(BatchSizeOptimizer):
-    """The same size, and no bound of its own."""
+    """The same size, without its own bound."""
 
     name = "always"
 

@@ -1,4 +1,4 @@
-"""The core on its own: what it has its shell do, whatever comes of that."""
+"""The core alone: the commands that it gives its shell, for any outcome of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Shell:
         self.answers = True
         self.leases_lost = 0
         self.held = HIGHEST
-        self.wanted: int | None = None  # what was not answered
+        self.wanted: int | None = None  # the unanswered command
         self.done: list[Action] = []
         self.unread: deque[tuple[do.Part | None, int, float]] = deque()
         self.open: tuple[int, float, set[int]] | None = None

@@ -86,7 +86,7 @@ def hf_trainer(
     after: list[transformers.TrainerCallback] | None = None,
     **options: Any,
 ) -> transformers.Trainer:
-    """A trainer whose epochs have as many steps as it is told."""
+    """A trainer whose epochs have a given number of steps."""
     batches = steps * options.get("gradient_accumulation_steps", 1)
     arguments = {
         "per_device_train_batch_size": 1,
@@ -325,7 +325,7 @@ def test_after_an_error_the_same_callback_trains_again(
     with pytest.raises(type(error)):
         trainer.train()
     work.wait()
-    node.clock.sleep(60)  # someone looks for the fault
+    node.clock.sleep(60)  # someone debugs the failure
     with plo:
         trainer.train()
     assert_right(plo, expected)

@@ -52,7 +52,7 @@ def test_the_selector_of_rank_0_decides(party: MakeParty, selector: Any, limit_w
 def test_in_lockstep_all_change_limits_at_the_same_steps(
     party: MakeParty, search: str, seed: int
 ) -> None:
-    # Within a step processes come in any order: who begins it before rank 0 sees no command of it.
+    # Within a step, processes come in any order: one that begins before rank 0 gets no command.
     job = party(4, search=search, randomness=random.Random(seed)).begin().run(500)
     assert len(job[0].limits) > 2
     for process in job.processes[1:]:
@@ -315,7 +315,7 @@ def test_a_profile_is_believed_by_optimizers_made_before_the_processes_meet(
     job.assert_chosen(150)
     kept = path.read_text()
 
-    if launched:  # by torchrun, as its environment says
+    if launched:  # by torchrun, according to its environment
         monkeypatch.setenv("WORLD_SIZE", "2")
     again = party(2, optimum_selector=Energy(), profile_path=path)
     again.met = False

@@ -163,7 +163,7 @@ def test_a_selector_that_fails_stops_all(party: MakeParty) -> None:
 
 @dataclass
 class Fate:
-    """What is in store for a job, from a seed."""
+    """The events of a job, from a seed."""
 
     seed: int
 
@@ -183,7 +183,7 @@ class Fate:
             warmup_steps=chance.choice([0, 2, 10]),
         )
         self.free = chance.random() < 0.5
-        # Who is alone with its interruptions may have no word to say for long.
+        # A rank that is alone with its interruptions may be silent for long.
         self.faults = self.starved = False
         for process in job.processes:
             process.slow = chance.uniform(0.7, 1.4)

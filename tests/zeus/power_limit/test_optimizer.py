@@ -625,7 +625,7 @@ def test_a_search_publishes_what_each_limit_is_worth(node: VirtualNode, work: Wo
 
 
 class BoundGpus:
-    """GPUs whose fleet's ceiling is raised after some looks; None: there is none."""
+    """GPUs whose fleet ceiling is raised after some readings; None: there is none."""
 
     def __init__(self, looks: int | None) -> None:
         self.looks = looks

@@ -1,4 +1,4 @@
-"""What a report says of estimates."""
+"""How a report shows estimates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches on their own: what they measure, when they end, and what they make of noise."""
+"""Searches alone: what they measure, when they end, and how they treat noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs beside an engine: recorder, meter, accountant, service."""
+"""The parts beside an engine: recorder, meter, accountant, service."""
 
 from __future__ import annotations
 

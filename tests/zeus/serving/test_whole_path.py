@@ -22,7 +22,7 @@ from zeus_ipc.simulation import SimulatedWork
 
 
 class Engine:
-    """Runs steps of 10 ms until it is stopped, whatever else has ended."""
+    """Runs steps of 10 ms until it is stopped, even if everything else has ended."""
 
     def __init__(self, path: str) -> None:
         self.steps = 0

@@ -1,4 +1,4 @@
-"""Clocks through a real zeusd, or without one, and what goes wrong with them."""
+"""Clocks through a real zeusd or without one, and failures of both."""
 
 from __future__ import annotations
 

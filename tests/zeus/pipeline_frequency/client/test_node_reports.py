@@ -24,7 +24,7 @@ RANKS = 3
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In a folder of its own, whose name leaves room for that of a socket."""
+    """In its own folder, whose name leaves room for that of a socket."""
     monkeypatch.setattr(connection, "REPORT_INTERVAL_S", 0.05)
     with tempfile.TemporaryDirectory(prefix="zeus") as folder:
         monkeypatch.setattr(node_reports.tempfile, "gettempdir", lambda: folder)

@@ -1,4 +1,4 @@
-"""The optimizer of one rank: its plan, its server, and what goes wrong with either."""
+"""The optimizer of one rank: its plan, its server, and failures of both."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def test_a_server_that_is_not_there_costs_nothing_and_is_waited_for(
     server.stop()
     begin = time.monotonic()
     one = rank(f"http://127.0.0.1:{port}")
-    assert time.monotonic() - begin < 5  # not `wait_s`: who refuses is not waited for
+    assert time.monotonic() - begin < 5  # not `wait_s`: a server that refuses is not waited for
     assert one.step() == [-1] * 4
     assert len(warnings(caplog)) == 1
     assert "cannot be reached" in warnings(caplog)[0]

@@ -110,7 +110,7 @@ def test_mixtures_know_what_each_reading_saw() -> None:
     ]
     found = mixtures(spans, shown, None)
     assert found[0] == ({"a": pytest.approx(5 / 7), "b": pytest.approx(2 / 7)}, 0.002)
-    assert len(found) == 3  # the last one ends after what is known
+    assert len(found) == 3  # the last one ends after the known range
 
 
 def test_a_tick_that_was_missed_is_no_reading_of_all_the_time_since() -> None:

@@ -1,4 +1,4 @@
-"""Who is late, and what the others do then."""
+"""Which pipeline is late, and how the others respond."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_without_reports_of_all_ranks_nothing_is_decided_nor_kept_forever() -> N
 
 
 def test_each_rank_of_a_large_job_may_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one of them costs must not grow with their number."""
+    """The cost of each must not grow with their number."""
     made: list[object] = []
 
     class Counted(deque[float]):
