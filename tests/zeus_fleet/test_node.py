@@ -1,4 +1,4 @@
-"""A node's side of the protocol: which limits it asks of zeusd, and what it says of itself."""
+"""A node's side of the protocol: the limits that it requests of zeusd, and its own messages."""
 
 from __future__ import annotations
 

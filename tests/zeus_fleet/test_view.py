@@ -1,4 +1,4 @@
-"""What people see of a budget, and what is reported of an event."""
+"""The view of a budget, and the report of an event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program waits for a daemon that does not answer, by the waits that it asks for."""
+"""How long a program waits for a daemon that does not answer, by the waits that it requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from zeus_ipc.errors import (
 
 
 class Daemon:
-    """As a transport. While it is silent, what is asked of it waits in vain: no time passes."""
+    """A fake transport. While it is silent, requests wait without an answer: no time passes."""
 
     used = True
     in_process = False
@@ -104,7 +104,7 @@ def late(
 def test_answers_that_come_late_draw_on_one_budget(
     daemon: Daemon, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a driver is stuck: zeusd says so at each request's deadline."""
+    """As with a driver that hangs: zeusd reports it at each request's deadline."""
     clock_s, _ = late(daemon, monkeypatch, math.inf)
     for _ in range(3):
         with bounded():

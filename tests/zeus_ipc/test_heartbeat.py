@@ -1,4 +1,4 @@
-"""The thread that says that the application is alive."""
+"""The thread that sends the application's heartbeats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zeus_ipc.heartbeat import Heartbeat
 
 
 class Daemon:
-    """A transport that answers by itself, and notes who asked for what."""
+    """A transport that answers by itself, and records the callers."""
 
     in_process = False
 
@@ -92,7 +92,7 @@ def test_without_it_the_program_beats_itself() -> None:
 
 
 def test_a_deferred_failure_is_raised_at_the_next_call() -> None:
-    """The thread gets the reply that tells of it; the program must learn of it all the same."""
+    """The thread gets the reply that reports it; the program must still learn of it."""
     daemon = Daemon()
     with Client(transport=daemon) as client:
         client.set_power_limit("GPU-x", 1)

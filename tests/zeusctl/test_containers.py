@@ -1,4 +1,4 @@
-"""What `zeusctl doctor` says in containers, right ones and wrong ones."""
+"""The output of `zeusctl doctor` in containers, correct ones and wrong ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def line_of(out: str, name: str) -> str:
-    """What the doctor says under a name, with what to do."""
+    """The doctor's line with a name, with its advice."""
     before, found, after = out.partition(f"{name:10} ")
     assert found, out
     state = before.splitlines()[-1].strip()

@@ -42,7 +42,7 @@ parquet = late("pyarrow.parquet")
 
 
 def rows(ctl: Ctl, *options: str) -> dict[str, dict[str, str]]:
-    """The rows of the CSV, by what they are called."""
+    """The rows of the CSV, by name."""
     found = csv.DictReader(io.StringIO(ctl("energy", "--format", "csv", *options).out))
     return {f"{one['kind']} {one['name'] or one['user']}".strip(): one for one in found}
 

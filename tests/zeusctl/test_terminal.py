@@ -30,7 +30,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 class Terminal:
-    """A program in a terminal of its own.
+    """A program in its own terminal.
 
     Attributes:
         text: What the terminal has shown so far, with its escapes.
@@ -52,7 +52,7 @@ class Terminal:
         os.close(slave)
 
     def read(self, timeout_s: float = 0.1) -> str:
-        """What is shown now."""
+        """The screen's content."""
         with contextlib.suppress(OSError):
             while select.select([self._master], [], [], timeout_s)[0]:
                 data = os.read(self._master, 65536)
@@ -269,7 +269,7 @@ SHELLS = ["bash", *(pytest.param(one, marks=pytest.mark.needs(one)) for one in (
 
 
 def complete(daemon: RunningDaemon, shell: str, tmp_path: Path, words: str) -> list[str]:
-    """What a real shell, told by `zeusctl completion`, would complete the words to."""
+    """The completions of a real shell with the script of `zeusctl completion`."""
     env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir(exist_ok=True)
@@ -290,7 +290,7 @@ def complete(daemon: RunningDaemon, shell: str, tmp_path: Path, words: str) -> l
     elif shell == "fish":
         source = f"source {path}; complete -C '{words} '"
     else:
-        # Outside of a widget zsh completes nothing: what the script hands over is printed instead.
+        # Outside of a widget zsh completes nothing, so the script's words are printed instead.
         shows = "for one; do [[ $one == completions* ]] && print -rl -- ${(P)one}; done"
         source = (
             f"compdef() {{ true }}; _describe() {{ {shows} }}; compadd() {{ {shows} }}; "

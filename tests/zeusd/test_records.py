@@ -1,4 +1,4 @@
-"""The journal's records: what is left of a file of which something is damaged."""
+"""The journal's records: what remains of a damaged file."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def garbled(byte: int, rng: random.Random) -> list[int]:
 
 
 def test_any_damaged_byte_loses_at_most_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What a line holds depends on nothing else: the lines that are whole are decoded once.
+    # A line does not depend on others, so whole lines are decoded once.
     monkeypatch.setattr(records, "_content", functools.lru_cache(100)(records._content))
     seed = seeds.fresh()
     rng = random.Random(seed)

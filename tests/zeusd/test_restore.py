@@ -1,4 +1,4 @@
-"""`zeusd restore`: what is left to do when no zeusd lives."""
+"""`zeusd restore`: pending restores without a zeusd."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Wreck:
-    """A zeusd that was killed while a process held everything, and what it left."""
+    """A zeusd that was killed while a process held everything, and its journal."""
 
     def __init__(
         self, directory: Path, daemon: RunningDaemon, double: NvmlDouble, helper: Path
@@ -164,7 +164,7 @@ def test_it_keeps_leases_of_running_processes_unless_all_are_requested(wreck: Wr
     assert wreck.written() == []
     assert wreck.run("--all").returncode == 0
     assert wreck.limits() == [LIMIT, LIMIT]
-    # The next zeusd tells the holder, which lives, that it lost its leases.
+    # The next zeusd informs the running holder that it lost its leases.
     wreck.daemon.start_again()
     wreck.daemon.wait_until_serving(2)
     lost = [key for key in journal(wreck) if key.startswith("lost/")]

@@ -285,7 +285,7 @@ class _Flat(Job):
 
 
 def test_the_search_ends_once_it_knows_that_no_limit_lowers_the_power() -> None:
-    """It measures the highest limit beside the lowest, and does not go on to tell them apart."""
+    """It measures the highest limit beside the lowest, and stops before they are distinguished."""
     for seed in range(12):
         job = _Flat(seed, draws_w=88.0)
         assert set(search(adaptive(Energy()), job)) == {LIMITS[0], LIMITS[-1]}

@@ -80,7 +80,7 @@ def test_a_control_that_the_driver_does_not_offer_after_all_fails_nothing() -> N
 
 
 class _Noted:
-    """A load that only notes what is asked of it."""
+    """A load that only records the calls."""
 
     name = "noted"
 

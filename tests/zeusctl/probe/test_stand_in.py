@@ -1,4 +1,4 @@
-"""The probe finds what the C stand-in was set to, and notices a driver that lies.
+"""The probe finds the settings of the C stand-in, and detects wrong values.
 
 Nothing was tuned on these stand-ins: thresholds come from test_analysis.py.
 """

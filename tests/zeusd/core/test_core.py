@@ -1,4 +1,4 @@
-"""Leases, sets and restores, by what reaches the devices, the journal and the clients."""
+"""Leases, sets and restores, by their effects on devices, journal and clients."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_a_ttl_survives_a_restart_and_starts_over(world: World) -> None:
 
 
 def test_a_process_that_lost_its_last_connection_has_a_moment_to_reconnect(world: World) -> None:
-    """exec() closes the connection, and the pidfd does not tell."""
+    """exec() closes the connection, and the pidfd does not report it."""
     world.connect(1)
     world.connect(2, pid=1)
     world.set_power(1, 200)
@@ -205,7 +205,7 @@ def test_a_stall_is_forgiven_once_for_each_heartbeat(world: World) -> None:
 
 
 def test_a_restart_is_forgiven_once_for_each_heartbeat(world: World) -> None:
-    """To make zeusd start again keeps no hung holder's lease alive."""
+    """Restarting zeusd does not keep a hung holder's lease alive."""
     process = world.connect(1)
     world.set_power(1, 200)
     for _ in range(20):
@@ -446,7 +446,7 @@ def test_a_reload_is_what_a_crash_afterwards_goes_by(world: World) -> None:
 
 
 def test_a_released_lease_stays_released_over_a_crash(world: World) -> None:
-    """Its holder lives and beats; the value must go back all the same."""
+    """Its holder is alive and sends heartbeats; the value must still be restored."""
     process = world.connect(1)
     world.set_power(1, 200)
     world.faults[POWER] = 15
@@ -517,7 +517,7 @@ def test_a_restart_keeps_what_a_stop_restores(world: World) -> None:
 
 
 def test_requests_queued_when_a_stop_begins_acquire_no_lease(world: World) -> None:
-    """Else the stop would restore what one process held, and leave what the next one set."""
+    """Otherwise the stop would restore one process's value, and leave the next one's."""
     world.connect(1)
     world.connect(2)
     world.set_power(1, 200)

@@ -1,4 +1,4 @@
-"""The leased set: what a lease adds to what others have requested, and takes out again."""
+"""The leased set: what a lease adds to the requests of others, and what it clears."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_profile_that_others_clear_during_a_set_stays_cleared(world: World) ->
     world.values[MINE] = (7, 9)
     world.hold = True
     number = world.ask(ALICE, "set", gpus=[GPU0], control="power_profile", value=[])
-    world._device(world.held.pop(0))  # what is in force is read
+    world._device(world.held.pop(0))  # the value in force is read
     world.values[MINE] = (9,)
     world.hold = False
     world._device(world.held.pop(0))
@@ -163,7 +163,7 @@ def test_a_restore_takes_out_what_was_added_and_fails_like_any_other() -> None:
 
 
 def test_a_restore_is_over_when_what_was_added_is_gone() -> None:
-    """Whatever others choose while it is written, by a driver that may ignore it."""
+    """Others choose profiles while it is written, with a driver that may ignore it."""
     plan = Plan(target=(8,), values=((8,), (1, 8)), merges=True)
     for holds, kind in (((1,), "failed"), ((1, 7), "failed"), ((), "restored"), ((7,), "restored")):
         steps = restore_steps(plan)

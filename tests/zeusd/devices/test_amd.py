@@ -1,4 +1,4 @@
-"""The AMD backend on the C stand-in for libamd_smi: what differs from other vendors."""
+"""The AMD backend on the C stand-in for libamd_smi: its differences from other vendors."""
 
 from __future__ import annotations
 

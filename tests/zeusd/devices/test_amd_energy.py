@@ -14,7 +14,7 @@ def counts(joules: float) -> int:
 def run(
     counter: EnergyCounter, seconds: float, share: float, watts: int = 500, from_s: float = 0.0
 ) -> list[int | None]:
-    """Ten readings a second; the counter sees `share` of what is drawn, after 1000 J."""
+    """Ten readings a second; the counter counts `share` of the energy, from 1000 J on."""
     found = []
     for tick in range(round(seconds * 10) + 1):
         t_s = from_s + tick / 10

@@ -1,4 +1,4 @@
-"""What every backend keeps to, whatever its vendor: the same cases on each."""
+"""The contract of every backend, of any vendor: the same cases on each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from zeusd.devices.simulated import SimulatedBackend
 
 @dataclass
 class Case:
-    """A node of two GPUs, and what a test may do to it.
+    """A node with two GPUs, and the changes that a test may make to it.
 
     Attributes:
         backend: Its backend, initialised.

@@ -67,7 +67,7 @@ def test_some_work_may_stay_queued(node: tuple[SimulatedBackend, str]) -> None:
         two_s = time.monotonic() - start
     from zeusd.devices.simulated.workloads import catalog
 
-    assert two_s >= 0.99 * catalog()[FAST].unit_s[-1]  # what was queued was still to be done
+    assert two_s >= 0.99 * catalog()[FAST].unit_s[-1]  # the queue was still to be processed
 
 
 def test_the_work_of_a_killed_process_ends(node: tuple[SimulatedBackend, str]) -> None:

@@ -84,7 +84,7 @@ def test_over_long_windows_it_is_what_the_counter_says(
 def test_any_window_has_an_energy_and_an_uncertainty(
     powers_mw: list[int], window_ns: int | None, aligned: bool, data: st.DataObject
 ) -> None:
-    """Also one of no length, one that begins before what is known, and one that ends after it."""
+    """Also a window of no length, one before the known range, and one that ends after it."""
     curve = curve_of(powers_mw, window_ns)
     known = BEGIN + len(powers_mw) * TICK
     begin = data.draw(st.integers(BEGIN - 2 * TICK, known + TICK))
@@ -126,7 +126,7 @@ def test_an_aligned_window_on_a_quiet_gpu_gets_all_that_was_drawn(
     energy = curve.window(begin, begin + length_ms * MS, True)
     assert energy.energy_uj == pytest.approx(busy * length_ms, rel=0.01)
     if begin_ms + length_ms <= 100:
-        # Without that hint the tick's energy is shared out evenly, and the uncertainty says so.
+        # Without that hint, the period's energy is divided evenly, with a larger uncertainty.
         blind = curve.window(begin, begin + length_ms * MS, False)
         assert blind.energy_uj < 0.9 * busy * length_ms
         assert abs(blind.energy_uj - busy * length_ms) <= blind.uncertainty_uj

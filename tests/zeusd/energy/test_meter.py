@@ -141,7 +141,7 @@ def test_a_counter_that_appears_between_two_ticks_is_continued(phase: float) -> 
         t_ns = max(channel.next_read_ns, t_ns + 5 * MS)
         ticks = t_ns // TICK
         counter_mj = 1_000 + ticks * 16_600 if t_ns >= appears_ns else None
-        # Readings of power move a little at each tick, or nobody could tell ticks apart.
+        # Power readings vary a little at each update, or updates could not be distinguished.
         edge = channel.observe(reading(t_ns, counter_mj, 166_000 + ticks % 2))
         if edge is not None:
             edges.append(edge)
@@ -201,7 +201,7 @@ def test_a_counter_that_covers_the_whole_period_is_recognized_by_its_steps() -> 
     chance = random.Random(1)
     gpu = Ticking(25 * MS)
     for _ in range(200):
-        # What was read last says little of the whole tick.
+        # The last reading says little about the whole period.
         gpu.counter_mj = (gpu.counter_mj or 0) + chance.randrange(6_000, 30_000)
         gpu.tick(chance.randrange(60_000, 300_000), counts=False)
     assert gpu.meter.window_ns is None

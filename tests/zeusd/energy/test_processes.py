@@ -1,4 +1,4 @@
-"""What an account is charged, by process."""
+"""The charge of an account, by process."""
 
 from __future__ import annotations
 

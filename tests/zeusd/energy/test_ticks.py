@@ -12,7 +12,7 @@ SECOND = 1_000 * MS
 
 
 class Sensor:
-    """Changes at given times; looked at as a tracker asks, a little late."""
+    """A sensor that changes at given times; read when a tracker asks, a little late."""
 
     def __init__(self, changes_ns: list[int], seed: int) -> None:
         self.changes_ns = changes_ns

@@ -72,7 +72,7 @@ def test_time_is_counted_by_workload_from_look_to_look(groups: Groups) -> None:
 
 
 def test_version_1_counts_in_one_hierarchy(tmp_path: Path) -> None:
-    """systemd makes the same groups in several, and in version 2 beside them."""
+    """systemd makes the same groups in several hierarchies, and beside them in version 2."""
     groups = Groups(tmp_path / "tree")
     job, user = "slurm/uid_1000/job_7", "user.slice/user-1001.slice"
 

@@ -1,4 +1,4 @@
-"""GPUs are looked at until each control is known."""
+"""GPUs are probed until each control is known."""
 
 from __future__ import annotations
 

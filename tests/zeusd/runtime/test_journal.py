@@ -346,7 +346,7 @@ def test_on_a_full_disk_intents_are_forgotten_and_the_rest_is_written_later(
         with pytest.raises(OSError, match="full"):
             journal.write([Change(key, {"x": number})])
     durable = {key: journal.durable(key) for key in ("kept", "gone", "intent", "noted")}
-    # What is to be deleted covers nothing, although it is still on disk; nor does what comes after.
+    # An entry to be deleted covers nothing, although it is still on disk; nor do later ones.
     assert durable == {"kept": {"x": 1}, "gone": None, "intent": None, "noted": None}
     assert journal.states("kept") == [{"x": 1}, {"x": 2}], "which of them, a kill decides"
     assert journal.states("gone") == [None, {"x": 7}]

@@ -26,7 +26,7 @@ def zone(path: Path, name: str, energy_uj: int, *, range_uj: int = RANGE) -> Pat
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Two packages, of which the second has no memory of its own; as Linux lays them out."""
+    """Two packages, of which the second has no memory domain, in Linux's layout."""
     root = tmp_path / "powercap"
     first = zone(root / "intel-rapl:0", "package-1", 500)
     zone(first / "intel-rapl:0:0", "core", 10)

@@ -45,7 +45,7 @@ def evaluated(
 def check(
     profile: InstructionProfile, pipeline: Pipeline, frontier: Frontier, p2p_power_w: float
 ) -> None:
-    """Every plan is what it says it is, no plan beats its bound, and none beats another."""
+    """Every plan has its stated time and energy; none beats its bound or dominates another."""
     for plan in frontier.plans:
         assert evaluated(profile, pipeline, plan, p2p_power_w) == pytest.approx(
             (plan.time_s, plan.energy_j), rel=1e-9
@@ -194,7 +194,7 @@ def test_the_rest_of_a_stage_runs_at_the_clock_that_costs_no_time() -> None:
 
 
 def test_a_straggler_makes_plans_slower_than_the_cheapest() -> None:
-    """GPUs wait anyway: what is least is the effective energy, not the energy and then idling."""
+    """GPUs wait anyway: the effective energy is minimized, not the energy and idling apart."""
     profile, pipeline = measured("a100", 4), one_f_one_b(4, 8)
     planner = Planner(profile, pipeline, p2p_power_w=83.64)
     cheapest = planner.deadline(1e9).plans[0]
