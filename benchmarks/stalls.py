@@ -198,7 +198,7 @@ def main() -> int:
     """Prints the table."""
     table = Table()
     for column in ("event", "longest step", "all steps", "longest read", "all reads", "with exit",
-                   "process exit", "exception", "state in the end"):  # fmt: skip
+                   "process exit", "exception", "final state"):  # fmt: skip
         table.add_column(column)
     for name, events in EVENTS.items():
         seen, exit_s = disturbed(events)

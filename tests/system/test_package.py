@@ -325,7 +325,7 @@ class TestPackage:
         # One that is disabled or masked stays so.
         machine.systemctl("mask", "--now", "zeusd-exporter")
         machine.systemctl("disable", "--now", "zeusd")
-        wait_for(lambda: node.limits() == [LIMIT, LIMIT], "the stop to put back")
+        wait_for(lambda: node.limits() == [LIMIT, LIMIT], "the stop to restore")
         # What dpkg runs when it has unpacked another.
         node.apt("/var/lib/dpkg/info/zeusd.postinst", "configure", NEXT_VERSION)
         assert machine.systemctl("is-enabled", "zeusd", check=False) == "disabled"

@@ -130,7 +130,7 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     "completion": (("completion", "bash"), "", "_ZEUSCTL_COMPLETE", 0),
     "man": (("man", "pages"), "", "pages in pages", 0),
 }
-"""By verb: the command line, what is typed in the end, what is shown, and the exit code."""
+"""By verb: the command line, what is typed last, what is shown, and the exit code."""
 
 
 def test_there_is_a_session_for_every_verb() -> None:

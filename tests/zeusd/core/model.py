@@ -1,13 +1,13 @@
 """A node with any events at any time, and the invariants that must hold.
 
-The model is the world around a core: processes that live, hang and die, devices with queues and
-faults, a journal, outside hands. Tests and `benchmarks/chaos.py` choose what happens; the model
-does it, and checks.
+The model is the environment of a core: processes that run, hang and die, devices with queues and
+faults, a journal, outside changes. Tests and `benchmarks/chaos.py` choose the events; the model
+performs them, and checks the invariants.
 
-What must be true, always: a value that zeusd wrote is in force only if the journal lists it, or if
-it is the restore target. A process that says it is alive keeps its leases. And in the end, when
-nothing fails any more: every control without a living holder is at its restore target, or at a
-value that someone else chose.
+At any time, a value that zeusd wrote is in force only if the journal lists it, or if it is the
+restore target; and a process that sends heartbeats keeps its leases. Finally, when nothing fails
+any more, every control without a running holder is at its restore target, or at a value that
+someone else chose.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Program:
     silent_s: float = 0.0
     """It sends no heartbeat because it computes, for so long already."""
     wants: bool = False
-    """It has asked for something since it last let go of everything."""
+    """It has made a request since it last released everything."""
 
 
 class Model(World):
@@ -470,7 +470,7 @@ class Model(World):
         for gpu in GPUS:
             for control in CONTROLS:
                 machine = self.machine(gpu, control)
-                assert machine.phase is Phase.FREE, f"{control.value} of {gpu} is never put back"
+                assert machine.phase is Phase.FREE, f"{control.value} of {gpu} is never restored"
         left = [key for key in self.journal if key.startswith(("debt/", "lost/"))]
         resting = {key for key in self.journal if key.startswith("resting/")}
         for gpu in GPUS:
@@ -500,7 +500,7 @@ class Model(World):
                 allowed = max(machine.highest(), machine._resting or ())
                 assert value <= allowed, f"{gpu} rests at {value}, above its ceiling"
             return
-        assert machine.phase is Phase.HELD, "all faults are gone, and it is still not put back"
+        assert machine.phase is Phase.HELD, "all faults are gone, and it is still not restored"
         assert machine.lease is not None
         holder = machine.lease.holder
         program = next(one for one in self.programs if one.process == holder)
