@@ -316,7 +316,7 @@ def test_the_state_is_in_the_ports_units(case: Case) -> None:
     assert backend.processes(gpu) == []
 
 
-def test_a_gpu_that_is_lost_says_so_and_leaves_the_other_alone(case: Case) -> None:
+def test_a_lost_gpu_is_reported_and_the_other_still_works(case: Case) -> None:
     backend, gpu, other = case.backend, case.gpu, case.backend.device_handle(1)
     case.lose()
     low, _ = backend.control_range(other, Control.POWER_LIMIT)
