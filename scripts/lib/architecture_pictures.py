@@ -120,9 +120,9 @@ def processes() -> None:
         40,
         224,
         "server: speaks ZeroMQ's protocol",
-        "who is it, by the kernel's word; users in turn, a rate for",
-        "each; decodes and validates. What breaks the protocol",
-        "is closed; what comes too fast is read later",
+        "identity from the kernel; users in turn, a rate for",
+        "each; decodes and validates. Closes protocol violators,",
+        "and reads excess requests later",
     )
     picture.arrow(240, 302, 240, 338, both=True)
     picture.text(252, 325, "typed requests", size=13)
@@ -139,7 +139,7 @@ def processes() -> None:
     for row, (left, right) in enumerate(
         (
             ("one loop for everything", "a worker for each GPU"),
-            ("watch on each holder", "sampler: each tick of power"),
+            ("watch on each holder", "sampler: each update of power"),
             ("journal: intent first", "historian: energy of windows"),
         )
     ):
@@ -212,16 +212,16 @@ def one_set() -> None:
         height,
     )
     _step(picture, 82, job, server, "set 200 W")
-    _note(picture, server + 8, 104, "this user's turn? who is it,", "says the kernel? validates")
+    _note(picture, server + 8, 104, "this user's turn? identity", "from the kernel; validates")
     _step(picture, 152, server, zeusd, "typed")
     _note(
         picture,
         zeusd + 8,
         174,
-        "may this user? within the range?",
+        "permitted? within the range?",
         "who holds it?",
     )
-    _step(picture, 226, zeusd, gpu, "first time: what holds it now?")
+    _step(picture, 226, zeusd, gpu, "first set: read the value")
     _step(picture, 258, gpu, zeusd, "250 W", dashed=True)
     _step(picture, 294, zeusd, disk, "250 → 200")
     _step(picture, 326, disk, zeusd, "on disk", dashed=True)
@@ -230,8 +230,8 @@ def one_set() -> None:
     _step(picture, 426, zeusd, server, "{}", dashed=True)
     _step(picture, 458, server, job, "{}", dashed=True)
     picture.text(job, 504, "killed", bold=True, anchor="middle", over=True)
-    _step(picture, 536, job, zeusd, "the kernel tells by a pidfd", dashed=True)
-    _note(picture, zeusd + 8, 558, "restoring: leased to nobody")
+    _step(picture, 536, job, zeusd, "the kernel reports by a pidfd", dashed=True)
+    _note(picture, zeusd + 8, 558, "restoring: no holder")
     _step(picture, 600, zeusd, gpu, "still 200 W?")
     _step(picture, 632, gpu, zeusd, "yes", dashed=True)
     _step(picture, 664, zeusd, gpu, "set 250 W")
@@ -257,11 +257,11 @@ def one_window() -> None:
     _note(picture, job + 18, 216, "work")
     _note(picture, job + 18, 288, "end_window:", "the same, 1 µs")
     _note(picture, zeusd + 10, 188, "dates each change", "to some 0.1 ms")
-    _note(picture, zeusd + 10, 348, "keeps ticks for minutes,", "seconds for hours")
+    _note(picture, zeusd + 10, 348, "keeps updates for minutes,", "seconds for hours")
     _step(picture, 446, job, zeusd, "energy from t1 to t2?")
     _note(picture, job + 8, 466, "when it is first read; up", "to 256 windows at once")
-    _note(picture, zeusd + 10, 436, "waits for the tick that", "covers t2, if need be")
-    _note(picture, zeusd + 10, 484, "shares each tick's energy", "out over its time")
+    _note(picture, zeusd + 10, 436, "waits for the update that", "covers t2, if necessary")
+    _note(picture, zeusd + 10, 484, "divides each update's energy", "over its time")
     _step(picture, 540, zeusd, job, "26.0 J ± 0.5 J", dashed=True)
     _note(picture, job - 60, 584, "Both clocks are CLOCK_MONOTONIC of one node.")
     picture.save("architecture_window.svg")
