@@ -100,7 +100,7 @@ def processes() -> None:
     """Draws the processes, and what each may do."""
     picture = Picture(
         740,
-        "Clients speak ZeroMQ to zeusd, which alone has CAP_SYS_ADMIN: its server reads users in "
+        "Clients speak ZeroMQ to zeusd, the only process with CAP_SYS_ADMIN: its server reads users in "
         "turn, its core decides, its runtime keeps a journal and speaks with the driver",
     )
     picture.box(16, 16, 216, 84, USER)
@@ -114,7 +114,7 @@ def processes() -> None:
     picture.text(240, 126, "ZeroMQ, msgpack", anchor="middle")
     picture.text(240, 144, "/run/zeusd/zeusd.sock", anchor="middle", pale=True, size=13)
     picture.box(16, 164, 448, 402, ROOT)
-    picture.text(28, 188, "zeusd   (root, CAP_SYS_ADMIN alone, no network)", bold=True)
+    picture.text(28, 188, "zeusd   (root, only CAP_SYS_ADMIN, no network)", bold=True)
     picture.box(28, 202, 424, 100, SERVER)
     picture.lines(
         40,
@@ -135,7 +135,7 @@ def processes() -> None:
     )
     picture.arrow(240, 404, 240, 424, both=True)
     picture.box(28, 428, 424, 126, PAPER)
-    picture.text(40, 449, "runtime: carries out", bold=True)
+    picture.text(40, 449, "runtime: does the I/O", bold=True)
     for row, (left, right) in enumerate(
         (
             ("one loop for everything", "a worker for each GPU"),
@@ -230,7 +230,7 @@ def one_set() -> None:
     _step(picture, 426, zeusd, server, "{}", dashed=True)
     _step(picture, 458, server, job, "{}", dashed=True)
     picture.text(job, 504, "killed", bold=True, anchor="middle", over=True)
-    _step(picture, 536, job, zeusd, "the kernel reports by a pidfd", dashed=True)
+    _step(picture, 536, job, zeusd, "the pidfd reports it", dashed=True)
     _note(picture, zeusd + 8, 558, "restoring: no holder")
     _step(picture, 600, zeusd, gpu, "still 200 W?")
     _step(picture, 632, gpu, zeusd, "yes", dashed=True)
@@ -246,12 +246,12 @@ def one_window() -> None:
     job, zeusd, gpu = 76, 250, 410
     picture = Picture(
         height,
-        "One window: zeusd reads the sensors at each tick all the time; the job only reads the "
+        "One window: zeusd reads the sensors at each update; the job only reads the "
         "clock at the window's begin and end, and asks later for the energy between the two",
     )
     _lanes(picture, [(job, "job", USER), (zeusd, "zeusd", ROOT), (gpu, "GPU", DEVICE)], height)
     for y in (84, 164, 244, 324, 404):
-        _step(picture, y, gpu, zeusd, "tick: energy, power")
+        _step(picture, y, gpu, zeusd, "update: energy, power")
     picture.box(job - 12, 122, 24, 178, USER)
     _note(picture, job + 18, 130, "begin_window:", "wait for the GPU,", "read the clock")
     _note(picture, job + 18, 216, "work")
