@@ -100,8 +100,8 @@ def processes() -> None:
     """Draws the processes, and what each may do."""
     picture = Picture(
         740,
-        "Clients speak ZeroMQ to zeusd, the only process with CAP_SYS_ADMIN: its server reads users in "
-        "turn, its core decides, its runtime keeps a journal and speaks with the driver",
+        "Clients speak ZeroMQ to zeusd, the only process with CAP_SYS_ADMIN: its server reads "
+        "users in turn, its core decides, its runtime keeps a journal and speaks with the driver",
     )
     picture.box(16, 16, 216, 84, USER)
     picture.lines(28, 38, "training job", "any user, no root", "import zeus  →  zeus_ipc")

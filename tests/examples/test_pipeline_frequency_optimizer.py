@@ -287,7 +287,11 @@ def test_a_plan_saves_energy_and_hardly_any_time(
     [
         (0, [], "a pipeline has several stages, each a process: start it with torchrun"),
         (1, [], "a pipeline has several stages, each a process: start it with torchrun"),
-        (4, [], "the GPUs are simulated; name the profile that they run with --simulate PROFILE.csv"),
+        (
+            4,
+            [],
+            "the GPUs are simulated; name the profile that they run with --simulate PROFILE.csv",
+        ),
         (4, ["--num-mbs", "3"], "--num-mbs must be at least 4, one for each stage, not 3"),
         (4, ["--profile", "2"], "--profile needs a server that makes the plan"),
     ],

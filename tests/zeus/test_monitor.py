@@ -175,7 +175,7 @@ def test_a_window_over_a_reload_of_the_driver_has_the_energy_of_both_sides(
         assert joules == pytest.approx(5 * 26, rel=0.02)  # idle without a context
 
 
-def test_a_window_shorter_than_a_tick_is_measured(node: VirtualNode) -> None:
+def test_a_window_shorter_than_an_update_period_is_measured(node: VirtualNode) -> None:
     monitor = node.monitor()
     node.clock.sleep(1)
     monitor.begin_window("a")

@@ -7,7 +7,7 @@ from zeus_fleet.messages import Grant, Plan, Timing
 from zeus_fleet.node import Node
 
 
-def test_other_gpus_make_up_for_one_that_does_not_go_down() -> None:
+def test_other_gpus_are_lowered_for_one_that_cannot_be() -> None:
     node = Node("a", GPUS, [300_000, 300_000], Timing())
     command = node.tick(0)
     assert command is not None

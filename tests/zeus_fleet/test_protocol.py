@@ -97,7 +97,7 @@ def test_of_two_leaders_one_writes(rules: Rules) -> None:
     assert bench.held_w <= 800
 
 
-def test_watts_are_lowered_before_they_are_handed_out(rules: Rules) -> None:
+def test_watts_are_freed_before_they_are_granted(rules: Rules) -> None:
     bench = Bench(rules, 800)
     leader = bench.leader(all_to("a"))
     bench.settle(leader)
@@ -177,7 +177,7 @@ DIRECTED: dict[str, Callable[[Rules], None]] = {
     "no heartbeat compare": test_a_heartbeat_between_read_and_commit_keeps_its_watts,
     "no high": test_a_grant_on_its_way_is_charged_until_it_cannot_arrive,
     "deadline from the reply": test_a_silent_node_s_watts_are_used_when_it_has_lowered,
-    "charge by the grant": test_watts_are_lowered_before_they_are_handed_out,
+    "charge by the grant": test_watts_are_freed_before_they_are_granted,
     "grants kept after a cut": test_a_plan_after_a_cut_raises_nothing_that_was_lowered,
 }
 
@@ -282,7 +282,7 @@ def test_a_new_domain_is_obeyed_before_any_plan_knows_of_it() -> None:
     assert sum(bench.hardware["a"]) == FLOOR
 
 
-def test_a_reserve_is_not_handed_out() -> None:
+def test_a_reserve_is_not_granted() -> None:
     bench = Bench(Rules(), 1000)
     bench.budget = budget(1000, reserve_w=200)
     bench.settle(bench.leader())

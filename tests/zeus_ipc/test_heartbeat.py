@@ -83,7 +83,7 @@ def test_a_forgotten_client_ends_its_thread() -> None:
     )
 
 
-def test_without_it_the_program_beats_itself() -> None:
+def test_without_reconnecting_the_program_blocks_itself() -> None:
     daemon = Daemon()
     with Client(transport=daemon, heartbeat=False) as client:
         client.set_power_limit("GPU-x", 1)
@@ -121,7 +121,7 @@ def test_a_loss_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     assert len(told) == 1
 
 
-def test_it_falls_silent_when_progress_ends_and_speaks_again() -> None:
+def test_heartbeats_stop_when_progress_ends_and_resume_with_it() -> None:
     daemon = Daemon()
     with Client(transport=daemon, stall_timeout_s=0.3) as client:
         client.set_power_limit("GPU-x", 1)

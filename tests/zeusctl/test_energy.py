@@ -224,7 +224,7 @@ for arguments in json.load(sys.stdin):
 
 
 @pytest.mark.needs("root")
-def test_bob_sees_nothing_of_alice_by_any_option() -> None:
+def test_no_option_shows_a_user_another_users_energy() -> None:
     with public_directory() as directory:
         ledger = directory / "ledger"
         rules = '\n[[allow]]\nusers = ["*"]\n[daemon]\nsocket_mode = "0666"\n'

@@ -339,7 +339,7 @@ def test_energy_is_a_counter_that_grows_as_drawn(
     assert end_j - begin_j == pytest.approx(drawn_j, rel=0.25)
 
 
-def test_an_exporter_without_a_daemon_says_so_and_finds_it_again(tmp_path: Path) -> None:
+def test_an_exporter_without_a_daemon_reports_it_and_finds_it_again(tmp_path: Path) -> None:
     """One that is started first, outlives zeusd, and is asked all the while."""
     with running_daemon("--simulate", "1xv100-pcie") as node, exporter(node) as url:
         assert one(scrape(url), "zeusd_up") == 1

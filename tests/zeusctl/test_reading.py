@@ -305,7 +305,7 @@ def test_the_doctor_sees_a_device_that_is_not_sampled(ctl: Ctl, node: SimulatedN
 # ------------------------------------------------------------------------------- what always counts
 
 
-def test_without_a_daemon_every_verb_says_so_in_one_sentence(ctl: Ctl, tmp_path: Path) -> None:
+def test_without_a_daemon_every_verb_reports_it_in_one_sentence(ctl: Ctl, tmp_path: Path) -> None:
     socket = ("--socket", str(tmp_path / "none.sock"))
     for verb in ("status", "gpus", "leases", "audit", "release", "resume", "quiesce"):
         said = ctl(*socket, verb)

@@ -252,7 +252,7 @@ def test_without_textual_top_says_how_to_have_it(daemon: RunningDaemon, tmp_path
         assert "\x1b[?1049h" not in session.text
 
 
-def test_without_a_terminal_top_prints_look_after_look(daemon: RunningDaemon) -> None:
+def test_without_a_terminal_top_prints_repeatedly(daemon: RunningDaemon) -> None:
     command = [sys.executable, "-m", "zeusctl", "top", "-i", "0.1", "-n", "2", "--json"]
     env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
     ran = subprocess.run(command, capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL)

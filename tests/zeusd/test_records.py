@@ -205,6 +205,6 @@ def test_a_record_of_a_later_format_among_others_is_reported() -> None:
     assert said.trouble is not None
 
 
-def test_nothing_is_nothing() -> None:
+def test_an_empty_input_gives_an_empty_result() -> None:
     said = replay(b"", BOOT)
     assert (said.entries, said.trouble, said.torn) == ({}, None, False)

@@ -89,7 +89,7 @@ def test_a_gateway_that_hangs_delays_neither_windows_nor_the_end_for_long(
     assert len(told(caplog)) == 2
 
 
-def test_a_silent_gateway_is_given_up_after_a_while(
+def test_a_silent_gateway_is_abandoned_after_a_while(
     node: VirtualNode,
     double: Double,
     monkeypatch: pytest.MonkeyPatch,

@@ -92,7 +92,7 @@ def test_a_cheap_size_that_misses_often_is_not_the_best() -> None:
         assert sizes[-20:].count(128) >= 15, sizes
 
 
-def test_a_miss_says_little_of_its_neighbor() -> None:
+def test_a_miss_hardly_affects_its_neighbor() -> None:
     policy = policy_of()
     policy.observe_run(JOB, reached(128))
     before = {e.batch_size: e for e in policy.estimates(JOB)}

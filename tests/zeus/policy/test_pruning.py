@@ -140,7 +140,7 @@ def test_a_replayed_log_continues_the_walk_and_the_search() -> None:
     assert policy.predict(JOB) == 8
 
 
-def test_asking_what_is_believed_changes_no_choice() -> None:
+def test_reading_estimates_changes_no_choice() -> None:
     def chosen(ask: bool) -> list[int]:
         policy = Pruning(verbose=False, seed=5)
         policy.register_job(JOB, SIZES)

@@ -175,7 +175,7 @@ def test_a_trainer_may_pass_its_model_by_position(node: VirtualNode) -> None:
 # --------------------------------------------------------------------------------------- training
 
 
-def test_the_best_limit_is_found_and_goes_back_at_the_end(
+def test_the_best_limit_is_found_and_the_old_one_restored_at_the_end(
     node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
 ) -> None:
     plo = callback(node)
@@ -332,7 +332,7 @@ def test_after_an_error_the_same_callback_trains_again(
     assert_given_back(node)
 
 
-def test_as_a_context_manager_it_gives_limits_back_after_an_error(
+def test_as_a_context_manager_it_restores_limits_after_an_error(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
     plo = callback(node)
@@ -376,7 +376,7 @@ def test_a_second_training_sets_limits_again(
     assert_given_back(node)
 
 
-def test_an_error_of_ours_ends_the_search_and_not_the_training(
+def test_an_internal_error_ends_the_search_and_not_the_training(
     node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plo = callback(node)

@@ -83,7 +83,7 @@ def low(policy: ClockPolicy) -> Engine:
         max_size=40,
     ),
 )
-def test_strange_numbers_never_raise_and_clocks_are_offered(
+def test_impossible_numbers_never_raise_and_clocks_are_offered(
     floor: float | None, calls: list[tuple[str, tuple[float, ...]]]
 ) -> None:
     policy = ClockPolicy(CLOCKS, 0.5, 0.025, floor)
@@ -113,7 +113,7 @@ def test_strange_numbers_never_raise_and_clocks_are_offered(
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(*[strange] * 9), min_size=1, max_size=20))
-def test_it_recovers_from_strange_numbers(numbers: list[tuple[float, ...]]) -> None:
+def test_it_recovers_from_impossible_numbers(numbers: list[tuple[float, ...]]) -> None:
     policy = ClockPolicy(CLOCKS, 0.5, 0.025)
     low(policy)
     for one in numbers:
@@ -285,7 +285,7 @@ def test_a_floor_is_kept_and_what_was_learned_can_be_given() -> None:
     assert again.stretch == policy.stretch
 
 
-def test_prompts_on_a_mixture_of_experts_are_no_surprise() -> None:
+def test_prompts_on_a_mixture_of_experts_are_predicted() -> None:
     """A prompt touches all experts, few sequences a part of them: such steps are several times as
     long, at any clock, and must be predicted so.
     """

@@ -193,7 +193,7 @@ def test_a_meter_adds_gpus_on_the_updates_of_the_first():
     assert meter.updates() == []
 
 
-def test_a_restart_of_zeusd_leaves_a_hole_and_counts_nothing_twice():
+def test_a_restart_of_zeusd_leaves_a_gap_and_counts_nothing_twice():
     meter = Meter(["x"])
     for n in range(5):
         meter.sample("x", n * 100 * MS, 1_000_000 * n, n, None)

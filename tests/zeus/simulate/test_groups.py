@@ -29,7 +29,7 @@ def mean_ratios(jobs: list[GroupJob]) -> dict[str, float]:
     return {dataset: statistics.mean(some) for dataset, some in ratios.items()}
 
 
-def test_made_up_groups_are_as_they_are_described() -> None:
+def test_synthetic_groups_match_their_description() -> None:
     many = [synthetic_groups(60, seed) for seed in range(20)]
     for jobs in many:
         groups = by_group(jobs)

@@ -113,7 +113,7 @@ def test_a_restore_of_one_control_leaves_the_others(world: World) -> None:
     assert world.limit_w() == 200
 
 
-def test_a_restore_undoes_what_was_set_past_zeusd(world: World) -> None:
+def test_a_restore_overwrites_an_outside_change(world: World) -> None:
     """Held, free, or adopted as the target by a lease since: the site limit is in force."""
     world.values[POWER] = (120_000,)
     world.values[CLOCKS] = (300, 300)
@@ -128,7 +128,7 @@ def test_a_restore_undoes_what_was_set_past_zeusd(world: World) -> None:
     assert "error" not in world.set_power(ALICE, 290), "the site limit is the most again"
 
 
-def test_a_restore_overwrites_what_was_set_past_zeusd_during_a_lease(world: World) -> None:
+def test_a_restore_overwrites_an_outside_change_during_a_lease(world: World) -> None:
     world.set_power(ALICE, 200)
     world.values[POWER] = (120_000,)
     restore(world)
@@ -136,7 +136,7 @@ def test_a_restore_overwrites_what_was_set_past_zeusd_during_a_lease(world: Worl
     assert world.call(ADMIN, "leases")["result"]["leases"] == []
 
 
-def test_a_restore_goes_back_to_what_the_site_configured() -> None:
+def test_a_restore_writes_the_configured_site_limit() -> None:
     world = make_world(SitePolicy(rules=(GpuRule("*", 220_000, (300, 1200)),)))
     restore(world)
     assert (world.limit_w(), world.values[CLOCKS]) == (220, (300, 1200))
@@ -267,7 +267,7 @@ def test_a_control_that_was_not_set_cannot_be_persisted(world: World) -> None:
 # --------------------------------------------------------------------------------- the driver's end
 
 
-def test_quiesce_puts_everything_back_and_nothing_touches_the_driver_until_resume(
+def test_quiesce_restores_everything_and_nothing_calls_the_driver_until_resume(
     world: World,
 ) -> None:
     world.set_power(ALICE, 200)
@@ -565,7 +565,7 @@ def test_the_metrics_count_what_happened(world: World) -> None:
     assert found.connections == 3
 
 
-def test_the_metrics_name_what_is_not_back(world: World) -> None:
+def test_the_metrics_name_pending_restores(world: World) -> None:
     world.set_power(ALICE, 200)
     world.faults[POWER] = 15
     world.call(ALICE, "release")

@@ -151,7 +151,7 @@ def test_a_ceiling_that_is_held_up_ends_no_later(world: World) -> None:
     assert world.limit_w() == 150
 
 
-def test_ceilings_survive_a_restart_and_what_they_left_behind_is_undone(world: World) -> None:
+def test_ceilings_survive_a_restart_and_values_left_by_them_are_restored(world: World) -> None:
     bound(world, 200)
     world.start_core(alive=set())
     connect(world)

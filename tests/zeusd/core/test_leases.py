@@ -262,9 +262,7 @@ def test_it_keeps_it_only_while_it_computes(world: World) -> None:
 
 
 @pytest.mark.parametrize(("share", "keeps"), [(1.0, True), (0.0, False)])
-def test_a_first_look_that_comes_late_decides_nothing(
-    world: World, share: float, keeps: bool
-) -> None:
+def test_a_late_first_reading_decides_nothing(world: World, share: float, keeps: bool) -> None:
     holder = world.connect(1)
     answer = world.call(1, "acquire", gpus=[GPU0], controls=["power_limit"], ttl_ms=2000)
     assert "error" not in answer
@@ -392,7 +390,7 @@ def test_configured_clocks_that_the_device_refuses_become_unlocked() -> None:
 # --------------------------------------------------------------------------------- driver, reload
 
 
-def test_another_load_of_the_driver_voids_what_the_journal_says(world: World) -> None:
+def test_another_load_of_the_driver_invalidates_the_journal(world: World) -> None:
     alive = world.connect(1)
     world.connect(2)
     world.set_power(1, 200)
@@ -412,7 +410,7 @@ def test_another_load_of_the_driver_voids_what_the_journal_says(world: World) ->
     assert "driver was reloaded" in answer["error"]["message"]
 
 
-def test_the_same_driver_voids_nothing(world: World) -> None:
+def test_the_same_driver_invalidates_nothing(world: World) -> None:
     process = world.connect(1)
     world.set_power(1, 200)
     world.start_core(alive={process})

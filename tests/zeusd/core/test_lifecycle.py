@@ -127,7 +127,7 @@ def rare_stories() -> None:
         assert world.machine(GPU0).life.state is State.AWAY_BUSY
 
 
-def test_nothing_in_the_table_is_dead(taken: set[tuple[State, Event]]) -> None:
+def test_every_entry_of_the_table_is_used(taken: set[tuple[State, Event]]) -> None:
     rows = {(state, event) for state, events in TABLE.items() for event in events}
     rare_stories()
     for seed in (*EVENTFUL, *range(4000)):

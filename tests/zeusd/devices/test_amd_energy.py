@@ -52,7 +52,7 @@ def test_a_smaller_value_that_no_power_explains_is_a_new_start() -> None:
     assert counter.energy_uj(S, counts(5), None) == 5_000_000
 
 
-def test_a_counter_that_disagrees_with_power_is_not_believed_until_it_agrees() -> None:
+def test_a_counter_that_disagrees_with_power_is_not_used_until_it_agrees() -> None:
     counter = EnergyCounter()
     assert None not in run(counter, 10, share=1.0)
     found = run(counter, 10, share=0.1, from_s=20)

@@ -102,7 +102,7 @@ def test_refusals_are_errors_and_the_connection_continues(
         SimulatedWork(path + ".none", [nvml.uuid(1)], "model/memory")
 
 
-def test_garbage_harms_nobody(node: tuple[SimulatedBackend, str]) -> None:
+def test_garbage_harms_no_other_client(node: tuple[SimulatedBackend, str]) -> None:
     seed = seeds.fresh()
     chance = random.Random(seed)
     nvml, path = node

@@ -152,7 +152,7 @@ def test_every_method_says_what_its_bounds_are() -> None:
     assert "," not in reason_of([one.value for one in Method])
 
 
-def test_a_service_pays_only_where_it_is_alone() -> None:
+def test_a_service_is_charged_only_if_it_is_alone() -> None:
     watched = split(100, 4, Situation(present=[Claim(ALICE), Claim(MONITOR, 0)], listed=True))
     assert [(one.account, one.method) for one in watched] == [(ALICE, Method.EXCLUSIVE)]
     (alone,) = split(100, 4, Situation(present=[Claim(MONITOR, 0)], listed=True))

@@ -92,7 +92,7 @@ def test_names_below_a_users_own_group_are_the_users(tree: Tree, name: str) -> N
 
 @needs_root
 @pytest.mark.parametrize("name", FORGERIES[:-2])
-def test_names_that_users_made_elsewhere_are_nobodys(tree: Tree, name: str) -> None:
+def test_names_that_users_made_elsewhere_count_for_nobody(tree: Tree, name: str) -> None:
     """A group that its owner was given, below one of root's."""
     tree.make(f"some.slice/{name}")
     os.chown(tree.root / "some.slice", 1000, 1000)

@@ -36,7 +36,7 @@ def test_an_error_while_a_gpu_is_opened_is_not_final(
     assert set(facts.info.controls) == {one.value for one in Control} - {"power_profile"}
 
 
-def test_news_are_reported_once(nvml: SimulatedBackend) -> None:
+def test_each_event_is_reported_once(nvml: SimulatedBackend) -> None:
     nvml.inject(0, "power_limits", 999, count=1)
     inspector = Inspector(nvml, 0)
     first = inspector.look()

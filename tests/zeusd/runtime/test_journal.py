@@ -205,7 +205,7 @@ def test_a_directory_that_others_recreate_is_abandoned(
         opened(state)
 
 
-def test_lines_that_are_no_records_do_not_take_the_others_with_them(tmp_path: Path) -> None:
+def test_invalid_lines_do_not_affect_valid_records(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     put(journal, "a", {"x": 1})
     journal.close()

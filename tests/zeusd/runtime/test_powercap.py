@@ -91,7 +91,7 @@ def test_a_counter_that_wraps_around_continues(tree: Path) -> None:
     assert sampled.history.power_mw[sampled.history.ticks.end - 1] == 100_000
 
 
-def test_a_counter_that_was_set_back_neither_gives_nor_takes(tree: Path) -> None:
+def test_a_counter_that_was_reset_adds_and_removes_no_energy(tree: Path) -> None:
     sampled = Sampled(tree / "intel-rapl:1")
     (tree / "intel-rapl:1" / "energy_uj").write_text(str(RANGE // 2))
     sampled.read(0)

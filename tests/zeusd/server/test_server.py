@@ -149,7 +149,7 @@ def dealer(
 
 
 @pytest.mark.parametrize("kind", [zmq.DEALER, zmq.REQ])
-def test_libzmq_asks_and_is_answered(running: Running, context: Any, kind: int) -> None:
+def test_a_libzmq_client_gets_answers(running: Running, context: Any, kind: int) -> None:
     peer = dealer(context, running.path, kind)
     for number in range(1, 100):
         peer.send(ask(number))
@@ -255,7 +255,7 @@ def test_samples_reach_only_subscribers(
     ],
     ids=["endless parts", "5,001 parts", "10 MiB", "garbage", "wrong type", "short PING"],
 )
-def test_an_attacker_is_closed_logged_once_and_nobody_else_notices(
+def test_an_attacker_is_disconnected_and_logged_once_and_others_are_unaffected(
     running: Running, context: Any, attack: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

@@ -201,7 +201,7 @@ def test_the_sweep_keeps_its_bounds(train: Callable[..., Training]) -> None:
     assert len({row.frequency for row in rows}) < 11
 
 
-def test_a_pause_and_strange_calls_do_not_spoil_the_figures(
+def test_a_pause_and_odd_calls_do_not_falsify_the_figures(
     train: Callable[..., Training],
 ) -> None:
     rank = train("a100", 5)

@@ -264,7 +264,7 @@ def test_nothing_that_a_program_does_is_an_error(
         call()
 
 
-def test_an_error_of_ours_ends_our_work_and_not_the_training(
+def test_an_internal_error_ends_the_clocks_and_not_the_training(
     rank: Callable[..., Rank], server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = rank(server.url)
@@ -354,7 +354,7 @@ def test_why_there_is_no_plan_is_in_the_ranks_log_once(
     assert told == "the server has no plan: ranks run another order than the schedule 1f1b says"
 
 
-def test_a_server_that_never_answers_does_not_hold_training_up(
+def test_a_server_that_never_answers_does_not_delay_training(
     rank: Callable[..., Rank], server: FakeServer
 ) -> None:
     server.silent.set()

@@ -99,7 +99,7 @@ def test_an_update_is_reported_once(serve: Serve, folder: str) -> None:
         ({"automatic": True}, 19, False),
     ],
 )
-def test_plans_are_chosen_by_many_wishes(
+def test_plans_are_chosen_by_many_kinds_of_request(
     serve: Serve, folder: str, wish: dict[str, Any], plan: int, note: bool
 ) -> None:
     http = serve({"solution_path": folder})
@@ -125,7 +125,7 @@ def test_plans_are_chosen_by_many_wishes(
         ({"straggler_s": 3, "dp_rank": 5}, "no pipeline 5"),
     ],
 )
-def test_a_wish_that_means_nothing_is_refused(
+def test_a_meaningless_request_is_refused(
     serve: Serve, folder: str, wish: dict[str, Any], words: str
 ) -> None:
     http = serve({"solution_path": folder})

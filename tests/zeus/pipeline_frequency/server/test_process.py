@@ -37,7 +37,7 @@ def settings(tmp_path: Path) -> dict[str, str]:
     return {"SCHEDULER_ARGS": json.dumps({"solution_path": "plans"})}
 
 
-def test_it_starts_by_the_line_in_the_manual(tmp_path: Path) -> None:
+def test_it_starts_with_the_command_in_the_docs(tmp_path: Path) -> None:
     (tmp_path / "path").mkdir()
     (tmp_path / "path/freqs_pipeline_00042.py").write_text(PLAN)
     port = free_port()
