@@ -83,7 +83,7 @@ def test_a_forgotten_client_ends_its_thread() -> None:
     )
 
 
-def test_without_reconnecting_the_program_blocks_itself() -> None:
+def test_without_the_thread_the_program_sends_heartbeats_itself() -> None:
     daemon = Daemon()
     with Client(transport=daemon, heartbeat=False) as client:
         client.set_power_limit("GPU-x", 1)

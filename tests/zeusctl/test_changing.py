@@ -453,7 +453,7 @@ def test_quiesce_and_resume(ctl: Ctl, daemon: RunningDaemon) -> None:
         assert client.windows(uuid, [window])[uuid].energy_uj[0] is not None
 
 
-def test_no_old_name_is_left(daemon: RunningDaemon) -> None:
+def test_all_limits_and_leases_are_restored_at_the_end(daemon: RunningDaemon) -> None:
     wait_for(lambda: limits(daemon) == [250, 250, 400, 250], "all limits to be back")
     with daemon.client() as client:
         wait_for(lambda: client.leases() == [], "all leases to have ended")

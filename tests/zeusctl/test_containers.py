@@ -143,7 +143,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("kernel")
-def test_a_pods_readiness_follows_zeusd(tmp_path: Path) -> None:
+def test_the_listener_of_a_socket_is_found_while_it_listens(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     assert containers.listener_of(path) is None
     with socket.socket(socket.AF_UNIX) as listening:

@@ -130,7 +130,7 @@ def test_beside_others_the_cheapest_that_reached_the_target_is_used() -> None:
     assert policy.predict_beside(JOB, [8]) == 64
 
 
-def test_a_replayed_log_continues_the_walk_and_the_search() -> None:
+def test_a_replayed_log_advances_the_walk_and_predicts_beside_other_runs() -> None:
     policy = Pruning(verbose=False, replay=True)
     policy.register_job(JOB, SIZES)
     for size in (64, 32, 16):

@@ -173,7 +173,7 @@ def test_a_gpu_that_slows_down_is_not_mistaken_for_a_better_limit() -> None:
     assert after > before * 1.01
 
 
-def test_an_empty_history_gives_no_knowledge() -> None:
+def test_a_posterior_needs_measurements() -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
         Estimates(LIMITS, 1, 150).posterior(0)
 

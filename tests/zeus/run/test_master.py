@@ -178,7 +178,7 @@ def test_a_script_that_fails_is_reported_with_the_end_of_its_log(
         jobs.master(Scripted(64)).run(jobs.job({64: does}), 1, [64], 2.0, 0.5)
 
 
-def test_a_size_that_never_trained_is_skipped_if_others_train(
+def test_a_size_that_never_trains_counts_as_a_miss_if_others_train(
     jobs: Jobs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     full = {"code": 1, "says": ["torch.OutOfMemoryError: CUDA out of memory"]}

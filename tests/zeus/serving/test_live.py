@@ -266,7 +266,7 @@ def test_an_accountant_answers_provisionally_and_then_finally():
 
 
 @pytest.mark.parametrize("request_id", ["cmpl-a-0", "cmpl-a-1", "1_cmpl-a-0", "chat", "0_chat"])
-def test_the_front_end_joins_all_sequences_of_a_request(request_id):
+def test_the_owner_of_a_request_covers_all_its_sequences(request_id):
     accountant = Accountant(["x"], method="tokens")
     for name in ("cmpl-a-0", "chat"):
         accountant.owner(Owner(name, "search"))

@@ -71,7 +71,7 @@ def test_another_restore_is_not_the_same(durable: PendingRestore) -> None:
         assert of(LIMIT, (120_000,)).including(durable) == of(LIMIT, (120_000,))
 
 
-def test_an_uncertain_record_is_written_again_for_daemon_and_helper() -> None:
+def test_earlier_doubts_need_a_record_and_reach_daemon_and_helper() -> None:
     newest = replace(LIMIT, doubts=((150_000,),))
     both = replace(LIMIT, doubts=((120_000,), (150_000,)))
     assert both.covers(newest)

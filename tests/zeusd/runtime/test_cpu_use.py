@@ -147,7 +147,7 @@ def test_a_group_that_is_made_again_counts_from_nothing(groups: Groups) -> None:
     assert use.read() == {Account(Kind.USER, uid=1000): 30}
 
 
-def test_a_job_without_processes_holds_nothing(groups: Groups) -> None:
+def test_cpu_time_of_a_job_without_processes_is_unattributed(groups: Groups) -> None:
     use = reader(groups)
     groups.use(JOB, 1)
     use.read()
