@@ -131,6 +131,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
 for _name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"):
     os.environ.pop(_name, None)  # of a systemd that started the shell: no daemon here is its unit
 
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")  # more tests run at a time than there are cores
+
 gc.disable()  # until collection is over: nothing that is imported is garbage
 
 

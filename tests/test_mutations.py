@@ -89,7 +89,7 @@ MUTATIONS = (
     ),
     Mutation(
         "watch of a holder",
-        "zeusd.core.control.ControlMachine._serve",
+        "zeusd.core.leased.Leased._watch",
         drop("Watch"),
         (
             "tests/zeusd/core/test_core.py::"

@@ -1,7 +1,7 @@
-"""The allocators' side of the protocol: what may be granted to whom. No I/O, no clock.
+"""The allocators' side of the protocol: grants of power to nodes. No I/O, no clock.
 
-Any number run, one leads. A grant is only raised by watts that no node can still hold: what counts
-is not what was granted, but what a node may have in hardware at worst.
+Any number of allocators run, and one leads. A grant is only raised by power that no other node can
+still hold. What counts is the most that a node's hardware may hold, not what was granted to it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from zeus_fleet.levels import level, level_by_want
 from zeus_fleet.messages import Budget, Grant, Heartbeat, Plan, Timing, Work, obeyed_mw
 
 MOST_COMPARED = 100
-"""Nodes that one commit reclaims from: etcd takes 128 operations in a transaction."""
+"""Most nodes that one commit reclaims from: etcd accepts 128 operations in a transaction."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the store has, read in one revision.
+    """The contents of the store at one revision.
 
     Attributes:
-        token: Of the leader.
-        budget: The operator's.
-        budget_revision: When it was last written.
+        token: The leader's token.
+        budget: The operator's budget.
+        budget_revision: Revision of its last write.
         plan: None: there is none yet.
-        plan_revision: When it was last written; 0: never.
-        heartbeats: The newest of each node.
-        works: What runs on each node, as far as it says.
+        plan_revision: Revision of its last write; 0: never written.
+        heartbeats: The newest heartbeat of each node.
+        works: The reported work of each node.
     """
 
     token: int
@@ -41,7 +41,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Commit:
-    """Write the plan if, in the same transaction, all of this still holds.
+    """Write the plan if, in the same transaction, all these conditions still hold.
 
     Attributes:
         plan: The new plan.
@@ -49,7 +49,7 @@ class Commit:
         plan_revision: The plan was last written in this revision.
         budget_revision: The budget was last written in this revision.
         heartbeats: The newest heartbeat of each of these nodes has this number; None: there is
-            none. They are silent, and lose a grant: a heartbeat in between would re-arm it.
+            none. The nodes are silent and lose a grant, which a heartbeat in between would renew.
     """
 
     plan: Plan
@@ -61,7 +61,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a policy knows of a node that is alive, mW."""
+    """A policy's view of a node that is alive, mW."""
 
     floor_mw: int
     wanted_mw: int
@@ -72,12 +72,12 @@ class Claim:
 Policy = Callable[[Mapping[str, Claim], int], Mapping[str, int]]
 """Shares a sum among nodes: `policy(claims, total_mw)` returns the target of each node.
 
-Targets are clipped to each node's range, and scaled down where a domain does not have as much.
+Targets are clipped to each node's range, and scaled down if a domain's budget is too small.
 """
 
 
 def by_want(claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
-    """One level for all nodes, up to what each wants."""
+    """The same level for all nodes, up to each node's demand."""
     rows = claims.values()
     shares = level_by_want(
         total_mw,
@@ -89,18 +89,18 @@ def by_want(claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
 
 
 def evenly(claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
-    """One level for all nodes, without regard to what they want."""
+    """The same level for all nodes, regardless of demand."""
     rows = claims.values()
     floors, most = [claim.floor_mw for claim in rows], [claim.capacity_mw for claim in rows]
     return dict(zip(claims, level(total_mw, floors, most), strict=True))
 
 
 class Allocator:
-    """Plans, while it leads.
+    """Computes plans while it leads.
 
     Args:
-        timing: As everybody has it.
-        policy: Who gets what is there.
+        timing: The common times.
+        policy: Divides the available power.
     """
 
     def __init__(self, timing: Timing, policy: Policy = by_want) -> None:
@@ -110,23 +110,24 @@ class Allocator:
         self._seen: dict[str, tuple[int, int]] = {}
 
     def lead(self, token: int) -> None:
-        """It was elected. It has seen no node yet, so nobody is silent before a full lease."""
+        """Handles its election. It has seen no node yet, so it counts none as silent before a full
+        lease."""
         self._token = token
         self._seen = {}
 
     def follow(self) -> None:
-        """It leads no longer, or does not know."""
+        """Handles that it no longer leads, or may not."""
         self._token = None
 
     def plan(self, read: Snapshot, now_ns: int) -> Commit | None:
-        """What to write next.
+        """Decides what to write next.
 
         Args:
-            read: What the store has.
-            now_ns: When the answer arrived, on a clock that counts while the machine sleeps.
+            read: The contents of the store.
+            now_ns: When the reply arrived, on a clock that counts during suspend.
 
         Returns:
-            None if it does not lead, or if the plan can stay as it is.
+            None if it does not lead, or if the plan need not change.
         """
         if self._token is None or read.token != self._token:
             return None
@@ -147,7 +148,8 @@ class Allocator:
     # --------------------------------------------------------------------------------- internals
 
     def _silent(self, read: Snapshot, now_ns: int) -> tuple[set[str], list[str]]:
-        """Nodes that are at their floor by now, and those of them that have something to lose."""
+        """Silent nodes that are at their floor by now, and those among them with a grant to
+        reclaim."""
         silent = {node for node in read.budget.floors_mw if self._is_silent(node, read, now_ns)}
         reclaimed = [
             node
@@ -159,7 +161,8 @@ class Allocator:
         return silent - {*later}, reclaimed[:MOST_COMPARED]
 
     def _is_silent(self, node: str, read: Snapshot, now_ns: int) -> bool:
-        """Proof that a node has lowered: time on this clock, and nothing that the store says."""
+        """Whether a node is certainly at its floor: by the time on this clock, not by the store's
+        contents."""
         beat = read.heartbeats.get(node)
         number = 0 if beat is None else beat.number
         if node not in self._seen or self._seen[node][0] != number:
@@ -167,7 +170,7 @@ class Allocator:
         return now_ns - self._seen[node][1] >= self.timing.silence_ns
 
     def _charge(self, node: str, read: Snapshot, silent: bool) -> int:
-        """The most that a node may have in hardware until it reads another plan."""
+        """The most that a node's hardware may hold until the node reads another plan."""
         beat, floor = read.heartbeats.get(node), _floor(node, read)
         if silent:
             return floor + (0 if beat is None else beat.stuck_mw)
@@ -185,7 +188,7 @@ class Allocator:
         for node in sorted(read.budget.floors_mw):
             grant, beat = _grant(node, read), read.heartbeats.get(node)
             confirmed = _confirmed(beat, grant)
-            # What the node holds by now if the budget was cut: more is a raise like any other.
+            # What the node holds by now if the budget was reduced: more than that is a raise.
             base = self._base_mw(node, read)
             target = targets[node]
             if node in silent:
@@ -214,7 +217,8 @@ class Allocator:
         raises: Mapping[str, int],
         grants: dict[str, Grant],
     ) -> None:
-        """Raises by what nobody can still hold, those first that have the farthest to go."""
+        """Raises grants by power that no node can still hold, the nodes furthest below their target
+        first."""
         left = {
             domain.name: domain.limit_mw
             - domain.reserve_mw
@@ -234,7 +238,7 @@ class Allocator:
     def _targets(
         self, read: Snapshot, silent: set[str], charges: Mapping[str, int]
     ) -> dict[str, int]:
-        """The policy's targets; in no domain above what it has."""
+        """The policy's targets, within every domain's budget."""
         budget = read.budget
         floors = {node: _floor(node, read) for node in budget.floors_mw}
         claims = {

@@ -1,4 +1,4 @@
-"""The GPUs of a node, by its zeusd: what they hold, what runs on them, and their ceilings."""
+"""The GPUs of a node, through its zeusd: their limits, their work, and their ceilings."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from zeus_ipc.replies import LeaseInfo
 
 CEILING = "fleet"
 ZEUSD_TIMEOUT_S = 1.0
-"""zeusd drops a request that it does not come to within this time."""
+"""zeusd drops a request that it cannot handle within this time."""
 IDLE_S = 10.0
-"""A GPU that nobody holds is idle when it has not computed for so long."""
+"""A GPU without a lease is idle if it has not computed for this long."""
 
 log = logging.getLogger("zeus_fleet")
 
 
 @dataclass(frozen=True)
 class Load:
-    """What GPUs do.
+    """The activity of GPUs.
 
     Attributes:
-        wanted_mw: What each has use for: its minimum if it is idle.
-        drawn_mw: What all draw.
+        wanted_mw: Demand of each GPU: its minimum if it is idle.
+        drawn_mw: Total power drawn.
         works: The jobs on them.
     """
 
@@ -50,7 +50,7 @@ class Gpus(Protocol):
         ...
 
     def carry_out(self, command: Ceilings) -> list[int]:
-        """Sets the ceilings; returns the most that each may hold then.
+        """Sets the ceilings; returns the highest power limit that each may have then.
 
         Raises:
             ZeusIpcError: zeusd did not answer.
@@ -58,7 +58,7 @@ class Gpus(Protocol):
         ...
 
     def load(self) -> Load:
-        """What runs on them.
+        """The activity of the GPUs.
 
         Raises:
             ZeusIpcError: zeusd did not answer.
@@ -67,12 +67,12 @@ class Gpus(Protocol):
 
 
 class ZeusdGpus:
-    """The GPUs of a zeusd. It must take this process's user for an administrator.
+    """The GPUs of a zeusd, for which this process's user must be an administrator.
 
     Args:
-        client: Of that zeusd.
-        name: The node's; names jobs that have no name of their own.
-        clock: Seconds from any instant.
+        client: A client of that zeusd.
+        name: Name of the node, also used for jobs without a name.
+        clock: Returns seconds since any instant.
 
     Raises:
         ValueError: A GPU has no power limit.
@@ -91,14 +91,14 @@ class ZeusdGpus:
         for gpu in client.node().gpus:
             low, high = gpu.power_limit_min_mw, gpu.power_limit_max_mw
             if low is None or high is None:
-                raise ValueError(f"GPU {gpu.index} ({gpu.name}) has no power limit to bound")
+                raise ValueError(f"GPU {gpu.index} ({gpu.name}) has no power limit")
             self._uuids.append(gpu.uuid)
             self._kinds.append(gpu.name)
             ranges.append(Gpu(low, high))
         self.ranges: Sequence[Gpu] = tuple(ranges)
 
     def holds_mw(self) -> list[int]:
-        """The most that each may hold now: what may be set, and what is in force."""
+        """The highest power limit that each may have now: what may be set, and what is in force."""
         bounds = {gpu.uuid: gpu.power_limit_site_mw for gpu in self._client.node().gpus}
         states = self._client.state(self._uuids)
         holds = []
@@ -108,7 +108,7 @@ class ZeusdGpus:
         return holds
 
     def carry_out(self, command: Ceilings) -> list[int]:
-        """Sets the ceilings. A GPU that refuses keeps what it held."""
+        """Sets the ceilings. A GPU that refuses keeps its limit."""
         before = self.holds_mw()
         holds = []
         for index, (uuid, gpu) in enumerate(zip(self._uuids, self.ranges, strict=True)):
@@ -129,7 +129,7 @@ class ZeusdGpus:
         return holds
 
     def load(self) -> Load:
-        """What runs on them: by the holders of power limits, and what they have published.
+        """The activity of the GPUs, from the holders of power limits and their published profiles.
 
         A GPU is idle if nobody holds its power limit and it has not computed for `IDLE_S`.
         """
@@ -158,7 +158,7 @@ class ZeusdGpus:
         return Load(tuple(wanted), drawn, tuple(works.values()))
 
     def _work(self, index: int, gpu: Gpu, lease: LeaseInfo | None) -> Work:
-        """What one GPU does. What a user runs outside of any job counts as one job."""
+        """The activity of one GPU. A user's processes outside of any job count as one job."""
         kind = self._kinds[index]
         if lease is None:
             return Work(f"on {self._name}", kind, (index,), gpu.min_mw, gpu.max_mw)

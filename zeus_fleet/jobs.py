@@ -1,4 +1,4 @@
-"""Targets of nodes by the jobs that run on them: what an allocator's policy is made of. Pure."""
+"""Targets of nodes by the jobs that run on them, for an allocator's policy. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from zeus_fleet.policies import Job, JobPolicy, water_filling
 from zeus_fleet.profiles import Profile
 
 TURN_S = 600.0
-"""The most that a job may measure with its highest limit."""
+"""Longest time for which a job may measure with its highest limit."""
 
 
 @dataclass(frozen=True)
 class _Placed:
-    """A job, or a part of one, and where it runs."""
+    """A job, or a part of one, and its GPUs."""
 
     name: str
     job: Job
@@ -26,23 +26,23 @@ class _Placed:
 
 
 class ByJobs:
-    """A policy of an allocator: watts by what they are worth to the jobs.
+    """A policy of an allocator that divides power by the jobs' profiles.
 
-    GPUs of no job are idle, and get their minimum. While a job measures it gets its highest limit,
-    as far as there is anything above the minimum limits; one job at a time. What the reserve is for
-    may happen meanwhile, so that the others make room, and not the reserve.
+    GPUs without a job are idle and get their minimum. While a job measures, it gets its highest
+    limit, as far as there is power above the minimum limits; one job at a time. The other jobs
+    provide that power, not the reserve, which may be needed at the same time.
 
-    A turn ends after `TURN_S`, and the job's next begins after it has stopped asking.
+    A turn ends after `TURN_S`. The job's next turn can begin only after it has stopped asking.
 
     Args:
         policy: Shares a sum among jobs.
-        clock: Seconds, from any instant.
+        clock: Returns seconds since any instant.
 
     Attributes:
-        limits_mw: Of the last call, by node: how its target divides among its GPUs. A GPU that is
+        limits_mw: How each node's target divides among its GPUs, from the last call. A GPU that is
             left out gets its minimum.
-        lent_to: The job that measures; None: none does.
-        waiting: Jobs that wait for that.
+        lent_to: The job that measures; None: none.
+        waiting: Jobs that wait for their turn to measure.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class ByJobs:
 
 
 def _placed(claims: Mapping[str, Claim]) -> list[_Placed]:
-    """The jobs. Parts of one on another kind of GPU, or with another profile, count apart."""
+    """The jobs. Parts of a job on another kind of GPU, or with another profile, count
+    separately."""
     found: dict[tuple[str, str, Profile | None, bool], list[tuple[str, Work]]] = {}
     for node, claim in claims.items():
         for work in claim.works if _can_be(claim) else ():
@@ -116,7 +117,7 @@ def _placed(claims: Mapping[str, Claim]) -> list[_Placed]:
 
 
 def _can_be(claim: Claim) -> bool:
-    """Whether a node's jobs are within what it is: else it says something wrong."""
+    """Whether a node's jobs are consistent with its GPUs; otherwise its report is wrong."""
     gpus = [gpu for work in claim.works for gpu in work.gpus]
     least = sum(len(work.gpus) * work.min_mw for work in claim.works)
     most = sum(len(work.gpus) * work.max_mw for work in claim.works)

@@ -1,4 +1,4 @@
-"""Sharing a sum by one level for all."""
+"""Divides a sum by one level for all."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ def level(
     highs: Sequence[int],
     counts: Sequence[int] | None = None,
 ) -> list[int]:
-    """Gives each the same level, clipped to its own range, so that all is handed out.
+    """Gives each the same level, clipped to its own range, such that the whole sum is used.
 
     Args:
-        total: What there is. The lows are given even if they exceed it.
-        lows: The least for each.
-        highs: The most for each, at least its low.
-        counts: How many there are of each, which all get the same; one if not given.
+        total: The sum. The lows are given even if they exceed it.
+        lows: The minimum of each.
+        highs: The maximum of each, at least its low.
+        counts: The number of each, which all get the same; 1 if not given.
 
     Returns:
-        The share of each. All sum up to `total` less rounding, unless the lows exceed it or the
-        highs do not reach it.
+        The share of each. The sum is `total` minus rounding, unless the lows exceed it or the highs
+        do not reach it.
     """
     if counts is None:
         counts = [1] * len(lows)
@@ -46,7 +46,7 @@ def level(
 def level_by_want(
     total: int, lows: Sequence[int], wants: Sequence[int], highs: Sequence[int]
 ) -> list[int]:
-    """As `level`, up to what each wants; what is left then raises all towards their highs."""
+    """Like `level`, up to each one's demand; the rest raises all towards their highs."""
     rows = zip(lows, wants, highs, strict=True)
     wanted = [min(max(low, want), high) for low, want, high in rows]
     if total < sum(wanted):

@@ -1,6 +1,6 @@
-"""What nodes, allocators and operators tell each other. Power in mW, times in ns.
+"""Messages between nodes, allocators and operators. Power in mW, times in ns.
 
-All of it lies in a store with transactions: one `Budget`, one `Plan`, one `Heartbeat` per node.
+They are in a store with transactions: one `Budget`, one `Plan`, one `Heartbeat` per node.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Timing:
     """Times on which nodes and allocators must agree.
 
     Attributes:
-        lease_ns: A node that reaches nobody for this long is at its floor.
-        guard_ns: Within it, a node lowers all its GPUs, a restart of zeusd included.
+        lease_ns: A node without a connection for this long is at its floor.
+        guard_ns: Time within which a node lowers all its GPUs, including a restart of zeusd.
         drift: Largest relative error of a clock's rate. NTP slews by at most 5e-4.
     """
 
@@ -29,24 +29,25 @@ class Timing:
 
     @property
     def hold_ns(self) -> int:
-        """How long after sending a heartbeat a node may keep what the answer grants."""
+        """Time after sending a heartbeat for which a node may keep the granted power."""
         return int(self.lease_ns * (1 - 2 * self.drift)) - self.guard_ns
 
     @property
     def silence_ns(self) -> int:
-        """How long an allocator has not seen a new heartbeat of a node that is at its floor."""
+        """Time without a new heartbeat after which an allocator knows that a node is at its
+        floor."""
         return int(self.lease_ns * (1 + 2 * self.drift)) + 1
 
 
 @dataclass(frozen=True)
 class Domain:
-    """Nodes whose limits have an upper bound in sum: a site, a row, a rack.
+    """Nodes with an upper bound on the sum of their limits: a site, a row, a rack.
 
     Attributes:
         name: Unique within a budget.
         limit_mw: The bound.
         nodes: Its nodes.
-        reserve_mw: Kept free for GPUs that cannot be lowered: k times maximum less minimum.
+        reserve_mw: Reserve for GPUs that cannot be lowered: k times maximum minus minimum.
     """
 
     name: str
@@ -57,13 +58,13 @@ class Domain:
 
 @dataclass(frozen=True)
 class Event:
-    """A lower limit of the site for some time, such as an operator of the grid asks for.
+    """A temporary lower limit of the site, such as one that a grid operator requests.
 
     Attributes:
         name: Unique within a budget.
         limit_mw: The limit from start to end.
-        start_s: When it is in force everywhere, s since 1970.
-        end_s: Until when.
+        start_s: Time at which it is in force everywhere, s since 1970.
+        end_s: End of the event, s since 1970.
         ramp_mw_per_s: How fast the limit falls before and rises after; 0: at once.
     """
 
@@ -76,16 +77,16 @@ class Event:
 
 @dataclass(frozen=True)
 class Budget:
-    """What the operator allows.
+    """The operator's power budget.
 
     Attributes:
         domains: The first is the site, with all nodes. Others may be nested: a rack within a row.
-        floors_mw: Of each listed node, the sum of its GPUs' minimum limits. A node is listed before
-            it boots.
-        leaving: Nodes that are to stay at their floor, so that they can be removed.
-        standing_mw: The site's limit outside of all events; None: there are none. Nodes go by the
-            first domain's limit alone, which the leading allocator writes.
-        events: What is to come, see `schedule`.
+        floors_mw: Sum of the minimum limits of each listed node's GPUs. List a node before it
+            boots.
+        leaving: Nodes that stay at their floor so that they can be removed.
+        standing_mw: The site's limit outside of all events; None: there are none. Nodes only use
+            the first domain's limit, which the leading allocator writes.
+        events: Present and future events, see `schedule`.
 
     Raises:
         ValueError: A domain's limit is below its floors and reserve, or the first lacks a node.
@@ -97,7 +98,7 @@ class Budget:
     standing_mw: int | None = None
     events: tuple[Event, ...] = ()
     spare_mw: Mapping[str, int] = field(init=False, compare=False)
-    """By domain: what may be handed out above the floors."""
+    """Power that may be granted above the floors, by domain."""
 
     def __post_init__(self) -> None:
         nodes = frozenset(self.floors_mw)
@@ -105,7 +106,9 @@ class Budget:
             if strange := domain.nodes - nodes:
                 raise ValueError(f"{domain.name} has {min(strange)}, which has no floor; list it")
         if missing := nodes - self.site.nodes:
-            raise ValueError(f"{min(missing)} is not in {self.site.name}; the first has all nodes")
+            raise ValueError(
+                f"{min(missing)} is not in {self.site.name}; the first domain must have all nodes"
+            )
         if len({domain.name for domain in self.domains}) != len(self.domains):
             raise ValueError("two domains have the same name; give each its own")
         spare = {}
@@ -127,16 +130,16 @@ class Budget:
         return self.domains[0]
 
     def domains_of(self, node: str) -> list[Domain]:
-        """The domains that a node is in."""
+        """The domains that contain a node."""
         return [domain for domain in self.domains if node in domain.nodes]
 
 
 @dataclass(frozen=True)
 class Grant:
-    """What one node may hold.
+    """The grant of one node.
 
     Attributes:
-        epoch: Grows with each change. A heartbeat confirms it.
+        epoch: Number that increases with each change. A heartbeat confirms it.
         limit_mw: Bound on the sum of the node's limits.
         high_mw: The largest of the grants that the node may still apply.
     """
@@ -148,13 +151,13 @@ class Grant:
 
 @dataclass(frozen=True)
 class Plan:
-    """All grants; written by the leading allocator alone.
+    """All grants; only the leading allocator writes it.
 
     Attributes:
-        token: Of the leader that wrote it.
-        spare_mw: `Budget.spare_mw` of the budget that it was made for. Grants exceed the floors by
-            no more than that in any domain.
-        grants: By node. A node without a grant holds its floor.
+        token: Token of the leader that wrote it.
+        spare_mw: `Budget.spare_mw` of its budget. Grants exceed the floors by at most that in each
+            domain.
+        grants: Grants by node. A node without a grant holds its floor.
     """
 
     token: int
@@ -164,17 +167,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a node says of itself.
+    """The report of a node.
 
     Attributes:
-        number: Grows with each, also over restarts of the agent.
-        epoch: Of the newest grant that it knows; -1: none.
-        held_mw: The most that its GPUs may hold by what it has read, in sum.
+        number: Number that increases with each heartbeat, even across restarts of the agent.
+        epoch: Epoch of the newest grant that it knows; -1: none.
+        held_mw: Highest sum of limits that its GPUs may have, from what it has read.
         floor_mw: Sum of its GPUs' minimum limits.
         capacity_mw: Sum of its GPUs' maximum limits.
-        wanted_mw: What it has use for.
-        stuck_mw: How far GPUs that do not go down are above their minimum.
-        drawn_mw: What its GPUs draw.
+        wanted_mw: Its demand.
+        stuck_mw: Power above the minimum of GPUs that cannot be lowered.
+        drawn_mw: Power that its GPUs draw.
     """
 
     number: int
@@ -189,16 +192,16 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Work:
-    """GPUs of one node that compute for the same job.
+    """The GPUs of one node that work for the same job.
 
     Attributes:
-        job: Names the job; the same on all nodes that it runs on.
+        job: Name of the job, which is the same on all its nodes.
         kind: Product name of the GPUs.
         gpus: Their positions on the node.
-        min_mw: Least limit of each.
-        max_mw: The most that each has use for: its maximum, or what the job itself asks for.
-        profile: What a limit is worth to the job; None: nobody knows.
-        measuring: It measures now, and needs its highest limit for that.
+        min_mw: Minimum limit of each.
+        max_mw: Highest useful limit of each: its maximum, or the job's own limit.
+        profile: The job's progress by limit; None: not known.
+        measuring: Whether it is measuring now and needs its highest limit.
         needs_mw: The limit below which it misses a latency objective; None: it has none.
     """
 
@@ -214,13 +217,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the store has for a node, all of one revision.
+    """The store's contents for a node, at one revision.
 
     Attributes:
         plan: None: there is none yet.
         budget: None: there is none yet.
-        limits_mw: How the node's grant is best divided, by the positions of its GPUs; those that
-            are left out get what they want. Nothing depends on it but progress.
+        limits_mw: The best division of the node's grant, by the positions of its GPUs; those that
+            are left out get their demand. It affects progress only.
     """
 
     plan: Plan | None
@@ -229,10 +232,11 @@ class Answer:
 
 
 def obeyed_mw(node: str, plan: Plan | None, budget: Budget | None, floor_mw: int) -> int:
-    """What a node may hold by a plan and the budget of the same instant.
+    """The power that a node may hold under a plan and the budget of the same instant.
 
-    A budget that was cut since the plan was made is obeyed at once, without an allocator: what is
-    above the floor shrinks as the spare watts of each of the node's domains did.
+    If the budget was reduced since the plan was made, nodes apply it at once, without an allocator:
+    the power above the floor shrinks in the same ratio as the spare power of each of the node's
+    domains.
 
     Args:
         node: Its name.

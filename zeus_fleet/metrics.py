@@ -1,4 +1,4 @@
-"""A budget's figures for Prometheus."""
+"""Metrics of a budget for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ STATES = ("ok", "waits", "leaving", "stuck", "silent", "absent")
 
 
 class FleetMetrics(Collector):
-    """All families.
+    """All metric families.
 
     Args:
-        view: The newest; None: etcd has not answered yet.
-        up: Whether etcd answered the last time.
+        view: The newest view; None: etcd has not responded yet.
+        up: Whether the last request to etcd succeeded.
     """
 
     def __init__(self, view: View | None, up: bool) -> None:
@@ -27,9 +27,9 @@ class FleetMetrics(Collector):
         self._up = up
 
     def collect(self) -> Iterator[Metric]:
-        """The families; without a view only whether etcd answers."""
+        """The families; without a view, only whether etcd responds."""
         yield GaugeMetricFamily(
-            "zeus_fleet_up", "0: etcd did not answer the last time.", value=float(self._up)
+            "zeus_fleet_up", "0: the last request to etcd failed.", value=float(self._up)
         )
         if self._view is None:
             return
@@ -38,7 +38,9 @@ class FleetMetrics(Collector):
         yield _gauge("standing_budget_watts", "Limit outside of events.", self._view.standing_w)
         yield _gauge("busy_gpus", "GPUs of jobs.", self._view.busy_gpus)
         yield _gauge(
-            "lost_gpus", "Full-speed GPUs that limits cost jobs, by profiles.", self._view.lost_gpus
+            "lost_gpus",
+            "Loss of jobs' progress by limits, in GPUs at full speed, by profiles.",
+            self._view.lost_gpus,
         )
 
 
@@ -49,11 +51,11 @@ def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
 def _of_domains(view: View) -> Iterator[Metric]:
     for name, text, field in (
         ("budget_watts", "Limit of a domain: the site, a row or a rack.", "limit_w"),
-        ("reserve_watts", "Kept free for GPUs that cannot be lowered.", "reserve_w"),
+        ("reserve_watts", "Reserve for GPUs that cannot be lowered.", "reserve_w"),
         ("floor_watts", "Sum of the minimum limits.", "floors_w"),
-        ("granted_watts", "Sum of what the plan allows.", "granted_w"),
-        ("held_watts", "Sum of what GPUs may hold.", "held_w"),
-        ("drawn_watts", "Sum of what GPUs draw.", "drawn_w"),
+        ("granted_watts", "Sum of grants.", "granted_w"),
+        ("held_watts", "Sum of the power limits that GPUs may have.", "held_w"),
+        ("drawn_watts", "Sum of power drawn by GPUs.", "drawn_w"),
     ):
         family = GaugeMetricFamily(f"zeus_fleet_{name}", text, labels=["domain"])
         for domain in view.domains:
@@ -63,12 +65,12 @@ def _of_domains(view: View) -> Iterator[Metric]:
 
 def _of_nodes(view: View) -> Iterator[Metric]:
     for name, text, field in (
-        ("granted_watts", "What the plan allows a node.", "granted_w"),
-        ("held_watts", "What a node's GPUs may hold.", "held_w"),
-        ("drawn_watts", "What a node's GPUs draw.", "drawn_w"),
-        ("wanted_watts", "What a node has use for.", "wanted_w"),
-        ("stuck_watts", "How far GPUs that do not go down are above their minimum.", "stuck_w"),
-        ("silent_seconds", "Since a node's last heartbeat.", "silent_s"),
+        ("granted_watts", "A node's grant.", "granted_w"),
+        ("held_watts", "Sum of the power limits that a node's GPUs may have.", "held_w"),
+        ("drawn_watts", "Power drawn by a node's GPUs.", "drawn_w"),
+        ("wanted_watts", "A node's demand.", "wanted_w"),
+        ("stuck_watts", "Power above the minimum of GPUs that cannot be lowered.", "stuck_w"),
+        ("silent_seconds", "Time since a node's last heartbeat.", "silent_s"),
     ):
         family = GaugeMetricFamily(f"zeus_fleet_node_{name}", text, labels=["node"])
         for node in view.nodes:
@@ -76,7 +78,9 @@ def _of_nodes(view: View) -> Iterator[Metric]:
             if value is not None:
                 family.add_metric([node.name], value)
         yield family
-    states = GaugeMetricFamily("zeus_fleet_node_state", "1: this state.", labels=["node", "state"])
+    states = GaugeMetricFamily(
+        "zeus_fleet_node_state", "1: the node is in this state.", labels=["node", "state"]
+    )
     for node in view.nodes:
         for state in STATES:
             states.add_metric([node.name, state], float(node.state == state))
@@ -84,7 +88,7 @@ def _of_nodes(view: View) -> Iterator[Metric]:
 
 
 def text(view: View | None, up: bool) -> bytes:
-    """All figures, in Prometheus' text format."""
+    """All metrics in Prometheus's text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(FleetMetrics(view, up))
     return generate_latest(registry)

@@ -1,7 +1,7 @@
-"""The node's side of the protocol: what its GPUs may hold, and until when. No I/O, no clock.
+"""The node's side of the protocol: its GPUs' limits and their deadline. No I/O, no clock.
 
-The shell sends heartbeats and carries out `Ceilings`; zeusd alone brings the GPUs to their minimum
-at the deadline, whether or not this side is alive.
+The shell sends heartbeats and carries out `Ceilings`. At the deadline zeusd lowers the GPUs to
+their minimum, even if this process is dead.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Ceilings:
     """Set the `fleet` ceilings of all GPUs.
 
     Attributes:
-        limits_mw: By GPU.
-        deadline_ns: On the node's clock: from then on zeusd holds each GPU at its minimum. A
-            command that arrives later raises nothing.
+        limits_mw: Limits by GPU.
+        deadline_ns: Time, on the node's clock, from which on zeusd holds each GPU at its minimum. A
+            command that arrives later does not raise any limit.
     """
 
     limits_mw: tuple[int, ...]
@@ -38,17 +38,17 @@ class Ceilings:
 class Node:
     """Follows the plan and the budget for one node.
 
-    One command is carried out at a time: after one is returned, the next follows `applied` or
-    `failed` at the earliest. All times are of a clock that counts while the machine sleeps
-    (CLOCK_BOOTTIME).
+    One command is carried out at a time: the next one follows only after `applied` or `failed`. All
+    times are from a clock that counts during suspend (CLOCK_BOOTTIME).
 
     Args:
-        name: As the operator lists it.
-        gpus: Their ranges.
-        holds_mw: The most that each GPU may hold now: its limit or its ceiling.
-        timing: As everybody has it.
-        deadline_ns: The latest at which zeusd lowers by itself; 0: it has no `fleet` ceiling.
-        number: The newest heartbeat that the store has of this node.
+        name: The node's name in the budget.
+        gpus: The GPUs' ranges.
+        holds_mw: The highest power limit that each GPU may have now: its limit or its ceiling.
+        timing: The common times.
+        deadline_ns: Latest time at which zeusd lowers the GPUs by itself; 0: there is no `fleet`
+            ceiling.
+        number: Number of this node's newest heartbeat in the store.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class Node:
     def heartbeat(self, now_ns: int) -> Heartbeat:
         """The heartbeat to send now.
 
-        The transaction that stores it reads plan and budget in the same revision, and is refused
-        if the store has a newer one of this node.
+        The transaction that stores it reads plan and budget at the same revision, and fails if the
+        store has a newer heartbeat of this node.
         """
         self._number += 1
         self._sent_ns[self._number] = now_ns
@@ -105,7 +105,7 @@ class Node:
         )
 
     def draws(self, power_mw: int) -> None:
-        """What its GPUs draw, in sum."""
+        """Total power drawn by its GPUs."""
         self._drawn_mw = power_mw
 
     def answered(
@@ -116,12 +116,12 @@ class Node:
         now_ns: int,
         limits_mw: Mapping[int, int] | None = None,
     ) -> Ceilings | None:
-        """The store has heartbeat `number`, and had this when it stored it, see `Answer`."""
+        """Handles the store's reply to heartbeat `number`, see `Answer`."""
         sent_ns = self._sent_ns.pop(number, None)
         if sent_ns is None:
             return None
         for older in [one for one in self._sent_ns if one < number]:
-            del self._sent_ns[older]  # an answer that is overtaken says nothing
+            del self._sent_ns[older]  # a reply that arrives after a newer one is ignored
         self.deadline_ns = self._armed_from(sent_ns, now_ns)
         self._knows = True
         self._granted_mw = self._obeyed_mw(plan, budget)
@@ -133,11 +133,12 @@ class Node:
     # ------------------------------------------------------------------------------------- zeusd
 
     def applied(self, holds_mw: Sequence[int], now_ns: int) -> Ceilings | None:
-        """zeusd has carried out the command.
+        """Handles a command that zeusd has carried out.
 
         Args:
-            holds_mw: The most that each GPU may hold now. One that is above what was commanded does
-                not go down; the others make up for it, and it is tried again with each heartbeat.
+            holds_mw: The highest power limit that each GPU may have now. A GPU above its commanded
+                limit cannot be lowered; the others compensate for it, and each heartbeat tries
+                again.
             now_ns: The time.
         """
         commanded = self._commanded
@@ -152,24 +153,24 @@ class Node:
         return self._next(now_ns)
 
     def failed(self) -> None:
-        """Nobody knows whether zeusd has carried out the command: `tick` repeats it."""
+        """Handles a command that zeusd may not have carried out: `tick` repeats it."""
         self._holds = self._may_hold()
         self._last = self._commanded = None
 
     def tick(self, now_ns: int) -> Ceilings | None:
-        """Time has passed."""
+        """Handles the passing of time."""
         return self._next(now_ns)
 
     def wants(self, limits_mw: Sequence[int], now_ns: int) -> Ceilings | None:
-        """What each GPU has use for: its minimum if it is idle."""
+        """Demand of each GPU: its minimum if it is idle."""
         self._wants = tuple(limits_mw)
         return self._next(now_ns)
 
     # --------------------------------------------------------------------------------- internals
 
     def _armed_from(self, sent_ns: int, now_ns: int) -> int:
-        """The deadline counts from before the heartbeat was stored: an allocator's wait begins
-        when it sees it, and never earlier.
+        """The deadline counts from before the heartbeat was stored, because an allocator's wait
+        never begins before it sees the heartbeat.
         """
         return sent_ns + self.timing.hold_ns
 
@@ -193,7 +194,7 @@ class Node:
         wanted = self._divided(self._target_mw(now_ns))
         pairs = enumerate(zip(wanted, self._holds, strict=True))
         if any(limit < holds for index, (limit, holds) in pairs if index not in self._stuck):
-            # Lower first: the sum passes through nothing above what it is before or after.
+            # Lower first, so that the sum is never above its values before and after.
             wanted = [*map(min, wanted, self._holds)]
         command = Ceilings(tuple(wanted), self.deadline_ns)
         if command == self._last:
@@ -202,7 +203,7 @@ class Node:
         return command
 
     def _divided(self, total_mw: int) -> list[int]:
-        """The target, shared by the GPUs. What stuck GPUs hold is taken off the others."""
+        """Divides the target among the GPUs. The others compensate for stuck GPUs."""
         stuck = self._stuck
         others = [index for index in range(len(self._gpus)) if index not in stuck]
         limits = list(self._mins)
@@ -217,5 +218,5 @@ class Node:
         return limits
 
     def _use_mw(self, gpu: int) -> int:
-        """The most that a GPU has use for, or that the policy has for it."""
+        """The highest useful limit of a GPU, or the policy's limit for it."""
         return min(self._wants[gpu], self._advised.get(gpu, self._wants[gpu]))

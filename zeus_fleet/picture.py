@@ -21,13 +21,13 @@ LINES: tuple[tuple[str, str, Callable[[Record], float]], ...] = (
 
 
 def svg(records: Sequence[Record]) -> str:
-    """The picture.
+    """The chart.
 
     Raises:
         ValueError: There are fewer than two records.
     """
     if len(records) < 2:
-        raise ValueError("a picture takes two records or more")
+        raise ValueError("a chart needs two records or more")
     some = records[:: max(1, len(records) // MOST_POINTS)]
     start, end = some[0].at_s, some[-1].at_s
     top = 1.05 * max(max(value(one) for one in some) for _, _, value in LINES) or 1.0

@@ -1,8 +1,8 @@
-"""Who gets the watts: limits per GPU of each job, for a sum over all. Pure; power in mW.
+"""Policies that divide power: limits per GPU of each job, for a total. Pure; power in mW.
 
 A policy is `policy(jobs, total_mw)` and returns one limit per job, for each of its GPUs. The sum of
-all is within the total, unless the minimum limits are above it. Which policy gains what:
-`benchmarks/fleet.py`.
+all is within the total, unless the minimum limits are above it. `benchmarks/fleet.py` compares the
+policies.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from zeus_fleet.levels import level
 from zeus_fleet.profiles import Profile
 
 FLOOR = 0.9
-"""Water-filling leaves each job this share of the progress that it has under `busy`."""
+"""Water-filling gives each job at least this share of its progress under `busy`."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """GPUs of one kind that do the same; all get the same limit.
+    """GPUs of one kind with the same work; all get the same limit.
 
     Attributes:
-        gpus: How many.
+        gpus: Number of GPUs.
         low_mw: Their minimum limit.
         high_mw: Their maximum limit.
         busy: Whether they compute.
-        profile: What a limit is worth; None: nobody knows.
+        profile: Progress by limit; None: not known.
         kind: Product name of the GPUs.
         needs_mw: The limit that its latency objective needs; None: it has none. No policy goes
-            below it for others' sake. `ClockStatus.needed_w` of `zeus.serving` says it.
+            below it for other jobs. From `ClockStatus.needed_w` of `zeus.serving`.
     """
 
     gpus: int
@@ -48,10 +48,10 @@ JobPolicy = Callable[..., list[int]]
 
 
 def keeps_latency(policy: JobPolicy) -> JobPolicy:
-    """A policy that first gives jobs with a latency objective what it needs.
+    """A policy that first gives jobs with a latency objective the limit that they need.
 
-    Where there is not enough for all of them, they share by one level; others get their minimum.
-    `latency_share` is the most that they may claim of what is above the minimum limits.
+    If there is not enough for all of them, they share by one level, and others get their minimum.
+    `latency_share` is the largest share of the power above the minimum limits that they may claim.
     """
 
     @functools.wraps(policy)
@@ -77,7 +77,7 @@ def keeps_latency(policy: JobPolicy) -> JobPolicy:
 
 @keeps_latency
 def uniform(jobs: Sequence[Job], total_mw: int) -> list[int]:
-    """The same limit for all GPUs, idle ones too. Needs to know nothing."""
+    """The same limit for all GPUs, including idle ones. Needs no information."""
     return _level(jobs, total_mw, [job.low_mw for job in jobs])
 
 
@@ -89,7 +89,7 @@ def busy(jobs: Sequence[Job], total_mw: int) -> list[int]:
 
 @keeps_latency
 def max_min(jobs: Sequence[Job], total_mw: int) -> list[int]:
-    """The highest progress that all busy jobs can have at the same time."""
+    """The limits with the highest progress that all busy jobs can have at the same time."""
     curves = _curves(jobs)
     if curves is None:
         return busy(jobs, total_mw)
@@ -109,15 +109,15 @@ def max_min(jobs: Sequence[Job], total_mw: int) -> list[int]:
 
 @keeps_latency
 def water_filling(jobs: Sequence[Job], total_mw: int, floor: float = FLOOR) -> list[int]:
-    """Watts go where they add the most progress per GPU, above a floor for each job.
+    """Gives power to the jobs where it adds the most progress per GPU, above a floor for each job.
 
-    Jobs whose profile is unknown count by the mean of the known ones, of the same kind of GPU if
-    there are any. Without any profile it is `busy`. Greedy on the upper concave envelopes.
+    A job with an unknown profile counts with the mean of the known ones, of the same kind of GPU if
+    there are any. Without any profile it equals `busy`. Greedy on the upper concave envelopes.
 
     Args:
-        jobs: All of them, with idle GPUs.
-        total_mw: What there is.
-        floor: Least progress of each job, as a share of what it has under `busy`.
+        jobs: All jobs, including idle GPUs.
+        total_mw: The total power.
+        floor: Minimum progress of each job, as a share of its progress under `busy`.
     """
     fair = busy(jobs, total_mw)
     curves = _curves(jobs)
@@ -146,7 +146,7 @@ POLICIES: dict[str, JobPolicy] = {
     "max-min": max_min,
     "water-filling": water_filling,
 }
-"""By name; the last is the default."""
+"""Policies by name; the last one is the default."""
 
 
 # ------------------------------------------------------------------------------------- internals
@@ -176,6 +176,6 @@ def _clipped(job: Job, limit_mw: int) -> int:
 def _level(
     jobs: Sequence[Job], total_mw: int, lows: Sequence[int], *, idle: bool = True
 ) -> list[int]:
-    """At least these limits, and what is left evenly."""
+    """At least these limits, plus equal shares of the rest."""
     highs = [job.high_mw if job.busy or idle else low for job, low in zip(jobs, lows, strict=True)]
     return level(total_mw, lows, highs, [job.gpus for job in jobs])

@@ -1,4 +1,4 @@
-"""What a power limit is worth to a job: relative progress by limit. Pure."""
+"""Profiles: a job's relative progress by power limit. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Profile:
 
     Attributes:
         limits_mw: Increasing.
-        progress: Of each limit; not decreasing, 1 at the highest limit.
+        progress: Progress at each limit; non-decreasing, 1 at the highest limit.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a valid profile.
     """
 
     limits_mw: tuple[int, ...]
@@ -34,12 +34,12 @@ class Profile:
 
     @classmethod
     def measured(cls, times: Mapping[int, float]) -> Profile:
-        """From the time of the same work at each limit.
+        """Builds a profile from the time of the same work at each limit.
 
-        Where a higher limit was measured as slower, both get their mean: that is noise.
+        If a higher limit was measured as slower, which is noise, both get their mean.
 
         Args:
-            times: By limit, mW.
+            times: Time by limit, mW.
         """
         limits = sorted(times)
         rates = monotone([1 / times[limit] for limit in limits])
@@ -50,7 +50,7 @@ class Profile:
         return interpolated(self.limits_mw, self.progress, limit_mw)
 
     def limit_for(self, progress: float) -> int:
-        """The lowest limit with at least this progress; the highest if there is none."""
+        """The lowest limit with at least this progress; the highest limit if none has it."""
         index = bisect.bisect_left(self.progress, progress)
         if index == 0:
             return self.limits_mw[0]
@@ -63,7 +63,8 @@ class Profile:
         return high - int((high - low) * (fast - progress) / (fast - slow))
 
     def segments(self, from_mw: int, to_mw: int) -> list[tuple[float, int]]:
-        """The upper concave envelope between two limits: (progress per mW, mW), steepest first."""
+        """The segments of the upper concave envelope between two limits: (progress per mW, mW),
+        steepest first."""
         inner = [limit for limit in self.limits_mw if from_mw < limit < to_mw]
         points: list[tuple[int, float]] = []
         for limit in dict.fromkeys((from_mw, *inner, to_mw)):
@@ -85,7 +86,7 @@ def mean(profiles: Iterable[Profile]) -> Profile | None:
 
 
 def monotone(values: Iterable[float]) -> list[float]:
-    """The nearest values, by squares, that do not decrease (pool adjacent violators)."""
+    """The nearest non-decreasing values by least squares (pool adjacent violators)."""
     pools: list[tuple[float, int]] = []
     for value in values:
         pools.append((value, 1))
@@ -96,7 +97,7 @@ def monotone(values: Iterable[float]) -> list[float]:
 
 
 def interpolated(xs: tuple[int, ...], ys: tuple[float, ...], x: float) -> float:
-    """Linear between points, constant beyond them."""
+    """Interpolates linearly between points; constant beyond them."""
     index = bisect.bisect_left(xs, x)
     if index == 0:
         return ys[0]

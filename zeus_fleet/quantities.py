@@ -1,4 +1,4 @@
-"""What operators write: `80kW`, `5kW/min`, `17:00`."""
+"""Parses operators' input: `80kW`, `5kW/min`, `17:00`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
 def power_mw(text: str) -> int:
-    """`80kW`, `80000`, `0.08 MW`: mW.
+    """Parses a power, such as `80kW`, `80000` or `0.08 MW`; returns mW.
 
     Raises:
         ValueError: It is none of that.
@@ -24,7 +24,7 @@ def power_mw(text: str) -> int:
 
 
 def ramp_mw_per_s(text: str) -> int:
-    """`5kW/min`: mW per second.
+    """Parses a ramp, such as `5kW/min`; returns mW per second.
 
     Raises:
         ValueError: It is none.
@@ -39,7 +39,8 @@ def ramp_mw_per_s(text: str) -> int:
 
 
 def time_s(text: str, now_s: float) -> float:
-    """`17:00`, the next one in local time, or `2026-11-23T17:00[+01:00]`: s since 1970.
+    """Parses `17:00`, the next one in local time, or `2026-11-23T17:00[+01:00]`; returns s since
+    1970.
 
     Raises:
         ValueError: It is none of that.

@@ -1,4 +1,4 @@
-"""What was promised and what was delivered: records of a budget, and a report of them. Pure."""
+"""Records of a budget's use, and a report of promised and delivered reductions. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from itertools import pairwise
 from zeus_fleet.view import View
 
 BEFORE_S = 900.0
-"""The power drawn in this time before is what a reduction is measured against."""
+"""Length of the reference interval before an event."""
 GAP_S = 60.0
-"""Nothing is known of a longer time without a record."""
+"""Longest time without a record that is interpolated."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A moment. Power in W."""
+    """A record of one instant. Power in W."""
 
     at_s: float
     limit_w: float
@@ -30,21 +30,21 @@ class Record:
 
     @classmethod
     def of(cls, view: View) -> Record:
-        """What is kept of a view."""
+        """The record of a view."""
         site = view.site
         watts = (site.limit_w, view.standing_w, site.granted_w, site.held_w, site.drawn_w)
         return cls(round(view.at_s, 3), *watts, view.busy_gpus, round(view.lost_gpus, 4))
 
     def line(self) -> str:
-        """As a line of JSON."""
+        """The record as a line of JSON."""
         return json.dumps(asdict(self), separators=(",", ":")) + "\n"
 
 
 def read(lines: Iterable[str]) -> list[Record]:
-    """Records of a file, by time. The last line may have been cut off.
+    """Records of a file, sorted by time. The last line may be truncated.
 
     Raises:
-        ValueError: A line before the last is no record.
+        ValueError: A line before the last is not a record.
     """
     texts = [line for line in lines if line.strip()]
     found = []
@@ -59,21 +59,22 @@ def read(lines: Iterable[str]) -> list[Record]:
 
 @dataclass(frozen=True)
 class Report:
-    """An event: what was promised, and what was delivered.
+    """The promised and delivered reduction of an event.
 
     Attributes:
-        start_s: From then on the limit was lower, s since 1970.
-        end_s: Until then.
+        start_s: Start of the lower limit, s since 1970.
+        end_s: End of the lower limit.
         standing_w: The limit before.
         limit_w: The lowest limit.
-        promised_kwh: Standing limit less limit, over the time.
-        before_w: Mean power drawn in the 15 minutes before; None: nothing is known of them.
-        drawn_w: Mean power drawn meanwhile.
-        delivered_kwh: Power drawn before less power drawn, over the time; None as for `before_w`.
+        promised_kwh: Standing limit minus limit, integrated over the event.
+        before_w: Mean power drawn in the 15 minutes before; None: not known.
+        drawn_w: Mean power drawn during the event.
+        delivered_kwh: Power drawn before minus power drawn, integrated over the event; None as for
+            `before_w`.
         most_held_w: The largest sum of limits.
-        above_s: How long the sum of limits was above the limit.
-        most_above_w: By how much at most.
-        lost_gpu_h: Progress that jobs lost to limits, in hours of one GPU at full speed.
+        above_s: Time for which the sum of limits was above the limit.
+        most_above_w: Largest excess.
+        lost_gpu_h: Progress that jobs lost because of limits, in hours of one GPU at full speed.
         busy_gpu_h: Hours of GPUs of jobs.
         unknown_s: Time without records.
     """
@@ -95,7 +96,7 @@ class Report:
 
 
 def reports(records: Sequence[Record]) -> list[Report]:
-    """One for each time with a limit below the standing one."""
+    """One delivery for each interval with a limit below the standing one."""
     found = []
     first: int | None = None
     for index, one in enumerate(records):

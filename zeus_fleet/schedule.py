@@ -1,7 +1,7 @@
-"""Budgets by the clock: events, each with a limit, a beginning, an end and a ramp. Pure.
+"""Scheduled budgets: events, each with a limit, a start, an end and a ramp. Pure.
 
-Times are seconds since 1970, of the clock on the wall: an allocator whose clock is wrong cuts at
-the wrong time. What is never exceeded is the budget that is written, which needs no such clock.
+Times are seconds since 1970 of the wall clock: an allocator with a wrong clock lowers the limit at
+the wrong time. The written budget is never exceeded; that does not depend on this clock.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from zeus_fleet.messages import Budget, Event
 
 LEAD_S = 20.0
-"""A limit is written this much ahead: nodes that cannot be reached take 15 s to their floor."""
+"""How early a limit is written: unreachable nodes take 15 s to reach their floor."""
 STEP_S = 5.0
-"""Ramps have steps of this length; the lowest limit within one counts."""
+"""Length of a ramp's steps; the lowest limit within a step applies."""
 
 
 @dataclass(frozen=True)
 class _Curve:
-    """What one event allows at any time: down to its limit, level, and up again."""
+    """The limit of one event over time: a ramp down, a constant part, and a ramp up."""
 
     event: Event
     standing_mw: int
@@ -40,20 +40,20 @@ class _Curve:
         return min(self.standing_mw, event.limit_mw + int(away_s * event.ramp_mw_per_s))
 
     def lowest(self, from_s: float, to_s: float) -> int:
-        """The least in an interval: there is one trough."""
+        """The lowest limit in an interval; the curve has one minimum."""
         return self.at(min(max(from_s, self.event.start_s), to_s))
 
 
 def limit_at(standing_mw: int, events: Iterable[Event], now_s: float) -> int:
-    """What the site may have at a time: the least of all events and of the standing limit."""
+    """The site's limit at a time: the lowest of all events and the standing limit."""
     return min([standing_mw, *(_Curve(event, standing_mw).at(now_s) for event in events)])
 
 
 def due(budget: Budget, now_s: float) -> Budget:
-    """The budget to have written now; the same if it can stay.
+    """The budget to write now; the same object if it need not change.
 
-    It is lower early enough to be in force in time, and higher only when it may be. Events that are
-    over, with their ramps, are left out.
+    It is lowered early enough to be in force in time, and raised only when allowed. Events that
+    have ended, including their ramps, are removed.
     """
     if budget.standing_mw is None:
         return budget
@@ -75,10 +75,10 @@ def due(budget: Budget, now_s: float) -> Budget:
 
 
 def scheduled(budget: Budget, events: Iterable[Event], now_s: float) -> Budget:
-    """A budget with these events instead of those it has.
+    """The budget with these events instead of its own.
 
     Raises:
-        ValueError: An event makes no sense, or its limit is below the floors and the reserve.
+        ValueError: An event is not valid, or its limit is below the floors and the reserve.
     """
     kept = tuple(sorted(events, key=lambda event: (event.start_s, event.name)))
     standing = budget.site.limit_mw if budget.standing_mw is None else budget.standing_mw

@@ -1,4 +1,4 @@
-"""The page and the metrics of a fleet: it reads etcd each second, and changes nothing."""
+"""The web page and metrics of a fleet. Reads etcd once a second, and changes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zeus_fleet.view import View, Watcher
 from zeus_ipc.overriding import override
 
 KEPT = 3600
-"""Records that the page shows."""
+"""Number of records that the page shows."""
 
 log = logging.getLogger("zeus_fleet")
 
@@ -30,19 +30,19 @@ _FRESH = {"Cache-Control": "no-store"}
 
 
 class Reader(Protocol):
-    """What the server needs of a `Store`."""
+    """The part of a `Store` that the server needs."""
 
     async def read(self) -> tuple[Snapshot | None, dict[str, int]]:
-        """See `Store.read`."""
+        """Reads the contents of the store, as `Store.read`."""
         ...
 
 
 class FleetServer(web.Application):
-    """The application.
+    """The web application.
 
     Args:
-        store: Where the budget is.
-        every_s: How often it looks.
+        store: The store with the budget.
+        every_s: Period of reading.
         keep: Called with each view.
     """
 
@@ -51,7 +51,7 @@ class FleetServer(web.Application):
     ) -> None:
         super().__init__("zeus-fleet")
         self.view: View | None = None
-        self.trouble = "etcd has not answered yet"
+        self.trouble = "etcd has not responded yet"
         self.history: deque[Record] = deque(maxlen=KEPT)
         self._store = store
         self._every_s = every_s

@@ -1,4 +1,5 @@
-"""Around the cores: loops that ask etcd and zeusd. An agent per node, any number of allocators."""
+"""I/O around the cores: loops that use etcd and zeusd. An agent per node, any number of
+allocators."""
 
 from __future__ import annotations
 
@@ -15,38 +16,22 @@ from zeus_fleet.messages import S, Timing, Work
 from zeus_fleet.node import Ceilings, Node
 from zeus_fleet.store import Store, StoreUnavailable
 from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.outage import Outage
 
 HEARTBEAT_S = 1.2
 PLAN_S = 1.0
 log = logging.getLogger("zeus_fleet")
 
-
 REPEATED_S = 60.0
-"""How often the log has that something still does not answer."""
+"""Period of log records about a failure that continues."""
 
 
-class _Trouble:
-    """Logs what goes wrong again and again: the first time, each minute, and that it is over."""
-
-    def __init__(self, over: str) -> None:
-        self._over = over
-        self._next_s: float | None = None
-
-    def is_on(self, text: str) -> None:
-        """It goes wrong."""
-        if self._next_s is None or time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + REPEATED_S
-            log.warning("%s", text)
-
-    def is_over(self) -> None:
-        """It goes well."""
-        if self._next_s is not None:
-            self._next_s = None
-            log.info("%s", self._over)
+def _outage(of: str) -> Outage:
+    return Outage(log, f"{of} answers again", again_s=REPEATED_S)
 
 
 def clock_ns() -> int:
-    """Time that counts while the machine sleeps."""
+    """CLOCK_BOOTTIME, which counts during suspend."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
@@ -59,16 +44,16 @@ async def run_agent(
     clock: Callable[[], int] = clock_ns,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Keeps a node's ceilings as the plan says, until it is cancelled.
+    """Applies the plan to a node's ceilings until it is cancelled.
 
-    It begins at the floor, whether or not etcd answers: it does not know what an agent before it
-    was granted, and after a boot the driver's default is in force.
+    It starts at the floor, even if etcd responds: it does not know what was granted to an earlier
+    agent, and after a boot the driver's default is in force.
 
     Args:
-        name: As the budget lists it.
-        store: Where plan and budget are.
-        gpus: Of the node.
-        timing: As everybody has it.
+        name: The node's name in the budget.
+        store: The store with plan and budget.
+        gpus: The node's GPUs.
+        timing: The common times.
         clock: CLOCK_BOOTTIME.
         ready: Called when all GPUs are at the floor.
     """
@@ -80,7 +65,7 @@ async def run_agent(
     node = Node(name, gpus.ranges, holds, timing, number=number)
     works: tuple[Work, ...] = ()
     written: tuple[Work, ...] | None = None
-    etcd, zeusd = _Trouble("etcd answers again"), _Trouble("zeusd answers again")
+    etcd, zeusd = _outage("etcd"), _outage("zeusd")
     while True:
         began = clock()
         await _carry_out(node, gpus, node.tick(clock()), clock)
@@ -89,29 +74,29 @@ async def run_agent(
             works = load.works
             node.draws(load.drawn_mw)
             await _carry_out(node, gpus, node.wants(load.wanted_mw, clock()), clock)
-            zeusd.is_over()
+            zeusd.succeeded()
         except ZeusIpcError as error:
-            zeusd.is_on(f"zeusd does not say what is computed: {error}")
+            zeusd.failed(f"zeusd does not report the GPUs' work: {error}")
         beat = node.heartbeat(clock())
         try:
             answer = await store.beat(name, beat, None if works == written else works)
-            etcd.is_over()
+            etcd.succeeded()
             if answer is None:
-                log.error("another agent speaks for %s; stop one of the two", name)
+                log.error("another agent is running for %s; stop one of the two", name)
             else:
-                # Now and then again: the store may have begun empty.
+                # Repeat it occasionally, because the store may have been recreated empty.
                 written = works if beat.number % 50 else None
                 command = node.answered(
                     beat.number, answer.plan, answer.budget, clock(), answer.limits_mw
                 )
                 await _carry_out(node, gpus, command, clock)
         except StoreUnavailable as error:
-            etcd.is_on(f"{error}; zeusd lowers the GPUs if this lasts")
+            etcd.failed(f"{error}; zeusd lowers the GPUs if this lasts")
         await asyncio.sleep(max(0.05, HEARTBEAT_S - (clock() - began) / S))
 
 
 async def _begin(name: str, gpus: Gpus, timing: Timing, clock: Callable[[], int]) -> None:
-    """Brings all GPUs to the floor, as far as they go down."""
+    """Lowers all GPUs to the floor, as far as possible."""
     while True:
         try:
             node = Node(name, gpus.ranges, await asyncio.to_thread(gpus.holds_mw), timing)
@@ -125,14 +110,14 @@ async def _begin(name: str, gpus: Gpus, timing: Timing, clock: Callable[[], int]
 
 
 async def _newest_number(name: str, store: Store) -> int:
-    etcd = _Trouble("etcd answers again")
+    etcd = _outage("etcd")
     while True:
         try:
             number = await store.newest_number(name)
-            etcd.is_over()
+            etcd.succeeded()
             return number
         except StoreUnavailable as error:
-            etcd.is_on(f"{error}; the GPUs are at their minimum until it does")
+            etcd.failed(f"{error}; the GPUs are at their minimum until it does")
             await asyncio.sleep(HEARTBEAT_S)
 
 
@@ -157,19 +142,19 @@ async def run_allocator(
     jobs: ByJobs | None = None,
     clock: Callable[[], int] = clock_ns,
 ) -> None:
-    """Plans whenever it is elected, until it is cancelled.
+    """Computes plans whenever it is elected, until it is cancelled.
 
     Args:
-        name: Of this allocator, unlike any other's.
-        store: Where the plan is.
-        core: Plans.
-        jobs: The core's policy, if it says how a node's GPUs share.
+        name: Unique name of this allocator.
+        store: The store with the plan.
+        core: Computes plans.
+        jobs: The core's policy, if it divides a node's grant among its GPUs.
         clock: CLOCK_BOOTTIME.
     """
     advised: dict[str, dict[int, int]] = {}
     lease: int | None = None
     token: int | None = None
-    etcd = _Trouble("etcd answers again")
+    etcd = _outage("etcd")
     while True:
         try:
             now, lease = await store.campaign(name, lease)
@@ -187,27 +172,27 @@ async def run_allocator(
                 commit = None if snapshot is None else core.plan(snapshot, clock())
                 before = None if snapshot is None else snapshot.plan
                 if commit is not None and not await store.commit(commit, revisions, before):
-                    log.info("the plan was not written: something has changed meanwhile")
+                    log.info("the plan was not written: its inputs have changed meanwhile")
                 if jobs is not None:
                     await _advise(store, jobs, advised)
-            etcd.is_over()
+            etcd.succeeded()
         except StoreUnavailable as error:
-            etcd.is_on(str(error))
+            etcd.failed(str(error))
         await asyncio.sleep(PLAN_S)
 
 
 async def _keep_schedule(store: Store, read: Snapshot) -> bool:
-    """Writes the budget that events ask for now; whether there was anything to write."""
+    """Writes the present budget according to the events; returns whether it changed."""
     budget = schedule.due(read.budget, time.time())
     if budget is read.budget:
         return False
-    log.info("the site's limit is %g W now", budget.site.limit_mw / 1000)
+    log.info("the site's limit is now %g W", budget.site.limit_mw / 1000)
     await store.set_budget(budget, read.budget_revision)
     return True
 
 
 async def _advise(store: Store, jobs: ByJobs, advised: dict[str, dict[int, int]]) -> None:
-    """Says how nodes divide their grants, where that has changed."""
+    """Writes how nodes divide their grants, if that has changed."""
     new = jobs.limits_mw.items()
     changed = {node: limits for node, limits in new if advised.get(node) != limits}
     if changed:

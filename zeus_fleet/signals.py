@@ -1,4 +1,4 @@
-"""Events that others ask for: a JSON file, or the same by HTTP.
+"""Events from outside: a JSON file, or the same over HTTP.
 
     {"events": [{"name": "evening", "limit": "80kW", "start": "2026-11-23T17:00:00+01:00",
                  "end": "2026-11-23T20:00:00+01:00", "ramp": "5kW/min"}]}
@@ -23,10 +23,10 @@ TIMEOUT_S = 10.0
 
 
 def fetch(source: str) -> bytes:
-    """What a source says now.
+    """The present contents of a source.
 
     Args:
-        source: A path, or an address that begins with http:// or https://.
+        source: A path, or an address that starts with http:// or https://.
 
     Raises:
         OSError: It cannot be read.
@@ -46,7 +46,7 @@ def events_from(data: bytes, now_s: float) -> tuple[Event, ...]:
     """The events of a signal.
 
     Raises:
-        ValueError: It is none; the sentence says why.
+        ValueError: It is not valid; the message says why.
     """
     try:
         rows = json.loads(data)["events"]
@@ -58,16 +58,16 @@ def events_from(data: bytes, now_s: float) -> tuple[Event, ...]:
 
 
 def merged(budget: Budget, label: str, events: Iterable[Event], now_s: float) -> Budget:
-    """The budget with a source's events in place of those that it had before.
+    """The budget with a source's present events instead of its previous ones.
 
     Args:
         budget: The present one.
-        label: Of the source: its events' names begin with it.
-        events: What it says now. Those that are over are left out.
+        label: The source's prefix of its events' names.
+        events: Its present events. Those that have ended are left out.
         now_s: The time.
 
     Raises:
-        ValueError: An event cannot be kept.
+        ValueError: An event is not valid.
     """
     others = [event for event in budget.events if not event.name.startswith(f"{label}/")]
     theirs = [

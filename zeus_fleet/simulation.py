@@ -1,7 +1,8 @@
-"""What a policy gains, from measured tables: jobs on one kind of GPU, under a budget. Pure.
+"""Computes the benefit of policies from measured tables: jobs on one kind of GPU, under a budget.
+Pure.
 
-A gain here is computed, not measured on a cluster: each GPU draws and progresses as the table of
-its job's network says.
+Results are computed, not measured on a cluster: each GPU's power and progress come from the table
+of its job's network.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ GPUS = 512
 BUSY = 0.85
 SERVING = 0.9
 SIZES = (1, 1, 1, 2, 4, 8, 8, 16, 32)
-"""GPUs of a job; drawn with equal odds."""
+"""Numbers of GPUs of a job, with equal probability."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A training run as it was measured under each limit.
+    """A training run that was measured under each limit.
 
     Attributes:
-        network: Its name.
+        network: Name of the network.
         profile: Its progress.
         draw_w: Average power of one GPU by limit.
     """
@@ -51,11 +52,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Mix:
-    """Jobs that share a cluster, and what each really is.
+    """Jobs that share a cluster, and their measurements.
 
     Attributes:
-        jobs: The last of them is the GPUs that are idle.
-        measured: Of each but the last.
+        jobs: The jobs; the last one stands for the idle GPUs.
+        measured: The measured run of each but the last.
     """
 
     jobs: tuple[Job, ...]
@@ -64,12 +65,12 @@ class Mix:
 
 @dataclass(frozen=True)
 class Result:
-    """Of one policy.
+    """The result of one policy.
 
     Attributes:
-        progress: Mean per busy GPU, relative to no limit.
-        worst: The least progress of any job.
-        drawn: Power drawn by busy GPUs and charged to idle ones, by the budget.
+        progress: Mean progress per busy GPU, relative to no limit.
+        worst: The lowest progress of any job.
+        drawn: Power drawn by busy GPUs and assigned to idle ones, as a share of the budget.
         squeezed: Share of GPUs with a latency objective whose limit is below what it needs.
     """
 
@@ -83,7 +84,7 @@ def tables(cluster: str) -> list[Measured]:
     """The measured runs of a cluster.
 
     Raises:
-        ValueError: There is no such cluster.
+        ValueError: The cluster does not exist.
     """
     if cluster not in CLUSTERS:
         raise ValueError(f"there is no cluster {cluster!r}; choose one of {', '.join(CLUSTERS)}")
@@ -108,11 +109,11 @@ def mix(runs: Sequence[Measured], seed: int, known: float = 1.0, latency: float 
     """Random jobs on 512 GPUs, 85 % of them busy.
 
     Args:
-        runs: What they are drawn from, network by network.
-        seed: The same gives the same.
+        runs: The runs to choose from, by network.
+        seed: Random seed.
         known: Share of the jobs whose profile is known.
-        latency: Share of the jobs that serve under a latency objective: they need the limit at
-            which their network has `SERVING` of its progress.
+        latency: Share of the jobs with a latency objective: they need the limit at which their
+            network has `SERVING` of its progress.
     """
     generator, serving = random.Random(seed), random.Random(~seed)
     low, high = runs[0].profile.limits_mw[0], runs[0].profile.limits_mw[-1]
@@ -142,7 +143,7 @@ def full_mw(mix: Mix) -> int:
 
 
 def evaluate(mix: Mix, limits_mw: Sequence[int], total_mw: int) -> Result:
-    """What limits give.
+    """The result of limits.
 
     Raises:
         ValueError: They are above the budget.
@@ -176,17 +177,17 @@ def play(
     seconds: int = 3600,
     mean_job_s: float = 600.0,
 ) -> float:
-    """Jobs come and go while a policy plans now and then: mean progress per busy GPU.
+    """Mean progress per busy GPU while jobs start and end, and a policy plans periodically.
 
-    GPUs are lowered within 2 s and raised after 3 s; a new job begins at the minimum limit.
+    GPUs are lowered within 2 s and raised after 3 s; a new job starts at the minimum limit.
 
     Args:
         cluster: One of `CLUSTERS`.
-        share: The budget, by the sum of the maximum limits.
-        policy: What plans.
-        period_s: How often it plans.
-        seed: Of the jobs.
-        seconds: How long.
+        share: The budget, as a share of the sum of the maximum limits.
+        policy: The policy.
+        period_s: Period of planning.
+        seed: Random seed of the jobs.
+        seconds: Duration.
         mean_job_s: Mean length of a job, exponentially distributed.
     """
     runs, generator = tables(cluster), random.Random(seed)
@@ -226,7 +227,7 @@ def play(
 
 @dataclass
 class _Slot:
-    """GPUs on which one job runs after another."""
+    """GPUs that run one job after another."""
 
     gpus: int
     low_mw: int
@@ -237,15 +238,16 @@ class _Slot:
     until: float = 0.0
 
     def in_force(self, second: int) -> int:
-        """The limit, mW: what was planned is there some seconds later."""
+        """The limit, mW: a plan takes effect some seconds later."""
         delay = 2 if self.limit < self.before else 3
         return self.limit if second >= self.planned + delay else self.before
 
 
 def follow_demand(mix: Mix, total_mw: int, margin: float) -> list[int]:
-    """For comparison: limits that follow the average power drawn, as Slurm's and EAR's do.
+    """For comparison: limits that follow the average power drawn, as in Slurm and EAR.
 
-    A job that draws nearly its limit is taken to want the maximum, another its draw and a margin.
+    A job that draws nearly its limit gets the maximum as its demand; another one its power plus a
+    margin.
     """
     jobs, idle = mix.jobs[:-1], mix.jobs[-1]
     counts = [job.gpus for job in jobs]
@@ -272,15 +274,15 @@ def compare(
     known: float = 1.0,
     latency: float = 0.0,
 ) -> dict[float, dict[str, Result]]:
-    """The means of all mixes, by budget as a share of the sum of maxima, and by policy.
+    """Mean results of all mixes, by budget (as a share of the sum of maxima) and policy.
 
     Args:
         cluster: One of `CLUSTERS`.
         shares: Budgets.
-        seeds: Of the mixes.
+        seeds: Random seeds of the mixes.
         policies: `policy(mix, total_mw)` by name.
         known: Share of the jobs whose profile is known.
-        latency: Share of the jobs that serve under a latency objective.
+        latency: Share of the jobs with a latency objective.
     """
     runs = tables(cluster)
     mixes = [mix(runs, seed, known, latency) for seed in seeds]
@@ -302,10 +304,10 @@ def compare(
 
 
 def blind(policy: JobPolicy) -> Callable[[Mix, int], list[int]]:
-    """For comparison: a policy that is not told of latency objectives."""
+    """For comparison: a policy that ignores latency objectives."""
     return lambda mix, total_mw: policy([replace(job, needs_mw=None) for job in mix.jobs], total_mw)
 
 
 def of_jobs(policy: JobPolicy) -> Callable[[Mix, int], list[int]]:
-    """A policy of jobs, for `compare`."""
+    """Adapts a policy of jobs for `compare`."""
     return lambda mix, total_mw: policy(mix.jobs, total_mw)

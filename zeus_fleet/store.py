@@ -1,8 +1,9 @@
-"""The store: etcd, by aetcd (the extra `fleet`). One endpoint at a time; the next after a failure.
+"""The store: etcd, through aetcd (the extra `fleet`). Uses one endpoint at a time; the next one
+after a failure.
 
 Keys: `budget`, `leader`, `plan` and `plan/NUMBER` (parts of its grants), and for each node
-`node/NAME` (heartbeat), `jobs/NAME` (what runs there) and `limits/NAME` (how to divide its grant),
-all below one prefix. A plan is written in one transaction, and `plan` with each.
+`node/NAME` (heartbeat), `jobs/NAME` (its work) and `limits/NAME` (how to divide its grant), all
+below one prefix. A plan is written in one transaction, which always includes `plan`.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from typing import Any, Generic, TypeVar
 
 from zeus_fleet import wire
 from zeus_fleet.allocator import Commit, Snapshot
-from zeus_fleet.connection import Tls, connect
+from zeus_fleet.connection import Tls, check, connect
 from zeus_fleet.messages import Answer, Budget, Heartbeat, Plan, Work
 
 PREFIX = "/zeus-fleet/"
 TIMEOUT_S = 5.0
-"""Of one request: a change of etcd's leader takes about three seconds."""
+"""Time limit of one request: a change of etcd's leader takes about three seconds."""
 
 ELECTION_TTL_S = 5
-"""Of the leader's key: it is etcd's lease, and proves nothing about nodes."""
+"""TTL of the leader's key, which is an etcd lease and proves nothing about nodes."""
 
 MOST_PUT = 100
-"""Keys that one transaction writes: etcd takes 128 operations."""
+"""Most keys that one transaction writes: etcd accepts 128 operations."""
 
 _REFUSED = "permission denied"
-"""How etcd answers a user without the role, or without a name."""
+"""etcd's errors for a user without the role, or without a name."""
 
 T = TypeVar("T")
 
@@ -37,15 +38,15 @@ log = logging.getLogger("zeus_fleet")
 
 
 class StoreUnavailable(Exception):
-    """No endpoint answered."""
+    """No endpoint responded."""
 
 
 class _Kept(Generic[T]):
-    """What a node has last read of what is written as a whole: one key, or more.
+    """A cached value that consists of one or more keys and is written as a whole.
 
     Args:
-        names: Of the keys; the first is written whenever any of them is.
-        parse: Makes something of what they hold; those that do not exist are left out.
+        names: Names of the keys; the first is written whenever any of them is.
+        parse: Parses their contents; keys that do not exist are left out.
     """
 
     def __init__(self, names: Sequence[str], parse: Callable[[Sequence[bytes]], T]) -> None:
@@ -55,14 +56,14 @@ class _Kept(Generic[T]):
         self._value: T | None = None
 
     def forget(self) -> None:
-        """Read it whole the next time."""
+        """Invalidates the cache."""
         self.revision, self._value = 0, None
 
     def read(self, answer: Any) -> T | None:
         """The present value; None: there is none.
 
         Args:
-            answer: Of etcd, to `Store._if_moved`.
+            answer: etcd's reply to `Store._if_moved`.
         """
         if not answer.succeeded:
             found = [one.response_range.kvs for one in answer.responses]
@@ -72,13 +73,16 @@ class _Kept(Generic[T]):
 
 
 class Store:
-    """What agents, allocators and operators say to etcd.
+    """The requests of agents, allocators and operators to etcd.
 
     Args:
         endpoints: `host:port` of members; the next is tried when one fails.
-        prefix: Of all keys.
+        prefix: Prefix of all keys.
         tls: None: connections are not encrypted.
-        timeout_s: Of one request to etcd.
+        timeout_s: Time limit of one request to etcd.
+
+    Raises:
+        ValueError: An endpoint is not valid, or a TLS file cannot be used.
     """
 
     def __init__(
@@ -96,6 +100,7 @@ class Store:
             raise StoreUnavailable(
                 'etcd needs the extra fleet: pip install "zeusd[fleet]"'
             ) from None
+        check(endpoints, tls)
         self._tls = tls
         self._failures = (asyncio.TimeoutError, OSError, aetcd.ClientError, grpc.RpcError)
         self._endpoints = [*endpoints]
@@ -106,7 +111,7 @@ class Store:
         self._plans: dict[str, _Kept[Plan]] = {}
 
     async def seek(self) -> None:
-        """Finds an endpoint that answers, if there is one: what is asked once is asked of it."""
+        """Finds an endpoint that responds, if any, for a single request."""
         for _ in self._endpoints:
             with contextlib.suppress(StoreUnavailable):
                 await self._ask(lambda client: client.get(self._key("budget")))
@@ -115,7 +120,7 @@ class Store:
     async def close(self) -> None:
         """Closes the connection."""
         client, self._client = self._client, None
-        # An etcd that comes back may have other contents under the same revisions.
+        # After a reconnection, etcd may have other contents under the same revisions.
         self._budget.forget()
         self._plans.clear()
         if client is not None:
@@ -125,7 +130,7 @@ class Store:
     # -------------------------------------------------------------------------------------- nodes
 
     async def newest_number(self, node: str) -> int:
-        """The number of a node's newest heartbeat; 0 if there is none: then one is made."""
+        """The number of a node's newest heartbeat; 0 if there is none, and then creates one."""
         key = self._key(f"node/{node}")
         first = wire.number_key(0) + b"[-1,0,0,0,0,0]"
 
@@ -143,14 +148,14 @@ class Store:
     async def beat(
         self, node: str, beat: Heartbeat, works: tuple[Work, ...] | None = None
     ) -> Answer | None:
-        """Stores a heartbeat and reads what there is for the node in the same revision.
+        """Stores a heartbeat, and reads the node's data at the same revision.
 
-        Plan and budget are sent only if they were written since this store last read them.
+        etcd sends plan and budget only if they were written since this object last read them.
 
         Args:
             node: Its name.
             beat: The heartbeat.
-            works: What runs on it; None: as it was.
+            works: Its work; None: unchanged.
 
         Returns:
             None if the store has a newer heartbeat of this node.
@@ -192,13 +197,14 @@ class Store:
         answer = await self._ask(ask)
         if not missing:
             return answer
-        await self.newest_number(node)  # somebody began with an empty store
+        await self.newest_number(node)  # the store was recreated empty
         return await self._ask(ask)
 
     # --------------------------------------------------------------------------------- allocators
 
     async def read(self) -> tuple[Snapshot | None, dict[str, int]]:
-        """All there is, in one revision; None without a budget. And the revision of each node."""
+        """Reads everything at one revision, and the revision of each node; None without a
+        budget."""
         nodes, jobs = self._key("node/"), self._key("jobs/")
         folders = (self._key("plan/"), nodes, jobs)
 
@@ -235,12 +241,12 @@ class Store:
     async def commit(
         self, commit: Commit, revisions: dict[str, int], before: Plan | None = None
     ) -> bool:
-        """Writes a plan if nothing that it was made from has changed.
+        """Writes a plan if its inputs have not changed.
 
         Args:
             commit: What to write and to compare.
-            revisions: Of the nodes, from the same `read` as the commit.
-            before: The plan that it replaces, from the same `read`: what is alike stays.
+            revisions: Revisions of the nodes, from the same `read` as the commit.
+            before: The plan that it replaces, from the same `read`; equal parts are not written.
         """
         known, wanted = wire.pieces_of(before), wire.pieces_of(commit.plan)
         moved = {one: wanted.get(one, b"{}") for one in known.keys() | wanted.keys()}
@@ -269,7 +275,7 @@ class Store:
         return await self._ask(ask)
 
     async def advise(self, limits_mw: Mapping[str, Mapping[int, int]]) -> None:
-        """Writes how nodes divide their grants; no harm is done where it comes late."""
+        """Writes how nodes divide their grants; delays are harmless."""
         rows = [*limits_mw.items()]
 
         def put_some(first: int) -> Callable[[Any], Awaitable[Any]]:
@@ -288,10 +294,10 @@ class Store:
             await self._ask(put_some(first))
 
     async def campaign(self, name: str, lease: int | None) -> tuple[int | None, int | None]:
-        """Becomes the leader if there is none.
+        """Makes this allocator the leader if there is none.
 
         Returns:
-            The token if `name` leads now, else None; and etcd's lease to come back with.
+            The token if `name` leads now, else None; and the etcd lease to pass to the next call.
         """
         key = self._key("leader")
 
@@ -317,7 +323,7 @@ class Store:
     # ---------------------------------------------------------------------------------- operators
 
     async def set_budget(self, budget: Budget, revision: int) -> bool:
-        """Writes a budget if the present one is of this revision; 0: there is none."""
+        """Writes a budget if the present one has this revision; 0: there is none."""
 
         async def ask(client: Any) -> bool:
             make = client.transactions
@@ -334,7 +340,7 @@ class Store:
     # ---------------------------------------------------------------------------------- internals
 
     def _if_moved(self, make: Any, kept: _Kept[Any]) -> Any:
-        """A transaction within one, that reads what is not kept already."""
+        """A nested transaction that reads what is not cached."""
         keys = [self._key(name) for name in kept.names]
         return make.txn(
             compare=[make.mod(keys[0]) == kept.revision],
@@ -345,11 +351,17 @@ class Store:
     def _key(self, name: str) -> bytes:
         return (self._prefix + name).encode()
 
+    def _connect(self) -> Any:
+        try:
+            return connect(self._endpoints[0], self._tls, self._timeout_s)
+        except ValueError as error:  # certificates may be about to be renewed
+            raise StoreUnavailable(str(error)) from None
+
     async def _ask(self, request: Callable[[Any], Awaitable[T]]) -> T:
         try:
             if self._client is None:
-                self._client = connect(self._endpoints[0], self._tls, self._timeout_s)
-            # Not in wait_for: before Python 3.12 it may lose that this task is cancelled.
+                self._client = self._connect()
+            # Not in wait_for, which may swallow this task's cancellation before Python 3.12.
             return await request(self._client)
         except self._failures as error:
             failed = self._endpoints[0]
@@ -365,7 +377,7 @@ class Store:
 
 
 def _parsed(rows: Iterable[tuple[str, bytes, Any]], parse: Callable[[bytes], T]) -> dict[str, T]:
-    """What nodes have written, without those that have written something else: as if silent."""
+    """The nodes' data; nodes with invalid data are left out, as if silent."""
     found = {}
     for node, value, _ in rows:
         try:

@@ -1,4 +1,4 @@
-"""How a budget is used, as people and programs look at it. Pure; power in W, times in s."""
+"""The use of a budget, for display. Pure; power in W, times in s."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ class NodeView:
     """One node.
 
     Attributes:
-        name: As the budget lists it.
+        name: The node's name in the budget.
         floor_w: Sum of its GPUs' minimum limits.
         capacity_w: Sum of their maximum limits; 0: not known.
-        granted_w: What the plan allows.
-        held_w: The most that its GPUs may hold: its floor if it has been silent for long.
-        drawn_w: What they drew with the last heartbeat.
-        wanted_w: What it has use for.
-        stuck_w: How far GPUs that do not go down are above their minimum.
-        silent_s: Since its last heartbeat was seen; None: there was none.
-        leaving: It is to stay at its floor.
-        jobs: Names of what runs on it.
-        reclaimed: It has been silent for so long that its watts were granted to others.
+        granted_w: Its grant.
+        held_w: Highest sum of limits that its GPUs may have: its floor if it has been silent for
+            long.
+        drawn_w: Power drawn at the last heartbeat.
+        wanted_w: Its demand.
+        stuck_w: Power above the minimum of GPUs that cannot be lowered.
+        silent_s: Time since its last heartbeat was seen; None: there was none.
+        leaving: Whether it must stay at its floor.
+        jobs: Names of its jobs.
+        reclaimed: Whether it has been silent for so long that its power was granted to others.
     """
 
     name: str
@@ -44,7 +45,7 @@ class NodeView:
 
     @property
     def state(self) -> str:
-        """`absent`, `silent`, `stuck`, `leaving`, `waits` (it has use for more) or `ok`."""
+        """`absent`, `silent`, `stuck`, `leaving`, `waits` (its demand is higher) or `ok`."""
         if self.silent_s is None:
             return "absent"
         if self.reclaimed:
@@ -71,17 +72,17 @@ class DomainView:
 
 @dataclass(frozen=True)
 class View:
-    """All of it at one time.
+    """The state of the fleet at one instant.
 
     Attributes:
         at_s: Seconds since 1970.
         standing_w: The site's limit outside of events.
         domains: The first is the site.
-        nodes: By name.
+        nodes: Nodes by name.
         busy_gpus: GPUs of jobs.
-        lost_gpus: By how many GPUs the jobs are slower than without limits, by their profiles;
-            unknown ones count by the mean. Computed, not measured.
-        events: What is to come: name, limit in W, start, end.
+        lost_gpus: Loss of progress because of limits, in GPUs, by the jobs' profiles; unknown ones
+            count with the mean. Computed, not measured.
+        events: Present and future events: name, limit in W, start, end.
     """
 
     at_s: float
@@ -99,17 +100,17 @@ class View:
 
 
 class Watcher:
-    """Looks at one snapshot after another, and remembers when each node was last heard."""
+    """Builds views from successive snapshots, and keeps the time of each node's last heartbeat."""
 
     def __init__(self) -> None:
         self._heard: dict[str, tuple[int, float]] = {}
 
     def look(self, read: Snapshot, now_s: float, wall_s: float) -> View:
-        """How it is now.
+        """The present view.
 
         Args:
-            read: What the store has.
-            now_s: On a clock that only goes forward.
+            read: The contents of the store.
+            now_s: Time on a monotonic clock.
             wall_s: Seconds since 1970.
         """
         nodes = tuple(self._node(name, read, now_s) for name in sorted(read.budget.floors_mw))
@@ -140,7 +141,7 @@ class Watcher:
         granted = floor if grant is None else max(floor, grant.limit_mw)
         silent_s = self._silent_s(name, beat, now_s)
         beat = beat or Heartbeat(0, -1, floor, floor, 0, 0)
-        # Allocators charge a node what it says that it holds, unless they know that it is silent.
+        # Allocators count what a node reports to hold, unless they know that it is silent.
         reclaimed = grant is not None and grant.high_mw < beat.held_mw
         reclaimed |= silent_s is not None and silent_s >= Timing().silence_ns / S
         held = beat.floor_mw + beat.stuck_mw if reclaimed or silent_s is None else beat.held_mw
@@ -169,7 +170,7 @@ class Watcher:
 
 
 def _lost(read: Snapshot) -> tuple[int, float]:
-    """Busy GPUs, and by how many they are slower than without limits."""
+    """The number of busy GPUs, and their loss of progress in GPUs."""
     works = [work for some in read.works.values() for work in some]
     mean = profiles.mean(work.profile for work in works if work.profile is not None)
     busy, lost = 0, 0.0
@@ -185,7 +186,7 @@ def _lost(read: Snapshot) -> tuple[int, float]:
 
 
 def _loss(work: Work, above_mw: float, profile: Profile | None) -> float:
-    """Of one GPU, if those of its node share equally: 0 is full speed."""
+    """Loss of one GPU, if the GPUs of its node share equally; 0 is full speed."""
     if profile is None:
         return 0.0
     limit = min(work.min_mw + above_mw, work.max_mw)

@@ -1,4 +1,4 @@
-"""Messages as they lie in the store: JSON, mW, short names where there are many."""
+"""Format of messages in the store: JSON, mW, short names for frequent fields."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from zeus_fleet.messages import Budget, Domain, Event, Grant, Heartbeat, Plan, W
 from zeus_fleet.profiles import Profile, monotone
 
 PIECES = 64
-"""A plan's grants lie in so many keys: a node reads its own, a transaction writes all of them."""
+"""Number of keys of a plan's grants: a node reads one, a transaction may write all."""
 
 DIGITS = 20
-"""A heartbeat begins with its number, padded, so that the store can compare two of them."""
+"""Digits of a heartbeat's number, which is padded so that the store can compare two of them."""
 
 
 def number_key(number: int) -> bytes:
-    """The beginning of heartbeat `number`: less than that of any later one."""
+    """The prefix of heartbeat `number`, which compares below that of any later one."""
     return b"%0*d" % (DIGITS, number)
 
 
@@ -43,7 +43,7 @@ def heartbeat_from(data: bytes) -> Heartbeat:
 
 
 def works_bytes(works: Iterable[Work]) -> bytes:
-    """What runs on a node."""
+    """Encodes the work of a node."""
     rows = []
     for work in works:
         row: dict[str, Any] = {"job": work.job, "kind": work.kind, "gpus": work.gpus}
@@ -60,10 +60,10 @@ def works_bytes(works: Iterable[Work]) -> bytes:
 
 
 def works_from(data: bytes) -> tuple[Work, ...]:
-    """What `works_bytes` wrote. A profile that is none counts as unknown.
+    """Decodes the result of `works_bytes`. An invalid profile counts as unknown.
 
     Raises:
-        ValueError: It is not what `works_bytes` writes.
+        ValueError: It is not a result of `works_bytes`.
     """
     try:
         return tuple(_work_of(row) for row in json.loads(data))
@@ -74,7 +74,7 @@ def works_from(data: bytes) -> tuple[Work, ...]:
 def _work_of(row: dict[str, Any]) -> Work:
     gpus = tuple(map(int, row["gpus"]))
     if not gpus:
-        raise TypeError("a job without GPUs")
+        raise TypeError("a job has no GPUs")
     return Work(
         str(row["job"]),
         str(row["kind"]),
@@ -88,9 +88,9 @@ def _work_of(row: dict[str, Any]) -> Work:
 
 
 def profile_of(limits_mw: Iterable[int], progress: Iterable[float]) -> Profile | None:
-    """A profile of what a job published; None if it is of no use.
+    """A job's published profile; None if it is not usable.
 
-    Where a higher limit has less progress, both get their mean: that is noise.
+    If a higher limit has less progress, which is noise, both get their mean.
     """
     try:
         rates = monotone(map(float, progress))
@@ -102,27 +102,27 @@ def profile_of(limits_mw: Iterable[int], progress: Iterable[float]) -> Profile |
 
 
 def limits_bytes(limits_mw: Mapping[int, int]) -> bytes:
-    """How a node's grant is best divided, by the GPUs' positions."""
+    """Encodes the division of a node's grant, by the GPUs' positions."""
     return _json({str(gpu): limit for gpu, limit in limits_mw.items()})
 
 
 def limits_from(data: bytes) -> dict[int, int]:
-    """What `limits_bytes` wrote."""
+    """Decodes the result of `limits_bytes`."""
     return {int(gpu): int(limit) for gpu, limit in json.loads(data).items()}
 
 
 def piece_of(node: str) -> int:
-    """The piece of a plan that has a node's grant."""
+    """The number of the piece of a plan with a node's grant."""
     return crc32(node.encode()) % PIECES
 
 
 def plan_bytes(plan: Plan) -> bytes:
-    """A plan, but for its grants."""
+    """Encodes a plan without its grants."""
     return _json({"token": plan.token, "spare_mw": dict(plan.spare_mw)})
 
 
 def pieces_of(plan: Plan | None) -> dict[int, bytes]:
-    """The grants of a plan."""
+    """Encodes the grants of a plan."""
     parts: dict[int, dict[str, list[int]]] = {}
     for node, grant in ({} if plan is None else plan.grants).items():
         part = parts.setdefault(piece_of(node), {})
@@ -131,7 +131,7 @@ def pieces_of(plan: Plan | None) -> dict[int, bytes]:
 
 
 def plan_from(data: bytes, pieces: Iterable[bytes]) -> Plan:
-    """The plan that `plan_bytes` and `pieces_of` wrote, with the grants of these pieces."""
+    """Decodes the plan from `plan_bytes` and `pieces_of`, with the grants of these pieces."""
     read = json.loads(data)
     grants = {
         node: Grant(*map(int, grant))
@@ -161,7 +161,7 @@ def budget_bytes(budget: Budget) -> bytes:
 
 
 def budget_from(data: bytes) -> Budget:
-    """The budget that `budget_bytes` wrote."""
+    """Decodes the budget from `budget_bytes`."""
     read = json.loads(data)
     domains = tuple(
         Domain(one["name"], one["limit_mw"], frozenset(one["nodes"]), one["reserve_mw"])
@@ -173,7 +173,7 @@ def budget_from(data: bytes) -> Budget:
 
 
 def budget_from_table(table: dict[str, Any]) -> Budget:
-    """A budget as an operator writes it in TOML, with watts.
+    """Parses an operator's budget in TOML, with power in W.
 
     Raises:
         ValueError: It is none; the sentence says why.

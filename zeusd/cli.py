@@ -138,7 +138,7 @@ def _gpus_of_node(socket: str | None) -> list[GpuInfo]:
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def restore(arguments: tuple[str, ...]) -> None:
-    """Finish pending restores of a zeusd that is gone (see `zeusd restore --help`)."""
+    """Finish pending restores of a zeusd that no longer runs (see `zeusd restore --help`)."""
     from zeusd import restore as helper
 
     sys.exit(helper.main(list(arguments)))

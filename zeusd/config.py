@@ -1,4 +1,4 @@
-"""`zeusd.toml`: its settings, and which line is wrong."""
+"""Reads `zeusd.toml` and reports invalid lines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ else:
 log = logging.getLogger(__name__)
 
 DEFAULT_GROUP = "zeus"
-"""Its members may lower what they lease, if there is no `[[allow]]` rule."""
+"""Group whose members may lower controls that they lease if there is no `[[allow]]` rule."""
 
 
 class ConfigError(Exception):
@@ -328,13 +328,13 @@ class Config(_Section):
     log: LogSection = LogSection()
 
     def settings(self) -> Settings:
-        """The part the core needs, with users and groups looked up."""
+        """The core's part, with users and groups looked up."""
         return Settings(
             site=self._site(), access=self._access(), terms=self._terms(), ledger=self._ledger()
         )
 
     def vendors(self) -> Options:
-        """Where GPUs come from, by vendor."""
+        """The vendors' options."""
         return Options(
             nvidia_library=self.nvml.library,
             nvidia_module=self.nvml.module,
@@ -343,14 +343,14 @@ class Config(_Section):
         )
 
     def fixed(self, section: str) -> object:
-        """What only a restart changes of a section."""
+        """The settings of a section that only a restart changes."""
         found = getattr(self, section)
         if section == "accounting":
             return found.model_copy(update={"visibility": "own", "readers": []})
         return found
 
     def ledger_directory(self) -> str | None:
-        """Where the energy ledger lies; None: there is none."""
+        """Directory of the energy ledger; None: there is no ledger."""
         section = self.accounting
         if not section.enabled:
             return None
@@ -380,7 +380,7 @@ class Config(_Section):
         section = self.access
         admins = set(_ids(section.admin_users, lambda name: pwd.getpwnam(name).pw_uid, "user"))
         if os.geteuid() != 0:
-            admins.add(os.geteuid())  # whose process this is, and who could do with it as he likes
+            admins.add(os.geteuid())  # this process's own user, who controls it anyway
         default = AllowSection(groups=[DEFAULT_GROUP])
         return Access(
             rules=tuple(one.rule() for one in self.allow or [default]),
@@ -418,7 +418,7 @@ class Config(_Section):
         )
 
     def limits(self) -> Limits:
-        """What one user may ask of the server."""
+        """The server's limits per user."""
         section = self.server if "server" in self.model_fields_set else self.front
         return Limits(
             connections=section.max_connections_per_user,
@@ -482,7 +482,7 @@ def _name(loc: tuple[int | str, ...]) -> str:
 
 
 def _line_of(text: str, loc: tuple[int | str, ...]) -> int:
-    """The line on which the setting at `loc` stands: tomllib does not keep positions."""
+    """The line of the setting at `loc`; tomllib does not keep positions."""
     wanted: list[Any] = list(loc)
     section: list[Any] = []
     counts: dict[str, int] = {}

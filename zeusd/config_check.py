@@ -1,4 +1,4 @@
-"""Problems of a valid configuration, such as rules that match nothing on this node."""
+"""Finds problems in a valid configuration, such as rules that match nothing on this node."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from zeusd.core.policy import Settings
 
 
 def findings(config: Config, gpus: Sequence[GpuInfo] | None) -> list[str]:
-    """Yield one sentence for each setting that has no effect, or another one than it says.
+    """Yield one sentence for each setting that has no effect, or a different one than it says.
 
     Args:
         config: A valid configuration.
-        gpus: The node's GPUs; None: they are not known, so only users and groups are looked up.
+        gpus: The node's GPUs; None: not known, so only users and groups are checked.
     """
     found = [*_unknown_names(config)]
     if gpus is not None:
@@ -27,7 +27,7 @@ def findings(config: Config, gpus: Sequence[GpuInfo] | None) -> list[str]:
 
 
 def settings(config: Config) -> Settings:
-    """What the core needs of a configuration, with its findings; users are looked up now."""
+    """The core's policy, with users and groups looked up, and the findings."""
     unknown = [*_unknown_names(config)]
 
     def of_node(gpus: Sequence[GpuInfo]) -> list[str]:

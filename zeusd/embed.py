@@ -1,7 +1,7 @@
 """The engine inside a training process, where no daemon runs.
 
-The same core, journal and workers as in zeusd, without its socket: reading needs no root, setting
-needs CAP_SYS_ADMIN. It restores everything when the process exits normally; after a kill, the next
+It has the core, journal and workers of zeusd, but no socket. Reading does not need root; setting
+needs CAP_SYS_ADMIN. It restores everything when the process exits normally. After a kill, the next
 embedded engine or zeusd that starts on the node does.
 """
 
@@ -49,7 +49,7 @@ from zeusd.runtime.sources import Sample, describe_sample
 STATE_DIR_ENV = "ZEUSD_STATE_DIR"
 _CONNECTION = 1
 _TERMS = LeaseTerms(*[86_400 * SECOND_NS] * 3)
-"""A process that hangs here hangs with the engine that would notice."""
+"""No hang detection: if this process hangs, so does the engine that would detect it."""
 
 _STOP_S = 5.0
 
@@ -57,7 +57,7 @@ PRIVILEGE = (
     "no zeusd runs, and setting limits in this process needs root or CAP_SYS_ADMIN; install zeusd "
     "(https://zeusd-project.github.io/zeusd/operate/install/)"
 )
-"""What is missing where a driver refuses a change to an engine in a process."""
+"""Remedy if the driver refuses a change to an embedded engine."""
 
 
 def connect(node: Node | None = None, *, state_dir: str | None = None) -> Client:
@@ -69,7 +69,7 @@ def connect(node: Node | None = None, *, state_dir: str | None = None) -> Client
             for root and a folder of the user's otherwise.
 
     Raises:
-        DaemonUnavailable: There are no devices to be had; the message says why.
+        DaemonUnavailable: No devices are available; the message says why.
     """
     return Client(transport=EmbeddedTransport(node or real_node(), state_dir or _state_dir()))
 
@@ -87,9 +87,9 @@ def _state_dir() -> str:
 
 
 class EmbeddedTransport(Transport):
-    """Carries requests to an engine on a thread of this process.
+    """Sends requests to an engine on a thread of this process.
 
-    After `fork` the child has no such thread: its first request starts an engine of its own.
+    A child has no such thread after `fork`: its first request starts its own engine.
     """
 
     in_process = True
@@ -156,7 +156,7 @@ class _Subscription(Subscription):
         self._queue: queue.Queue[dict[str, Any]] = queue.Queue(buffer)
 
     def push(self, name: str, sample: Sample) -> None:
-        """A sample was taken. If nobody reads, it is lost, and its number tells."""
+        """Queues a sample. If nobody reads, it is dropped; the samples' numbers show that."""
         if name in self.names:
             with contextlib.suppress(queue.Full):
                 self._queue.put_nowait(vars(describe_sample(name, sample)))
@@ -207,7 +207,7 @@ class _Running:
             ),
         )
         self._thread = threading.Thread(target=self._engine.run, name="zeusd-engine", daemon=True)
-        with _unlogged("no_driver"):  # the exception says it
+        with _unlogged("no_driver"):  # the exception has the message
             self._start()
         failure = self._engine.finder.error
         if failure is not None:
@@ -284,7 +284,7 @@ class _Running:
 
 
 def _as_said_here(part: Any) -> Any:
-    """A reply with the remedies that help where no zeusd runs."""
+    """A reply with the remedies that apply without zeusd."""
     if isinstance(part, dict):
         return {key: _as_said_here(value) for key, value in part.items()}
     return part.replace(PRIVILEGE_OF_ZEUSD, PRIVILEGE) if isinstance(part, str) else part
@@ -292,7 +292,7 @@ def _as_said_here(part: Any) -> Any:
 
 @contextlib.contextmanager
 def _unlogged(event: str) -> Iterator[None]:
-    """Keep records of an event out of the logs."""
+    """Drop an event's log records."""
 
     def keep(record: logging.LogRecord) -> bool:
         return getattr(record, "event", None) != event

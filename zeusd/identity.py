@@ -1,6 +1,7 @@
-"""What tells one boot, one load of the driver, one process and one state file from another.
+"""Identifies boots, loads of the driver, processes and state files.
 
-Standard library only: zeusd and `zeusd restore`, which runs when nothing else does, agree by it.
+zeusd and `zeusd restore` share it. Standard library only, because `zeusd restore` runs when nothing
+else does.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ DRIVER_MODULE = "/sys/module/nvidia"
 
 
 def boot_id() -> str:
-    """The kernel's name for this boot."""
+    """The kernel's id of this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def driver_id(module: str = DRIVER_MODULE) -> str:
-    """Names this very load of the driver; limits and locked clocks do not survive another.
+    """Identifies this load of the driver; limits and locked clocks are lost with a reload.
 
-    The version, and the inode of the module's directory in sysfs, which each load makes again.
+    It consists of the version and the inode of the module's directory in sysfs, which is new at
+    each load.
     """
     try:
         inode = os.stat(module).st_ino
@@ -39,13 +41,14 @@ def driver_id(module: str = DRIVER_MODULE) -> str:
 
 
 def is_trusted(found: os.stat_result) -> bool:
-    """Whether a state file is a plain file of this user's that nobody else may write."""
+    """Whether a state file is a regular file that this user owns and nobody else may write."""
     mine = found.st_uid == os.geteuid() and not found.st_mode & 0o022
     return mine and stat.S_ISREG(found.st_mode)
 
 
 def pidfd_inodes_are_unique() -> bool:
-    """From Linux 6.9 on each process has a pidfd inode of its own, never reused within a boot."""
+    """From Linux 6.9 on, each process has its own pidfd inode, which is never reused within a
+    boot."""
     first, second = os.pidfd_open(os.getpid()), os.pidfd_open(os.getppid() or 1)
     try:
         return os.fstat(first).st_ino != os.fstat(second).st_ino
@@ -55,10 +58,10 @@ def pidfd_inodes_are_unique() -> bool:
 
 
 def process_cookie(pid: int, pidfd: int, unique_inodes: bool) -> int:
-    """A number that no other process of this boot with that pid has.
+    """A number that tells this process from all others of this boot with the same pid.
 
     Raises:
-        OSError, ValueError, IndexError: It is gone.
+        OSError, ValueError, IndexError: The process has exited.
     """
     if unique_inodes:
         return os.fstat(pidfd).st_ino
@@ -67,7 +70,7 @@ def process_cookie(pid: int, pidfd: int, unique_inodes: bool) -> int:
 
 
 def open_process(pid: int, cookie: int, unique_inodes: bool) -> int | None:
-    """A pidfd for exactly this process, or None if it has exited. Zombies have exited."""
+    """A pidfd for exactly this process, or None if it has exited. A zombie counts as exited."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:

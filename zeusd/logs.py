@@ -1,4 +1,4 @@
-"""Structured records: JSON lines for machines, text for a terminal, fields for the journal."""
+"""Structured logs: JSON lines for programs, text for a terminal, fields for the journal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from zeusd import systemd
 
 MAX_QUEUED = 10_000
-"""Records that may wait for the journal."""
+"""Most records that may wait for the journal."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -24,7 +24,8 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; what was given as `extra` stands beside time, level and message."""
+    """Formats each record as one JSON object per line, with time, level, message and `extra`
+    fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""
@@ -42,7 +43,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line for a person: time, level, message, then the fields."""
+    """Formats each record as a line of text: time, level, message, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""
@@ -59,7 +60,8 @@ class TextFormatter(logging.Formatter):
 
 
 class _BoundedQueue(QueueHandler):
-    """Hands records to another thread, and drops them rather than wait: logs never stop zeusd."""
+    """Passes records to another thread, and drops them rather than wait, so logs never block
+    zeusd."""
 
     def __init__(self) -> None:
         self.records: queue.Queue[Any] = queue.Queue(MAX_QUEUED)
@@ -67,11 +69,11 @@ class _BoundedQueue(QueueHandler):
         super().__init__(self.records)
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Keeps the fields as they are; the other thread is of this process."""
+        """Keeps the fields unformatted, because the other thread is in this process."""
         return record
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Queues a record, or counts it as lost."""
+        """Queues a record, or counts it as dropped."""
         try:
             self.records.put_nowait(record)
             if self.dropped:
@@ -80,7 +82,7 @@ class _BoundedQueue(QueueHandler):
                         "name": __name__,
                         "levelno": logging.ERROR,
                         "levelname": "ERROR",
-                        "msg": f"{self.dropped} records were lost: the journal took none",
+                        "msg": f"{self.dropped} log records were dropped: the journal is too slow",
                         "event": "log_lost",
                     }
                 )
@@ -95,8 +97,8 @@ def configure(level: str, form: str, identifier: str = "zeusd") -> None:
 
     Args:
         level: debug, info, warning or error.
-        form: json, text, journal, or auto for whichever suits standard error: the journal with its
-            fields under systemd, text on a terminal, else JSON.
+        form: json, text, journal, or auto: chosen by standard error: the journal with its fields
+            under systemd, text on a terminal, else JSON.
         identifier: Name of the program in the journal.
     """
     handler: logging.Handler
@@ -113,5 +115,5 @@ def configure(level: str, form: str, identifier: str = "zeusd") -> None:
 
 
 def set_level(level: str) -> None:
-    """Another level from now on."""
+    """Changes the level."""
     logging.getLogger().setLevel(level.upper())

@@ -37,10 +37,11 @@ from zeusd.server.server import Server
 log = logging.getLogger(__name__)
 
 JOURNAL_WAIT_S = 1.5
-"""`zeusd restore` may have the journal when zeusd starts again; it is quick."""
+"""How long to wait for the journal at start: `zeusd restore` may have it for a moment."""
 
 FIRST_LOOK_S = 60.0
-"""How long clients wait for the first reading of the GPUs; a driver may take seconds for each."""
+"""How long clients wait for the first enumeration of the GPUs; a driver may take seconds for
+each."""
 
 NOT_RESTORED = 1
 """Exit code of an orderly stop that could not restore everything."""
@@ -49,18 +50,18 @@ STATUS_S = 1.0
 SWITCH_S = 0.0005
 
 OWN_FILES = 128
-"""Open files that are not connections: devices, journal, histories, those of embedded libraries."""
+"""Open files that are not connections: devices, journal, histories, and files of libraries."""
 
 RESTART = signal.SIGUSR1
 """Requests an exit that keeps all leases: the unit's `RestartKillSignal=`."""
 
 
 class Daemon:
-    """zeusd: an engine, and a server that brings it requests.
+    """zeusd: an engine, and the server that passes requests to it.
 
     Args:
         config: The command line and `zeusd.toml`.
-        reload: Reads both again.
+        reload: Reads the command line and `zeusd.toml` again.
 
     Raises:
         ListenError, JournalError, ValueError: It cannot start; the message says what to do.
@@ -143,7 +144,7 @@ class Daemon:
         return clients, subscribers
 
     def _accounting(self, boot: str) -> Callable[[Sampling], Accounting] | None:
-        """What keeps the energy ledger, where there is one."""
+        """The energy ledger's service; None: there is no ledger."""
         directory, kept = self._config.ledger_directory(), self._config.accounting
         if directory is None:
             return None
@@ -157,7 +158,7 @@ class Daemon:
         return make
 
     def _publish(self, name: str, sample: Sample) -> None:
-        """On the sampler's thread."""
+        """Publishes samples. Called on the sampler's thread."""
         self._reactor.post(lambda: self._server.publish(name, sample))
 
     def run(self) -> int:
@@ -204,14 +205,15 @@ class Daemon:
         sd_notify("STOPPING=1")
         log.info(
             "stopping: %s",
-            "restoring everything" if restore else "all leases are kept for the next zeusd",
+            "restoring everything" if restore else "keeping all leases for the next zeusd",
             extra={"event": "stopping", "restore": restore},
         )
         timeout_s = self._config.daemon.stop_timeout_s
         self._engine.stop(timeout_s, then=self._reactor.stop, restore=restore)
 
     def _reload(self) -> None:
-        """A bad configuration changes nothing; settings that need a restart are named."""
+        """Reloads the configuration. An invalid one changes nothing; names settings that need a
+        restart."""
         sd_notify("RELOADING=1")
         try:
             config = self._reload_config()
@@ -245,9 +247,10 @@ class Daemon:
     # ------------------------------------------------------------------------------------ systemd
 
     def _await_gpus(self) -> None:
-        """Clients wait in the socket's queue, rather than hear of a node without GPUs."""
+        """Starts to serve once the GPUs are known. Until then clients wait in the socket's
+        queue."""
         if self._engine.first_look_over or time.monotonic_ns() > self._give_up_ns:
-            self._reactor.post(self._begin)  # after what was found is known
+            self._reactor.post(self._begin)  # after the found GPUs are registered
         else:
             self._reactor.call_later(0.005, self._await_gpus)
 
@@ -280,7 +283,8 @@ class Daemon:
         self._reactor.call_later(SAVE_S, self._keep_trail)
 
     def _feed_watchdog(self, interval_s: float) -> None:
-        """Sent from the loop itself: if the loop hangs, nothing is sent, and systemd acts."""
+        """Sent by the loop itself: if the loop hangs, nothing is sent, and systemd restarts
+        zeusd."""
         sd_notify("WATCHDOG=1")
         self._reactor.call_later(interval_s, lambda: self._feed_watchdog(interval_s))
 
@@ -291,7 +295,7 @@ def _empty(fd: int) -> None:
 
 
 def _open_files() -> int:
-    """How many files this process may have open, after raising it as far as it may."""
+    """The limit of open files, after raising it as far as possible."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = min(hard, 1 << 20)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
@@ -300,7 +304,7 @@ def _open_files() -> int:
 
 def serve(config: Config, reload: Callable[[], Config] | None = None) -> int:
     """Runs the daemon in this process. Returns the exit code."""
-    # A worker's Python must not keep the loop from its turn for the usual 5 ms.
+    # A worker's Python code must not delay the loop by the usual 5 ms.
     sys.setswitchinterval(SWITCH_S)
     try:
         daemon = Daemon(config, reload)

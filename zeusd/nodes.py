@@ -1,4 +1,4 @@
-"""Opens the devices, real or simulated. Nothing else asks which, or whose."""
+"""Opens the devices, real or simulated. The rest of zeusd does not distinguish them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Node:
 
     Attributes:
         nvml: Its devices.
-        device_socket: Where work is put on simulated devices; None on real ones.
+        device_socket: Socket through which work is put on simulated devices; None on real ones.
         close: Frees what was opened.
-        clock: Simulated time, where it is not the system's.
-        driver: What the journal should say about how the driver is reached; filled in when the
-            devices are first initialised.
+        clock: Simulated time; None: the system's.
+        driver: The journal's entry on how to reach the driver; set when the devices are first
+            initialised.
     """
 
     nvml: Backend
@@ -34,7 +34,7 @@ class Node:
     driver: dict[str, Any] = field(default_factory=lambda: {"simulated": True})
 
     def driver_id(self) -> str:
-        """Names the present load of the driver."""
+        """Identifies the present load of the driver."""
         return "simulated" if self.driver["simulated"] else driver_id(self.driver["module"])
 
 
@@ -42,8 +42,8 @@ def real_node(library: str | None = None, options: Options | None = None) -> Nod
     """The GPUs of this machine.
 
     Args:
-        library: The libnvidia-ml to load, where there are no other options.
-        options: What the configuration says of each vendor.
+        library: The libnvidia-ml to load, if there are no `options`.
+        options: The vendors' configuration.
     """
     backend = FoundBackend(options or Options(nvidia_library=library))
     return Node(cast("Backend", backend), None, lambda: None, driver=backend.driver)
@@ -57,7 +57,7 @@ def simulated_node(spec: str, device_socket: str | None) -> Node:
         device_socket: Path of the socket on which other processes put work on them, or None.
 
     Raises:
-        ValueError: The spec is not one; the message names what is.
+        ValueError: The spec is not valid; the message says what is.
     """
     from zeusd.devices.simulated import DeviceServer, SimulatedBackend
 
@@ -70,7 +70,7 @@ def simulated_node(spec: str, device_socket: str | None) -> Node:
 
 
 def open_node(options: Options, simulate: str | None, device_socket: str | None) -> Node:
-    """The node the configuration asks for."""
+    """Opens the node that the configuration names."""
     if simulate is not None:
         return simulated_node(simulate, device_socket)
     return real_node(options=options)

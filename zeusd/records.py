@@ -1,7 +1,7 @@
-"""The journal's records: how they are written, and what is left of a file when some are damaged.
+"""The journal's records: how they are written, and how a damaged file is read.
 
-zeusd and `zeusd restore` read the same journal, and this module is their one way to do it: no I/O,
-and nothing but Python's standard library, because the helper must work where nothing else does.
+zeusd and `zeusd restore` both read the journal with this module. It does no I/O and uses only
+Python's standard library, because the helper must work when nothing else does.
 
 A journal is an append-only file of lines. The first one names the boot; each of the others sets or
 deletes the entry of one key:
@@ -12,11 +12,11 @@ deletes the entry of one key:
 
 CRC is a CRC-32 of the JSON text, in hexadecimal. In all lines but the first it also covers the name
 of the boot, so no record counts in another boot even if the first line is lost. Each record is
-written with a newline before it and one after it: no damaged byte, and no half a record, takes
-another record with it.
+written with a newline before and after it, so a damaged byte or an incomplete record does not
+affect another record.
 
-Format 1, of zeusd 0.1, had the same JSON without checksums, and is read as it was. Lines of formats
-that are not known are reported, never dropped without a word.
+Format 1, of zeusd 0.1, has the same JSON without checksums and is still read. Lines of unknown
+formats are reported, never dropped silently.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 FORMAT = 2
 
 Entry = dict[str, Any]
-"""What a key holds: a JSON object."""
+"""The value of a key: a JSON object."""
 
 _LINE = re.compile(rb"([0-9]{1,4}) ([0-9a-f]{8}) (.*)")
 _to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -51,22 +51,22 @@ def record(boot: str, key: str, entry: Entry | None) -> bytes:
 
     Args:
         boot: Name of the present boot.
-        key: Whose entry is changed.
-        entry: What it becomes; None deletes it.
+        key: The key whose entry changes.
+        entry: The new entry; None deletes it.
     """
     return b"\n" + _line(boot, [key] if entry is None else [key, entry]) + b"\n"
 
 
 @dataclass
 class Replayed:
-    """What a journal says.
+    """The contents of a journal.
 
     Attributes:
         entries: By key.
-        unread: Numbers of lines that could not be read; the others count all the same.
-        format: Which format it begins with; None: its first line could not be read.
-        old_boot: It is of another boot, and says nothing.
-        torn: Its last line is not whole: a record that nobody has acted upon.
+        unread: Numbers of lines that could not be read; the others are valid.
+        format: Format of its first line; None: that line could not be read.
+        old_boot: Whether it is from another boot, so that its entries are void.
+        torn: Whether its last line is incomplete: zeusd never acted on that record.
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Replayed:
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong with it, as a clause; None: nothing."""
+        """The journal's problem, as a clause; None: none."""
         if self.format is not None and self.format > FORMAT:
             return f"is of format {self.format}, which this zeusd does not know"
         if not self.unread:
@@ -87,15 +87,15 @@ class Replayed:
             lines += ", ..."
         return (
             f"has {len(self.unread)} damaged or unknown "
-            f"{'line' if len(self.unread) == 1 else 'lines'} ({lines}); the others count"
+            f"{'line' if len(self.unread) == 1 else 'lines'} ({lines}); the others are valid"
         )
 
 
 def replay(data: bytes, boot: str) -> Replayed:
-    """Reads a journal. Any data is accepted.
+    """Reads a journal. Accepts any data.
 
     Args:
-        data: All of the file.
+        data: The whole file.
         boot: Name of the present boot.
     """
     said = Replayed()
@@ -122,7 +122,7 @@ def replay(data: bytes, boot: str) -> Replayed:
 
 
 def doubts_of(entry: Entry) -> list[list[int]]:
-    """Values of a pending restore whose writes were never confirmed."""
+    """Values in a pending restore whose writes were never confirmed."""
     newest = entry.get("doubt")
     return [] if newest is None else [*entry.get("earlier_doubts", ()), newest]
 
@@ -142,7 +142,7 @@ def _seed(boot: str) -> int:
 
 
 def _read_header(line: bytes) -> tuple[int | None, str | None]:
-    """The format, and the boot in which the file was written; None for what it does not say."""
+    """The format, and the boot in which the file was written; None for each that is missing."""
     content = _content(line, "") or _json(line)
     if isinstance(content, dict) and isinstance(content.get("format"), int):
         number, boot = content["format"], content.get("boot")
@@ -154,7 +154,8 @@ def _read_header(line: bytes) -> tuple[int | None, str | None]:
 
 
 def _change(line: bytes, boot: str, plain: bool) -> tuple[str, Entry | None] | None:
-    """The key and the entry of a record, or None if it is none; `plain` takes those of format 1."""
+    """The key and the entry of a record, or None if the line is not a record; `plain` reads format
+    1."""
     content = _content(line, boot)
     if content is None and plain:
         content = _json(line)
@@ -168,7 +169,7 @@ def _change(line: bytes, boot: str, plain: bool) -> tuple[str, Entry | None] | N
 
 
 def _content(line: bytes, boot: str) -> object:
-    """What a line of this format holds; None if it is none, or damaged."""
+    """The JSON of a line of this format; None if the line has another format or is damaged."""
     found = _LINE.fullmatch(line)
     if found is None or int(found[1]) != FORMAT or int(found[2], 16) != _checksum(boot, found[3]):
         return None

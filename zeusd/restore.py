@@ -1,13 +1,13 @@
-"""Restores what a zeusd that is gone left pending. Standard library only: no zeusd is needed.
+"""Finishes the pending restores of a zeusd that no longer runs, with the standard library only.
 
-Ceilings with a deadline fall back, too, where no zeusd will keep the deadline.
+Also lowers ceilings whose deadline no zeusd will enforce.
 
-`zeusd restore` runs it, and the units run this file itself with the system's Python, so that it
-works when the installation is broken. It may run any number of times, beside anything: while a
-zeusd is running, it does nothing.
+`zeusd restore` runs it. The systemd units run this file directly with the system's Python, so that
+it works when the installation is broken. It may run repeatedly and at any time: while zeusd is
+running, it does nothing.
 
-What it shares with the daemon is defined once: the rule in `zeusd.restore_rule`, what a journal
-looks like in `zeusd.records`, what counts as the same process in `zeusd.identity`.
+It shares modules with the daemon: `zeusd.restore_rule` for the rule, `zeusd.records` for the format
+of the journal, and `zeusd.identity` to recognise processes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 if not __package__:
-    # Run as a file: what it shares with zeusd lies beside it, installed or in a checkout. Last on
-    # the path, so that nothing there stands in for a module of the standard library.
+    # Run as a file: the modules shared with zeusd are beside it, installed or in a checkout. Last
+    # on the path, so that none of them replaces a module of the standard library.
     _here = Path(__file__).resolve().parent
     sys.path.append(str(_here.parent if _here.name == "zeusd" else _here))
 
@@ -61,7 +61,7 @@ GPU_TIMEOUT_S = 20.0
 """If a GPU's driver does not answer for this long, the helper goes on to the other GPUs."""
 
 GRACE_S = 5.0
-"""How long to wait for a zeusd that failed to come back before restoring everything without it."""
+"""How long to wait for a failed zeusd to start again before restoring everything without it."""
 
 
 def _put_back(
@@ -73,7 +73,7 @@ def _put_back(
     try:
         plan = _plan(entry)
     except (KeyError, ValueError, TypeError):
-        say(f"{what}: its journal entry is not understood; left alone")
+        say(f"{what}: journal entry not understood; left unchanged")
         return False
     try:
         result = _carry_out(plan, driver, driver.handle(uuid), control)
@@ -83,15 +83,15 @@ def _put_back(
     if result.pending:
         why = result.trouble
         if result.kept and result.holds is not None:
-            why = f"the driver accepted it and the GPU still holds {text(result.holds)}"
-        say(f"{what}: could not be restored ({why}); run this again when the GPU answers")
+            why = f"the driver accepted the write, but the GPU still has {text(result.holds)}"
+        say(f"{what}: could not be restored ({why}); run this again when the GPU responds")
         return False
     if result.kind == "untouched":
         say(f"{what}: was never changed")
     elif result.kind == "already_back":
-        say(f"{what}: is restored already")
+        say(f"{what}: already restored")
     elif result.kind == "changed_outside" and result.found is not None:
-        say(f"{what}: someone else set {text(result.found)} meanwhile; left alone")
+        say(f"{what}: someone else set {text(result.found)} meanwhile; left unchanged")
     else:
         say(f"{what}: restored to {text(result.target if result.holds is None else result.holds)}")
     journal.settle(restore)
@@ -113,7 +113,7 @@ def _plan(entry: dict[str, Any]) -> Plan:
 
 
 def _carry_out(plan: Plan, driver: Driver, gpu: Any, control: str) -> Result:
-    """The steps of the one restore rule, one call after another."""
+    """Runs the steps of the restore rule one after another."""
     steps, answer = restore_steps(plan), None
     while True:
         try:
@@ -183,8 +183,8 @@ def restore(
         state_dirs: Directories of journals.
         library: The libnvidia-ml or libamd_smi to load; None: the one that zeusd loaded.
         everything: Include leases of running processes.
-        dry_run: Only say what would be done.
-        say: Takes one line for each control.
+        dry_run: Only print what would be done.
+        say: Receives one line for each control.
 
     Returns:
         How many controls could not be restored.
@@ -207,12 +207,12 @@ def restore(
                 continue
             with lock(path) as free:
                 if not free:
-                    say(f"{path}: its zeusd is running, and restores by itself")
+                    say(f"{path}: its zeusd is running and restores by itself")
                     continue
                 try:
                     said = read(path, boot)
                 except (OSError, ValueError) as error:
-                    say(f"{path}: cannot be used ({error}); left alone")
+                    say(f"{path}: cannot be used ({error}); left unchanged")
                     failed += 1
                     continue
                 if said.trouble is not None:
@@ -234,16 +234,16 @@ def _settle(
     pending, strange = journal.pending(everything, unique_inodes)
     driver = journal.driver
     for key in strange:
-        say(f"{journal.path}: {key} is not understood; left alone")
+        say(f"{journal.path}: {key} is not understood; left unchanged")
     if not pending:
         say(f"{journal.path}: no pending restores")
         return len(strange)
     if driver.get("simulated"):
-        say(f"{journal.path}: its GPUs were simulated, and are gone")
+        say(f"{journal.path}: its GPUs were simulated and no longer exist")
         return 0
     module = str(driver.get("module", DRIVER_MODULE))
     if driver and driver.get("id") != driver_id(module):
-        say(f"{journal.path}: the driver was reloaded since, so none of it is in force")
+        say(f"{journal.path}: the driver was reloaded since, which reset everything")
         return 0
     if dry_run:
         for restore in pending:
@@ -265,10 +265,10 @@ def _settle(
 
 
 def _comes_back(state_dirs: Iterable[str], within_s: float) -> bool:
-    """Whether a zeusd takes its journal within this time.
+    """Whether a zeusd takes over the journal within this time.
 
-    `OnFailure=` fires at the end of all attempts to start it again, or, in newer versions of
-    systemd, at each: only what happens next tells.
+    `OnFailure=` fires after the last attempt to restart zeusd or, in newer versions of systemd,
+    after each one. So the only way to know is to wait.
     """
     paths = [Path(directory, JOURNAL_NAME) for directory in state_dirs]
     give_up_at = time.monotonic() + within_s
@@ -283,26 +283,26 @@ def _comes_back(state_dirs: Iterable[str], within_s: float) -> bool:
 
 
 def command_line() -> argparse.ArgumentParser:
-    """What the command takes."""
+    """The command's arguments."""
     parser = argparse.ArgumentParser(
         prog="zeusd restore",
-        description="Finish the pending restores of a zeusd that is gone: for dead processes and, "
-        "after a stop that did not finish, for everything.",
+        description="Finish the pending restores of a zeusd that no longer runs: for dead "
+        "processes and, after a stop that did not finish, for everything.",
     )
     parser.add_argument("--state-dir", action="append", help="directory of journals; repeatable")
     parser.add_argument("--library", help="path of libnvidia-ml or libamd_smi")
-    parser.add_argument("--all", action="store_true", help="also leases of running processes")
+    parser.add_argument("--all", action="store_true", help="include leases of running processes")
     parser.add_argument(
         "--on-failure",
         action="store_true",
-        help="like --all, unless a zeusd comes back within a few seconds",
+        help="like --all, unless zeusd starts again within a few seconds",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be done")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line. Return the exit status: 0 if no restore is left that should be done."""
+    """Run the command line. Return the exit status: 0 if no restore that should be done is left."""
     options = command_line().parse_args(arguments)
     state_dirs = options.state_dir or [DEFAULT_STATE_DIR, EMBEDDED_STATE_DIR]
     everything = options.all or (options.on_failure and not _comes_back(state_dirs, GRACE_S))
@@ -319,4 +319,4 @@ def main(arguments: list[str] | None = None) -> int:
 if __name__ == "__main__":
     status = main()
     sys.stderr.flush()
-    os._exit(status)  # a thread may hang in the driver forever
+    os._exit(status)  # a thread may hang in the driver

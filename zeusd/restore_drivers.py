@@ -1,6 +1,6 @@
-"""What `zeusd restore` calls of a vendor's library, with nothing but Python's own.
+"""Vendor library calls for `zeusd restore`, with the standard library only.
 
-The dozen calls of NVML are made straight through ctypes; AMD's rules are long, and its backend
+NVML is called directly through ctypes. AMD GPUs use zeusd's backend, whose rules are long and which
 needs no packages.
 """
 
@@ -22,8 +22,8 @@ class DriverError(Exception):
     """A call failed.
 
     Attributes:
-        invalid: Because the device does not take the value.
-        missing: Because the library lacks the function, or the GPU the feature.
+        invalid: Whether the device does not accept the value.
+        missing: Whether the library lacks the function, or the GPU the feature.
     """
 
     def __init__(self, text: str, invalid: bool, missing: bool = False) -> None:
@@ -33,10 +33,10 @@ class DriverError(Exception):
 
 
 class Driver(Protocol):
-    """What a vendor's driver must do here."""
+    """The driver calls that `zeusd restore` needs."""
 
     def handle(self, uuid: str) -> Any:
-        """The GPU of a UUID."""
+        """The handle of the GPU with this UUID."""
 
     def read(self, gpu: Any, control: str) -> Value:
         """The present value of a control that can be read."""
@@ -52,7 +52,7 @@ class Driver(Protocol):
 
 
 class _Nvml:
-    """The dozen calls that are needed, straight to libnvidia-ml."""
+    """Calls libnvidia-ml directly."""
 
     def __init__(self, library: str | None) -> None:
         self._library = ctypes.CDLL(library or "libnvidia-ml.so.1")
@@ -104,7 +104,7 @@ class _Nvml:
 
 
 class _Amd:
-    """AMD's, by zeusd's own backend: it needs no packages, and its rules are long."""
+    """AMD GPUs, through zeusd's own backend, which needs no packages."""
 
     def __init__(self, library: str | None, sysfs: str) -> None:
         from zeusd.devices.amd.backend import AmdBackend
@@ -148,7 +148,7 @@ class _Amd:
 
 
 def open_driver(names: Entry, library: str | None) -> Driver:
-    """The driver that a journal names; journals of 0.1 name no vendor, and mean NVIDIA."""
+    """The driver that a journal names; journals of 0.1 name no vendor, which means NVIDIA."""
     library = library or names.get("library")
     if names.get("vendor") == "amd":
         return _Amd(library, str(names.get("sysfs", "/sys")))

@@ -1,7 +1,7 @@
-"""A journal that no zeusd owns: what is still to be restored, and the record that it has been.
+"""A journal that no zeusd owns: reads its pending restores, and records those that succeeded.
 
-Standard library only, for `zeusd restore`. The daemon's own is `zeusd.runtime.journal`; what a
-record looks like is `zeusd.records`.
+Standard library only, for `zeusd restore`. The daemon uses `zeusd.runtime.journal`; the records'
+format is in `zeusd.records`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ CONTROLS = frozenset(control.value for control in SPECS)
 
 @dataclass
 class PendingRestore:
-    """One control that is to be restored.
+    """The pending restore of one control.
 
     Attributes:
-        key: The journal's key of it.
-        entry: What the journal holds there.
-        holder_lives: Whether the process that held it runs, and has to learn of its loss.
-        then: What the key holds afterwards; None: nothing.
+        key: Its key in the journal.
+        entry: Its entry in the journal.
+        holder_lives: Whether the holder is still running, and must be told that it lost the lease.
+        then: The key's entry after the restore; None: none.
     """
 
     key: str
@@ -42,7 +42,7 @@ class PendingRestore:
 
 
 class OwnerlessJournal:
-    """One journal that nobody owns, locked, and its pending restores."""
+    """A journal that nobody owns, locked, with its pending restores."""
 
     def __init__(
         self, path: Path, boot: str, entries: dict[str, Entry], say: Callable[[str], None]
@@ -55,13 +55,13 @@ class OwnerlessJournal:
 
     @property
     def driver(self) -> Entry:
-        """How the driver is reached, and which load of it all is about."""
+        """How to reach the driver, and the load of the driver that the entries refer to."""
         return self._entries.get("driver", {})
 
     def pending(
         self, everything: bool, unique_inodes: bool
     ) -> tuple[list[PendingRestore], list[str]]:
-        """What has to be restored now, and the keys of entries that are not understood."""
+        """The restores that are due, and the keys of entries that are not understood."""
         everything = everything or "stopping" in self._entries
         found, strange = [], []
         for key, entry in self._entries.items():
@@ -80,7 +80,8 @@ class OwnerlessJournal:
         return [*found, *(self._lowered() if everything else ())], strange
 
     def _bounded(self, restore: Entry) -> Entry:
-        """A pending restore, to nothing above the ceilings: they may have been set after it."""
+        """A pending restore with its target bounded by the ceilings, which may have been set after
+        it."""
         control = f"{restore['gpu']}/{restore['control']}"
         target = tuple(restore["target"])
         for key, entry in self._entries.items():
@@ -89,7 +90,7 @@ class OwnerlessJournal:
         return {**restore, "target": [*target]}
 
     def _lowered(self) -> Iterator[PendingRestore]:
-        """What ceilings fall back to at a deadline that no zeusd will keep."""
+        """Restores for ceilings that reach a deadline which no zeusd will enforce."""
         for key, entry in self._entries.items():
             kind, *names = key.split("/", 3)
             if kind != "ceiling" or len(names) != 3 or entry.get("deadline_ns") is None:
@@ -102,7 +103,7 @@ class OwnerlessJournal:
                 yield PendingRestore(key, lower, holder_lives=False, then=then)
 
     def settle(self, one: PendingRestore) -> None:
-        """Mark as restored. A holder that is running learns of its loss from the next zeusd."""
+        """Mark as restored. The next zeusd tells a running holder that it lost the lease."""
         key, restore = one.key, one.entry
         data = record(self._boot, key, one.then)
         if one.holder_lives:
@@ -120,11 +121,12 @@ class OwnerlessJournal:
                     os.close(fd)
         except OSError as error:
             # The next reader finds the control at its target, and does not write.
-            self._say(f"{self.path}: cannot be written ({error.strerror}), {key} stays in it")
+            self._say(f"{self.path}: cannot be written ({error.strerror}); {key} stays in it")
 
 
 def _least(target: Value, ceiling: Entry, control: str) -> Value:
-    """The lower of a target and what a ceiling allows now; the target, if it is no ceiling."""
+    """The lower of a target and a ceiling's present value; the target, if the entry is not a
+    ceiling."""
     if not SPECS[Control(control)].ceilings:
         return target
     deadline, bound = ceiling.get("deadline_ns"), ceiling.get("value")
@@ -135,7 +137,8 @@ def _least(target: Value, ceiling: Entry, control: str) -> Value:
 
 
 def _is_complete(entry: Entry) -> bool:
-    """Whether an entry has what a restore needs; one of another version may lack it."""
+    """Whether an entry has all fields that a restore needs; one of another version may lack
+    some."""
     try:
         numbers = [entry["pid"], entry["cookie"], *entry["target"]]
         numbers += [part for value in entry["values"] for part in value]
@@ -147,15 +150,15 @@ def _is_complete(entry: Entry) -> bool:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[bool]:
-    """Whether nobody owns the journal; keeps it from others meanwhile."""
-    # For reading, because the disk may be full or read-only.
+    """Whether nobody owns the journal; locks it."""
+    # Opened for reading, because the disk may be full or read-only.
     flags = os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         fd = os.open(f"{path}.lock", flags, 0o600)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise
-        yield True  # where no lock can be made, nobody has one
+        yield True  # if no lock can be created, nobody has one
         return
     try:
         try:
@@ -169,7 +172,7 @@ def lock(path: Path) -> Iterator[bool]:
 
 
 def read(path: Path, boot: str) -> Replayed:
-    """What a journal says.
+    """Reads a journal.
 
     Raises:
         OSError: It cannot be read.
@@ -178,5 +181,5 @@ def read(path: Path, boot: str) -> Replayed:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     with open(fd, "rb") as file:
         if not is_trusted(os.fstat(fd)):
-            raise ValueError("it is not a file of this user that only this user may write")
+            raise ValueError("it is not a file that only this user may write")
         return replay(file.read(), boot)

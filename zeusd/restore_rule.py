@@ -1,8 +1,8 @@
-"""How a control is restored: what is compared, what is written, and when that has succeeded.
+"""The restore rule: what to compare, what to write, and when a restore has succeeded.
 
-One rule for the daemon and for `zeusd restore`, which runs when no daemon can: pure, and standard
-library only. `restore_steps` yields what to do with the device and is sent what came of it, so the
-daemon drives it from its event loop and the helper one call after another.
+The daemon and `zeusd restore`, which runs when no daemon can, share it: pure, and standard library
+only. `restore_steps` yields device operations and receives their results, so the daemon can drive
+it from its event loop and the helper with one call after another.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Any
 Value = tuple[int, ...]
 
 OURS, HIGHER, ALL = "ours", "higher", "all"
-"""What a restore overwrites: what zeusd wrote; also any higher value; whatever is found."""
+"""What a restore overwrites: zeusd's own values; also any higher value; any value."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A restore, before it begins.
+    """The input of a restore.
 
     Attributes:
-        target: What the control should hold.
-        values: What zeusd may have left in force; empty: nothing.
-        doubts: Those of these whose write was never confirmed: the device may hold one rounded or
-            moved into its range. None: all were confirmed.
-        readable: Whether the device can say what it holds.
-        rounding: A driver may round by less than this.
-        refused_target: What follows when the device does not take the target: `nearest`, `unlock`
-            or `retry`.
+        target: The value that the control should have.
+        values: Values that zeusd may have left in force; empty: none.
+        doubts: Those of `values` whose write was never confirmed: the device may have rounded one
+            or moved it into its range. None: all were confirmed.
+        readable: Whether the control can be read.
+        rounding: The driver may round by less than this.
+        refused_target: What to do if the device does not accept the target: `nearest`, `unlock` or
+            `retry`.
         overwrite: OURS, HIGHER or ALL.
-        merges: Whether others choose beside zeusd: then the target is what they had chosen, and the
-            restore takes away what zeusd has added to it, and nothing else.
+        merges: Whether other programs share the control: then the target is their choice, and the
+            restore removes only what zeusd added to it.
     """
 
     target: Value
@@ -47,21 +47,21 @@ class Plan:
 
 @dataclass(frozen=True)
 class Look:
-    """Read what the control holds; send it, or `Failed`."""
+    """Read the control; send the value, or `Failed`."""
 
 
 @dataclass(frozen=True)
 class Put:
-    """Write this value and read it back; send what the control then holds, or `Failed`."""
+    """Write this value and read it back; send the control's value, or `Failed`."""
 
     value: Value
     found: Value | None
-    """What it held just before, where that is known."""
+    """The value just before, if known."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Read the smallest and largest value that the device takes; send both, or `Failed`."""
+    """Read the smallest and largest value that the device accepts; send both, or `Failed`."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Failed:
     """A step did not succeed.
 
     Attributes:
-        trouble: What the caller reports of it.
-        invalid: Whether the device does not take the value.
+        trouble: The caller's report of the failure.
+        invalid: Whether the device does not accept the value.
     """
 
     trouble: Any
@@ -82,18 +82,18 @@ Step = Look | Put | Range
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a restore.
+    """The result of a restore.
 
     Attributes:
         kind: untouched: nothing was ever written. already_back: the target was in force.
             changed_outside: someone else chose the value found, and it stays. restored. failed:
             try again.
-        holds: What the control holds now, where that is known.
-        found: What it held before, where that is known.
-        foreign: Whether someone else had chosen that.
-        target: The value written last: another one where the device refused the target.
+        holds: The control's value now, if known.
+        found: Its value before, if known.
+        foreign: Whether someone else had set that value.
+        target: The value written last; not the target if the device refused that.
         trouble: Why it failed.
-        kept: Whether it failed because the driver answered OK and the control did not move.
+        kept: Whether it failed because the driver reported success but the value did not change.
     """
 
     kind: str
@@ -106,7 +106,7 @@ class Result:
 
     @property
     def in_force(self) -> Value:
-        """What the control holds now, as far as that is known."""
+        """The control's value now, if known."""
         return self.target if self.holds is None else self.holds
 
     @property
@@ -116,7 +116,7 @@ class Result:
 
 
 def near(one: Value, other: Value, rounding: int) -> bool:
-    """Whether a driver may have made one value of the other by rounding it."""
+    """Whether a driver may have rounded one value to the other."""
     return one == other or (
         len(one) == len(other)
         and all(abs(a - b) < rounding for a, b in zip(one, other, strict=True))
@@ -124,27 +124,27 @@ def near(one: Value, other: Value, rounding: int) -> bool:
 
 
 def took_effect(asked: Value, holds: Value, before: Value | None, rounding: int) -> bool:
-    """Whether a write did what a driver may make of it: rounded or moved, but not ignored."""
+    """Whether a write had an effect that a driver may have: rounded or moved, but not ignored."""
     return near(asked, holds, rounding) or (before is not None and holds != before)
 
 
 def is_rounded(found: Value, doubts: Sequence[Value], rounding: int) -> bool:
-    """Whether a driver may have made this of a value whose write was never confirmed."""
+    """Whether this value may result from a write that was never confirmed."""
     return any(near(doubt, found, rounding) for doubt in doubts)
 
 
 def is_moved(found: Value, doubts: Sequence[Value], ends: tuple[int, int]) -> bool:
-    """The same for a driver that moves what it is told into its range, to the nearer end."""
+    """The same for a driver that moves values to the nearer end of its range."""
     low, high = ends
     return any(found == tuple(min(max(part, low), high) for part in doubt) for doubt in doubts)
 
 
 PAUSES_S = (0.0, 0.0, 0.002, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4)
-"""Pauses before each reading back: a driver may take half a second to follow."""
+"""Pauses before each reading back: a driver may take half a second to apply a value."""
 
 
 def read_settled(read: Callable[[], Value]) -> Value:
-    """What a control holds, read twice: a driver may show an older value once."""
+    """Reads a control twice, because a driver may return an older value once."""
     before, holds = None, read()
     for _ in range(4):
         if holds == before:
@@ -161,28 +161,28 @@ def write_verified(
     sleep: Callable[[float], object],
     rounding: int = 0,
 ) -> Value:
-    """Writes a value and reads it back until it is clear what the device made of it.
+    """Writes a value and reads it back until the effect is clear.
 
-    A driver that rounds up is asked for less until what it holds is not above what was asked: that
-    may be a ceiling.
+    If the driver rounds up, writes lower values until the result is not above `asked`, which may be
+    a ceiling.
 
     Args:
         write: Writes a value.
         read: Reads the control.
-        asked: What is wanted.
-        before: What the control held.
-        sleep: Lets seconds pass.
+        asked: The requested value.
+        before: The control's value before.
+        sleep: Sleeps for some seconds.
         rounding: The driver may round by less than this.
 
     Returns:
-        What the control holds: `before`, if the driver has ignored the write for a second.
+        The control's value: `before`, if the driver ignored the write for a second.
     """
     write(asked)
     holds = _settled_at(read, asked, before, sleep)
     if holds <= asked or not near(asked, holds, rounding):
         return holds
     above = holds
-    # What it held before may be what it rounds to, or the write was ignored: that takes a second.
+    # If the value is unchanged, either it rounds to that or the write was ignored: wait a second.
     first = ROUNDED_UP_TRIES if holds == before else 1
     for steps in range(first, ROUNDED_UP_TRIES + 1):
         less = tuple(part - steps * rounding // ROUNDED_UP_TRIES for part in above)
@@ -198,12 +198,13 @@ def write_verified(
 
 
 def merged(found: Value, before: Iterable[Value], wanted: Value) -> Value:
-    """What a set becomes when zeusd changes its part of it, whatever others do meanwhile.
+    """The new set after zeusd changes its part of it, including concurrent changes by others.
 
     Args:
-        found: What it holds.
-        before: What zeusd may have left in it; what all of these have, others may have taken away.
-        wanted: What zeusd wants instead.
+        found: The present set.
+        before: Sets that zeusd may have left in force. A member of all of these that is not in
+            `found` was removed by others and stays out.
+        wanted: zeusd's new part.
     """
     earlier = [set(value) for value in before]
     everything: set[int] = set().union(*earlier)
@@ -222,7 +223,7 @@ def write_merged(
     """Changes zeusd's part of a set. Arguments as for `merged` and `write_verified`.
 
     Returns:
-        What of the set zeusd has a say in: what others have added is left out.
+        Zeusd's part of the set, without what others have added.
     """
     found = read_settled(read)
     asked = merged(found, before, wanted)
@@ -232,13 +233,13 @@ def write_merged(
 
 
 ROUNDED_UP_TRIES = 5
-"""Into so many steps the driver's rounding is parted: whole watts of 5 W."""
+"""Steps into which the driver's rounding is divided: 1 W of 5 W."""
 
 
 def _settled_at(
     read: Callable[[], Value], asked: Value, before: Value, sleep: Callable[[float], object]
 ) -> Value:
-    """What the control holds after a write, as soon as that is clear."""
+    """The control's value after a write, as soon as it is clear."""
     last = None
     for pause_s in PAUSES_S:
         if pause_s:
@@ -276,7 +277,7 @@ def restore_steps(plan: Plan) -> Generator[Step, Any, Result]:
     if isinstance(holds, Failed):
         return Result("failed", target, found=found, foreign=foreign, trouble=holds.trouble)
     if plan.merges:
-        took = added.isdisjoint(holds)  # whatever others have chosen meanwhile
+        took = added.isdisjoint(holds)  # including concurrent choices of others
     else:
         took = not plan.readable or took_effect(target, holds, found, plan.rounding)
     if not took:
@@ -300,7 +301,7 @@ def _overwrites(plan: Plan, found: Value) -> bool:
 
 
 def _nearest(plan: Plan) -> Generator[Step, Any, Value | None]:
-    """What the device takes instead of a target that it refuses; None: nothing is known."""
+    """The value to write instead of a refused target; None: not known."""
     if plan.refused_target == "unlock":
         return ()
     if plan.refused_target != "nearest":

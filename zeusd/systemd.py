@@ -1,4 +1,4 @@
-"""What systemd gives zeusd, and the journal's form of its log. Nothing happens elsewhere."""
+"""Sockets and watchdog from systemd, and logs for its journal. Does nothing without systemd."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from zeus_ipc.users import known_user
 
 CLIENTS = "clients"
-"""Name of the socket where clients connect (`FileDescriptorName=`)."""
+"""Name of the clients' socket (`FileDescriptorName=`)."""
 
 STREAM = "stream"
-"""Name of the socket where subscribers connect."""
+"""Name of the subscribers' socket."""
 
 _FIELDS = {
     "gpu": "GPU_UUID",
@@ -31,7 +31,7 @@ _FIELDS = {
     "result": "RESULT",
     "event": "EVENT",
 }
-"""Journal fields of the audit log, by the record's own names; others are upper-cased."""
+"""Journal fields by the names of fields in the audit log; others are upper-cased."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -57,7 +57,7 @@ def _module(name: str) -> Any:
 
 
 def listening_sockets() -> dict[str, socket.socket]:
-    """The sockets that systemd passed, by name. Taken once: children do not inherit them."""
+    """The sockets that systemd passed, by name. Call it once: children do not inherit them."""
     if "LISTEN_FDS" not in os.environ:
         return {}
     passed = _module("daemon").listen_fds_with_names(unset_environment=True)
@@ -67,7 +67,7 @@ def listening_sockets() -> dict[str, socket.socket]:
 
 
 def watchdog_s() -> float | None:
-    """How long systemd waits for a heartbeat; None: it does not watch."""
+    """Time within which systemd expects a heartbeat; None: systemd does not watch zeusd."""
     usec = os.environ.get("WATCHDOG_USEC")
     pid = os.environ.get("WATCHDOG_PID")
     if usec is None or (pid is not None and int(pid) != os.getpid()):
@@ -76,7 +76,7 @@ def watchdog_s() -> float | None:
 
 
 def logs_to_journal() -> bool:
-    """Whether standard error is the journal's, so that records may as well carry fields."""
+    """Whether standard error goes to the journal, so that records can have fields."""
     stream = os.environ.get("JOURNAL_STREAM")
     if stream is None:
         return False
@@ -88,12 +88,12 @@ def logs_to_journal() -> bool:
 
 
 NAMES_S = 60
-"""How long the name of a user counts: a storm of records must not look it up for each."""
+"""How long a user's name is cached, so that many records do not look it up for each."""
 
 
 @lru_cache(maxsize=1024)
 def _user_name(uid: int, minute: int) -> str | None:
-    del minute  # another one asks again
+    del minute  # another user is looked up again
     return known_user(uid)
 
 
@@ -114,7 +114,7 @@ class JournalHandler(logging.Handler):
         if record.exc_info:
             message += "\n" + logging.Formatter().formatException(record.exc_info)
         fields = {_FIELDS.get(name, name.upper()): str(value) for name, value in extra.items()}
-        if isinstance(extra.get("uid"), int):  # looked up on the log's own thread: it may take long
+        if isinstance(extra.get("uid"), int):  # on the log's thread: it may take long
             name = _user_name(extra["uid"], int(time.monotonic() // NAMES_S))
             if name is not None:
                 fields["CLIENT_USER"] = name

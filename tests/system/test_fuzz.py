@@ -50,9 +50,16 @@ FIELDS = (
     ),
     *("sources", "windows", "domain", "start_ns", "end_ns", "limit"),
 )
-almost_requests = st.fixed_dictionaries(
-    {"v": st.just(PROTOCOL_VERSION), "id": st.integers(0, 9), "op": st.sampled_from([*OPERATIONS])},
-    optional=dict.fromkeys(FIELDS, values),
+almost_requests = st.builds(
+    lambda known, more: {**more, **known},
+    st.fixed_dictionaries(
+        {
+            "v": st.just(PROTOCOL_VERSION),
+            "id": st.integers(0, 9),
+            "op": st.sampled_from([*OPERATIONS]),
+        }
+    ),
+    st.dictionaries(st.sampled_from(FIELDS), values, max_size=6),
 )
 FUZZ = settings(
     max_examples=300,

@@ -270,6 +270,10 @@ def test_an_absent_daemon_a_stale_socket_and_a_refused_user_are_distinguished(
         dead.bind(str(tmp_path / "stale"))
     with pytest.raises(errors.DaemonUnavailable, match="left behind"):
         Client(tmp_path / "stale").node()
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path):
+        with pytest.raises(errors.DaemonUnavailable, match=f"{path} is not a socket; name"):
+            Client(path).node()
 
 
 @pytest.mark.needs("two users")

@@ -180,7 +180,7 @@ def test_without_a_daemon_the_driver_is_asked(
     monkeypatch.setattr(real, "NvmlBackend", lambda: nvml)
     nvml.lose(1)
     found = show()
-    assert "GPUs are reached in this process" in found["zeusd"]["reachable"]
+    assert "this process uses the GPUs directly" in found["zeusd"]["reachable"]
     shown = found["GPUs"]
     assert shown["NVML 0 -> zeus 0"].startswith(nvml.specs[0].model.name)
     assert "fallen off the bus (NVML 15)" in shown["NVML 1"]
@@ -198,7 +198,7 @@ def test_a_driver_that_hangs_delays_nobody(show: Shower, monkeypatch: pytest.Mon
     go_on = threading.Event()
     monkeypatch.setattr(gpus, "DRIVER_TIMEOUT_S", 0.05)
     monkeypatch.setattr(gpus, "_look", lambda *_: go_on.wait(30))
-    assert "the driver did not answer within 0.05 s" in show()["GPUs"]["GPU"]
+    assert "the driver did not respond within 0.05 s" in show()["GPUs"]["GPU"]
     go_on.set()
 
 
@@ -247,7 +247,7 @@ def test_counters_of_powercap_are_listed_with_whether_they_can_be_read(
     shown = show()["CPUs and memory"]
     assert shown[str(root / "intel-rapl:0")] == "package-0: readable"
     assert (
-        "dram: not readable, only root may; have a zeusd"
+        "dram: not readable, only root may; run zeusd"
         in shown[str(root / "intel-rapl:0/intel-rapl:0:0")]
     )
     assert "package-1: not readable: " in shown[str(root / "intel-rapl:1")]
@@ -258,7 +258,10 @@ def test_counters_of_powercap_are_listed_with_whether_they_can_be_read(
     [
         ("000001ffffffffff", "effective: the driver lets"),
         ("0000000000200000", "effective: the driver lets"),
-        ("000001ffffdfffff", "not effective: the driver refuses to set limits and clocks; have"),
+        (
+            "000001ffffdfffff",
+            "not effective: the driver refuses to set limits and clocks; run zeusd",
+        ),
     ],
 )
 def test_the_capability_is_what_is_effective(
@@ -312,7 +315,7 @@ def test_an_unexpected_failure_is_one_line_and_the_rest_is_shown(
     found = show(surprising=True)
     for title in ("System", "GPUs", "CPUs and memory", "Rights"):
         assert found[title] == {
-            "not known": "RuntimeError: no idea; please report it, with all that is shown here"
+            "not known": "RuntimeError: no idea; please report it with all of this output"
         }
     assert found["System-on-chip"] == {"SoC": "none"}
 

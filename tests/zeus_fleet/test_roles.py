@@ -114,3 +114,41 @@ def test_nobody_gets_in_without_a_certificate_of_the_authority(site: Site, tmp_p
         site.run(Tls(site.certificates.ca, *other.sign("root")), lambda store: store.read())
     with pytest.raises(ValueError, match="missing cannot be read"):
         site.run(Tls(tmp_path / "missing"), lambda store: store.read())
+
+
+def test_a_file_that_cannot_be_used_is_named(site: Site, tmp_path: Path) -> None:
+    ca, (cert, key) = site.certificates.ca, site.certificates.sign("reader")
+    _, another = site.certificates.sign("another")
+    text = tmp_path / "text"
+    text.write_text("no certificate")
+    with pytest.raises(ValueError, match="text has no certificate in PEM format"):
+        Store([site.endpoint], tls=Tls(text))
+    for wrong in (another, text, cert):
+        with pytest.raises(
+            ValueError, match=f"reader.crt and .*{wrong.name} are not a certificate"
+        ):
+            Store([site.endpoint], tls=Tls(ca, cert, wrong))
+    Store([site.endpoint], tls=Tls(ca, cert, key))
+
+
+def test_a_certificate_may_be_renewed_while_a_store_is_used(site: Site, tmp_path: Path) -> None:
+    cert, key = (tmp_path / name for name in ("node.crt", "node.key"))
+
+    def put(pair: tuple[Path, Path]) -> None:
+        cert.write_bytes(pair[0].read_bytes())
+        key.write_bytes(pair[1].read_bytes())
+
+    async def play(store: Store) -> None:
+        await store.read()
+        await store.close()
+        cert.write_bytes(site.certificates.sign("another")[0].read_bytes())  # its key follows
+        with pytest.raises(StoreUnavailable, match=r"node.crt and .*node.key are not"):
+            await store.read()
+        cert.unlink()
+        with pytest.raises(StoreUnavailable, match=r"node.crt cannot be read"):
+            await store.read()
+        put(site.certificates.sign("reader"))
+        await store.read()
+
+    put(site.certificates.sign("reader"))
+    site.run(Tls(site.certificates.ca, cert, key), play)

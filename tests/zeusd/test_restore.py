@@ -306,7 +306,7 @@ def test_a_journal_that_cannot_be_trusted_is_not_acted_upon(wreck: Wreck, kind: 
         os.chown(path, 65534, 65534)
     done = wreck.run("--all")
     assert done.returncode == 1
-    assert "left alone" in done.stderr
+    assert "left unchanged" in done.stderr
     assert wreck.written() == []
 
 

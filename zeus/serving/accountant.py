@@ -1,8 +1,8 @@
-"""Keeps an instance's ledger from messages and sensor samples, any of which may be missing.
+"""Keeps an instance's ledger from messages and sensor samples; any of them may be missing.
 
-It has no socket and no thread. One instance is one engine on one GPU, or
-on several that work on every step together (tensor parallel), whose energies are added; with data
-parallelism each engine has a ledger and GPUs of its own.
+It has no socket and no thread. One instance is one engine on one GPU, or on several that process
+every step together (tensor parallel), whose energies are added. With data parallelism each engine
+has its own ledger and GPUs.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from zeus.serving.wire import Arrival, Finish, Owner, Step, Work
 from zeus.serving.work import of_rows
 
 LAG_NS = 2 * 10**9
-"""Steps and samples are complete this long after their end."""
+"""Delay after which all steps and samples that ended have arrived."""
 FRONT_END_LAG_NS = WAIT_NS + LAG_NS
 FRONT_END_RULE = 0.08
-"""What the front end's knowledge adds to the rule's error, relative, one sigma."""
+"""Additional error of the rule with front-end statistics, relative, one sigma."""
 PERIOD_NS = 3600 * 10**9
 """A period is settled after this time."""
 MOST_KEPT = 100_000
-"""Requests whose energy can be asked for."""
+"""Most finished requests whose energy is kept for queries."""
 GAP_NS = 10**9
-"""Samples of one GPU that are further apart have a hole between them."""
+"""Longest time between samples of one GPU; a longer one is a gap."""
 
 
 NO_WORK = (
-    "the engine does not say how many FLOPs and bytes its steps need; "
+    "the engine does not report how many FLOPs and bytes its steps need; "
     "start the ledger with --method regression or tokens"
 )
 
 NEAR_NS = 5_000_000
-"""Steps that are closer are one busy time."""
+"""Steps with a shorter gap form one busy interval."""
 MOST_BUSY = 100_000
-"""Busy times that are remembered."""
+"""Most busy intervals that are kept."""
 _SEQUENCE = re.compile(r"^\d+_")
-"""What vLLM puts before the id of each sequence of a request with several."""
+"""vLLM's prefix of the id of each sequence of a request with several."""
 _PROMPT = re.compile(r"-\d+$")
-"""What vLLM puts after the id of each prompt of a completion."""
+"""vLLM's suffix of the id of each prompt of a completion."""
 
 PHASES = ("prefill", "decode", "shared", "idle")
 
@@ -61,11 +61,11 @@ class _Gpu:
 
 
 class Meter:
-    """Adds up the energy of several GPUs over the updates of the first of them.
+    """Adds the energies of several GPUs over the sensor updates of the first.
 
     Args:
         gpus: UUIDs.
-        seen_ns: Part of an update that the sensor sees, at its end; None: all.
+        seen_ns: Part at the end of an update that the sensor measures; None: all of it.
     """
 
     def __init__(self, gpus: Sequence[str], seen_ns: int | None = None) -> None:
@@ -75,12 +75,12 @@ class Meter:
         self._last: dict[str, _Gpu] = {}
         self._clock: dict[int, float] = {}
         self.boards_j = dict.fromkeys(gpus, 0.0)
-        """Energy of each GPU since its first sample, J, without holes."""
+        """Energy of each GPU since its first sample, J, without gaps."""
 
     def sample(
         self, gpu: str, t_ns: int, energy_uj: int, number: int, clock_mhz: int | None
     ) -> None:
-        """Takes a sample; of other GPUs nothing is taken."""
+        """Adds a sample; ignores samples of other GPUs."""
         if gpu not in self._points:
             return
         last = self._last.get(gpu)
@@ -98,7 +98,7 @@ class Meter:
             self._clock[t_ns] = math.nan if clock_mhz is None else float(clock_mhz)
 
     def updates(self) -> list[tuple[int, int, float, int, int, float]]:
-        """Updates that all GPUs cover, each once: as `Ledger.update` takes them."""
+        """Updates that all GPUs cover, each once, as arguments of `Ledger.update`."""
         found = []
         lead = self._points[self._gpus[0]]
         while len(lead) >= 2:
@@ -158,18 +158,18 @@ class IdleTime:
         self._updates: deque[tuple[int, int, float]] = deque()
 
     def step(self, begin_ns: int, end_ns: int) -> None:
-        """Takes a step. Steps come in the order of their ends; ones that touch are kept as one."""
+        """Adds a step. Steps must be in the order of their ends; adjacent ones are merged."""
         busy = self._busy
         if busy and begin_ns <= busy[-1][1] + NEAR_NS:
             begin_ns = min(begin_ns, busy.pop()[0])
         busy.append((begin_ns, end_ns))
 
     def update(self, begin_ns: int, end_ns: int, joules: float) -> None:
-        """Takes a sensor update."""
+        """Adds a sensor update."""
         self._updates.append((begin_ns, end_ns, joules))
 
     def joules(self, until_ns: int) -> float:
-        """Energy of updates without a step that ended before, each once."""
+        """Energy of updates without a step that ended before a time, each once."""
         busy, updates, found = self._busy, self._updates, 0.0
         while updates and updates[0][1] <= until_ns:
             begin_ns, end_ns, joules = updates.popleft()
@@ -177,21 +177,21 @@ class IdleTime:
                 busy.popleft()
             if not busy or busy[0][0] >= end_ns:
                 found += joules
-        while len(busy) > MOST_BUSY:  # no update has come for long
+        while len(busy) > MOST_BUSY:  # no update for a long time
             busy.popleft()
         return found
 
 
 class Accountant:
-    """One instance's ledger and what can be asked about it.
+    """One instance's ledger, and queries on it.
 
     Args:
         gpus: UUIDs of the instance's GPUs.
         seen_ns: See `Meter`.
         method: See `Ledger`.
         prior: See `Ledger`.
-        front_end: Steps are put together from a front end's statistics: they come late, and the
-            figures are rougher.
+        front_end: Whether steps are reconstructed from a front end's statistics: they arrive late,
+            and the figures are less accurate.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Accountant:
         self.tokens = {"prefill": 0.0, "decode": 0.0}
         self.settlements = 0
         self.newest = Totals()
-        """Of the newest settled period."""
+        """Energy of the newest settled period."""
         self.residual = math.nan
         """Of the newest settled fit, relative."""
         self.uncertainty = math.nan
@@ -232,19 +232,20 @@ class Accountant:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Energy by phase, J, that never falls: settled, and provisional of finished requests."""
+        """Energy by phase, J, which never decreases: settled, plus provisional energy of finished
+        requests."""
         for phase in PHASES:
             now_j = self._final[phase] + self._provisional[phase]
             self._shown[phase] = max(self._shown[phase], now_j)
         return dict(self._shown)
 
     def step(self, step: Step) -> None:
-        """Takes a step. Where some before it are missing, that time is not attributed."""
+        """Adds a step. If earlier steps are missing, their time is not attributed."""
         lost = step.number - self._number - 1
         if self._number and lost > 0:
             self.steps_lost += lost
             self._ledger.foreign(self._end_ns, step.begin_ns + 1, f"{lost} steps were not received")
-        if step.number <= self._number:  # the engine was restarted: what it computed is over
+        if step.number <= self._number:  # the engine was restarted: its requests have ended
             self._ledger.finish_all()
         self._number = step.number
         self._end_ns = max(self._end_ns, step.end_ns)
@@ -264,15 +265,15 @@ class Accountant:
             self.tokens["prefill" if prefill else "decode"] += tokens
 
     def work(self, message: Work) -> None:
-        """Takes what the engine says of its model, for the method `roofline`."""
+        """Sets the engine's description of its model, for the method `roofline`."""
         self._work = message
 
     def finish(self, message: Finish) -> None:
-        """Takes the end of a request."""
+        """Adds the end of a request."""
         self._ledger.finish(message.request, message.tenant or self._tenant(message.request))
 
     def arrived(self, message: Arrival) -> None:
-        """Takes the arrival of a request: the trace that it belongs to."""
+        """Adds the arrival of a request, with its trace."""
         if message.trace:
             _keep(self._traces, message.request, message.trace)
 
@@ -281,13 +282,13 @@ class Accountant:
         return self._traces.pop(request, "")
 
     def owner(self, message: Owner) -> None:
-        """Takes whose a request is that has not ended."""
+        """Sets the tenant of a request that has not ended."""
         _keep(self._tenants, message.request, message.tenant)
 
     def sample(
         self, gpu: str, t_ns: int, energy_uj: int, number: int, clock_mhz: int | None
     ) -> None:
-        """Takes a sensor's sample, as zeusd publishes it."""
+        """Adds a sample that zeusd published."""
         if clock_mhz is not None:
             self.clock_hz = clock_mhz * 1e6
         self._meter.sample(gpu, t_ns, energy_uj, number, clock_mhz)
@@ -297,7 +298,7 @@ class Accountant:
         self._ledger.foreign(begin_ns, end_ns, reason)
 
     def poll(self, now_ns: int) -> list[RequestEnergy]:
-        """Does what is due.
+        """Does the periodic work.
 
         Returns:
             Requests whose energy became known or changed: provisional ones, or, when a period was
@@ -317,31 +318,31 @@ class Accountant:
         return rows
 
     def close(self) -> list[RequestEnergy]:
-        """Settles what there is; returns the final rows of all requests."""
+        """Settles everything; returns the final rows of all requests."""
         self._take_updates()
         return self._settle(self._ledger.settle())
 
     def energy(self, request: str) -> RequestEnergy | None:
-        """A request's energy; None: it has not finished, or it was long ago."""
+        """A request's energy; None: it has not finished, or finished too long ago."""
         return self._rows.get(request)
 
     @property
     def boards_j(self) -> dict[str, float]:
-        """Energy of each GPU since the first sample, J, by UUID; of holes nothing is known."""
+        """Energy of each GPU since the first sample, J, by UUID, without gaps."""
         return dict(self._meter.boards_j)
 
     @property
     def totals(self) -> Totals:
-        """Of all settled periods."""
+        """Totals of all settled periods."""
         return replace(self._ledger.totals)
 
     @property
     def weights(self) -> Weights:
-        """Weights of the newest fit at each clock, to begin the next ledger with."""
+        """Weights of the newest fit at each clock, as a prior for the next ledger."""
         return self._ledger.weights
 
     def _costs(self, step: Step) -> tuple[Sequence[float] | Floats, Sequence[float] | Floats]:
-        """FLOPs and bytes of a step's requests; where they are not known, these are refused."""
+        """FLOPs and bytes of a step's requests; refuses the requests if they are not known."""
         if step.flops is not None and step.bytes is not None:
             return step.flops, step.bytes
         if self._work is not None:
@@ -355,7 +356,8 @@ class Accountant:
             self._idle.update(*update[:3])
 
     def _tenant(self, request: str) -> str:
-        """Whose a request is; the front end knows it by the id that all its sequences share."""
+        """The tenant of a request; the front end knows it by the id that all its sequences
+        share."""
         known = self._tenants
         shared = _SEQUENCE.sub("", request)
         first = _PROMPT.sub("-0", shared)

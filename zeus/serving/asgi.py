@@ -2,13 +2,13 @@
 
     vllm serve ... --middleware zeus.serving.asgi.EnergyHeader
 
-Joules are known about two seconds after a request has ended, so a response carries no figure but
-the header `X-Energy-Request`: ask `GET /energy/{id}` of `python -m zeus.serving serve`. The id is
-the request's `X-Request-Id`; where it has none it gets one, which engines that take it from the
-header (vLLM) use too.
+The energy is known about two seconds after a request has ended, so a response only has the header
+`X-Energy-Request`: query `GET /energy/{id}` of `python -m zeus.serving serve`. The id is the
+request's `X-Request-Id`. A request without one gets one, which engines that use the header (vLLM)
+use too.
 
-Where `ZEUS_SERVING_TENANT_HEADER` names a header, its value is the request's tenant in reports: set
-it in your gateway, and let no client set it.
+If `ZEUS_SERVING_TENANT_HEADER` names a header, its value is the request's tenant in reports. Set
+the header in your gateway, and do not let clients set it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ ID_HEADER = b"x-request-id"
 ENERGY_HEADER = b"x-energy-request"
 TENANT_ENV = "ZEUS_SERVING_TENANT_HEADER"
 MOST_BYTES = 200
-"""Of an id; a longer one is replaced."""
+"""Longest id; a longer one is replaced."""
 
 
 class EnergyHeader:
     """The middleware.
 
     Args:
-        app: What it is put around.
-        engine_id: What the engine calls a request of an id, with `{}` for the id. None: by the
-            path, as vLLM does: `chatcmpl-{}` for chats, `cmpl-{}-0` for (one) completion.
+        app: The application to wrap.
+        engine_id: The engine's name of a request, with `{}` for the id. None: by the path, as in
+            vLLM: `chatcmpl-{}` for chats, `cmpl-{}-0` for a single completion.
     """
 
     def __init__(self, app: Application, engine_id: str | None = None) -> None:

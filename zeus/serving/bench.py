@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from zeus_ipc.client import Client
 
 TOKENS = ("total_output_tokens", "total_input_tokens")
-"""Fields of `vllm bench serve` that joules are divided by."""
+"""Fields of `vllm bench serve` to divide the energy by."""
 
 
 def result_path(command: Sequence[str]) -> Path | None:
-    """The JSON file that `vllm bench serve --save-result` writes; None: the command names none.
+    """The JSON file that `vllm bench serve --save-result` writes; None: not known.
 
-    It is known only where `--result-filename` names it.
+    It is only known if the command has `--result-filename`.
     """
     options = dict(_options(command))
     name = options.get("--result-filename")
@@ -30,11 +30,11 @@ def result_path(command: Sequence[str]) -> Path | None:
 
 
 def run(command: Sequence[str], client: Client, gpus: Sequence[str]) -> tuple[int, dict[str, Any]]:
-    """Runs a command and measures GPUs meanwhile.
+    """Runs a command, and measures GPUs while it runs.
 
     Args:
         command: Program and arguments.
-        client: The node whose GPUs serve; not necessarily where the command's load goes.
+        client: Client of the node whose GPUs serve.
         gpus: UUIDs.
 
     Returns:
@@ -43,9 +43,9 @@ def run(command: Sequence[str], client: Client, gpus: Sequence[str]) -> tuple[in
     Raises:
         ZeusIpcError: The GPUs cannot be measured.
         OSError: The command cannot be run.
-        ValueError: There is no such command.
+        ValueError: The command does not exist.
     """
-    client.windows(list(gpus))  # is there something to measure?
+    client.windows(list(gpus))  # fails early if the GPUs cannot be measured
     begin_ns = time.monotonic_ns()
     try:
         status = subprocess.run(list(command), check=False).returncode
@@ -80,7 +80,7 @@ def add(path: Path, energy: dict[str, Any]) -> dict[str, Any]:
     except ValueError:
         result = None
     if not isinstance(result, dict):
-        raise ValueError(f"{path} holds no JSON object; no energy was added")
+        raise ValueError(f"{path} is not a JSON object; no energy was added")
     joules = energy["energy_joules"]
     result.update(energy)
     for name in TOKENS:

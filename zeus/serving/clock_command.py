@@ -30,7 +30,7 @@ MOST_MINUTES = 1e6
 @click.option(
     "--feed",
     required=True,
-    help="Where steps come from: the address of the engine's forward-pass metrics, such as "
+    help="Source of steps: the address of the engine's forward-pass metrics, such as "
     "tcp://127.0.0.1:20380, or a socket of ZEUS_SERVING_SOCKET, such as /run/zeus-clocks.sock.",
 )
 @click.option(
@@ -42,7 +42,7 @@ MOST_MINUTES = 1e6
 @click.option(
     "--state",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Keep what is learned of step times in this file, and start from it.",
+    help="Store learned step times in this file, and start from it.",
 )
 @click.option("--metrics-port", type=int, help="Serve Prometheus metrics on 127.0.0.1.")
 @click.option("--model", default="", help="Label model_name of the metrics.")
@@ -60,7 +60,7 @@ def clocks(
     model: str,
     engine: str,
 ) -> None:
-    """Hold the lowest clock that keeps the latency objectives, until Ctrl-C."""
+    """Hold the lowest clock that meets the latency objectives, until Ctrl-C."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
         uuids = find_gpus(gpus)
@@ -87,7 +87,7 @@ def clocks(
 @click.option(
     "--feed",
     required=True,
-    help="Where steps come from: the address of the engine's forward-pass metrics, such as "
+    help="Source of steps: the address of the engine's forward-pass metrics, such as "
     "tcp://127.0.0.1:20380, or a socket of ZEUS_SERVING_SOCKET, such as /run/zeus-clocks.sock.",
 )
 @click.option(
@@ -99,7 +99,11 @@ def clocks(
     "--window", type=float, default=20.0, show_default=True, help="Length of a window, s."
 )
 @click.option(
-    "--requests", type=int, default=200, show_default=True, help="Requests to judge a clock by."
+    "--requests",
+    type=int,
+    default=200,
+    show_default=True,
+    help="Number of requests before a clock is judged.",
 )
 @click.option(
     "--out",
@@ -127,8 +131,8 @@ def tune(
 ) -> None:
     """Find the lowest static clock that holds at each load, under live load.
 
-    Requests are real: a clock that misses an objective is left at once. Stop early with Ctrl-C;
-    what was found is kept.
+    Requests are real: a clock that misses an objective is abandoned at once. Stop early with
+    Ctrl-C; results so far are kept.
     """
     from zeus.serving import clock_report
     from zeus.serving.clock_tune import Tuner
@@ -160,8 +164,8 @@ def tune(
     tuner = made[0] if made else None
     rows = list(tuner.rows()) if tuner is not None else []
     if tuner is None or not rows:
-        trouble = trouble or "no request ended; check --feed, and that load runs"
-        raise click.ClickException(f"nothing was learned: {trouble}")
+        trouble = trouble or "no request ended; check --feed and that there is load"
+        raise click.ClickException(f"no step times were learned: {trouble}")
     click.echo(clock_report.table(rows))
     if not tuner.done():
         click.echo("Not complete: clocks below those listed were not judged. Run it for longer.")
@@ -178,7 +182,7 @@ def tune(
 
 
 def listen(feed: str, control: ClockControl, rank: int | None, ended: threading.Event) -> None:
-    """Passes messages on until Ctrl-C, SIGTERM or the event.
+    """Forwards messages until Ctrl-C, SIGTERM or the event.
 
     Raises:
         ClickException: The address cannot be used.
@@ -215,26 +219,26 @@ def _subscribe(feed: str, control: ClockControl, rank: int | None, ended: thread
 
 
 def find_gpus(names: tuple[str, ...]) -> list[str]:
-    """UUIDs of GPUs given by index or UUID.
+    """UUIDs of GPUs that are given by index or UUID.
 
     Raises:
-        ValueError: There is no such GPU.
-        ZeusIpcError: zeusd cannot be asked.
+        ValueError: The GPU does not exist.
+        ZeusIpcError: zeusd does not respond.
     """
     with Client() as client:
         found = client.node().gpus
     by_name = {gpu.uuid: gpu.uuid for gpu in found} | {str(gpu.index): gpu.uuid for gpu in found}
     for name in names:
         if name not in by_name:
-            raise ValueError(f"there is no GPU {name}; zeusctl gpus lists what there is")
+            raise ValueError(f"there is no GPU {name}; `zeusctl gpus` lists the GPUs")
     return list(dict.fromkeys(by_name[name] for name in names))
 
 
 def load_stretch(path: Path | None) -> dict[int, float] | None:
-    """What was learned before, by clock, MHz; None: nothing.
+    """Step times learned before, by clock, MHz; None: none.
 
     Raises:
-        ValueError: The file is something else.
+        ValueError: The file has other contents.
     """
     if path is None or not path.exists():
         return None
@@ -243,12 +247,12 @@ def load_stretch(path: Path | None) -> dict[int, float] | None:
         return {int(mhz): float(value) for mhz, value in stored.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
-            f"{path} holds no learned step times; delete it, or name another"
+            f"{path} has no learned step times; delete it, or choose another file"
         ) from None
 
 
 def save_stretch(path: Path, stretch: dict[int, float]) -> None:
-    """Keeps what was learned; the rest of a tuner's profile stays."""
+    """Stores learned step times, and keeps the rest of a tuner's profile."""
     try:
         stored = json.loads(path.read_text()) if path.exists() else {}
         stored["stretch"] = {str(mhz): value for mhz, value in stretch.items()}

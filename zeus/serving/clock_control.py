@@ -1,9 +1,9 @@
-"""Puts the clock policy's choices into force through zeusd, under a lease with a short TTL.
+"""Sets the clock policy's choices through zeusd, under a lease with a short TTL.
 
-The engine calls `step` and `finished`, which cost some microseconds and never raise. One thread
-does everything else. It also sends the heartbeats: when it, the process or the engine's statistics
-stop, the GPUs are back at their restore target within the TTL; while the engine keeps computing,
-within `lease.busy_ttl_s`.
+The engine calls `step` and `finished`, which take some microseconds and never raise. One thread
+does everything else, including the heartbeats. If that thread, the process or the engine's
+statistics stop, zeusd restores the GPUs within the TTL, or within `lease.busy_ttl_s` while the
+engine keeps computing.
 """
 
 from __future__ import annotations
@@ -40,55 +40,56 @@ log = logging.getLogger(__name__)
 CONTROL = Control.GPU_CLOCKS.value
 
 TTL_S = 2.0
-"""Of the lease: the least that zeusd grants by default."""
+"""TTL of the lease: the shortest that zeusd grants by default."""
 
 TICK_S = 0.05
-"""How often the thread looks when nothing wakes it."""
+"""Period at which the thread checks if nothing wakes it."""
 
 IDLE_S = 0.1
-"""Without a step for so long the policy is asked for the clock while idle."""
+"""Time without a step after which the policy chooses the clock for an idle engine."""
 
 SETTLED_S = 0.4
-"""After a change: a sample of the clock before this says nothing of it."""
+"""Time after a change before a sample of the clock is valid for it."""
 
 IDLE_REASON = 1
 """The bit of nvmlClocksEventReasons for an idle GPU."""
 
 CAPPED = 0.97
-"""A sampled clock below this share of the one that was set is a capped one."""
+"""A sampled clock below this share of the set one is throttled."""
 
 RETRY_S = (0.5, 30.0)
-"""Pause after a failure: the first, and the longest."""
+"""First and longest pause after a failure."""
 
 TIMEOUT_S = 1.0
 
 ENERGY_NS = 1_000_000_000
 ENERGY_BEHIND_NS = 500_000_000
-"""How often energy is reported to the policy, and how much later."""
+"""Period at which energy is reported to the policy, and its delay."""
 
 
 class ClockControl:
     """Runs a clock policy for one engine instance.
 
     Args:
-        gpus: UUIDs of all GPUs of the instance: one message sets the clock of all of them.
+        gpus: UUIDs of all GPUs of the instance; one message sets the clock of all of them.
         ttft_s: Objective for each request's time to first token, s.
         tpot_s: Objective for each request's mean time per output token, s.
         floor_mhz: No clock below this one; None: it finds a floor by itself.
-        dry_run: Take no lease and set nothing; log what it would do. As lower clocks are not tried,
-            steps are taken to be as long there as they can be.
-        stretch: What `tune` or an earlier run learned; see `ClockPolicy`.
-        clocks_mhz: Clocks to choose from; None: those that zeusd says the GPUs offer.
+        dry_run: Take no lease and set nothing; log what it would do. Lower clocks are not tried, so
+            it assumes the longest possible steps there.
+        stretch: Step times from `tune` or an earlier run; see `ClockPolicy`.
+        clocks_mhz: Clocks to choose from; None: those that the GPUs offer.
         path: zeusd's socket; None: `$ZEUSD_SOCK_PATH`, else `/run/zeusd/zeusd.sock`.
-        ttl_s: How long clocks stay when this process hangs, s.
-        changes_per_minute: The most in any minute.
-        energy: Report the GPUs' energy to the policy once a second, where they have a counter. It
-            then spends some seconds at the highest clock, ever more rarely, to compare.
+        ttl_s: Time for which clocks stay set if this process hangs, s.
+        changes_per_minute: Most changes in any minute.
+        energy: Report the GPUs' energy to the policy once a second, if they have a counter. For
+            comparison the policy then spends some seconds at the highest clock, less and less
+            often.
         policy: Makes the policy; `clock_tune.Tuner` tunes.
 
     Raises:
-        ValueError: An argument is wrong. Nothing is raised later: `status` and the log say what
-            is wrong, and it is tried again.
+        ValueError: An argument is wrong. Nothing is raised later: `status` and the log report
+            failures, which are retried.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class ClockControl:
             raise ValueError("gpus must be the UUIDs of the instance's GPUs; see zeusctl gpus")
         if not ttl_s > 0:
             raise ValueError(f"ttl_s must be a positive number of seconds, not {ttl_s!r}")
-        ClockPolicy([1], ttft_s, tpot_s, floor_mhz)  # wrong objectives are an error now
+        ClockPolicy([1], ttft_s, tpot_s, floor_mhz)  # raises now if the objectives are wrong
         RateBound(1, changes_per_minute)
         self._gpus = list(gpus)
         self._objectives = ttft_s, tpot_s, floor_mhz
@@ -121,7 +122,7 @@ class ClockControl:
         self._ttl_s = ttl_s
         self._most = changes_per_minute
         self._energy = energy
-        self._energy_ns = 0  # until then it was reported
+        self._energy_ns = 0  # energy was reported until then
         self._tenants = Tenants(self._gpus)
         self._make = policy
         self.dry_run = dry_run
@@ -138,7 +139,7 @@ class ClockControl:
         self._lowest = 0
         self._wanted = self._set = 0
         self._set_s = self._stepped_s = self._beat_s = -math.inf
-        self._serving_s = -math.inf  # since then it serves without a pause
+        self._serving_s = -math.inf  # it has served without a pause since then
         self._sampled, self._cap = math.nan, math.inf
         self._changes = 0
         self._needs = Needs()
@@ -148,11 +149,11 @@ class ClockControl:
         self._thread = threading.Thread(target=self._run, name="zeus-serving-clocks", daemon=True)
         self._thread.start()
 
-    # ---------------------------------------------------------------------- what the engine calls
+    # ------------------------------------------------------------------- called by the engine
 
     def step(self, step: Step, queue: Queue) -> None:
-        """A step has ended. Times are of `time.monotonic`; the clock of `step` is filled in here.
-        Never raises, never waits for zeusd.
+        """Handles the end of a step. Times are of `time.monotonic`; this method sets the step's
+        clock. Never raises, never waits for zeusd.
         """
         policy = self._policy
         if policy is None or os.getpid() != self._pid:
@@ -167,11 +168,11 @@ class ClockControl:
             if wanted != self._wanted:
                 self._wanted = wanted
                 self._wake.set()
-        except Exception:  # serving must go on
+        except Exception:  # serving must continue
             log.debug("the clock policy failed", exc_info=True)
 
     def finished(self, ttft_s: float, tpot_s: float) -> None:
-        """A request has ended; see `ClockPolicy.finished`. Never raises."""
+        """Handles the end of a request; see `ClockPolicy.finished`. Never raises."""
         policy = self._policy
         if policy is None or os.getpid() != self._pid:
             return
@@ -179,25 +180,25 @@ class ClockControl:
             with self._guard:
                 policy.finished(ttft_s, tpot_s)
                 self._seen = ttft_s, tpot_s
-        except Exception:  # serving must go on
+        except Exception:  # serving must continue
             log.debug("the clock policy failed", exc_info=True)
 
     def drained(self) -> None:
-        """The engine has no request; see `ClockPolicy.drained`. Never raises."""
+        """Handles that the engine has no request; see `ClockPolicy.drained`. Never raises."""
         policy = self._policy
         if policy is not None and os.getpid() == self._pid:
             with self._guard:
                 policy.drained()
 
     def energy(self, begin_s: float, end_s: float, joules: float) -> None:
-        """The instance's energy between two instants of `time.monotonic`, J; optional."""
+        """Reports the instance's energy between two instants of `time.monotonic`, J; optional."""
         policy = self._policy
         if policy is not None:
             with self._guard:
                 policy.energy(begin_s, end_s, joules)
 
     def refuse(self, reason: str | None) -> None:
-        """Stay out while another tenant uses a GPU: clocks are restored. None: go on.
+        """Pause while another tenant uses a GPU; this restores the clocks. None: resume.
 
         Args:
             reason: Such as `another process used the GPU`.
@@ -206,7 +207,7 @@ class ClockControl:
         self._wake.set()
 
     def seen(self, ttft_s: float, tpot_s: float) -> None:
-        """What a request saw; see `ClockPolicy.seen`. Never raises."""
+        """Handles a request's latencies; see `ClockPolicy.seen`. Never raises."""
         policy = self._policy
         if policy is not None and os.getpid() == self._pid:
             with self._guard:
@@ -214,7 +215,7 @@ class ClockControl:
                 self._seen = ttft_s, tpot_s
 
     def status(self) -> ClockStatus:
-        """What it does now."""
+        """The present status."""
         with self._guard:
             policy, (ttft, tpot) = self._policy, self._seen
             predicted = policy.predict() if policy is not None else None
@@ -239,7 +240,7 @@ class ClockControl:
 
     @property
     def stretch(self) -> dict[int, float]:
-        """What was learned of step times, to begin with the next time; see `ClockPolicy`."""
+        """Learned step times, as a start for the next run; see `ClockPolicy`."""
         with self._guard:
             return self._policy.stretch if self._policy is not None else {}
 
@@ -275,13 +276,13 @@ class ClockControl:
         self._leave("")
 
     def _begin(self) -> None:
-        """Reaches zeusd and takes the lease on the clocks of all GPUs.
+        """Connects to zeusd and acquires the leases on the clocks of all GPUs.
 
         Raises:
-            ZeusIpcError: It cannot, now.
+            ZeusIpcError: This is not possible now.
         """
         if self._client is None:
-            # Heartbeats come from this thread alone: another would beat on while this one hangs.
+            # Only this thread sends heartbeats: another one would continue while this one hangs.
             self._client = Client(self._path, timeout_s=TIMEOUT_S, heartbeat=False)
         client = self._client
         self._tenants.refuse_others(client)
@@ -291,7 +292,7 @@ class ClockControl:
             self._beat_s = time.monotonic()
             for back in taken.values():
                 target = back[CONTROL].value
-                if len(target) == 2:  # not unlocked: the site allows no more
+                if len(target) == 2:  # not unlocked: the site limits the clocks
                     highest = min(highest, target[1])
         if self._policy is None:
             self._offer(client, highest)
@@ -318,7 +319,7 @@ class ClockControl:
         usable = [mhz for mhz in offered or () if mhz <= highest]
         if not usable:
             raise ZeusIpcError(
-                "the GPUs of this instance have no clock in common that may be set; give GPUs of "
+                "the GPUs of this instance have no common clock that may be set; choose GPUs of "
                 "one kind, and clocks that `zeusctl show` lists"
             )
         ttft_s, tpot_s, floor_mhz = self._objectives
@@ -331,7 +332,7 @@ class ClockControl:
             self._rate = RateBound(policy.highest_mhz, self._most)
 
     def _look(self) -> None:
-        """Asks the policy while idle, sends what it wants, keeps the lease."""
+        """Asks the policy while idle, sets the clock that it wants, and keeps the lease."""
         policy, rate, client = self._policy, self._rate, self._client
         assert policy is not None
         assert rate is not None
@@ -358,9 +359,7 @@ class ClockControl:
             self._beat_s = now
             for uuid in () if self.dry_run else self._gpus:
                 if not holds(client, uuid, CONTROL):
-                    raise ZeusIpcError(
-                        "this process lost its lease on the clocks; zeusd's log says why"
-                    )
+                    raise ZeusIpcError("this process lost its lease on the clocks; see zeusd's log")
             self._tenants.refuse_others(client)
             self._sample(client)
             if self._energy:
@@ -376,7 +375,7 @@ class ClockControl:
         with self._guard:
             self._needs.seen(now, self._wanted, watts)
             self._sampled = float(min(known)) if len(known) == len(self._gpus) else math.nan
-            # An idle GPU lowers its clock by itself: that says nothing of its next step.
+            # An idle GPU lowers its clock by itself, which does not apply to its next step.
             serving = now - self._stepped_s < IDLE_S and now - self._serving_s > SETTLED_S
             capped = self._sampled < CAPPED * self._set and now > self._set_s + SETTLED_S
             self._cap = self._sampled if capped and serving and not idle else math.inf
@@ -384,10 +383,10 @@ class ClockControl:
             self._fleet.seen(client, now, states)
 
     def _report_energy(self, client: Client, policy: ClockPolicy) -> None:
-        end_ns = time.monotonic_ns() - ENERGY_BEHIND_NS  # known by now: nothing to wait for
+        end_ns = time.monotonic_ns() - ENERGY_BEHIND_NS  # already known: no need to wait
         begin_ns, self._energy_ns = self._energy_ns, end_ns
         if begin_ns < end_ns - 10 * ENERGY_NS:
-            return  # the first, or after a pause
+            return  # the first one, or after a pause
         if end_ns - begin_ns < ENERGY_NS:
             self._energy_ns = begin_ns
             return
@@ -395,7 +394,7 @@ class ClockControl:
             found = client.windows(self._gpus, [(begin_ns, end_ns, False)])
         except (NotSupported, SeveralGpusFailed) as error:
             self._energy = False
-            log.info("the policy does without the energy of the GPUs: %s", error.message)
+            log.info("the policy continues without the energy of the GPUs: %s", error.message)
             return
         parts = [one.energy_uj[0] for one in found.values()]
         joules = sum(part for part in parts if part is not None) / 1e6
@@ -405,14 +404,14 @@ class ClockControl:
             policy.energy(begin_ns / 1e9, end_ns / 1e9, joules)
 
     def _effective(self) -> float:
-        """The clock at which steps run, MHz, as far as it is known."""
+        """The clock at which steps run, MHz, if known."""
         if self.dry_run or not self._working:
             policy = self._policy
             return float(policy.highest_mhz) if policy is not None else math.nan
         return min(self._cap, float(self._set))
 
     def _fail(self, error: Exception) -> None:
-        """Nothing is set until it works again."""
+        """Handles a failure: sets no clock until zeusd works again."""
         if isinstance(error, DeferredSetFailed):
             error = error.last
         message = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
@@ -426,14 +425,14 @@ class ClockControl:
                 self._set = policy.highest_mhz
         if not known:
             log.warning(
-                "the serving engine's clocks cannot be set; it goes on at default clocks, and it "
-                "is tried again: %s",
+                "the serving engine's clocks cannot be set; it continues at default clocks "
+                "and tries again: %s",
                 message,
             )
         client = self._client
         if isinstance(error, DaemonUnavailable) or client is None:
             return
-        try:  # what was set must not stay
+        try:  # the set clocks must not stay
             if not self.dry_run:
                 client.release(self._gpus, [CONTROL])
                 self._fleet.release(client)

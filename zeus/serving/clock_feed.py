@@ -1,7 +1,7 @@
 """Steps for the clock policy from forward-pass metrics, as Dynamo and SGLang publish them; pure.
 
 One message per step, positional msgpack: `version, worker, rank, number, seconds, scheduled,
-queued`, with sums over requests. A step ends when its message arrives. Single requests are not
+queued`, with sums over requests. A step ends when its message arrives. Individual requests are not
 known: TTFT is estimated from the wait of those that leave the queue, TPOT from the mean time of
 `BLOCK` steps.
 """
@@ -17,14 +17,14 @@ from zeus.serving.clock_steps import Queue, Step
 from zeus_ipc.errors import RequestRejected
 
 BLOCK = 64
-"""Steps that decode whose mean time is one request's TPOT."""
+"""Number of decode steps whose mean time is taken as one request's TPOT."""
 
 MOST_WAITING = 100_000
-"""Requests in a queue that are believed."""
+"""Largest plausible number of requests in a queue."""
 
 
 class ForwardPass(NamedTuple):
-    """What one message says. `seconds` is 0 when the engine falls idle."""
+    """The contents of one message. `seconds` is 0 when the engine becomes idle."""
 
     worker: str
     rank: int
@@ -40,12 +40,12 @@ def decode(data: bytes) -> ForwardPass:
     """Reads a message.
 
     Raises:
-        RequestRejected: It is none.
+        RequestRejected: It is not valid.
     """
     try:
         fields: list[Any] = msgpack.unpackb(data)
         _, worker, rank, _, *rest = fields
-        if isinstance(rest[0], str):  # newer ones say first what was timed
+        if isinstance(rest[0], str):  # newer versions start with the kind of the timing
             rest = rest[1:]
         seconds, scheduled, queued = rest[:3]
         numbers = [scheduled[1], scheduled[4], scheduled[5], queued[0], queued[1]]
@@ -60,13 +60,13 @@ def decode(data: bytes) -> ForwardPass:
 
 
 class QueueAge:
-    """How long requests of a queue have waited, by how many wait: first in, first out."""
+    """Estimates the waits of a queue's requests from its length, first in, first out."""
 
     def __init__(self) -> None:
         self._arrivals: deque[float] = deque()
 
     def seen(self, now_s: float, waiting: int) -> tuple[float, list[float]]:
-        """So many wait now. Returns the wait of the oldest, and of those that have left, s."""
+        """Updates the length. Returns the wait of the oldest, and of those that have left, s."""
         arrivals = self._arrivals
         left = []
         while len(arrivals) > waiting:
@@ -76,24 +76,24 @@ class QueueAge:
 
 
 class Sink(Protocol):
-    """What takes steps: `ClockControl`."""
+    """Receiver of steps: `ClockControl`."""
 
     def step(self, step: Step, queue: Queue) -> None:
-        """A step has ended."""
+        """Handles the end of a step."""
 
     def seen(self, ttft_s: float, tpot_s: float) -> None:
-        """About what a request saw."""
+        """Handles approximate latencies of a request."""
 
     def drained(self) -> None:
-        """The engine has no request."""
+        """Handles that the engine has no request."""
 
 
 class ForwardPassFeed:
-    """Passes the messages of one worker on.
+    """Forwards the messages of one worker.
 
     Args:
-        sink: Where to.
-        rank: Only of this data parallel rank; None: of the first that is heard.
+        sink: The receiver.
+        rank: Only this data parallel rank; None: the first one that sends.
     """
 
     def __init__(self, sink: Sink, rank: int | None = None) -> None:
@@ -104,10 +104,10 @@ class ForwardPassFeed:
         self._block_steps = 0
         self._block_s = self._tpot_s = 0.0
         self.rejected = 0
-        """Messages that were none, or another worker's."""
+        """Messages that were not valid, or another worker's."""
 
     def message(self, data: bytes, now_s: float) -> None:
-        """One message that arrived now, s of `time.monotonic`. Never raises."""
+        """Handles one message that arrived at a time, s of `time.monotonic`. Never raises."""
         try:
             found = decode(data)
         except RequestRejected:

@@ -1,6 +1,6 @@
-"""What an instance's objectives need of a power budget over many nodes, published with its leases.
+"""Publishes, with its leases, the power that an instance's objectives need from a fleet's budget.
 
-The budget's allocator gives jobs with a need that much before others get more than their minimum.
+The budget's allocator gives such jobs this power before others get more than their minimum.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ CEILING = "fleet"
 CONTROL = Control.POWER_LIMIT.value
 
 PUBLISHED_S = 10.0
-"""How often the need is published: zeusd forgets it when it restarts."""
+"""Period of publishing, because a restart of zeusd drops it."""
 
 MARGIN = 1.1
-"""What is needed, over what was drawn: an average hides the bursts that a limit cuts off."""
+"""Ratio of needed to drawn power: an average hides bursts, which a limit would cut off."""
 
 CAPPED = 0.95
-"""A GPU that draws this share of its limit would draw more, ..."""
+"""A GPU that draws this share of its limit may need more, ..."""
 
 MORE = 1.5
-"""... and how much of what it draws it then asks for."""
+"""... and then requests this multiple of its power."""
 
 
 class PowerNeed:
-    """The power limit that an instance needs, by what its GPUs draw under the present one; pure."""
+    """The power limit that an instance needs, from the power of its GPUs under the present one;
+    pure."""
 
     def __init__(self) -> None:
         self._needs = Needs()
 
     def seen(self, now_s: float, gpus: Iterable[tuple[float, float]]) -> None:
-        """Power and power limit of each GPU now, W."""
+        """Updates the power and power limit of each GPU, W."""
         most = 0.0
         for watts, limit_w in gpus:
             most = max(most, watts * (MORE if watts > CAPPED * limit_w else MARGIN))
@@ -49,18 +50,18 @@ class PowerNeed:
 
     @property
     def watts(self) -> float:
-        """For one GPU, W; NaN: not known yet."""
+        """Needed power of one GPU, W; NaN: not known yet."""
         return self._needs.power_w
 
 
 class FleetNeed:
-    """Publishes what an instance needs, where its GPUs are under a fleet's ceiling.
+    """Publishes the power that an instance needs if its GPUs are under a fleet's ceiling.
 
-    It takes the lease on their power limits for that, and sets none. Never raises.
+    Acquires the leases on their power limits for this, and sets none. Never raises.
 
     Args:
         gpus: UUIDs of the instance's GPUs.
-        ttl_s: Of the lease.
+        ttl_s: TTL of the leases.
     """
 
     def __init__(self, gpus: Sequence[str], ttl_s: float) -> None:
@@ -73,12 +74,12 @@ class FleetNeed:
         self._refused = False
 
     def seen(self, client: Client, now_s: float, states: Sequence[GpuState]) -> None:
-        """What the GPUs do now.
+        """Updates the states of the GPUs.
 
         Args:
-            client: Of their zeusd; its heartbeats keep the leases.
-            now_s: On a clock that only goes forward.
-            states: Of all of them.
+            client: Client of their zeusd; its heartbeats keep the leases.
+            now_s: Time on a monotonic clock.
+            states: The states of all of them.
         """
         known = [(one.power_mw, one.power_limit_mw) for one in states]
         pairs = [(watts / 1000, limit / 1000) for watts, limit in known if watts and limit]
@@ -98,7 +99,7 @@ class FleetNeed:
             log.debug("the power budget is not told what this instance needs: %s", error)
 
     def release(self, client: Client) -> None:
-        """The objectives need nothing any more."""
+        """Releases the leases: the objectives no longer need power."""
         if self._holds:
             self._holds = False
             with contextlib.suppress(ZeusIpcError):

@@ -1,7 +1,7 @@
-"""Where a lower clock stops being worth its time; pure.
+"""Finds the clock below which saved energy is not worth the longer steps; pure.
 
-Under an open load slower steps make larger batches, so joules per token at a fixed batch is the
-wrong measure. The energy counted here is that of the time: busy at a clock's power, idle else.
+Under an open load, slower steps make larger batches, so joules per token at a fixed batch is the
+wrong measure. This module uses the energy over time: a clock's power while busy, else idle power.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from collections.abc import Sequence
 from zeus.serving.clock_power import PowerFit
 
 WORTH = 0.25
-"""Share of a percent of energy that a percent of longer steps must buy."""
+"""Percentage of energy that steps longer by 1 % must save."""
 
 STAY = 0.6
-"""A clock in use is kept while it buys this share of what it had to buy: no change for nothing."""
+"""Hysteresis: a clock in use is kept while it saves this share of the required energy."""
 
 GENERIC = (0.2, 0.15, 0.25, 0.4)
-"""A generic power curve: all the time, while busy, for what steps read (longer steps read less a
-second), and what the highest clock adds."""
+"""A generic power curve: constant, while busy, for the memory that steps read (longer steps read
+less per second), and for the highest clock."""
 
 FLAT, VOLTS = 0.55, 0.70
-"""Share of the highest clock below which the voltage is flat, and its share there."""
+"""Share of the highest clock below which the voltage is constant, and its share there."""
 
 
 def clock_power(r: float) -> float:
-    """Power that follows the clock, as a share of that at the highest: r V2."""
+    """Clock-dependent power, as a share of that at the highest clock: r V2."""
     above = max(0.0, r - FLAT) / (1.0 - FLAT)
     volts = VOLTS + (1.0 - VOLTS) * min(1.0, above)
     return r * volts * volts
 
 
 def longer_busy(busy: float, longer: float) -> float:
-    """Share of time in which steps run, when they are so much longer than with a share `busy`.
+    """Share of time in which steps run if they are longer by this factor than with a share `busy`.
 
-    Requests that come by chance find the engine idle with the probability exp(-n), n of them being
-    there on average; n grows with the time of steps. So batches grow, and not only busy time.
+    Randomly arriving requests find the engine idle with probability exp(-n), if on average n are
+    present; n grows with the time of steps. So batches grow, not only busy time.
     """
     idle = 1.0 - min(max(busy, 0.0), 1.0)
     return 1.0 - math.exp(longer * math.log(idle)) if idle > 0.0 else 1.0
@@ -56,11 +56,11 @@ class Floor:
     def level(
         self, stretch: Sequence[float], known: Sequence[bool], busy: float, worth: float = WORTH
     ) -> int:
-        """The lowest level that pays, or the first below it whose stretch is not known.
+        """The lowest level that is worth it, or the first one below whose stretch is not known.
 
         Args:
-            stretch: Of each level.
-            known: Whether it was seen.
+            stretch: Stretch of each level.
+            known: Whether each stretch was measured.
             busy: Share of time in which steps would run at the highest clock.
             worth: See `WORTH`.
         """
@@ -77,7 +77,7 @@ class Floor:
         return level
 
     def saving(self, level: int, stretch: Sequence[float], busy: float) -> float:
-        """Share of energy that a level saves against the highest clock."""
+        """Share of energy that a level saves compared with the highest clock."""
         return 1.0 - self._energy(level, stretch[level], busy) / self._energy(0, 1.0, busy)
 
     def _energy(self, level: int, stretch: float, busy: float) -> float:

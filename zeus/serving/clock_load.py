@@ -1,32 +1,32 @@
-"""What the engine has to do now, and what it will have to do soon; pure."""
+"""Estimates the engine's present load and its load in the near future; pure."""
 
 from __future__ import annotations
 
 FAST_S = 4.0
 SLOW_S = 25.0
-"""Time constants of rates: how fast a burst, and how long a steady load, is believed in."""
+"""Time constants of rates: one for bursts, one for a steady load."""
 
 FORECAST_S = 2.0
-"""How far the growth of the batch is carried on."""
+"""Time by which the growth of the batch is extrapolated."""
 
 SHORT_S = 0.4
 LONG_S = 1.6
-"""Time constants whose difference is the growth of the batch."""
+"""Time constants of two means whose difference gives the growth of the batch."""
 
 
 class Load:
-    """Rates of the open load, and the batch as it stands.
+    """Rates of the open load, and the present batch.
 
     Attributes:
-        sequences: Decoding sequences expected soon, those of queued requests with them.
+        sequences: Decoding sequences expected soon, including those of queued requests.
         context: Their context, tokens.
         each_context: Context of one sequence, tokens.
         backlog: Prompt tokens not yet computed.
         oldest_s: Wait of the oldest request, s.
-        prompt_rate: Prompt tokens that arrive, 1/s: the higher of fast and slow.
-        output_rate: Output tokens that the load asks for, 1/s.
+        prompt_rate: Arrival rate of prompt tokens, 1/s: the higher of the fast and the slow mean.
+        output_rate: Demand of output tokens, 1/s.
         chunk: Most prompt tokens in a recent step.
-        output_tokens: Of one request, about.
+        output_tokens: Approximate output tokens of one request.
     """
 
     def __init__(self) -> None:
@@ -62,15 +62,15 @@ class Load:
         backlog: float,
         oldest_s: float,
     ) -> None:
-        """One step, or a time without steps.
+        """Adds one step, or an interval without steps.
 
         Args:
-            passed_s: Since the step before, s.
-            busy_s: How much of that the step took, s.
+            passed_s: Time since the previous step, s.
+            busy_s: The step's part of it, s.
             prompt: Prompt tokens that it computed.
-            sequences: That decoded.
-            context: Of those, tokens.
-            waiting: Requests that wait now.
+            sequences: Sequences that decoded.
+            context: Their context, tokens.
+            waiting: Waiting requests.
             backlog: Prompt tokens not yet computed.
             oldest_s: Wait of the oldest, s.
         """
@@ -101,12 +101,12 @@ class Load:
         self.chunk = max(prompt, self.chunk * (1.0 - min(1.0, passed_s / 120.0)))
         self.prompt_rate = max(self._prompt_fast, self._prompt_slow)
         wanted = 0.0
-        if self._prompt_slow > 1.0:  # prompts that have come will ask for their outputs
+        if self._prompt_slow > 1.0:  # arrived prompts will need their outputs
             wanted = self.prompt_rate * self._output_slow / self._prompt_slow
         self.output_rate = max(self._output_fast, self._output_slow, min(wanted, 4 * output_rate))
 
     def finished(self) -> None:
-        """A request ended."""
+        """Handles the end of a request."""
         self._requests += 1.0
         if self._requests >= 50.0:
             seen = min(max(self._outputs / self._requests, 8.0), 4096.0)

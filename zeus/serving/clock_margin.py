@@ -1,4 +1,4 @@
-"""How near to an objective predictions may come, by how near requests came; pure."""
+"""Adapts the margin between predictions and an objective to the requests' latencies; pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ NEAR = 0.9
 """A request above this share of its objective is a near miss."""
 
 LOWEST, HIGHEST, FIRST = 0.5, 1.0, 0.7
-"""Of the margin."""
+"""Range of the margin."""
 
 RISE, NEAR_FALL, MISS_FALL = 3e-4, 0.015, 0.06
-"""What a request adds to the margin, and what a near miss and a miss take off. So one near miss in
-50 requests holds the margin where it is, or one miss in 200: misses often come in clusters."""
+"""Changes of the margin by a request, a near miss and a miss. So the margin is stable with one near
+miss in 50 requests, or one miss in 200: misses often occur in clusters."""
 
 
 class Margin:
-    """The share of one objective that a prediction may use up.
+    """The share of one objective that a prediction may use.
 
     Args:
         objective_s: The objective, s.
@@ -28,9 +28,9 @@ class Margin:
         """One request.
 
         Args:
-            seen_s: What it saw, s.
-            ours: Share of the time before at which the clock was below the highest: what happens
-                at the highest clock no margin could have avoided.
+            seen_s: Its latency, s.
+            ours: Share of the time before in which the clock was below the highest: no margin can
+                avoid misses at the highest clock.
         """
         if seen_s > NEAR * self._objective_s:
             fall = MISS_FALL if seen_s > self._objective_s else NEAR_FALL
@@ -40,7 +40,7 @@ class Margin:
 
 
 class Lost:
-    """Whether the objectives are lost at any clock: a large share of requests misses them."""
+    """Whether the objectives cannot be met at any clock: a large share of requests misses them."""
 
     ENTER, LEAVE = 0.3, 0.15
     MEMORY = 40.0

@@ -1,4 +1,4 @@
-"""What clock control does, as Prometheus metrics.
+"""Clock control's status as Prometheus metrics.
 
     from prometheus_client import REGISTRY
     REGISTRY.register(ClockCollector("llama-8b", "0", control))
@@ -16,12 +16,12 @@ from zeus.serving.clock_control import ClockControl
 
 
 class ClockCollector:
-    """What Prometheus scrapes of one engine instance.
+    """Prometheus collector of one engine instance.
 
     Args:
         model: Label `model_name`.
         engine: Label `engine`.
-        control: Where figures come from.
+        control: The source of the figures.
 
     Raises:
         ImportError: prometheus_client is not installed.
@@ -71,14 +71,14 @@ class ClockCollector:
         )
         yield by(
             "predicted_seconds",
-            "What the policy predicts at the wanted clock",
+            "Prediction of the policy at the wanted clock",
             "slo",
             {"ttft": status.predicted_ttft_s, "tpot": status.predicted_tpot_s},
             False,
         )
         yield by(
             "seen_seconds",
-            "What the last request that ended saw",
+            "Latency of the last request that ended",
             "slo",
             {"ttft": status.seen_ttft_s, "tpot": status.seen_tpot_s},
             False,
@@ -92,18 +92,18 @@ class ClockCollector:
         )
         for name, text, number in (
             ("escapes", "Times that steps took far longer than predicted", status.escapes),
-            ("clock_changes", "Changes of the clock", status.changes),
+            ("clock_changes", "Number of clock changes", status.changes),
         ):
             found = self._core.CounterMetricFamily(f"zeus_serving_{name}", text, labels=names)
             found.add_metric(self._labels, number)
             yield found
         yield gauge(
             "needed_power_watts",
-            "The most that one GPU of the instance drew in the last minutes",
+            "Highest power of one GPU of the instance in the last minutes",
             status.needed_w,
         )
         yield gauge(
             "energy_saving_ratio",
-            "Energy saved against the highest clock, by a fit of the board's energy",
+            "Share of energy saved compared with the highest clock, by a fit of its energy",
             status.saving,
         )

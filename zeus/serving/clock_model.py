@@ -1,10 +1,10 @@
-"""How long a step takes at each clock, learned online; pure.
+"""Learns online how long a step takes at each clock; pure.
 
 A step's time is the decode part times the clock's stretch, plus the prefill part over r, the
 clock's share of the highest. The parts are linear in what the step computes, and are fitted by a
-Kalman filter. The stretch of a clock not seen yet is the physical bound 1/r, which can only be too
-long. It is learned from decode steps just before and just after a change of clocks, so that a load
-that changes at other times cannot confound it. No knee is assumed.
+Kalman filter. The stretch of a clock without measurements is the physical bound 1/r, which can only
+be too long. The stretch is learned from decode steps just before and just after a change of clocks,
+so that load changes at other times cannot confound it. The model does not assume a knee.
 """
 
 from __future__ import annotations
@@ -18,35 +18,36 @@ COMPARED = 12
 """Decode steps before and after a change that are compared."""
 
 STEADY = 0.06
-"""How much the two halves of those after a change may differ."""
+"""Largest difference between the two halves of the steps after a change."""
 
 REMEMBERED = 4.0
-"""Comparisons after which an older one counts for half."""
+"""Half-life of a comparison's weight, in comparisons."""
 
 PRIOR = (0.02, 2e-4, 0.01, 1e-7, 0.01, 1e-4)
-"""Standard deviations before anything was seen, s, in the order of `StepTime`'s parts. They cover
-models from 1B to 400B."""
+"""Standard deviations of the prior, s, in the order of `StepTime`'s parts. They cover models from
+1B to 400B."""
 
 SATURATION = 24.0
-"""Tokens at which a part that saturates has come to 63 %: weights of a mixture of experts."""
+"""Tokens at which a saturating part reaches 63 %: weights of a mixture of experts."""
 
 DRIFT = 2e-4
-"""Share of the prior's variance by which each step opens what is known."""
+"""Share of the prior's variance that each step adds."""
 
 RELATIVE_NOISE = 0.04
-"""Least noise of a step's time, as a share of it."""
+"""Smallest noise of a step's time, as a share of it."""
 
 
 def saturation(tokens: float) -> float:
-    """From 0 to 1: how much of what saturates a step of so many tokens needs."""
+    """Share, from 0 to 1, of the saturating part that a step with this many tokens needs."""
     return 1.0 - math.exp(-tokens / SATURATION)
 
 
 class StepTime:
     """The two parts of a step's time at the highest clock, s.
 
-    The decode part: per step, sequence, what saturates with tokens, token of context. The prefill
-    part: per step with prompt tokens (negative where compute hides behind memory), prompt token.
+    The decode part: per step, per sequence, saturating with tokens, and per token of context. The
+    prefill part: per step with prompt tokens (negative where compute hides behind memory), prompt
+    token.
 
     Attributes:
         base_s, sequence_s, saturating_s, context_s: The fit through the last step's batch with
@@ -77,10 +78,10 @@ class StepTime:
     def prefill(
         self, tokens: float, sequences: float = 0.0, stretch: float = 1.0, r: float = 1.0
     ) -> float:
-        """What prompt tokens add to one step in which so many sequences decode, s.
+        """Additional time of one step for prompt tokens, given its decoding sequences, s.
 
-        The weights that they touch and the sequences do not are part of it: nearly all of a
-        mixture of experts, at any clock.
+        It includes the weights that only the prompt tokens touch: nearly all of a mixture of
+        experts, at any clock.
         """
         if tokens <= 0.0:
             return 0.0
@@ -119,7 +120,7 @@ class StepTime:
         noise = seen_s * seen_s * max(self.residual2, RELATIVE_NOISE**2)
         p0, p1, p2, p3, p4, p5 = px
         variance = p0 * x0 + p1 * x1 + p2 * x2 + p3 * x3 + p4 * x4 + p5 * x5 + noise
-        limit = 3.0 * math.sqrt(variance)  # one odd step must not move the fit far
+        limit = 3.0 * math.sqrt(variance)  # one outlier must not move the fit far
         error = limit if error > limit else -limit if error < -limit else error
         drift, most = self._drift, self._most
         for i in range(6):
@@ -149,13 +150,13 @@ class StepTime:
         self.token_s = theta[5] if theta[5] > 1e-9 else 1e-9
 
     def open(self) -> None:
-        """Times have changed: learn fast again."""
+        """Makes the model learn fast again after times have changed."""
         for i, variance in enumerate(self._most):
             self._p[i][i] += 0.2 * variance
 
 
 class Stretch:
-    """How much longer a decode step is at each clock than at the highest.
+    """Stretch: how much longer a decode step is at each clock than at the highest.
 
     Args:
         ratios: Each clock's share of the highest, from 1 down.
@@ -170,10 +171,11 @@ class Stretch:
         """Whether this level was compared with another."""
         self._weight = [0.0] * len(ratios)
         self.values = [1.0 / r for r in ratios]
-        """By level; an entry not seen yet is the longest it can be."""
+        """Stretch by level; without a measurement, the largest possible value."""
 
     def at(self, r: float) -> float:
-        """Between the levels: an effective clock need not be an offered one."""
+        """Interpolates between the levels, because an effective clock need not be an offered
+        one."""
         ratios, values = self._ratios, self.values
         below = bisect_left(self._ascending, -r)  # first level with a share of at most r
         if below == 0:
@@ -198,7 +200,7 @@ class Stretch:
         self._refresh()
 
     def load(self, values: Sequence[float | None]) -> None:
-        """Starts from what was learned before, by level; None: not known."""
+        """Starts from earlier values by level; None: not known."""
         for level, value in enumerate(values[: len(self._seen)]):
             if level and value is not None and 0.5 < value < 100.0:
                 bound = 1.0 / self._ratios[level]
@@ -210,7 +212,7 @@ class Stretch:
         ratios, seen, values = self._ratios, self._seen, self.values
         last = 1.0
         self.known = [value is not None for value in seen]
-        for level, value in enumerate(seen):  # longer with every level, at most by the clocks'
+        for level, value in enumerate(seen):  # grows by level, at most as the clocks
             if level:
                 bound = values[level - 1] * ratios[level - 1] / ratios[level]
                 last = bound if value is None else min(max(value, last), bound)
@@ -220,8 +222,8 @@ class Stretch:
 class Comparison:
     """Compares decode steps just before a change of clocks with those just after.
 
-    Each is counted as its time over the highest clock's as the fit has it: what the fit gets wrong
-    of the load cancels.
+    Each step counts as the ratio of its time to the fit's time at the highest clock, so errors of
+    the fit cancel.
     """
 
     def __init__(self) -> None:
@@ -230,22 +232,22 @@ class Comparison:
 
     @property
     def under_way(self) -> bool:
-        """Whether steps after a change are being gathered."""
+        """Whether steps after a change are being collected."""
         return self._before > 0.0
 
     def changed(self) -> None:
-        """The clock is another."""
+        """Handles a changed clock."""
         enough = len(self._steps) >= COMPARED // 2
         self._before = _middle(list(self._steps)) if enough else 0.0
         self._steps.clear()
 
     def cancel(self) -> None:
-        """What was gathered is worth nothing."""
+        """Discards the collected steps."""
         self._steps.clear()
         self._before = 0.0
 
     def add(self, ratio: float) -> float | None:
-        """One decode step. Returns how much longer steps are since the change, once found."""
+        """Adds one decode step. Returns how much longer steps are since the change, once known."""
         steps = self._steps
         steps.append(ratio)
         if self._before <= 0.0 or len(steps) < COMPARED:
@@ -254,7 +256,7 @@ class Comparison:
         half = COMPARED // 2
         late = _middle(values[half:])
         if abs(_middle(values[:half]) - late) > STEADY * late:
-            return None  # the change came into force meanwhile: wait for steps after it
+            return None  # the change took effect meanwhile: wait for steps after it
         found = _middle(values) / self._before
         self._before = 0.0
         return found

@@ -1,7 +1,6 @@
-"""The lowest clock that keeps a serving engine's latency objectives; pure: no I/O, no clock.
+"""Finds the lowest clock that meets a serving engine's latency objectives; pure: no I/O, no clock.
 
-Numbers come in after each step, a clock goes out. Times are seconds of one clock that only goes
-forward; which one does not matter.
+It receives numbers after each step, and returns a clock. Times are seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -26,52 +25,52 @@ from zeus.serving.clock_steps import (
 )
 
 COLD_STEPS = 100
-"""Steps at the highest clock before any other."""
+"""Steps at the highest clock before any other clock."""
 
 DOWN_S = 0.2
-"""Time between two levels down; up is at once."""
+"""Time between two steps down; steps up are immediate."""
 
 KNOWN_LEVELS = 3
-"""So many levels at once where it is known how long steps take there."""
+"""Levels per step down if the step times there are known."""
 
 SETTLE_S = 0.06
-"""After a change: whose time a step took is not known."""
+"""Time after a change in which it is not known at which clock a step ran."""
 
 ESCAPE_OVER = 0.35
 ESCAPE_SIGMAS = 5.0
 ESCAPE_STEPS = 4
 ESCAPE_S = 1.0
-"""So many steps in a row that are longer than predicted by this share, and by so many residuals:
-the highest clock for this time."""
+"""After this many steps in a row that are longer than predicted by this share, and by this many
+residuals, use the highest clock for this time."""
 
 SILENT_S = 0.3
-"""Without a step for this long while requests are there: the highest clock."""
+"""Time without a step, while there are requests, after which to use the highest clock."""
 
 DOWN_SLACK = 0.97
-"""A lower clock must keep the objectives with this much more to spare than the present one."""
+"""Additional margin that a lower clock must have."""
 
 RETRY_S = 1.0
-"""At a clock whose step times were not learned: up again after this time, to compare once more."""
+"""Time at a clock with unknown step times after which to go up, to compare again."""
 
 SHORT_OUTPUT = 0.12
-"""Queued prompts delay running sequences: counted for one of this share of the mean output."""
+"""Share of the mean output of a running sequence that queued prompts are assumed to delay."""
 
 SHORTEST_S = 1e-6
-"""Of a step; a shorter one is not measurable."""
+"""Shortest measurable step."""
 
 LATE_S = 1.0
-"""How much older than the newest a number may be: threads and processes may be out of order."""
+"""Largest age of a number relative to the newest: threads and processes may be out of order."""
 
 
 class ClockPolicy:
-    """Chooses the lowest clock whose predicted TTFT and TPOT keep their objectives.
+    """Chooses the lowest clock whose predicted TTFT and TPOT meet their objectives.
 
     Args:
-        clocks_mhz: Clocks that may be asked for, MHz, in any order.
+        clocks_mhz: Clocks that may be set, MHz, in any order.
         ttft_s: Objective for each request's time to first token, s.
         tpot_s: Objective for each request's mean time per output token, s.
         floor_mhz: No clock below this one; None: it finds a floor by itself.
-        stretch: What earlier runs learned: how much longer a decode step is at a clock, by MHz.
+        stretch: Values from earlier runs: how much longer a decode step is at a clock, by MHz.
 
     Raises:
         ValueError: No clock is offered, or an objective is not a positive number.
@@ -106,7 +105,7 @@ class ClockPolicy:
         self._lost = Lost()
         self._level = self._level_before = 0
         self._lowest = len(self._clocks) - 1
-        self._highest = self._lowest  # above which it leaves a clock that does not pay
+        self._highest = self._lowest  # above this it leaves a clock that is not worth it
         self._lowest_at = -math.inf
         self._steps = 0
         self._ended_s: float | None = None  # the last step
@@ -118,7 +117,7 @@ class ClockPolicy:
         self._frozen = 0
         self._below = 0.0  # share of recent time below the highest clock
         self._decoding = 0.0
-        self._present = False  # whether requests were there after the last step
+        self._present = False  # whether there were requests after the last step
         self._ended, self._ended_before = 0, 0
         self._powered = False
         self.escapes = 0
@@ -127,8 +126,8 @@ class ClockPolicy:
     # ------------------------------------------------------------------------------------- inputs
 
     def step(self, step: Step, queue: Queue) -> int:
-        """One step has ended. Returns the clock wanted from now on, MHz. Never raises for strange
-        numbers: what cannot be true is answered by the highest clock.
+        """Handles the end of a step. Returns the clock wanted from now on, MHz. Never raises for
+        implausible numbers, but returns the highest clock.
         """
         begin, end, prompt, sequences, context, mhz = step
         waiting, backlog, oldest = queue
@@ -138,7 +137,7 @@ class ClockPolicy:
         last = self._ended_s
         if last is None or end - last > 3600.0:
             last = begin
-        elif end <= last:  # out of order by a little, or time has gone back
+        elif end <= last:  # slightly out of order, or time has gone back
             return self._clocks[self._level] if last - end < LATE_S else self._unknown(end)
         took = end - (begin if begin > last else last)
         if took < SHORTEST_S:
@@ -164,18 +163,19 @@ class ClockPolicy:
         return self._choose(end)
 
     def finished(self, ttft_s: float, tpot_s: float) -> None:
-        """A request has ended, just before or just after the step that ended it.
+        """Handles the end of a request, just before or just after its last step.
 
         Args:
             ttft_s: Its time to first token, s.
-            tpot_s: Its mean time per further token, s; of a single token: 0.
+            tpot_s: Its mean time per further token, s; 0 if it has a single token.
         """
         self._ended += 1
         self._load.finished()
         self.seen(ttft_s, tpot_s)
 
     def seen(self, ttft_s: float, tpot_s: float) -> None:
-        """What a request saw, where a feed does not know which one: `finished` without its end."""
+        """Handles a request's latencies if the feed does not know which request: `finished` without
+        its end."""
         late_first = late_mean = False
         ours = min(1.0, 2.0 * self._below)
         if within(0.0, ttft_s):
@@ -189,15 +189,15 @@ class ClockPolicy:
         self._lost.finished(late_first or late_mean)
 
     def drained(self) -> None:
-        """The engine says that it has no request. Optional: otherwise `finished` shows it. A feed
-        with neither leads to the highest clock while idle.
+        """Handles that the engine has no request. Optional: `finished` also shows it. A feed with
+        neither leads to the highest clock while idle.
         """
         self._present = False
         self._decoding = 0.0
 
     def idle(self, now_s: float) -> int:
-        """No step runs, or no statistics come. Returns the clock wanted from now on, MHz. Call it
-        every 0.1 s or so.
+        """Handles that no step runs, or no statistics arrive. Returns the clock wanted from now on,
+        MHz. Call it about every 0.1 s.
         """
         last, counted = self._ended_s, self._counted_s
         if last is None or counted is None or not within(last - LATE_S, now_s):
@@ -214,16 +214,15 @@ class ClockPolicy:
         return self._clocks[self._level]
 
     def energy(self, begin_s: float, end_s: float, joules: float) -> None:
-        """The board's energy between two instants of the steps' clock, J; windows of about 1 s.
-
-        Optional: it betters the floor where a GPU's power curve is not the usual one.
+        """Reports the board's energy between two instants of the steps' clock, J; windows of about
+        1 s. Optional: it improves the floor if a GPU's power curve is unusual.
         """
         if not all(within(-MOST, one) for one in (begin_s, end_s, joules)):
             return
         begin_s, end_s, joules = float(begin_s), float(end_s), float(joules)
         if joules > 0.0 and begin_s < end_s:
             if not self._powered:
-                self._powered = True  # steps are noted from now on
+                self._powered = True  # steps are recorded from now on
                 self._floor.power.begin()
             else:
                 self._floor.power.energy(begin_s, end_s, joules)
@@ -237,7 +236,7 @@ class ClockPolicy:
 
     @property
     def stretch(self) -> dict[int, float]:
-        """What was learned: how much longer a decode step is, by clock, MHz."""
+        """Learned values: how much longer a decode step is, by clock, MHz."""
         return {
             clock: self._stretch.values[level]
             for level, clock in enumerate(self._clocks)
@@ -245,13 +244,13 @@ class ClockPolicy:
         }
 
     def predict(self, clock_mhz: int | None = None) -> Prediction:
-        """What a clock would give as things stand; None: the clock wanted now."""
+        """Predicted latencies at a clock under the present load; None: the clock wanted now."""
         level = self._level if clock_mhz is None else self._clocks.index(clock_mhz)
         return self._predict(level)
 
     def saving(self) -> float:
-        """Share of energy saved against the highest clock, as the fit of the board's energy has it
-        for the present clock and load; NaN: too little energy was reported.
+        """Share of energy saved compared with the highest clock, from the fit of the board's
+        energy, for the present clock and load; NaN: too little energy was reported.
         """
         if self._floor.power.windows < LEAST_WINDOWS:
             return math.nan
@@ -260,7 +259,7 @@ class ClockPolicy:
     # ------------------------------------------------------------------------------------ internals
 
     def _unknown(self, now_s: float) -> int:
-        """Nothing that was known of the present holds any more."""
+        """Discards what is known about the present."""
         now = float(now_s) if within(-MOST, now_s) else self._ended_s
         self._ended_s = self._counted_s = now
         self._comparison.cancel()
@@ -308,7 +307,7 @@ class ClockPolicy:
             return
         level = self._level
         if abs(self._ratios[level] - r) > 0.01:
-            self._comparison.cancel()  # held at another clock than asked for
+            self._comparison.cancel()  # running at another clock than requested
             known = True
         else:
             known = stretch.known[level]
@@ -317,12 +316,12 @@ class ClockPolicy:
                 if found is not None:
                     self._compared(found)
         if not known and self._frozen < 100 and self._steps > COLD_STEPS:
-            self._frozen += 1  # the fit must not learn what is the clock's
+            self._frozen += 1  # the fit must not learn effects of the clock
             return
         time.update(sequences, context, prompt, longer, r, took)
 
     def _compared(self, longer: float) -> None:
-        """Steps are so much longer at this level than at the one before."""
+        """Sets how much longer steps are at this level than at the previous one."""
         level, before = self._level, self._level_before
         stretch = self._stretch
         if stretch.known[before] and (before < level or not stretch.known[level]):
@@ -335,7 +334,7 @@ class ClockPolicy:
         time, load = self._time, self._load
         s, r = self._stretch.values[level], self._ratios[level]
         token = time.token_s / r
-        share = load.prompt_rate * token  # of time that goes to prompts
+        share = load.prompt_rate * token  # share of time for prompts
         free = 1.0 - share
         room = free - s * (time.sequence_s + time.context_s * load.each_context) * load.output_rate
         if room <= 0.02:
@@ -349,7 +348,7 @@ class ClockPolicy:
         backlog_s = load.backlog * token
         queued = step_s / free + backlog_s / (SHORT_OUTPUT * load.output_tokens)
         chunk = load.chunk
-        first_s = step_s + time.prefill(chunk, load.sequences, s, r)  # a prompt that comes now
+        first_s = step_s + time.prefill(chunk, load.sequences, s, r)  # a prompt that arrives now
         if load.backlog > 0.0:
             steps = 1.0 + load.backlog / chunk if chunk > 0 else 1.0
             first_s = max(first_s, load.oldest_s + backlog_s + steps * step_s)
@@ -389,7 +388,7 @@ class ClockPolicy:
             return self._go(level, now)
         if level > self._highest and now >= self._down_s + DOWN_S:
             return self._go(level - 1, now)
-        if (  # the steps to compare were missed: once more
+        if (  # the steps to compare were missed: try again
             level
             and not self._stretch.known[level]
             and not self._comparison.under_way

@@ -1,4 +1,4 @@
-"""What a clock costs, fitted to the board's energy where that is reported; pure."""
+"""Power by clock, fitted to the board's reported energy; pure."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from collections import deque
 from collections.abc import Sequence
 
 KEPT = 4096
-"""Steps of which the time and work are known; older energy is not used."""
+"""Most steps that are kept; energy of older ones is not used."""
 
 NOISE = 0.05
-"""Of a window's energy: share that the rule does not explain."""
+"""Share of a window's energy that the rule does not explain."""
 
 TOP_WINDOWS = 10
-"""Seen at the highest clock in turn: what lower clocks are compared with."""
+"""Time at the highest clock, at intervals, for comparison with lower clocks."""
 
 TOP_S = 30.0
-"""But no longer than this."""
+"""Longest such time."""
 
 FIRST_GAP_S = 20.0
-"""Between the first two such times; then twice as long each time."""
+"""Interval between the first two such times; it doubles each time."""
 
 LONGEST_S, MOST_W = 60.0, 1e6
-"""Of a window; what is longer or more is not believed."""
+"""Largest plausible length and energy of a window."""
 
 LEAST_WINDOWS = 10
-"""Before them the generic curve is believed."""
+"""Number of windows before which the generic curve is used."""
 
 
 class PowerFit:
     """Splits the board's power into four parts.
 
     Args:
-        generic: What is believed before: idle, base, memory, clock; in any unit.
+        generic: The prior: idle, base, memory, clock; in any unit.
 
     Attributes:
-        parts: Power, in any unit: all the time; while busy; of what steps read, at the rate of the
-            highest clock; what the highest clock adds while busy.
-        windows: How many were learned from.
+        parts: Power, in any unit: constant; while busy; for memory that steps read, at the rate of
+            the highest clock; for the highest clock while busy.
+        windows: Number of windows used.
     """
 
     def __init__(self, generic: Sequence[float]) -> None:
@@ -55,7 +55,8 @@ class PowerFit:
         self._sums: deque[tuple[float, float, float]] = deque(maxlen=KEPT)
 
     def step(self, begin_s: float, end_s: float, stretch: float, clock_power: float) -> None:
-        """One step: when, its stretch, and the clock's share of power (see `clock_floor`)."""
+        """Adds one step: its time, its stretch, and the clock's share of power (see
+        `clock_floor`)."""
         times = self._times
         if times and begin_s <= times[-1]:
             begin_s = times[-1]
@@ -69,11 +70,11 @@ class PowerFit:
             self._add(end_s)
 
     def begin(self) -> None:
-        """Energy will be reported from now on."""
+        """Announces that energy will be reported from now on."""
         self._enabled = True
 
     def cold(self, now_s: float) -> bool:
-        """Whether the highest clock must be seen now."""
+        """Whether the highest clock must be measured now."""
         if not self._enabled:
             return False
         if not self._looking and now_s >= self._next_s:
@@ -86,14 +87,14 @@ class PowerFit:
         return self._looking
 
     def forget(self) -> None:
-        """Time has gone back."""
+        """Handles that time has gone back."""
         self._times.clear()
         self._sums.clear()
         self._looking = False
         self._next_s = -math.inf
 
     def energy(self, begin_s: float, end_s: float, joules: float) -> None:
-        """The board's energy between two instants."""
+        """Adds the board's energy between two instants."""
         before, after = self._at(begin_s), self._at(end_s)
         total = end_s - begin_s
         if before is None or after is None or not 0.05 < total < LONGEST_S:
@@ -127,7 +128,7 @@ class PowerFit:
         self._sums.append((self._busy, self._read, self._clocked))
 
     def _at(self, time_s: float) -> tuple[float, float, float] | None:
-        """Sums until then; None where that is not known any more, or not yet."""
+        """Sums until a time; None: no longer known, or not yet."""
         times, sums = self._times, self._sums
         if not times or time_s < times[0]:
             return None

@@ -1,4 +1,4 @@
-"""How often clocks may change; pure."""
+"""Limits how often clocks change; pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ WINDOW_S = 60.0
 
 
 class RateBound:
-    """At most so many changes in any minute, with one always left to reach the highest clock.
+    """A limit of changes in any minute, with one reserved to reach the highest clock.
 
     Args:
         highest_mhz: The highest clock.
-        per_minute: Changes; at least 2.
+        per_minute: Most changes; at least 2.
     """
 
     def __init__(self, highest_mhz: int, per_minute: int = 200) -> None:
@@ -23,7 +23,7 @@ class RateBound:
         self._times: deque[float] = deque()
 
     def allowed(self, now_s: float, present_mhz: int, wanted_mhz: int) -> int:
-        """The clock to change to now: the one wanted, the highest, or the present one."""
+        """The clock to set now: the wanted one, the highest, or the present one."""
         times = self._times
         if times and now_s < times[-1]:
             times.clear()  # another time base: start over
@@ -39,5 +39,5 @@ class RateBound:
         return present_mhz
 
     def changed(self, now_s: float) -> None:
-        """A change was sent."""
+        """Records a change."""
         self._times.append(now_s)

@@ -14,11 +14,11 @@ RECEIVE_S = 0.02
 
 
 class RecordedFeed:
-    """Passes the messages of one engine on.
+    """Forwards the messages of one engine.
 
     Args:
-        sink: Where to.
-        engine: Only of this engine, with data parallelism; None: of the first that is heard.
+        sink: The receiver.
+        engine: Only this engine, with data parallelism; None: the first one that sends.
     """
 
     def __init__(self, sink: Sink, engine: str | None = None) -> None:
@@ -26,9 +26,9 @@ class RecordedFeed:
         self._engine = engine
 
     def take(self, message: Message) -> bool:
-        """One message. Returns whether it was of this engine."""
+        """Handles one message. Returns whether it was from this engine."""
         if not isinstance(message, Arrival | Finish | Step):
-            return True  # of an owner: clocks are nobody's
+            return True  # an owner's message, which does not matter for clocks
         if self._engine is None:
             self._engine = message.engine
         if message.engine != self._engine:
@@ -50,7 +50,7 @@ class RecordedFeed:
 
 
 def listen(path: str, sink: Sink, engine: str | None, ended: threading.Event) -> None:
-    """Passes on what recorders send to a socket, until the event.
+    """Forwards messages of recorders on a socket until the event.
 
     Raises:
         OSError: The socket cannot be listened on.

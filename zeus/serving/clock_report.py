@@ -28,7 +28,8 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def picture(rows: Sequence[Row], path: Path, ttft_s: float, tpot_s: float) -> None:
-    """J per token, TTFT and TPOT by clock, a line for each load; the policy as a dashed line.
+    """Plots J per token, TTFT and TPOT by clock, with a line for each load; the policy is a dashed
+    line.
 
     Raises:
         ImportError: matplotlib is not installed.

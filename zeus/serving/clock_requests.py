@@ -1,6 +1,6 @@
-"""Steps, queue and latencies for the clock policy from who was in each step; pure.
+"""Derives steps, queue and latencies for the clock policy from the requests in each step; pure.
 
-For feeds inside an engine, which know their requests: the rows of a step are those of the ledger.
+For feeds inside an engine, which know their requests. The rows of a step are as in the ledger.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Protocol
 from zeus.serving.clock_steps import Queue, Step
 
 MOST_REQUESTS = 100_000
-"""Requests that are known at once; the oldest are forgotten first."""
+"""Most requests that are kept; the oldest are dropped first."""
 
 
 class Sink(Protocol):
-    """What takes steps: `ClockControl`."""
+    """Receiver of steps: `ClockControl`."""
 
     def step(self, step: Step, queue: Queue) -> None:
-        """A step has ended."""
+        """Handles the end of a step."""
 
     def finished(self, ttft_s: float, tpot_s: float) -> None:
         """A request has ended."""
 
     def drained(self) -> None:
-        """The engine has no request."""
+        """Handles that the engine has no request."""
 
 
 class _Request:
@@ -42,22 +42,22 @@ class RequestFeed:
     """Follows requests from arrival to end.
 
     Args:
-        sink: Where to. Times are those of its clock: `time.monotonic`.
+        sink: The receiver. Times are of its clock, `time.monotonic`.
     """
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._requests: dict[str, _Request] = {}
-        self._queued: dict[str, _Request] = {}  # whose prompt is not computed, the oldest first
+        self._queued: dict[str, _Request] = {}  # prompt not computed, oldest first
         self._backlog = 0.0
 
     def arrived(self, request: str, at_s: float, prompt_tokens: int) -> None:
-        """A request has come.
+        """Handles the arrival of a request.
 
         Args:
             request: Its id.
-            at_s: When, s.
-            prompt_tokens: Of its prompt, those found in a cache too.
+            at_s: Time of arrival, s.
+            prompt_tokens: Tokens of its prompt, including cached ones.
         """
         self._forget(request)
         if len(self._requests) >= MOST_REQUESTS:
@@ -74,13 +74,13 @@ class RequestFeed:
         tokens: Sequence[float],
         context: Sequence[float],
     ) -> None:
-        """One step, with a row for each request in it.
+        """Handles one step, with a row for each request in it.
 
         Args:
             begin_s: When it began, s.
             end_s: When it ended, s.
-            requests: Ids. One that has not been said to arrive is taken to begin here.
-            prefill: Whether the tokens are of the prompt.
+            requests: Ids. A request without a known arrival is assumed to arrive here.
+            prefill: Whether the tokens belong to the prompt.
             tokens: Computed in this step.
             context: Tokens computed before.
         """
@@ -120,7 +120,7 @@ class RequestFeed:
         )
 
     def finish(self, request: str) -> None:
-        """A request has ended, or was dropped. An unknown one is no error."""
+        """Handles a request that ended or was dropped. Ignores unknown ones."""
         one = self._forget(request)
         if one is not None:
             mean_s = (one.last_s - one.first_s) / (one.outputs - 1) if one.outputs > 1 else 0.0

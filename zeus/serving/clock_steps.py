@@ -6,19 +6,19 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 LEVEL_SHARE = 0.05
-"""Least distance of two levels, as a share of the highest clock."""
+"""Smallest distance between two levels, as a share of the highest clock."""
 
 LOWEST_SHARE = 0.3
-"""Clocks below this share of the highest are left alone."""
+"""Clocks below this share of the highest are not used."""
 
 MOST, MOST_TOKENS = 1e12, 1e9
-"""No number that means anything is larger."""
+"""Largest plausible number."""
 
 MOST_MHZ = 100_000
-"""No clock is higher."""
+"""Highest plausible clock."""
 
 LONGEST_S = 60.0
-"""Of a step; a longer one is none."""
+"""Longest plausible step."""
 
 
 class Step(NamedTuple):
@@ -42,12 +42,12 @@ class Step(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """What waits when a step has ended.
+    """The queue at the end of a step.
 
     Attributes:
         waiting: Requests whose prompt is not computed.
         backlog_tokens: Prompt tokens not yet computed.
-        oldest_wait_s: Since the oldest of them arrived, s.
+        oldest_wait_s: Time since the oldest of them arrived, s.
     """
 
     waiting: float
@@ -56,8 +56,8 @@ class Queue(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What a clock would give: mean TPOT in the steady state, mean TPOT of the batch and queue as
-    they stand, and TTFT of the queue, s.
+    """Predictions for a clock: mean TPOT in the steady state, mean TPOT of the present batch and
+    queue, and TTFT of the queue, s.
     """
 
     steady_tpot_s: float
@@ -66,7 +66,7 @@ class Prediction(NamedTuple):
 
 
 def levels(clocks_mhz: Iterable[int], floor_mhz: float | None) -> list[int]:
-    """Some of the offered clocks, from the highest down, with a distance that is worth a change.
+    """Some of the offered clocks, from the highest down, far enough apart to be worth a change.
 
     Raises:
         ValueError: No clock is offered.
@@ -76,7 +76,7 @@ def levels(clocks_mhz: Iterable[int], floor_mhz: float | None) -> list[int]:
         reverse=True,
     )
     if not offered:
-        raise ValueError("clocks_mhz names no clock; pass the clocks that the GPU offers, in MHz")
+        raise ValueError("clocks_mhz is empty; pass the clocks that the GPU offers, in MHz")
     found = [offered[0]]
     lowest = max(LOWEST_SHARE * found[0], floor_mhz or 0.0)
     for clock in offered:
@@ -86,15 +86,15 @@ def levels(clocks_mhz: Iterable[int], floor_mhz: float | None) -> list[int]:
 
 
 def within(low: float, value: float) -> bool:
-    """Whether a value is a number that means anything, and at least `low`."""
+    """Whether a value is a plausible number, and at least `low`."""
     try:
         return low <= value < MOST
-    except (TypeError, ArithmeticError):  # no number, or of a type that does not compare
+    except (TypeError, ArithmeticError):  # not a number, or of a type that cannot be compared
         return False
 
 
 def possible(step: Step, queue: Queue) -> bool:
-    """Whether numbers can be true; those of the clock may be unknown."""
+    """Whether numbers are plausible; the clock may be unknown."""
     begin, end, prompt, sequences, context, _ = step
     waiting, backlog, oldest = queue
     try:

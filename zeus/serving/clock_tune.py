@@ -1,9 +1,9 @@
-"""The lowest static clock that keeps the objectives, by load, found under live load; pure.
+"""Finds the lowest static clock that meets the objectives, by load, under live load; pure.
 
-Walks down the clocks, a window at a time, in each bucket of load by itself: two clocks are compared
-only over windows of like load. A clock that misses is left at once and not tried again in its
-bucket. When the lowest that holds is known, windows of the clock policy alternate with it, so that
-what the policy adds is measured under the same load.
+Walks down the clocks, one window at a time, separately in each bucket of load: two clocks are
+compared only over windows of similar load. A clock that misses objectives is abandoned at once and
+not tried again in its bucket. When the lowest clock that meets them is known, windows of the clock
+policy alternate with it, so that the policy's benefit is measured under the same load.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from zeus.serving.clock_steps import Queue, Step
 from zeus_ipc.overriding import override
 
 POLICY = 0
-"""The arm that is the clock policy instead of one clock."""
+"""The arm that stands for the clock policy instead of a static clock."""
 
 WINDOW_S = 20.0
 """Length of a window."""
 
 REQUESTS = 200
-"""Requests that must have ended at a clock before it is judged."""
+"""Requests that must end at a clock before it is judged."""
 
 ALLOWED = 0.005
-"""Share of requests that may miss beyond those that do at the highest clock."""
+"""Share of requests that may miss in addition to those at the highest clock."""
 
 SURE = 3
-"""So many misses beyond what is allowed end a clock before all its requests have."""
+"""Misses beyond the allowed ones that reject a clock early."""
 
 RELIEF = 0.8
-"""A queue that has used up this share of TTFT is served at the highest clock. What its requests see
-counts for the clock at which it grew."""
+"""A queue that has used this share of TTFT is served at the highest clock. Its latencies count for
+the clock at which it grew."""
 
 STEP = math.sqrt(2.0)
-"""A bucket's highest load over its lowest."""
+"""Ratio of a bucket's highest to its lowest load."""
 
 SETTLE_S = 1.0
-"""Of a window that still serves what came before."""
+"""Start of a window that still serves earlier requests."""
 
 
 class Arm:
-    """What was seen at one clock, or with the policy, at one load."""
+    """Measurements at one clock, or with the policy, at one load."""
 
     def __init__(self) -> None:
         self.windows = 0
@@ -73,12 +73,13 @@ class Row(NamedTuple):
     Attributes:
         tokens_per_s: Lowest and highest load of the bucket, output tokens a second.
         clock_mhz: 0: the clock policy.
-        requests: That ended.
+        requests: Requests that ended.
         late: Share of them that missed an objective.
-        joules_per_token: Of output; NaN: energy was not reported.
-        saving: Share of J per token against the highest clock at this load; NaN as above.
+        joules_per_token: Energy per output token; NaN: energy was not reported.
+        saving: Saved share of J per token compared with the highest clock at this load; NaN as
+            above.
         ttft_p99_s, tpot_p99_s: NaN: no request ended.
-        best: Whether it is the lowest static clock that holds.
+        best: Whether it is the lowest static clock that meets the objectives.
     """
 
     tokens_per_s: tuple[float, float]
@@ -93,14 +94,14 @@ class Row(NamedTuple):
 
 
 class Tuner(ClockPolicy):
-    """A clock policy that holds one clock for a window and learns which of them keep objectives.
+    """A clock policy that holds one clock for a window and learns which clocks meet the objectives.
 
     Args:
         clocks_mhz: Clocks to choose from, MHz.
         ttft_s: Objective for each request's time to first token, s.
         tpot_s: Objective for each request's mean time per output token, s.
         floor_mhz: No clock below this one; None: it finds a floor by itself.
-        stretch: What earlier runs learned of step times; see `ClockPolicy`.
+        stretch: Step times from earlier runs; see `ClockPolicy`.
         window_s: Length of a window, s.
         requests: Requests before a clock is judged.
         tell: Called with one line at the end of each window that counts.
@@ -171,7 +172,8 @@ class Tuner(ClockPolicy):
     # ------------------------------------------------------------------------------------ outputs
 
     def done(self) -> bool:
-        """Whether the lowest clock that holds is known at each load that was seen for long."""
+        """Whether the lowest clock that meets the objectives is known at each load that occurred
+        for long."""
         judged = [arms for arms in self._buckets.values() if self._judged(arms, self.highest_mhz)]
         return bool(judged) and all(self._next(arms) is None for arms in judged)
 
@@ -199,7 +201,7 @@ class Tuner(ClockPolicy):
                 )
 
     def profile(self) -> dict[str, Any]:
-        """What to keep: the best clock by load, the report, and the step times learned."""
+        """Result to store: the best clock by load, the report, and the learned step times."""
         return {
             "objectives": {"ttft_s": self._ttft_s, "tpot_s": self._tpot_s},
             "stretch": {str(mhz): value for mhz, value in self.stretch.items()},
@@ -232,7 +234,7 @@ class Tuner(ClockPolicy):
             self._end()
             arms = self._buckets.get(self._bucket(), {})
             following = self._next(arms)
-            if following is None:  # all is judged: the best clock and the policy in turn
+            if following is None:  # all judged: alternate the best clock and the policy
                 following = POLICY if self._arm != POLICY else self._best(arms)
             self._begin(now, following)
         if self._arm == POLICY:
@@ -251,19 +253,19 @@ class Tuner(ClockPolicy):
         self._load_then = self._bucket()
 
     def _end(self) -> None:
-        """Keeps a window whose load was the same at its end."""
+        """Stores a window if its load was the same at its end."""
         bucket = self._bucket()
         if self._window.requests and not self._given_up and bucket == self._load_then:
             self._add(bucket)
 
     def _give_up(self) -> None:
-        """This clock does not hold at this load."""
+        """Rejects this clock at this load."""
         if not self._given_up:
             self._given_up = True
             self._add(self._bucket(), failed=True)
 
     def _add(self, bucket: int, failed: bool = False) -> None:
-        """What was seen in this window counts for its clock."""
+        """Adds the window's measurements to its clock."""
         arms = self._buckets.setdefault(bucket, {})
         arm = arms.setdefault(self._arm, Arm())
         arm.add(self._window)
@@ -283,7 +285,7 @@ class Tuner(ClockPolicy):
         )
 
     def _bucket(self) -> int:
-        """The load now: the logarithm of output tokens a second."""
+        """The present load: the logarithm of output tokens per second."""
         return math.floor(math.log(max(1.0, self._load.slow_output_rate), STEP))
 
     def _judged(self, arms: dict[int, Arm], clock: int) -> bool:
@@ -296,11 +298,12 @@ class Tuner(ClockPolicy):
 
     def _holds(self, arms: dict[int, Arm], clock: int) -> bool:
         arm = arms[clock]
-        # One more may be chance; a clock that is held is judged again by all its requests.
+        # One more may be chance; a clock in use is judged again by all its requests.
         return not arm.failed and arm.late <= 1 + self._most_late(arms) * arm.requests
 
     def _next(self, arms: dict[int, Arm]) -> int | None:
-        """The clock to try next at this load; None: the lowest that holds is known."""
+        """The clock to try next at this load; None: the lowest one that meets the objectives is
+        known."""
         for clock in self._clocks:
             if not self._judged(arms, clock):
                 return clock

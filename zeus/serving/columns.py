@@ -24,19 +24,19 @@ class Steps:
     first_row: Ints
     """One more than there are steps."""
     request: Ints
-    """Of each row: the number that the caller gave to the request."""
+    """Request number of each row, chosen by the caller."""
     prefill: Flags
     tokens: Floats
-    """Computed in this step."""
+    """Tokens computed in this step."""
     context: Floats
-    """Already in the KV cache when the step began."""
+    """Tokens in the KV cache at the start of the step."""
     flops: Floats | None = None
-    """Of each row, where the engine reports them."""
+    """FLOPs and bytes of each row, if the engine reports them."""
     bytes: Floats | None = None
 
     @property
     def count(self) -> int:
-        """How many steps there are."""
+        """Number of steps."""
         return int(self.begin_ns.size)
 
     @property
@@ -68,14 +68,14 @@ class Updates:
     end_ns: Ints
     joules: Floats
     seen_begin_ns: Ints
-    """The part of the update that the sensor saw."""
+    """Start and end of the part that the sensor measured."""
     seen_end_ns: Ints
     clock_mhz: Floats
-    """NaN where it is unknown."""
+    """NaN: unknown."""
 
     @property
     def count(self) -> int:
-        """How many updates there are."""
+        """Number of updates."""
         return int(self.begin_ns.size)
 
     @property
@@ -100,7 +100,7 @@ def clipped(steps: Steps) -> Steps:
     """The same steps without overlap: each begins at the end of the one before, or later.
 
     Engines that schedule a step while another runs report overlapping steps; the later one has the
-    GPU to itself only from the earlier one's end on. A step's length is at least 1 ns.
+    GPU only after the end of the earlier one. A step's length is at least 1 ns.
     """
     end_ns = np.maximum.accumulate(steps.end_ns)
     end_ns = end_ns + _ties(end_ns)
@@ -120,7 +120,7 @@ def clipped(steps: Steps) -> Steps:
 
 
 def _ties(end_ns: Ints) -> Ints:
-    """What makes equal ends strictly ascending: 0, 1, 2... within each run of equal ones."""
+    """Offsets that make equal ends strictly ascending: 0, 1, 2... within each run of equal ones."""
     if end_ns.size == 0:
         return end_ns
     position = np.arange(end_ns.size)

@@ -36,15 +36,15 @@ def main() -> None:
 @click.option("--energy", type=_IN, required=True, help="The sensor's updates, CSV or Parquet.")
 @click.option("--out", type=_IN, required=True, help="One row per request, CSV or Parquet.")
 @click.option("--totals", type=_IN, required=True, help="Sums, JSON.")
-@_method("How energy is attributed.")
+@_method("Method of attribution.")
 @click.option(
     "--idle",
     type=click.Choice(IDLE),
     default=IDLE[0],
     show_default=True,
-    help="Idle energy: leave it out of requests, add it in proportion, or charge the owner.",
+    help="Idle energy: exclude it, add it to requests in proportion, or charge the owner.",
 )
-@click.option("--tenants", type=_IN, help="Columns request,tenant: adds sums per tenant.")
+@click.option("--tenants", type=_IN, help="File with columns request,tenant: adds sums per tenant.")
 def replay(
     steps: Path,
     energy: Path,
@@ -79,16 +79,20 @@ def replay(
     help="NAME=GPU,GPU: an engine and its GPUs, by index or UUID; may be repeated. "
     "Default: engine 0 on all GPUs.",
 )
-@click.option("--socket", "path", help="Where steps come in. Default: $ZEUS_SERVING_SOCKET.")
+@click.option("--socket", "path", help="Socket that receives steps. Default: $ZEUS_SERVING_SOCKET.")
 @click.option("--log", "log_path", type=_IN, help="Append settled requests as JSON lines.")
 @click.option("--listen", default="", help="HOST:PORT for /energy/{request id} and /metrics.")
-@click.option("--weights", type=_IN, help="Keep the fit's weights here for the next start.")
-@_method("How energy is attributed; roofline needs an engine that tells FLOPs and bytes.")
+@click.option("--weights", type=_IN, help="File that keeps the fit's weights for the next start.")
+@_method("Method of attribution; roofline needs an engine that reports FLOPs and bytes.")
 @click.option(
-    "--feed", default="", help="Address of forward-pass metrics: of phases, not requests."
+    "--feed",
+    default="",
+    help="Address of forward-pass metrics; they give energy by phase, not by request.",
 )
 @click.option(
-    "--otlp", default="", help="Send spans and hw.energy there, such as http://localhost:4318."
+    "--otlp",
+    default="",
+    help="Send spans and hw.energy to this address, such as http://localhost:4318.",
 )
 @click.option("--front-end", is_flag=True, help="Steps come from vLLM with ZEUS_SERVING=stats.")
 def serve(
@@ -121,20 +125,22 @@ def serve(
     type=click.Choice(("model", "tenant", "hour")),
     default="model",
     show_default=True,
-    help="Sum by this.",
+    help="Group by this.",
 )
 @click.option(
     "--idle",
     type=click.Choice(IDLE),
     default=IDLE[0],
     show_default=True,
-    help="Idle energy: leave it out of groups, add it in proportion, or charge the owner.",
+    help="Idle energy: exclude it, add it to groups in proportion, or charge the owner.",
 )
 @click.option(
-    "--join", is_flag=True, help="Logs of prefill and decode side: add their rows by request."
+    "--join",
+    is_flag=True,
+    help="Add rows of the same request in logs of prefill and decode servers.",
 )
 @click.option("--csv", "as_table", is_flag=True, help="Print CSV.")
-@click.option("--plot", type=_IN, help="Also draw a picture: .png, .svg or .pdf.")
+@click.option("--plot", type=_IN, help="Also write a chart: .png, .svg or .pdf.")
 def report(
     logs: tuple[Path, ...], by: str, idle: str, join: bool, as_table: bool, plot: Path | None
 ) -> None:
@@ -152,13 +158,13 @@ def report(
 
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.option("--gpu", "gpus", multiple=True, help="A GPU by index or UUID; default: all.")
-@click.option("--json", "path", type=_IN, help="The result to add energy to.")
+@click.option("--json", "path", type=_IN, help="Result file to add energy to.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def bench(gpus: tuple[str, ...], path: Path | None, command: tuple[str, ...]) -> None:
     """Run a benchmark and add joules, joules per token and watts to its JSON result.
 
-    For example: python -m zeus.serving bench -- vllm bench serve. The result is the file that the
-    benchmark's own options name, or the one given here.
+    For example: python -m zeus.serving bench -- vllm bench serve. The result file is the one in the
+    benchmark's options, or the one given here.
     """
     from zeus.serving import bench as module
     from zeus.serving.running import chosen
@@ -179,7 +185,7 @@ def bench(gpus: tuple[str, ...], path: Path | None, command: tuple[str, ...]) ->
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Turns errors into a message of one sentence and an exit code."""
+    """Converts errors to a message of one sentence and an exit code."""
     try:
         yield
     except ZeusIpcError as error:

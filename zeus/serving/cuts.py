@@ -1,8 +1,8 @@
-"""Finds the instants at which the price of steps changes.
+"""Finds the instants at which the energy cost of steps changes.
 
-A model that is swapped, a driver that changes a clock in silence, a neighbour on the same board:
-from then on one set of weights is wrong on both sides. An instant is a cut where weights fitted
-apart explain much more than one set fitted to both sides.
+For instance, a model is swapped, a driver changes a clock silently, or another GPU on the same
+board becomes busy: then one set of weights is wrong on both sides. An instant is a cut if weights
+fitted separately to both sides explain much more than one set fitted to both.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from zeus.serving.columns import Flags, Floats, Ints
 LEAST_BUSY = 150
 """Busy updates on each side of a cut."""
 BLOCKS = 120
-"""Instants that are tried first; the best one is then refined update by update."""
+"""Number of instants that are tried first; then the best one is refined update by update."""
 GAIN = 0.15
-"""Share of the unexplained square that a cut must explain."""
+"""Share of the unexplained sum of squares that a cut must explain."""
 MOST_CUTS = 7
 
 _RIDGE = 1e-4
@@ -27,9 +27,9 @@ def find_cuts(columns: Floats, joules: Floats, weight: Floats, busy: Flags) -> I
 
     Args:
         columns: Features of the updates.
-        joules: Of the updates.
+        joules: Energies of the updates.
         weight: Inverse variances.
-        busy: Updates with a step in them; only they count.
+        busy: Whether each update has a step; only these count.
     """
     where = np.flatnonzero(busy)
     found: list[int] = []
@@ -89,7 +89,7 @@ class _Squares:
         self._own = np.cumsum(own)
 
     def left(self, number: int) -> tuple[Floats, Floats, float]:
-        """Gram matrix, right side and square of everything before an edge."""
+        """Gram matrix, right-hand side and sum of squares of everything before an edge."""
         n = number - 1
         return self._gram[n], self._right[n], float(self._own[n])
 
@@ -100,7 +100,7 @@ def _unexplained(gram: Floats, right: Floats, own: float, pull: Floats) -> float
 
 
 def _refined(a: Floats, y: Floats, w: Floats, edges: Ints, number: int, pull: Floats) -> int:
-    """The best cut near an edge: where the error of one side's weights passes to the other's."""
+    """The best cut near an edge: where the other side's weights begin to have the smaller error."""
     low, high = int(edges[max(0, number - 2)]), int(edges[min(edges.size - 1, number + 2)])
     ridge = np.diag(_RIDGE * pull + 1e-12)
     errors = []

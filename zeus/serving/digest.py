@@ -1,8 +1,8 @@
-"""Condenses steps and updates as they come into what a fit and a bill need.
+"""Condenses steps and updates, as they arrive, to the data that a fit and a bill need.
 
-Of each update remain the features of what ran while the sensor saw, one row. Of each request remain
-the features that it is answerable for, summed over a block of half a second: a few rows, however
-many steps it took part in. So an hour can be settled by one fit without the steps themselves.
+Each update is reduced to one row: the features of the steps in the part that the sensor measured.
+Each request is reduced to its share of the features, summed over blocks of half a second: a few
+rows for any number of steps. So one fit can settle an hour without the steps themselves.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from zeus.serving.spread import METHODS, Spread, row_shares
 BLOCK_S = 0.5
 """Length of a block; doubled when there are too many rows."""
 MOST_ROWS = 1_000_000
-"""Rows of requests and blocks that are kept."""
+"""Most rows of requests and blocks that are kept."""
 MOST_PARTS = 256
-"""Parts of rows that are kept before they are joined."""
+"""Most parts of rows that are kept before they are joined."""
 CHUNK_ROWS = 100_000
-"""Rows of steps that are worked on at a time."""
+"""Rows of steps that are processed at a time."""
 LEVEL_WIDTH = 0.03
-"""Clocks that differ by less are one level."""
+"""Clocks with a smaller difference form one level."""
 MOST_LEVELS = 24
 KEPT_NS = 300 * 10**9
-"""No step is longer; updates this old no longer matter to steps that come."""
+"""Longest possible step; older updates do not matter for new steps."""
 
 _WIDTH = len(NAMES)
 
@@ -42,16 +42,16 @@ class Condensed:
 
     Attributes:
         request, block, level: Keys of the rows of requests.
-        features: What each row is answerable for, in the time that updates cover; rows x features.
+        features: Each row's share of the features, in the time that updates cover; rows x features.
             For methods without a fit: J of prefill and of decode.
-        block_s: Length of a block; block `n` begins at `n * block_s` s of the steps' clock.
+        block_s: Length of a block; block `n` starts at `n * block_s` s of the steps' clock.
         observed: The updates, for the fit.
         joules: Energy of each update.
         idle_s: Seconds of each update without a step.
-        idle_j: Energy of these seconds, J; zeros with the method `regression`, which fits it.
-        update_begin_ns, update_end_ns: Of each update.
+        idle_j: Energy of this time, J; zeros with the method `regression`, which fits it.
+        update_begin_ns, update_end_ns: Start and end of each update.
         levels: Number of clock levels.
-        clocks_mhz: Of each level; NaN where it is unknown.
+        clocks_mhz: Clock of each level; NaN: unknown.
     """
 
     request: Ints
@@ -76,7 +76,7 @@ class Condensed:
 
 
 class Digest:
-    """Takes steps and updates in the order of their ends; see the module.
+    """Collects steps and updates in the order of their ends; see the module.
 
     Args:
         method: One of `METHODS`.
@@ -98,27 +98,28 @@ class Digest:
         self._seen: list[tuple[NDArray[Any], ...]] = []
 
     def __len__(self) -> int:
-        """How many updates this period has."""
+        """Number of updates in this period."""
         return sum(part[0].size for part in self._seen)
 
     def add(self, steps: Steps) -> None:
-        """Takes steps that ended after all before."""
+        """Adds steps that ended after all earlier ones."""
         if steps.count:
             self._steps.append(steps)
 
     def add_updates(self, updates: Updates) -> None:
-        """Takes updates that began after all before ended."""
+        """Adds updates that start after the end of all earlier ones."""
         if updates.count:
             self._updates.append(updates)
 
     def advance(self, until_ns: int | None = None) -> Steps | None:
-        """Condenses what is complete.
+        """Condenses complete data.
 
         Args:
-            until_ns: All steps that ended before are here; None: all steps and updates are.
+            until_ns: All steps that ended before this time have arrived; None: all steps and
+                updates have.
 
         Returns:
-            The steps that are done with; None if there are none.
+            The condensed steps; None if there are none.
         """
         steps = clipped(joined(self._steps)) if self._steps else None
         updates = joined_updates(self._updates) if self._updates else None
@@ -140,7 +141,7 @@ class Digest:
             return None
         done = steps.count
         if until_ns is not None:
-            # Steps for which no update comes are not waited for without end.
+            # Do not wait indefinitely for steps without an update.
             seen_ns = until_ns - KEPT_NS
             if updates is not None:
                 seen_ns = max(seen_ns, int(updates.end_ns[-1]))
@@ -155,16 +156,16 @@ class Digest:
 
     @property
     def next_ns(self) -> float:
-        """End of the first step that is not condensed; infinite: all are."""
+        """End of the first step that is not condensed; infinity: there is none."""
         return int(self._steps[0].end_ns[0]) if self._steps else math.inf
 
     def condensed(self) -> Condensed:
-        """What there is so far."""
+        """The rows so far."""
         self._compact()
         return self._made(self._rows, self._seen)
 
     def recent(self, requests: Ints, updates: int) -> Condensed:
-        """The rows of some requests, and about the newest so many updates; takes little time."""
+        """The rows of some requests, and about this number of newest updates; fast."""
         rows = []
         for part in self._rows:
             some = np.isin(part[0], requests)
@@ -177,7 +178,7 @@ class Digest:
         return self._made(rows, self._seen[first:])
 
     def restart(self) -> None:
-        """Begins another period."""
+        """Starts another period."""
         self._rows, self._count, self._seen = [], 0, []
         self._block_s = BLOCK_S
 
@@ -366,7 +367,7 @@ def _by_step(rows: Floats, steps: Steps) -> Floats:
 
 
 def _between(steps: Steps, sums: Floats, begin_ns: Ints, end_ns: Ints) -> Floats:
-    """Sums over what ran between instants; a step counts by its share of time inside."""
+    """Sums over the steps between instants; a step counts by the share of its time in between."""
     base = int(steps.begin_ns[0])
     knots = (np.stack([steps.begin_ns, steps.end_ns], axis=1).ravel() - base).astype(np.float64)
     total = np.concatenate([np.zeros((1, sums.shape[1])), np.cumsum(sums, axis=0)])

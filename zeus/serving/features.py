@@ -1,10 +1,10 @@
-"""What a step's energy depends on, and each request's share of it.
+"""Features that a step's energy depends on, and each request's share of them.
 
 A step's energy is modelled as a weighted sum of features. Each feature is a game among the step's
-requests, and its Shapley value is known in closed form: a sum is shared by each request's own part,
-"one, if anybody is there" is shared by head, and 1 - exp(-tokens / tau), which stands for weights
-of which each further token touches fewer new ones, by an integral (see `saturating`). So the shares
-of every feature add up to it, and those of the model to the step's energy.
+requests, and its Shapley value has a closed form: a sum is divided by each request's own part; a
+constant is divided equally; and 1 - exp(-tokens / tau), which models weights of which each further
+token touches fewer new ones, is divided by an integral (see `saturating`). So the shares of every
+feature add up to it, and those of the model to the step's energy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMES = (
 )
 
 SHARED = np.array([0, 7, 8, 9, 10])
-"""Features that no request causes alone."""
+"""Features that no single request causes."""
 PREFILL = np.array([1, 4, 6])
 DECODE = np.array([2, 3, 5])
 
@@ -63,8 +63,8 @@ def saturating(step: Ints, tokens: Floats, count: int) -> Floats:
     """Each row's Shapley value of 1 - exp(-n / tau), n the tokens of its step; rows x taus.
 
     With q = 1 - exp(-own / tau) the game is "at least one of independent events of probability q".
-    A request's value is q times the integral over t in 0..1 of the product over the others of
-    (1 - t q): the chance that none of those before it in a random order has happened.
+    A request's value is q times the integral over t in 0..1 of the product over the others of (1 -
+    t q): the probability that none of the events before it in a random order has happened.
     """
     # Rows of one step with the same number of tokens have the same share: most decode one.
     whole = np.floor(tokens)

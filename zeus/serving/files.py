@@ -1,4 +1,4 @@
-"""Reads steps, updates and tenants from files, and says in a sentence what is wrong with one."""
+"""Reads steps, updates and tenants from files, and reports errors in one sentence."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _CHUNK = 20_000
 """Rows that are read at a time."""
 
 _MOST_NS = 2**62
-"""No instant is further from 0: differences of two fit into 64 bits."""
+"""Largest absolute time: differences of two fit into 64 bits."""
 _MOST = 1e30
-"""No amount is larger: squares and products of some are finite."""
+"""Largest amount: squares and products of amounts are finite."""
 
 Columns = dict[str, Sequence[Any]]
 
@@ -54,7 +54,7 @@ class Rows:
     word: str
 
     def __call__(self, n: int) -> Where:
-        """Where the row at a position is."""
+        """The place of the row at a position."""
         return Where(self.path, self.lines[n], self.word)
 
 
@@ -159,7 +159,7 @@ def read_updates(path: Path) -> Updates:
 
 
 def read_tenants(path: Path) -> dict[str, str]:
-    """Reads whose each request is.
+    """Reads the tenant of each request.
 
     Raises:
         ValueError: The file, or a row of it, is wrong; the message names file, line and fault.
@@ -186,7 +186,7 @@ def _word(path: Path) -> str:
 def _chunks(
     path: Path, names: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[tuple[Columns, Rows]]:
-    """Columns of a part of a file at a time, and where its rows are."""
+    """Yields columns of one part of a file at a time, and the places of its rows."""
     try:
         if path.suffix == ".parquet":
             yield from _parquet(path, names, optional)
@@ -206,7 +206,7 @@ def _undecodable(path: Path) -> int:
                 line.decode()
             except UnicodeDecodeError:
                 return number
-    return 1  # it has changed meanwhile
+    return 1  # the file has changed meanwhile
 
 
 def _csv(
@@ -237,7 +237,7 @@ def _csv(
 
 
 def _taken(path: Path, reader: Any) -> list[list[str]]:
-    """Rows, without the collector looking through them again and again: half the time."""
+    """Yields rows with the garbage collector off, which halves the time."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -257,7 +257,7 @@ def _parquet(
     try:
         file = parquet.ParquetFile(path)
     except arrow.ArrowException as error:
-        raise ValueError(f"{path} is no Parquet file: {error}") from None
+        raise ValueError(f"{path} is not a Parquet file: {error}") from None
     with file:
         header = list(file.schema_arrow.names)
         _has(path, header, names)
@@ -290,7 +290,7 @@ def _each(good: Any, place: Callable[[int], Where], say: Callable[[int], str]) -
 def _numbered(
     values: Sequence[Any], known: dict[str, int], name: str, place: Callable[[int], Where]
 ) -> Ints:
-    """Small numbers for what a column names, in the order in which they are first seen."""
+    """Numbers for a column's names, in the order of first appearance."""
     if not (values and isinstance(values[0], str)):
         values = ["" if _empty(value) else str(value) for value in values]
     if "" in values:
@@ -315,7 +315,7 @@ def _no_instant(value: Any, name: str) -> str:
 
 
 def _empty(value: Any) -> bool:
-    """Whether a field has no value; NaN is how several programs write that."""
+    """Whether a field is empty; several programs write NaN for that."""
     return value in ("", None, "nan", "NaN") or value != value
 
 
@@ -347,7 +347,7 @@ def _seen(values: Sequence[Any], whole: Ints, name: str, place: Callable[[int], 
 def _amounts(
     values: Sequence[Any], name: str, place: Callable[[int], Where], *, empty: bool = False
 ) -> Floats:
-    """Numbers of at least 0; with `empty`, NaN where there is none."""
+    """Numbers of at least 0; with `empty`, NaN for an empty field."""
     try:
         found = np.fromiter(map(float, values), np.float64, len(values))
     except (TypeError, ValueError):

@@ -1,11 +1,11 @@
-"""Fits what steps cost to what a sensor showed.
+"""Fits the energy of steps to a sensor's updates.
 
-One ridge fit over the whole run explains the energy of each update by the features of the steps
-that ran while the sensor saw, and by idle seconds. Time is no feature while the GPU is busy: a
-request that lengthens a step then pays for the power of that time. Each clock level, and each side
-of an instant at which the price changes, has weights of its own that are drawn to the common ones.
-What the weights miss and what drifts slowly is a ratio of measured to predicted energy, smoothed
-over time by the width that predicts updates best from their neighbours.
+One ridge fit over the whole run explains the energy of each update by the features of the steps in
+the part that the sensor measured, and by idle seconds. Time is not a feature while the GPU is busy,
+so a request that lengthens a step is charged for the power of that time. Each clock level, and each
+side of an instant at which the energy cost changes, has its own weights, which are regularised
+towards the common ones. Slow drifts that the weights miss are a ratio of measured to predicted
+energy, smoothed over time with the width that predicts updates best from their neighbours.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from zeus.serving.cuts import find_cuts
 from zeus.serving.features import NAMES
 
 WIDTHS_S = (0.7, 1.5, 3.0, 6.0, 12.0, 30.0)
-"""Widths of the smoothing kernel to choose from; one sigma."""
+"""Candidate widths of the smoothing kernel; one sigma."""
 LEAST_UPDATES = 300
-"""Updates with a step in them, below which nothing is attributed."""
+"""Fewest updates with a step that are needed to attribute energy."""
 LEAST_WITH_PRIOR = 20
-"""The same where an earlier fit's weights are there to lean on."""
+"""The same with an earlier fit's weights as a prior."""
 MOST_RESIDUAL = 0.20
-"""Relative residual of an update above which nothing is attributed."""
+"""Largest relative residual of an update with which energy is attributed."""
 RIDGE = 3e-5
-"""Of the common weights, relative to a column's mean square."""
+"""Ridge of the common weights, relative to a column's mean square."""
 GROUP_UPDATES = 0.3
-"""Updates that the common weights are worth to a group."""
+"""Weight of the common weights for a group, in updates."""
 PRIOR_UPDATES = 30.0
-"""Updates that an earlier fit's weights are worth."""
+"""Weight of an earlier fit's weights, in updates."""
 MOST_PLACES = 200_000
 """Points in time that a ratio is smoothed over."""
 ROUNDS = 3
-"""Times that weights and ratio are fitted in turn."""
+"""Number of alternating fits of weights and ratio."""
 
 _COLUMNS = len(NAMES) + 1
 IDLE = len(NAMES)
@@ -44,13 +44,13 @@ IDLE = len(NAMES)
 
 @dataclass(frozen=True)
 class Observed:
-    """What was seen of each update.
+    """The observations of each update.
 
     Attributes:
-        joules: Energy while the sensor saw.
-        features: Features of what ran then, with idle seconds last; updates x columns.
-        center_s: Middle of the seen part.
-        busy: Whether a step ran in it.
+        joules: Energy in the measured part.
+        features: Features of the steps in it, with idle seconds last; updates x columns.
+        center_s: Middle of the measured part.
+        busy: Whether it has a step.
         level: Clock level.
     """
 
@@ -63,19 +63,19 @@ class Observed:
 
 @dataclass(frozen=True)
 class Fit:
-    """What steps cost.
+    """The energy cost of steps.
 
     Attributes:
         weights: J per unit of each feature, idle W last; groups x columns.
-        covariance: Of the weights; groups x columns x columns.
+        covariance: Covariance of the weights; groups x columns x columns.
         levels: Number of clock levels; group = segment * levels + level.
         cuts_s: Instants between segments.
         center_s, ratio: Measured to predicted energy of busy time, at instants.
-        width_s: Of the kernel that smoothed it.
-        residual: Root mean square of what is unexplained of a busy update, relative to their mean.
+        width_s: Width of the kernel that smoothed it.
+        residual: Root mean square of the residuals of busy updates, relative to their mean.
         slow: The same of the ratio's estimate, relative.
         updates: Busy updates that were used.
-        period_s: Usual distance of updates.
+        period_s: Typical distance between updates.
     """
 
     weights: Floats
@@ -90,10 +90,10 @@ class Fit:
     updates: int
     period_s: float
     least: int = LEAST_UPDATES
-    """Updates below which nothing is attributed; fewer with weights to lean on."""
+    """Fewest updates that are needed to attribute energy; fewer with a prior."""
 
     def group(self, at_s: Floats, level: Ints) -> Ints:
-        """The group of weights that holds at instants and clock levels."""
+        """The groups of weights that apply at instants and clock levels."""
         found: Ints = np.searchsorted(self.cuts_s, at_s, side="right") * self.levels + level
         return found
 
@@ -103,7 +103,7 @@ class Fit:
 
     @property
     def refusal(self) -> str:
-        """Why nothing can be attributed with this fit; empty: it can."""
+        """Why no energy can be attributed with this fit; empty: it can."""
         if self.updates < self.least:
             return (
                 f"too few sensor updates: {self.updates} with a step in them, "
@@ -121,9 +121,9 @@ def fit(seen: Observed, levels: int, prior: Floats | None = None) -> Fit:
     """Fits weights and ratio.
 
     Args:
-        seen: The updates, in the order of time.
+        seen: The updates, sorted by time.
         levels: Number of clock levels.
-        prior: Weights of earlier fits of the same model to lean on; levels x columns.
+        prior: Weights of earlier fits of the same model, as a prior; levels x columns.
     """
     busy = seen.busy
     count = int(busy.sum())
@@ -235,7 +235,7 @@ def _ridge(
 
 
 def _level_factors(predicted: Floats, seen: Observed, weight: Floats, levels: int) -> Floats:
-    """How much dearer each clock level is than all together."""
+    """Cost of each clock level relative to the common cost."""
     above = np.bincount(seen.level, weight * predicted * seen.joules, levels)
     below = np.bincount(seen.level, weight * predicted**2, levels)
     found: Floats = np.divide(above, below, out=np.ones(levels), where=below > 0)
@@ -251,8 +251,8 @@ def _by_group(
     common: Floats,
     anchors: Floats | None,
 ) -> Floats:
-    """Weights of each group, drawn to the common ones times the group's own price, or to those of
-    earlier fits at its clock.
+    """Weights of each group, regularised towards the common ones times the group's relative cost,
+    or towards those of earlier fits at its clock.
     """
     near: Floats = np.tile(common, (groups, 1))
     if groups == 1:
@@ -276,7 +276,7 @@ def _by_group(
 def _smooth(
     center_s: Floats, measured: Floats, predicted: Floats, weight: Floats, busy: Flags
 ) -> tuple[Floats, float, float]:
-    """Ratio of measured to predicted, its kernel width in s, and the ratio's own error."""
+    """Ratio of measured to predicted energy, its kernel width in s, and the ratio's error."""
     count = center_s.size
     if count < 10:
         return np.ones(count), WIDTHS_S[-1], 0.0
@@ -294,7 +294,7 @@ def _smooth(
         lag = np.arange(-reach, reach + 1)
         kernel = np.exp(-0.5 * (lag * period_s / width_s) ** 2)
         without = kernel * (np.abs(lag) > hole)
-        little = 3.0 * typical  # as much as three updates in favour of 1
+        little = 3.0 * typical  # a prior for 1 with the weight of three updates
         blind = (_convolve(above, without) + little) / (_convolve(below, without) + little)
         loss = float(((above - blind * below) ** 2).sum())
         ratio = (_convolve(above, kernel) + little) / (_convolve(below, kernel) + little)
@@ -308,7 +308,7 @@ def _smooth(
 
 
 def _period(center_s: Floats) -> float:
-    """Median distance of updates, s."""
+    """Median distance between updates, s."""
     if center_s.size < 2:
         return 1.0
     span_s = float(center_s[-1] - center_s[0])
@@ -316,7 +316,7 @@ def _period(center_s: Floats) -> float:
 
 
 def _convolve(values: Floats, kernel: Floats) -> Floats:
-    """`np.convolve` of the same length, by Fourier transform: kernels span many updates."""
+    """`np.convolve` with mode `same`, by Fourier transform, because kernels span many updates."""
     size = values.size + kernel.size - 1
     length = 1 << (size - 1).bit_length()
     whole = np.fft.irfft(np.fft.rfft(values, length) * np.fft.rfft(kernel, length), length)

@@ -1,7 +1,7 @@
-"""Finds another process's work on the GPU: power in time without a step that idling cannot explain.
+"""Finds another process's work on the GPU: power above idle in time without a step.
 
-A process that runs only while steps run too cannot be seen this way; zeusd knows who holds the GPU,
-and the caller may say so (`Ledger.foreign`).
+It cannot find a process that only runs during steps. zeusd knows who holds the GPU, and the caller
+can report it (`Ledger.foreign`).
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import numpy as np
 from zeus.serving.digest import Condensed
 
 LEAST_UPDATES = 5
-"""Updates in a row, steps between them aside, that must show it."""
+"""Number of updates in a row, ignoring those with steps, that must show it."""
 SHARE = 0.25
-"""Of the way from idle power to busy power."""
+"""Threshold, as a share of the difference between idle and busy power."""
 
 Interval = tuple[int, int, str]
-"""Begin and end, ns, and what is wrong."""
+"""Start and end, ns, and the reason."""
 
 
 def find_foreign(what: Condensed) -> list[Interval]:
-    """Intervals in which someone else used the GPU."""
+    """Intervals in which another process used the GPU."""
     length_s = (what.update_end_ns - what.update_begin_ns) / 1e9
     empty = what.idle_s > 0.999 * length_s
     busy = np.flatnonzero(~empty)
     if busy.size == 0:
         return []
-    # What an update shows may lag behind by a little: one beside a step is not trusted.
+    # An update may lag behind slightly, so one next to a step is not trusted.
     trusted = empty.copy()
     trusted[1:] &= empty[:-1]
     trusted[:-1] &= empty[1:]
-    trusted[: busy[0]] = False  # start-up: weights are loaded, graphs captured
+    trusted[: busy[0]] = False  # start-up: loading weights, capturing graphs
     where = np.flatnonzero(trusted)
     if where.size < 2 * LEAST_UPDATES:
         return []
@@ -45,7 +45,7 @@ def find_foreign(what: Condensed) -> list[Interval]:
     for begin, end in edges.reshape(-1, 2).tolist():
         if end - begin < LEAST_UPDATES:
             continue
-        # From the last idle update that was as it should be to the next one.
+        # From the last normal idle update to the next one.
         first = where[begin - 1] + 1 if begin else 0
         last = where[end] - 1 if end < where.size else what.idle_s.size - 1
         found.append(

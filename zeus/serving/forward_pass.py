@@ -1,7 +1,7 @@
-"""Forward-pass metrics as Dynamo and SGLang publish them: one message per step, without requests.
+"""Forward-pass metrics of Dynamo and SGLang: one message per step, without requests.
 
-Nothing but sums of a step is known, so energy can be split by phase, not by request. A message says
-how long the step took, not when: it is dated by its arrival.
+Only sums of a step are known, so energy can be split by phase, not by request. A message has the
+duration of the step, not its time, so the step is dated by the arrival of the message.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from zeus.serving.wire import Finish, Message, Step
 from zeus_ipc.errors import RequestRejected
 
 BLOCK = 1000
-"""Passes whose rows have the same names in a ledger: figures are known after each block."""
+"""Number of passes whose rows have the same names in a ledger: figures are known after each
+block."""
 MOST_SEQUENCES = 4096
-"""Sequences of a step that are believed."""
+"""Largest plausible number of sequences in a step."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,10 @@ class ForwardPass:
     """One forward pass.
 
     Attributes:
-        worker: Which worker.
-        rank: Which data parallel rank.
-        number: Counts the worker's passes.
-        seconds: How long it took.
+        worker: The worker.
+        rank: Its data parallel rank.
+        number: Number of the worker's pass.
+        seconds: Duration, s.
         prefill_requests, prefill_tokens, prefill_context: Requests in prefill, their tokens in this
             pass, and what was in their KV cache.
         decode_requests, decode_context: Requests in decode, and what was in their KV cache.
@@ -48,7 +49,7 @@ class ForwardPass:
     decode_context: int
 
     def rows(self) -> tuple[list[str], list[bool], list[float], list[float]]:
-        """The pass as rows of a step, one for each request, all of a phase alike.
+        """The pass as rows of a step, one for each request; those of a phase are equal.
 
         Returns:
             Ids (`prefill-0`, `decode-0`, ...), prefill, tokens and context, for `Ledger.step`.
@@ -66,19 +67,19 @@ class ForwardPass:
 
 
 def decode(data: bytes) -> ForwardPass:
-    """A message: positional msgpack.
+    """Decodes a message: positional msgpack.
 
     `version, worker_id, dp_rank, counter_id, wall_time, scheduled_requests`, the last being
     `num_prefill_requests, sum_prefill_tokens, var_prefill_length, sum_prefill_kv_tokens,
-    num_decode_requests, sum_decode_kv_tokens, var_decode_kv_tokens`. What follows is ignored.
+    num_decode_requests, sum_decode_kv_tokens, var_decode_kv_tokens`. Further fields are ignored.
 
     Raises:
-        RequestRejected: It is none.
+        RequestRejected: It is not valid.
     """
     try:
         fields: list[Any] = msgpack.unpackb(data)
         _, worker, rank, number, *rest = fields
-        if isinstance(rest[0], str):  # newer ones say first what was timed
+        if isinstance(rest[0], str):  # newer versions start with the kind of the timing
             rest = rest[1:]
         seconds, scheduled = rest[:2]
         prefills, tokens, _, prefill_kv, decodes, decode_kv = scheduled[:6]
@@ -111,8 +112,8 @@ class Subscriber:
         clock_ns: CLOCK_MONOTONIC.
 
     Attributes:
-        rejected: Messages that were none.
-        lost: Passes whose message did not arrive.
+        rejected: Invalid messages.
+        lost: Number of passes whose message did not arrive.
     """
 
     def __init__(self, address: str, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -127,7 +128,7 @@ class Subscriber:
         self.lost = 0
 
     def receive(self, timeout_s: float) -> tuple[int, int, ForwardPass] | None:
-        """The next pass with its begin and end, ns; None if none comes within this time."""
+        """The next pass with its start and end, ns; None if none arrives within this time."""
         if not self._socket.poll(round(timeout_s * 1000)):
             return None
         end_ns = self._clock_ns()
@@ -157,10 +158,10 @@ class Subscriber:
 
 
 class LedgerFeed:
-    """Passes forward passes on to a ledger as steps of an engine that is named by its rank.
+    """Sends forward passes to a ledger as steps of an engine named by its rank.
 
     Args:
-        subscriber: Where they come from.
+        subscriber: The source of the passes.
         take: Called with each message for the ledger.
     """
 
@@ -171,7 +172,7 @@ class LedgerFeed:
         self._names: dict[str, set[str]] = {}
 
     def receive(self, timeout_s: float) -> None:
-        """Takes the next pass, if one comes within this time."""
+        """Handles the next pass, if one arrives within this time."""
         found = self._subscriber.receive(timeout_s)
         if found is None or not found[2].seconds:
             return

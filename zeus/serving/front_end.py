@@ -1,8 +1,10 @@
-"""Steps as an engine's front end knows them: who was in one is known when requests have finished.
+"""Reconstructs steps from an engine's front end, which knows their requests after these have
+finished.
 
-The front end sees when each step's output came, and of a finished request how long its prefill and
-its decode took. A request was in every step between; its prompt is spread over those of its prefill
-evenly. So figures are rougher than with a probe in the scheduler, and come later.
+The front end knows when each step's output arrived, and how long the prefill and decode of a
+finished request took. A request was in every step in between, and its prompt is spread evenly over
+the steps of its prefill. So figures are less accurate than with a probe in the scheduler, and
+arrive later.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 WAIT_NS = 120 * 10**9
-"""A step is given out with the requests that are known by then, even if some still run."""
+"""Time after which a step is returned with the requests known by then, even if some still run."""
 LATE = 0.3
-"""Share of a step by which the front end may hear of the one before too late."""
+"""Share of a step by which the front end may learn of the previous one late."""
 NEAR_STEPS = 3
-"""So many steps, counted by tokens, may be more or fewer than there were by the clock: beyond, a
-step gave several tokens, or a preempted request was computed twice."""
+"""Largest difference between steps counted by tokens and by time. With a larger one, a step
+produced several tokens, or a preempted request was computed twice."""
 MOST_NAMES = 10_000
-"""Names that are remembered without looking whether they are needed."""
+"""Number of names up to which unneeded ones are not removed."""
 
 
 @dataclass
@@ -36,10 +38,10 @@ class Finished:
 
     Attributes:
         request: Its id.
-        prefill_s: From its first step to its first token.
-        decode_s: From its first token to its last.
+        prefill_s: Time from its first step to its first token.
+        decode_s: Time from its first token to its last.
         prompt: Tokens of its prompt that were computed.
-        cached: Tokens of its prompt that were not.
+        cached: Tokens of its prompt from a cache.
         generated: Tokens that it generated.
     """
 
@@ -56,7 +58,7 @@ Row = tuple[int, int, list[str], list[bool], list[float], list[float]]
 
 
 class FrontEnd:
-    """Puts steps together."""
+    """Reconstructs steps."""
 
     def __init__(self) -> None:
         self._iterations: list[_Iteration] = []
@@ -65,16 +67,16 @@ class FrontEnd:
         self._last_of: dict[str, int] = {}
 
     def iteration(self, end_ns: int, running: int, finished: list[Finished]) -> list[str]:
-        """A step's output came.
+        """Handles the output of a step.
 
         Args:
-            end_ns: When.
+            end_ns: Time of the output.
             running: Requests in it.
             finished: Requests whose last token was in it.
 
         Returns:
-            What steps call each of them: its id, with a number before it where another one of this
-            id ran at the same time.
+            Their names in steps: the id, prefixed with a number if another request with this id ran
+                at the same time.
         """
         if self._ends and end_ns <= self._ends[-1]:
             end_ns = self._ends[-1] + 1
@@ -83,7 +85,7 @@ class FrontEnd:
         return [self._place(one, end_ns) for one in finished]
 
     def ready(self, now_ns: int) -> Iterator[Row]:
-        """Steps whose requests are all known, or that have waited long enough, each once."""
+        """Steps whose requests are all known, or that have waited long enough; each once."""
         done = 0
         for one in self._iterations:
             if len(one.rows) < one.running and now_ns - one.end_ns < WAIT_NS:
@@ -100,8 +102,9 @@ class FrontEnd:
         first_ns = last_ns - round(one.decode_s * 1e9)
         begin_ns = first_ns - round(one.prefill_s * 1e9)
         high = bisect_left(self._ends, last_ns) + 1
-        # The step of its first token is the one that ended next to that instant, or as many steps
-        # before the last as it has tokens: counting does not depend on when the front end heard.
+        # The step of its first token is the one that ended closest to that instant, or as many
+        # steps before the last as it has tokens: counting does not depend on delays of the front
+        # end.
         middle = min(self._nearest(first_ns) + 1, high)
         counted = high - (one.generated - 1)
         if counted > 0 and abs(counted - middle) <= NEAR_STEPS:
@@ -121,13 +124,13 @@ class FrontEnd:
         return name
 
     def _nearest(self, at_ns: int) -> int:
-        """The step that ended next to an instant."""
+        """The step that ended closest to an instant."""
         after = min(bisect_left(self._ends, at_ns), len(self._ends) - 1)
         before = max(0, after - 1)
         return min(after, before, key=lambda n: abs(self._ends[n] - at_ns))
 
     def _after(self, begin_ns: int) -> int:
-        """The first step that began at an instant or later, by the ends of steps."""
+        """The first step that started at an instant or later, by the ends of steps."""
         low = bisect_right(self._ends, begin_ns)
         if 0 < low < len(self._ends):
             length_ns = self._ends[low] - self._ends[low - 1]

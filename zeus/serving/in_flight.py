@@ -1,7 +1,7 @@
-"""Pairs the begin of an engine's steps with their ends, first in, first out.
+"""Pairs the starts of an engine's steps with their ends, first in, first out.
 
-Engines that schedule ahead begin a step before the one before has ended. A probe never
-raises into the engine: one that fails logs one warning and stops.
+Engines that schedule ahead start a step before the previous one has ended. A probe never raises
+into the engine: after a failure it logs one warning and stops.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MOST_AHEAD = 64
-"""Steps that may be under way; beyond, ends were missed and the oldest are forgotten."""
+"""Most steps in flight; with more, ends were missed, and the oldest are dropped."""
 
 
 class InFlight(Generic[T]):
-    """Steps under way.
+    """Steps in flight.
 
     Args:
         clock_ns: CLOCK_MONOTONIC.
@@ -39,15 +39,16 @@ class InFlight(Generic[T]):
         return self._clock_ns()
 
     def begin(self, begin_ns: int, what: T) -> None:
-        """A step began."""
+        """Adds a step that started."""
         self._steps.append((begin_ns, what))
 
     def under_way(self) -> Iterator[T]:
-        """What the steps under way are."""
+        """The data of the steps in flight."""
         return (what for _, what in self._steps)
 
     def end(self) -> tuple[int, int, T] | None:
-        """The oldest step ended: its begin, its end and what it is; None: none was begun."""
+        """Removes the oldest step, which ended; returns its start, end and data; None: none is in
+        flight."""
         if not self._steps:
             return None
         begin_ns, what = self._steps.popleft()
@@ -55,10 +56,10 @@ class InFlight(Generic[T]):
 
 
 class Silent:
-    """Runs a probe's code such that it can do no harm.
+    """Runs a probe's code without harm to the engine.
 
     Args:
-        name: What the probe is of, for the one warning.
+        name: The probed program, for the warning.
     """
 
     def __init__(self, name: str) -> None:

@@ -4,12 +4,13 @@
     ledger.step(begin_ns, end_ns, ["a", "b"], [True, False], [512, 1], [0, 830])
     ledger.update(begin_ns, end_ns, joules, clock_mhz=1980)
     ledger.finish("a", tenant="search")
-    ledger.advance(now_ns)        # provisional figures of what has finished
-    ledger.settle().rows          # final ones
+    ledger.advance(now_ns)        # provisional figures of finished requests ledger.settle().rows
+    # final ones
 
 A step's energy has several causes at once, so a request's part of it is attributed, not measured:
-`uncertainty_j` says how far sensor and fit may be off, `rule_uncertainty_j` the rule. There is no
-I/O here, no thread, and nothing of an engine. Needs NumPy: pip install "zeusd[serving]".
+`uncertainty_j` is the error of sensor and fit, `rule_uncertainty_j` that of the rule. This module
+has no I/O and no thread, and does not depend on an engine. Needs NumPy: pip install
+"zeusd[serving]".
 """
 
 from __future__ import annotations
@@ -31,29 +32,29 @@ from zeus.serving.settlement import predict, split
 from zeus.serving.spread import METHODS
 
 MOST_PENDING = 50_000
-"""Steps, or updates, that are condensed without being asked to."""
+"""Number of steps, or updates, that are condensed automatically."""
 MOST_UPDATES = 200_000
-"""Updates after which a period is settled without being asked to: more than an hour's."""
+"""Updates after which a period is settled automatically: more than an hour's."""
 LIVE_UPDATES = 6_000
-"""Updates that a provisional fit looks at."""
+"""Updates that a provisional fit uses."""
 
 DUMMY = "\x00dummy"
-"""Name under which steps without a request are kept; they are part of the idle energy."""
+"""Name of steps without a request, which are part of the idle energy."""
 
 
 class Ledger:
     """Attributes energy to requests.
 
-    Not safe across threads. Memory is bounded: steps are condensed to a few rows per request, of
-    at most a million rows; requests that never finish are given up, oldest first, beyond 200,000.
+    Not safe across threads. Memory is bounded: steps are condensed to a few rows per request, with
+    at most a million rows in total; beyond 200,000 unfinished requests, the oldest are dropped.
 
     Args:
         method: `regression`, `tokens` or `roofline`.
         prior: Weights of an earlier fit of the same GPU, engine and model, by clock in MHz
-            (`weights`), which help until there are updates enough.
+            (`weights`), which help until there are enough updates.
 
     Raises:
-        ValueError: There is no such method.
+        ValueError: The method does not exist.
     """
 
     def __init__(self, method: str = METHODS[0], *, prior: Weights | None = None) -> None:
@@ -67,11 +68,11 @@ class Ledger:
         self._costs: list[tuple[object, object]] = []
         self._updates: list[tuple[int, int, float, int, int, float]] = []
         self._finished: list[tuple[int, str, str]] = []
-        self._end_ns = -(2**62)  # of the newest step
+        self._end_ns = -(2**62)  # end of the newest step
         self._foreign: list[Interval] = []
         self._early: list[Settlement] = []
         self.totals = Totals()
-        """Of all settled periods."""
+        """Totals of all settled periods."""
 
     # --------------------------------------------------------------------------------------- input
 
@@ -86,17 +87,17 @@ class Ledger:
         flops: Sequence[float] | Floats | None = None,
         bytes: Sequence[float] | Floats | None = None,
     ) -> None:
-        """Takes a step of the engine. Steps come in the order of their ends.
+        """Adds a step of the engine. Steps must be in the order of their ends.
 
         Args:
-            begin_ns: When it began, on the clock of the updates.
-            end_ns: When it ended.
-            ids: Its requests; none: a dummy step, whose energy counts as idle.
-            prefill: For each whether it is in its prefill.
-            tokens: Computed in this step, whether or not they are accepted.
-            context: Already in the KV cache when the step began.
-            flops: Of each request in this step, for the method `roofline`.
-            bytes: Read and written for each, for the method `roofline`.
+            begin_ns: Its start, on the clock of the updates.
+            end_ns: Its end.
+            ids: Its requests; empty: a dummy step, whose energy counts as idle.
+            prefill: Whether each request is in its prefill.
+            tokens: Tokens computed in this step, accepted or not.
+            context: Tokens in the KV cache at the start of the step.
+            flops: FLOPs of each request in this step, for the method `roofline`.
+            bytes: Bytes read and written for each, for the method `roofline`.
         """
         if not len(ids):
             ids, prefill, tokens, context, flops, bytes = (DUMMY,), (False,), (1,), (0,), (0,), (0,)
@@ -107,10 +108,10 @@ class Ledger:
             self._flush_steps()
 
     def add_steps(self, steps: Steps, names: Sequence[str]) -> None:
-        """Takes many steps at once.
+        """Adds many steps at once.
 
         Args:
-            steps: `request` holds positions in `names`; each step has at least one row.
+            steps: `request` has positions in `names`; each step has at least one row.
             names: The requests.
         """
         self._flush_steps()
@@ -129,18 +130,18 @@ class Ledger:
         seen_end_ns: int | None = None,
         clock_mhz: float = math.nan,
     ) -> None:
-        """Takes an update of the sensor. They come in the order of time and do not overlap.
+        """Adds an update of the sensor. Updates must be sorted by time and must not overlap.
 
         Args:
-            begin_ns: When it begins.
-            end_ns: When it ends.
-            joules: What it showed for all of this time.
-            seen_begin_ns: When the sensor began to look; None: at the beginning.
-            seen_end_ns: When it ceased to; None: at the end.
+            begin_ns: Its start.
+            end_ns: Its end.
+            joules: Its energy for all of this time.
+            seen_begin_ns: Start of the measured part; None: the start of the update.
+            seen_end_ns: End of the measured part; None: the end of the update.
             clock_mhz: Effective clock of the GPU; NaN: unknown.
 
         Raises:
-            ValueError: It ends before it begins.
+            ValueError: It ends before it starts.
         """
         if not begin_ns < end_ns:
             raise ValueError(
@@ -153,7 +154,7 @@ class Ledger:
             self._flush_updates()
 
     def add_updates(self, updates: Updates) -> None:
-        """Takes many updates at once."""
+        """Adds many updates at once."""
         self._flush_updates()
         self._digest.add_updates(updates)
 
@@ -162,7 +163,7 @@ class Ledger:
         self._finished.append((self._end_ns, request, tenant))
 
     def finish_all(self) -> None:
-        """Marks all requests so far as finished: the engine that computed them is gone."""
+        """Marks all requests so far as finished, because their engine has ended."""
         self._flush_steps()
         self._finished += [(self._end_ns, name, "") for name in self._requests.names()]
 
@@ -180,13 +181,13 @@ class Ledger:
     # -------------------------------------------------------------------------------------- output
 
     def advance(self, until_ns: int) -> list[RequestEnergy]:
-        """Condenses what has come, and returns provisional figures.
+        """Condenses new data, and returns provisional figures.
 
         Args:
             until_ns: All steps and updates that ended before have been added.
 
         Returns:
-            Requests that have finished and whose last step is covered, each once.
+            Finished requests whose last step is covered; each once.
         """
         self._condense(until_ns)
         if len(self._digest) > MOST_UPDATES or self._requests.full:
@@ -197,15 +198,15 @@ class Ledger:
         return self._provisional(np.array(wanted))
 
     def settle(self, until_ns: int | None = None) -> Settlement:
-        """Closes a period: fits once more and scales to what was measured.
+        """Closes a period: fits once more, and scales to the measured energy.
 
         Args:
             until_ns: The period ends here, and all steps and updates that ended before have been
-                added; None: nothing more comes.
+                added; None: there is no more data.
 
         Returns:
-            Requests that have finished, in the order of their first step; when nothing more comes,
-            all.
+            Finished requests in the order of their first step; all requests if there is no more
+            data.
         """
         self._condense(until_ns)
         settled = [*self._early, self._settle(final=until_ns is None)]
@@ -219,12 +220,12 @@ class Ledger:
 
     @property
     def open_requests(self) -> int:
-        """How many requests are known that have not been returned by `settle`."""
+        """Number of requests that `settle` has not returned yet."""
         return len(self._requests)
 
     @property
     def weights(self) -> Weights:
-        """Weights of the newest fit at each clock, to begin the next ledger with."""
+        """Weights of the newest fit at each clock, as a prior for the next ledger."""
         return self._prior.weights
 
     # -------------------------------------------------------------------------------- internals

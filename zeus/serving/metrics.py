@@ -1,4 +1,4 @@
-"""Energy of inference as Prometheus metrics. No series is of a single request.
+"""Energy of inference as Prometheus metrics, without series of single requests.
 
     from prometheus_client import REGISTRY
     REGISTRY.register(EnergyCollector(model, engine, accountant))
@@ -38,7 +38,7 @@ class Histogram:
         self.sum += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound, as Prometheus has them."""
+        """Cumulative counts by upper bound, as in Prometheus."""
         total, found = 0, []
         for bound, count in zip((*self._bounds, math.inf), self._counts, strict=True):
             total += count
@@ -47,15 +47,15 @@ class Histogram:
 
 
 class EnergyCollector:
-    """What Prometheus scrapes of one engine.
+    """Prometheus collector of one engine.
 
-    Energy is counted as soon as it is attributed, provisionally; what a settlement corrects is
-    added when it comes, so a counter never falls.
+    Energy is counted as soon as it is attributed provisionally. Corrections of a settlement are
+    added later, so a counter never decreases.
 
     Args:
         model: Label `model_name`.
         engine: Label `engine`.
-        accountant: Where figures come from.
+        accountant: The source of the figures.
     """
 
     def __init__(self, model: str, engine: str, accountant: Accountant) -> None:
@@ -99,7 +99,7 @@ class EnergyCollector:
                 ("request_energy_joules", "Energy of a finished request.", self._requests),
                 (
                     "request_energy_per_output_token_joules",
-                    "Energy of a finished request per token that it decoded.",
+                    "Energy of a finished request per decoded token.",
                     self._per_token,
                 ),
             ):
@@ -114,7 +114,7 @@ class EnergyCollector:
             ),
             (
                 "fit_residual_ratio",
-                "What the steps leave unexplained of a sensor update.",
+                "Share of a sensor update's energy that the steps do not explain.",
                 self._accountant.residual,
             ),
             ("clock_hertz", "Clock of the first GPU.", self._accountant.clock_hz),

@@ -1,4 +1,4 @@
-"""What earlier fits say that steps cost, by clock; pure."""
+"""Energy costs of steps from earlier fits, by clock; pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from zeus.serving.features import NAMES
 from zeus.serving.fit import Fit
 
 Weights = Mapping[float, Sequence[float]]
-"""Of each feature, J per unit, by clock in MHz; 0 where the clock is unknown."""
+"""Cost of each feature, J per unit, by clock in MHz; 0: the clock is unknown."""
 
 
 class Prior:
-    """Weights to lean on.
+    """Weights of earlier fits, used as a prior.
 
     Args:
-        weights: Of an earlier ledger.
+        weights: Weights of an earlier ledger.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -32,11 +32,11 @@ class Prior:
 
     @property
     def weights(self) -> Weights:
-        """What a next ledger may begin with."""
+        """The prior for a next ledger."""
         return {mhz: row.tolist() for mhz, row in self._by_clock.items()}
 
     def of(self, what: Condensed) -> Floats | None:
-        """Weights for each clock level of a period: of the nearest clock; None: there are none."""
+        """Weights of the nearest clock for each clock level of a period; None: there are none."""
         known = self._by_clock
         if not known:
             return None
@@ -49,7 +49,7 @@ class Prior:
         )
 
     def learn(self, what: Condensed, fit: Fit) -> None:
-        """Takes the weights that held last, at each clock at which steps ran then."""
+        """Adds the last valid weights at each clock at which steps ran."""
         seen = what.observed
         busy = seen.busy
         group = fit.group(seen.center_s[busy], seen.level[busy])
@@ -62,7 +62,7 @@ class Prior:
 
 
 def _clocks(what: Condensed) -> list[float]:
-    """Of each level, MHz; 0 where it is unknown."""
+    """Clock of each level, MHz; 0: unknown."""
     known = [0.0 if math.isnan(mhz) else mhz for mhz in what.clocks_mhz]
     return known + [0.0] * (what.levels - len(known))
 

@@ -1,4 +1,4 @@
-"""Receives what recorders in engines send: a socket, and who is connected to it."""
+"""Receives messages of recorders in engines: a socket and its connections."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from zeus.serving.wire import MOST_BYTES, Message, unpack
 from zeus_ipc.errors import RequestRejected
 
 MOST_ENGINES = 64
-"""Processes that may be connected."""
+"""Most processes that may be connected."""
 MOST_AT_ONCE = 10_000
-"""Messages taken from one of them before the next one's turn."""
+"""Messages read from one of them before the next one's turn."""
 
 
 class Receiver:
     """Listens for engines.
 
-    There is no waiting for a message: who waits is woken by each, and that takes the engine's time.
-    Sleep, and `receive` what has come meanwhile.
+    It does not wait for messages: each one would wake the waiting thread, at the expense of the
+    engine. Sleep, and then `receive` all messages that arrived.
 
     Args:
-        path: Socket to listen on; an old one there is replaced.
-        take: Called with each message; returns whether it was one for this receiver.
+        path: Socket to listen on; replaces an old one.
+        take: Called with each message; returns whether it was for this receiver.
 
     Attributes:
-        rejected: Messages that were none, or for another receiver.
+        rejected: Messages that were invalid or for another receiver.
 
     Raises:
         OSError: The socket cannot be listened on.
@@ -53,7 +53,7 @@ class Receiver:
         self._socket.setblocking(False)
 
     def receive(self) -> None:
-        """Takes all that has come."""
+        """Handles all messages that arrived."""
         with contextlib.suppress(BlockingIOError):
             while len(self._engines) < MOST_ENGINES:
                 connection, _ = self._socket.accept()
@@ -65,14 +65,14 @@ class Receiver:
                 self._engines.remove(connection)
 
     def close(self) -> None:
-        """Listens no more."""
+        """Stops listening."""
         for one in (self._socket, *self._engines):
             one.close()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
     def _drained(self, connection: socket.socket) -> bool:
-        """Takes what one engine sent; returns whether it is still there."""
+        """Handles the messages of one engine; returns whether it is still connected."""
         for _ in range(MOST_AT_ONCE):
             try:
                 data = connection.recv(MOST_BYTES)

@@ -1,4 +1,4 @@
-"""Sends an engine's steps away without ever making it wait, or raising into it."""
+"""Sends an engine's steps without blocking the engine or raising into it."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from zeus.serving.wire import (
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""How often a listener is looked for."""
+"""Period of looking for a listener."""
 HOLD_NS = 20_000_000
-"""Messages wait for each other this long: as often, clock control looks. A step that takes longer
-is sent at its end."""
+"""Time for which messages are collected, which is clock control's period. A longer step is sent at
+its end."""
 MOST_HELD = 100
-"""Messages that wait, other than steps."""
+"""Most waiting messages other than steps."""
 SEND_BYTES = 4 * 2**20
-"""Of steps that wait while the listener is busy: some seconds'."""
+"""Most steps that wait while the listener is busy: some seconds."""
 
 
 class Recorder:
-    """What an engine's process holds: messages about steps, sent or dropped.
+    """The sender in an engine's process: messages about steps are sent or dropped.
 
-    Nobody need listen. One that begins to listen later is found within a second. Not safe across
-    threads; in a child of `fork` it does nothing.
+    It needs no listener, and finds one that starts later within a second. Not safe across threads;
+    does nothing in a child of `fork`.
 
     Args:
-        engine: Which engine of the instance, with data parallelism.
+        engine: The engine of the instance, with data parallelism.
         path: The listener's socket; None: those of `$ZEUS_SERVING_SOCKET`.
-        hold: Messages may stay here until others join them, for `HOLD_NS` of the engine's steps at
-            most: `flush` before a pause, and before a step that is not like the one before.
+        hold: Messages may be collected for up to `HOLD_NS` of the engine's steps: call `flush`
+            before a pause, and before a step unlike the previous one.
     """
 
     def __init__(self, engine: str = "0", path: str | None = None, *, hold: bool = False) -> None:
@@ -60,18 +60,18 @@ class Recorder:
         self._hold = hold
         self._held: list[bytes] = []
         self._batch: tuple[bytes, Sequence[int], Sequence[int]] = b"", (), ()
-        self._ahead = 0  # steps of this batch that were packed
-        self._instants: list[int] = []  # begin and end of those that were not
+        self._ahead = 0  # packed steps of this batch
+        self._instants: list[int] = []  # start and end of those not packed yet
         self._sent_ns = 0
 
     @property
     def sent(self) -> int:
-        """Messages that a listener's kernel buffer took."""
+        """Messages that a listener's kernel buffer accepted."""
         return sum(one.sent for one in self._listeners)
 
     @property
     def dropped(self) -> int:
-        """Messages that it did not, or that nobody listened for."""
+        """Messages that it did not accept, or that had no listener."""
         return self._unsent + sum(one.dropped for one in self._listeners)
 
     def step(
@@ -107,7 +107,7 @@ class Recorder:
             self._fail(error)
 
     def introduce(self, work: Work) -> None:
-        """Has every listener know what the model computes and moves, now or when it connects."""
+        """Sends the model's FLOPs and bytes to every listener, now or when it connects."""
         data = pack_work(work)
         for one in self._listeners:
             one.introduce(data)
@@ -120,14 +120,14 @@ class Recorder:
         tokens: Sequence[int],
         computed: Sequence[int],
     ) -> None:
-        """Sends a step at less cost than `step`: for many sequences that stay together.
+        """Sends a step at a lower cost than `step`, for many sequences that stay together.
 
         Args:
             begin_ns: When it began, CLOCK_MONOTONIC.
             end_ns: When it ended.
-            roster: Its requests, each by `wire.pack_request`, one after the other.
-            tokens: Computed in this step, of each.
-            computed: Tokens of each that are computed when the step has ended.
+            roster: Its requests, each packed by `wire.pack_request`, concatenated.
+            tokens: Tokens of each that are computed in this step.
+            computed: Tokens of each that are computed by the end of the step.
         """
         self._pack_batch()
         self._batch = roster, tokens, computed
@@ -135,7 +135,7 @@ class Recorder:
         self.again(begin_ns, end_ns)
 
     def again(self, begin_ns: int, end_ns: int) -> None:
-        """Sends the last `batch` once more, each of its sequences one token further.
+        """Sends the last `batch` again, with one more token for each sequence.
 
         Args:
             begin_ns: When it began, CLOCK_MONOTONIC.
@@ -148,7 +148,7 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what stays here."""
+        """Sends the collected messages."""
         self._pack_batch()
         held = self._held
         if held:
@@ -175,12 +175,12 @@ class Recorder:
         self._ahead += count
 
     def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:
-        """Sends the arrival of a request, of which clock control wants to know.
+        """Sends the arrival of a request, for clock control.
 
         Args:
             request: Its id.
-            at_ns: When, of CLOCK_MONOTONIC.
-            prompt: Tokens of its prompt, cached ones too.
+            at_ns: Time of arrival, CLOCK_MONOTONIC.
+            prompt: Tokens of its prompt, including cached ones.
             trace: Its `traceparent` of W3C Trace Context; empty: it is not traced.
         """
         self._pack_batch()
@@ -198,14 +198,14 @@ class Recorder:
             self._fail(error)
 
     def owner(self, request: str, tenant: str) -> None:
-        """Sends whose a request is, from a process that does not know its steps."""
+        """Sends the tenant of a request, from a process that does not know its steps."""
         try:
             self._send(pack_owner(request, tenant))
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
 
     def close(self) -> None:
-        """Sends what stays here, and nothing from now on."""
+        """Sends the collected messages, and nothing after that."""
         self.flush()
         self._closed = True
         for one in self._listeners:
@@ -225,7 +225,7 @@ class Recorder:
 
 
 class _Listener:
-    """One socket that is sent to, whether or not a process listens."""
+    """One destination socket, with or without a listening process."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -235,7 +235,7 @@ class _Listener:
         self.sent = self.dropped = 0
 
     def introduce(self, data: bytes) -> None:
-        """Sends a message first, on this connection and each later one."""
+        """Sets a message that is sent first on this and each later connection."""
         self._first = data
         if self._socket is not None:
             self.send(data)

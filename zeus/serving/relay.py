@@ -3,8 +3,8 @@
     from zeus.serving.relay import register
     register("http://127.0.0.1:9462")
 
-A thread fetches them, so that a scrape of the engine never waits for the ledger. While it does
-not answer there are none. Needs prometheus_client: pip install "zeusd[metrics]".
+A thread fetches them, so that a scrape of the engine never waits for the ledger. While the ledger
+does not respond, its metrics are missing. Needs prometheus_client: pip install "zeusd[metrics]".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zeus.simulate.extras import needed
 log = logging.getLogger(__name__)
 
 URL_ENV = "ZEUS_SERVING_METRICS"
-"""Where the ledger answers: vLLM's plugin then relays its metrics."""
+"""Address of the ledger, whose metrics vLLM's plugin relays."""
 EVERY_S = 5.0
 TIMEOUT_S = 2.0
 MOST_BYTES = 2**22
@@ -32,12 +32,12 @@ _registered: set[str] = set()
 
 
 def register(url: str, registry: Any = None, every_s: float = EVERY_S) -> Relay | None:
-    """Adds the ledger's metrics to a registry; a second time for the same URL it does nothing.
+    """Adds the ledger's metrics to a registry; a second call with the same URL does nothing.
 
     Args:
-        url: Of `python -m zeus.serving serve --listen`.
+        url: Address of `python -m zeus.serving serve --listen`.
         registry: A `CollectorRegistry`; None: `prometheus_client.REGISTRY`.
-        every_s: How often they are fetched.
+        every_s: Period of fetching.
 
     Raises:
         ImportError: prometheus_client is not installed.
@@ -67,18 +67,18 @@ class Relay:
         self._thread.start()
 
     def collect(self) -> Iterable[Any]:
-        """What was fetched last; called by the registry."""
+        """The metrics fetched last; called by the registry."""
         return self._families if os.getpid() == self._pid else []
 
     def close(self) -> None:
-        """Fetches no more."""
+        """Stops fetching."""
         self._ended.set()
         self._thread.join()
 
     def _run(self) -> None:
         while True:
             found: list[Any] = []
-            with contextlib.suppress(Exception):  # it is down, or something else answers
+            with contextlib.suppress(Exception):  # it is down, or another program responds
                 with urllib.request.urlopen(self._url, timeout=TIMEOUT_S) as answer:
                     text = answer.read(MOST_BYTES).decode()
                 found = [one for one in self._parse(text) if one.name.startswith(PREFIX)]
@@ -88,10 +88,10 @@ class Relay:
 
 
 def register_from_environment() -> None:
-    """As `register`, with the URL of `$ZEUS_SERVING_METRICS`. Never raises into an engine."""
+    """Like `register`, with the URL of `$ZEUS_SERVING_METRICS`. Never raises into an engine."""
     url = os.environ.get(URL_ENV)
     if url:
         try:
             register(url)
         except Exception as error:  # noqa: BLE001 - never raise into the engine
-            log.warning("the engine's metrics are without those of energy: %s", error)
+            log.warning("the engine's metrics do not include energy: %s", error)

@@ -18,8 +18,8 @@ from zeus.simulate.extras import needed
 from zeus.utils.atomic import write_text
 
 IDLE = ("exclude", "proportional", "owner")
-"""What a bill does with idle energy: leaves it out, adds it to the requests in proportion to their
-own, or charges it to the owner of the server."""
+"""Treatment of idle energy: exclude it, add it to the requests in proportion to their own energy,
+or charge it to the owner of the server."""
 
 OUT_COLUMNS = (
     "request",
@@ -34,7 +34,7 @@ OUT_COLUMNS = (
 )
 
 OWNER = "owner"
-"""Tenant that idle energy is charged to with `owner`."""
+"""Tenant that is charged for idle energy with `owner`."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def bill(settled: Settlement, idle: str = IDLE[0]) -> Bill:
     """Distributes idle energy.
 
     Raises:
-        ValueError: There is no such way.
+        ValueError: The treatment does not exist.
     """
     if idle not in IDLE:
         raise ValueError(f"idle must be one of {', '.join(IDLE)}, not {idle!r}")
@@ -76,7 +76,7 @@ def bill(settled: Settlement, idle: str = IDLE[0]) -> Bill:
 def replay(
     steps: Path, energy: Path, *, method: str, idle: str, tenants: Path | None = None
 ) -> Bill:
-    """Attributes what two files hold.
+    """Attributes the energy of a run in two files.
 
     Raises:
         ValueError: A file is wrong; the message names it, the line and the fault.
@@ -92,7 +92,7 @@ def replay(
 
 
 def by_tenant(paid: Bill) -> dict[str, dict[str, float]]:
-    """Sums of each tenant, by name; requests of nobody are under the empty name."""
+    """Sums of each tenant, by name; requests without a tenant have the empty name."""
     found: dict[str, dict[str, float]] = {}
     for row in paid.rows:
         one = found.setdefault(row.tenant, {"requests": 0, "refused": 0, "joules": 0.0})
@@ -133,7 +133,7 @@ def totals_json(paid: Bill, method: str, *, tenants: bool) -> str:
 
 
 def write_rows(rows: Sequence[RequestEnergy], path: Path) -> None:
-    """Writes requests as CSV, or as Parquet where the name ends in `.parquet`.
+    """Writes requests as CSV, or as Parquet if the name ends in `.parquet`.
 
     Raises:
         OSError: The file cannot be written.

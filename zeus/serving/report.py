@@ -35,9 +35,9 @@ class Sums:
     methods: set[str] = field(default_factory=set)
 
     def row(self) -> dict[str, Any]:
-        """Its figures, by `COLUMNS`; None where there is none."""
+        """Its figures, by `COLUMNS`; None: not known."""
         total = math.fsum(self.joules)
-        # Errors of sensor and fit average out over requests, those of the rule may not.
+        # Errors of sensor and fit average out over requests, but those of the rule may not.
         sigma = math.hypot(self.variance**0.5, self.rule_j)
         values = sorted(self.joules)
         return {
@@ -56,10 +56,10 @@ class Sums:
 
 @dataclass
 class Report:
-    """What a log says.
+    """The contents of a log.
 
     Attributes:
-        groups: By model, tenant or hour.
+        groups: Groups by model, tenant or hour.
         requests_j, idle_j, unattributed_j, measured_j: Sums of the settled periods.
     """
 
@@ -76,13 +76,13 @@ def read(paths: Iterable[Path], by: str, idle: str = "exclude", *, join: bool = 
     Args:
         paths: JSON lines, as a service writes them.
         by: One of `BY`.
-        idle: `exclude` leaves idle energy out of the groups, `proportional` adds each period's to
-            its groups by their own energy, `owner` to a group of the owner.
-        join: Rows of different logs with the same request are one request: of the prefill and the
-            decode side of a server.
+        idle: `exclude` leaves idle energy out of the groups, `proportional` adds each period's idle
+            energy to its groups by their own energy, `owner` adds it to a group of the owner.
+        join: Rows with the same request in different logs are one request, as with separate servers
+            for prefill and decode.
 
     Raises:
-        ValueError: A line is none of a log; the message names file and line.
+        ValueError: A line does not belong to a log; the message names file and line.
         OSError: A file cannot be read.
     """
     paths = list(paths)
@@ -110,7 +110,7 @@ def read(paths: Iterable[Path], by: str, idle: str = "exclude", *, join: bool = 
 
 
 def _entries(paths: Iterable[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Lines of logs, and where they are."""
+    """Lines of logs, and their places."""
     for path in paths:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             where = f"{path}, line {number}"
@@ -139,7 +139,7 @@ def _joined(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
 
 
 def _sum_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One row for all sides of a request; where one is refused, so is the sum."""
+    """One row for all parts of a request; if one is refused, so is the sum."""
     found = dict(sorted(rows, key=_ended_s)[-1])
     found["tenant"] = next((row["tenant"] for row in rows if row["tenant"]), "")
     found["method"] = " ".join(sorted({str(row["method"]) for row in rows}))
@@ -187,11 +187,11 @@ def as_csv(report: Report, by: str) -> str:
 
 
 def plot(report: Report, by: str, path: Path) -> None:
-    """Draws joules and joules per output token of each group.
+    """Plots joules and joules per output token of each group.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: It cannot draw this kind of file.
+        ValueError: It cannot write this kind of file.
         OSError: The file cannot be written.
     """
     from zeus.simulate.extras import needed

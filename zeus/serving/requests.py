@@ -1,4 +1,4 @@
-"""The requests that a ledger knows: their numbers, spans, tenants, and what they owe so far."""
+"""The requests of a ledger: their numbers, spans, tenants, and energy so far."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zeus.serving.rows import RequestEnergy, Totals
 from zeus.serving.settlement import Split
 
 MOST_OPEN = 200_000
-"""Requests that are known at a time; beyond, those that had no step for longest are given up."""
+"""Most requests at a time; beyond this, those without a step for longest are dropped."""
 
 NEVER = "no sensor update covers its steps"
 
@@ -41,7 +41,7 @@ class Open:
 
     @property
     def joules(self) -> float:
-        """Of settled periods."""
+        """Energy of settled periods."""
         return self.prefill_j + self.decode_j + self.shared_j
 
 
@@ -63,7 +63,7 @@ class Requests:
         return len(self._open) > MOST_OPEN
 
     def numbers(self, names: Sequence[str]) -> Ints:
-        """The number of each name; a new one is a new request."""
+        """The number of each name; a new name is a new request."""
         known = self._number
         found = np.empty(len(names), np.int64)
         for position, name in enumerate(names):
@@ -76,7 +76,7 @@ class Requests:
         return found
 
     def names(self) -> list[str]:
-        """All requests that are known."""
+        """All requests."""
         return list(self._number)
 
     def finish(self, name: str, tenant: str) -> None:
@@ -91,7 +91,7 @@ class Requests:
             self._done.append(number)
 
     def saw(self, steps: Steps) -> None:
-        """Takes note of steps that were condensed."""
+        """Records condensed steps."""
         numbers, where = np.unique(steps.request, return_inverse=True)
         step = steps.step_of_row
         begin = np.full(numbers.size, 2**62)
@@ -118,7 +118,7 @@ class Requests:
             one.decode_tokens += all_tokens - prefilled
 
     def newly_done(self) -> list[int]:
-        """Numbers of requests that finished since the last call and whose steps were seen."""
+        """Numbers of requests that finished since the last call and have steps."""
         ready = [n for n in self._done if n in self._open and self._open[n].end_ns]
         kept = set(ready)
         self._done = [n for n in self._done if n in self._open and n not in kept]
@@ -167,7 +167,7 @@ class Requests:
         for at, number in enumerate(found.request.tolist()):
             one = self._open.get(number)
             own_j = joules[at]
-            if one is None:  # given up, and back again under the same name
+            if one is None:  # dropped, and started again under the same name
                 totals.unattributed_j += own_j
                 continue
             if one.name == dummy:
@@ -192,7 +192,7 @@ class Requests:
         return totals
 
     def take(self, method: str, dummy: str, *, final: bool) -> list[RequestEnergy]:
-        """Rows of requests that are done with, which are then forgotten."""
+        """Removes completed requests and returns their rows."""
         ready = [n for n, one in self._open.items() if final or one.finished]
         if not final and len(self._open) - len(ready) > MOST_OPEN:
             rest = sorted((one.end_ns, n) for n, one in self._open.items() if not one.finished)

@@ -1,4 +1,4 @@
-"""What a ledger returns."""
+"""Results of a ledger."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class RequestEnergy:
 
     Attributes:
         request: Its id.
-        joules: Its energy, the sum of the next three; NaN where it is refused.
-        prefill_j: What its own prefill tokens caused.
-        decode_j: What its own decode tokens and their context caused.
-        shared_j: Its share of what nobody causes alone, such as reading the weights.
-        uncertainty_j: How far sensor and fit may be off, one sigma.
-        rule_uncertainty_j: How far the rule may be off, one sigma.
+        joules: Its energy, the sum of the next three; NaN: refused.
+        prefill_j: Energy caused by its prefill tokens.
+        decode_j: Energy caused by its decode tokens and their context.
+        shared_j: Its share of energy that no single request causes, such as reading the weights.
+        uncertainty_j: Error of sensor and fit, one sigma.
+        rule_uncertainty_j: Error of the rule, one sigma.
         method: How it was attributed.
-        reason: Why it is refused; empty: it is not.
-        tenant: As given when it finished.
+        reason: Why it is refused; empty: not refused.
+        tenant: Tenant, as given when it finished.
         provisional: Whether the period is still open and the figure may change.
-        begin_ns: Begin of its first step.
+        begin_ns: Start of its first step.
         end_ns: End of its last step so far.
-        prefill_tokens: Computed in prefill; tokens from a prefix cache are not computed.
-        decode_tokens: Computed in decode, accepted or not.
+        prefill_tokens: Tokens computed in prefill, without those from a prefix cache.
+        decode_tokens: Tokens computed in decode, accepted or not.
         finished: Whether it was marked as finished.
     """
 
@@ -61,10 +61,10 @@ class Totals:
     """Energy of a span; requests + idle + unattributed = measured.
 
     Attributes:
-        measured_j: All that the sensor's updates showed.
-        requests_j: Attributed to requests.
-        idle_j: While no request was in a step; start-up and dummy steps are part of it.
-        unattributed_j: Of requests that were refused.
+        measured_j: Total energy of the sensor's updates.
+        requests_j: Energy attributed to requests.
+        idle_j: Energy while no request was in a step, including start-up and dummy steps.
+        unattributed_j: Energy of refused requests.
         startup_j: Part of `idle_j` before the first step.
         dummy_j: Part of `idle_j` in steps without a request.
     """
@@ -93,7 +93,7 @@ class Settlement:
     Attributes:
         rows: Its requests.
         totals: Its energy.
-        fit: What steps cost; None for methods without a fit.
+        fit: The energy cost of steps; None for methods without a fit.
     """
 
     rows: list[RequestEnergy]

@@ -1,4 +1,5 @@
-"""Wires a service: zeusd's samples, the engine's socket, the log, HTTP and metrics."""
+"""Connects the parts of a service: zeusd's samples, the engine's socket, the log, HTTP and
+metrics."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ def run(options: Options) -> None:
     """Runs a service until SIGINT or SIGTERM.
 
     Raises:
-        ValueError: An option makes no sense; the message says which.
-        ZeusIpcError: zeusd cannot be asked for the node's GPUs.
+        ValueError: An option is not valid; the message says which.
+        ZeusIpcError: zeusd does not report the node's GPUs.
         OSError: The socket or the address cannot be listened on.
     """
     # These compute with NumPy.
@@ -128,7 +129,7 @@ def run(options: Options) -> None:
 
 
 def _follow(address: str, service: Service) -> Callable[[], None]:
-    """Feeds a service forward-pass metrics, in a thread; returns what ends it."""
+    """Feeds forward-pass metrics to a service, in a thread; returns a function that stops it."""
     from zeus.serving.forward_pass import LedgerFeed, Subscriber
 
     try:
@@ -156,7 +157,8 @@ def engines_of(named: Sequence[str], gpus: Sequence[GpuInfo]) -> dict[str, list[
     """UUIDs by engine, from `NAME=GPU,GPU`.
 
     Raises:
-        ValueError: An engine is written wrong, or has a GPU that does not exist or is another's.
+        ValueError: An engine is malformed, or has a GPU that does not exist or that another engine
+            has.
     """
     if not named:
         return {"0": chosen(gpus, ())}
@@ -165,7 +167,7 @@ def engines_of(named: Sequence[str], gpus: Sequence[GpuInfo]) -> dict[str, list[
     for one in named:
         name, equals, rest = one.partition("=")
         if not equals or not name or name in found:
-            raise ValueError(f"--engine {one!r} must be NAME=GPU,GPU with a name of its own")
+            raise ValueError(f"--engine {one!r} must be NAME=GPU,GPU with a unique name")
         found[name] = chosen(gpus, rest.split(","))
         if taken.intersection(found[name]):
             raise ValueError(f"--engine {one!r} has a GPU of another engine")
@@ -174,10 +176,10 @@ def engines_of(named: Sequence[str], gpus: Sequence[GpuInfo]) -> dict[str, list[
 
 
 def chosen(gpus: Sequence[GpuInfo], wanted: Sequence[str]) -> list[str]:
-    """UUIDs of GPUs by index or UUID; all, where none is named.
+    """UUIDs of GPUs by index or UUID; all GPUs if none is named.
 
     Raises:
-        ValueError: There is no such GPU, or none at all.
+        ValueError: The GPU does not exist, or there is none at all.
     """
     by_name = {gpu.uuid: gpu.uuid for gpu in gpus} | {str(gpu.index): gpu.uuid for gpu in gpus}
     if not gpus:

@@ -2,8 +2,8 @@
 
     python -m zeus.serving serve --model NAME --log requests.jsonl --port 9462
 
-You may start, stop or kill it at any time: the engine drops its steps meanwhile. It continues when
-zeusd is restarted; energy that was not measured is attributed to no request.
+You may start, stop or kill it at any time: meanwhile the engine drops its steps. It continues after
+a restart of zeusd; energy that was not measured is not attributed to requests.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ RECEIVE_S = 0.1
 RECONNECT_S = 2.0
 MOST_SAMPLES = 100_000
 SHARED_NS = round(2 * EVERY_S * 1e9)
-"""Before another tenant was seen: it may have come right after the look before."""
+"""Time before another tenant was seen: it may have started right after the previous check."""
 
 
 def seen_ns(gpu: GpuInfo) -> int | None:
-    """Part of an update that a GPU's power sensor sees; None: all of it.
+    """Part of an update that a GPU's power sensor measures; None: all of it.
 
     After Yang et al., arXiv:2312.02741.
     """
@@ -54,7 +54,7 @@ def seen_ns(gpu: GpuInfo) -> int | None:
 
 
 class Sensors:
-    """Samples of GPUs from zeusd, in a thread, across its restarts.
+    """Receives samples of GPUs from zeusd in a thread, across its restarts.
 
     Args:
         connect: Makes a connection.
@@ -75,14 +75,15 @@ class Sensors:
         self._thread.start()
 
     def take(self) -> list[Sample]:
-        """Samples that came since the last call."""
+        """Samples that arrived since the last call."""
         found = []
         while self._samples:
             found.append(self._samples.popleft())
         return found
 
     def take_shared(self) -> list[tuple[str, int, int, str]]:
-        """Spans since the last call in which another tenant computed: GPU, begin, end and who."""
+        """Spans since the last call in which another tenant computed: GPU, start, end and
+        tenant."""
         found = []
         while self._shared:
             found.append(self._shared.popleft())
@@ -119,14 +120,14 @@ class Sensors:
 
 
 class Service:
-    """Receives, accounts, and writes down.
+    """Receives messages, accounts energy, and writes the log.
 
     Args:
-        path: Socket to listen on; an old one there is replaced.
-        accountants: By engine.
-        sensors: Where samples come from.
+        path: Socket to listen on; replaces an old one.
+        accountants: Accountants by engine.
+        sensors: The source of samples.
         log_path: JSON lines, one per settled request; None: no log.
-        model: What the log calls the model.
+        model: Name of the model in the log.
         on_rows: Receives an engine's provisional and settled rows.
 
     Raises:
@@ -155,17 +156,17 @@ class Service:
 
     @property
     def rejected(self) -> int:
-        """Messages that were none."""
+        """Invalid messages."""
         return self._receiver.rejected
 
     def run(self) -> None:
-        """Works until `stop`, then settles what there is."""
+        """Runs until `stop`, then settles everything."""
         self._sensors.start()
         try:
             while not self._stop.is_set():
                 deadline = time.monotonic() + POLL_S
-                # Messages wait in the socket meanwhile: each one that woke this process would
-                # take the engine's time.
+                # Messages wait in the socket meanwhile: waking this process for each one would slow
+                # the engine.
                 while (left := deadline - time.monotonic()) > 0 and not self._stop.wait(
                     min(left, RECEIVE_S)
                 ):
@@ -181,11 +182,11 @@ class Service:
             self._receiver.close()
 
     def stop(self) -> None:
-        """Has `run` return."""
+        """Makes `run` return."""
         self._stop.set()
 
     def poll(self, now_ns: int) -> None:
-        """Does what is due."""
+        """Does the periodic work."""
         self._take_samples()
         with self.guard:
             for engine, accountant in self._accountants.items():
@@ -208,7 +209,7 @@ class Service:
                     )
 
     def take(self, message: Message) -> None:
-        """Takes a message that came another way."""
+        """Handles a message from another source."""
         with self.guard:
             self._take(message)
 
@@ -251,7 +252,7 @@ class Service:
 
 
 def as_json(engine: str, row: RequestEnergy, more: dict[str, Any] | None = None) -> str:
-    """A request's energy as one line of JSON; figures of a refused one are null."""
+    """A request's energy as one line of JSON; the figures of a refused request are null."""
     found = {"engine": engine, **vars(row), **(more or {})}
     return json.dumps(
         {

@@ -1,4 +1,4 @@
-"""From condensed rows and a fit to each request's energy, such that all adds up."""
+"""Computes each request's energy from condensed rows and a fit, such that everything adds up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zeus.serving.fit import IDLE, Fit
 from zeus.serving.spread import METHODS, RULE_ERROR, SENSOR_ERROR
 
 RULE = 0.035
-"""How far off the regression's rule may be where the fit is perfect, relative, one sigma."""
+"""Error of the regression's rule with a perfect fit, relative, one sigma."""
 LIVE_RULE = 0.05
 """The same before the period is settled."""
 
@@ -24,16 +24,16 @@ class Split:
 
     Attributes:
         request: Numbers of requests, ascending.
-        prefill_j, decode_j, shared_j: Of each.
-        variance: Of each one's sum, of sensor and fit, J².
-        rule_j: What the rule may be off by, one sigma.
+        prefill_j, decode_j, shared_j: Energy of each.
+        variance: Variance of each one's sum from sensor and fit, J².
+        rule_j: Error of the rule, one sigma.
         begin_s, end_s: First and last block of each.
-        covered: Whether any update covers a step of it.
+        covered: Whether any update covers a step of each.
         measured_j: Energy of all updates.
-        idle_j: Of the time without a step.
-        startup_j: Part of it that lies before the first step.
-        unattributed_j: Of the time with steps, where `refusal` says why.
-        refusal: Why no request gets any energy; empty: they do.
+        idle_j: Energy of the time without a step.
+        startup_j: Part of it before the first step.
+        unattributed_j: Energy of the time with steps, if refused; `refusal` says why.
+        refusal: Why no request gets any energy; empty: not refused.
     """
 
     request: Ints
@@ -62,7 +62,7 @@ def split(what: Condensed, fit: Fit | None, method: str) -> Split:
 
     Args:
         what: The period.
-        fit: For the method `regression`.
+        fit: The fit, for the method `regression`.
         method: Which.
     """
     found, where = _blank(what)
@@ -77,11 +77,11 @@ def split(what: Condensed, fit: Fit | None, method: str) -> Split:
 
 
 def predict(what: Condensed, fit: Fit | None, method: str) -> Split:
-    """Energy of requests before a period is complete; nothing is scaled to what was measured.
+    """Energy of requests before a period is complete, not scaled to the measured energy.
 
     Args:
         what: The rows of the requests in question.
-        fit: Of what was seen so far, for the method `regression`.
+        fit: The fit so far, for the method `regression`.
         method: Which.
     """
     found, where = _blank(what)
@@ -115,7 +115,7 @@ def _blank(what: Condensed) -> tuple[Split, Ints]:
 
 
 def _sum(found: Split, what: Condensed, where: Ints, method: str) -> None:
-    """Energy of the requests where it needs no fit, with its uncertainties."""
+    """Energy of the requests by methods without a fit, with its uncertainties."""
     size = found.request.size
     found.prefill_j = np.bincount(where, what.features[:, 0], size).astype(np.float64)
     found.decode_j = np.bincount(where, what.features[:, 1], size).astype(np.float64)
@@ -159,7 +159,7 @@ def _apply(found: Split, what: Condensed, where: Ints, fit: Fit) -> None:
 
 
 def _attribute(found: Split, what: Condensed, where: Ints, fit: Fit) -> None:
-    """Energy of the requests as the fit predicts it, with its uncertainties."""
+    """Energy of the requests predicted by the fit, with its uncertainties."""
     size = found.request.size
     center_s = what.center_s
     group = fit.group(center_s, what.level)
@@ -172,8 +172,8 @@ def _attribute(found: Split, what: Condensed, where: Ints, fit: Fit) -> None:
             for columns in (PREFILL, DECODE, SHARED)
         ]
     )
-    # Features that always occur together may have weights of opposite signs; only their sum is
-    # known well. No part is below zero, and the parts add up to the sum.
+    # Features that always occur together may have weights of opposite signs; only their sum is well
+    # determined. No part is below zero, and the parts add up to the sum.
     above = parts.sum(axis=0)
     found.prefill_j, found.decode_j, found.shared_j = parts * np.divide(
         total, above, out=np.zeros(size), where=above > 0
@@ -188,7 +188,7 @@ def _attribute(found: Split, what: Condensed, where: Ints, fit: Fit) -> None:
 
 
 def _variance(owed: Floats, group: Ints, where: Ints, size: int, fit: Fit) -> Floats:
-    """Of each request's energy by the covariance of the weights, J²."""
+    """Variance of each request's energy from the covariance of the weights, J²."""
     found = np.zeros(size)
     for one in np.unique(group):
         some = group == one
@@ -209,7 +209,7 @@ def _scale(found: Split, scale: float) -> None:
 
 
 def _idle_only(found: Split, what: Condensed) -> None:
-    """Idle energy as far as whole updates without a step show it; the rest is unattributed."""
+    """Idle energy according to whole updates without a step; the rest is unattributed."""
     length_s = (what.update_end_ns - what.update_begin_ns) / 1e9
     empty = what.idle_s > 0.999 * length_s
     power = what.joules[empty] / length_s[empty]

@@ -1,7 +1,7 @@
-"""Energy of single steps straight from the updates, for methods that fit nothing.
+"""Energy of single steps directly from the updates, for methods without a fit.
 
-What an update shows beyond idle power is spread evenly over the time in it that steps ran, and a
-step's energy is split among its requests by tokens or by work.
+An update's energy above idle is spread evenly over its time with steps, and a step's energy is
+split among its requests by tokens or by work.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import numpy as np
 from zeus.serving.columns import Floats, Steps, Updates
 
 METHODS = ("regression", "tokens", "roofline")
-"""Ways to attribute energy; the first is the default."""
+"""Methods of attribution; the first is the default."""
 
 JOULES_PER_FLOP = 0.8e-12
 JOULES_PER_BYTE = 45e-12
-"""Of a GPU of about 2022 at full clocks; only their ratio matters to a split."""
+"""Energy per FLOP and byte of a GPU of about 2022 at full clocks; only the ratio matters."""
 
 RULE_ERROR = {"tokens": 0.15, "roofline": 0.10}
-"""How far off a split may be, relative, one sigma."""
+"""Error of a split, relative, one sigma."""
 SENSOR_ERROR = 0.05
-"""How far off one step's energy may be, relative, one sigma."""
+"""Error of one step's energy, relative, one sigma."""
 
 _KEPT = 20_000
 
 
 class Spread:
-    """Keeps the energy of busy time on an axis of busy seconds, on which steps lie end to end."""
+    """Keeps the energy of busy time on an axis of busy seconds, on which steps are contiguous."""
 
     def __init__(self) -> None:
         self._axis_s = np.zeros(1)
@@ -35,13 +35,13 @@ class Spread:
         self._idle_w: Floats = np.zeros(0)
 
     def see(self, updates: Updates, idle_s: Floats) -> Floats:
-        """Takes updates; returns the idle energy of each, J."""
+        """Adds updates; returns the idle energy of each, J."""
         length_s = updates.length_s
         empty = idle_s > 0.999 * length_s
         self._idle_w = np.concatenate([self._idle_w, (updates.joules / length_s)[empty]])[-_KEPT:]
         idle_w = float(np.median(self._idle_w)) if self._idle_w.size else 0.0
         busy_s = np.where(empty, 0.0, length_s - idle_s)
-        # In an update with steps, idle time draws no more than the update does on average.
+        # In an update with steps, the power of idle time is at most the update's mean power.
         part_w = np.minimum(idle_w, updates.joules / length_s)
         idle_j = np.where(empty, updates.joules, part_w * idle_s)
         axis_s = self._axis_s[-1] + np.cumsum(busy_s)
@@ -51,7 +51,7 @@ class Spread:
         return idle_j
 
     def steps(self, covered_s: Floats) -> Floats:
-        """Energy of steps, J, of which updates cover so many seconds."""
+        """Energy of steps, J, given the seconds of each that updates cover."""
         ends = self._steps_s + np.cumsum(covered_s)
         begins = ends - covered_s
         if ends.size:
@@ -61,10 +61,10 @@ class Spread:
 
 
 def row_shares(steps: Steps, method: str) -> Floats:
-    """Each row's share of its step's energy, of 1.
+    """Each row's share of its step's energy, from 0 to 1.
 
     Raises:
-        ValueError: The method needs what the steps do not have.
+        ValueError: The method needs data that the steps do not have.
     """
     if method == "tokens":
         weight = steps.tokens

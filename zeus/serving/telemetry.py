@@ -1,8 +1,8 @@
 """Energy for OpenTelemetry: `hw.energy` of boards, and a span for each finished request.
 
-OpenTelemetry has no attribute for the energy of a request: those here begin with `zeus.energy`. A
-span is a child of the request's own trace where the engine was given one (`traceparent`). It is
-sent when the figure is first known, some seconds after the request's end.
+OpenTelemetry has no attribute for the energy of a request, so these start with `zeus.energy`. A
+span is a child of the request's own trace if the engine received one (`traceparent`). It is sent
+when the figure is first known, some seconds after the request's end.
 
 Needs opentelemetry-sdk: pip install "zeusd[otel]".
 """
@@ -21,7 +21,7 @@ SCOPE = "zeus.serving"
 
 
 class Telemetry:
-    """Sends to two providers of OpenTelemetry's.
+    """Sends to two OpenTelemetry providers.
 
     Args:
         tracers: A `TracerProvider`.
@@ -59,7 +59,7 @@ class Telemetry:
         """Sends a span for each request.
 
         Args:
-            engine: Which engine.
+            engine: The engine.
             rows: Requests, each once.
             trace: The `traceparent` of a request; empty: it has none.
         """
@@ -76,7 +76,7 @@ class Telemetry:
             span.end(wall_ns + row.end_ns)
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends the remaining data."""
         for one in self._providers:
             one.shutdown()
 

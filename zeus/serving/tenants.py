@@ -1,4 +1,4 @@
-"""Whether another tenant computes on an engine's GPUs, as zeusd lists their processes."""
+"""Finds other tenants on an engine's GPUs, from zeusd's list of processes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from zeus_ipc.users import user_name
 log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
-"""How often other tenants are looked for: zeusd lists processes once a second."""
+"""Period of checks for other tenants: zeusd lists processes once a second."""
 
 
 def shared_by(
     found: Mapping[str, GpuProcesses], name_of: Callable[[int], str] = user_name
 ) -> str | None:
-    """Names the tenants of the first GPU on which more than one computes; None: there is none.
+    """Describes the tenants of the first GPU with more than one; None: there is none.
 
-    A tenant is a user, or one of several jobs of a user: an engine's processes are of one. Where
-    zeusd does not say which job a process is of, all of a user's are one.
+    A tenant is a user, or one of several jobs of a user; an engine's processes belong to one. If
+    zeusd does not report the job of a process, all processes of its user are one tenant.
 
     Args:
         found: As `Client.processes` returns it.
@@ -47,7 +47,7 @@ def shared_by(
 
 
 class Tenants:
-    """Looks for other tenants now and then.
+    """Checks for other tenants periodically.
 
     Args:
         gpus: UUIDs of an engine's GPUs.
@@ -60,11 +60,11 @@ class Tenants:
 
     @property
     def due(self) -> bool:
-        """Whether it is time for another look."""
+        """Whether another check is due."""
         return time.monotonic() >= self._looked_s + EVERY_S
 
     def look(self, client: Client) -> str | None:
-        """Asks zeusd who computes on the GPUs; None: nobody else, or zeusd does not know.
+        """Asks zeusd for other tenants on the GPUs; None: there are none, or zeusd does not know.
 
         Raises:
             ZeusIpcError: zeusd does not answer.
@@ -74,11 +74,11 @@ class Tenants:
             self._shared = shared_by(client.processes(self._gpus))
         except (NotSupported, RequestRejected, SeveralGpusFailed) as error:
             self._looked_s = math.inf
-            log.info("who else uses the GPUs is not known: %s", error.message)
+            log.info("other users of the GPUs are not known: %s", error.message)
         return self._shared
 
     def refuse_others(self, client: Client) -> None:
-        """Looks if it is due.
+        """Checks if it is due.
 
         Raises:
             ZeusIpcError: There is another tenant, or zeusd does not answer.

@@ -1,11 +1,12 @@
-"""transformers' continuous batching: who was in which step.
+"""Records which requests were in each step of transformers' continuous batching.
 
     from zeus.serving.transformers import install
 
     install()
     model.generate_batch(...)
 
-Its internals still move: written against 5.23. What is missing is survived, and said once.
+Its internals still change: this is written against 5.23. Missing parts are tolerated and logged
+once.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _MARK = "_zeus_serving_probe"
 
 
 def install(recorder: Any = None) -> bool:
-    """Has every batch of continuous batching in this process recorded.
+    """Records every batch of continuous batching in this process.
 
     Args:
         recorder: Has `arrived`, `step` and `finish` as `Recorder`; None: a `Recorder`.
 
     Returns:
-        Whether this version of transformers has what is wrapped.
+        Whether this version of transformers has the wrapped methods.
     """
     home = "transformers.generation.continuous_batching.continuous_api"
     try:
@@ -68,7 +69,7 @@ class Probe:
     """Records one processor's batches.
 
     Args:
-        recorder: Where steps go.
+        recorder: Receives steps.
     """
 
     def __init__(self, recorder: Any) -> None:
@@ -79,7 +80,7 @@ class Probe:
         self._known: set[str] = set()
 
     def prepared(self, begin_ns: int, processor: Any) -> None:
-        """A batch was composed."""
+        """Handles a composed batch."""
         self._meet(processor)
         names, prefill, tokens, context, states = [], [], [], [], []
         for one in processor.inputs_and_outputs.requests_in_batch:
@@ -93,7 +94,7 @@ class Probe:
         self.in_flight.begin(begin_ns, (names, prefill, tokens, context, states))
 
     def ended(self) -> None:
-        """A batch's tokens are there."""
+        """Handles the tokens of a batch."""
         found = self.in_flight.end()
         self._states = []
         if found is not None:
@@ -101,7 +102,7 @@ class Probe:
             self._recorder.step(begin_ns, end_ns, names, prefill, tokens, context)
 
     def updated(self) -> None:
-        """The requests of the batch were brought up to date."""
+        """Handles updated requests of the batch."""
         for state in self._states:
             if getattr(state.status, "name", "") in ("FINISHED", "FAILED"):
                 self._known.discard(state.request_id)
@@ -109,7 +110,7 @@ class Probe:
         self._states = []
 
     def _meet(self, processor: Any) -> None:
-        """Requests that were not known, in the batch or waiting."""
+        """Adds new requests, in the batch or waiting."""
         waiting = getattr(getattr(processor, "scheduler", None), "waiting_requests", None) or {}
         batch = [one.state for one in processor.inputs_and_outputs.requests_in_batch]
         for state in (*batch, *waiting.values()):

@@ -1,4 +1,4 @@
-"""What a service says over HTTP: one request's energy, sums, and metrics."""
+"""HTTP interface of a service: one request's energy, sums, and metrics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from zeus.serving.service import Service
 
 TIMEOUT_S = 5.0
-"""A client that is slower is disconnected."""
+"""Time limit for a client; slower ones are disconnected."""
 
 
 class Web:
-    """A server in threads of its own.
+    """A server in its own threads.
 
     `GET /energy/{request id}`: the energy of a finished request, 404 if it is not known (yet).
     `GET /totals`: sums of settled periods by engine. `GET /metrics`: for Prometheus.
@@ -28,7 +28,7 @@ class Web:
     Args:
         address: Host and port.
         service: The service that owns the accountants.
-        accountants: By engine.
+        accountants: Accountants by engine.
         registry: A `prometheus_client.CollectorRegistry`; None: there are no metrics.
 
     Raises:
@@ -57,7 +57,7 @@ class Web:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing is logged."""
+                """Logs nothing."""
 
         self._server = ThreadingHTTPServer(address, Handler)
         self._server.daemon_threads = True
@@ -66,7 +66,7 @@ class Web:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The address that it listens on."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:
@@ -90,8 +90,8 @@ class Web:
                 404,
                 json_type,
                 _error(
-                    f"no energy is known of request {wanted!r}; it is there about two seconds "
-                    "after the request's end"
+                    f"the energy of request {wanted!r} is not known; it is available about "
+                    "two seconds after the request's end"
                 ),
             )
         if path == "/totals":
@@ -109,7 +109,7 @@ class Web:
 
             with self._service.guard:
                 return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
-        return 404, json_type, _error("there are /energy/{request id}, /totals and /metrics")
+        return 404, json_type, _error("the paths are /energy/{request id}, /totals and /metrics")
 
 
 def _error(text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Weights of earlier fits, so that a server's first requests need not wait for a new one."""
+"""Stores weights of fits, so that a server's first requests need not wait for a new fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zeus.utils.atomic import write_text
 log = logging.getLogger(__name__)
 
 VERSION = 2
-"""Of features and format: weights of another version are of no use."""
+"""Version of features and format; weights of another version are ignored."""
 
 
 class WeightStore:
@@ -27,9 +27,7 @@ class WeightStore:
         self._path = path
 
     def get(self, *key: str) -> dict[float, list[float]]:
-        """The weights of a key by clock, MHz; none where there are none, or the file cannot be
-        read.
-        """
+        """The weights of a key by clock, MHz; empty if there are none or the file is unreadable."""
         found = self._read().get("|".join(key))
         try:
             weights = {float(mhz): [float(one) for one in row] for mhz, row in found.items()}  # type: ignore[attr-defined]  # anything may stand in the file
@@ -40,14 +38,14 @@ class WeightStore:
         return weights if all(map(math.isfinite, numbers)) and len(sizes) == 1 else {}
 
     def put(self, weights: Mapping[float, Sequence[float]], *key: str) -> None:
-        """Keeps weights. That the file cannot be written is logged."""
+        """Stores weights. Logs if the file cannot be written."""
         known = self._read()
         known["|".join(key)] = {f"{mhz:g}": list(row) for mhz, row in weights.items()}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_text(self._path, json.dumps({"version": VERSION, "weights": known}) + "\n")
         except OSError as error:
-            log.warning("weights cannot be kept in %s: %s", self._path, error.strerror)
+            log.warning("weights cannot be written to %s: %s", self._path, error.strerror)
 
     def _read(self) -> dict[str, object]:
         try:

@@ -1,6 +1,6 @@
-"""Messages from an engine's process to the one that keeps the ledger: packets of msgpack.
+"""Messages from an engine's process to the ledger's process, in packets of msgpack.
 
-An engine must not wait, so a message is sent or dropped. Steps are numbered: a gap says how many
+An engine must not wait, so a message is sent or dropped. Steps are numbered: a gap shows how many
 were dropped, and when.
 """
 
@@ -19,23 +19,22 @@ import msgpack
 from zeus_ipc.errors import RequestRejected
 
 SOCKET_ENV = "ZEUS_SERVING_SOCKET"
-"""Sockets that steps are sent to, separated by colons: of the process that keeps the ledger, of the
-one that sets clocks."""
+"""Sockets that steps are sent to, separated by colons: the ledger's, and clock control's."""
 DEFAULT_SOCKET = "/run/zeus-serving.sock"
 MOST_BYTES = 180_000
-"""Of one message; longer ones are cut off, and rejected."""
+"""Largest size of a packet; longer ones are truncated, and rejected."""
 MOST_STEPS = 1000
 """Of one message."""
 MOST_WEIGHTS = 100
 """Pairs of `Work.weights`."""
 
 Pack = Callable[[object], bytes]
-"""Packs a message. A sender has a `msgpack.Packer` of its own, whose buffer stays: `packb` has a
-new one for each message, which costs more than packing does in a process with much memory."""
+"""Packs a message. A sender has its own `msgpack.Packer`, which reuses its buffer: `packb`
+allocates one for each message, which takes longer than packing in a process with much memory."""
 
 
 def socket_paths() -> list[str]:
-    """Where steps are sent to."""
+    """Sockets that steps are sent to."""
     named = os.environ.get(SOCKET_ENV, "").split(":")
     return [one for one in named if one] or [DEFAULT_SOCKET]
 
@@ -45,14 +44,14 @@ class Step:
     """A step of one engine.
 
     Attributes:
-        engine: Which engine of the instance, with data parallelism.
-        number: Counts the engine's steps.
-        begin_ns, end_ns: CLOCK_MONOTONIC.
-        ids: Its requests; none: a dummy step.
-        prefill: For each whether it is in its prefill.
-        tokens: Computed for each.
-        context: In the KV cache of each before.
-        flops, bytes: Of each, where the engine says so for single requests.
+        engine: The engine of the instance, with data parallelism.
+        number: Number of the engine's step.
+        begin_ns, end_ns: Start and end, CLOCK_MONOTONIC.
+        ids: Its requests; empty: a dummy step.
+        prefill: Whether each is in its prefill.
+        tokens: Tokens computed for each.
+        context: Tokens in the KV cache of each at the start.
+        flops, bytes: FLOPs and bytes of each, if the engine reports them by request.
     """
 
     engine: str
@@ -69,7 +68,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Work:
-    """What an engine says that its model computes and moves, per GPU.
+    """An engine's description of its model's FLOPs and bytes, per GPU.
 
     Attributes:
         engine: Which engine of the instance.
@@ -93,13 +92,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request has come.
+    """The arrival of a request.
 
     Attributes:
         engine: Which engine of the instance.
         request: Its id.
-        at_ns: CLOCK_MONOTONIC.
-        prompt: Tokens of its prompt, cached ones too.
+        at_ns: Time of arrival, CLOCK_MONOTONIC.
+        prompt: Tokens of its prompt, including cached ones.
         trace: Its `traceparent` of W3C Trace Context; empty: it is not traced.
     """
 
@@ -112,7 +111,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Finish:
-    """A request has ended."""
+    """The end of a request."""
 
     engine: str
     request: str
@@ -121,7 +120,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose a request is: of the front end, which does not know the engine."""
+    """The tenant of a request, from the front end, which does not know the engine."""
 
     request: str
     tenant: str
@@ -149,7 +148,7 @@ def pack_step(
 
 
 def pack_work(work: Work) -> bytes:
-    """What a model computes and moves, as bytes."""
+    """A model's description, as bytes."""
     found: bytes = msgpack.packb(("w", *vars(work).values()))
     return found
 
@@ -170,16 +169,16 @@ def pack_batches(
     ahead: int = 0,
     pack: Pack = msgpack.packb,
 ) -> bytes:
-    """Steps of the same requests as bytes, with what the receiver can derive left out.
+    """Steps of the same requests as bytes, without data that the receiver can derive.
 
     Args:
         engine: See `Step`.
-        number: Of the first step.
-        instants: Begin and end of each step, one after the other, CLOCK_MONOTONIC.
-        roster: Their requests, each by `pack_request`, one after the other.
+        number: Number of the first step.
+        instants: Start and end of each step, alternating, CLOCK_MONOTONIC.
+        roster: Their requests, each packed by `pack_request`, concatenated.
         tokens: See `Step`; with more than one step: 1 for each request.
-        computed: Tokens of each request that are computed when a first step has ended.
-        ahead: How many steps after that one these begin.
+        computed: Tokens of each request that are computed by the end of a first step.
+        ahead: How many steps after that one these start.
     """
     found: bytes = pack(("b", engine, number, instants, roster, tokens, computed, ahead))
     return found
@@ -211,10 +210,10 @@ def pack_owner(request: str, tenant: str) -> bytes:
 
 
 def unpack(data: bytes) -> list[Message]:
-    """The messages of a packet, one after the other.
+    """Yields the messages of a packet.
 
     Raises:
-        RequestRejected: Something in it is none.
+        RequestRejected: Part of it is not valid.
     """
     unpacker = msgpack.Unpacker()
     found: list[Message] = []
@@ -266,7 +265,7 @@ def _batches(rest: list[Any]) -> list[Message]:
 
 @lru_cache(maxsize=64)
 def _roster(data: bytes) -> tuple[list[str], list[int]]:
-    """Names and prompts; batches of an engine often have the same requests."""
+    """Names and prompts of a roster, cached: an engine's batches often have the same requests."""
     unpacker = msgpack.Unpacker()
     unpacker.feed(data)
     found = list(unpacker)

@@ -1,4 +1,4 @@
-"""FLOPs and bytes of each request in a step, from what an engine says of its model."""
+"""FLOPs and bytes of each request in a step, from an engine's description of its model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from zeus.serving.wire import Step, Work
 
 
 def of_rows(work: Work, step: Step) -> tuple[Floats, Floats]:
-    """FLOPs and bytes of each request. Weights are read once for all, and shared by head."""
+    """FLOPs and bytes of each request. Weights are read once, and divided equally among
+    requests."""
     tokens = np.asarray(step.tokens, np.float64)
     attended = np.asarray(step.context, np.float64) + tokens
     outputs = np.where(np.asarray(step.prefill, bool), 1.0, tokens)

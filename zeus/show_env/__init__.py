@@ -1,7 +1,7 @@
-"""`python -m zeus.show_env`: what `zeus` finds on this machine, and what to do about the rest.
+"""`python -m zeus.show_env`: shows what `zeus` finds on this machine, and remedies for problems.
 
-It changes nothing: no lease is taken, no GPU is set, no framework is imported. Whatever fails is a
-line that says what to do.
+It changes nothing: it acquires no lease, sets no GPU, and imports no framework. Each failure is a
+line with a remedy.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from zeus.show_env.lines import Row, unexpected
 
 
 def command_line() -> argparse.ArgumentParser:
-    """What the command takes."""
+    """The command's arguments."""
     return argparse.ArgumentParser(
         prog="python -m zeus.show_env",
-        description="Shows what zeus finds on this machine: packages, zeusd, GPUs, CPUs, rights.",
+        description="Show what zeus finds on this machine: packages, zeusd, GPUs, CPUs, rights.",
     )
 
 
@@ -34,7 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _show_all()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough; nor must Python flush it at its end
+    except (
+        BrokenPipeError
+    ):  # the reader has closed the pipe; Python must not flush it at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

@@ -1,4 +1,4 @@
-"""What `zeus.show_env` shows of CPUs and their memory."""
+"""The CPU section of `zeus.show_env`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ POWERCAP = "/sys/class/powercap"
 
 
 def measured(zeusd: Zeusd) -> list[Row]:
-    """What zeusd measures."""
+    """The CPUs that zeusd measures."""
     if zeusd.info is None:
         return [("through zeusd", "none, as none answers")]
     if not zeusd.info.cpus:
@@ -23,7 +23,7 @@ def measured(zeusd: Zeusd) -> list[Row]:
 
 
 def zones(zeusd: Zeusd) -> list[Row]:
-    """The counters of RAPL, and whether this process may read them."""
+    """The RAPL counters, and whether this process may read them."""
     root = Path(POWERCAP)
     found = {
         path.name: path
@@ -45,7 +45,7 @@ def _zone(path: Path, helped: bool) -> str:
     try:
         int((path / "energy_uj").read_text())
     except PermissionError:
-        hint = "zeusd reads it for you" if helped else "have a zeusd read it for you"
+        hint = "zeusd reads it for you" if helped else "run zeusd to read it for you"
         return f"{name}: not readable, only root may; {hint}"
     except (OSError, ValueError) as error:
         return f"{name}: not readable: {error}; it cannot be measured"

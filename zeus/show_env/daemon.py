@@ -1,4 +1,4 @@
-"""What `zeus.show_env` shows of zeusd."""
+"""The zeusd section of `zeus.show_env`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from zeus_ipc.replies import LeaseInfo, NodeInfo, Policy
 
 TIMEOUT_S = 0.5
-"""How long zeusd may take for an answer."""
+"""Time limit for zeusd's reply."""
 
 ROUND_TRIPS = 20
 
 
 @dataclass(frozen=True)
 class Zeusd:
-    """What was learnt of the daemon.
+    """The state of the daemon.
 
     Attributes:
         path: Its socket.
-        wanted: Whether `zeus` would use it, or raise the reason why it cannot.
-        problem: Why there is no `info`.
-        round_trip_s: Median.
-        leases_problem: Why `leases` are not known.
-        policy: What this user may change.
+        wanted: Whether `zeus` would use it, or raise an error.
+        problem: Why `info` is missing.
+        round_trip_s: Median round-trip time.
+        leases_problem: Why `leases` are missing.
+        policy: This user's permissions.
     """
 
     path: str
@@ -48,14 +48,14 @@ class Zeusd:
 
 
 def ask_zeusd() -> Zeusd:
-    """Asks the daemon that `zeus` would use. Never raises."""
+    """Queries the daemon that `zeus` would use. Never raises."""
     path = socket_path()
     wanted = bool(os.environ.get(SOCKET_ENV)) or os.path.exists(DEFAULT_SOCKET_PATH)
     if not wanted:
         return Zeusd(
             path,
             wanted,
-            "there is no such socket, so GPUs are reached in this process; for a zeusd start it, "
+            "there is no such socket, so this process uses the GPUs directly; start zeusd, "
             f"or name its socket in {SOCKET_ENV}",
         )
     try:
@@ -72,7 +72,7 @@ def ask_zeusd() -> Zeusd:
             except ZeusIpcError as error:
                 leases, problem = [], error.message
             found = Zeusd(path, wanted, "", info, round_trip_s, leases, problem)
-            with contextlib.suppress(ZeusIpcError):  # an older zeusd cannot say
+            with contextlib.suppress(ZeusIpcError):  # an older zeusd does not report it
                 found = replace(found, policy=client.policy())
             return found
     except ZeusIpcError as error:
@@ -124,7 +124,7 @@ def _daemon_version(info: NodeInfo) -> str:
 
 
 def _owner(path: str) -> str:
-    """Who may connect, as `ls -l` shows it; empty if there is no such file."""
+    """Owner and mode of the socket; empty if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:

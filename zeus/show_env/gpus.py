@@ -1,4 +1,4 @@
-"""What `zeus.show_env` shows of GPUs."""
+"""The GPU section of `zeus.show_env`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
 
 DRIVER_TIMEOUT_S = 5.0
-"""How long the driver may take to list its GPUs; without persistence mode it starts each first."""
+"""Time limit for listing the GPUs; without persistence mode the driver starts each first."""
 
 
 def find(zeusd: Zeusd) -> tuple[list[GpuInfo], list[Row]]:
-    """The node's GPUs by their NVML index, and what is to be said of others. Never raises."""
+    """The node's GPUs by NVML index, and lines about problems. Never raises."""
     if zeusd.info is not None:
         if zeusd.info.gpus:
             return zeusd.info.gpus, []
@@ -35,12 +35,12 @@ def find(zeusd: Zeusd) -> tuple[list[GpuInfo], list[Row]]:
         except Exception as error:  # noqa: BLE001 - told as a line
             notes.append(("GPU", f"not known: {unexpected(error)}"))
 
-    # A driver that is stuck blocks its caller.
+    # A stuck driver blocks its caller.
     thread = threading.Thread(target=look, name="nvml", daemon=True)
     thread.start()
     thread.join(DRIVER_TIMEOUT_S)
     if thread.is_alive():
-        late = f"the driver did not answer within {DRIVER_TIMEOUT_S:g} s; see dmesg and nvidia-smi"
+        late = f"the driver did not respond within {DRIVER_TIMEOUT_S:g} s; see dmesg and nvidia-smi"
         return list(found), [*notes, ("GPU", late)]
     if not found and not notes:
         notes.append(("GPU", "none: the driver finds none on this node; see nvidia-smi"))
@@ -48,7 +48,7 @@ def find(zeusd: Zeusd) -> tuple[list[GpuInfo], list[Row]]:
 
 
 def _look(found: list[GpuInfo], notes: list[Row]) -> None:
-    """Asks the driver, as a program without a zeusd would."""
+    """Queries the driver, as a program without zeusd would."""
     from zeusd.devices.nvml.backend import NvmlBackend
     from zeusd.devices.port import DeviceError
     from zeusd.runtime.devices import inspect_gpu
@@ -70,7 +70,7 @@ def _look(found: list[GpuInfo], notes: list[Row]) -> None:
 
 
 def cuda() -> list[Row]:
-    """What decides which GPUs a framework sees."""
+    """The environment variables that decide which GPUs a framework sees."""
 
     def value(name: str, absent: str) -> Row:
         text = os.environ.get(name)
@@ -83,7 +83,7 @@ def cuda() -> list[Row]:
 
 
 def mapping(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
-    """NVML's index and that of `zeus`, which is the framework's, of each GPU."""
+    """Each GPU's NVML index and its index in `zeus`, which is the framework's."""
     from zeus.device.visible import visible_gpus
     from zeus.exceptions import ZeusBaseError
 
@@ -109,6 +109,6 @@ def mapping(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
         if gpu.mig_enabled:
             parts = len(gpu.runtime_indices)
             split = f"{parts} partitions: they" if parts > 1 else "MIG is on: its instances"
-            text += f"  {split} cannot be measured apart"
+            text += f"  {split} cannot be measured separately"
         rows.append((name, text))
     return rows

@@ -1,15 +1,15 @@
-"""What all sections of `zeus.show_env` are made of."""
+"""Lines of the sections of `zeus.show_env`."""
 
 from __future__ import annotations
 
 REINSTALL = "install zeusd again: pip install --force-reinstall zeusd"
 
 Row = tuple[str, str]
-"""A name, and what is known of it."""
+"""A name, and its text."""
 
 
 def unexpected(error: Exception) -> str:
-    """What to say of an error that nothing was prepared for."""
+    """The text for an unexpected error."""
     if isinstance(error, ImportError):
         return f"{error}; {REINSTALL}"
-    return f"{type(error).__name__}: {error}; please report it, with all that is shown here"
+    return f"{type(error).__name__}: {error}; please report it with all of this output"

@@ -1,4 +1,4 @@
-"""What `zeus.show_env` shows of packages and of the system."""
+"""The packages and system sections of `zeus.show_env`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zeus_ipc._version import __version__
 from zeus_ipc.installed import overlap
 
 PACKAGES = {
-    "zeusd": f"not installed as a package; what runs is {__version__} from a checkout",
+    "zeusd": f"not installed as a package; running {__version__} from a checkout",
     "pyzmq": f"missing; {REINSTALL}",
     "msgpack": f"missing; {REINSTALL}",
     "pydantic": f"missing; {REINSTALL}",
@@ -20,18 +20,18 @@ PACKAGES = {
     "torch": "not installed; nothing here needs it",
     "prometheus-client": 'not installed; only zeus.metric needs it: pip install "zeusd[metrics]"',
 }
-"""What to say of each that is not there."""
+"""The text for each missing package."""
 
 
 def packages() -> list[Row]:
-    """Versions, and what is missing."""
+    """Versions, and missing packages."""
     rows = [(name, _version(name) or missing) for name, missing in PACKAGES.items()]
     other = _version("pynvml")
     if other is not None and other.split(".")[0].isdigit() and int(other.split(".")[0]) < 12:
         rows.append(
             (
                 "pynvml",
-                f"{other}, which takes the place of nvidia-ml-py; remove it: pip uninstall pynvml "
+                f"{other}, which replaces nvidia-ml-py; remove it: pip uninstall pynvml "
                 "&& pip install --force-reinstall nvidia-ml-py",
             )
         )

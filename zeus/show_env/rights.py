@@ -1,4 +1,4 @@
-"""What this user may change, as `zeus.show_env` shows it."""
+"""The section of `zeus.show_env` on what this user may change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
 
 
 def user() -> list[Row]:
-    """Who asks, and their groups."""
+    """The user and groups."""
     groups = [f"{group_name(gid)} ({gid})" for gid in sorted({os.getegid(), *os.getgroups()})]
     return [
         ("user", f"{user_name(os.geteuid())} (uid {os.geteuid()})"),
@@ -30,7 +30,7 @@ def user() -> list[Row]:
 
 
 def capability(zeusd: Zeusd) -> Row:
-    """Whether the driver lets this process set anything."""
+    """Whether the driver allows this process to change settings."""
     name = "CAP_SYS_ADMIN"
     try:
         effective = has_sys_admin()
@@ -38,23 +38,23 @@ def capability(zeusd: Zeusd) -> Row:
         return name, "not known: /proc is not mounted here"
     if effective:
         return name, "effective: the driver lets this process set limits and clocks"
-    hint = "zeusd does it for you" if zeusd.info is not None else "have a zeusd do it for you"
+    hint = "zeusd does it for you" if zeusd.info is not None else "run zeusd to do it for you"
     return name, f"not effective: the driver refuses to set limits and clocks; {hint}"
 
 
 def may_set(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
-    """Whether this user may set each GPU's power limit, and why."""
+    """Whether this user may set each GPU's power limit, and the reason."""
     return [(f"may I set limits on NVML {gpu.index}", answer(gpu, zeusd)) for gpu in gpus]
 
 
 def answer(gpu: GpuInfo, zeusd: Zeusd) -> str:
-    """Whether, and why."""
+    """Yes or no, and the reason."""
     if not gpu.supports.power_limit:
         return f"no, because {gpu.name} offers none"
     if zeusd.info is None:
         privileged = False
         if zeusd.wanted:
-            return f"no, because zeusd does not answer: {zeusd.problem}"
+            return f"no, because zeusd does not respond: {zeusd.problem}"
         with contextlib.suppress(OSError):
             privileged = has_sys_admin()
         if privileged:
@@ -65,7 +65,7 @@ def answer(gpu: GpuInfo, zeusd: Zeusd) -> str:
         )
     found = None if zeusd.policy is None else zeusd.policy.gpus.get(gpu.uuid, {}).get("power_limit")
     if found is None:
-        return "not known: this zeusd cannot say; update it"
+        return "not known: this zeusd does not report it; update it"
     if not found.allowed:
         return f"no, because {found.why}"
     ranges = " or ".join(f"{low / 1000:g} to {high / 1000:g} W" for low, high in found.ranges)
@@ -73,7 +73,7 @@ def answer(gpu: GpuInfo, zeusd: Zeusd) -> str:
 
 
 def controls(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
-    """What can be changed on each GPU, and the holders of leases."""
+    """The controls of each GPU, and the holders of leases."""
     from zeus_ipc.controls import Control
 
     rows: list[Row] = []
@@ -95,10 +95,10 @@ def controls(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
 
 def _leasable(info: NodeInfo) -> str:
     if info.simulated is not None:
-        return "all of it by anybody, as the GPUs are simulated, unless zeusd.toml has rules"
+        return "everything, as the GPUs are simulated, unless zeusd.toml has rules"
     if os.geteuid() == 0:
-        return "all of it, as root, unless zeusd.toml says otherwise or this is a container"
+        return "everything, as root, unless zeusd.toml forbids it or this is a container"
     return (
-        "what the [[allow]] rules of zeusd.toml let you, or else what lowers power if you are in "
-        "the group zeus; zeusd says so when it is asked for"
+        "what the [[allow]] rules of zeusd.toml allow, or else what lowers power if you are in "
+        "the group zeus; zeusd reports it on request"
     )

@@ -1,4 +1,4 @@
-"""`zeus-fleet`: a power budget over many nodes."""
+"""`zeus-fleet`: a power budget for many nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator allows: now, at a time, or as somebody else says."""
+"""Commands that set the budget: now, at a time, or from a signal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zeus_fleet.store import Store
 
 NONE_YET = "there is no budget yet; give --file with the nodes"
-CHANGED = "somebody else changed the budget meanwhile; look, and try again"
+CHANGED = "someone else changed the budget meanwhile; check it and try again"
 
 log = logging.getLogger("zeus_fleet")
 
@@ -33,12 +33,14 @@ log = logging.getLogger("zeus_fleet")
     "--file",
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="TOML with the nodes, their floors and the limits. Events stay.",
+    help="TOML file with the nodes, their floors and the limits. Events are kept.",
 )
-@click.option("--at", help="From this time on: 17:00, or 2026-11-23T17:00+01:00.  [now]")
-@click.option("--until", help="Until this time; then the limit is what it was.")
-@click.option("--ramp", help="How fast it falls before and rises after: 5kW/min.  [at once]")
-@click.option("--name", help="Of the event.  [operator/TIME]")
+@click.option("--at", help="Start of the event: 17:00, or 2026-11-23T17:00+01:00.  [now]")
+@click.option("--until", help="End of the event; then the previous limit applies again.")
+@click.option(
+    "--ramp", help="Rate at which the limit falls before and rises after: 5kW/min.  [at once]"
+)
+@click.option("--name", help="Name of the event.  [operator/TIME]")
 @click.option("--cancel", metavar="NAME", help="Cancel an event.")
 @click.argument("limit", required=False)
 def budget(
@@ -51,17 +53,17 @@ def budget(
     cancel: str | None,
     limit: str | None,
 ) -> None:
-    """Show the budget, or set it: LIMIT (80kW) for the site, or all of it from a file.
+    """Show the budget, or set it: LIMIT (80kW) for the site, or everything from a file.
 
-    Reachable nodes obey a smaller budget with their next heartbeat, the others within 15 s. With
-    --until it is an event: the limit is in force at --at, and its ramp begins before.
+    Reachable nodes apply a smaller budget with their next heartbeat, the others within 15 s. With
+    --until, the limit is an event: it is in force at --at, and its ramp begins before.
     """
     from zeus_fleet import wire
 
     if (at or ramp or name) and not until:
-        raise click.UsageError("--at, --ramp and --name take --until: when does the event end?")
+        raise click.UsageError("--at, --ramp and --name need --until, the end of the event")
     if until and limit is None:
-        raise click.UsageError("an event takes a limit: zeus-fleet budget 80kW --at 17:00 ...")
+        raise click.UsageError("an event needs a limit: zeus-fleet budget 80kW --at 17:00 ...")
 
     def changed(present: Budget | None) -> Budget | None:
         now_s = time.time()
@@ -133,14 +135,16 @@ def _show(found: Budget) -> None:
 
 @click.command()
 @with_etcd
-@click.option("--label", default="signal", show_default=True, help="Events are LABEL/NAME.")
+@click.option(
+    "--label", default="signal", show_default=True, help="Prefix of the events' names: LABEL/NAME."
+)
 @click.option("--every", type=click.FloatRange(1), default=30, show_default=True, help="Seconds.")
-@click.option("--once", is_flag=True, help="Look once, and end.")
+@click.option("--once", is_flag=True, help="Read the source once and exit.")
 @click.argument("source")
 def follow(reach: Reach[Any], label: str, every: float, once: bool, source: str) -> None:
-    """Keep the events that SOURCE asks for: a JSON file, or its address (http:// or https://).
+    """Follow the events in SOURCE: a JSON file, or its address (http:// or https://).
 
-    While it cannot be read, the events that it had stay.
+    While it cannot be read, its last events are kept.
     """
     log_to_stderr()
 

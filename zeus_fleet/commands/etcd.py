@@ -1,4 +1,4 @@
-"""How commands reach etcd: options, variables, and errors as one sentence."""
+"""Access of the commands to etcd: options, environment variables, and errors as one sentence."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Reach = Callable[[Callable[["Store"], Coroutine[Any, Any, T]]], T]
-"""Does something with the store, and ends the command with a sentence if that fails."""
+"""Runs an operation on the store, and ends the command with a sentence if it fails."""
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 def with_etcd(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of what speaks to etcd; the command gets a `Reach` as `reach`."""
+    """Adds the options of commands that use etcd; the command receives a `Reach` as `reach`."""
 
     @functools.wraps(command)
     def wrapped(
@@ -36,7 +36,7 @@ def with_etcd(command: Callable[..., Any]) -> Callable[..., Any]:
         **others: Any,
     ) -> Any:
         if (cert or key) and not (ca and cert and key):
-            raise click.UsageError("a client certificate takes --cacert, --cert and --key")
+            raise click.UsageError("a client certificate needs --cacert, --cert and --key")
 
         def reach(use: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
             return _run(use, endpoints, prefix, ca, cert, key)
@@ -52,7 +52,7 @@ def with_etcd(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             metavar="HOST:PORT",
             envvar="ZEUS_FLEET_ETCD",
-            help="A member of etcd; repeat it for the others.",
+            help="Address of a member of etcd; repeatable.",
         ),
         click.option(
             "--prefix",
@@ -62,10 +62,19 @@ def with_etcd(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Prefix of all keys in etcd.",
         ),
         click.option(
-            "--cacert", "ca", type=_FILE, envvar="ZEUS_FLEET_CACERT", help="Use TLS; etcd's CA."
+            "--cacert",
+            "ca",
+            type=_FILE,
+            envvar="ZEUS_FLEET_CACERT",
+            help="Use TLS with this CA certificate of etcd.",
         ),
         click.option("--cert", type=_FILE, envvar="ZEUS_FLEET_CERT", help="Client certificate."),
-        click.option("--key", type=_FILE, envvar="ZEUS_FLEET_KEY", help="Its private key."),
+        click.option(
+            "--key",
+            type=_FILE,
+            envvar="ZEUS_FLEET_KEY",
+            help="Private key of the client certificate.",
+        ),
     )
     for option in reversed(options):
         option(wrapped)
@@ -73,7 +82,7 @@ def with_etcd(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def log_to_stderr() -> None:
-    """For commands that run on."""
+    """Logging for commands that keep running."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
 
 

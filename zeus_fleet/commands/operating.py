@@ -1,4 +1,4 @@
-"""How the budget is used: now, as it goes on, and afterwards."""
+"""Commands that show how the budget is used: now, over time, and afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.command()
 @with_etcd
 def status(reach: Reach[Any]) -> None:
-    """Show what each node is granted, holds, draws and wants."""
+    """Show each node's granted, held, drawn and wanted power."""
 
     async def look(store: Store) -> View:
         await store.seek()
@@ -62,9 +62,9 @@ def _w(watts: float) -> str:
 @with_etcd
 @click.option("--every", type=click.FloatRange(0.1), default=1, show_default=True, help="Seconds.")
 @click.option("--record", type=_FILE, help="Append each line to this file, as JSON, for report.")
-@click.option("--count", type=click.IntRange(1), help="End after so many.  [never]")
+@click.option("--count", type=click.IntRange(1), help="Exit after this many records.  [never]")
 def watch(reach: Reach[Any], every: float, record: Path | None, count: int | None) -> None:
-    """Print a line for each moment: limit, sum of limits, power drawn, who waits."""
+    """Print one line per interval: limit, sum of limits, power drawn, nodes that wait."""
 
     async def look_on(store: Store) -> None:
         from zeus_fleet.store import StoreUnavailable
@@ -120,7 +120,7 @@ def _line(view: View) -> str:
     show_default=True,
     metavar="HOST:PORT",
     envvar="ZEUS_FLEET_LISTEN",
-    help="Where it listens. It changes nothing, and asks for no password.",
+    help="Address to listen on. The page is read-only and has no password.",
 )
 @click.option(
     "--record",
@@ -129,7 +129,7 @@ def _line(view: View) -> str:
     help="Append a record each second to this file, for report.",
 )
 def serve(reach: Reach[Any], listen: str, record: Path | None) -> None:
-    """Serve a page of the fleet, and metrics for Prometheus (/metrics)."""
+    """Serve a web page of the fleet, and metrics for Prometheus (/metrics)."""
     try:
         import uvicorn
 
@@ -158,10 +158,10 @@ def serve(reach: Reach[Any], listen: str, record: Path | None) -> None:
 
 
 @click.command()
-@click.option("--picture", type=_FILE, help="Draw all of the file there, as SVG.")
+@click.option("--picture", type=_FILE, help="Write a chart of the whole file to this path, as SVG.")
 @click.argument("file", type=_FILE)
 def report(picture: Path | None, file: Path) -> None:
-    """Print what was promised and what was delivered, from a file of watch --record."""
+    """Print promised and delivered reductions, from a file of watch --record."""
     try:
         with file.open(encoding="utf-8") as stream:
             records = read(stream)
@@ -195,7 +195,7 @@ def _text(one: Report) -> str:
             f"{_kwh(one.delivered_kwh)} less"
         )
     else:
-        lines.append(f"  delivered  {_kw(one.drawn_w)} drawn; nothing is known of before")
+        lines.append(f"  delivered  {_kw(one.drawn_w)} drawn; earlier power is not known")
     share = f" ({one.lost_gpu_h / one.busy_gpu_h:.1%})" if one.busy_gpu_h else ""
     lines.append(
         f"  jobs lost  {one.lost_gpu_h:.3g} of {one.busy_gpu_h:.3g} GPU-hours{share}, by their "

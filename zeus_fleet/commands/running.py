@@ -1,4 +1,4 @@
-"""What runs on: an agent per node, and allocators."""
+"""Commands that keep running: an agent per node, and allocators."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from zeus_fleet.policies import POLICIES
     "--name",
     default=socket.gethostname,
     envvar="ZEUS_FLEET_NAME",
-    help="As the budget lists it.  [host name]",
+    help="The node's name in the budget.  [host name]",
 )
 @click.option("--socket", "path", help="zeusd's socket.  [$ZEUSD_SOCK_PATH]")
 def node(reach: Reach[Any], name: str, path: str | None) -> None:
-    """Bound this node's GPUs as the plan says; run it on each node.
+    """Limit this node's GPUs according to the plan. Run it on each node.
 
-    Its user must be an administrator of zeusd. It needs no other rights.
+    Its user must be a zeusd administrator. It needs no other permissions.
     """
     from zeus_fleet.gpus import ZEUSD_TIMEOUT_S, ZeusdGpus
     from zeus_fleet.shells import run_agent
@@ -49,7 +49,7 @@ def node(reach: Reach[Any], name: str, path: str | None) -> None:
     "--name",
     default=socket.gethostname,
     envvar="ZEUS_FLEET_NAME",
-    help="Name of this allocator, unlike the others'.  [host name]",
+    help="Unique name of this allocator.  [host name]",
 )
 @click.option(
     "--policy",
@@ -57,7 +57,7 @@ def node(reach: Reach[Any], name: str, path: str | None) -> None:
     default=[*POLICIES][-1],
     show_default=True,
     envvar="ZEUS_FLEET_POLICY",
-    help="Who gets the watts; all allocators take the same.",
+    help="Policy that divides the power; use the same for all allocators.",
 )
 @click.option(
     "--latency-share",
@@ -65,11 +65,11 @@ def node(reach: Reach[Any], name: str, path: str | None) -> None:
     default=100,
     show_default=True,
     envvar="ZEUS_FLEET_LATENCY_SHARE",
-    help="The most that jobs with a latency objective may claim of what is above the minimum "
-    "limits, %.",
+    help="Largest share that jobs with a latency objective may claim of the power above the "
+    "minimum limits, %.",
 )
 def allocate(reach: Reach[Any], name: str, policy: str, latency_share: float) -> None:
-    """Plan who may hold what; run several, one of them leads."""
+    """Plan the nodes' grants. Run several allocators; one of them leads."""
     from zeus_fleet.allocator import Allocator, evenly
     from zeus_fleet.jobs import ByJobs
     from zeus_fleet.shells import run_allocator

@@ -1,4 +1,4 @@
-"""The comparison of policies on measured tables."""
+"""Command that compares policies on measured tables."""
 
 from __future__ import annotations
 
@@ -30,31 +30,33 @@ def _cell(result: Result, *, latency: bool) -> str:
     multiple=True,
     default=(50, 60, 70, 80, 90),
     show_default=True,
-    help="Budget in % of the sum of all maximum limits; repeat it for several.",
+    help="Budget in % of the sum of all maximum limits; repeatable.",
 )
 @click.option("--mixes", type=click.IntRange(1), default=6, show_default=True, help="How many.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the first mix of jobs.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of the first mix of jobs."
+)
 @click.option(
     "--known",
     type=click.FloatRange(0, 100),
     default=100,
     show_default=True,
-    help="Jobs in % whose profile is known; others count by the mean profile.",
+    help="Percentage of jobs whose profile is known; others count with the mean profile.",
 )
 @click.option(
     "--floor",
     type=click.FloatRange(0, 1),
     default=FLOOR,
     show_default=True,
-    help="Least progress of each job under water-filling, by its progress under busy.",
+    help="Minimum progress of each job under water-filling, relative to its progress under busy.",
 )
 @click.option(
     "--latency",
     type=click.FloatRange(0, 100),
     default=0,
     show_default=True,
-    help="Jobs in % that serve under a latency objective; prints in parentheses the % of their "
-    "GPUs that get less than it needs.",
+    help="Percentage of jobs with a latency objective; prints in parentheses the percentage of "
+    "their GPUs that get less than the job needs.",
 )
 def simulate(
     cluster: str,
@@ -67,8 +69,8 @@ def simulate(
 ) -> None:
     """Compare policies on measured tables of training jobs.
 
-    Prints the mean progress of a busy GPU, relative to no limit, and in parentheses that of the job
-    with the least. It is computed from the tables, and not measured on a cluster.
+    Prints the mean progress of a busy GPU, relative to no limit, and in parentheses the progress of
+    the slowest job. The results are computed from the tables, not measured on a cluster.
     """
     policies: dict[str, JobPolicy] = {
         **POLICIES,

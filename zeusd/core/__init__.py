@@ -1,1 +1,2 @@
-"""Who may change what, and what is restored when: pure logic without I/O, threads or a clock."""
+"""The rules: who may change what, and when what is restored. Pure logic without I/O, threads or a
+clock."""

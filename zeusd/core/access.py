@@ -1,7 +1,7 @@
-"""Who may do what. Default deny: without a rule that applies, a user may read and nothing else.
+"""Access rules. The default is to deny: without a rule that applies, a user may only read.
 
-A client is known by what the kernel says of the process that connected: uid, groups, and
-whether it lives in a container. Nothing in a request, an environment or /proc counts.
+The kernel identifies a client by the process that connected: uid, groups, and whether it is in a
+container. Nothing in a request, an environment or /proc counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zeusd.core.model import Failure, Peer
 RootMay = Literal["host", "always", "never"]
 
 LOWERING = frozenset(spec.control for spec in SPECS.values() if spec.leased_by_default)
-"""What members of the default group may lease: all that lowers power."""
+"""Controls that members of the default group may lease: those that can only lower power."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,15 @@ class AllowRule:
     """Lets some users change some controls of some GPUs, within ranges.
 
     Attributes:
-        uids: Users it is for.
-        gids: Groups it is for.
-        everyone: For all users.
-        gpus: Shell patterns, held against UUID and product name, or the index as NVML counts.
-        controls: What may be leased.
-        power_limit_mw: Smallest and largest limit; the site limit counts besides.
-        gpu_clocks_mhz: Range that locked graphics clocks must lie in.
+        uids: Users that it applies to.
+        gids: Groups that it applies to.
+        everyone: Whether it applies to all users.
+        gpus: Shell patterns for UUID or product name, or NVML indices.
+        controls: Controls that may be leased.
+        power_limit_mw: Smallest and largest limit; the site limit applies as well.
+        gpu_clocks_mhz: Range for locked graphics clocks.
         memory_clocks_mhz: The same for memory clocks.
-        group_names: The groups' names, for people.
+        group_names: The groups' names, for messages.
     """
 
     uids: frozenset[int] = frozenset()
@@ -48,12 +48,12 @@ class AllowRule:
     group_names: tuple[str, ...] = ()
 
     def covers(self, peer: Peer, gpu: GpuInfo, control: Control) -> bool:
-        """Whether this rule is about this user, GPU and control."""
+        """Whether this rule applies to this user, GPU and control."""
         mine = self.everyone or peer.uid in self.uids or not self.gids.isdisjoint(peer.groups)
         return mine and self.concerns(gpu, control)
 
     def concerns(self, gpu: GpuInfo, control: Control) -> bool:
-        """Whether this rule lets anybody change this control of this GPU."""
+        """Whether this rule lets any user change this control of this GPU."""
         return control in self.controls and any(
             fnmatchcase(gpu.uuid, pattern)
             or fnmatchcase(gpu.name, pattern)
@@ -62,14 +62,14 @@ class AllowRule:
         )
 
     def within(self, control: Control, value: ControlValue) -> bool:
-        """Whether the value lies in this rule's range. To unlock clocks is always within."""
+        """Whether the value is in this rule's range. Unlocking clocks is always allowed."""
         allowed = self.range(control)
         if allowed is None or not value:
             return True
         return allowed[0] <= min(value) and max(value) <= allowed[1]
 
     def range(self, control: Control) -> tuple[int, int] | None:
-        """The rule's range for a control; None: all of the site's."""
+        """The rule's range for a control; None: the site's whole range."""
         return {
             Control.POWER_LIMIT: self.power_limit_mw,
             Control.GPU_CLOCKS: self.gpu_clocks_mhz,
@@ -79,16 +79,16 @@ class AllowRule:
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """What one user may do with one control of one GPU.
+    """One user's permissions for one control of one GPU.
 
     Attributes:
         uid: The user.
-        gpu: The GPU, as it was found.
+        gpu: The GPU, as found.
         control: The control.
-        admin: Whether the user administers the node's GPUs.
-        refusal: Why the user may not lease the control; None: the user may.
-        rules: Those that say so; an administrator needs none.
-        must_compute: Whether the user must first be seen computing on the GPU.
+        admin: Whether the user is an administrator.
+        refusal: Why the user may not lease the control; None: allowed.
+        rules: The rules that allow it; an administrator needs none.
+        must_compute: Whether the user needs a compute process on the GPU.
     """
 
     uid: int
@@ -100,7 +100,7 @@ class Right:
     must_compute: bool
 
     def refuse(self, value: ControlValue | None) -> Failure | None:
-        """Why this user may not lease this control, or set it to this value; None: they may."""
+        """Why this user may not lease this control, or set it to this value; None: allowed."""
         if self.admin or self.refusal is not None or value is None:
             return self.refusal
         if any(rule.within(self.control, value) for rule in self.rules):
@@ -116,7 +116,7 @@ class Right:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """Ranges, any of which a value of this user must lie in; empty: no bound."""
+        """Ranges, one of which must contain this user's value; empty: no bound."""
         found = [rule.range(self.control) for rule in self.rules]
         bounded = [one for one in found if one is not None]
         return bounded if len(bounded) == len(found) else []
@@ -127,16 +127,16 @@ class Access:
     """The site's rules about users.
 
     Attributes:
-        rules: What ordinary users may do; each that covers a request and its value suffices.
-        admin_uids: Users who may change everything and end anybody's lease.
+        rules: Rules for ordinary users; one that covers a request and its value is enough.
+        admin_uids: Users who may change everything and revoke any lease.
         admin_gids: Groups of such users.
         root: Whether uid 0 is an administrator: only outside containers, always, or never.
         require_compute_process: Whether a user must have a compute process on a GPU to lease it.
-        writes_per_second: Sets, acquires and releases of one user; twice as many at once.
+        writes_per_second: Sets, acquires and releases of one user; a burst may have twice as many.
         leases_per_user: Leases that one user's processes may hold at a time.
         losses_per_user: Leases that one user's processes may have lost without having acquired or
-            released them since; beyond, the user gets no new lease.
-        user_hint: Ends the sentence that refuses: what to ask the administrator for.
+            released them since; beyond this, the user gets no new lease.
+        user_hint: End of the refusal's sentence: what to ask the administrator for.
     """
 
     rules: tuple[AllowRule, ...] = ()
@@ -150,13 +150,13 @@ class Access:
     user_hint: str = "ask the administrator for an [[allow]] rule in zeusd.toml"
 
     def is_admin(self, peer: Peer) -> bool:
-        """Whether this user administers the node's GPUs."""
+        """Whether this user is an administrator."""
         if peer.uid == 0 and (self.root == "always" or (self.root == "host" and peer.on_host)):
             return True
         return peer.uid in self.admin_uids or not self.admin_gids.isdisjoint(peer.groups)
 
     def right(self, peer: Peer, gpu: GpuInfo, control: Control) -> Right:
-        """What this user may do with this control, until the rules or the GPU change."""
+        """This user's permissions for this control; valid until the rules or the GPU change."""
         if self.is_admin(peer):
             return Right(peer.uid, gpu, control, True, None, (), False)
         rules = tuple(rule for rule in self.rules if rule.covers(peer, gpu, control))
@@ -170,7 +170,7 @@ class Access:
         return Right(peer.uid, gpu, control, False, refusal, rules, self.require_compute_process)
 
     def _remedy(self, gpu: GpuInfo, control: Control) -> str:
-        """What a user without a rule can do."""
+        """The remedy for a user without a rule."""
         rules = [rule for rule in self.rules if rule.concerns(gpu, control)]
         if self.rules and not rules:
             return "only an administrator may; ask one, or for an [[allow]] rule in zeusd.toml"
@@ -181,4 +181,5 @@ class Access:
 
 
 OPEN = Access(rules=(AllowRule(everyone=True, controls=frozenset(Control)),), writes_per_second=1e6)
-"""All who can connect may change everything: for simulated GPUs, and engines inside a process."""
+"""Rules that let everyone who can connect change everything: for simulated GPUs and embedded
+engines."""

@@ -1,4 +1,4 @@
-"""Requests about whose energy it is: who may ask for what. The ledger itself is the runtime's."""
+"""Requests about the energy ledger, and who may make them. The ledger itself is in the runtime."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOBODYS = ("idle", "unattributed")
 
 
 def sees_all(settings: Settings, peer: Peer) -> bool:
-    """Whether a user may see whose energy it is, whosever."""
+    """Whether a user may see the energy of all users."""
     readers = settings.ledger
     return (
         readers.everybody
@@ -39,7 +39,7 @@ def sees_all(settings: Settings, peer: Peer) -> bool:
 
 
 def for_reader(ledger: LedgerState, uid: int) -> LedgerState:
-    """The ledger as a user may see it who does not see all: the others are one sum."""
+    """The ledger as an ordinary user may see it, with all other users as one sum."""
     own = [one for one in ledger.workloads if one.uid == uid]
     return ledger.model_copy(
         update={
@@ -70,13 +70,14 @@ class AccountingRequests:
     """Answers `allocate`, `deallocate`, `usage` and `forget_user`.
 
     Args:
-        node: Which GPUs there are, and who may do what.
-        outbox: Where effects go.
-        track: Begins a request for several GPUs.
-        for_admins: Makes a handler that refuses everybody else; takes what the handler does.
+        node: The GPUs and the access rules.
+        outbox: Collects effects.
+        track: Starts a request for several GPUs.
+        for_admins: Makes a handler that refuses everyone but administrators; takes a description of
+            the action.
 
     Attributes:
-        handlers: By request class.
+        handlers: Handlers by request class.
     """
 
     def __init__(

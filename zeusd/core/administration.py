@@ -1,4 +1,4 @@
-"""What administrators ask for, and what everybody may know of the rules and of what happened."""
+"""Administrators' requests, and everyone's requests for the rules, the audit log and metrics."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ from zeusd.devices.port import Outcome
 Track = Callable[..., PerGpu]
 
 PATIENCE_NS = 5_000_000_000
-"""How long everything has to go back before the driver is closed anyway."""
+"""Time for all restores before the driver is closed anyway."""
 
 DRIVER_CLOSED = "an administrator made zeusd close the driver"
-"""Told to holders who lose their leases by it."""
+"""Reason for holders whose leases it revokes."""
 
 
 class Administration:
     """Answers `restore`, `persist`, `quiesce`, `resume`, `policy`, `audit` and `metrics`.
 
     Args:
-        node: What they are about.
-        outbox: Where effects go.
-        track: Begins a request for several GPUs.
-        describe_node: Tells what `hello` answers.
+        node: The node.
+        outbox: Collects effects.
+        track: Starts a request for several GPUs.
+        describe_node: Returns the reply of `hello`.
 
     Attributes:
-        handlers: By request class.
+        handlers: Handlers by request class.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Administration:
     def for_admins(
         self, what: str, handler: Callable[[Connection, Any], None]
     ) -> Callable[[Connection, Any], None]:
-        """A handler that refuses everybody but administrators; `what` they may not do."""
+        """A handler that refuses everyone but administrators; `what` describes the action."""
 
         def handle(connection: Connection, request: Any) -> None:
             peer = connection.peer
@@ -112,7 +112,7 @@ class Administration:
 
         return handle
 
-    # ------------------------------------------------------------------------- back to the site's
+    # --------------------------------------------------------------------------------- restoring
 
     def _restore(self, connection: Connection, request: Restore) -> None:
         refusal = self._node.quiesced
@@ -151,11 +151,12 @@ class Administration:
             persisted = self._unpin(machine)
             machine.put_back(peer, clause, back, persisted)
             if persisted is not None:
-                # Last: a zeusd that is killed before has either this or the pending restore.
+                # Last: if zeusd is killed before, the journal has either this or the pending
+                # restore.
                 self._out.add(Forget(pin_key(machine.gpu, machine.control)))
 
     def _unpin(self, machine: ControlMachine) -> ControlValue | None:
-        """Aims at the site's own target again. Returns what was persisted, if anything was."""
+        """Makes the site's target the restore target again. Returns the persisted value, if any."""
         persisted = machine.ceilings.pop(PERSISTED, None)
         return None if persisted is None else persisted.value
 
@@ -193,17 +194,17 @@ class Administration:
             value = machine.value
             assert value is not None
             machine.persist(uid)
-            # Durable before the lease ends: a zeusd that is killed in between keeps the value.
+            # Durable before the lease ends: if zeusd is killed in between, the value persists.
             self._out.add(Put(pin_key(uuid, machine.control), {"value": list(value)}))
             machine.release("persisted", then=released)
 
-    # ------------------------------------------------------------------------ the driver's absence
+    # --------------------------------------------------------------------------- quiescing
 
     def _quiesce(self, connection: Connection, request: Quiesce) -> None:
         if not self._begin(connection, request):
             return
         if self._node.quiesced_ns is not None:
-            self._close_driver()  # again: a call that did not return then may have done so by now
+            self._close_driver()  # again: a call that had not returned may have returned by now
             return
         self._node.quiesced_ns = self._out.now_ns
         why = self._node.quiesced
@@ -220,7 +221,8 @@ class Administration:
         self._close_if_settled()
 
     def _back(self, machine: ControlMachine) -> None:
-        """It is back, or the first attempt has failed: nothing more is tried."""
+        """Handles a control that was restored, or whose first attempt failed and is not
+        repeated."""
         if machine in self._restoring:
             self._suspend(machine)
             self._close_if_settled()
@@ -230,7 +232,7 @@ class Administration:
         machine.suspend()
 
     def tick(self, now_ns: int) -> None:
-        """Time has passed: a GPU that does not answer must not keep the driver from its reset."""
+        """Closes the driver after the time limit: an unresponsive GPU must not delay the reset."""
         self.ceilings.tick()
         due_ns = self._out.due_ns.get(self)
         if due_ns is not None and now_ns >= due_ns:
@@ -264,19 +266,19 @@ class Administration:
             self._out.add(OpenDriver(self._out.ticket(partial(self._resumed, connection.peer))))
 
     def _resumed(self, peer: Peer, result: object) -> None:
-        """The GPUs have been looked for, and `Core.gpus_found` told of those that are there."""
+        """Handles the end of the search for GPUs; `Core.gpus_found` has received those present."""
         self._node.quiesced_ns = self._node.closed = None
         self._out.add(Forget(QUIESCED_KEY))
         self._note("resumed", peer)
         for gpu in self._node.gpus.values():
             for control, machine in gpu.machines.items():
                 machine.resume(gpu.facts.values.get(control))
-                if machine.persisted:  # a reset GPU has forgotten it
+                if machine.persisted:  # a reset GPU has lost it
                     machine.put_back(peer, "an administrator resumed zeusd", owed=machine.target)
         self._end(self._describe_node())
 
     def _begin(self, connection: Connection, request: Quiesce | Resume) -> bool:
-        """Whether to begin. Who asks for what is under way, as clients do again, waits for it."""
+        """Whether to start. A repeated request for an operation in progress waits for it."""
         if self._change not in (None, request.op) or self._node.stopping:
             failure = Failure(
                 ErrorCode.OVERLOADED, "the driver is being closed or reopened; ask again"
@@ -297,7 +299,7 @@ class Administration:
         fields = {"pid": peer.process.pid, "uid": peer.uid, "command": peer.command}
         self._out.add(Note(event, fields, warning=True))
 
-    # -------------------------------------------------------------------------------- what is known
+    # -------------------------------------------------------------------------------- reporting
 
     def _policy(self, connection: Connection, request: GetPolicy) -> None:
         peer = connection.peer
@@ -372,7 +374,7 @@ class Administration:
 
 
 def _offered(gpu: Gpu, controls: Iterable[Control]) -> list[ControlMachine]:
-    """The controls that this GPU has, out of these."""
+    """Those of these controls that this GPU has."""
     wanted = {*controls}
     return [machine for machine in gpu.machines.values() if machine.control in wanted]
 
@@ -380,13 +382,13 @@ def _offered(gpu: Gpu, controls: Iterable[Control]) -> list[ControlMachine]:
 def _outcome(machine: ControlMachine) -> str:
     if machine.trouble is None:
         return "ok"
-    # No library can say beforehand whether a GPU has it, such as memory clocks on Hopper.
+    # No library reports beforehand whether a GPU has it, such as memory clocks on Hopper.
     free, found = machine.phase is Phase.FREE, machine.trouble.outcome
     return "not_offered" if free and found is Outcome.UNSUPPORTED else machine.trouble.message
 
 
 def _unset(machine: ControlMachine, peer: Peer) -> Failure | None:
-    """Why there is nothing to persist on a control."""
+    """Why a control has no value to persist."""
     if machine.spec.merges:
         return Failure(
             ErrorCode.NOT_SUPPORTED,

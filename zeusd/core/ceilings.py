@@ -1,4 +1,4 @@
-"""Named upper bounds of a control: the least of them is what may be set, and what is restored.
+"""Named upper bounds of a control. The lowest one bounds what may be set and what is restored.
 
 Pure arithmetic; times are of CLOCK_BOOTTIME, which counts while the machine sleeps and survives a
 restart of zeusd.
@@ -12,7 +12,7 @@ from typing import Any
 from zeusd.core.model import ControlValue
 
 SITE, PERSISTED, FLEET, JOB_PREFIX = "site", "persisted", "fleet", "job:"
-"""Names. `site` is the configuration's and is nobody's to set; `job:ID` is one job's."""
+"""Names. `site` is from the configuration and cannot be set; `job:ID` belongs to one job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Ceiling:
     Attributes:
         value: The bound.
         uid: The user who set it.
-        deadline_ns: CLOCK_BOOTTIME time at which `fallback` takes its place; None: never.
-        fallback: Then the bound is this; None: there is none any more.
+        deadline_ns: CLOCK_BOOTTIME time at which `fallback` replaces `value`; None: never.
+        fallback: The bound after the deadline; None: the ceiling ends.
     """
 
     value: ControlValue
@@ -32,7 +32,7 @@ class Ceiling:
     fallback: ControlValue | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The entry as the journal keeps it."""
+        """The journal's entry."""
         return {
             "value": list(self.value),
             "uid": self.uid,
@@ -57,24 +57,24 @@ class Ceiling:
 
 
 class Ceilings(dict[str, Ceiling]):
-    """The ceilings of one control, by name; the site's is not among them."""
+    """The ceilings of one control by name, without the site's."""
 
     __slots__ = ()
 
     def lowest(self, value: ControlValue, without: str = "") -> ControlValue:
-        """The least of this value and all ceilings but one."""
+        """The lowest of this value and all ceilings but one."""
         for name, one in self.items():
             if name != without and one.value < value:
                 value = one.value
         return value
 
     def next_deadline_ns(self) -> int | None:
-        """CLOCK_BOOTTIME time at which the next of them falls back."""
+        """CLOCK_BOOTTIME time of the next deadline."""
         deadlines = [one.deadline_ns for one in self.values() if one.deadline_ns is not None]
         return min(deadlines, default=None)
 
     def fall_back(self) -> list[str]:
-        """Lets ceilings that are to fall back do so before their time. Returns their names."""
+        """Applies all fallbacks before their deadlines. Returns the ceilings' names."""
         fallen = []
         for name, one in [*self.items()]:
             if one.deadline_ns is not None and one.fallback is not None:
@@ -83,7 +83,8 @@ class Ceilings(dict[str, Ceiling]):
         return fallen
 
     def expire(self, boot_ns: int) -> list[str]:
-        """Lets ceilings whose deadline is over fall back, or end. Returns their names."""
+        """Applies the fallbacks of ceilings whose deadline has passed. Returns the ceilings'
+        names."""
         expired = []
         for name, one in [*self.items()]:
             if one.deadline_ns is not None and boot_ns >= one.deadline_ns:

@@ -1,4 +1,4 @@
-"""When things are next due: a map that knows its earliest time."""
+"""Due times by key: a map that knows its earliest time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ K = TypeVar("K")
 
 
 class Deadlines(Generic[K]):
-    """Times by key. The earliest is looked for only after it has moved."""
+    """Times by key. The earliest is searched for only after it has changed."""
 
     __slots__ = ("_earliest_ns", "_times_ns")
 
@@ -31,22 +31,22 @@ class Deadlines(Generic[K]):
         return bool(self._times_ns)
 
     def get(self, key: K) -> int | None:
-        """When a key is due; None: never."""
+        """Due time of a key; None: never."""
         return self._times_ns.get(key)
 
     def pop(self, key: K) -> int | None:
-        """Removes a key. Returns when it was due; None: never."""
+        """Removes a key. Returns its due time; None: never."""
         before_ns = self._times_ns.pop(key, None)
         if before_ns is not None and before_ns == self._earliest_ns:
             self._earliest_ns = None
         return before_ns
 
     def earliest_ns(self) -> int | None:
-        """The earliest time of all; None: nothing is due ever."""
+        """The earliest due time; None: there is none."""
         if self._earliest_ns is None and self._times_ns:
             self._earliest_ns = min(self._times_ns.values())
         return self._earliest_ns
 
     def due(self, now_ns: int) -> Iterator[K]:
-        """The keys whose time has come, as they are at the call."""
+        """The keys that are due at the time of the call."""
         return iter([key for key, due_ns in self._times_ns.items() if due_ns <= now_ns])

@@ -1,8 +1,8 @@
-"""What the core asks the runtime to do, in order.
+"""Effects: what the core asks the runtime to do, in order.
 
 The runtime carries effects out one after another and never reorders them. Device calls (`Read`,
-`Write`) run on the GPU's worker and come back as `Core.device_done(ticket, ...)`. Those that a set
-makes are not frozen: a frozen dataclass takes four times as long to make.
+`Write`) run on the GPU's worker and come back as `Core.device_done(ticket, ...)`. The effects of a
+set are not frozen: creating a frozen dataclass takes four times as long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zeusd.core.model import PendingRestore, Process
 
 
 class Reading(Enum):
-    """What a `Read` reads."""
+    """The reading that a `Read` makes."""
 
     STATE = "state"
     ENERGY = "energy"
@@ -26,7 +26,7 @@ class Reading(Enum):
     CLOCKS = "clocks"
     CONTROL = "control"
     LIMITS = "limits"
-    """`(smallest, largest)` power limit at this moment, mW."""
+    """`(smallest, largest)` power limit at the moment, mW."""
     COMPUTE_UIDS = "compute_uids"
     """Users with a compute process on the GPU, a frozenset of uids."""
     PROCESSES = "processes"
@@ -34,20 +34,20 @@ class Reading(Enum):
     PIDS = "pids"
     """Processes with a context on the GPU, as `Listed`; for the ledger."""
     METRICS = "metrics"
-    """What the runtime counts, `Measured`; of no GPU."""
+    """The runtime's counters, `Measured`; not of a GPU."""
 
 
 LISTING = 0
-"""The ticket of a list of processes, which no request waits for."""
+"""The ticket of a list of processes that no request waits for."""
 
 
 class PidUse(NamedTuple):
-    """What one process used of a GPU.
+    """One process's use of a GPU.
 
     Attributes:
-        pid: The process; 0: none that the driver lists.
-        end_ns: Until when this is known, CLOCK_MONOTONIC.
-        weight: Beside other processes.
+        pid: The process; 0: one that the driver does not list.
+        end_ns: End of the measurement, CLOCK_MONOTONIC.
+        weight: Weight relative to other processes.
     """
 
     pid: int
@@ -57,13 +57,12 @@ class PidUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What the processes of a GPU used of it, for a while.
+    """The use of a GPU by its processes over an interval.
 
     Attributes:
-        begin_ns: Since when, CLOCK_MONOTONIC.
-        uses: What each used. One that is not named used nothing.
-        measured: Whether weights are a use that the driver measured, or only sizes of MIG
-            instances.
+        begin_ns: Start of the interval, CLOCK_MONOTONIC.
+        uses: Use by process. A process that is not listed used nothing.
+        measured: Whether the weights are measured by the driver, or only sizes of MIG instances.
     """
 
     begin_ns: int
@@ -73,13 +72,13 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Processes of a GPU, when they were listed; None: they could not be.
+    """A list of a GPU's processes; None: it could not be read.
 
     Attributes:
         gpu: Its UUID.
-        t_ns: When, CLOCK_MONOTONIC.
+        t_ns: Time of the list, CLOCK_MONOTONIC.
         pids: The processes.
-        activity: What they used of it; None: not known, or there is only one.
+        activity: Their use of the GPU; None: not known, or only one process.
     """
 
     gpu: str
@@ -90,7 +89,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the runtime counts, see `replies.Metrics`."""
+    """The runtime's counters, see `replies.Metrics`."""
 
     calls: list[CallTimes]
     sources: list[SourceState]
@@ -100,7 +99,7 @@ class Measured:
 
 @dataclass(slots=True)
 class Reply:
-    """Send this reply. `body` lacks only the protocol version."""
+    """Send this reply. `body` is complete except for the protocol version."""
 
     conn: int
     body: dict[str, Any]
@@ -108,7 +107,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Read:
-    """Read from a GPU. `control` says which one when `reading` is CONTROL."""
+    """Read from a GPU. `control` is the control if `reading` is CONTROL."""
 
     ticket: int
     gpu: str
@@ -118,13 +117,13 @@ class Read:
 
 @dataclass(slots=True)
 class Write:
-    """Write a control, after the journal durably says under `key` what `restore` does.
+    """Write a control after the journal durably has `restore` under `key`.
 
-    If the journal fails the device is not touched and the ticket comes back with that failure.
-    If `expected` is not empty and the control holds none of it, nor what a driver may have made of
-    `doubts`, the device is not touched either and the ticket comes back with `Changed`. A readable
-    control is read back: `Applied` says what it holds. `before` is what it held just before, where
-    that is known.
+    If the journal fails, the device is not written and the ticket returns with that failure. If
+    `expected` is not empty and the control has none of these values, nor one that a driver may have
+    made of `doubts`, the device is not written either and the ticket returns with `Changed`. A
+    readable control is read back, and `Applied` has its value. `before` is the value just before,
+    if known.
     """
 
     ticket: int
@@ -140,21 +139,21 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class CloseDriver:
-    """Close the driver. Comes back with the device files that stay open all the same."""
+    """Close the driver. Returns with the device files that remain open anyway."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDriver:
-    """Open the driver again. Comes back when the GPUs have been looked for."""
+    """Open the driver again. Returns after the search for GPUs."""
 
     ticket: int
 
 
 @dataclass(slots=True)
 class Put:
-    """Make a journal entry durable that no device write depends on."""
+    """Make a journal entry durable on which no device write depends."""
 
     key: str
     entry: dict[str, Any] | PendingRestore
@@ -162,28 +161,28 @@ class Put:
 
 @dataclass(slots=True)
 class Forget:
-    """Delete a journal entry: nothing is pending under this key any more."""
+    """Delete a journal entry: nothing is pending under this key."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Report the death of this process, which now holds a lease."""
+    """Report the end of this process, which now holds a lease."""
 
     process: Process
 
 
 @dataclass(frozen=True, slots=True)
 class Unwatch:
-    """The process holds no lease any more."""
+    """Stop watching a process that holds no lease any more."""
 
     process: Process
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Ask the kernel what a process is doing: `model.Usage`, or None if it is gone."""
+    """Ask the kernel for a process's activity: `model.Usage`, or None if it has exited."""
 
     ticket: int
     process: Process
@@ -191,11 +190,11 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Change the energy ledger, or ask it. Comes back with its result, or a `Failure`.
+    """Change or query the energy ledger. Returns with its result, or a `Failure`.
 
     Attributes:
-        request: What was asked, of GPUs that are here.
-        reader: The user who may see only what is the user's own; None: may see everything.
+        request: The request, limited to present GPUs.
+        reader: A user who may see only the user's own energy; None: everything is visible.
     """
 
     ticket: int
@@ -205,7 +204,7 @@ class Account:
 
 @dataclass(slots=True)
 class Note:
-    """Write a record to the log; the audit log is made of these."""
+    """Write a record to the audit log."""
 
     event: str
     fields: dict[str, Any] = field(default_factory=dict)

@@ -1,9 +1,9 @@
-"""Which workload a process belongs to, read from the control groups that root made for it.
+"""Finds a process's workload from the control groups that root created for it.
 
-/proc/PID/cgroup says where a process is in each hierarchy of control groups. Any user may make
-groups of any name below a group that the user owns, so a name counts only where root made it and
-everything above it. The runtime finds out how far that is (`runtime.control_groups`); the names are
-read here.
+/proc/PID/cgroup has the process's path in each hierarchy of control groups. Users may create groups
+of any name below groups that they own, so a name counts only if root created it and everything
+above it. The runtime determines how far down that is (`runtime.control_groups`); this module reads
+the names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import Enum
 
 
 class Kind(str, Enum):
-    """What a workload is."""
+    """The kind of a workload."""
 
     JOB = "job"
     POD = "pod"
@@ -26,10 +26,10 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a process belongs to.
+    """The workload of a process.
 
     Attributes:
-        kind: Which kind of workload.
+        kind: The kind of workload.
         name: A job's id, or its SLUID from Slurm 26.05 on; a pod's uid; a container's id; a user's
             number; a service's unit.
     """
@@ -40,13 +40,12 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """Where a process is in one hierarchy.
+    """A process's place in one hierarchy.
 
     Attributes:
         path: The path from the root of the hierarchy, as far as root owns it.
-        checked: Whether the owners are known. They are not where zeusd runs in a control group
-            namespace of its own: the path is then whole, and begins with `/..` for all that is
-            outside.
+        checked: Whether the owners are known. They are not if zeusd runs in its own control group
+            namespace: then the path is complete, and starts with `/..` for everything outside.
     """
 
     path: str
@@ -56,14 +55,14 @@ class ControlGroup:
 _POD_UID = r"[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12}"
 _CONTAINER_ID = r"[0-9a-f]{64}"
 
-# A group's name begins with its kind. Of the forms in one row the outermost counts, and an earlier
-# row comes before a later one: the steps of a job may be below a service or a container of slurmd.
+# A group's name starts with its kind. Of the forms in one row the outermost counts, and an earlier
+# row takes precedence: the steps of a job may be below a service or a container of slurmd.
 _ROWS = (
     (
         r"(?:[^/]+_)?slurmstepd\.scope/job_(?P<job_v2>[0-9]+)",
         r"(?:[^/]+_)?slurmstepd\.scope/(?P<job_sluid>s[0-9A-HJKMNP-TV-Z]{13})",
         r"slurm(?:_[^/]+)?/uid_[0-9]+/job_(?P<job_v1>[0-9]+)",
-        # containerd, told to use the other driver than kubelet, appends `:cri-containerd:ID`.
+        # containerd appends `:cri-containerd:ID` if its cgroup driver differs from kubelet's.
         rf"(?:[^/]+-)?kubepods(?:-[a-z]+)?-pod(?P<pod_systemd>{_POD_UID})\.slice(?::[^/]+)?",
         rf"pod(?P<pod_cgroupfs>{_POD_UID})",
     ),
@@ -77,8 +76,8 @@ _ROWS = (
     ),
 )
 
-# Where the owners are not known, nothing but these may be above a workload: groups that only root's
-# own programs make, and give to no user.
+# If the owners are not known, only these may be above a workload: groups that only root's programs
+# create, and that no user owns.
 _ROOTS_OWN = (
     r"(?:\.\./)*"
     r"(?:(?:(?:system|machine|kubepods(?:-besteffort|-burstable)?)\.slice"
@@ -90,13 +89,13 @@ _UNCHECKED = tuple(re.compile(rf"^/{_ROOTS_OWN}(?:{'|'.join(row)})(?=/|$)") for 
 
 
 def workload_of(groups: Iterable[ControlGroup]) -> Workload | None:
-    """The workload that the control groups of one process name; None if they name none.
+    """The workload in the control groups of one process; None: there is none.
 
-    Known are the layouts of Slurm 22.05 to 26.05 with both versions of control groups, of kubelet
+    Supports the layouts of Slurm 22.05 to 26.05 with both versions of control groups, of kubelet
     with both cgroup drivers, of Docker, Podman and systemd.
 
     Args:
-        groups: Where the process is, in each hierarchy.
+        groups: The process's place in each hierarchy.
     """
     groups = [*groups]
     for checked, unchecked in zip(_CHECKED, _UNCHECKED, strict=True):
@@ -112,7 +111,7 @@ def workload_of(groups: Iterable[ControlGroup]) -> Workload | None:
 
 
 def job_of(groups: Iterable[ControlGroup]) -> str:
-    """The name of the job or pod that a process belongs to; empty if there is none.
+    """The name of a process's job or pod; empty if there is none.
 
     Args:
         groups: As for `workload_of`.

@@ -1,9 +1,10 @@
-"""A lease while it lasts: heartbeats, silence, and those who lost one without asking."""
+"""The lease of a control: heartbeats, expiry, and processes whose lease was revoked or expired."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeAlias
 
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
@@ -16,10 +17,13 @@ from zeusd.core.policy import LeaseTerms, Target
 from zeusd.core.restorable import Restorable
 
 LOOKS = 5
-"""A holder that is silent is looked at so often within a TTL, as often as heartbeats come."""
+"""Checks of a silent holder within a TTL: as many as there are heartbeats."""
 
 BUSY_SHARE = 0.05
-"""A silent holder that used at least this share of one CPU between two looks computes."""
+"""A silent holder that used at least this share of one CPU between two checks is computing."""
+
+Watched: TypeAlias = dict[Process, list["Leased"]]
+"""Controls by watched process: the holder, and processes that lost a lease."""
 
 
 class Leased(Restorable):
@@ -27,12 +31,13 @@ class Leased(Restorable):
 
     Args:
         gpu: UUID of the GPU.
-        control: Which control.
-        site: What the site wants it restored to.
-        outbox: Where effects go.
-        override: Whether a restore overwrites what someone else set.
-        closed: Why nothing new is taken now; None: it is.
-        terms: How long leases last.
+        control: The control.
+        site: The site's restore target.
+        outbox: Collects effects.
+        override: Whether a restore overwrites outside changes.
+        closed: Why new leases are refused now; None: they are accepted.
+        terms: The site's lease TTLs.
+        watched: Lists this control under each process that it watches; shared by all controls.
     """
 
     def __init__(
@@ -44,19 +49,22 @@ class Leased(Restorable):
         override: bool = False,
         closed: Callable[[], Failure | None] = lambda: None,
         terms: Callable[[], LeaseTerms] = LeaseTerms,
+        *,
+        watched: Watched,
     ) -> None:
         super().__init__(gpu, control, site, outbox, override)
         self._closed = closed
         self._terms = terms
+        self._watched = watched
         self._lost: dict[Process, Loss] = {}
         self._expiry = object()
 
     def revoke(self, reason: str, clause: str, then: Callable[[], None] | None = None) -> None:
-        """The holder loses its lease without having asked."""
+        """Revokes or expires the holder's lease."""
         raise NotImplementedError
 
     def _expire_if_due(self, now_ns: int) -> None:
-        """Ends a lease whose holder is silent."""
+        """Expires a lease whose holder is silent."""
         due_ns = self._out.due_ns.get(self._expiry)
         if self.phase is Phase.HELD and due_ns is not None and now_ns >= due_ns:
             self._silent()
@@ -71,17 +79,28 @@ class Leased(Restorable):
         return bool(self._lost) and process in self._lost
 
     def losses_of(self, uid: int) -> int:
-        """How many of this user's processes lost a lease here and do not know it yet."""
+        """Number of this user's processes that lost a lease here and do not know it yet."""
         return sum(loss.uid == uid for loss in self._lost.values())
 
     def recover_loss(self, loss: Loss) -> None:
-        """The journal says that this process, which lives, has lost a lease."""
+        """Restores from the journal that this running process has lost a lease."""
         if loss.process not in self._lost:
-            self._out.add(Watch(loss.process))
+            self._watch(loss.process)
         self._lost[loss.process] = loss
 
+    def _watch(self, process: Process) -> None:
+        self._watched.setdefault(process, []).append(self)
+        self._out.add(Watch(process))
+
+    def _unwatch(self, process: Process) -> None:
+        controls = self._watched[process]
+        controls.remove(self)
+        if not controls:
+            del self._watched[process]
+        self._out.add(Unwatch(process))
+
     def heartbeat(self) -> None:
-        """The holder is alive."""
+        """Handles a heartbeat of the holder."""
         lease, now_ns = self.lease, self._out.now_ns
         assert lease is not None
         lease.forgiven = False
@@ -94,17 +113,18 @@ class Leased(Restorable):
             self._lasts_until(max(lease.expires_ns, now_ns + lease.ttl_ns))
 
     def reconnected(self) -> None:
-        """The holder's process has a connection again: no heartbeat, but not gone either."""
+        """Handles a new connection of the holder's process: not a heartbeat, but a sign that it
+        runs."""
         if self.phase is Phase.HELD and self.lease is not None:
             self._lasts_until(max(self.lease.expires_ns, self.lease.heard_ns + self.lease.ttl_ns))
 
     def extend(self, by_ns: int) -> None:
-        """The lease lasts at least this long from now."""
+        """Extends the lease to at least this time from now."""
         if self.phase is Phase.HELD and self.lease is not None:
             self._lasts_until(max(self.lease.expires_ns, self._out.now_ns + by_ns))
 
     def _lasts_until(self, until_ns: int) -> None:
-        """The lease ends then; its holder is looked at before."""
+        """Sets the lease's end and schedules checks of the holder before it."""
         lease = self.lease
         assert lease is not None
         lease.expires_ns = until_ns
@@ -113,29 +133,30 @@ class Leased(Restorable):
         self._out.due_ns[self._expiry] = first_look_ns if looks else until_ns
 
     def forgive_stall(self, by_ns: int) -> None:
-        """zeusd, or its server, stood still: the holder's heartbeats may wait to be read.
+        """Extends the lease after zeusd or its server was stopped: heartbeats may be waiting to be
+        read.
 
-        Once for each heartbeat that was heard, never again and again.
+        At most once per received heartbeat.
         """
         if self.lease is not None and not self.lease.forgiven:
             self.lease.forgiven = True
             self.extend(by_ns)
 
     def shorten(self, to_ns: int) -> None:
-        """The lease ends at most this long from now."""
+        """Shortens the lease to at most this time from now."""
         if self.phase is Phase.HELD and self.lease is not None:
             until_ns = min(self.lease.expires_ns, self._out.now_ns + to_ns)
             self.lease.expires_ns = self._out.due_ns[self._expiry] = until_ns
 
     def forgive(self, process: Process) -> None:
-        """The process knows of its loss, or is no more."""
+        """Handles a process that knows of its loss, or has exited."""
         loss = self._lost.pop(process, None)
         if loss is not None:
             self._out.add(Forget(loss.key))
-            self._out.add(Unwatch(process))
+            self._unwatch(process)
 
     def _silent(self) -> None:
-        """The holder sent no heartbeat for most of its TTL: is it computing?"""
+        """Checks whether a holder that sent no heartbeat for most of its TTL is computing."""
         lease = self.lease
         assert lease is not None
         out = self._out
@@ -148,7 +169,7 @@ class Leased(Restorable):
 
     def _looked_at(self, lease: Lease, heard_ns: int, result: object) -> None:
         if self.lease is not lease or self.phase is not Phase.HELD or lease.heard_ns != heard_ns:
-            return  # it ended, or its holder was heard, meanwhile
+            return  # meanwhile it ended, or its holder sent a heartbeat
         now_ns = self._out.now_ns
         usage = result if isinstance(result, Usage) else None
         before, lease.usage = lease.usage, usage
@@ -156,7 +177,7 @@ class Leased(Restorable):
             self._out.due_ns[self._expiry] = lease.expires_ns
             return
         last_ns = heard_ns + self._terms().busy_ttl_ns
-        # zeusd came late to its first look: the next one can be compared with it.
+        # zeusd was late for its first check; compare the next one with it.
         late = before is None and lease.expires_ns >= heard_ns + lease.ttl_ns
         computes = usage is not None and (_computes(before, usage) or (late and not usage.stopped))
         if now_ns >= last_ns or not computes:
@@ -166,7 +187,7 @@ class Leased(Restorable):
         self._out.due_ns[self._expiry] = lease.expires_ns
 
     def expire(self) -> None:
-        """The holder was silent for its TTL."""
+        """Handles a holder that was silent for its TTL."""
         lease = self.lease
         assert lease is not None
         fields = {**self._who(lease), "ttl_s": lease.ttl_ns / 1e9}
@@ -174,7 +195,7 @@ class Leased(Restorable):
         self.revoke("expired", f"its heartbeat stopped for {lease.ttl_ns / 1e9:g} s")
 
     def _refusal(self, peer: Peer, acquires: bool = False) -> Failure | None:
-        """Why this process may not write now, or not take the lease; None: it may."""
+        """Why this process may not write now, or not acquire the lease; None: allowed."""
         closed = self._closed()
         if closed is not None:
             return closed
@@ -189,7 +210,7 @@ class Leased(Restorable):
             if self.lease.holder == peer.process:
                 return None
             held_s = max(0, self._out.now_ns - self.lease.since_ns) // 1_000_000_000
-            # Which process it is concerns its own user only.
+            # Only the process's own user may see which process it is.
             process = f"process {self.lease.holder.pid} of " if peer.uid == self.lease.uid else ""
             return Failure(
                 ErrorCode.LEASE_HELD,
@@ -206,7 +227,7 @@ class Leased(Restorable):
         return None
 
     def _given_back(self, peer: Peer) -> Failure:
-        """Why a set that waited, or was under way, is not made any more."""
+        """Why a waiting or running set is not made any more."""
         return self._refusal(peer) or Failure(
             ErrorCode.LEASE_EXPIRED,
             f"the lease on {self.control.value} of {self.gpu} was released before this set was "
@@ -215,7 +236,7 @@ class Leased(Restorable):
 
 
 def _computes(before: Usage | None, now: Usage) -> bool:
-    """Whether a process has used the CPU between two looks, and is not stopped."""
+    """Whether a process used the CPU between two checks and is not stopped."""
     if before is None or now.stopped:
         return False
     passed_ns = max(1, now.t_ns - before.t_ns)

@@ -1,4 +1,4 @@
-"""How leases are kept and released, who holds which, and what holders publish with them."""
+"""Requests about leases: heartbeats, release, listing, and the profiles that holders publish."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOT_HELD = Failure(
 
 
 def back_of(machine: ControlMachine) -> Back:
-    """What a control will be restored to."""
+    """The restore target of a control, as a reply."""
     return Back(value=list(machine.target), source=machine.target_source)
 
 
@@ -43,14 +43,14 @@ class LeaseRequests:
     """Answers `release`, `goodbye`, `leases` and `heartbeat`.
 
     Args:
-        node: What they are about.
-        outbox: Where effects go.
-        ceilings: Ends a job's.
-        too_fast: Why a user may change nothing more in this second.
-        track: Begins a request for several GPUs.
+        node: The node.
+        outbox: Collects effects.
+        ceilings: Removes a job's ceilings.
+        too_fast: Why a user may not make more changes in this second.
+        track: Starts a request for several GPUs.
 
     Attributes:
-        handlers: By request class.
+        handlers: Handlers by request class.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class LeaseRequests:
             answer()
         peer = connection.peer
         for machine in machines:
-            # What the end of one lease brings about may have ended the next.
+            # Effects of one lease's end may have ended the next lease.
             if machine.phase is not Phase.HELD or machine.held_by(peer.process):
                 machine.release(reason, then=back)
             else:
@@ -141,10 +141,10 @@ class LeaseRequests:
                 machine.revoke("revoked", self._who_ended(machine, peer), then=back)
 
     def _note_revoked(self, machine: ControlMachine, peer: Peer) -> None:
-        """Who did it, beside whose lease it was."""
+        """The user who ended a lease, in addition to the holder."""
         lease = machine.lease
         if machine.phase is not Phase.HELD or lease is None:
-            return  # the end of another lease has ended this one, too
+            return  # the end of another lease also ended this one
         fields = {
             "gpu": machine.gpu,
             "control": machine.control.value,
@@ -196,7 +196,7 @@ class LeaseRequests:
         process, held = connection.peer.process, 0
         ttl_ns = self._node.settings.terms.ttl_ns
         lost: list[list[str]] = []
-        for machine in self._node.machines():
+        for machine in self._node.watched.get(process, ()):
             if machine.lease is not None and machine.held_by(process):
                 machine.heartbeat()
                 ttl_ns = min(ttl_ns, machine.lease.ttl_ns) if held else machine.lease.ttl_ns
@@ -208,7 +208,7 @@ class LeaseRequests:
 
 
 def _is_meant(machine: ControlMachine, peer: Peer, request: Release) -> bool:
-    """Whether a release is about the lease of this control, if there is one."""
+    """Whether a release applies to the lease, if any, of this control."""
     lease = machine.lease
     if machine.phase is not Phase.HELD or lease is None:
         return False
@@ -229,7 +229,7 @@ def _describe_profile(lease: Lease) -> PowerProfile | None:
 
 
 def _describe_lease(machine: ControlMachine, open_to_reader: bool) -> LeaseInfo:
-    """The lease of a control. Which process holds it concerns its own user only."""
+    """The lease of a control, as a reply. Only the holder's user may see which process holds it."""
     lease = machine.lease
     assert lease is not None
     restoring = machine.phase is Phase.RESTORING

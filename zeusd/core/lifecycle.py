@@ -1,9 +1,9 @@
-"""The life of one control, as a table that is executed.
+"""The states of one control, as a table that is executed.
 
 `TABLE[state][event]` is the next state; an event that a state does not list is a bug in zeusd, and
-raises. `control.Control` decides which event comes next and keeps what goes with it (the lease, the
-values, the timers); nothing but this table changes the state. The table in
-docs/explain/control_states.md is made from it.
+raises. `control.Control` decides which event comes next and keeps the lease, the values and the
+timers; only this table changes the state. The table in docs/explain/control_states.md is generated
+from it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class Phase(Enum):
-    """What a state means to everybody outside."""
+    """The meaning of a state to clients."""
 
     FREE = "free"
     HELD = "held"
@@ -20,9 +20,9 @@ class Phase(Enum):
 
 
 class State(Enum):
-    """Where a control is in its life."""
+    """The states of a control."""
 
-    __hash__ = object.__hash__  # Enum's own is a call of Python for each look-up
+    __hash__ = object.__hash__  # Enum's own hash calls Python code at each look-up
 
     FREE = "nobody holds it and nothing is pending"
     TAKEN = "held; what the device holds has not been read yet"
@@ -41,7 +41,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to a control."""
+    """The events of a control."""
 
     __hash__ = object.__hash__
 
@@ -152,13 +152,13 @@ IN_FLIGHT = frozenset(
         *(S.CHECKING, S.RESTORING, S.FITTING, S.AWAY_BUSY),
     }
 )
-"""States in which a device call has not returned: one at a time."""
+"""States in which a device call is in flight; there is at most one."""
 
 READY = frozenset({S.FREE, S.TAKEN, S.HELD})
-"""States in which a set that waits has its turn."""
+"""States in which a waiting set is made."""
 
 OUT_OF_REACH = frozenset({S.AWAY, S.AWAY_PENDING, S.AWAY_BUSY})
-"""States in which no device call may begin."""
+"""States in which no device call may start."""
 
 
 class Lifecycle:
@@ -166,7 +166,7 @@ class Lifecycle:
 
     Attributes:
         state: The present one.
-        phase: What it means to everybody outside.
+        phase: Its meaning to clients.
     """
 
     __slots__ = ("phase", "state")
@@ -176,7 +176,7 @@ class Lifecycle:
         self.phase = Phase.FREE
 
     def on(self, event: Event) -> None:
-        """Takes one step.
+        """Makes one transition.
 
         Raises:
             AssertionError: The table does not have it.

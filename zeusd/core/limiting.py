@@ -1,4 +1,4 @@
-"""Named ceilings: who sets them, when they end, and what follows on the device."""
+"""Named ceilings: setting them, their deadlines, and their effects on devices."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from zeusd.core.outbox import Outbox
 from zeusd.core.pending import Connection, PerGpu
 
 JOB_GRACE_NS = 60_000_000_000
-"""A job's ceiling waits this long for the job's control group: a prolog runs before."""
+"""Time for a job's control group to appear after its ceiling is set: a prolog runs before."""
 
 
 class CeilingRequests:
-    """Answers `set_ceiling`, and ends ceilings whose time, or job, is over.
+    """Answers `set_ceiling`, and ends ceilings whose deadline has passed or whose job has ended.
 
     Args:
-        node: What they are about.
-        outbox: Where effects go.
-        track: Begins a request for several GPUs.
+        node: The node.
+        outbox: Collects effects.
+        track: Starts a request for several GPUs.
     """
 
     def __init__(self, node: Node, outbox: Outbox, track: Callable[..., PerGpu]) -> None:
@@ -40,7 +40,7 @@ class CeilingRequests:
         self._job_since_ns: dict[str, int] = {}
 
     def set_ceiling(self, connection: Connection, request: SetCeiling) -> None:
-        """Puts, replaces or removes a ceiling; answers when the devices have followed."""
+        """Sets, replaces or removes a ceiling; replies when the devices have applied it."""
         pending = self._track(connection, request)
         for uuid in pending.gpus():
             machine = self._node.machine(uuid, request.control)
@@ -64,17 +64,17 @@ class CeilingRequests:
         peer: Peer | None = None,
         then: Callable[[], None] | None = None,
     ) -> None:
-        """Removes a ceiling, if there is one of this name; `then` follows in any case."""
+        """Removes the ceiling with this name, if any; `then` is always called."""
         before = machine.highest()
         if machine.ceilings.pop(name, None) is not None:
             self._schedule()
             self._note("ceiling_removed", machine, name, before, machine.highest(), peer)
         machine.ceilings_moved(then)
-        # Last: what the device holds because of it is in the journal by now.
+        # Last: by now the journal has the value that the device holds because of it.
         self._out.add(Forget(self._key(machine, name)))
 
     def release_job(self, job: str, gpus: list[str], peer: Peer) -> None:
-        """A job is over."""
+        """Ends a job's ceilings."""
         for machine in self._node.machines():
             if (not gpus or machine.gpu in gpus) and f"{JOB_PREFIX}{job}" in machine.ceilings:
                 self.remove(machine, f"{JOB_PREFIX}{job}", peer)
@@ -82,19 +82,19 @@ class CeilingRequests:
     # ------------------------------------------------------------------------------------- time
 
     def recovered(self) -> None:
-        """GPUs were found, with the ceilings that the journal had of them."""
+        """Registers found GPUs, with their ceilings from the journal."""
         self._schedule()
         self.tick()
 
     def tick(self) -> None:
-        """Time has passed: ceilings fall back, or end."""
+        """Applies the fallbacks of ceilings whose deadline has passed."""
         boot_ns = self._boot_ns()
         if self._due_boot_ns is None or boot_ns < self._due_boot_ns:
             return
         self._end(lambda ceilings: ceilings.expire(boot_ns))
 
     def stop(self) -> None:
-        """zeusd ends: nobody will keep a deadline, so what is to be lower then is lower now."""
+        """Applies all fallbacks when zeusd ends, because nobody will enforce the deadlines."""
         self._end(Ceilings.fall_back)
 
     def _end(self, end: Callable[[Ceilings], list[str]]) -> None:
@@ -109,7 +109,7 @@ class CeilingRequests:
         self._schedule()
 
     def next_deadline_ns(self) -> int | None:
-        """When `tick` is next needed, CLOCK_MONOTONIC."""
+        """Time of the next `tick`, CLOCK_MONOTONIC."""
         due_ns = self._due_boot_ns
         return None if due_ns is None else due_ns - self._out.boot_offset_ns
 
@@ -130,7 +130,7 @@ class CeilingRequests:
         }
 
     def jobs_present(self, present: set[str]) -> None:
-        """Which of these have a control group now: the others' ceilings end, after a grace time."""
+        """Ends, after a grace period, the ceilings of jobs that have no control group."""
         for job in self.jobs:
             since_ns = self._job_since_ns.setdefault(job, self._out.now_ns)
             if job in present:
@@ -204,7 +204,7 @@ class CeilingRequests:
         machine.ceilings[request.name] = ceiling
         self._schedule()
         self._out.add(Put(self._key(machine, request.name), ceiling.to_json()))
-        if machine.highest() != before:  # a deadline that is moved on every second is no news
+        if machine.highest() != before:  # a deadline that is extended every second is not logged
             self._note("ceiling_set", machine, request.name, before, machine.highest(), peer)
         machine.ceilings_moved(then)
 

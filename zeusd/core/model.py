@@ -22,15 +22,15 @@ from zeusd.restore_rule import OURS
 __all__ = ["READABLE", "UNLOCKED", "Control", "ControlValue", "describe"]
 
 DEFAULT_TTL_NS = 15_000_000_000
-"""How long a lease lasts without a heartbeat, where neither site nor client says otherwise."""
+"""Default TTL of a lease."""
 
 
 class Process(NamedTuple):
-    """One process, never to be mistaken for a later one of the same pid.
+    """One process, distinct from a later one with the same pid.
 
     Attributes:
         pid: Process id in zeusd's pid namespace.
-        cookie: Number that no other process of this boot with that pid has.
+        cookie: Number that tells it from all other processes of this boot with that pid.
     """
 
     pid: int
@@ -39,11 +39,12 @@ class Process(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the kernel says of a process.
+    """A process's activity, from the kernel.
 
     Attributes:
-        t_ns: When, CLOCK_MONOTONIC.
-        cpu_ns: CPU time that its threads have used so far, and that its first one waited for.
+        t_ns: Time of the reading, CLOCK_MONOTONIC.
+        cpu_ns: CPU time that its threads have used, plus the time that its first one waited for a
+            CPU.
         stopped: Whether it is stopped, as by SIGSTOP or a debugger.
     """
 
@@ -54,17 +55,17 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who the kernel says is at the other end of a connection.
+    """The process at the other end of a connection, identified by the kernel.
 
     Attributes:
         conn: The connection.
         process: The process that connected.
         uid: Its user.
         gid: Its primary group.
-        groups: All its groups, the primary one among them.
-        on_host: Whether it lives in zeusd's own pid namespace, and in no container below.
-        command: Name of its program; nothing hangs on it.
-        job: The job or pod that its control groups name, see `jobs.job_of`; empty: none.
+        groups: All its groups, including the primary one.
+        on_host: Whether it is in zeusd's own pid namespace, not in a container.
+        command: Name of its program, for display only.
+        job: The job or pod in its control groups, see `jobs.job_of`; empty: none.
     """
 
     conn: int
@@ -79,12 +80,12 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """A GPU as it was found.
+    """A GPU, as found.
 
     Attributes:
-        info: What does not change; `power_limit_site_mw` is filled in by the core. `info.controls`
-            has what it is known to offer.
-        values: What readable controls hold at this moment.
+        info: Constant properties; the core sets `power_limit_site_mw`. `info.controls` has the
+            controls that it is known to offer.
+        values: Present values of the readable controls.
     """
 
     info: GpuInfo
@@ -93,14 +94,14 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a device call, or the journal entry that must precede it, did not succeed.
+    """Why a device call, or the journal entry that must precede it, failed.
 
     Attributes:
         code: See `errors.ErrorCode`.
         message: One sentence for a person.
-        outcome: What the device made of it; None: it was not asked.
+        outcome: The device's outcome; None: the device was not called.
         details: The vendor's own code and text, for people to look up.
-        gpu: UUID of the GPU that was asked, if one was.
+        gpu: UUID of the GPU, if any.
     """
 
     code: str
@@ -111,20 +112,20 @@ class Failure:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the device certainly kept its value."""
+        """Whether the value of the device certainly did not change."""
         return self.code == ErrorCode.JOURNAL_FAILED or self.outcome in _UNCHANGED
 
 
 @dataclass(slots=True)
 class Applied:
-    """What a control holds after a `Write`; what was asked, where it cannot be read."""
+    """The value of a control after a `Write`, or the requested one if it cannot be read."""
 
     value: ControlValue
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a `Write` found instead of what it expected, and left alone."""
+    """The unexpected value that a `Write` found and did not change."""
 
     value: ControlValue
 
@@ -152,12 +153,12 @@ _REMEDIES = {
 
 
 def device_failure(what: str, gpu: str, error: DeviceError) -> Failure:
-    """The failure of a call that a device or its driver refused.
+    """The failure for a call that a device or its driver refused.
 
     Args:
-        what: What was tried, such as `setting power_limit`.
+        what: The attempted operation, such as `setting power_limit`.
         gpu: UUID of the GPU.
-        error: What the backend raised.
+        error: The backend's error.
     """
     remedy = _REMEDIES.get(error.outcome, "see the driver's log")
     details: dict[str, Any] = {"outcome": error.outcome.value, "device_call": error.call}
@@ -173,7 +174,7 @@ def device_failure(what: str, gpu: str, error: DeviceError) -> Failure:
 
 
 def kept_failure(control: Control, gpu: str, asked: ControlValue, holds: ControlValue) -> Failure:
-    """The failure of a write that the driver accepted and the device did not follow."""
+    """The failure for a write that the driver accepted but the device did not apply."""
     return Failure(
         code=ErrorCode.UNCHANGED,
         message=f"setting {control.value} on {gpu} failed: the driver accepted "
@@ -185,7 +186,7 @@ def kept_failure(control: Control, gpu: str, asked: ControlValue, holds: Control
 
 
 LISTED = 16
-"""Values that a record lists at most; then it starts again with the newest."""
+"""Most values that a record lists; then it starts again with the newest."""
 
 
 def _joined(
@@ -196,21 +197,21 @@ def _joined(
 
 @dataclass(slots=True)
 class PendingRestore:
-    """What the journal knows of one control that is not, or may not be, at its restore target.
+    """The journal's record of one control that is, or may be, away from its restore target.
 
     Attributes:
         gpu: UUID.
         control: Which control.
-        holder: The process whose death restores it.
+        holder: The process whose end causes the restore.
         uid: That process's user.
         client: Client object within the process (see `Request.client`).
-        since_ns: When the lease was taken, CLOCK_MONOTONIC of this boot.
-        ttl_ns: How long it lasts without a heartbeat.
+        since_ns: When the lease was acquired, CLOCK_MONOTONIC of this boot.
+        ttl_ns: TTL of the lease.
         target: The control's restore target.
-        values: What zeusd may have written; empty if nothing.
-        doubts: Which of these were never confirmed by reading, the newest last.
+        values: Values that zeusd may have written; empty if none.
+        doubts: Those that were never confirmed by reading, newest last.
         overwrite: What a restore may overwrite, see `restore_rule`.
-        ending: Why the lease has ended, also if its holder lives; empty while it has not.
+        ending: Why the lease has ended, even if its holder is running; empty while it has not.
         acquired: See `leasing.Lease`.
         recoveries: See `leasing.Lease`.
         command: Name of the holder's program.
@@ -240,12 +241,12 @@ class PendingRestore:
         return pending_key(self.gpu, self.control)
 
     def covers(self, other: PendingRestore) -> bool:
-        """Whether a restore from this record is right wherever one from the other record is.
+        """Whether a restore from this record is correct whenever one from the other record is.
 
-        Then a write that the other announces need not wait for it: both name the same holder and
-        target, and this one lists every value that the other does, or it is the target. Of a
-        control that cannot be read, it need only say that it was changed. A control in which others
-        choose, too, has a record for each change.
+        Then a write that the other announces need not wait for it: both have the same holder and
+        target, and this one lists every value of the other, or that value is the target. For a
+        control that cannot be read, it is enough that the record says it was changed. A control
+        that is shared with other programs needs a record for each change.
         """
         if self.ending and not other.ending:
             return False
@@ -254,8 +255,8 @@ class PendingRestore:
             return False
         if not spec.readable:
             return bool(self.values)
-        # A value that the device may come to hold rounded needs a record of its own; but a target
-        # that is rounded is where the control belongs.
+        # A value that the device may round needs its own record; but a rounded target is a correct
+        # restore.
         for known, said in ((self.doubts, other.doubts), (self.values, other.values)):
             for value in said:
                 if value not in known and value != self.target:
@@ -263,10 +264,10 @@ class PendingRestore:
         return True
 
     def including(self, earlier: PendingRestore) -> PendingRestore:
-        """This record, and what an earlier one lists of the same restore.
+        """This record, including the values of an earlier one of the same restore.
 
-        So a value that a lease sets again needs no record again, and what is read after a crash
-        covers all that was written, whichever of the two is the last one on disk.
+        So a value that a lease sets again needs no new record, and after a crash the last record on
+        disk covers all writes, whichever of the two it is.
         """
         spec = SPECS[self.control]
         if spec.merges or not spec.readable or not self._is_of(earlier):
@@ -278,7 +279,8 @@ class PendingRestore:
         )
 
     def following(self, earlier: PendingRestore) -> PendingRestore:
-        """What to make durable after an earlier record: `including` it, until the list is long."""
+        """The record to make durable after an earlier one: `including` it, unless the list is
+        long."""
         both = self.including(earlier)
         return self if len(both.values) > LISTED else both
 
@@ -344,12 +346,12 @@ class PendingRestore:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A process that lost a lease on a control without asking: it must acquire it again.
+    """A process whose lease on a control was revoked or expired: it must acquire it again.
 
     Attributes:
         gpu: UUID.
         control: Which control.
-        process: Who lost it.
+        process: The process that lost it.
         reason: Why, as a clause: `its heartbeat stopped for 15 s`.
         uid: That process's user.
     """
@@ -398,14 +400,14 @@ CEILING_PREFIX, RESTING_PREFIX = "ceiling/", "resting/"
 FIRST_PREFIX, PIN_PREFIX, GPU_PREFIX = "first/", "pin/", "gpu/"
 
 DRIVER_KEY = "driver"
-"""Journal key of the driver that the other entries are about."""
+"""Journal key of the driver that the other entries refer to."""
 
 STOPPING_KEY = "stopping"
-"""Journal key that says: a stop was under way; what living holders set is restored, too."""
+"""Journal key that marks a stop in progress: values of running holders are restored, too."""
 
 
 QUIESCED_KEY = "quiesced"
-"""Journal key that says: an administrator made zeusd close the driver."""
+"""Journal key that marks that an administrator made zeusd close the driver."""
 
 
 def pending_key(gpu: str, control: Control) -> str:
@@ -419,12 +421,12 @@ def gpu_key(gpu: str) -> str:
 
 
 def baseline_key(gpu: str, control: Control) -> str:
-    """Journal key of the restore target of a control where the site configured none."""
+    """Journal key of a control's restore target if the site configured none."""
     return f"{BASELINE_PREFIX}{gpu}/{control.value}"
 
 
 def first_key(gpu: str, control: Control) -> str:
-    """Journal key of the value a control had when zeusd first saw the GPU in this boot."""
+    """Journal key of a control's initial value."""
     return f"{FIRST_PREFIX}{gpu}/{control.value}"
 
 
@@ -434,7 +436,8 @@ def pin_key(gpu: str, control: Control) -> str:
 
 
 def resting_key(gpu: str, control: Control) -> str:
-    """Journal key of what ceilings have zeusd leave in force while nobody holds a control."""
+    """Journal key of the value that zeusd leaves in force, because of ceilings, while nobody holds
+    a control."""
     return f"{RESTING_PREFIX}{gpu}/{control.value}"
 
 

@@ -1,4 +1,4 @@
-"""The node as the core sees it: its GPUs, their controls, and the site's settings."""
+"""The core's view of the node: its GPUs, their controls, and the site's settings."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import CpuInfo, GpuInfo
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
+from zeusd.core.leased import Watched
 from zeusd.core.model import Failure, GpuFacts, Process
 from zeusd.core.policy import Settings
 
 
 class Gpu:
-    """A GPU that the core knows, and its controls in the order in which they are restored."""
+    """A GPU, and its controls in the order in which they are restored."""
 
     def __init__(self, facts: GpuFacts, machines: dict[Control, ControlMachine]) -> None:
         self.facts = facts
@@ -20,24 +21,24 @@ class Gpu:
 
     @property
     def info(self) -> GpuInfo:
-        """What does not change about it."""
+        """Its constant properties."""
         return self.facts.info
 
     @property
     def shares_power(self) -> bool:
-        """Whether another GPU has its power limit and its energy."""
+        """Whether another GPU reports its power limit and energy."""
         return self.info.power_domain[:1] not in ([], [self.info.uuid])
 
     def listed(self) -> list[ControlMachine]:
-        """Its controls in the order in which people see them."""
+        """Its controls in display order."""
         return [self.machines[control] for control in Control if control in self.machines]
 
 
 class Node:
-    """What requests are about, and what events change.
+    """The state that requests refer to and events change.
 
     Args:
-        settings: The site's wishes.
+        settings: The site's settings.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -49,10 +50,11 @@ class Node:
         self.quiesced_ns: int | None = None
         self.closed: Failure | None = None
         self.cpus: list[CpuInfo] = []
+        self.watched: Watched = {}
 
     @property
     def quiesced(self) -> Failure | None:
-        """Why the GPUs cannot be asked, while an administrator made zeusd close them."""
+        """Why the GPUs are not available, while zeusd is quiesced."""
         if self.quiesced_ns is None:
             return None
         return Failure(
@@ -63,7 +65,7 @@ class Node:
 
     @property
     def sources(self) -> set[str]:
-        """Devices besides GPUs whose energy is sampled."""
+        """Other devices whose energy is sampled."""
         names = {f"cpu:{cpu.index}" for cpu in self.cpus}
         names |= {f"dram:{cpu.index}" for cpu in self.cpus if cpu.dram}
         modules = {gpu.info.module for gpu in self.gpus.values()} - {None}
@@ -74,7 +76,7 @@ class Node:
         return [machine for gpu in self.gpus.values() for machine in gpu.machines.values()]
 
     def held_by(self, process: Process) -> list[ControlMachine]:
-        """The controls whose lease this process has."""
+        """The controls that this process holds."""
         return [machine for machine in self.machines() if machine.held_by(process)]
 
     def machine(self, uuid: str, control: Control) -> ControlMachine | Failure:
@@ -97,7 +99,7 @@ class Node:
         return machine
 
     def unreadable(self, uuid: str) -> dict[str, list[int]]:
-        """What controls that no driver reads back are set to, by name."""
+        """Values of controls that no driver can read back, by name."""
         return {
             control.value: list(machine.in_force)
             for control, machine in self.gpus[uuid].machines.items()
@@ -105,7 +107,8 @@ class Node:
         }
 
     def unknown(self, uuid: str) -> Failure:
-        """The failure of a request for a GPU that is not here, or not known while quiesced."""
+        """The failure of a request for a GPU that this node does not have, or that is not known
+        while quiesced."""
         if self.quiesced is not None:
             return self.quiesced
         known = (
@@ -114,8 +117,8 @@ class Node:
         return Failure(ErrorCode.UNKNOWN_GPU, f"no GPU {uuid} on this node; it has: {known}")
 
     def highest_mw(self, machine: ControlMachine, admin: bool = False) -> int | None:
-        """The most a power limit may be set to: the least of the site's limit and all ceilings.
+        """The highest power limit that may be set: the lowest of the site limit and all ceilings.
 
-        For an administrator what another has persisted is no bound.
+        For an administrator, a persisted value is not a bound.
         """
         return machine.highest(PERSISTED if admin else "")[0] if machine.spec.ceilings else None

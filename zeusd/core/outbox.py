@@ -1,4 +1,4 @@
-"""Collects what the core wants done while it handles one event."""
+"""Collects the effects of one event."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from zeusd.core.effects import Effect, Note
 from zeusd.core.trail import Trail
 
 Continuation: TypeAlias = Callable[[object], None]
-"""Takes a device call's result: a value, None after a write, or a `Failure`."""
+"""Receives a device call's result: a value, None after a write, or a `Failure`."""
 
 
 class Outbox:
-    """Effects of the present event, and what goes on when a device call returns.
+    """Effects of the present event, and continuations of device calls.
 
     Attributes:
         now_ns: Time of the present event.
-        due_ns: When something wants to be woken, by who it is.
-        trail: What was noted so far.
-        boot_offset_ns: CLOCK_BOOTTIME less CLOCK_MONOTONIC: how long the machine slept.
+        due_ns: Due times of wake-ups, by their owner.
+        trail: The audit log.
+        boot_offset_ns: CLOCK_BOOTTIME minus CLOCK_MONOTONIC: how long the machine was suspended.
     """
 
     def __init__(self) -> None:
@@ -39,24 +39,24 @@ class Outbox:
         self._effects.append(effect)
 
     def ticket(self, then: Continuation) -> int:
-        """A new ticket; `then` gets the result of the device call that carries it."""
+        """A new ticket; `then` receives the result of the device call with it."""
         ticket = self._next_ticket
         self._next_ticket += 1
         self._pending[ticket] = then
         return ticket
 
     def finish(self, ticket: int, result: object) -> None:
-        """A device call returned."""
+        """Handles a device call that returned."""
         then = self._pending.pop(ticket, None)
         if then is not None:
             then(result)
 
     @property
     def in_flight(self) -> int:
-        """Device calls that have not returned."""
+        """Device calls in flight."""
         return len(self._pending)
 
     def take(self) -> list[Effect]:
-        """The effects so far, in order; the outbox is empty afterwards."""
+        """Removes and returns the effects, in order."""
         effects, self._effects = self._effects, []
         return effects

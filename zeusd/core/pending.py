@@ -18,7 +18,7 @@ from zeusd.core.outbox import Outbox
 
 
 def error_body(failure: Failure, gpu: str | None = None) -> ErrorBody:
-    """A failure as clients are told of it."""
+    """A failure, as in replies."""
     more: dict[str, Any] = {} if gpu is None else {"gpu": gpu}
     if failure.details:
         more["details"] = failure.details
@@ -26,7 +26,7 @@ def error_body(failure: Failure, gpu: str | None = None) -> ErrorBody:
 
 
 def no_answer(gpu: str) -> Failure:
-    """The failure of a GPU that did not answer in time."""
+    """The failure of a GPU that did not respond in time."""
     return Failure(
         ErrorCode.DEADLINE_EXCEEDED,
         f"{gpu} did not answer before the request's deadline; the driver may be busy or stuck, "
@@ -36,7 +36,7 @@ def no_answer(gpu: str) -> Failure:
 
 @dataclass(slots=True)
 class Connection:
-    """One client connection: its peer, and the failures nobody waited for."""
+    """One client connection: its peer, and failures that nobody waited for."""
 
     peer: Peer
     waiting: int = 0
@@ -46,7 +46,7 @@ class Connection:
     _rights: dict[tuple[str, Control], Right] = field(default_factory=dict)
 
     def right(self, access: Access, gpu: GpuInfo, control: Control) -> Right:
-        """What its user may do with a control: asked again when the rules or the GPU change."""
+        """Its user's permissions for a control, cached until the rules or the GPU change."""
         if access is not self._access:
             self._access, self._rights = access, {}
         right = self._rights.get((gpu.uuid, control))
@@ -60,7 +60,7 @@ class Connection:
         self._last = error_body(failure, gpu)
 
     def refuse(self, outbox: Outbox, request_id: int, failure: Failure) -> None:
-        """Answers a request with why not."""
+        """Answers a request with a failure."""
         self._answer(outbox, {"id": request_id, "error": error_body(failure)})
 
     def reply(self, outbox: Outbox, request_id: int, result: Message) -> None:
@@ -73,7 +73,7 @@ class Connection:
         outbox.add(Reply(self.peer.conn, body))
 
     def take_deferred(self) -> dict[str, Deferred]:
-        """The field of a reply that reports failed sets nobody waited for; empty: none failed."""
+        """The reply's field for failed sets that nobody waited for; empty: none failed."""
         if self._last is None:
             return {}
         deferred = Deferred(count=self._deferred, last=self._last)
@@ -82,7 +82,7 @@ class Connection:
 
 
 class PerGpu:
-    """A request for several GPUs, answered when each has its result or the deadline is over."""
+    """A request for several GPUs, answered when each has a result or the deadline has passed."""
 
     def __init__(
         self,
@@ -101,21 +101,21 @@ class PerGpu:
         connection.waiting += 1
 
     def gpus(self) -> list[str]:
-        """The GPUs asked for, each once."""
+        """The requested GPUs, without duplicates."""
         return list(self._results)
 
     def fail(self, gpu: str, failure: Failure) -> None:
-        """One GPU failed."""
+        """Records the failure of one GPU."""
         self.succeed(gpu, Refused(error=error_body(failure, gpu)))
 
     def expire(self) -> None:
-        """The deadline is over: answers with what there is."""
+        """Answers with the results so far, at the deadline."""
         for gpu, result in self._results.items():
             if result is None:
                 self.fail(gpu, no_answer(gpu))
 
     def succeed(self, gpu: str, result: Message) -> None:
-        """One GPU's result is there."""
+        """Records the result of one GPU."""
         if self._results[gpu] is not None:
             return
         self._results[gpu] = result

@@ -1,4 +1,4 @@
-"""What the site wants: restore targets, how far a client may go, how long a lease lasts."""
+"""The site's policy: restore targets, limits for clients, and lease TTLs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class GpuRule:
-    """What an administrator configured for the GPUs that `match` names.
+    """An administrator's rule for the GPUs that `match` names.
 
     Attributes:
-        match: Shell pattern, held against the GPU's UUID and its product name.
+        match: Shell pattern for the GPU's UUID or product name.
         power_limit_mw: The site limit.
-        enforce: Whether all of this is in force though nobody ever leased the control: a power
-            limit above the site limit is lowered whenever it is seen, clocks are written once.
+        enforce: Whether the rule applies even if nobody ever leased the control: zeusd lowers a
+            power limit above the site limit whenever it sees one, and writes clocks once.
         gpu_clocks_mhz: Range that a restore writes to the graphics clock; None: unlocked.
         memory_clocks_mhz: The same for the memory clock.
     """
@@ -38,16 +38,16 @@ class GpuRule:
     enforce: bool = False
 
     def applies(self, facts: GpuFacts) -> bool:
-        """Whether the rule is about this GPU."""
+        """Whether the rule applies to this GPU."""
         return fnmatchcase(facts.info.uuid, self.match) or fnmatchcase(facts.info.name, self.match)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Restore target of a control. `pinned`: by configuration, so outside changes do not move it.
-
-    `highest_mw` is the most a client may set, for power limits; `enforced`: what is above it is
-    lowered whenever it is seen; what cannot be read is written when the GPU is found.
+    """Restore target of a control. `pinned`: set by configuration, so outside changes do not move
+    it. `highest_mw` is the highest power limit that a client may set. `enforced`: zeusd lowers a
+    higher value whenever it sees one, and writes a control that cannot be read when the GPU is
+    found.
     """
 
     value: ControlValue
@@ -58,11 +58,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class SitePolicy:
-    """The site's configuration as the core needs it. The first rule that applies counts."""
+    """The core's part of the configuration. The first rule that applies counts."""
 
     restore_power: RestorePower = "site-max"
     outside_change: OutsideChange = "keep"
-    """Whether a value that someone else set stays, or is overwritten by the restore."""
+    """Whether a restore overwrites outside changes."""
     rules: tuple[GpuRule, ...] = field(default=())
 
     def target(
@@ -72,8 +72,8 @@ class SitePolicy:
 
         Args:
             control: Which control.
-            facts: The GPU as it was found.
-            baseline: The value it had when zeusd first saw it in this boot, if that is known.
+            facts: The GPU, as found.
+            baseline: The initial value, if known.
         """
         rule = next((rule for rule in self.rules if rule.applies(facts)), None)
         if control is Control.POWER_LIMIT:
@@ -111,16 +111,16 @@ class SitePolicy:
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """How long a lease lasts without a heartbeat, and what a client may ask for instead."""
+    """The default TTL of leases, and the range that a client may request."""
 
     ttl_ns: int = DEFAULT_TTL_NS
     ttl_min_ns: int = 2 * SECOND_NS
     ttl_max_ns: int = 120 * SECOND_NS
     busy_ttl_ns: int = 120 * SECOND_NS
-    """The same for a holder that is silent and computes, as one whose Python waits for C code."""
+    """TTL for a silent holder that is computing, such as one whose Python waits for C code."""
 
     def ttl(self, wanted_ms: int) -> int:
-        """The TTL granted to who asks for `wanted_ms` (0: no wish), ns."""
+        """The TTL (ns) for a client that requests `wanted_ms` (0: the default)."""
         if wanted_ms == 0:
             return self.ttl_ns
         return min(max(wanted_ms * 1_000_000, self.ttl_min_ns), self.ttl_max_ns)
@@ -128,11 +128,11 @@ class LeaseTerms:
 
 @dataclass(frozen=True, slots=True)
 class LedgerAccess:
-    """Who may see whose energy; administrators see everybody's.
+    """Who may see whose energy; administrators see all of it.
 
     Attributes:
-        everybody: Whether everybody does.
-        gids: Groups whose members do.
+        everybody: Whether everyone sees all of it.
+        gids: Groups whose members see all of it.
     """
 
     everybody: bool = False
@@ -145,14 +145,14 @@ def _no_findings(gpus: Sequence[GpuInfo]) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All that the core knows of `zeusd.toml`. A reload replaces it whole.
+    """The core's part of `zeusd.toml`. A reload replaces it as a whole.
 
     Attributes:
-        site: Limits, and what is restored.
-        access: Who may do what.
-        terms: How long leases last.
-        ledger: Who may see whose energy.
-        findings: Sentences about rules that have no effect on a node with these GPUs; pure.
+        site: Limits and restore targets.
+        access: The access rules.
+        terms: Lease TTLs.
+        ledger: Visibility of energy.
+        findings: Returns sentences about rules that have no effect on a node with these GPUs; pure.
     """
 
     site: SitePolicy = field(default_factory=SitePolicy)

@@ -1,19 +1,19 @@
-"""Token buckets: how often someone may do something. Pure arithmetic over the caller's clock."""
+"""Token buckets for rate limits. Pure arithmetic over the caller's clock."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
 MAX_BUCKETS = 4096
-"""Full buckets are dropped beyond this many: what nobody draws from costs nothing."""
+"""Beyond this number, full buckets are dropped, so that unused ones take no memory."""
 
 
 class RateLimiter:
     """One token bucket for each key, such as a uid.
 
     Args:
-        per_second: Tokens that flow back each second.
-        burst: Tokens a full bucket holds.
+        per_second: Tokens added per second.
+        burst: Tokens of a full bucket.
     """
 
     def __init__(self, per_second: float, burst: float) -> None:

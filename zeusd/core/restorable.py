@@ -1,7 +1,8 @@
-"""One control of one GPU, as far as restoring it goes: its target, its values, its restores.
+"""The restoring half of one control of one GPU: its target, its values, its restores.
 
-What is compared and written is `restore_rule.restore_steps`'s; what happens next is
-`lifecycle.TABLE`'s. Here the two meet: each step becomes an effect, each answer the next step.
+`restore_rule.restore_steps` decides what to compare and write; `lifecycle.TABLE` has the
+transitions. This module connects them: each step becomes an effect, each result leads to the next
+step.
 """
 
 from __future__ import annotations
@@ -42,25 +43,25 @@ from zeusd.restore_rule import (
 )
 
 CEILING, SITE_LIMIT = "ceiling", "site limit"
-"""Reasons of restores that end no lease."""
+"""Reasons of restores that do not end a lease."""
 
 RETRY_FIRST_NS = 500_000_000
 RETRY_MAX_NS = 4_000_000_000
-"""A restore follows within this time of the last error."""
+"""Longest pause between attempts to restore."""
 
 
 @dataclass(slots=True, eq=False)
 class Restoration:
-    """A restore that is under way.
+    """A restore in progress.
 
     Attributes:
         reason: Why, for the log.
         overwrite: What it may overwrite, see `restore_rule`.
-        owed: Whether zeusd changed something that must be restored; else an administrator only
-            wishes it, and a failure that changes nothing is the end of it.
-        attempts: How many have failed.
-        waiting: Called after the next attempt, whatever comes of it.
-        plan: What the present attempt does.
+        owed: Whether zeusd changed something that must be restored. Otherwise only an administrator
+            requested it, and a failure that changes nothing ends it.
+        attempts: Number of failed attempts.
+        waiting: Called after the next attempt, whatever its result.
+        plan: The input of the present attempt.
         steps: Its steps.
     """
 
@@ -73,7 +74,7 @@ class Restoration:
     steps: Generator[Step, Any, Result] | None = None
 
     def answer(self) -> None:
-        """An attempt is over."""
+        """Ends an attempt."""
         waiting, self.waiting = self.waiting, []
         for then in waiting:
             then()
@@ -85,18 +86,18 @@ class Restorable:
     Args:
         gpu: UUID of the GPU.
         control: Which control.
-        site: What the site wants it restored to.
-        outbox: Where effects go.
-        override: Whether a restore overwrites what someone else set.
+        site: The site's restore target.
+        outbox: Collects effects.
+        override: Whether a restore overwrites outside changes.
 
     Attributes:
         key: Key of its journal entry.
         merges: See `ControlSpec`.
-        first: What it held when zeusd first saw it in this boot, if that is known.
-        observed: What it is restored to where the site configured nothing.
-        ceilings: Upper bounds besides the site's.
-        lease: Who holds it, or held what is being restored.
-        trouble: Why the last attempt to restore it failed; None: it did not.
+        first: The initial value, if known.
+        observed: The restore target if the site configured none.
+        ceilings: Upper bounds other than the site's.
+        lease: The present lease, or the one whose value is being restored.
+        trouble: Why the last attempt to restore it failed; None: it succeeded.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Restorable:
         self._values: tuple[ControlValue, ...] = ()
         self._doubts: tuple[ControlValue, ...] = ()
         self._restoration: Restoration | None = None
-        # What zeusd left in force at rest, where ceilings made it do so.
+        # The value that zeusd left in force, because of ceilings, while nobody holds the control.
         self._resting: ControlValue | None = None
         self._ceilings_moved: list[Callable[[], None]] | None = None
 
@@ -132,12 +133,12 @@ class Restorable:
 
     @property
     def value(self) -> ControlValue | None:
-        """What the control holds under the present lease; None if nothing was written."""
+        """The value that was written under the present lease; None: nothing was written."""
         return self._values[-1] if self._values else None
 
     @property
     def retry_at_ns(self) -> int | None:
-        """When the next attempt to restore it is due; None if none failed."""
+        """When the next attempt to restore it is due; None: none failed."""
         return self._out.due_ns.get(self)
 
     @property
@@ -147,26 +148,28 @@ class Restorable:
 
     @property
     def pinned(self) -> bool:
-        """Whether someone chose the target, so that outside changes do not move it."""
+        """Whether the target was configured or persisted, so that outside changes do not move
+        it."""
         return self._site.pinned or bool(self.ceilings)
 
     @property
     def target(self) -> ControlValue:
-        """What a restore writes: the site's target, under all ceilings."""
+        """The restore target: the site's target, bounded by all ceilings."""
         return self._under(self._site.value) if self.ceilings else self._site.value
 
     @property
     def reset_value(self) -> ControlValue:
-        """What a `reset` sets: the target; of workload power profiles, none of its own."""
+        """The value that a `reset` sets: the target; for workload power profiles, none."""
         return () if self.merges else self.target
 
     @property
     def bounded(self) -> bool:
-        """Whether something above the ceilings, or the site limit, is lowered as soon as seen."""
+        """Whether a value above the ceilings or the site limit is lowered as soon as zeusd sees
+        it."""
         return self.spec.ceilings and (bool(self.ceilings) or self._site.enforced)
 
     def highest(self, without: str = "") -> ControlValue:
-        """The most that may be set; under all ceilings but the one named."""
+        """The highest value that may be set, bounded by all ceilings but the named one."""
         assert self._site.highest_mw is not None
         highest = (self._site.highest_mw,)
         return self._under(highest, without) if self.ceilings else highest
@@ -179,7 +182,7 @@ class Restorable:
 
     @property
     def target_source(self) -> str:
-        """Where the target is from, see `replies.Back`."""
+        """The origin of the target, see `replies.Back`."""
         for name, ceiling in self.ceilings.items():
             if ceiling.value == self.target:
                 return name
@@ -190,12 +193,13 @@ class Restorable:
     # ------------------------------------------------------------------------------- the target
 
     def aim_at(self, target: ControlValue) -> None:
-        """The target moves: someone else chose it, or the device does not take the old one."""
+        """Changes the target, after an outside change or if the device does not accept the old
+        one."""
         persisted = self.ceilings.get(PERSISTED)
         if persisted is not None and not self.spec.ceilings:
             self.ceilings[PERSISTED] = Ceiling(target, persisted.uid)
             return
-        if self._site.pinned:  # until the configuration, or another driver, is read again
+        if self._site.pinned:  # until the configuration is read again, or another driver is loaded
             self._site = replace(self._site, value=target)
             return
         highest_mw = target[0] if self.spec.ceilings else None
@@ -204,36 +208,37 @@ class Restorable:
         self._out.add(Keep(baseline_key(self.gpu, self.control), {"value": list(target)}))
 
     def adopt(self, current: ControlValue) -> None:
-        """Someone else chose this value while nothing was held."""
+        """Handles an outside change while nobody holds the control."""
         if current in (self.target, self._resting) or self.pinned:
             return
         if self._override and not self.merges:
             self._note_outside(self.target, current, "overridden")
             return
         self._note_outside(self.target, current, "adopted")
-        self.rest(None)  # what is in force is someone else's
+        self.rest(None)  # the value in force is an outside change
         self.aim_at(current)
 
     def rest(self, value: ControlValue | None) -> None:
-        """Ceilings have zeusd leave this in force while nobody holds it; None: they do not."""
+        """Records the value that zeusd leaves in force because of ceilings; None: none."""
         if value != self._resting:
             self._resting = value
             key = resting_key(self.gpu, self.control)
             self._out.add(Forget(key) if value is None else Keep(key, {"value": list(value)}))
 
     def recover_rest(self, value: ControlValue | None) -> None:
-        """The journal says what ceilings had the last zeusd leave in force."""
+        """Restores from the journal the value that the last zeusd left in force because of
+        ceilings."""
         self._resting = value
 
     @property
     def in_force(self) -> ControlValue:
-        """What zeusd has written and not taken back, of a control that cannot be read."""
+        """The value that zeusd has written and not restored, for a control that cannot be read."""
         rests = self.persisted or self._resting == self.target
         return self.value or (self.target if rests else ())
 
     @property
     def rests_elsewhere(self) -> bool:
-        """Whether zeusd left a value in force that is not the target any more."""
+        """Whether zeusd left a value in force that is no longer the target."""
         return self._resting is not None and self._resting != self.target
 
     # ------------------------------------------------------------------------------- the restore
@@ -270,7 +275,7 @@ class Restorable:
             self.target,
             self._overwrites(),
         ):
-            self._attempt()  # the site, or a ceiling, wants something else since this began
+            self._attempt()  # the site's target or a ceiling has changed since this started
             return
         ticket = self._out.ticket(self._stepped)
         if isinstance(step, Look):
@@ -285,7 +290,7 @@ class Restorable:
             self._write_step(ticket, step)
 
     def _write_step(self, ticket: int, step: Put) -> None:
-        if not self.merges:  # what others have chosen is none of zeusd's values
+        if not self.merges:  # zeusd's values do not include other programs' choices
             found = () if step.found is None else (step.found,)
             self._values = tuple(dict.fromkeys((*self._values, *found, step.value)))
             self._values = (*(one for one in self._values if one != step.value), step.value)
@@ -303,11 +308,11 @@ class Restorable:
         )
 
     def _stepped(self, result: object) -> None:
-        """A device call of the present attempt returned."""
+        """Handles a device call of the present attempt that returned."""
         if self.life.state is State.AWAY_BUSY:
             self.life.on(Event.ANSWER)
         elif self.life.state is State.ENDING:
-            self._attempt()  # the device went out of reach and came back meanwhile
+            self._attempt()  # meanwhile the device was out of reach
         elif isinstance(result, Failure):
             self._advance(Failed(result, result.outcome is Outcome.INVALID))
         elif isinstance(result, Applied):
@@ -317,7 +322,7 @@ class Restorable:
         self._pump()
 
     def _over(self, result: Result) -> None:
-        """The present attempt is over."""
+        """Ends the present attempt."""
         restoration = self._restoration
         assert restoration is not None
         assert restoration.plan is not None
@@ -346,7 +351,7 @@ class Restorable:
             rests = self.bounded or (self.pinned and not self.spec.readable)
             self.rest(in_force if rests else None)
             if restoration.plan.target != self.target:
-                self._values = (in_force,)  # the target moved meanwhile: once more
+                self._values = (in_force,)  # the target changed meanwhile: restore again
                 restoration.owed = True
                 self._attempt()
                 return
@@ -354,9 +359,9 @@ class Restorable:
                 self.aim_at(in_force)
         elif result.kind == "changed_outside":
             if self._overwrites() != restoration.plan.overwrite:
-                self._attempt()  # an administrator has asked for the target meanwhile
+                self._attempt()  # meanwhile an administrator requested the target
                 return
-            self.rest(None)  # what is in force now is someone else's
+            self.rest(None)  # the value in force is now an outside change
             if not self.pinned:
                 self.aim_at(in_force)
         self._finish(result.kind)
@@ -383,7 +388,7 @@ class Restorable:
         restoration.answer()
 
     def _follow_later(self) -> None:
-        """A lease that set nothing is over: a ceiling may have moved under it."""
+        """Ends a lease that set nothing; a ceiling may have changed during it."""
         if self.rests_elsewhere:
             self._ceilings_moved = self._ceilings_moved or []
 
@@ -401,7 +406,7 @@ class Restorable:
         attempt = restoration.attempts
         pause_ns = min(RETRY_FIRST_NS * 2 ** min(attempt - 1, 10), RETRY_MAX_NS)
         self._out.due_ns[self] = self._out.now_ns + pause_ns
-        if attempt & (attempt - 1) == 0:  # a GPU that is lost must not fill the log
+        if attempt & (attempt - 1) == 0:  # a lost GPU must not fill the log
             fields = {
                 "gpu": self.gpu,
                 "control": self.control.value,
@@ -414,7 +419,7 @@ class Restorable:
         restoration.answer()
 
     def retry_now(self) -> None:
-        """The GPU is back: does not wait for the pause to end."""
+        """Retries without waiting for the pause, because the GPU is in reach again."""
         if self.life.state is State.PENDING:
             self._attempt()
             self._pump()
@@ -422,11 +427,11 @@ class Restorable:
     # --------------------------------------------------------------------------------- internals
 
     def _pump(self) -> None:
-        """Begins what waits, if it can."""
+        """Starts the next waiting operation, if possible."""
         raise NotImplementedError
 
     def _refuse_waiting(self) -> None:
-        """Nothing that waits can have its turn now."""
+        """Handles that no waiting operation can start now."""
         raise NotImplementedError
 
     @property
@@ -434,7 +439,8 @@ class Restorable:
         return self.life.state in OUT_OF_REACH
 
     def _overwrites(self) -> str:
-        """What a restore may overwrite, see `restore_rule`: where zeusd wrote, the site decides."""
+        """What a restore may overwrite, see `restore_rule`; if zeusd wrote the control, the site
+        decides."""
         asked = OURS if self._restoration is None else self._restoration.overwrite
         return ALL if asked == OURS and self._override and self._values else asked
 
@@ -461,7 +467,7 @@ class Restorable:
         )
 
     def _journal(self) -> None:
-        """The journal is to say what is pending now, though no device write depends on it."""
+        """Writes the pending state to the journal, although no device write depends on it."""
         self._out.add(Keep(self.key, self._pending_restore()))
 
     def _who(self, lease: Lease) -> dict[str, object]:

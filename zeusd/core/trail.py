@@ -1,4 +1,4 @@
-"""The newest records of the audit log, and what can be counted of it. Pure; the log has all."""
+"""The newest records of the audit log, and counts of its events. Pure; the log has all records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Record:
     result: str | None = None
 
     def goes_on(self, said: dict[str, Any]) -> bool:
-        """Whether another set, of which this is said, succeeded under the same lease as this."""
+        """Whether this record and another one are successful sets under the same lease."""
         return (
             self.event == "set"
             and self.result == "ok" == said.get("result")
@@ -49,10 +49,10 @@ class Record:
 
 
 class Trail:
-    """Takes notes, keeps the newest, counts all.
+    """Adds records, keeps the newest, and counts all.
 
     Attributes:
-        counts: How often each event came, by its name and the values that tell its kinds apart.
+        counts: Number of events, by name and the values that distinguish their kinds.
     """
 
     def __init__(self) -> None:
@@ -92,17 +92,17 @@ class Trail:
             self.counts[record.event, control] += 1
 
     def refused(self, code: str) -> None:
-        """A set or an acquire was refused; only some of these become records."""
+        """Handles a refused set or acquire; only some become records."""
         self.counts["refusal", code] += 1
 
     def total(self, event: str) -> Iterator[tuple[tuple[str, ...], int]]:
-        """The counts of an event: the values that tell its kinds apart, and how often."""
+        """The counts of an event, by the values that distinguish its kinds."""
         for key, count in sorted(self.counts.items()):
             if key[0] == event:
                 yield key[1:], count
 
     def newest(self, after: int, before: int, limit: int) -> list[Record]:
-        """The newest records with a number between these two, at most `limit`, the oldest first."""
+        """The newest records with a number between these two, at most `limit`, oldest first."""
         found: list[Record] = []
         for record in reversed(self._records):
             if record.number <= after or len(found) == limit:
@@ -113,12 +113,12 @@ class Trail:
 
     @property
     def state(self) -> tuple[int, int]:
-        """Differs whenever the records do."""
+        """Changes whenever the records do."""
         return self._next, self.counts.total()
 
     @property
     def dropped(self) -> int:
-        """How many records are not kept any more."""
+        """Number of records that are no longer kept."""
         return self._next - 1 - len(self._records)
 
     def dump(self) -> list[dict[str, Any]]:
@@ -126,10 +126,10 @@ class Trail:
         return [asdict(record) for record in self._records]
 
     def load(self, records: Iterable[dict[str, Any]]) -> None:
-        """What an earlier zeusd of this boot has dumped, before what has happened since.
+        """Adds the records that an earlier zeusd of this boot has dumped, before the present ones.
 
         Raises:
-            TypeError, ValueError: These are no records.
+            TypeError, ValueError: These are not records.
         """
         earlier, present = [Record(**fields) for fields in records], [*self._records]
         last = max((int(record.number) for record in earlier), default=0)

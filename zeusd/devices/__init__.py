@@ -1,1 +1,1 @@
-"""The device port and its backends. Outside its own package nothing asks for the vendor."""
+"""The device port and its backends. Only a vendor's own package depends on the vendor."""

@@ -1,4 +1,4 @@
-"""How a backend serves its controls: a table of device calls, one row per control."""
+"""Table of a backend's device calls, one row per control."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class ControlCalls:
     """The device calls of one control.
 
     Attributes:
-        offered: Whether a GPU has it; raises `DeviceError` while that cannot be told.
+        offered: Whether a GPU has it; raises `DeviceError` while that is not known.
         write: Sets it.
-        read: What it holds; None: the vendor cannot tell.
-        range: Smallest and largest integer that it takes now; None: the vendor knows no range.
+        read: Reads it; None: the vendor's library cannot read it.
+        range: Smallest and largest integer that it accepts now; None: there is no range.
     """
 
     offered: Callable[[Handle], bool]
@@ -28,7 +28,7 @@ class ControlCalls:
 
 
 class TabledControls(Backend):
-    """The generic part of `port.Backend`, over a table that a backend fills."""
+    """The generic part of `port.Backend`, based on a table that a backend fills."""
 
     controls: Mapping[Control, ControlCalls]
 
@@ -61,5 +61,5 @@ class TabledControls(Backend):
 
 def _unsupported(what: str, control: Control) -> DeviceError:
     return DeviceError(
-        Outcome.UNSUPPORTED, f"{what} {control.value}", "this vendor's library cannot tell"
+        Outcome.UNSUPPORTED, f"{what} {control.value}", "not offered by this vendor's library"
     )

@@ -17,7 +17,7 @@ _BOUNDS_NS = tuple(round(bound_s * 1e9) for bound_s in CALL_BUCKETS_S)
 
 
 class _Calls:
-    """Of one operation. Threads may lose a count to each other, never more."""
+    """Calls of one operation. Concurrent threads may lose a count, but nothing else."""
 
     __slots__ = ("buckets", "errors", "ns")
 
@@ -28,10 +28,10 @@ class _Calls:
 
 
 class MeteredBackend:
-    """Implements `zeusd.devices.port.Backend` by another one.
+    """Implements `zeusd.devices.port.Backend` with another backend.
 
     Args:
-        nvml: Who does the work.
+        nvml: The backend that does the work.
     """
 
     def __init__(self, nvml: Backend) -> None:
@@ -42,7 +42,7 @@ class MeteredBackend:
         self._writes: dict[Control, Callable[..., Any]] = {}
 
     def read_control(self, gpu: Handle, control: Control) -> ControlValue:
-        """See `Backend`. Counted for each control."""
+        """Reads a control, counted by control."""
         read = self._reads.get(control)
         if read is None:
             read = self._reads[control] = self._timed(f"get_{control.value}", "read_control")
@@ -50,7 +50,7 @@ class MeteredBackend:
         return value
 
     def write_control(self, gpu: Handle, control: Control, value: ControlValue) -> None:
-        """See `Backend`. Counted for each control."""
+        """Writes a control, counted by control."""
         write = self._writes.get(control)
         if write is None:
             write = self._writes[control] = self._timed(f"set_{control.value}", "write_control")
@@ -59,7 +59,7 @@ class MeteredBackend:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         timed = self._timed(name, name)
         timed.__name__ = name
-        setattr(self, name, timed)  # the next call finds it without asking here
+        setattr(self, name, timed)  # the next access finds it without calling this method
         return timed
 
     def _timed(self, operation: str, method: str) -> Callable[..., Any]:
@@ -67,7 +67,7 @@ class MeteredBackend:
         if known is not None:
             return known
         nvml = self._nvml
-        getattr(nvml, method)  # no such method is no such method here
+        getattr(nvml, method)  # an unknown method raises AttributeError as usual
         calls = self._calls.setdefault(operation, _Calls())
         buckets, errors, clock_ns = calls.buckets, calls.errors, time.monotonic_ns
 
@@ -87,7 +87,7 @@ class MeteredBackend:
         return timed
 
     def describe(self) -> list[CallTimes]:
-        """What was called so far."""
+        """The calls so far."""
         found = []
         for name, calls in sorted(self._calls.items()):
             found.append(

@@ -1,12 +1,12 @@
-"""What zeusd needs of a GPU, whatever its vendor: one protocol that every backend implements.
+"""The device port: what zeusd needs from a GPU of any vendor. Every backend implements it.
 
 Units: milliwatts, millijoules, megahertz, degrees Celsius. A handle is opaque and stays valid until
 `shutdown`. Every method may raise `DeviceError`, may block for tens of milliseconds (setters) and
-may be called from any thread, even for one GPU at the same time: what changes settings and what
-samples are different threads.
+may be called from any thread, even concurrently for one GPU: different threads change settings and
+sample.
 
-A backend adds no meaning of its own: an error is one of the `Outcome`s, and the vendor's code and
-text travel with it as detail, for people to look up.
+All backends use the same errors: each is one of the `Outcome`s, and carries the vendor's code and
+text as detail for people to look up.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ Handle: TypeAlias = Any
 
 
 class Outcome(str, Enum):
-    """What came of a call to a device, in words that no vendor owns."""
+    """The result of a call to a device, independent of the vendor."""
 
     UNCHANGED = "unchanged"
-    """The driver accepted the value and the device still holds the old one."""
+    """The driver accepted the value, but the device still has the old one."""
     CLAMPED = "clamped"
-    """The device took another value than asked for: rounded, or moved into its range."""
+    """The device took a different value than requested: rounded, or moved into its range."""
     INVALID = "invalid"
-    """The device does not take this value."""
+    """The device does not accept this value."""
     BUSY = "busy"
-    """The device or its driver is occupied; trying again may help."""
+    """The device or its driver is busy; a retry may succeed."""
     LOST = "lost"
-    """The device does not answer any more until it is reset."""
+    """The device does not respond until it is reset."""
     DENIED = "denied"
-    """This process lacks the right."""
+    """This process lacks the permission."""
     UNSUPPORTED = "unsupported"
-    """The device or its driver does not offer it; one answer alone proves nothing."""
+    """The device or its driver does not offer it; a single such result is not proof."""
     TRANSIENT = "transient"
-    """Anything else; trying again may help."""
+    """Anything else; a retry may succeed."""
 
 
 class DeviceError(Exception):
     """A call to a device failed.
 
     Attributes:
-        outcome: Which kind of failure.
-        call: The vendor's function, or what was asked of the backend.
-        text: The vendor's words.
-        code: The vendor's number for it; None: there is none.
+        outcome: The kind of failure.
+        call: The vendor's function, or the backend's operation.
+        text: The vendor's message.
+        code: The vendor's code; None: there is none.
     """
 
     def __init__(self, outcome: Outcome, call: str, text: str, code: int | None = None) -> None:
@@ -59,7 +59,7 @@ class DeviceError(Exception):
 
 
 class PowerLimits(NamedTuple):
-    """What a power limit may be, in mW."""
+    """The valid power limits, in mW."""
 
     min_mw: int
     max_mw: int
@@ -72,15 +72,15 @@ class Sensors(NamedTuple):
     t_ns: int
     """CLOCK_MONOTONIC time, midway through the call."""
     energy_mj: int | None
-    """The energy counter. On a superchip it may count the whole module: see `energy.scope`."""
+    """Energy counter. On a superchip it may count the whole module: see `energy.scope`."""
     power_instant_mw: int | None
-    """Of the GPU with its memory, never of its module."""
+    """Instant power of the GPU with its memory, never of its module."""
     power_average_mw: int | None
-    """The same, mean of the last second."""
+    """The same, averaged over the last second."""
     memory_power_average_mw: int | None
-    """The memory's part of it."""
+    """The memory's part of the power."""
     module_power_mw: int | None = None
-    """Of the superchip: CPU, memory and all its GPUs, each of which reports the same."""
+    """Power of the superchip: CPU, memory and all its GPUs. Each of them reports the same."""
 
 
 class PowerProfile(NamedTuple):
@@ -89,35 +89,35 @@ class PowerProfile(NamedTuple):
     profile: int
     """Number, see `zeus_ipc.controls.PROFILES`."""
     priority: int
-    """The lower one of two that conflict is enforced."""
+    """Of two profiles that conflict, the one with the lower number is enforced."""
     conflicts: tuple[int, ...]
-    """Profiles that cannot be enforced beside it."""
+    """Profiles that cannot be enforced at the same time."""
 
 
 class GpuProcess(NamedTuple):
-    """A process that has a context on a GPU. One that has several is several."""
+    """A process that has a context on a GPU. One with several contexts may have several entries."""
 
     pid: int
-    """As zeusd's pid namespace counts, or as the driver does where that is another one."""
+    """In zeusd's pid namespace, or in the driver's if that is another one."""
     memory_bytes: int | None
-    """Memory of the GPU that it uses; None: the driver does not tell, as within some containers."""
+    """GPU memory that it uses; None: the driver does not report it, as in some containers."""
     compute: bool
-    """Whether it computes; one that only draws does not."""
+    """Whether it is a compute process, not one that only does graphics."""
     gpu_instance: int | None = None
-    """MIG instance that it runs on; None: the whole GPU."""
+    """GPU instance (MIG) that it runs on; None: the whole GPU."""
     compute_instance: int | None = None
-    """The part of the MIG instance; None: the whole GPU."""
+    """Compute instance within it; None: the whole GPU."""
 
 
 class ProcessUse(NamedTuple):
-    """What one process used of a GPU, in the driver's newest sample of it."""
+    """One process's use of a GPU, from the driver's newest sample."""
 
     pid: int
     """As in `GpuProcess`."""
     t_us: int
-    """When the sample ended, microseconds since the epoch: each process has its own."""
+    """When the sample ended, microseconds since the epoch; differs between processes."""
     sm_percent: int
-    """Share of the time in which its kernels ran."""
+    """Percentage of the time in which its kernels ran."""
 
 
 class MigInstance(NamedTuple):
@@ -130,18 +130,18 @@ class MigInstance(NamedTuple):
     compute_instance: int
     """As in `GpuProcess`."""
     slices: int
-    """Its size: compute slices."""
+    """Its size in compute slices."""
     of: int
     """Slices of the whole GPU."""
     sm_percent: float | None
-    """Share of the GPU instance's SMs that were busy; None: not measured."""
+    """Percentage of the GPU instance's SMs that were busy; None: not measured."""
 
 
 class Backend(Protocol):
     """One vendor's devices on this node."""
 
     def init(self) -> None:
-        """Loads the library and initialises it. Calls nest; each needs one `shutdown`."""
+        """Loads and initialises the library. Calls nest; each needs one `shutdown`."""
 
     def shutdown(self) -> None:
         """Undoes one `init`."""
@@ -174,13 +174,13 @@ class Backend(Protocol):
         """Whether MIG mode is on, or the GPU is partitioned. False where neither exists."""
 
     def runtime_indices(self, gpu: Handle) -> list[int]:
-        """Numbers by which the vendor's runtime counts the GPU's partitions, in their order; that
-        of the GPU itself where it has none. Empty: the runtime counts by PCI address, or its
-        environment decides."""
+        """The vendor runtime's numbers of the GPU's partitions, in their order, or of the GPU
+        itself if it has none. Empty: the runtime counts by PCI address, or its environment
+        decides."""
 
     def power_domain(self, gpu: Handle) -> list[int]:
-        """Indices of the GPUs that have one power limit, power and energy together, as the dies of
-        a card: it is the first one's, which reports it for all. Alone: empty."""
+        """Indices of the GPUs that share one power limit, power and energy, as the dies of a card
+        do; the first one reports them for all. Empty: it shares with none."""
 
     def module(self, gpu: Handle) -> int | None:
         """Number of the superchip that the GPU is part of: the NUMA node of its PCI device.
@@ -192,34 +192,34 @@ class Backend(Protocol):
         """Whether the GPU has this control.
 
         Raises:
-            DeviceError: That cannot be told now; ask again.
+            DeviceError: This is not known yet; ask again later.
         """
 
     def read_control(self, gpu: Handle, control: Control) -> ControlValue:
-        """What a readable control holds: for the power limit, what software requested."""
+        """The value of a readable control: for the power limit, the requested one."""
 
     def write_control(self, gpu: Handle, control: Control, value: ControlValue) -> None:
-        """Sets a control; the privileges that the vendor asks for are needed."""
+        """Sets a control; needs the privileges that the vendor requires."""
 
     def control_range(self, gpu: Handle, control: Control) -> tuple[int, int]:
-        """Smallest and largest integer that a control takes at this moment.
+        """Smallest and largest integer that a control accepts at the moment.
 
         Raises:
-            DeviceError: Also `UNSUPPORTED`, where the device knows none.
+            DeviceError: With `UNSUPPORTED` if the device has no range.
         """
 
     def power_limits(self, gpu: Handle) -> PowerLimits:
         """Constraints and vendor default of the power limit."""
 
     def enforced_power_limit_mw(self, gpu: Handle) -> int:
-        """The limit in force, which the board may have lowered below the requested one."""
+        """The limit in force; the board may have lowered it below the requested one."""
 
     def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
-        """Workload power profiles that the GPU offers, by number. Where there is no such thing:
-        none, or `UNSUPPORTED`."""
+        """Workload power profiles that the GPU offers, by number. Without any, the result is empty
+        or `UNSUPPORTED`."""
 
     def enforced_power_profiles(self, gpu: Handle) -> ControlValue:
-        """Workload power profiles in force: some of those requested may have lost.
+        """Workload power profiles in force: conflicts may leave out some of those requested.
 
         Raises:
             DeviceError: Also `UNSUPPORTED`.
@@ -232,10 +232,10 @@ class Backend(Protocol):
         """Graphics clocks at a memory clock, MHz, descending."""
 
     def gpu_clock_mhz(self, gpu: Handle) -> int:
-        """Present graphics (SM) clock, MHz."""
+        """Current graphics (SM) clock, MHz."""
 
     def memory_clock_mhz(self, gpu: Handle) -> int:
-        """Present memory clock, MHz."""
+        """Current memory clock, MHz."""
 
     def sensors(self, gpu: Handle) -> Sensors:
         """Energy counter and power sensors in one driver call."""
@@ -247,14 +247,14 @@ class Backend(Protocol):
         """Bits of nvmlDeviceGetCurrentClocksEventReasons."""
 
     def processes(self, gpu: Handle) -> list[GpuProcess]:
-        """Processes with a context, by pid. Takes milliseconds: read it once a second at most.
+        """Processes with a context, by pid. Takes milliseconds: read it at most once a second.
 
         Source: nvmlDeviceGetComputeRunningProcesses and nvmlDeviceGetGraphicsRunningProcesses; a
-        process that both name is one, with the larger of its two memories.
+        process in both lists is one entry, with the larger of its two memories.
         """
 
     def process_utilization(self, gpu: Handle, since_us: int) -> list[ProcessUse]:
-        """The driver's newest sample of each process that used the GPU; none: nobody did.
+        """The driver's newest sample of each process that used the GPU; empty if none did.
 
         Args:
             gpu: The GPU.
@@ -265,7 +265,7 @@ class Backend(Protocol):
         """
 
     def mig_instances(self, gpu: Handle, measure: bool = False) -> list[MigInstance]:
-        """The MIG devices of a GPU, by their instances; none: it is not split.
+        """The MIG devices of a GPU, by their instances; empty if it is not split.
 
         Args:
             gpu: The GPU.
@@ -280,4 +280,4 @@ class Backend(Protocol):
         """
 
     def memory_used_mib(self, gpu: Handle) -> int:
-        """Memory in use, MiB, what the driver reserves for itself included."""
+        """Memory in use, MiB, including what the driver reserves for itself."""

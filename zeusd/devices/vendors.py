@@ -1,4 +1,4 @@
-"""Which vendor's GPUs this machine has, and the backend for them."""
+"""Chooses the backend by the vendor whose GPUs this machine has."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ SYSFS = "/sys"
 
 NVIDIA = ("0x10de", ("0x03",))
 AMD = ("0x1002", ("0x0380", "0x1200"))
-"""PCI vendor, and how the class of its GPUs begins. AMD's chips that drive displays are not ours:
-many servers have one."""
+"""PCI vendors, and the first digits of their GPUs' PCI class. AMD's display chips, which many
+servers have, do not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the configuration says of the vendors.
+    """The vendors' part of the configuration.
 
     Attributes:
         nvidia_library: The libnvidia-ml to load; None: libnvidia-ml.so.1.
         nvidia_module: Directory of NVIDIA's kernel module.
-        amd_library: The libamd_smi to load; None: the one that is found.
-        sysfs: Where sysfs is.
+        amd_library: The libamd_smi to load; None: the first one found.
+        sysfs: Where sysfs is mounted.
     """
 
     nvidia_library: str | None = None
@@ -40,16 +40,17 @@ class Options:
 
 
 class FoundBackend:
-    """Implements `zeusd.devices.port.Backend` by that of the vendor whose GPUs are there.
+    """Implements `zeusd.devices.port.Backend` with the backend of the vendor whose GPUs are
+    present.
 
-    The choice is made at each first `init`, as a driver may come later. A library that the
-    configuration names decides; then the GPUs on the PCI bus; without any it is NVIDIA's.
+    The choice is made at each first `init`, because a driver may be loaded later. A library in the
+    configuration decides; otherwise the GPUs on the PCI bus; without GPUs it is NVIDIA.
 
     Args:
-        options: What the configuration says.
+        options: The vendors' configuration.
 
     Attributes:
-        driver: What the journal should say about how the driver is reached.
+        driver: The journal's entry on how to reach the driver.
     """
 
     def __init__(self, options: Options) -> None:
@@ -108,7 +109,7 @@ class FoundBackend:
         if not self._warned:
             self._warned = True
             log.warning(
-                "this node has GPUs of NVIDIA and of AMD; zeusd manages NVIDIA's and leaves AMD's "
+                "this node has NVIDIA and AMD GPUs; zeusd manages NVIDIA's and leaves AMD's "
                 "alone; to manage AMD's instead, set library under [amd]",
                 extra={"event": "two_vendors"},
             )
@@ -140,7 +141,7 @@ def _open(vendor: str, options: Options) -> Backend:
 
 
 def has_gpu(sysfs: str, kind: tuple[str, tuple[str, ...]]) -> bool:
-    """Whether a GPU of a vendor and of certain PCI classes is on the bus."""
+    """Whether the bus has a GPU of this vendor and of one of these PCI classes."""
     vendor, classes = kind
     for device in Path(sysfs, "bus/pci/devices").glob("*"):
         try:

@@ -1,1 +1,2 @@
-"""Energy at any instant, from sensors that tick: pure, without clock, thread or driver."""
+"""Energy at any instant, from sensors that update periodically. Pure: no clock, thread or
+driver."""

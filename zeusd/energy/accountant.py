@@ -1,8 +1,8 @@
-"""One GPU's account: from who held or used it when, and its energy until any instant, to rows.
+"""One GPU's account: turns its holders, users and energy over time into rows of the ledger.
 
 The position is the instant until which energy has been charged, and the meter's reading there. Each
-settlement charges the difference to the next position, so no microjoule is charged twice or never,
-whatever happens between two settlements. Position and rows must be stored together.
+settlement charges the difference to the next position, so every microjoule is charged exactly once,
+whatever happens between two settlements. Position and rows must be stored in one transaction.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from zeusd.energy.split import Account, Charge, Claim, Situation, split
 
 SECOND_NS = 1_000_000_000
 BUCKET_S = 900
-"""Length of a bucket. Every offset from UTC in use is a multiple of it."""
+"""Length of a bucket. All offsets from UTC in use are multiples of it."""
 BUCKET_NS = BUCKET_S * SECOND_NS
 
 NEVER_NS = 2**62
 
 MAX_PROCESSES = 256
-"""Processes of one GPU that are told apart in one bucket; the others' accounts are charged."""
+"""Limit of processes of one GPU with their own rows in a bucket; beyond it only their accounts are
+charged."""
 
 
 class Fact(str, Enum):
-    """What a span of time is about."""
+    """The kind of fact that a span states."""
 
     HOLDER = "holder"
     PRESENT = "present"
@@ -43,15 +44,15 @@ class Fact(str, Enum):
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """Something that was so from one instant to another.
+    """A fact that held from one instant to another.
 
     Attributes:
-        fact: What.
+        fact: Its kind.
         begin_ns: First instant, ns of CLOCK_MONOTONIC.
-        end_ns: The instant after the last; NEVER_NS: it is so still.
-        claim: Whose, of HOLDER, PRESENT, USED and SLICES; see `split.Situation`.
-        reason: Of UNKNOWN and EXCLUDED.
-        process: Of PRESENT, USED and SLICES: which process of the account; None: not known.
+        end_ns: The instant after the last; NEVER_NS: it still holds.
+        claim: The claim of HOLDER, PRESENT, USED and SLICES; see `split.Situation`.
+        reason: The reason of UNKNOWN and EXCLUDED.
+        process: The account's process, for PRESENT, USED and SLICES; None: not known.
     """
 
     fact: Fact
@@ -63,14 +64,14 @@ class Span:
 
 
 class Position(NamedTuple):
-    """Until when energy has been charged, and what the meter read there."""
+    """The instant until which energy has been charged, and the meter's reading there."""
 
     t_ns: int
     energy_uj: int
 
 
 class Key(NamedTuple):
-    """What rows are told apart by."""
+    """Key of a row."""
 
     bucket: int
     account: Account
@@ -78,7 +79,7 @@ class Key(NamedTuple):
 
 
 class ProcessKey(NamedTuple):
-    """What rows of processes are told apart by."""
+    """Key of a process's row."""
 
     bucket: int
     account: Account
@@ -88,7 +89,7 @@ class ProcessKey(NamedTuple):
 
 @dataclass(slots=True)
 class Row:
-    """What an account was charged in one bucket by one method; see `split.Charge`."""
+    """The charge of an account in one bucket by one method; see `split.Charge`."""
 
     active_uj: int = 0
     idle_uj: int = 0
@@ -97,7 +98,7 @@ class Row:
     ns: int = 0
 
     def add(self, charge: Charge) -> None:
-        """Adds what was charged for a part of the bucket."""
+        """Adds the charge of a part of the bucket."""
         self.active_uj += charge.active_uj
         self.idle_uj += charge.idle_uj
         self.lower_uj += charge.lower_uj
@@ -115,14 +116,14 @@ class Row:
 
 @dataclass(slots=True)
 class Settlement:
-    """What one settlement adds.
+    """The result of one settlement.
 
     Attributes:
-        rows: What was charged.
-        metered: Energy of the GPU by bucket, as the meter has it.
-        position: Where the next settlement begins.
-        processes: Of the rows, what is known by process.
-        divided: The part of the rows that `processes` adds up to.
+        rows: The charges.
+        metered: The GPU's energy by bucket, from the meter.
+        position: Start of the next settlement.
+        processes: Rows by process, as far as known.
+        divided: The part of the rows that is divided among `processes`.
     """
 
     rows: dict[Key, Row]
@@ -134,11 +135,11 @@ class Settlement:
 
 @dataclass(slots=True)
 class Accountant:
-    """One GPU's.
+    """The account of one GPU.
 
     Attributes:
-        position: Until when energy has been charged.
-        spans: What is known about the time since; more may be added until it is settled.
+        position: The instant until which energy has been charged.
+        spans: Facts about the time since; more may be added until it is settled.
     """
 
     position: Position
@@ -146,7 +147,7 @@ class Accountant:
     _known: dict[int, set[Process]] = field(default_factory=dict)
 
     def add(self, span: Span) -> Span:
-        """Something has begun, or is known to have been so for a while."""
+        """Adds a fact that has begun, or that held for a while."""
         self.spans.append(span)
         return span
 
@@ -158,14 +159,14 @@ class Accountant:
         observed: Iterable[Span] = (),
         idle_uw: int = 0,
     ) -> Settlement:
-        """Charges what was drawn since the position.
+        """Charges the energy since the position.
 
         Args:
             until_ns: A time that the meter's readings cover.
             energy_uj: The meter at any time up to then.
-            offset_ns: UTC less CLOCK_MONOTONIC: names the buckets of this time.
-            observed: What else is known about this time.
-            idle_uw: What the GPU draws when nobody uses it; 0: not known.
+            offset_ns: UTC minus CLOCK_MONOTONIC, for the names of the buckets.
+            observed: Further facts about this time.
+            idle_uw: The GPU's power when nobody uses it; 0: not known.
         """
         begin_ns, begin_uj = self.position
         until_ns = max(begin_ns, until_ns)
@@ -175,7 +176,8 @@ class Accountant:
         highest_uj = begin_uj
 
         def meter(t_ns: int) -> int:
-            # Between two readings it is interpolated, from more of them each time; it never falls.
+            # Interpolated between readings, of which there may be more each time; it never
+            # decreases.
             nonlocal highest_uj
             if t_ns not in readings:
                 readings[t_ns] = min(max(highest_uj, energy_uj(t_ns)), end_uj)
@@ -214,7 +216,7 @@ class Accountant:
         return Settlement(rows, metered, self.position, processes, divided)
 
     def _told_apart(self, bucket: int, processes: Iterable[Process]) -> bool:
-        """Whether there is room for these processes' rows in a bucket."""
+        """Whether a bucket has room for these processes' rows."""
         if bucket not in self._known:
             self._known = {bucket: set()}
         known = self._known[bucket].union(processes)
@@ -225,7 +227,7 @@ class Accountant:
 
 
 def _borders(begin_ns: int, end_ns: int, offset_ns: int) -> Iterator[int]:
-    """Instants at which a bucket begins, between two others."""
+    """Starts of buckets between two instants."""
     border_ns = ((begin_ns + offset_ns) // BUCKET_NS + 1) * BUCKET_NS - offset_ns
     while border_ns < end_ns:
         yield border_ns
@@ -235,7 +237,7 @@ def _borders(begin_ns: int, end_ns: int, offset_ns: int) -> Iterator[int]:
 def _pieces(
     begin_ns: int, end_ns: int, spans: Iterable[Span], borders: Iterable[int]
 ) -> Iterator[tuple[int, int, Iterable[Span]]]:
-    """Time in pieces within which nothing changes, and the spans that cover each."""
+    """Intervals in which nothing changes, each with the spans that cover it."""
     begins: dict[int, list[Span]] = {}
     ends: dict[int, list[Span]] = {}
     for span in spans:
@@ -255,7 +257,7 @@ def _pieces(
 
 
 def _processes(active: Iterable[Span]) -> dict[Account, list[Process]]:
-    """Processes of the accounts that are charged for them; none if a job or pod holds the GPU."""
+    """Processes of the charged accounts; empty if a job or pod holds the GPU."""
     found: dict[Account, list[Process]] = {}
     for span in active:
         if span.fact is Fact.HOLDER:
@@ -266,7 +268,7 @@ def _processes(active: Iterable[Span]) -> dict[Account, list[Process]]:
 
 
 def _uses(active: Iterable[Span], fact: Fact) -> dict[Process, int]:
-    """How much each process used, or the sizes of their instances."""
+    """Use by process, or the sizes of their instances."""
     found: dict[Process, int] = {}
     for span in active:
         if span.fact is fact and span.claim is not None and span.process is not None:

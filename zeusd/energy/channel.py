@@ -1,4 +1,4 @@
-"""One GPU's way from readings to energy: what is looked at when, and what comes of it."""
+"""Turns one GPU's readings into energy: decides when to read what, and keeps the history."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from zeusd.energy.scope import Scope, ScopeTest
 from zeusd.energy.ticks import TickTracker
 
 POWER_RESOLUTION_MW = 400
-"""Of Pascal's readings, which have no counter beside them."""
+"""Resolution of Pascal's readings, which have no counter."""
 
 
 class Channel:
-    """Takes readings, keeps their history, and answers from it.
+    """Collects readings, keeps their history, and answers from it.
 
     Args:
         now_ns: The time.
-        history: Where ticks go; one that an earlier process kept is gone on with.
+        history: History for the ticks; continues one from an earlier process.
         architecture: NVML's number.
         name: Product name.
-        ceiling_mw: The most the GPU may draw.
+        ceiling_mw: Highest power that the GPU may draw.
 
     Attributes:
-        history: Its ticks.
-        slow: What is read each second.
+        history: History of the ticks.
+        slow: Values that are read once a second.
     """
 
     def __init__(
@@ -47,17 +47,18 @@ class Channel:
 
     @property
     def latest_read_ns(self) -> int:
-        """How long that may wait."""
+        """Latest time for that reading."""
         return self._tracker.latest_read_ns
 
     @property
     def period_ns(self) -> int | None:
-        """The tick; None while it is searched for."""
+        """The update period; None: not known yet."""
         return self._tracker.period_ns
 
     @property
     def scope(self) -> Scope:
-        """What its energy counter counts. One that may count more than the GPU is not used."""
+        """What its energy counter counts. A counter that may count more than the GPU is not
+        used."""
         return self._scope.verdict
 
     @property
@@ -68,17 +69,17 @@ class Channel:
         return Curve(self.history, self._meter.window_ns, self._ceiling_mw, resolution_mw)
 
     def failed(self, t_ns: int) -> None:
-        """The sensors could not be read."""
+        """Records that the sensors could not be read."""
         self._tracker.failed(t_ns)
 
     def observe(self, sensors: Sensors) -> Edge | None:
-        """The sensors were read. Returns the tick that they showed to have passed, if any."""
+        """Processes a reading of the sensors. Returns the tick that it revealed, if any."""
         self._scope.observe(sensors)
         if self._scope.verdict is not Scope.GPU:
             sensors = sensors._replace(energy_mj=None)
             self._meter.raw_mj = None
-        # A counter goes on from what was integrated before it could be used. That it can be is no
-        # change: it shows its next one by itself.
+        # A counter continues from the energy that was integrated before it could be used. This
+        # alone is not a tick: the counter's next change is.
         appeared = sensors.energy_mj is not None and self._meter.raw_mj is None
         integrated = appeared and self._key is not None and bool(sensors.power_instant_mw)
         seen = sensors._replace(energy_mj=None) if integrated else sensors
@@ -89,7 +90,7 @@ class Channel:
         edge = self._seen(seen, changed)
         if appeared:
             self._meter.raw_mj = sensors.energy_mj
-        self._key = self._meter.key(sensors)  # what changes may be another reading from now on
+        self._key = self._meter.key(sensors)  # another reading may change now
         return edge
 
     def _seen(self, sensors: Sensors, changed: bool) -> Edge | None:

@@ -1,6 +1,6 @@
-"""A ring of rows, kept as columns of fixed width in one block of memory.
+"""A ring buffer of rows, stored as columns of fixed width in one block of memory.
 
-The block may be a file that is mapped: what it holds outlives the process that wrote it.
+The block may be a mapped file, whose contents outlive the process that wrote it.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Literal, NamedTuple
 WIDTHS = {"q": 8, "i": 4, "I": 4, "h": 2, "H": 2}
 
 SPARE = 4
-"""The oldest rows are not read: new ones are about to take their place, on another thread."""
+"""Number of oldest rows that are not read, because another thread is about to overwrite them."""
 
 TypeCode = Literal["q", "i", "I", "h", "H"]
 
 
 class Column(NamedTuple):
-    """One column: its name and the code of its numbers, as in `struct`."""
+    """One column: its name and the format of its numbers, as in `struct`."""
 
     name: str
     code: TypeCode
 
 
 def size_of(columns: Sequence[Column], capacity: int) -> int:
-    """Bytes that a ring needs. Each column begins at a multiple of eight."""
+    """Bytes that a ring buffer needs. Each column starts at a multiple of eight."""
     return 8 + sum(_padded(WIDTHS[column.code] * capacity) for column in columns)
 
 
@@ -33,12 +33,12 @@ def _padded(size: int) -> int:
 
 
 class Ring:
-    """The newest rows of a table; each has a number that never changes, counted from 0.
+    """The newest rows of a table. Each row has a fixed number, counted from 0.
 
     Args:
-        columns: What a row has.
-        capacity: How many rows are kept.
-        memory: `size_of` bytes; what they hold is gone on with.
+        columns: The columns of a row.
+        capacity: Number of rows that are kept.
+        memory: `size_of` bytes; rows that they contain are kept.
     """
 
     def __init__(self, columns: Sequence[Column], capacity: int, memory: memoryview) -> None:
@@ -62,11 +62,11 @@ class Ring:
         return max(0, self._count[0] - self.capacity + SPARE)
 
     def column(self, position: int) -> ColumnView:
-        """One column, by the rows' numbers."""
+        """One column, indexed by the rows' numbers."""
         return ColumnView(self._columns[position], self.capacity)
 
     def append(self, *row: int) -> None:
-        """Adds a row. It counts when all of it is there: others may read the while."""
+        """Adds a row. It becomes visible when it is complete: other threads may read meanwhile."""
         count = self._count[0]
         place = count % self.capacity
         for values, value in zip(self._columns, row, strict=True):
@@ -75,7 +75,7 @@ class Ring:
 
 
 class ColumnView:
-    """One column of a ring, indexed by the rows' numbers."""
+    """One column of a ring buffer, indexed by the rows' numbers."""
 
     __slots__ = ("_capacity", "_values")
 
@@ -87,7 +87,7 @@ class ColumnView:
         return int(self._values[number % self._capacity])
 
     def first_at_least(self, value: int, low: int, high: int) -> int:
-        """Number of the first of the rows [low, high) that is not below `value`, else `high`."""
+        """Number of the first row in [low, high) that is not below `value`, else `high`."""
         values, capacity = self._values, self._capacity
         while low < high:
             middle = (low + high) // 2

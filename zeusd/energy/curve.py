@@ -1,12 +1,12 @@
-"""Energy between any two instants, and how far off it may be.
+"""Energy between any two instants, with its uncertainty.
 
-Between ticks the energy is shared out by what the readings around say (`Curve.energy_uj`): a
-continuous function that never falls and meets the counter at every tick.
+Between ticks the energy is interpolated from the readings around (`Curve.energy_uj`): a continuous
+function that never decreases and equals the counter at every tick.
 
-A window that a program has aligned with the GPU's work (it waited for the GPU at both ends) says
-more: if power inside differs from power outside, it changed at the window's ends and nowhere else
-in the ticks there. Such a window's energy is worked out from the readings that lie inside it, and
-what its neighbours drew is taken off the ticks it shares with them.
+A window that a program has aligned with the GPU's work (it waited for the GPU at both ends) gives
+more information: if power inside differs from power outside, it changed at the window's ends and
+nowhere else in the ticks there. The energy of such a window is computed from the readings inside
+it, and the energy of its neighbours is subtracted from the ticks that it shares with them.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from zeusd.energy.history import History
 MS = 1_000_000
 
 CONTRAST = 0.15
-"""Levels that differ by this share are different loads, not noise."""
+"""Power levels that differ by this share are different loads, not noise."""
 
 CONTRAST_MW = 6_000
 
 AROUND = 8
-"""Ticks on each side of a window's end that tell how unsteady the load is."""
+"""Ticks on each side of a window's end from which the unsteadiness of the load is estimated."""
 
-# What deviations are made of. Chosen so that truth lies within two of them in 95 % of windows under
-# each load of benchmarks/accuracy.py, where physics lets anybody know.
+# Components of the standard deviation. Chosen so that the truth is within two of them in 95 % of
+# windows under each load of benchmarks/accuracy.py, as far as that can be known.
 
 UNSEEN = 0.6
-"""Share of the ticks' roughness by which the part of a tick that no sensor saw may differ."""
+"""Error of the part of a tick that no sensor measured, as a share of the ticks' roughness."""
 
 UNSEEN_IN_MEANS = 1.2
-"""The same where each tick's mean is seen, and hides what goes on inside it."""
+"""The same for a sensor that measures each tick's mean, which hides changes within the tick."""
 
 FLOOR = 0.02
-"""Share of the energy in a tick: no load is steadier, whatever its readings."""
+"""Smallest error as a share of the energy in a tick: no load is steadier."""
 
 STEADY = 0.001
-"""Share of the energy, over any time."""
+"""Smallest error as a share of the energy over any time."""
 
 STAMP_NS = 300_000
-"""How far off the stamp of a tick may be."""
+"""Error of a tick's timestamp."""
 
 
 class Energy(NamedTuple):
@@ -57,9 +57,9 @@ class Curve:
 
     Args:
         history: Its ticks.
-        window_ns: How much before each tick its sensor sees; None: all.
-        ceiling_mw: The most it may draw.
-        resolution_mw: Of the power that its energy is made of.
+        window_ns: Part before each tick that the sensor measures; None: all of it.
+        ceiling_mw: Highest power that it may draw.
+        resolution_mw: Resolution of the power that its energy is integrated from.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Curve:
     # --------------------------------------------------------------------------- at an instant
 
     def energy_uj(self, t_ns: int) -> int:
-        """Energy until an instant. After the newest tick its power is taken to last."""
+        """Energy until an instant. After the newest tick, its power is assumed to continue."""
         h = self._h
         start, end = h.ticks.start, h.ticks.end
         number = h.t_ns.first_at_least(t_ns, start, end)
@@ -107,7 +107,7 @@ class Curve:
         if number + 1 < h.ticks.end and number - 1 > h.ticks.start:
             next_mw = h.level_mw[number + 1]
             if (level_mw - last_mw) * (next_mw - level_mw) > 0 and self._contrast(last_mw, next_mw):
-                # One step inside the tick: its mean says when.
+                # One step within the tick; the mean determines when.
                 step_ns = span_ns * (level_mw - next_mw) / (last_mw - next_mw)
                 low_ns = min(passed_ns, step_ns)
                 return min(
@@ -116,7 +116,7 @@ class Curve:
         return total_uj * passed_ns // span_ns
 
     def _coarse_uj(self, t_ns: int, start: int) -> int:
-        """Before the ticks that are kept: between the rows of a coarser tier."""
+        """Energy before the oldest tick that is kept, interpolated in a coarser tier."""
         h = self._h
         ring = h.coarse(t_ns)
         if ring is None:
@@ -141,8 +141,8 @@ class Curve:
         Args:
             begin_ns: First.
             end_ns: Second.
-            aligned: Whether the GPU had nothing to do just before the first or just after the
-                second, except what is to be measured.
+            aligned: Whether the GPU was idle, apart from the measured work, just before the first
+                and just after the second.
         """
         h = self._h
         if end_ns <= begin_ns:
@@ -162,7 +162,7 @@ class Curve:
         return Energy(energy_uj, round(2 * deviation_uj))
 
     def _snap(self, begin_ns: int, end_ns: int, first: int, last: int, whole_uj: int) -> int | None:
-        """The energy if power changes at the window's ends, or None if it seems not to."""
+        """The energy if power changes at the window's ends; None: it does not seem to."""
         h = self._h
         end = h.ticks.end
         before_mw = h.level_mw[first - 1]
@@ -198,7 +198,7 @@ class Curve:
         outside_mw: tuple[int, int | None],
         whole_uj: int,
     ) -> int | None:
-        """A window that holds whole readings: `inside` are the first and the last of them."""
+        """A window that contains whole readings; `inside` has the first and the last one."""
         h = self._h
         inner, outer = inside
         before_mw, after_mw = outside_mw
@@ -231,7 +231,7 @@ class Curve:
     def _snap_unseen(
         self, begin_ns: int, end_ns: int, first: int, last: int, before_mw: int, later_mw: int
     ) -> int | None:
-        """A window that holds no whole reading, of a sensor that sees part of each tick."""
+        """A window without a whole reading, of a sensor that measures part of each tick."""
         h = self._h
         covered_ns, excess_uj = 0, 0
         for number in range(first, last + 1):
@@ -249,7 +249,7 @@ class Curve:
         return self._if_contrast(excess_uj * span_ns // covered_ns, span_ns, (before_mw, later_mw))
 
     def _if_contrast(self, energy_uj: int, span_ns: int, outside_mw: tuple[int, int]) -> int | None:
-        """An energy, if its power is another than outside, and one that the device can draw."""
+        """An energy, if its power differs from that outside and the device can draw it."""
         if span_ns <= 0:
             return None
         bounded_uj = self._bounded(energy_uj, span_ns)
@@ -273,9 +273,9 @@ class Curve:
         aligned: bool,
         whole_uj: int,
     ) -> float:
-        """One standard deviation: what the ticks around say of how unsteady the load is.
+        """One standard deviation, from the unsteadiness of the load in the ticks around.
 
-        `whole_uj` is the energy by the curve, where `energy_uj` may be a snapped one.
+        `whole_uj` is the curve's energy; `energy_uj` may be the aligned window's.
         """
         h = self._h
         start, end = h.ticks.start, h.ticks.end
@@ -310,28 +310,28 @@ class Curve:
         elif not snapped:
             parts.append(self._leeway_mwns(begin_ns, first) + self._leeway_mwns(end_ns, last))
         if snapped:
-            # What else ran around it may have taken part of what it is given.
+            # Part of its energy may belong to work around it.
             jump_mw = max(1.0, abs(level_mw - h.level_mw[first - 1]))
             doubt = min(1.0, 4 * outer_mw / jump_mw)
             parts.append(0.6 * doubt * abs(energy_uj - whole_uj) * MS)
             if self._window_ns is not None:
-                # A reading that seems to lie inside may not quite, and one before it may be of
-                # something that has ended since.
+                # A reading that seems to be inside may be partly outside, and one before it may be
+                # of work that has ended since.
                 parts.append(jump_mw * STAMP_NS * min(3.0, span_ns / self._window_ns))
                 least_mw, most_mw = self._range_mw(first)
                 parts.append(0.3 * doubt * (most_mw - least_mw) * min(span_ns, tick_ns))
         elif aligned and unseen_ns > 0 and span_ns < tick_ns:
-            # A quiet device, and work that fell between two readings: it may have drawn anything.
+            # An idle device, and work between two readings: it may have drawn any power.
             quiet_mw = max(h.level_mw[first - 1], h.level_mw[stop])
             if 3 * quiet_mw < self._ceiling_mw:
                 parts.append(0.5 * (self._ceiling_mw - quiet_mw) * min(span_ns, unseen_ns))
-        if last >= end:  # the tick that would tell is not there
+        if last >= end:  # the tick that shows it is not there
             parts.append(0.3 * level_mw * min(span_ns, end_ns - h.t_ns[end - 1]))
         return math.sqrt(sum(part * part for part in parts)) / MS
 
     def _leeway_mwns(self, t_ns: int, number: int) -> float:
-        """How much the energy at an instant may differ where a tick's mean is all that is known:
-        its power may have been anything between what the ticks around have shown."""
+        """Error of the energy at an instant if only a tick's mean is known: its power may have been
+        anything between the powers of the ticks around."""
         h = self._h
         if number >= h.ticks.end or number <= h.ticks.start:
             return 0.0
@@ -339,7 +339,7 @@ class Curve:
         here_mw, last_mw = h.level_mw[number], h.level_mw[number - 1]
         next_mw = h.level_mw[number + 1] if number + 1 < h.ticks.end else last_mw
         if self._contrast(here_mw, last_mw) and self._contrast(here_mw, next_mw):
-            # Something began and ended inside the tick: nothing says how high it went.
+            # Work started and ended within the tick: its power is not known.
             if here_mw > max(last_mw, next_mw):
                 most = max(most, self._ceiling_mw)
             elif here_mw < min(last_mw, next_mw):
@@ -352,14 +352,14 @@ class Curve:
         return max(0.0, highest - lowest) / 3
 
     def _range_mw(self, number: int) -> tuple[int, int]:
-        """Least and most power of a tick and those around it."""
+        """Lowest and highest power of a tick and those around it."""
         h = self._h
         low, high = max(h.ticks.start, number - AROUND), min(h.ticks.end, number + AROUND + 1)
         levels = [h.level_mw[other] for other in range(low, high)]
         return min(levels), max(levels)
 
     def _roughness(self, low: int, high: int) -> float:
-        """Mean difference of each tick's power from the last one's, mW."""
+        """Mean difference in power between consecutive ticks, mW."""
         levels = self._h.level_mw
         low = max(low, self._h.ticks.start + 1)
         if high < low:
@@ -383,7 +383,7 @@ class Curve:
         return self._window_ns is not None
 
     def _seen_ns(self, number: int) -> int:
-        """How much of a tick its reading is of."""
+        """Part of a tick that its reading covers."""
         span_ns = self._h.t_ns[number] - self._h.t_ns[number - 1]
         return span_ns if self._window_ns is None else min(self._window_ns, span_ns)
 
@@ -394,5 +394,5 @@ class Curve:
 
     @staticmethod
     def _joules(power_mw: int, span_ns: int | float) -> int:
-        """Microjoules of a power over a time."""
+        """Energy of a power over a time, microjoules."""
         return round(power_mw * span_ns / MS)

@@ -1,7 +1,7 @@
-"""What a device's sensors have shown: every tick of the last minutes, and less of the last days.
+"""History of a device's sensors: every tick of the last minutes, and coarser rows for days.
 
-Memory is bounded whatever the uptime: 20,000 ticks (7 minutes at 20 ms, half an hour at 100 ms),
-a row each second for three hours, and one every half minute for three days; 1.3 MB in all.
+Memory does not depend on the uptime: 20,000 ticks (7 minutes at 20 ms, half an hour at 100 ms), a
+row each second for three hours, and one every half minute for three days; 1.3 MB in all.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ GRAINS = ((SECOND_NS, 10_800), (30 * SECOND_NS, 8_640))
 """Period and number of rows of each coarser tier."""
 
 META = (Column("counted_uj", "q"), Column("raw", "q"), Column("window_ns", "q"))
-"""Where the meter stands; the last row counts."""
+"""State of the meter; only the last row is valid."""
 
 ABSENT = -1
 LAYOUT = hashlib.sha256(f"1{TICKS}{TICK_ROWS}{ROWS}{GRAINS}{META}".encode()).hexdigest()[:16]
-"""Changes whenever what is kept, or how, does."""
+"""Version of the format; changes with it."""
 
 SIZE = size_of(TICKS, TICK_ROWS) + sum(size_of(ROWS, rows) for _, rows in GRAINS) + size_of(META, 8)
 """Bytes of a history."""
 
 
 class Slow(NamedTuple):
-    """What is read each second. None: not offered."""
+    """Values that are read once a second. None: not offered."""
 
     average_mw: int | None = None
     memory_mw: int | None = None
@@ -59,14 +59,14 @@ class Slow(NamedTuple):
     reasons: int | None = None
     limit_mw: int | None = None
     module_mw: int | None = None
-    """Not in the rows: a module has a history of its own."""
+    """Not in the rows, because a module has its own history."""
 
 
 class History:
-    """One device's past.
+    """The history of one device.
 
     Args:
-        memory: `SIZE` bytes, zero or an earlier history's.
+        memory: `SIZE` bytes: zeros, or an earlier history.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -86,7 +86,7 @@ class History:
         )
 
     def add(self, edge: Edge, raw: int | None, window_ns: int | None, slow: Slow) -> None:
-        """A tick. `raw` is what the device's own counter showed, in its unit; None: it has none."""
+        """Adds a tick. `raw` is the device's own counter in its unit; None: it has none."""
         self.ticks.append(edge.t_ns, edge.energy_uj, edge.level_mw, edge.power_mw)
         self._meta.append(
             edge.counted_uj,
@@ -110,11 +110,11 @@ class History:
 
     @property
     def next_row_ns(self) -> int:
-        """When the next coarser row is due, which has what is read each second."""
+        """When the next coarser row, with the values read once a second, is due."""
         return self._next_ns[0]
 
     def last(self) -> tuple[Edge, int | None] | None:
-        """The newest edge, and what the counter showed then."""
+        """The newest edge, and the counter's value there."""
         if not self.ticks.end or not self._meta.end:
             return None
         number, meta = self.ticks.end - 1, self._meta.end - 1
@@ -130,13 +130,13 @@ class History:
 
     @property
     def begins_ns(self) -> int | None:
-        """The oldest time that is known of; None while there is none."""
+        """The oldest time in the history; None: it is empty."""
         oldest = [ring.column(0)[ring.start] for ring in (self.ticks, *self.tiers) if ring.end]
         return min(oldest) if oldest else None
 
     @property
     def ends_ns(self) -> int:
-        """The newest tick; 0 while there is none."""
+        """The newest tick; 0: there is none."""
         return self.t_ns[self.ticks.end - 1] if self.ticks.end else 0
 
     def coarse(self, t_ns: int) -> Ring | None:
@@ -154,7 +154,7 @@ class History:
         end_ns: int,
         limit: int,
     ) -> Iterator[tuple[int, int]]:
-        """Times and values of the rows in a span, at most `limit`, the oldest first."""
+        """Times and values of the oldest rows in a span, at most `limit`, oldest first."""
         times = ring.column(0)
         number = times.first_at_least(start_ns, ring.start, ring.end)
         while number < ring.end and limit > 0 and times[number] <= end_ns:

@@ -1,13 +1,14 @@
-"""From what a GPU's sensors show at their ticks to energy that only grows.
+"""Turns a GPU's sensor readings at ticks into energy that never decreases.
 
-A counter may be absent (before Volta; power is integrated then), start again after a driver reload
-(what it missed is integrated), stand still, or show nonsense for one reading when it is read too
-fast. Whatever it does, the energy goes on from where it was.
+A counter may be absent (before Volta; then power is integrated), start again after a driver reload
+(the gap is integrated), stop, or return a wrong value once when it is read too fast. The energy
+continues from its last value in every case.
 
-Where the sensor sees only part of each tick (25 of 100 ms on A100 and Hopper: arXiv:2312.02741),
-the counter grows by that part's power times the tick. The energy of the part that nobody saw is
-better shared between the readings around it, so each edge's energy is the counter's, less half of
-the unseen time at the edge's power: over long windows that is the counter's, exactly.
+If the sensor measures only part of each tick (25 of 100 ms on A100 and Hopper: arXiv:2312.02741),
+the counter grows by that part's power times the tick. The energy of the part that is not measured
+is better divided between the readings around it. So the energy at each edge is the counter's, minus
+half of the unmeasured time at the edge's power. Over long windows this is exactly the counter's
+energy.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from zeusd.devices.port import Sensors
 MS = 1_000_000
 
 MAX_POWER_MW = 5_000_000
-"""What no GPU draws: a counter that says so is wrong."""
+"""More than any GPU draws: a counter that implies it is wrong."""
 
 MISSING_READINGS = 20
-"""Readings in a row without the counter that there was, before power is integrated instead: about
-ten seconds, as they become rarer."""
+"""Readings in a row without a counter that was available before, until power is integrated instead:
+about ten seconds, as readings become less frequent."""
 
 STUCK_TICKS = 6
-"""Ticks without a move of the counter, at some power, before it is taken for stuck."""
+"""Ticks without a change of the counter, while power is drawn, after which it counts as stuck."""
 
 VOLTA, AMPERE, HOPPER = 5, 7, 9
 _GA100 = ("A100", "A800", "A30 ", "A30-")
 
 
 def sensor_window_ns(architecture: int, name: str) -> int | None:
-    """How much of each tick the power sensor sees; None: all of it.
+    """Part of each tick that the power sensor measures; None: all of it.
 
-    Measured by Yang et al., arXiv:2312.02741; Blackwell is taken for Hopper's like.
+    Measured by Yang et al., arXiv:2312.02741; Blackwell is assumed to be like Hopper.
     """
     if architecture and architecture <= VOLTA:
         return 10 * MS
@@ -47,7 +48,7 @@ def sensor_window_ns(architecture: int, name: str) -> int | None:
 
 
 def expected_period_ns(window_ns: int | None) -> int:
-    """The tick of a sensor that sees so much of each, until it is known (same source)."""
+    """Update period of a sensor with this window, until it is known (same source)."""
     return 20 * MS if window_ns == 10 * MS else 100 * MS
 
 
@@ -57,8 +58,8 @@ class Edge(NamedTuple):
     Attributes:
         t_ns: When.
         energy_uj: Energy until then, from an arbitrary start, microjoules.
-        level_mw: Power that the tick speaks of: of what the sensor saw.
-        power_mw: POWER_INSTANT's reading.
+        level_mw: Power over the part of the tick that the sensor measured.
+        power_mw: Reading of POWER_INSTANT.
         counted_uj: The counter's energy until then, from the same start.
     """
 
@@ -70,17 +71,17 @@ class Edge(NamedTuple):
 
 
 class Meter:
-    """Adds up one GPU's energy.
+    """Accumulates one GPU's energy.
 
     Args:
         window_ns: See `sensor_window_ns`.
-        last: Where an earlier meter ended, and what the counter showed then, mJ.
+        last: The last state of an earlier meter, and the counter's value then, mJ.
 
     Attributes:
-        window_ns: Shrinks to None where the counter turns out to see all.
-        raw_mj: What the counter last showed.
-        epochs: How often the counter started again.
-        stuck: Whether it stands still although power is drawn.
+        window_ns: Becomes None if the counter turns out to measure everything.
+        raw_mj: Last value of the counter.
+        epochs: How often the counter was reset.
+        stuck: Whether the counter is stopped although power is drawn.
     """
 
     def __init__(self, window_ns: int | None, last: tuple[Edge, int | None] | None = None) -> None:
@@ -97,18 +98,18 @@ class Meter:
             self._last, self.raw_mj = last
 
     def key(self, sensors: Sensors) -> tuple[int | None, int | None]:
-        """What changes at a tick: the counter, or, where it is of no use, the power."""
+        """The value that changes at a tick: the counter or, if it is unusable, the power."""
         if sensors.energy_mj is None or self.stuck:
             return sensors.energy_mj, sensors.power_instant_mw
         return sensors.energy_mj, None
 
     def plausible(self, sensors: Sensors) -> bool:
-        """Whether a reading can be true. What is said twice is believed."""
+        """Whether a reading is plausible. A value that is read twice is accepted."""
         energy_mj, before_mj = sensors.energy_mj, self.raw_mj
         if energy_mj is None:
             if before_mj is None:
                 return bool(sensors.power_instant_mw)
-            self._missing += 1  # there was a counter a moment ago
+            self._missing += 1  # the counter was available a moment ago
             if self._missing < MISSING_READINGS or not sensors.power_instant_mw:
                 return False
             self.raw_mj = None
@@ -127,8 +128,7 @@ class Meter:
         return False
 
     def stands_still(self, sensors: Sensors) -> bool:
-        """A change was due and none came. Whether the tick counts all the same: where power is
-        integrated, it does."""
+        """Whether a tick without a change counts: it does if power is integrated."""
         if sensors.energy_mj is None or self.stuck:
             return True
         self._quiet += 1
@@ -136,21 +136,21 @@ class Meter:
         return self.stuck
 
     def advance(self, t_ns: int, period_ns: int, passed_ns: int, sensors: Sensors) -> Edge:
-        """The reading changed, or stood still where a change was due.
+        """Processes a reading that changed, or that did not although a change was due.
 
         Args:
             t_ns: When.
-            period_ns: The tick.
-            passed_ns: Time since the last edge: a number of ticks, or whatever it was while the
-                sensors were not looked at.
-            sensors: What is shown now.
+            period_ns: The update period.
+            passed_ns: Time since the last edge: a number of ticks, or any time if the sensors were
+                not read.
+            sensors: The present readings.
         """
         last = self._last
         power_mw = sensors.power_instant_mw
         if last is None:
             self.raw_mj = sensors.energy_mj
             level_mw = power_mw or 0
-            # Its unseen part lies before it, like that of every tick that follows.
+            # Its unmeasured part is before it, like that of every later tick.
             self._last = Edge(t_ns, 0, level_mw, level_mw, self._unseen_uj(level_mw, period_ns))
             return self._last
         elapsed_ns = max(0, t_ns - last.t_ns)
@@ -170,7 +170,7 @@ class Meter:
     # --------------------------------------------------------------------------------- internals
 
     def _unseen_uj(self, level_mw: int, period_ns: int) -> int:
-        """Half of what a tick takes in the part that no sensor sees."""
+        """Half of a tick's energy in the part that is not measured."""
         if self.window_ns is None:
             return 0
         return level_mw * max(0, period_ns - self.window_ns) // (2 * MS)
@@ -190,7 +190,7 @@ class Meter:
             self.stuck, self._quiet = False, 0
             return integrated_uj
         if grown_mj and self.stuck:
-            # What it missed while it stood has been integrated.
+            # The energy that it missed while stopped has been integrated.
             self.stuck, self._quiet = False, 0
             return integrated_uj
         if grown_mj:
@@ -198,7 +198,8 @@ class Meter:
         return integrated_uj if self.stuck else grown_mj * 1000
 
     def _compare(self, mean_mw: int, power_mw: int, before_mw: int) -> None:
-        """Where power moves, a counter that sees all of it grows otherwise than by the reading."""
+        """Detects a counter that measures everything: when power changes, it differs from the
+        reading."""
         if self.window_ns is None or 10 * abs(power_mw - before_mw) < power_mw:
             return
         off = abs(mean_mw - power_mw)

@@ -1,4 +1,4 @@
-"""What an account is charged, divided among its processes: detail that adds up to the charge."""
+"""Divides an account's charge among its processes; the parts add up to the charge."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zeusd.energy.split import Charge, shares
 
 
 class Process(NamedTuple):
-    """A process, not to be mistaken for a later one with the same pid.
+    """A process, distinct from a later one with the same pid.
 
     Attributes:
         pid: In zeusd's pid namespace.
@@ -28,13 +28,13 @@ def divide(
     used: Mapping[Process, int],
     slices: Mapping[Process, int],
 ) -> list[tuple[Process, Charge]]:
-    """A charge for each process, whose sum is what the account is charged.
+    """A charge for each process; they add up to the account's charge.
 
     Args:
-        charge: What the account is charged.
+        charge: The account's charge.
         present: The account's processes, at least one.
-        used: How much each of them used, as the driver measured it; empty: not known.
-        slices: Sizes of the MIG instances that they are on, where their use is not known.
+        used: The use by each of them, as the driver measured it; empty: not known.
+        slices: Sizes of their MIG instances, if their use is not known.
     """
     if len(present) == 1:
         return [(present[0], charge)]

@@ -1,8 +1,8 @@
-"""What a superchip's energy counter counts: its GPU, or the whole module.
+"""Finds out whether a superchip's energy counter counts its GPU or the whole module.
 
-NVML does not say, and boards of one product have been seen to differ (Grace Hopper, energy
-field 83). So the counter is compared with both powers: what agrees with one of them and not with
-the other is known. Until then the GPU's energy is integrated from its power.
+NVML does not say, and boards of one product differ (Grace Hopper, energy field 83). So the counter
+is compared with both powers, and it counts the one that it agrees with if it disagrees with the
+other. Until then the GPU's energy is integrated from its power.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from enum import Enum
 from zeusd.devices.port import Sensors
 
 TEST_NS = 5_000_000_000
-"""How long the counter is compared for one verdict."""
+"""Time over which the counter is compared for one verdict."""
 
 GAP_NS = 2_000_000_000
-"""A pause between readings after which a comparison begins again."""
+"""Longest pause between readings; after a longer one, the comparison starts again."""
 
 AGREES = 0.10
-"""How far the counter may be off from a power that it counts."""
+"""Largest deviation of the counter from a power that it counts."""
 
 
 class Scope(str, Enum):
@@ -29,14 +29,14 @@ class Scope(str, Enum):
     MODULE = "module"
     """The whole superchip."""
     UNKNOWN = "unknown"
-    """It has not been told apart yet, or agrees with neither power or with both."""
+    """Not known: still comparing, or it agrees with neither power or with both."""
 
 
 class ScopeTest:
-    """Compares a counter with the GPU's and the module's power, reading by reading.
+    """Compares a counter with the GPU's and the module's power.
 
     Attributes:
-        verdict: What the counter counts. It stands until the counter starts again.
+        verdict: What the counter counts. It is valid until the counter is reset.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class ScopeTest:
         self._gpu_pj = self._module_pj = 0.0
 
     def observe(self, sensors: Sensors) -> None:
-        """The sensors were read. GPUs that report no module power count themselves."""
+        """Processes a reading. Counters of GPUs that report no module power count the GPU."""
         if sensors.module_power_mw is None and not self._superchip:
             return
         if not self._superchip:
@@ -75,7 +75,7 @@ class ScopeTest:
 
     @staticmethod
     def _broken(last: Sensors, sensors: Sensors) -> bool:
-        """Whether two readings cannot be compared, or the counter started again between them."""
+        """Whether two readings cannot be compared, or the counter was reset between them."""
         if None in (sensors.energy_mj, last.energy_mj, sensors.module_power_mw):
             return True
         return sensors.t_ns - last.t_ns > GAP_NS or _counted(sensors) < _counted(last)
@@ -86,7 +86,7 @@ def _counted(sensors: Sensors) -> int:
 
 
 def _mean(one: int | None, other: int | None) -> float:
-    """Mean of two powers; a GPU that reports none counts as 0, with which no counter agrees."""
+    """Mean of two powers; a missing one is 0, which no counter agrees with."""
     return ((one or 0) + (other or 0)) / 2
 
 

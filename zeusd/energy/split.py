@@ -1,9 +1,9 @@
-"""Whose energy: one amount, between two instants, shared among those who held or used a GPU.
+"""Divides one amount of energy among those who held or used a GPU between two instants.
 
-Amounts are integers, in microjoules, and the shares of an amount always add up to it. Who holds a
-GPU (a job or pod that it was allocated to) pays for all that it draws. Processes decide only where
-nobody holds it, and their shares are estimates. What is not known goes to an account of its own,
-with the reason.
+Amounts are integers, in microjoules, and the shares of an amount always add up to it. The holder of
+a GPU (the job or pod that it was allocated to) is charged for everything that it draws. Processes
+count only if nobody holds the GPU, and their shares are estimates. Energy that cannot be assigned
+goes to a separate account, with the reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zeus_ipc.charging import Method
 
 
 class Kind(str, Enum):
-    """What an account is of."""
+    """The kind of an account."""
 
     JOB = "job"
     POD = "pod"
@@ -34,12 +34,12 @@ NOBODY = -1
 
 
 class Account(NamedTuple):
-    """Who or what energy is charged to.
+    """An account that energy is charged to.
 
     Attributes:
-        kind: What it is.
+        kind: Its kind.
         name: A job's id, `namespace/pod`, a unit, a container's id, or why nobody is charged.
-        run: Tells two runs of one job apart: a restart count, or a SLUID.
+        run: Distinguishes runs of one job: a restart count, or a SLUID.
         uid: The user who is charged; NOBODY: none.
     """
 
@@ -50,7 +50,7 @@ class Account(NamedTuple):
 
 
 def parent_of(account: Account) -> Account:
-    """Whose sum an account is part of: a user's, a namespace's, or only its own."""
+    """The parent account: the user, the namespace, or the account itself."""
     if account.kind is Kind.POD:
         return Account(Kind.NAMESPACE, account.name.partition("/")[0])
     if account.uid != NOBODY:
@@ -59,21 +59,22 @@ def parent_of(account: Account) -> Account:
 
 
 IDLE = Account(Kind.IDLE)
-"""What a GPU draws that nobody holds and nobody uses."""
+"""The account for GPUs that nobody holds and nobody uses."""
 
 
 def unattributed(reason: str) -> Account:
-    """The account for energy that cannot be charged to anybody."""
+    """The account for energy that cannot be assigned."""
     return Account(Kind.UNATTRIBUTED, reason)
 
 
 class Claim(NamedTuple):
-    """A claim on what a GPU draws.
+    """A claim on a GPU's energy.
 
     Attributes:
-        account: Whose.
-        weight: Its part beside other claims. 0: only if no other claim has a weight.
-        of: Of how many parts, where a GPU is divided into a fixed number; 0: it is not.
+        account: The account that has the claim.
+        weight: Its weight relative to other claims. 0: it counts only if no other claim has a
+            weight.
+        of: Number of parts, if a GPU is divided into a fixed number of them; 0: it is not.
     """
 
     account: Account
@@ -83,11 +84,11 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What one account is charged.
+    """The charge of one account.
 
     Attributes:
-        account: Who.
-        method: How it was found.
+        account: The account.
+        method: How it was determined.
         active_uj: Energy while the GPU worked.
         idle_uj: Energy while the driver reported the GPU as idle.
         lower_uj: The account certainly used at least this.
@@ -106,19 +107,19 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is known about a GPU between two instants in which nothing changed.
+    """The facts about a GPU between two instants without a change.
 
     Attributes:
-        holders: To whom it is allocated.
-        present: Who has processes on it.
-        used: How much of it each account used, as the driver measured it. Empty: not known.
-        slices: Sizes of the MIG instances on which accounts have processes, where their use is
-            not known.
-        idle_uw: What it draws when nobody uses it; 0: not known.
-        listed: Whether its processes are known: nobody present then means that nobody used it.
+        holders: Claims of those to whom it is allocated.
+        present: Claims of those who have processes on it.
+        used: Use by account, as the driver measured it. Empty: not known.
+        slices: Sizes of the MIG instances on which accounts have processes, if their use is not
+            known.
+        idle_uw: Its power when nobody uses it; 0: not known.
+        listed: Whether its processes are known: an empty `present` then means that nobody used it.
         idle: Whether the driver reported it as idle.
-        unknown: Why its users are not known; counts only where nobody holds it.
-        excluded: Why not even a holder is charged; empty: a holder is.
+        unknown: Why its users are not known; counts only if nobody holds it.
+        excluded: Why not even a holder is charged; empty: the holder is charged.
     """
 
     holders: Sequence[Claim] = ()
@@ -133,14 +134,14 @@ class Situation:
 
 
 NO_HOLDER = "no holder"
-"""The GPU worked, was not allocated to anybody, and its processes are not looked at."""
+"""Reason: the GPU worked, was not allocated, and its processes are not listed."""
 
 
 def shares(total: int, weights: Sequence[int]) -> list[int]:
     """Integer parts of an amount, by weight; they add up to it exactly.
 
-    The rest of the division goes to the largest remainders. Where no weight is above 0, the parts
-    are equal.
+    The rest of the division goes to the largest remainders. If no weight is above 0, the parts are
+    equal.
 
     Args:
         total: The amount, not negative.
@@ -164,8 +165,8 @@ def split(energy_uj: int, ns: int, situation: Situation) -> list[Charge]:
 
     Args:
         energy_uj: What the GPU drew.
-        ns: How long that took.
-        situation: What is known about the GPU meanwhile.
+        ns: The time in which it did.
+        situation: The facts about the GPU in that time.
     """
     if situation.excluded:
         return [_nobody(unattributed(situation.excluded), energy_uj, ns)]
@@ -185,7 +186,7 @@ def split(energy_uj: int, ns: int, situation: Situation) -> list[Charge]:
 
 
 def _merged(claims: Iterable[Claim]) -> list[Claim]:
-    """One claim for each account, in a fixed order; without those that count only alone."""
+    """One claim for each account, in a fixed order, without claims of weight 0 beside others."""
     found: dict[Account, Claim] = {}
     for claim in claims:
         known = found.get(claim.account)
@@ -198,7 +199,7 @@ def _merged(claims: Iterable[Claim]) -> list[Claim]:
 
 
 def _with_rest(claims: list[Claim]) -> list[Claim]:
-    """Holders of parts, and the parts that nobody holds."""
+    """Claims of the holders, and one for the parts that nobody holds."""
     rest = max(claim.of for claim in claims) - sum(claim.weight for claim in claims)
     return [*claims, Claim(IDLE, rest)] if rest > 0 else claims
 
@@ -206,7 +207,7 @@ def _with_rest(claims: list[Claim]) -> list[Claim]:
 def _basis(
     claims: Sequence[Claim], default: Method, situation: Situation
 ) -> tuple[Method, Sequence[Claim]]:
-    """By what several claims share what a GPU draws because it is used."""
+    """The method and weights by which claims share the energy of a GPU in use."""
     known = {claim.account for claim in claims}
     for method, weights in (
         (Method.UTILIZATION, situation.used),
@@ -221,10 +222,11 @@ def _basis(
 def _shared(
     claims: Sequence[Claim], default: Method, energy_uj: int, ns: int, situation: Situation
 ) -> list[Charge]:
-    """What an idle GPU draws is shared by rule, and no part of it is anybody's doing. What it draws
-    beyond that is shared by use, which leaves a doubt."""
+    """Divides idle power by rule, without uncertainty, because nobody caused it. Divides the rest
+    by use, with an uncertainty."""
     method, basis = _basis(claims, default, situation)
-    # The driver says once a second whether the GPU is idle, and of each second whether it was used.
+    # The driver reports once a second whether the GPU is idle, and for each second whether it was
+    # used.
     idle = situation.idle and method is not Method.UTILIZATION
     if idle:
         method, basis, standing_uj = default, claims, energy_uj

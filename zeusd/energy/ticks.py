@@ -1,10 +1,10 @@
-"""Finds the period and phase at which a sensor changes, and says when to look at it.
+"""Finds the period and phase at which a sensor changes, and schedules its readings.
 
-While the period is unknown the sensor is looked at every few milliseconds. Once it is, two looks
-date a change to a fraction of a millisecond: one shortly before it is due, one shortly after. Most
-changes need no date: where a sensor has kept its time, the prediction holds for half a second, and
-one look between two changes, at any time, tells what the last one was. That look may wait until
-other devices are looked at, too.
+While the period is unknown, the sensor is read every few milliseconds. Afterwards two readings date
+a change to a fraction of a millisecond: one shortly before it is due, one shortly after. Most
+changes are not dated: if a sensor is regular, the prediction is valid for half a second, and one
+reading at any time between two changes gives the value of the last one. That reading may wait until
+other devices are read.
 """
 
 from __future__ import annotations
@@ -18,67 +18,67 @@ SEARCH_POLL_NS = 4 * MS
 SLOW_POLL_NS = 50 * MS
 SEARCH_CHANGES = 6
 SLOW_AFTER_NS = 3_000 * MS
-"""A sensor that shows fewer changes than `SEARCH_CHANGES` in this time is looked at less often."""
+"""A sensor with fewer changes than `SEARCH_CHANGES` in this time is read less often."""
 
 AWAY_NS = 10 * SEARCH_POLL_NS
-"""A look this late: nobody looked, and when the sensor changed meanwhile cannot be told."""
+"""Delay of a reading after which it is not known when the sensor changed meanwhile."""
 
 AFRESH_NS = 5_000 * MS
-"""Changes on both sides of such a pause say nothing of a period together."""
+"""Changes on both sides of such a pause do not determine a period."""
 
 GIVE_UP_NS = 30_000 * MS
-"""A sensor that shows no period for so long has none: it is looked at as if it changed all the
-time."""
+"""A sensor without a period for this long has none, and is read as if it changed all the time."""
 
 STILL_NS = 1_000 * MS
 STILL_TICK_NS = 100 * MS
-"""A sensor that shows no change for so long is taken to tick, silently, so often."""
+"""A sensor without a change for the first time is assumed to tick silently with the second
+period."""
 
 CONTINUOUS_NS = 20 * MS
-"""How often a sensor is looked at that changes whenever one looks."""
+"""Period at which a sensor that changes at every reading is read."""
 
 SPREAD_MIN_NS = 350_000
 SPREAD_START_NS = 2_500_000
 STEP_MIN_NS = 700_000
 TOWARDS_MIDDLE = 0.15
-"""How far a prediction moves to the middle of what two looks bracket."""
+"""Share by which a prediction moves to the middle between two readings."""
 
 NUDGE_NS = STEP_MIN_NS / 4
-"""How far a trusted prediction is corrected beyond the look that refuted it."""
+"""Distance by which a trusted prediction is corrected beyond the reading that refuted it."""
 
 MAX_LOOKS = 8
-"""Looks at one tick before it is taken for silent."""
+"""Readings at one tick before it counts as silent."""
 
 MAX_ASTRAY = 6
-"""Ticks in a row that come far from where they are expected before the search begins again."""
+"""Ticks in a row far from their predictions before the search starts again."""
 
 MAX_SILENT = 50
 FAST_PERIOD_NS = 50 * MS
 SETTLED_TICKS = 20
 BRACKET_EVERY = 4
 STEADY_BRACKETS = 8
-"""Predictions in a row that came true before they are trusted for longer."""
+"""Correct predictions in a row before predictions are trusted for longer."""
 
 STEADY_NS = 500 * MS
-"""How long a prediction is trusted then."""
+"""How long predictions are trusted then."""
 
 GUARD_NS = 1 * MS
 DATED_NS = 1.5 * MS
-"""A change dated no better than this says nothing of the period."""
+"""A change dated less precisely than this does not help to determine the period."""
 
 REPHASED_NS = 3 * MS
-"""A change this far from its prediction: the sensor keeps another time from now on."""
+"""A change this far from its prediction means that the sensor's phase has changed."""
 
 NEARLY_NS = STEP_MIN_NS
-"""A prediction that is off by less is right: it is corrected, and trusted."""
+"""A prediction with a smaller error is correct: it is adjusted and trusted."""
 
 ANCHOR_TICKS = 20
 MAX_ANCHORS = 12
-"""The period is timed over up to `MAX_ANCHORS` times `ANCHOR_TICKS` ticks, or more where most are
+"""The period is measured over up to `MAX_ANCHORS` times `ANCHOR_TICKS` ticks, or more if most are
 not dated."""
 
 PATIENT_SHARE = 0.6
-"""A look that dates nothing may wait for this share of the tick."""
+"""A reading that does not date a change may be delayed by this share of the tick."""
 
 RETRY_NS = 2 * MS
 RETRY_MAX_NS = 1_000 * MS
@@ -89,9 +89,9 @@ class Tick(NamedTuple):
 
     Attributes:
         t_ns: When it happened.
-        slop_ns: How far off that may be.
-        ticks: Since the one before; more than one where some were not looked at.
-        silent: A change was due, and the reading stayed the same.
+        slop_ns: Largest error of `t_ns`.
+        ticks: Ticks since the previous change; more than one if some were not read.
+        silent: Whether a change was due but the reading stayed the same.
     """
 
     t_ns: int
@@ -101,15 +101,15 @@ class Tick(NamedTuple):
 
 
 class TickTracker:
-    """Tracks one sensor. It is told of each look, and says when the next is due.
+    """Tracks one sensor: receives each reading, and schedules the next one.
 
     Args:
         now_ns: The time.
 
     Attributes:
-        next_read_ns: When to look next.
-        latest_read_ns: How long that look may wait.
-        period_ns: The tick; None while it is searched for.
+        next_read_ns: When to read next.
+        latest_read_ns: Latest time for that reading.
+        period_ns: The update period; None: not known yet.
     """
 
     def __init__(self, now_ns: int) -> None:
@@ -127,7 +127,7 @@ class TickTracker:
         self._read_ns: int | None = None
         self._moved_ns = now_ns
         if self._ticks > 3 * SETTLED_TICKS:
-            self._began_ns = now_ns  # it had a period, and may have another now
+            self._began_ns = now_ns  # it had a period, which may have changed
         self._changes: list[int] = []
         self._due = 0.0
         self._spread = float(SPREAD_START_NS)
@@ -144,15 +144,15 @@ class TickTracker:
         self.latest_read_ns = self.next_read_ns if latest_ns is None else round(latest_ns)
 
     def failed(self, t_ns: int) -> None:
-        """A look gave no reading: looks again soon, and ever more rarely."""
+        """Handles a failed reading: retries soon, then less and less often."""
         self._failures += 1
         pause_ns = min(RETRY_NS << min(self._failures - 1, 16), RETRY_MAX_NS)
         self._look_at(t_ns + pause_ns)
 
     def observe(self, t_ns: int, changed: bool) -> Tick | None:
-        """A look at `t_ns` found the reading of the last look, or another."""
+        """Processes a reading at `t_ns` that is the same as the last one, or another."""
         if self._failures > MAX_ASTRAY:
-            self._restart(t_ns)  # it was away for long
+            self._restart(t_ns)  # it was not read for long
         self._failures = 0
         if self.period_ns is None:
             tick = self._search(t_ns, changed)
@@ -180,7 +180,7 @@ class TickTracker:
             self._moved_ns = t_ns - STILL_NS + STILL_TICK_NS
             return Tick(t_ns, STILL_TICK_NS, silent=True)
         if t_ns - self._changed_ns > AFRESH_NS:
-            self._began_ns, self._changes = t_ns, []  # it stood still until now
+            self._began_ns, self._changes = t_ns, []  # it did not change until now
         self._moved_ns = self._changed_ns = t_ns
         slop_ns = (t_ns - self._read_ns) // 2
         if away:
@@ -224,7 +224,7 @@ class TickTracker:
         return max(STEP_MIN_NS, self._spread / 2)
 
     def _plan(self) -> None:
-        """The first look at the tick that is due."""
+        """Processes the first reading at a tick that is due."""
         self._looks = 0
         if self._ticks <= SETTLED_TICKS:
             every = 1
@@ -252,7 +252,7 @@ class TickTracker:
         return None
 
     def _quiet(self, ticks: int) -> Tick:
-        """So many changes were due, and none came."""
+        """Processes a number of due changes that did not happen."""
         self._due += ticks * self._period
         tick = Tick(round(self._due - self._period), round(self._period / 2), ticks, silent=True)
         self._silent += ticks
@@ -272,7 +272,7 @@ class TickTracker:
         low, high = max(before_ns, due - period / 2), float(t_ns)
         narrow = high - low <= 3 * self._step
         middle = (low + high) / 2
-        if due > high:  # it came before it was looked for
+        if due > high:  # it changed earlier than expected
             near = NUDGE_NS if self._right else self._spread
             at = high - min(near, (high - low) / 2)
             slop = min(2 * self._spread, (high - low) / 2)
@@ -280,7 +280,7 @@ class TickTracker:
             self._astray += 1
             if due - high > NEARLY_NS:
                 self._miss(2.0)
-        elif low >= due:  # it was looked for in vain before
+        elif low >= due:  # earlier readings at this tick found no change
             near = NUDGE_NS if self._right else self._step / 2
             at, slop = min(middle, low + near), (high - low) / 2
             if low - due > NEARLY_NS:
@@ -292,7 +292,7 @@ class TickTracker:
             self._astray = 0
             self._right += 1
             self._spread = max(SPREAD_MIN_NS, 0.8 * self._spread)
-        else:  # a late look tells little: what was predicted holds
+        else:  # a late reading gives little information: the prediction stands
             at, slop = due, self._spread
         count = 1 + missed + self._silent
         self._ticks += 1
@@ -310,7 +310,7 @@ class TickTracker:
             self._look_at(t_ns + SEARCH_POLL_NS)
         else:
             self._plan()
-            # The next tick may be due already when this thread was kept from its turn.
+            # The next tick may already be due if this thread was delayed.
             self._look_at(
                 max(self.next_read_ns, t_ns + SPREAD_MIN_NS),
                 max(self.latest_read_ns, t_ns + SPREAD_MIN_NS),
@@ -318,7 +318,7 @@ class TickTracker:
         return tick
 
     def _time_period(self, at: float, error: float) -> None:
-        """The period, over as long a time as the sensor has kept it."""
+        """The period, measured over the whole time in which the sensor was regular."""
         anchors = self._anchors
         if not anchors or self._passed - anchors[-1][0] >= ANCHOR_TICKS:
             anchors.append((self._passed, at))

@@ -1,1 +1,1 @@
-"""Who used how much energy, for months: one SQLite file, one writer."""
+"""The energy ledger: months of energy by user, job and pod, in one SQLite file with one writer."""

@@ -1,4 +1,4 @@
-"""Counters since the ledger began, as replies have them."""
+"""Builds the counters of replies, which count since the ledger began."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from zeusd.ledger.store import Estimates
 
 
 def total_of(kind: str, name: str, uid: int, row: Row, parts: Estimates) -> LedgerTotal:
-    """What one account was charged.
+    """The counter of one account.
 
     Args:
-        kind: Of the account.
+        kind: Kind of the account.
         name: Its name.
         uid: Its user.
-        row: What it was charged.
-        parts: Of it, by method, at least what is an estimate.
+        row: Its charge.
+        parts: Parts of the charge by method, at least the estimated ones.
     """
     total = LedgerTotal(
         kind=kind,
@@ -44,7 +44,7 @@ def total_of(kind: str, name: str, uid: int, row: Row, parts: Estimates) -> Ledg
 
 
 def sum_of(rows: Iterable[Row]) -> Row:
-    """Rows added up."""
+    """The sum of rows."""
     found = Row()
     for row in rows:
         found.add_row(row)
@@ -52,7 +52,7 @@ def sum_of(rows: Iterable[Row]) -> Row:
 
 
 def unused_by_gpu(rows: Iterable[tuple[str, str, str, int, int]]) -> dict[str, GpuTotal]:
-    """What nobody used of each GPU.
+    """Energy of each GPU that nobody used.
 
     Args:
         rows: See `Store.unused`.

@@ -1,4 +1,4 @@
-"""The ledger's file: its tables, how it is opened, and what becomes of a damaged one."""
+"""The ledger's file: its tables, opening it, and setting a damaged one aside."""
 
 from __future__ import annotations
 
@@ -140,18 +140,18 @@ INSERT INTO estimate SELECT account, method, sum(active_uj), sum(idle_uj), sum(b
     3: PROCESSES,
     4: SLUIDS,
 }
-"""What makes a ledger of a version one of the next."""
+"""Statements that migrate a ledger from each version to the next."""
 
 
 class LedgerError(Exception):
-    """The ledger cannot be used: one sentence that says why and what to do."""
+    """The ledger cannot be used; the message is one sentence that says why and what to do."""
 
 
 def open_ledger(directory: str | os.PathLike[str]) -> sqlite3.Connection:
-    """The ledger in a directory, made if there is none; a damaged one is set aside.
+    """Opens the ledger in a directory; creates it if needed, and sets a damaged one aside.
 
     Raises:
-        LedgerError: It can be neither opened nor made.
+        LedgerError: It can be neither opened nor created.
     """
     path = Path(directory, FILE)
     try:
@@ -172,7 +172,7 @@ def open_ledger(directory: str | os.PathLike[str]) -> sqlite3.Connection:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    # Transactions are begun and ended by hand.
+    # Transactions are begun and ended explicitly.
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -210,7 +210,7 @@ def _set_aside(path: Path, error: sqlite3.Error) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{path}{suffix}", f"{aside}{suffix}")
     log.error(
-        "the energy ledger was damaged (%s); it is now %s and a new one has begun",
+        "the energy ledger was damaged (%s); zeusd moved it to %s and started a new one",
         error,
         aside,
         extra={"event": "ledger_damaged", "path": str(aside)},
@@ -218,5 +218,5 @@ def _set_aside(path: Path, error: sqlite3.Error) -> None:
 
 
 def damaged(directory: str | os.PathLike[str]) -> list[str]:
-    """Ledgers that were set aside, the oldest first."""
+    """Ledgers that were set aside, oldest first."""
     return sorted(str(path) for path in Path(directory).glob(f"*.{DAMAGED}-*.db"))

@@ -1,4 +1,4 @@
-"""Writes the ledger: who held what, and settlements, each in one transaction with its position."""
+"""Writes the ledger: allocations, and settlements, each in one transaction with its position."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ BUCKETS_PER_DAY = DAY_S // BUCKET_S
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 METHODS = tuple(Method)
-"""By the number that rows have."""
+"""Methods by their number in rows."""
 
 Estimates = dict[Method, Row]
-"""What of a sum is an estimate, by method."""
+"""The estimated parts of a sum, by method."""
 
 _ADD = (
     "ON CONFLICT DO UPDATE SET active_uj = active_uj + excluded.active_uj, "
@@ -33,18 +33,18 @@ _ADD = (
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A GPU that is, or was, allocated.
+    """The allocation of one GPU.
 
     Attributes:
         id: Its row.
         uuid: The GPU.
-        account: To whom.
-        weight: Its part beside other holders.
-        parts: Of how many parts that is; 0: as many as are held.
-        control_group: The job or pod with whose control group it ends.
-        begin_ns: Since when, CLOCK_MONOTONIC.
-        end_ns: Until when; None: it still is.
-        seen: Whether the control group was there once.
+        account: The holder.
+        weight: Its weight relative to other holders.
+        parts: Number of parts of the GPU; 0: the sum of the weights.
+        control_group: The job or pod whose control group's end ends it.
+        begin_ns: Start, CLOCK_MONOTONIC.
+        end_ns: End; None: it has not ended.
+        seen: Whether the control group has existed.
     """
 
     id: int
@@ -76,10 +76,10 @@ class Store:
         self._processes: dict[tuple[Account, Process], int] = {}
 
     def close(self) -> None:
-        """Ends the use of the file."""
+        """Closes the file."""
         self._db.close()
 
-    # ------------------------------------------------------------------------------ who holds
+    # ---------------------------------------------------------------------------- allocations
 
     def begin(
         self,
@@ -91,7 +91,7 @@ class Store:
         t_ns: int,
         utc_s: int,
     ) -> list[Holding]:
-        """GPUs are allocated. Returns one holding for each."""
+        """Records an allocation of GPUs. Returns one holding for each."""
         found = []
         with self._transaction():
             self._db.execute(
@@ -119,7 +119,7 @@ class Store:
         return found
 
     def end(self, holdings: Iterable[int], t_ns: int, utc_s: int) -> None:
-        """GPUs are allocated no longer."""
+        """Ends holdings."""
         with self._transaction():
             for one in holdings:
                 self._db.execute(
@@ -132,14 +132,14 @@ class Store:
                 )
 
     def saw(self, holdings: Iterable[int]) -> None:
-        """The control groups of these holders exist."""
+        """Records that the control groups of these holders exist."""
         with self._transaction():
             self._db.executemany(
                 "UPDATE holding SET seen = 1 WHERE id = ?", [(one,) for one in holdings]
             )
 
     def end_earlier_boots(self) -> None:
-        """What was allocated before a reboot has ended with it: at the end of what was charged."""
+        """Ends allocations from before a reboot, at the end of what was charged."""
         with self._transaction():
             self._db.execute(
                 "UPDATE account SET end_s = max(begin_s, end_s, coalesce((SELECT (max(bucket) + 1) "
@@ -150,7 +150,7 @@ class Store:
             self._db.execute("DELETE FROM holding WHERE boot != ?", (self._boot,))
 
     def holdings(self) -> list[Holding]:
-        """What is allocated, and what was until after its GPU's position."""
+        """Present allocations, and those that ended after their GPU's position."""
         rows = self._db.execute(
             "SELECT holding.id, gpu.uuid, kind, name, run, uid, weight, parts, control_group, "
             "begin_ns, end_ns, seen FROM holding JOIN gpu ON gpu.id = holding.gpu "
@@ -178,8 +178,8 @@ class Store:
     # ----------------------------------------------------------------------------- settlements
 
     def totals(self) -> dict[Account, Row]:
-        """What users, namespaces and the like were charged since the ledger began, in the order in
-        which they came."""
+        """Charges of users, namespaces and other parent accounts since the ledger began, in order
+        of first appearance."""
         rows = self._db.execute(
             "SELECT kind, name, run, uid, sum(active_uj), sum(idle_uj), sum(below_uj), "
             "sum(above_uj), sum(ns) FROM total JOIN account ON account.id = total.account "
@@ -191,7 +191,7 @@ class Store:
         }
 
     def estimates(self) -> dict[Account, Estimates]:
-        """Of `totals`, what is an estimate."""
+        """The estimated part of `totals`."""
         rows = self._db.execute(
             "SELECT kind, name, run, uid, method, active_uj, idle_uj, below_uj, above_uj, ns "
             "FROM estimate JOIN account ON account.id = estimate.account"
@@ -203,7 +203,7 @@ class Store:
         return found
 
     def used(self, kind: Kind, name: str, uid: int) -> Estimates:
-        """What all runs of a job or pod were charged by each method, as far as rows are kept."""
+        """Charges of all runs of a job or pod by method, as far as rows are kept."""
         rows = self._db.execute(
             "SELECT method, sum(active_uj), sum(idle_uj), sum(below_uj), sum(above_uj), "
             "sum(energy.ns) FROM account JOIN energy ON energy.account = account.id "
@@ -214,7 +214,7 @@ class Store:
         return {METHODS[method]: _row(*amounts) for method, *amounts in rows}
 
     def unused(self) -> list[tuple[str, str, str, int, int]]:
-        """By GPU: what nobody was charged for, and what was drawn idle for a holder.
+        """Energy by GPU that nobody was charged for, and that a holder's idle GPU drew.
 
         Returns:
             UUID, kind (`idle`, `unattributed`, or empty for a holder), reason, energy, and the part
@@ -231,12 +231,12 @@ class Store:
         return rows.fetchall()
 
     def counted(self) -> dict[str, int]:
-        """What each GPU's meter counted since the ledger began, microjoules."""
+        """Energy counted by each GPU's meter since the ledger began, microjoules."""
         rows = self._db.execute("SELECT uuid, counted_uj FROM position JOIN gpu ON gpu.id = gpu")
         return dict(rows.fetchall())
 
     def positions(self) -> dict[str, Position]:
-        """Where each GPU's next settlement begins; none of an earlier boot."""
+        """Start of each GPU's next settlement; without positions of an earlier boot."""
         rows = self._db.execute(
             "SELECT uuid, t_ns, energy_uj FROM position JOIN gpu ON gpu.id = gpu WHERE boot = ?",
             (self._boot,),
@@ -244,7 +244,7 @@ class Store:
         return {uuid: Position(t_ns, energy_uj) for uuid, t_ns, energy_uj in rows}
 
     def offset_ns(self) -> int | None:
-        """UTC less CLOCK_MONOTONIC, as last stored in this boot."""
+        """UTC minus CLOCK_MONOTONIC, as last stored in this boot."""
         row = self._db.execute("SELECT offset_ns FROM clock WHERE boot = ?", (self._boot,))
         found: tuple[int] | None = row.fetchone()
         return None if found is None else found[0]
@@ -252,12 +252,12 @@ class Store:
     def settle(
         self, settlements: dict[str, Settlement], offset_ns: int, slept_ns: int | None = None
     ) -> None:
-        """Stores settlements by GPU, with the positions that they lead to.
+        """Stores settlements by GPU, with their new positions.
 
         Args:
-            settlements: What to store.
-            offset_ns: UTC less CLOCK_MONOTONIC.
-            slept_ns: CLOCK_BOOTTIME less CLOCK_MONOTONIC; None: nothing is kept by process.
+            settlements: The settlements.
+            offset_ns: UTC minus CLOCK_MONOTONIC.
+            slept_ns: CLOCK_BOOTTIME minus CLOCK_MONOTONIC; None: no rows by process are kept.
         """
         with self._transaction():
             for uuid, settlement in settlements.items():
@@ -324,13 +324,13 @@ class Store:
     # --------------------------------------------------------------------------------- retention
 
     def expire(self, utc_s: int, bucket_days: int, day_days: int, process_days: int = 0) -> None:
-        """Deletes what is older than it may become.
+        """Deletes rows older than their retention.
 
         Args:
             utc_s: The present time.
-            bucket_days: Age of rows by bucket.
-            day_days: Age of sums by day, and of the meter that they add up to.
-            process_days: Age of rows by process.
+            bucket_days: Retention of rows by bucket.
+            day_days: Retention of sums by day, and of the meter's rows.
+            process_days: Retention of rows by process.
         """
         rows_day, sums_day = utc_s // DAY_S - bucket_days, utc_s // DAY_S - day_days
         details_day = utc_s // DAY_S - min(process_days, bucket_days)
@@ -346,8 +346,8 @@ class Store:
             self._db.execute("DELETE FROM energy WHERE bucket < ?", (rows_day * BUCKETS_PER_DAY,))
             self._db.execute("DELETE FROM meter WHERE bucket < ?", (sums_day * BUCKETS_PER_DAY,))
             self._db.execute("DELETE FROM day WHERE day < ?", (sums_day,))
-            # A parent is named by its children alone until the first of them is charged: so the
-            # children go first.
+            # Only its children refer to a parent until the first of them is charged, so delete
+            # children first.
             for ids in (
                 "id != parent",
                 "id NOT IN (SELECT parent FROM account WHERE id != parent)",
@@ -361,7 +361,8 @@ class Store:
             self._accounts.clear()
 
     def forget(self, uid: int) -> int:
-        """Puts a random number in a user's place; all sums stay. Returns the rows changed."""
+        """Replaces a user by a random number; all sums remain. Returns the number of rows
+        changed."""
         alias = -2 - secrets.randbelow(2**62)
         with self._transaction():
             changed = self._db.execute(
@@ -382,7 +383,7 @@ class Store:
             yield
             self._db.execute("COMMIT")
         except BaseException:
-            # What was looked up may have been inserted just now.
+            # The row may have been inserted just now.
             self._accounts.clear()
             self._gpus.clear()
             self._processes.clear()
@@ -459,6 +460,6 @@ def _row(active_uj: int, idle_uj: int, below_uj: int, above_uj: int, ns: int) ->
 
 
 MAX_KNOWN = 4096
-"""Accounts whose rows are remembered."""
+"""Accounts whose row ids are cached."""
 
-assert NOBODY == -1, "random numbers of forgotten users begin below it"
+assert NOBODY == -1, "random numbers of erased users are below it"

@@ -1,7 +1,7 @@
-"""Reads the ledger: who used how much between given instants, and what the meters say of it.
+"""Reads the ledger: energy by account between given instants, and the meters' total.
 
-Sums by user or namespace over whole UTC days come from the table of days; the rest of a span, and
-everything else, from the rows by bucket.
+Sums by user or namespace over whole UTC days come from the table of days. The rest of a span, and
+all other sums, come from the rows by bucket.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zeusd.ledger.store import BUCKETS_PER_DAY, DAY_S, METHODS
 
 
 class By(str, Enum):
-    """What sums are of."""
+    """What to sum by."""
 
     USER = "user"
     JOB = "job"
@@ -34,7 +34,7 @@ class By(str, Enum):
 
 
 OTHERS = "others"
-"""The kind of the sum of what a reader may not see one by one."""
+"""The kind of the sum of accounts that a reader may not see individually."""
 
 
 @dataclass(slots=True)
@@ -42,20 +42,20 @@ class Sum:
     """Energy of one account, or GPU, in one interval; microjoules and ns.
 
     Attributes:
-        interval: Which of the intervals.
+        interval: Index of the interval.
         kind: An account's kind, `gpu`, `total` or OTHERS.
-        name: As the account's, or a GPU's UUID.
-        run: As the account's.
+        name: The account's name, or a GPU's UUID.
+        run: The account's run.
         uid: The user; NOBODY: none.
         active_uj: Energy while the GPU worked.
         idle_uj: Energy while the driver reported it as idle.
-        lower_uj: At least this was used.
-        upper_uj: At most this was used.
+        lower_uj: Lower bound of the energy.
+        upper_uj: Upper bound of the energy.
         ns: GPU time.
-        methods: How it was found.
-        begin_s: When a job began to hold its first GPU, UTC; 0: not known.
-        end_s: When it ceased to hold the last; 0: it has not, or not known.
-        workload: Of a process: the job, pod, service or container that it belongs to.
+        methods: How it was determined.
+        begin_s: When a job got its first GPU, UTC; 0: not known.
+        end_s: When it released the last one; 0: it has not, or not known.
+        workload: The job, pod, service or container of a process.
     """
 
     interval: int
@@ -75,11 +75,11 @@ class Sum:
 
 
 class Usage(NamedTuple):
-    """What was found.
+    """The result of a query.
 
     Attributes:
-        sums: By interval, the largest first.
-        metered_uj: What the meters counted in each interval.
+        sums: Sums by interval, largest first.
+        metered_uj: Energy that the meters counted in each interval.
     """
 
     sums: list[Sum]
@@ -121,16 +121,17 @@ class Reader:
         """Sums by interval.
 
         Args:
-            edges: Ends of the intervals, UTC seconds, ascending, multiples of BUCKET_S.
+            edges: Edges of the intervals, UTC seconds, ascending, multiples of BUCKET_S.
             by: What to sum by.
-            reader: The user who asks, who sees others' energy only as one sum; None: sees all.
-            uid: Only of this user; the meters' sum is of all.
-            name: Only of the job or pod with this name, or of the run with this SLUID.
-            by_method: A sum for each method, whose bounds are of one kind.
+            reader: The user who asks and sees others' energy only as one sum; None: one who sees
+                everything.
+            uid: Only this user; `metered_uj` still includes all.
+            name: Only the job or pod with this name, or the run with this SLUID.
+            by_method: Return one sum per method, so that bounds are of one kind.
         """
         accounts: dict[int, _Known] = {0: _Known(IDLE, 0)}
         kept_s = self._kept_s()
-        # Of what is older there are only whole UTC days.
+        # Older energy is available by whole UTC days only.
         edges = [edge if edge >= kept_s else edge // DAY_S * DAY_S for edge in edges]
         found: list[Sum] = []
         metered: list[int] = []
@@ -151,7 +152,7 @@ class Reader:
                 ):
                     continue
                 if (uid is not None or name) and reader not in (None, charged.uid):
-                    continue  # a sum of one other user's is that user's figure
+                    continue  # the sum of a single other user would reveal that user's energy
                 kind, label, run, owner = _label(charged, by, gpus.get(row.gpu, ""), reader)
                 method = row.method if by_method else None
                 one = sums.setdefault(
@@ -165,14 +166,14 @@ class Reader:
         return Usage(found, metered)
 
     def begins_s(self) -> int | None:
-        """When the ledger's oldest rows began, UTC; None: it has none."""
+        """Start of the ledger's oldest row, UTC; None: it is empty."""
         (day,) = self._db.execute("SELECT min(day) FROM day").fetchone()
         return None if day is None else int(day) * DAY_S
 
     # --------------------------------------------------------------------------------- internals
 
     def _undivided(self, rows: Iterator[_Row], begin_s: int, end_s: int) -> Iterator[_Row]:
-        """Rows of parents without what is known by process."""
+        """Rows of parents, without the part known by process."""
         left = {(row.account, row.method): row for row in rows}
         for parent, method, *amounts in self._db.execute(
             f"SELECT parent, method, {_SUMS} FROM divided JOIN account ON id = account "
@@ -197,7 +198,7 @@ class Reader:
         uid: int | None,
         by_method: bool,
     ) -> None:
-        """Sums of processes; of those that a reader may not see, one."""
+        """Sums of processes, with one sum for those that the reader may not see."""
         for key, pid, ticks, begin_s, kind, name, owner, method, *amounts in self._db.execute(
             "SELECT process.id, pid, start_ticks, process.begin_s, kind, name, uid, method, "
             f"{_SUMS} FROM process_energy JOIN process ON process.id = process "
@@ -219,7 +220,7 @@ class Reader:
             _add(one, _Row(0, 0, method, *amounts), exact=False)
 
     def _kept_s(self) -> int:
-        """Since which UTC day there are rows by bucket."""
+        """First UTC day with rows by bucket."""
         (bucket,) = self._db.execute("SELECT min(bucket) FROM energy").fetchone()
         (day,) = self._db.execute("SELECT max(day) + 1 FROM day").fetchone()
         if bucket is None:
@@ -227,7 +228,7 @@ class Reader:
         return int(bucket) // BUCKETS_PER_DAY * DAY_S
 
     def _known(self, key: int, known: dict[int, _Known]) -> _Known:
-        """An account by its row. There may be a million: only those that are named are read."""
+        """Reads an account by its row id: only the needed ones, as there may be a million."""
         found = known.get(key)
         if found is None:
             kind, name, run, uid, parent = self._db.execute(
@@ -237,7 +238,7 @@ class Reader:
         return found
 
     def _rows(self, begin_s: int, end_s: int, by: By, name: str, kept_s: int) -> Iterator[_Row]:
-        """Rows of a span. Of days before `kept_s` there are only sums."""
+        """Rows of a span. For days before `kept_s` only sums exist."""
         if name:
             yield from self._of_account(begin_s // BUCKET_S, end_s // BUCKET_S, name)
             return
@@ -252,7 +253,7 @@ class Reader:
         yield from self._by_bucket(last_day * BUCKETS_PER_DAY, end_s // BUCKET_S, by)
 
     def _by_day(self, first: int, last: int, by: By) -> Iterator[_Row]:
-        if by is By.GPU:  # whose it was is gone, and so is whether the GPU was idle
+        if by is By.GPU:  # the owner is no longer known, nor whether the GPU was idle
             for gpu, uj in self._db.execute(
                 "SELECT gpu, SUM(uj) FROM meter WHERE bucket >= ? AND bucket < ? GROUP BY gpu",
                 (first * BUCKETS_PER_DAY, last * BUCKETS_PER_DAY),
@@ -270,7 +271,7 @@ class Reader:
         if by in (By.JOB, By.POD, By.ACCOUNT):
             query = f"SELECT account, 0, method, {_SUMS} FROM energy"
             group = "account, method"
-        else:  # many jobs of few users: their parents are summed where they lie
+        else:  # many jobs of few users: SQLite sums them by parent
             gpu = "gpu" if by is By.GPU else "0"
             query = (
                 f"SELECT parent, {gpu}, method, {_SUMS} FROM energy JOIN account ON id = account"
@@ -282,7 +283,7 @@ class Reader:
             yield _Row(*row)
 
     def _of_account(self, first: int, last: int, name: str) -> Iterator[_Row]:
-        """A job's or pod's rows: only the buckets in which it held a GPU are searched."""
+        """Rows of a job or pod; searches only the buckets in which it held a GPU."""
         is_run = _SLUID.fullmatch(name) is not None
         which = "run = ? AND run GLOB 's*'" if is_run else "name = ?"
         spans = self._db.execute(
@@ -291,7 +292,7 @@ class Reader:
             (name,),
         ).fetchall()
         for key, begin_s, end_s, holds in spans:
-            # A step of the clock may have named an hour before or after.
+            # A step of the clock may have shifted buckets by an hour.
             low = max(first, begin_s // BUCKET_S - 4)
             high = last if holds or not end_s else min(last, end_s // BUCKET_S + 5)
             for row in self._db.execute(
@@ -346,7 +347,7 @@ def _label(charged: Account, by: By, uuid: str, reader: int | None) -> tuple[str
 
 
 def _add(one: Sum, row: _Row, exact: bool) -> None:
-    """Adds a row; in doubt is only whose energy it is, not how much of a GPU's."""
+    """Adds a row. Only the assignment to an account is uncertain, not the GPU's energy."""
     estimate_uj = row.active_uj + row.idle_uj
     one.active_uj += row.active_uj
     one.idle_uj += row.idle_uj

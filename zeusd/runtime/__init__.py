@@ -1,1 +1,1 @@
-"""Everything around the core that touches the world: sockets, processes, files, devices, time."""
+"""Everything outside the core that does I/O: processes, files, devices, time."""

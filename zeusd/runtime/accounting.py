@@ -1,7 +1,7 @@
-"""Keeps the energy ledger, on a thread of its own that no write or restore ever waits for.
+"""Keeps the energy ledger on its own thread, which no write or restore waits for.
 
-Once a minute it settles each GPU's account up to the newest tick of its sensors. What was not
-settled when zeusd ended is settled by the next one: histories and allocations outlive it.
+Once a minute it settles each GPU's account up to the newest tick of its sensors. The next zeusd
+settles what is left when this one ends: histories and allocations outlive it.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ log = logging.getLogger(__name__)
 
 POLL_NS = SECOND_NS // 50
 PATIENCE_NS = SECOND_NS
-"""How long an end waits for the tick that covers it."""
+"""How long a deallocation waits for the tick that covers it."""
 
 MAX_QUEUED = 256
 
 BUSY = Failure(
     ErrorCode.OVERLOADED, "the energy ledger has too many requests to answer; ask again later"
 )
-ENDING = Failure(ErrorCode.SHUTTING_DOWN, "zeusd is stopping; ask the next one")
+ENDING = Failure(ErrorCode.SHUTTING_DOWN, "zeusd is stopping; ask again when it runs")
 
 Done = Callable[[int, object], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request, and when it came."""
+    """A request, and when it arrived."""
 
     effect: Account
     t_ns: int
@@ -64,11 +64,11 @@ class Accounting:
     """The service. All methods may be called from any thread, and return at once.
 
     Args:
-        directory: Where the ledger lies.
+        directory: Directory of the ledger.
         boot: Name of the present boot.
-        names: What is sampled now.
-        find: The source of a name.
-        retention: How long the ledger keeps what.
+        names: Returns the names of the sampled sources.
+        find: Returns the source of a name.
+        retention: How long the ledger keeps each kind of row.
         ignored_units: See `Books`.
         clocks: The clocks.
         groups: Finds the control groups of jobs.
@@ -112,11 +112,12 @@ class Accounting:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends it. What waits is refused; the last settlement gets a moment."""
+        """Stops the thread. Refuses waiting requests; allows a short time for the last
+        settlement."""
         self.refuse_all()
         try:
             self._queue.put_nowait(None)
-        except queue.Full:  # the disk does not answer
+        except queue.Full:  # the disk does not respond
             return
         self._thread.join(timeout=1.0)
 
@@ -125,7 +126,7 @@ class Accounting:
 
         Args:
             effect: The request.
-            done: Gets its ticket and a message, or a `Failure`; on any thread.
+            done: Receives its ticket and a message, or a `Failure`, on any thread.
         """
         with self._guard:
             self._open[effect.ticket] = done
@@ -140,7 +141,7 @@ class Accounting:
 
     @property
     def unheld(self) -> list[str]:
-        """GPUs whose processes are to be listed, by `listed`: nobody holds them, or several do."""
+        """GPUs whose processes must be reported by `listed`: nobody or several hold them."""
         if self._ignored_units is None or self._trouble:
             return []
         whole = self._whole
@@ -148,14 +149,14 @@ class Accounting:
         return [name for name in names if name not in whole and not name.startswith(NO_GPUS)]
 
     def listed(self, found: Listed) -> None:
-        """The processes of a GPU were listed."""
+        """Records the list of a GPU's processes."""
         try:
             self._queue.put_nowait(found)
         except queue.Full:
             self._dropped += 1
 
     def refuse_all(self) -> None:
-        """Answers what waits, and what comes from now on: a stop must not wait for a disk."""
+        """Refuses waiting and new requests, because a stop must not wait for a disk."""
         self._refusing = True
         with self._guard:
             waiting, self._open = self._open, {}
@@ -163,7 +164,7 @@ class Accounting:
             done(ticket, ENDING)
 
     def describe(self) -> LedgerState:
-        """The ledger, as last settled."""
+        """The state of the ledger at the last settlement."""
         return self._state.model_copy(update={"trouble": self._trouble, "dropped": self._dropped})
 
     # --------------------------------------------------------------------------------- internals
@@ -254,11 +255,11 @@ class Accounting:
         except sqlite3.Error as error:
             self._failed(error)
             result = self._failure(error)
-        except Exception as error:  # the client must hear something
+        except Exception as error:  # the client must get a reply
             log.exception("accounting failed", extra={"event": "bug"})
             result = Failure(
                 ErrorCode.INTERNAL,
-                f"zeusd failed at its energy ledger ({type(error).__name__}); please report it "
+                f"zeusd failed in its energy ledger ({type(error).__name__}); please report it "
                 "with the daemon's log",
             )
         self._publish(books, cpus)
@@ -268,7 +269,7 @@ class Accounting:
         self._try(lambda: books.listed(found))
 
     def _finish_endings(self, books: Books, cpus: Books) -> None:
-        """Answers the ends that the sensors' ticks cover by now, after they are settled."""
+        """Answers deallocations that the sensors' ticks now cover, after settling them."""
         now_ns = self._clocks.monotonic_ns()
         over = [
             one
@@ -278,7 +279,7 @@ class Accounting:
         if over:
             self._endings = [one for one in self._endings if one not in over]
             self._try(books.settle)
-            self._publish(books, cpus)  # before the answers: the next request sees it
+            self._publish(books, cpus)  # before the replies, so that the next request sees it
             for one in over:
                 self._answer(one.asked.effect, Deallocated(ended=len(one.uuids)))
 
@@ -306,7 +307,7 @@ class Accounting:
         self._state = self._state.model_copy(update=counters)
 
     def _try(self, call: Callable[[], None]) -> None:
-        """What fails now is done later: nothing is forgotten meanwhile."""
+        """Logs a failure. The work is retried later; nothing is lost meanwhile."""
         try:
             call()
         except sqlite3.Error as error:
@@ -323,6 +324,6 @@ class Accounting:
     def _failure(self, error: sqlite3.Error) -> Failure:
         return Failure(
             ErrorCode.LEDGER_FAILED,
-            f"the energy ledger in {self._directory} cannot be used ({error}); make space there, "
-            "or see zeusd's log; power limits and leases go on without it",
+            f"the energy ledger in {self._directory} cannot be used ({error}); free space there, "
+            "or see zeusd's log; power limits and leases work without it",
         )

@@ -1,8 +1,8 @@
-"""How much of a GPU each of its processes used since it was last asked, as the driver has it.
+"""Use of a GPU by each of its processes since the last reading, from the driver.
 
-Where the GPU is whole: the driver's samples of SM use, one per process and period, each with a time
-stamp of its own. Where it is split (MIG): SM use of each instance times its size on GPUs whose
-driver measures it (GPM: Hopper and later), else only the sizes.
+For a GPU that is not split: the driver's samples of SM use, one per process and period, each with
+its own timestamp. For a split GPU (MIG): SM use of each instance times its size if the driver
+measures it (GPM: Hopper and later), else only the sizes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from zeusd.devices.port import (
 )
 
 PERIOD_NS = 1_000_000_000
-"""The longest sample period of a driver. A process whose sample is older than the newest one by
-more than this was idle since."""
+"""Longest sample period of a driver. A process whose sample is this much older than the newest one
+has been idle since."""
 
 GIVE_UP_AFTER = 3
-"""One answer that something is not supported proves nothing."""
+""""Not supported" replies after which a call counts as not supported: a single one is not proof."""
 
 _NOBODY_LISTED = 0
 _WEIGHT = 1000
@@ -34,13 +34,13 @@ _WEIGHT = 1000
 
 
 class ActivityReader:
-    """Reads one GPU's. Belongs to one thread.
+    """Reads the use of one GPU. Belongs to one thread.
 
     Args:
         nvml: The library.
         gpu: The GPU.
         monotonic_ns: CLOCK_MONOTONIC.
-        utc_ns: The clock of the driver's time stamps.
+        utc_ns: The clock of the driver's timestamps.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ActivityReader:
         self._refused = 0
 
     def read(self, processes: Sequence[GpuProcess]) -> Activity | None:
-        """What these processes used since the last call; None: not known, or there is one only."""
+        """Use by these processes since the last call; None: not known, or only one process."""
         split = any(one.gpu_instance is not None for one in processes)
         if len({one.pid for one in processes}) < 2 and not split:
             self._since_ns = self._monotonic_ns()
@@ -95,7 +95,7 @@ class ActivityReader:
         begin_ns, now_ns = self._since_ns, self._monotonic_ns()
         self._since_ns = now_ns
         used = {one.gpu_instance: one.sm_percent for one in instances}
-        # All are measured, or none: weights of two kinds cannot be compared.
+        # Use all measurements or none: weights of different kinds cannot be compared.
         measured = bool(used) and None not in used.values()
         pids: dict[int, set[int]] = {}
         for process in processes:
@@ -115,7 +115,7 @@ class ActivityReader:
 
 
 def _newest(samples: dict[ProcessUse, int], begin_ns: int, newest_ns: int) -> tuple[PidUse, ...]:
-    """The newest sample of each process that used something, and until when it counts."""
+    """The newest sample of each process that used the GPU, and the time until which it is valid."""
     latest: dict[int, tuple[int, int]] = {}
     for one, t_ns in samples.items():
         if one.sm_percent and t_ns > begin_ns:

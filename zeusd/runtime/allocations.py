@@ -1,4 +1,5 @@
-"""Who holds which GPU: begun and ended by request, or ended with a job's control group."""
+"""Allocations of GPUs to jobs and pods: started and ended by request, or ended with a job's control
+group."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from zeusd.energy.split import Account, Claim, Kind
 from zeusd.ledger.store import Holding, Store
 
 GONE_NS = 10_000_000_000
-"""A job ends when its control group has been gone for this long; one may be made again."""
+"""A job ends when its control group has been absent for this long, because it may be recreated."""
 
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A holding that has not ended, and its part in the GPU's account."""
+    """A holding that has not ended, and its span in the GPU's account."""
 
     holding: Holding
     span: Span
@@ -24,13 +25,13 @@ class _Open:
 
     @property
     def groups(self) -> set[str]:
-        """Control groups with whose end it ends: Slurm names a job's by its id or its SLUID."""
+        """Control groups whose end ends it: Slurm names a job's group by its id or its SLUID."""
         account = self.holding.account
         return {self.holding.control_group, *([account.name] if account.kind is Kind.JOB else [])}
 
 
 class Allocations:
-    """The holdings of this boot. Each change is in the ledger before it counts.
+    """The holdings of this boot. Each change is stored in the ledger before it takes effect.
 
     Args:
         store: The ledger.
@@ -47,7 +48,7 @@ class Allocations:
         self._open: list[_Open] = []
 
     def recover(self) -> None:
-        """Continues with what an earlier zeusd knew in this boot."""
+        """Continues with the holdings that an earlier zeusd stored in this boot."""
         self._store.end_earlier_boots()
         for holding in self._store.holdings():
             opened = self._begun(holding)
@@ -64,7 +65,7 @@ class Allocations:
         control_group: str,
         t_ns: int,
     ) -> None:
-        """GPUs are allocated: whole (weight 0), which ends every other holding, or in parts."""
+        """Allocates GPUs: whole (weight 0), which ends every other holding, or in parts."""
         stale, held = [], set()
         for one in self._open:
             holding = one.holding
@@ -87,7 +88,7 @@ class Allocations:
     def end(
         self, kind: Kind, name: str, run: str | None, uuids: Sequence[str], t_ns: int
     ) -> list[str]:
-        """A job or pod holds GPUs no longer. Returns which it did hold."""
+        """Ends a job's or pod's holdings. Returns the GPUs that it held."""
         ending = [
             one
             for one in self._open
@@ -100,11 +101,12 @@ class Allocations:
 
     @property
     def control_groups(self) -> set[str]:
-        """What is held ends with these."""
+        """Control groups whose end ends a holding."""
         return {name for one in self._open for name in one.groups}
 
     def present(self, groups: Iterable[str], t_ns: int) -> None:
-        """Which of `control_groups` exist. Those that did and do no more have ended."""
+        """Records which of `control_groups` exist, and ends holdings whose group no longer
+        exists."""
         there = {*groups}
         new, gone = [], []
         for one in self._open:
@@ -126,11 +128,11 @@ class Allocations:
             self._end([one], one.gone_ns)
 
     def accounts(self) -> list[Account]:
-        """Who holds something."""
+        """Accounts that hold a GPU."""
         return [one.holding.account for one in self._open]
 
     def held(self) -> set[str]:
-        """GPUs that someone holds."""
+        """GPUs that are held."""
         return {one.holding.uuid for one in self._open}
 
     def whole(self) -> set[str]:
@@ -138,9 +140,9 @@ class Allocations:
         return {one.holding.uuid for one in self._open if not one.holding.weight}
 
     def holder(self, uuid: str, account: Account) -> Account:
-        """The holder of a GPU whose processes are charged to an account; else that account.
+        """The holder of a GPU that an account stands for; else the account itself.
 
-        Control groups name a job or pod otherwise than its holding does.
+        Control groups name a job or pod differently from its holding.
         """
         names = {account.name, account.name.rpartition("/")[2]}
         for one in self._open:
@@ -151,7 +153,8 @@ class Allocations:
         return account
 
     def named(self, account: Account) -> Account:
-        """The job or pod that holds a GPU, by what control groups call it; else that account."""
+        """The job or pod that holds a GPU, found by its name in control groups; else the account
+        itself."""
         uuids = {one.holding.uuid for one in self._open}
         found = (self.holder(uuid, account) for uuid in sorted(uuids))
         return next((one for one in found if one != account), account)
@@ -173,6 +176,6 @@ class Allocations:
 
 
 def _is_earlier_run(held: Account, account: Account) -> bool:
-    """Whether a job that begins is one that was begun before: its epilog was lost."""
+    """Whether a job that starts was already started before: its epilog was lost."""
     same = (held.kind, held.name) == (account.kind, account.name)
     return same and held.kind is Kind.JOB and held.run != account.run

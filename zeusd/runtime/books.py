@@ -1,4 +1,4 @@
-"""All accounts of a node, and the ledger they are settled in. Belongs to one thread."""
+"""All accounts of a node, and their settlement in the ledger. Belongs to one thread."""
 
 from __future__ import annotations
 
@@ -34,36 +34,36 @@ GROUPS_NS = 2 * SECOND_NS
 EXPIRE_NS = 6 * 3600 * SECOND_NS
 
 FRESH_NS = SECOND_NS // 5
-"""What was settled so recently answers for the present."""
+"""A settlement this recent counts as the present."""
 
 MAX_LATE_NS = LATE_NS + STALE_NS
-"""A list of processes that is later than this does not come."""
+"""Longest delay of a list of processes; after that, none is expected."""
 
 PAGES_NS = 10 * SECOND_NS
-"""How long the rest of a long answer is kept."""
+"""How long the rest of a long reply is kept."""
 
 MAX_ANSWER = 20_000
-"""Sums in one answer, over all its pages: about 10 MB."""
+"""Sums in one reply, over all its pages: about 10 MB."""
 
 SUSPEND = "suspend"
 SUSPEND_NS = SECOND_NS
 MIN_TICKS = 2
 
 CPU = "cpu:"
-"""How the names of CPU packages begin, which have a ledger of their own."""
+"""Prefix of the names of CPU packages, which have their own ledger."""
 
 NO_GPUS = (CPU, "dram:", "module:")
-"""How the names of sources begin that are no GPUs: they have no accounts."""
+"""Prefixes of the names of sources that are not GPUs and have no accounts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long the ledger keeps what, in days.
+    """How long the ledger keeps each kind of row, in days.
 
     Attributes:
         rows: Rows by quarter of an hour, jobs and pods.
         days: Sums by user and day.
-        processes: Rows by process; 0: there are none.
+        processes: Rows by process; 0: none are kept.
     """
 
     rows: int = 400
@@ -90,19 +90,19 @@ class Books:
     Args:
         store: Writes the ledger.
         reader: Reads it.
-        names: What is sampled now.
-        find: The source of a name.
+        names: Returns the names of the sampled sources.
+        find: Returns the source of a name.
         clocks: The clocks.
         groups: Finds the control groups of jobs.
-        retention: How long the ledger keeps what.
-        ignored_units: Services that are charged only where they are alone; None: processes are not
+        retention: How long the ledger keeps each kind of row.
+        ignored_units: Services that are charged only if they are alone; None: processes are not
             listed.
         cpus: Whether these are the accounts of CPU packages, and not of GPUs.
 
     Attributes:
-        stored: Counts the changes that are in the ledger.
+        stored: Counts the changes stored in the ledger.
 
-    Every method may raise `sqlite3.Error`; what it was to store is stored by a later call.
+    Every method may raise `sqlite3.Error`; a later call stores the same data.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Books:
         self._page: tuple[object, int, Usage] | None = None
 
     def recover(self) -> None:
-        """Continues with what the ledger holds of this boot."""
+        """Continues with this boot's data in the ledger."""
         self._positions = self._store.positions()
         stored_ns = self._store.offset_ns()
         if stored_ns is not None:
@@ -153,7 +153,7 @@ class Books:
         self._allocations.recover()
 
     def close(self) -> None:
-        """Ends the use of the ledger."""
+        """Closes the ledger."""
         if self._presence is not None:
             self._presence.close()
         self._store.close()
@@ -161,7 +161,7 @@ class Books:
     # ------------------------------------------------------------------------------------- time
 
     def work(self) -> None:
-        """Does what is due; to be called every `CHECK_NS`."""
+        """Does the periodic work; call it every `CHECK_NS`."""
         now_ns = self._clocks.monotonic_ns()
         self._note_suspend(now_ns)
         if now_ns - self._groups_ns >= GROUPS_NS:
@@ -178,7 +178,7 @@ class Books:
             self._store.expire(utc_s, kept.rows, kept.days, kept.processes)
 
     def settle(self) -> None:
-        """Charges all that was drawn until the newest ticks, in one transaction."""
+        """Charges all energy until the newest ticks, in one transaction."""
         self._settled_ns = self._clocks.monotonic_ns()
         before: dict[str, tuple[Position, list[Span]]] = {}
         offset_ns = self._offset()
@@ -193,13 +193,13 @@ class Books:
                 self._accountants[uuid].position = position
                 self._accountants[uuid].spans = spans
             raise
-        # A step of the clock names what comes later, never what was before it.
+        # A step of the clock affects later buckets only.
         self._offset_ns = offset_ns
-        # What is stored is stored: nothing below may undo the positions.
+        # The positions are stored: nothing below may revert them.
         self._workloads.settled(settlements.values(), self._settled_ns)
 
     def covers(self, uuids: Iterable[str], t_ns: int) -> bool:
-        """Whether these GPUs' sensors have ticked since a time."""
+        """Whether these GPUs' sensors have a tick after a time."""
         for uuid in uuids:
             source = self._find(uuid)
             if source is not None and self._until_ns(uuid, source) < t_ns:
@@ -207,7 +207,7 @@ class Books:
         return True
 
     def listed(self, found: Listed) -> None:
-        """The processes of a GPU were listed."""
+        """Records the list of a GPU's processes."""
         if self._presence is None:
             return
         if found.gpu in self._allocations.whole():
@@ -219,7 +219,7 @@ class Books:
             self._presence.listed(found.gpu, found.t_ns, found.pids, found.activity, charged)
 
     def used(self, used: Mapping[Account, int], begin_ns: int, t_ns: int) -> None:
-        """Who used the CPUs between two times, and how much, in any unit."""
+        """Records the use of the CPUs by account between two times, in any unit."""
         for name in self.names:
             self._add(name, Span(Fact.LISTED, begin_ns, t_ns))
             for account, weight in used.items():
@@ -228,13 +228,13 @@ class Books:
             self._looked_ns[name] = t_ns
 
     def named(self, account: Account) -> Account:
-        """The holder of a GPU that control groups call by this name; else this account."""
+        """The holder of a GPU with this name in control groups; else the account itself."""
         return self._allocations.named(account)
 
     # --------------------------------------------------------------------------------- requests
 
     def allocate(self, request: Allocate, t_ns: int) -> Done:
-        """Charges what GPUs draw from now on to a job or pod."""
+        """Charges the energy of GPUs from now on to a job or pod."""
         account = Account(Kind(request.kind), request.name, request.run, request.uid)
         uuids = list(dict.fromkeys(request.gpus))
         if self._presence is not None and not request.weight:
@@ -253,7 +253,7 @@ class Books:
         )
 
     def forget(self, uid: int) -> Forgotten:
-        """Puts a random number in a user's place."""
+        """Replaces a user by a random number."""
         changed = self._store.forget(uid)
         self.stored += 1
         return Forgotten(accounts=changed)
@@ -279,7 +279,7 @@ class Books:
             if len(found.sums) > MAX_ANSWER:
                 return Failure(
                     ErrorCode.OVERLOADED,
-                    f"that is {len(found.sums)} sums, and zeusd answers with {MAX_ANSWER} at most; "
+                    f"that is {len(found.sums)} sums, and zeusd returns at most {MAX_ANSWER}; "
                     "ask for a shorter time, or by user",
                 )
         end = request.offset + MAX_SUMS
@@ -296,17 +296,17 @@ class Books:
         )
 
     def totals(self) -> list[LedgerTotal]:
-        """Counters since the ledger began, as last settled."""
+        """Counters since the ledger began, at the last settlement."""
         totals, estimates = self._store.totals(), self._store.estimates()
         for account in self._allocations.accounts():
-            totals.setdefault(parent_of(account), Row())  # a counter is seen to begin at 0
+            totals.setdefault(parent_of(account), Row())  # a counter must be seen to start at 0
         return [
             total_of(account.kind.value, account.name, account.uid, row, estimates.get(account, {}))
             for account, row in totals.items()
         ]
 
     def workloads(self) -> list[LedgerTotal]:
-        """Counters of jobs and pods that hold a GPU, or did a moment ago."""
+        """Counters of jobs and pods that hold a GPU, or held one recently."""
         self._workloads.holding(self._allocations.accounts(), self._clocks.monotonic_ns())
         return [
             total_of(kind.value, name, uid, sum_of(parts.values()), parts)
@@ -314,16 +314,16 @@ class Books:
         ]
 
     def by_gpu(self) -> dict[str, GpuTotal]:
-        """What nobody used of each GPU, since the ledger began."""
+        """Energy of each GPU that nobody used, since the ledger began."""
         return unused_by_gpu(self._store.unused())
 
     def counted_uj(self) -> dict[str, int]:
-        """What each GPU's counter has added since the ledger began."""
+        """Energy that each GPU's counter counted since the ledger began."""
         return self._store.counted()
 
     @property
     def names(self) -> list[str]:
-        """The devices that are sampled and have accounts here."""
+        """Names of the sampled devices that have accounts here."""
         return [
             name
             for name in self._names()
@@ -332,12 +332,12 @@ class Books:
 
     @property
     def whole(self) -> set[str]:
-        """GPUs that one job or pod holds as a whole: their processes do not matter."""
+        """GPUs that one job or pod holds as a whole, so that their processes do not matter."""
         return self._allocations.whole()
 
     @property
     def held(self) -> list[str]:
-        """GPUs that someone holds."""
+        """GPUs that are held."""
         return sorted(self._allocations.held())
 
     # --------------------------------------------------------------------------------- internals
@@ -345,7 +345,7 @@ class Books:
     def _settlements(
         self, before: dict[str, tuple[Position, list[Span]]]
     ) -> Iterator[tuple[str, Settlement]]:
-        """What each GPU has drawn since; `before` gets where its account was."""
+        """Settles each GPU's account; `before` receives the accounts' previous positions."""
         for uuid in self.names:
             source = self._find(uuid)
             if source is None:
@@ -363,7 +363,8 @@ class Books:
                 yield uuid, accountant.settle(until_ns, energy_uj, self._offset_ns, found, idle_uw)
 
     def _until_ns(self, uuid: str, source: Source) -> int:
-        """Until when a GPU's energy can be charged: lists of processes come after its ticks."""
+        """Time until which a GPU's energy can be charged: lists of processes arrive after its
+        ticks."""
         ends_ns = source.history.ends_ns
         known_ns = self._looked_ns.get(uuid)
         if self._presence is not None:
@@ -373,7 +374,7 @@ class Books:
         return min(ends_ns, known_ns)
 
     def _idle_uw(self, uuid: str, history: History) -> int:
-        """What a GPU draws when nobody uses it, as last seen; for GPUs that several use."""
+        """A GPU's last power while nobody used it, for GPUs that several use."""
         found = None if uuid in self._allocations.whole() else idle_uw(history)
         if found is not None:
             self._idle[uuid] = found
@@ -388,7 +389,7 @@ class Books:
     def _note_suspend(self, now_ns: int) -> None:
         slept_ns = self._asleep()
         if slept_ns - self._slept_ns > SUSPEND_NS:
-            # CLOCK_MONOTONIC stood still, and what was drawn meanwhile is in the next tick.
+            # CLOCK_MONOTONIC was suspended, so the next tick includes the energy of that time.
             for uuid in self._accountants:
                 self._add(uuid, Span(Fact.EXCLUDED, self._checked_ns, now_ns, reason=SUSPEND))
             if self._presence is not None:
@@ -415,7 +416,8 @@ class Books:
 
     @staticmethod
     def _begin(source: Source, stored: Position | None) -> Position:
-        """Where to go on, or, where there is none or the history is another, the oldest tick."""
+        """The stored position, or the oldest tick if there is none or the history is a different
+        one."""
         history = source.history
         begins_ns = history.begins_ns
         if stored is not None and begins_ns is not None and begins_ns <= stored.t_ns:

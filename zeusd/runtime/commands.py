@@ -1,4 +1,4 @@
-"""What a process runs, in the words in which its user knows it: `python train.py`, not `python`."""
+"""The command of a process as its user knows it: `python train.py`, not `python`."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from os.path import basename
 
 LONGEST = 64
-"""Characters of a command."""
+"""Most characters of a command."""
 
 _READ = 4096
-"""Bytes of a command line that are looked at."""
+"""Bytes of a command line that are read."""
 
 _INTERPRETER = re.compile(r"(python|pypy|perl|ruby|bash|dash|sh|node|pt_main_thread)[0-9.]*")
-"""Names of programs that run scripts; the last is what PyTorch calls a Python that imported it."""
+"""Names of programs that run scripts; the last is PyTorch's name for a Python that imported it."""
 
 _WRAPPER = "zeusctl"
 
 
 def command_of(pid: int) -> str:
-    """What a process runs: its program, and the script or module of an interpreter.
+    """The command of a process: its program, and an interpreter's script or module.
 
-    What `zeusctl set` and `zeusctl measure` run for someone is that command. A process chooses all
-    of it, so nothing in it may draw on a terminal or look like another line of a log. Empty: the
-    process is gone.
+    For `zeusctl set` and `zeusctl measure` it is the command that they run. A process chooses this
+    text, so control characters and newlines are removed: it must not affect a terminal or imitate a
+    line of a log. Empty: the process has exited.
     """
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -36,24 +36,24 @@ def command_of(pid: int) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without what would draw, shortened."""
+    """The text without unprintable characters, shortened."""
     safe = "".join(one if one.isprintable() else "?" for one in text)
     return safe if len(safe) <= LONGEST else safe[: LONGEST - 1] + "…"
 
 
 def describe(words: Sequence[str], name: str) -> str:
-    """A command line for a person.
+    """A command line in readable form.
 
     Args:
-        words: The command line; a process that wrote over it has one word, with blanks.
-        name: The program's name as the kernel has it (proc(5), comm).
+        words: The command line; one word with blanks if the process overwrote it.
+        name: The program's name in the kernel (proc(5), comm).
     """
     if not words or not words[0]:
         return name
     wrapped = _wrapped(words)
     if wrapped:
         return describe(wrapped, basename(wrapped[0]))
-    if not _INTERPRETER.fullmatch(name):  # a script by its own name, or what calls itself so
+    if not _INTERPRETER.fullmatch(name):  # a script, or a process that set its name
         return name
     script = _script(words[1:])
     return f"{basename(words[0])} {script}" if script else name
@@ -75,7 +75,7 @@ def _script(words: Sequence[str]) -> str:
 
 
 def _wrapped(words: Sequence[str]) -> Sequence[str]:
-    """What zeusctl runs; empty: this is not zeusctl, or it runs nothing."""
+    """The command that zeusctl runs; empty: this is not zeusctl, or it runs none."""
     script = _script(words[1:]) if _INTERPRETER.fullmatch(basename(words[0])) else words[0]
     ours = basename(script.removeprefix("-m ")) == _WRAPPER
     if not ours or "--" not in words:

@@ -1,4 +1,4 @@
-"""How far root owns the control groups that a process is in: looked up where they are mounted."""
+"""Control groups of a process, as far down as root owns them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OUTSIDE = "/.."
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """One mounted hierarchy, whole. `controllers` is empty for version 2."""
+    """One hierarchy whose whole tree is mounted. `controllers` is empty for version 2."""
 
     controllers: frozenset[str]
     folder: str
@@ -37,7 +37,7 @@ class ControlGroups:
         self._mounts: list[_Mount] = []
 
     def of(self, memberships: str) -> list[ControlGroup]:
-        """Where a process is, as far as the trusted user owns it.
+        """A process's control group, as far down as the trusted user owns it.
 
         Args:
             memberships: Contents of /proc/PID/cgroup: `hierarchy:controllers:path` in each line.
@@ -59,8 +59,8 @@ class ControlGroups:
                 yield ControlGroup(self._owned(folder, path))
 
     def _folder(self, controllers: frozenset[str]) -> str | None:
-        """Where the whole hierarchy with these controllers is mounted; None: nowhere."""
-        for fresh in (False, True):  # it may have been mounted since the table was read
+        """Mount point of the whole hierarchy with these controllers; None: not mounted."""
+        for fresh in (False, True):  # it may have been mounted after the table was read
             if fresh:
                 self._mounts = [*_read(self._table)]
             for mount in self._mounts:
@@ -71,16 +71,16 @@ class ControlGroups:
         return None
 
     def _owned(self, folder: str, path: str) -> str:
-        """The path down to the first group that is another user's, or that others may write."""
+        """The path down to the first group that another user owns or that others may write."""
         owned = ""
         if path == "/":
-            return path  # there is nothing further down
+            return path  # no group below
         for name in path.split("/"):  # the first one is empty: the root of the hierarchy
             group = f"{owned}/{name}" if name else ""
             try:
                 found = os.lstat(f"{folder}{group}")
             except OSError:
-                break  # removed, and a process that is gone was the last in it
+                break  # the group was removed after its last process exited
             if found.st_uid != self._owner or found.st_mode & 0o022:
                 break
             owned = group
@@ -88,7 +88,7 @@ class ControlGroups:
 
 
 def _read(table: Path) -> Iterator[_Mount]:
-    """The hierarchies in a table of mounts of which the whole tree is to be seen."""
+    """The hierarchies in a table of mounts whose whole tree is visible."""
     for line in os.fsdecode(table.read_bytes()).split("\n"):
         before, _, after = line.partition(" - ")
         fields, rest = before.split(" "), after.split(" ")

@@ -1,5 +1,5 @@
-"""Accounts of CPU packages: a ledger of their own, so that no sum of GPUs ever holds a joule of
-them."""
+"""Accounts of CPU packages, in a separate ledger, so that sums of GPUs never include their
+energy."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from zeusd.runtime.cpu_use import CpuUse
 
 LOOK_NS = 10_000_000_000
 FOLDER = "cpu"
-"""Of their ledger, in the directory of the GPUs'."""
+"""File name of their ledger, in the directory of the GPUs' ledger."""
 
 
 class CpuBooks:
     """The accounts of CPU packages. Belongs to one thread.
 
     Args:
-        books: Of the packages.
-        use: Who used them.
+        books: The packages' accounts.
+        use: Reads the packages' use by account.
         monotonic_ns: CLOCK_MONOTONIC.
-        named: The job or pod that an account is, by what it holds of GPUs.
+        named: Finds the job or pod that an account stands for, by its GPUs.
 
     Attributes:
-        books: The accounts; every method of theirs may raise `sqlite3.Error`.
+        books: The accounts; each of their methods may raise `sqlite3.Error`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class CpuBooks:
         self._looked_ns: int | None = None
 
     def work(self) -> None:
-        """Does what is due; to be called every `books.CHECK_NS`."""
+        """Does the periodic work; call it every `books.CHECK_NS`."""
         if not self.books.names:
             return
         now_ns = self._monotonic_ns()

@@ -1,7 +1,7 @@
-"""Who used the CPUs: CPU time of the control groups of jobs, pods, containers and users.
+"""Use of the CPUs: CPU time of the control groups of jobs, pods, containers and users.
 
-CPU time says nothing of watts: of two that compute, one may draw more. So energy of a CPU package
-is an estimate wherever more than one used it, with bounds from nothing to all of it.
+CPU time does not determine power: of two programs that compute, one may draw more. So the energy of
+a CPU package that more than one used is an estimate, with bounds from nothing to all of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zeusd.runtime.job_groups import MAX_DEPTH, ROOT, folders, trusts
 from zeusd.runtime.presence import UNKNOWN_PROCESS
 
 SYSTEM = Account(Kind.SERVICE, "system")
-"""All services of the machine together: there are many, and each uses little."""
+"""The account of all services of the machine together: there are many, and each uses little."""
 
 _SHORT_ID = 12
 
@@ -28,15 +28,15 @@ _USAGE_V1 = "cpuacct.usage"
 
 
 class CpuUse:
-    """Reads what was used since the last time. Belongs to one thread.
+    """Reads the CPU time since the last reading. Belongs to one thread.
 
-    With version 1 of control groups, the hierarchy of the controller cpuacct counts; a job of Slurm
-    has a group there with `JobAcctGatherType=jobacct_gather/cgroup` only.
+    With version 1 of control groups, the hierarchy of the controller cpuacct is used; a job of
+    Slurm has a group there with `JobAcctGatherType=jobacct_gather/cgroup` only.
 
     Args:
         root: Where control groups are mounted.
         owner: The user whose groups are trusted.
-        uid_of: The user of a process; None: it is gone.
+        uid_of: Returns the user of a process; None: it has exited.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class CpuUse:
         self._accounts: dict[str, Account] = {}
 
     def read(self) -> dict[Account, int]:
-        """CPU time by account since the last call, microseconds; nobody at the first call."""
+        """CPU time by account since the last call, microseconds; empty at the first call."""
         now: dict[str, int] = {}
         used: dict[Account, int] = {}
         first = not self._before
@@ -61,7 +61,7 @@ class CpuUse:
             if total_us is None:
                 continue
             now[path] = total_us
-            # A group that is new, or made again under the same name, began at 0.
+            # A group that is new, or was recreated under the same name, started at 0.
             before_us = self._before.get(path, 0)
             more_us = total_us - before_us if total_us >= before_us else total_us
             if more_us and not first:
@@ -83,7 +83,7 @@ class CpuUse:
                 yield from self._groups(entry.path, below, depth + 1)
 
     def _jobs_or(self, folder: str, path: str, depth: int) -> Iterator[tuple[str, str]]:
-        """A service's group, or those of the jobs in it: slurmd may be a service."""
+        """A service's group, or the groups of jobs in it, because slurmd may be a service."""
         workload = workload_of([ControlGroup(path)])
         if workload is not None and workload.kind is WorkloadKind.SERVICE and depth < MAX_DEPTH:
             inner = [
@@ -113,7 +113,7 @@ class CpuUse:
                 (uid for pid in _pids(folder, 0) if (uid := self._uid_of(pid)) is not None), None
             )
             if uid is None:
-                return None  # its processes are gone: whose it was is not known
+                return None  # its processes have exited, so its user is not known
             job = workload.kind is WorkloadKind.JOB
             name = workload.name if job else workload.name[:_SHORT_ID]
             found = Account(Kind.JOB if job else Kind.CONTAINER, name, uid=uid)
@@ -127,8 +127,8 @@ def _kind(path: str) -> WorkloadKind | None:
 
 
 def hierarchy(root: str) -> str:
-    """The tree of groups that have CPU time, of which there is one: a group of each kind may be in
-    several, and must not be counted twice."""
+    """The one tree whose groups have CPU time: a group may be in several trees, and must not be
+    counted twice."""
     trees = sorted(entry.path for entry in folders(root))
     return next((one for one in trees if os.path.exists(os.path.join(one, _USAGE_V1))), root)
 
@@ -147,7 +147,7 @@ def _usage_us(folder: str) -> int | None:
 
 
 def _pids(folder: str, depth: int) -> Iterator[int]:
-    """Processes of a group and of those below it. The job's own before the batch system's."""
+    """Processes of a group and of the groups below it, with the job's before the batch system's."""
     for entry in sorted(folders(folder), key=lambda entry: entry.name == "slurm"):
         if depth < MAX_DEPTH:
             yield from _pids(entry.path, depth + 1)

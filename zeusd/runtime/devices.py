@@ -1,4 +1,4 @@
-"""Finds the GPUs, calmly: what is missing it tells once, and goes on looking for it."""
+"""Finds the GPUs. Reports a missing one once, and keeps looking for it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 LOOK_AGAIN_S = 1.0
-"""Pause between looks at a GPU of which something is not known yet."""
+"""Pause between attempts on a GPU whose properties are not all known yet."""
 
 UNSUPPORTED_AFTER = 3
-"""So many answers make a control unsupported: a driver gives the same one while a GPU is reset."""
+""""Not supported" replies that make a control unsupported: a driver also gives them during a
+reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What an enumeration found.
+    """The result of an enumeration.
 
     Attributes:
-        driver_version: The driver's version, for people.
-        driver: Names this very load of the driver.
+        driver_version: The driver's version, for display.
+        driver: Identifies this load of the driver.
         gpus: The GPUs, with their handles.
     """
 
@@ -51,7 +52,7 @@ def _try(call: Callable[..., T], *args: Any) -> T | None:
 
 
 class Inspector:
-    """Looks at one GPU, again and again, until each control is known or known to be missing.
+    """Reads one GPU repeatedly until each control is known to be supported or unsupported.
 
     Args:
         nvml: The backend.
@@ -71,11 +72,11 @@ class Inspector:
 
     @property
     def settled(self) -> bool:
-        """Whether looking again can bring nothing new."""
+        """Whether another attempt cannot find anything new."""
         return not self.missing and len(self._offered) == len(SPECS)
 
     def look(self) -> tuple[GpuFacts, Handle] | None:
-        """The GPU, if there is something to report that was not known before.
+        """The GPU, if something new is known about it.
 
         Raises:
             DeviceError: It cannot even be named.
@@ -110,7 +111,7 @@ class Inspector:
 
 
 def inspect_gpu(nvml: Backend, index: int) -> tuple[GpuFacts, Handle]:
-    """What can be known of one GPU at one look.
+    """Reads one GPU once.
 
     Raises:
         DeviceError: The GPU cannot even be named.
@@ -127,7 +128,7 @@ def _describe(
     offered: frozenset[Control],
     limits: PowerLimits | None,
 ) -> GpuInfo:
-    """All that does not change about one GPU."""
+    """The constant properties of one GPU."""
     sensors = _try(nvml.sensors, gpu)
     profiles = _try(nvml.power_profiles, gpu) if Control.POWER_PROFILE in offered else None
     return GpuInfo(
@@ -170,16 +171,16 @@ _NAMED = (
     *(Control.POWER_LIMIT, Control.GPU_CLOCKS),
     *(Control.MEMORY_CLOCKS, Control.PERSISTENCE_MODE),
 )
-"""Controls that `GpuSupport` has a field for, from before `GpuInfo.controls`."""
+"""Controls with a field in `GpuSupport`, which predates `GpuInfo.controls`."""
 
 
 class DeviceFinder:
-    """Initialises NVML on a thread of its own and reports what it finds.
+    """Initialises NVML on its own thread, and reports the GPUs that it finds.
 
     Args:
         nvml: The library.
-        on_found: Called on that thread with what was found.
-        driver_id: Names the present load of the driver.
+        on_found: Called on that thread with the result.
+        driver_id: Identifies the present load of the driver.
         retry_s: Pause between attempts while there is no driver.
     """
 
@@ -201,7 +202,7 @@ class DeviceFinder:
         self._thread = threading.Thread(target=self._run, name="device-finder", daemon=True)
 
     def start(self) -> None:
-        """Begins to look."""
+        """Starts the search."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -223,7 +224,7 @@ class DeviceFinder:
             except DeviceError as error:
                 if self.error is None or self.error.code != error.code:
                     log.warning(
-                        "no GPUs yet: %s; trying again every %g s",
+                        "no GPUs yet: %s; retrying every %g s",
                         error,
                         self._retry_s,
                         extra={"event": "no_driver", "device_code": error.code},
@@ -234,7 +235,7 @@ class DeviceFinder:
             self._stop.wait(self._retry_s)
 
     def _find_later(self, unsettled: list[Inspector]) -> None:
-        """Looks again at GPUs that could not be used, or of which something is not known yet."""
+        """Retries GPUs that could not be used, or whose properties are not all known yet."""
         while unsettled and not self._stop.wait(min(LOOK_AGAIN_S, self._retry_s)):
             found = []
             for inspector in unsettled:
@@ -248,7 +249,7 @@ class DeviceFinder:
                 self._on_found(Found(version, self._driver_id(), found))
 
     def _find(self) -> list[Inspector]:
-        """Reports the GPUs; returns those to look at again."""
+        """Reports the GPUs; returns those to try again."""
         self._nvml.init()
         self._initialised = True
         found: list[tuple[GpuFacts, Handle]] = []
@@ -265,7 +266,7 @@ class DeviceFinder:
                 news = inspector.look()
             except DeviceError as error:
                 log.warning(
-                    "GPU %d cannot be used: %s; zeusd looks again every second",
+                    "GPU %d cannot be used: %s; zeusd retries every second",
                     inspector.index,
                     error,
                     extra={

@@ -1,6 +1,6 @@
-"""Answers questions about the past from the sampler's histories, on a thread of its own.
+"""Answers queries about the past from the sampler's histories, on its own thread.
 
-A question about a window that has just ended waits for the tick that covers its end.
+A query about a window that has just ended waits for the tick that covers its end.
 """
 
 from __future__ import annotations
@@ -29,31 +29,32 @@ log = logging.getLogger(__name__)
 
 MAX_QUEUED = 1024
 PATIENCE_NS = 400_000_000
-"""How long a question waits for a tick that does not come, beyond three of the device's ticks."""
+"""How long a query waits for a missing tick, beyond three of the device's update periods."""
 
 MAX_PATIENCE_NS = 3_000_000_000
 MIN_TICKS = 2
 _until_ns = attrgetter("until_ns")
 
 STALE_NS = 2_000_000_000
-"""A device that has shown no tick for so long is not taken to go on as it did."""
+"""A device without a tick for this long is not assumed to continue as before."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowsQuery:
-    """Energy of these windows: beginning and end, ns, and whether they are aligned with work."""
+    """Query for the energy of windows: start and end, ns, and whether they are aligned with
+    work."""
 
     windows: tuple[tuple[int, int, int], ...]
 
     @property
     def until_ns(self) -> int:
-        """The newest end."""
+        """The latest end."""
         return max((end_ns for _, end_ns, _ in self.windows), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineQuery:
-    """Readings of a domain between two times, ns; the oldest `limit` of them."""
+    """Query for readings of a domain between two times, ns; the oldest `limit` of them."""
 
     domain: str
     start_ns: int
@@ -78,13 +79,13 @@ Answer: TypeAlias = WindowEnergies | Timeline | Failure
 
 @dataclass(slots=True, eq=False)
 class LookUp:
-    """One question about the past of one or several sources.
+    """One query about the past of one or several sources.
 
     Attributes:
         names: The sources.
-        query: What is asked of each.
-        done: Called on the historian's thread when all have their answer.
-        results: Answers so far: a message, or a `Failure`.
+        query: The query for each source.
+        done: Called on the historian's thread when all sources have a result.
+        results: Results so far: a message, or a `Failure`.
     """
 
     names: tuple[str, ...]
@@ -93,7 +94,7 @@ class LookUp:
     results: dict[str, Answer] = field(default_factory=dict)
 
     def answer(self, name: str, result: Answer) -> None:
-        """The answer for one source."""
+        """Sets the result of one source."""
         self.results[name] = result
         if len(self.results) == len(self.names):
             self.done(self)
@@ -110,9 +111,9 @@ class Historian:
     """Answers look-ups.
 
     Args:
-        sampler: Whose histories.
+        sampler: The sampler, which has the histories.
         clock_ns: CLOCK_MONOTONIC.
-        hurry: Called while a question waits for a tick; lets simulated time pass.
+        hurry: Called while a query waits for a tick; advances simulated time.
     """
 
     def __init__(
@@ -124,16 +125,17 @@ class Historian:
         self._sampler = sampler
         self._clock_ns = clock_ns
         self._hurry = hurry
-        # Not SimpleQueue: up to Python 3.12 its `get` may wait past a timeout without end.
+        # Not SimpleQueue: up to Python 3.12 its `get` may exceed a timeout indefinitely.
         self._queue: queue.Queue[LookUp | str | None] = queue.Queue()
-        # By source, those whose tick comes first in front; and when each is answered without it.
+        # By source, ordered by the tick that they wait for; with the time after which they are
+        # answered without it.
         self._waiting: dict[str, list[_Waiting]] = {}
         self._give_up: Deadlines[_Waiting] = Deadlines()
         self._thread = threading.Thread(target=self._run, name="historian", daemon=True)
         self._thread.start()
 
     def submit(self, look_up: LookUp) -> None:
-        """Queues a question; `LookUp.done` follows in any case."""
+        """Queues a query; `LookUp.done` is always called."""
         if self._queue.qsize() >= MAX_QUEUED:
             failure = Failure(
                 ErrorCode.OVERLOADED, "zeusd has too many look-ups to do; ask again later"
@@ -144,11 +146,11 @@ class Historian:
             self._queue.put(look_up)
 
     def ticked(self, name: str) -> None:
-        """A source that someone waits for has a new tick. Called on the sampler's thread."""
+        """Handles a new tick of an awaited source. Called on the sampler's thread."""
         self._queue.put(name)
 
     def stop(self) -> None:
-        """Ends the thread. Does not wait."""
+        """Stops the thread. Does not wait."""
         self._queue.put(None)
 
     # --------------------------------------------------------------------------------- internals
@@ -198,12 +200,12 @@ class Historian:
                 continue
             others.append(waiting)
             self._sampler.hurry(name)
-            # The tick may have come before it was known that someone waits for it.
+            # The tick may have arrived before the wait was registered.
             if source is not None and _has(source, until_ns):
                 self._queue.put(name)
 
     def _ticked(self, name: str) -> None:
-        """Answers those whose tick has come."""
+        """Answers queries whose tick has arrived."""
         source, waiting = self._sampler.find(name), self._waiting.pop(name, [])
         count = 0
         if source is not None and source.history.ticks.end >= MIN_TICKS:
@@ -229,7 +231,7 @@ class Historian:
             if behind_ns > STALE_NS or (behind_ns > 0 and source.failure is not None):
                 return _nothing(name, source)
             return _windows(source, query)
-        except Exception as error:  # the client must hear something
+        except Exception as error:  # the client must get a reply
             log.exception("look-up failed", extra={"event": "bug", "gpu": name})
             return Failure(
                 ErrorCode.INTERNAL,
@@ -271,12 +273,12 @@ def _nothing(name: str, source: Source | None) -> Failure:
     if isinstance(source, GpuSource) and source.module_reading is not None:
         return Failure(
             ErrorCode.NOT_SUPPORTED,
-            f"{name} reports the power of its superchip only, which is not the GPU's; a newer "
+            f"{name} reports only the power of its superchip, not of the GPU; a newer "
             "driver reports both, and `zeusctl status` shows the superchip's",
         )
     return Failure(
         ErrorCode.NOT_SUPPORTED,
-        f"{name} shows neither energy nor power at the moment; its driver may be stuck or its "
+        f"{name} reports neither energy nor power at the moment; its driver may be stuck or its "
         "sensors may not work, look at `nvidia-smi -q -d POWER`",
     )
 
@@ -288,7 +290,7 @@ def _timeline(source: Source, query: TimelineQuery) -> Timeline:
     limit = query.limit + 1
     rings = _rings(history, query.domain)
     for position, (ring, value) in enumerate(rings):
-        # What a finer tier has is not taken from a coarser one.
+        # Use a coarser tier only where the finer one has no rows.
         finer = [one.column(0)[one.start] for one, _ in rings[position + 1 :] if one.end]
         end_ns = min([query.end_ns, *(begin_ns - 1 for begin_ns in finer)])
         for t_ns, found in history.timeline(
@@ -301,7 +303,7 @@ def _timeline(source: Source, query: TimelineQuery) -> Timeline:
 
 
 def _rings(history: History, domain: str) -> list[tuple[Ring, Callable[[Ring, int], int | None]]]:
-    """Where a domain is kept, the coarsest (oldest) first."""
+    """The tiers that have a domain, coarsest (oldest) first."""
     column = _COLUMNS[domain]
 
     def of_row(ring: Ring, number: int) -> int | None:

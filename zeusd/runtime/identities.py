@@ -1,4 +1,4 @@
-"""Whose a process on a GPU is: by its control groups, else by its user; read from /proc once."""
+"""Finds the account of a process on a GPU from its control groups, else its user, in /proc."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from zeusd.energy.split import Account, Kind
 from zeusd.runtime.control_groups import ControlGroups
 
 UNKNOWN_NAMESPACE = "unknown"
-"""Of a pod that nobody allocated a GPU to: control groups name its uid only."""
+"""Name of a pod without an allocation: control groups have only its uid."""
 
 _SHORT_ID = 12
-"""Characters of a container's id that tools show."""
+"""Characters of a container's id that tools usually show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process that was certainly alive when it was read.
+    """A process that was alive when it was read.
 
     Attributes:
         start_ticks: When it started, in clock ticks of CLOCK_BOOTTIME.
-        account: Who is charged for it.
-        pidfd: Readable once it has ended; the receiver closes it.
+        account: The account that is charged for it.
+        pidfd: Becomes readable when it ends; the receiver closes it.
     """
 
     start_ticks: int
@@ -40,8 +40,8 @@ class Identities:
     """Identifies processes.
 
     Args:
-        control_groups: This machine's.
-        proc: Where processes are listed.
+        control_groups: The control groups of this machine.
+        proc: Where procfs is mounted.
     """
 
     def __init__(self, control_groups: ControlGroups | None = None, proc: str = "/proc") -> None:
@@ -49,7 +49,7 @@ class Identities:
         self._proc = proc
 
     def identify(self, pid: int) -> Identity | None:
-        """Whose a process is; None: it is gone, or cannot be seen."""
+        """Identifies a process; None: it has exited, or is not visible."""
         try:
             pidfd = os.pidfd_open(pid)
         except (OSError, OverflowError):
@@ -58,7 +58,7 @@ class Identities:
         account = self._account(pid)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        # What was read belongs to this process only if it still lives.
+        # The data belong to this process only if it is still alive.
         if start is None or account is None or poll.poll(0):
             os.close(pidfd)
             return None
@@ -92,10 +92,10 @@ class Identities:
 
 
 def is_ignored(account: Account, units: Iterable[str]) -> bool:
-    """Whether an account is a service that is charged only where it is alone.
+    """Whether an account is a service that is charged only if it is alone.
 
     Args:
-        account: Of a process.
+        account: The account of a process.
         units: Shell patterns.
     """
     return account.kind is Kind.SERVICE and any(fnmatchcase(account.name, unit) for unit in units)

@@ -1,7 +1,7 @@
-"""Which jobs and pods have a control group with processes: what belongs to a job ends with them.
+"""Finds the jobs and pods that have a control group with processes. Without one, a job has ended.
 
-Only groups that root owns are searched, and each is read by the same rules as the groups of a
-process (`core.jobs`): a user may make a group of any name below the user's own.
+Only groups that root owns are searched, by the same rules as the groups of a process (`core.jobs`),
+because users may create groups of any name below their own.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from zeusd.core.jobs import ControlGroup, Kind, workload_of
 ROOT = "/sys/fs/cgroup"
 
 MAX_DEPTH = 10
-"""Groups above a job's: a controller's tree, slices, and slurmd's container or the user's group."""
+"""Most levels above a job's group: a controller's tree, slices, and slurmd's container or the
+user's group."""
 
 _USERS = "user.slice"
 
 
 class JobGroups:
-    """Finds the control groups of jobs and pods, and remembers where they are.
+    """Finds the control groups of jobs and pods, and caches their paths.
 
     Args:
         root: Where control groups are mounted: one tree, or one for each controller.
@@ -35,9 +36,9 @@ class JobGroups:
         self._known: dict[str, str] = {}
 
     def present(self, jobs: Iterable[str]) -> set[str]:
-        """Those of these jobs that have a control group now, with a process in it.
+        """The jobs among these that have a control group with a process.
 
-        Version 1 of control groups does not say whether a group is empty; there it has to exist.
+        Version 1 of control groups does not report empty groups; there the group only has to exist.
 
         Args:
             jobs: Slurm's job ids or SLUIDs, or the uids of pods.
@@ -67,7 +68,7 @@ class JobGroups:
 
 
 def trusts(entry: os.DirEntry[str], owner: int) -> bool:
-    """Whether a group belongs to a user, and nobody else may write in it."""
+    """Whether a user owns a group, and nobody else may write to it."""
     with contextlib.suppress(OSError):
         found = entry.stat(follow_symlinks=False)
         return found.st_uid == owner and not found.st_mode & 0o022
@@ -87,9 +88,9 @@ def _is_used(group: str) -> bool:
 
 
 def folders(folder: str) -> list[os.DirEntry[str]]:
-    """The groups in a group; none if it is gone."""
+    """The groups in a group; empty if it was removed."""
     try:
         with os.scandir(folder) as entries:
             return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:  # removed meanwhile
+    except OSError:  # removed concurrently
         return []

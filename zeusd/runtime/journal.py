@@ -1,14 +1,13 @@
-"""The journal: what has to be restored, on disk before a device is changed.
+"""The journal: pending restores, written to disk before a device is changed.
 
-An append-only file of records (`zeusd.records`). What one event changes is written and synced at
-once, and counts from then on. The file is rewritten when it has twice as many records as it needs,
-aside and by rename, so there is one whole journal at every instant. Records of another boot are
-about GPUs that have been reset since, and are dropped.
+An append-only file of records (`zeusd.records`). The changes of one event are written and synced
+together, and are valid from then on. When the file has twice as many records as it needs, zeusd
+writes a new one and renames it, so a complete journal exists at every instant. Records of another
+boot are dropped, because the GPUs have been reset since.
 
-Nothing that lies in the way keeps zeusd from starting: what cannot be trusted is put aside under a
-name of its own, never followed and never read, and what cannot be read is kept there. Where nothing
-can be written, each new intent fails until something can, and so nothing new is changed on any GPU;
-everything else waits until it can be written.
+No file prevents zeusd from starting: an untrusted one is renamed without being read or followed,
+and an unreadable one is kept under another name. While the disk cannot be written, new intents
+fail, so zeusd makes no new change on any GPU; all other records are written later.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ REWRITE_AFTER = 4096
 
 
 class Recorded(Protocol):
-    """Something that has an entry."""
+    """The key of an entry."""
 
     def to_json(self) -> Entry:
         """The entry."""
@@ -52,10 +51,10 @@ class Change:
     """A change of one entry.
 
     Attributes:
-        key: Whose entry.
-        entry: What it becomes; None deletes it.
+        key: The key of the entry.
+        entry: The new entry; None deletes it.
         intent: Whether it announces a device write, which is not done if this cannot be written.
-            Anything else is written later.
+            Other changes are written later.
     """
 
     key: str
@@ -64,11 +63,11 @@ class Change:
 
 
 class Journal:
-    """A durable map from keys to JSON objects, for one owner at a time.
+    """A durable map from keys to JSON objects, with one owner at a time.
 
     Args:
-        directory: Made if absent, mode 0700.
-        name: File name within it.
+        directory: Created if absent, with mode 0700.
+        name: File name in it.
         boot: Name of the present boot.
         wait_s: How long `open` waits for another process that has the journal, such as
             `zeusd restore`.
@@ -83,9 +82,9 @@ class Journal:
         self._wait_s = wait_s
         self._entries: dict[str, Entry | Recorded] = {}
         self._lines: dict[str, bytes] = {}
-        # By key, what is durable where that is not the newest entry, ...
+        # By key, the durable entry if that is not the newest one, ...
         self._durable: dict[str, Entry | Recorded | None] = {}
-        # ... and which of them are not even in the file.
+        # ... and those that are not even in the file.
         self._late: dict[str, None] = {}
         self._records = 0
         self._size = 0
@@ -99,11 +98,11 @@ class Journal:
         return self._path
 
     def open(self) -> dict[str, Entry]:
-        """Takes the journal for this process and returns what it holds.
+        """Locks the journal for this process and returns its entries.
 
         Raises:
-            JournalError: Another process has the journal, or what lies in its place cannot be
-                moved out of the way.
+            JournalError: Another process has the journal, or a file in its place cannot be moved
+                away.
         """
         entries: dict[str, Entry] = {}
         try:
@@ -111,7 +110,7 @@ class Journal:
             try:
                 self._take_lock(self._wait_s)
             finally:
-                # Even where nothing can be written, what is there has to be restored.
+                # Even if nothing can be written, existing entries must be restored.
                 entries = self._load()
                 for key, entry in entries.items():
                     self._entries[key] = entry
@@ -119,8 +118,8 @@ class Journal:
             self._rewrite()
         except OSError as error:
             log.error(
-                "cannot write the journal %s (%s); nothing new is changed on any GPU until it can "
-                "be: free space there, or choose another directory with --state-dir",
+                "cannot write the journal %s (%s); zeusd changes nothing new on any GPU until it "
+                "can be: free space there, or choose another directory with --state-dir",
                 self._path,
                 error.strerror,
                 extra={"event": "journal_unusable"},
@@ -128,10 +127,11 @@ class Journal:
         return entries
 
     def commit(self, changes: Sequence[Change] = ()) -> None:
-        """Makes changes durable together, in order, after those that are late.
+        """Makes changes durable together, in order, after those still to be written.
 
         Raises:
-            OSError: None of them is. Intents are forgotten; the others are late from now on.
+            OSError: None of them is durable. Intents are discarded; the others will be written
+                later.
         """
         batch = [Change(key, self._entries.get(key)) for key in self._late] if self._late else []
         added: set[str] = set()
@@ -139,7 +139,7 @@ class Journal:
             if change.entry is not None:
                 added.add(change.key)
             elif change.key not in self._entries and change.key not in added:
-                continue  # there is nothing to delete
+                continue  # no entry to delete
             batch.append(change)
         if not batch:
             return
@@ -154,12 +154,12 @@ class Journal:
         self._rewrite_if_grown()
 
     def write(self, changes: Sequence[Change] = ()) -> None:
-        """Puts newer entries into the file, and what is late, without waiting for the disk.
+        """Appends newer entries, and those still to be written, without waiting for the disk.
 
-        It is for entries whose durable record says enough, for a zeusd that follows this one.
+        For entries whose durable record is sufficient for the next zeusd.
 
         Raises:
-            OSError: They are late, see `commit`.
+            OSError: They will be written later, see `commit`.
         """
         batch = [Change(key, self._entries.get(key)) for key in self._late]
         batch += changes
@@ -176,16 +176,16 @@ class Journal:
         self._rewrite_if_grown()
 
     def durable(self, key: str) -> Entry | Recorded | None:
-        """What is certainly on disk under a key and still counts; None: nothing."""
+        """The valid entry of a key that is certainly on disk; None: none."""
         return self._durable[key] if key in self._durable else self._entries.get(key)
 
     def states(self, key: str) -> list[Entry | Recorded | None]:
-        """What may be on disk under a key: `durable`, and what is late."""
+        """The entries of a key that may be on disk: `durable`, and newer ones."""
         late = [self._entries.get(key)] if key in self._late else []
         return [self.durable(key), *late]
 
     def close(self) -> None:
-        """Lets another process have the journal."""
+        """Unlocks the journal for another process."""
         if self._late:
             with contextlib.suppress(OSError):
                 self.commit()
@@ -195,7 +195,7 @@ class Journal:
         self._fd = self._lock_fd = -1
 
     def delete(self) -> None:
-        """Removes the journal: nothing in it counts any more."""
+        """Removes the journal, whose entries are no longer valid."""
         for path in (self._path, Path(f"{self._path}.lock")):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -214,7 +214,7 @@ class Journal:
             self._lock_fd = take_lock(Path(f"{self._path}.lock"), wait_s)
 
     def _delay(self, changes: Iterable[Change]) -> None:
-        """Keeps what could not be written now."""
+        """Keeps changes that could not be written now."""
         for change in changes:
             self._apply(change, self._line(change.key, change.entry))
             self._late[change.key] = None
@@ -227,8 +227,8 @@ class Journal:
         """The newest entry of a key, which may not be durable yet."""
         self._durable.setdefault(change.key, self._entries.get(change.key))
         if change.entry is None:
-            # What is still on disk counts no more, and covers nothing that follows: it may be of a
-            # driver that is not loaded any more.
+            # The entry on disk is no longer valid and does not cover later writes: it may be from a
+            # driver that is no longer loaded.
             self._durable[change.key] = None
         self._keep(change, line)
 
@@ -262,7 +262,7 @@ class Journal:
             if sync:
                 os.fdatasync(self._fd)
         except OSError:
-            # What nobody acts upon must not be found later.
+            # A record that zeusd did not act on must not be found later.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
             raise
@@ -271,7 +271,7 @@ class Journal:
         return lines
 
     def _rewrite_if_grown(self) -> None:
-        """Rewrites one record for each that was appended, at most, however many there are."""
+        """Rewrites at most one record for each appended one, whatever the size."""
         if self._records <= self._rewrite_after:
             return
         try:
@@ -304,7 +304,7 @@ class Journal:
         except OSError:
             os.close(fd)
             with contextlib.suppress(OSError):
-                aside.unlink()  # others may need the space
+                aside.unlink()  # other programs may need the space
             raise
         if self._fd >= 0:
             os.close(self._fd)
@@ -327,7 +327,7 @@ class Journal:
         except FileNotFoundError:
             return {}
         if not is_trusted(found):
-            put_aside(self._path, "is no journal of this user's own")
+            put_aside(self._path, "is not a file that this user alone may write")
             return {}
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -340,12 +340,12 @@ class Journal:
             keep_aside(self._path, said.trouble)
         if said.torn:
             log.warning(
-                "the last record of the journal %s is not whole, and was never acted upon",
+                "the last record of the journal %s is incomplete; zeusd never acted on it",
                 self._path,
                 extra={"event": "journal_torn", "path": str(self._path)},
             )
         if said.old_boot:
-            log.info("journal is of another boot, dropped", extra={"event": "journal_old_boot"})
+            log.info("dropping the journal of another boot", extra={"event": "journal_old_boot"})
         elif said.format is not None and said.format < FORMAT:
             log.info(
                 "the journal is read as format %d and rewritten as format %d",
@@ -359,7 +359,7 @@ class Journal:
 def orphans(
     directory: str | os.PathLike[str], boot: str
 ) -> Iterator[tuple[Journal, dict[str, Entry]]]:
-    """Journals of embedded engines that ended without settling, open, with their entries.
+    """Journals of embedded engines that ended with pending restores, opened, with their entries.
 
     The caller makes the entries durable elsewhere, and then deletes the journal.
     """
@@ -370,5 +370,5 @@ def orphans(
         try:
             entries = orphan.open()
         except JournalError:
-            continue  # its owner lives, or it belongs to another user
+            continue  # its owner is running, or it belongs to another user
         yield orphan, entries

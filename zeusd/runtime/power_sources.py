@@ -1,8 +1,8 @@
-"""Devices that report a power and no energy: superchips, and the CPUs on them.
+"""Devices that report power but no energy: superchips, and their CPUs.
 
 The power is integrated at a fixed period. On Grace the kernel's driver `acpi_power_meter` reports
-the power of each socket through hwmon, to everybody; there is no RAPL. A superchip's power comes
-with the readings of its GPUs.
+the power of each socket through hwmon, to all users; there is no RAPL. The power of a superchip is
+in the readings of its GPUs.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ RETRY_NS = 5_000_000_000
 CEILING_MW = 20_000_000
 
 FRESH_NS = 2_000_000_000
-"""How old a GPU's reading of its module's power may be."""
+"""Largest age of a GPU's reading of its module's power."""
 
 LABELS = (
     re.compile(r"Grace Power Socket (\d+)"),
     re.compile(r"Total Power in uW socket (\d+)", re.IGNORECASE),
     re.compile(r"CPU Power Socket (\d+)"),
 )
-"""Labels of a CPU's meter, the widest first. The first two are of the whole socket, the last of the
-cores' rail; a socket's rails are part of it, and are not added."""
+"""Labels of a CPU's meter, widest scope first. The first two cover the whole socket. The last
+covers the cores' rail, which is part of the socket's power and not added to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class PowerMeter:
     """A CPU's power meter in hwmon.
 
     Attributes:
-        info: Which CPU.
+        info: The CPU.
         path: File with its power, microwatts.
         period_ns: How often it is read.
     """
@@ -93,7 +93,7 @@ def _power_file(place: Path) -> Path | None:
 
 
 def _period_ns(path: Path) -> int:
-    """The meter's own averaging interval, within bounds."""
+    """The meter's averaging interval, within bounds."""
     text = _text(path.with_name("power1_average_interval"))
     interval_ns = int(text) * 1_000_000 if text.isdigit() else 0
     return min(max(interval_ns, PERIOD_NS), LONGEST_PERIOD_NS)
@@ -107,10 +107,10 @@ def _text(path: Path) -> str:
 
 
 def module_power_mw(gpus: Sequence[GpuSource], clock_ns: Callable[[], int]) -> int:
-    """A superchip's power: the mean of what its GPUs report, which they sample apart.
+    """A superchip's power: the mean of its GPUs' readings, which they sample separately.
 
     Raises:
-        OSError: None of them has reported it lately.
+        OSError: None of them has a recent reading.
     """
     since_ns = clock_ns() - FRESH_NS
     readings = [gpu.module_reading for gpu in gpus]
@@ -121,11 +121,11 @@ def module_power_mw(gpus: Sequence[GpuSource], clock_ns: Callable[[], int]) -> i
 
 
 class PowerSource:
-    """Integrates a power.
+    """Integrates power.
 
     Args:
         read_mw: Reads it, mW; raises OSError where that fails.
-        history: Where its energy goes.
+        history: History for its energy.
         period_ns: How often it is read.
         clock_ns: CLOCK_MONOTONIC.
     """
@@ -151,7 +151,7 @@ class PowerSource:
 
     @property
     def latest_read_ns(self) -> int:
-        """How long that may wait for others to be due."""
+        """Latest time for that reading."""
         return self.next_read_ns + self.period_ns // 4
 
     @property
@@ -160,9 +160,9 @@ class PowerSource:
         return Curve(self.history, None, CEILING_MW)
 
     def read(self, streamed: bool) -> Edge | None:
-        """Reads it now. Returns the tick that this showed to have passed, if any.
+        """Reads it now. Returns the tick that the reading revealed, if any.
 
-        The power is taken to move straight from one reading to the next.
+        Power is interpolated linearly between readings.
         """
         t_ns = self._clock_ns()
         try:

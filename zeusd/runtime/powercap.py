@@ -1,7 +1,7 @@
 """Energy of CPU packages and their memory: RAPL, through the kernel's powercap tree.
 
-Only root may read it since 2020 (CVE-2020-8694). The counters of microjoules wrap around, at some
-CPUs every few minutes; they are read often enough that each wrap is seen.
+Since 2020 only root may read it (CVE-2020-8694). The counters, in microjoules, wrap around, on some
+CPUs every few minutes; they are read often enough to detect each wrap.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Zone:
 
     Attributes:
         path: Its directory.
-        range_uj: Where the counter wraps around.
+        range_uj: Value at which the counter wraps around.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class Package:
 
 
 def find_packages(root: str = POWERCAP) -> list[Package]:
-    """The CPU packages whose energy this process may read, in the order of their names."""
+    """The CPU packages whose energy this process may read, sorted by name."""
     found: list[tuple[str, Zone, Zone | None]] = []
     for path in sorted(Path(root).glob("intel-rapl:*")):
         if path.name.count(":") != 1:
@@ -85,8 +85,8 @@ class ZoneSource:
     """Samples one counter.
 
     Args:
-        zone: Which.
-        history: Where its energy goes.
+        zone: The counter.
+        history: History for its energy.
         clock_ns: CLOCK_MONOTONIC.
     """
 
@@ -109,7 +109,7 @@ class ZoneSource:
 
     @property
     def latest_read_ns(self) -> int:
-        """How long that may wait for others to be due."""
+        """Latest time for that reading."""
         return self.next_read_ns + PERIOD_NS // 4
 
     @property
@@ -118,7 +118,7 @@ class ZoneSource:
         return Curve(self.history, None, CEILING_MW)
 
     def read(self, streamed: bool) -> Edge | None:
-        """Reads it now. Returns the tick that this showed to have passed, if any."""
+        """Reads it now. Returns the tick that the reading revealed, if any."""
         before_ns = self._clock_ns()
         try:
             with open(self._path, "rb") as file:
@@ -141,7 +141,7 @@ class ZoneSource:
                 grown_uj += self._zone.range_uj
         span_ns = t_ns - last.t_ns if last is not None else PERIOD_NS
         if grown_uj < 0 or grown_uj > CEILING_MW * (span_ns + PERIOD_NS) // 1_000_000:
-            grown_uj = 0  # it was set back, by a suspend say
+            grown_uj = 0  # it was reset, for instance by a suspend
         power_mw = grown_uj * 1_000_000 // max(1, span_ns)
         energy_uj = grown_uj + (last.energy_uj if last is not None else 0)
         self._last = edge = Edge(t_ns, energy_uj, power_mw, power_mw, energy_uj)

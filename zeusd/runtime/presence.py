@@ -1,7 +1,7 @@
-"""Who has processes on GPUs that nobody holds: from a list once a second to spans of time.
+"""Tracks processes on GPUs that nobody holds: turns a list per second into spans of time.
 
-One sighting of a process gives its whole life: its start is in /proc, its end is seen by a pidfd.
-A process counts from its start, but not from before the last list that lacked it.
+Seeing a process once is enough to know its lifetime: /proc has its start, and a pidfd reports its
+end. A process counts from its start, but not from before the last list without it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from zeusd.runtime.identities import Identities, is_ignored
 
 LIST_NS = 1_000_000_000
 STALE_NS = 3 * LIST_NS
-"""Lists that are further apart do not tell who was there between them."""
+"""Longest time between lists; who was present during a longer gap is not known."""
 
 UNKNOWN_PROCESS = unattributed("unknown process")
-"""For what was drawn while a process was listed that could not be identified."""
+"""Reason for energy drawn while a listed process could not be identified."""
 
 LIST_FAILED = "process list failed"
 
 LATE_NS = 10 * LIST_NS
-"""A driver's samples of use may be this much older than the list that they come with."""
+"""Largest age of a driver's samples of use relative to the list of processes."""
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 MAX_PROCESSES = 8192
-"""Processes that are watched at a time; others count as unknown."""
+"""Most processes that are watched at a time; others count as unknown."""
 
 
 @dataclass(slots=True)
 class _Present:
-    """A process that was listed, and its part in the GPU's account."""
+    """A listed process, and its span in the GPU's account."""
 
     span: Span
     pidfd: int
@@ -48,7 +48,7 @@ class _Present:
 
 @dataclass(slots=True)
 class _Listed:
-    """What is known of one GPU's processes, and until when everything is."""
+    """The known processes of one GPU, and the time until which they are complete."""
 
     t_ns: int
     known_ns: int
@@ -56,7 +56,7 @@ class _Listed:
 
 
 class Exits:
-    """Notes when processes end, on a thread of its own.
+    """Records when processes end, on its own thread.
 
     Args:
         clock_ns: CLOCK_MONOTONIC.
@@ -69,29 +69,29 @@ class Exits:
         threading.Thread(target=self._run, name="exits", daemon=True).start()
 
     def watch(self, pidfd: int) -> None:
-        """Notes the end of this process."""
+        """Watches for the end of this process."""
         self._epoll.register(pidfd, select.EPOLLIN | select.EPOLLONESHOT)
 
     def ended_ns(self, pidfd: int) -> int | None:
-        """When it ended; None: it has not."""
+        """When a process ended; None: it has not."""
         ended_ns = self._ended.get(pidfd)
         if ended_ns is not None:
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
-            if not poll.poll(0):  # noted of another process, whose number this one got
+            if not poll.poll(0):  # recorded for another process with the same number
                 del self._ended[pidfd]
                 return None
         return ended_ns
 
     def forget(self, pidfd: int) -> None:
-        """Watches it no longer, and closes it."""
+        """Stops watching a process and closes its pidfd."""
         with contextlib.suppress(OSError):
             self._epoll.unregister(pidfd)
         self._ended.pop(pidfd, None)
         os.close(pidfd)
 
     def close(self) -> None:
-        """Ends the thread, at its next wake-up."""
+        """Stops the thread at its next wake-up."""
         self._epoll.close()
 
     def _run(self) -> None:
@@ -104,14 +104,14 @@ class Exits:
 
 
 class Presence:
-    """Processes of the GPUs that are listed. Belongs to one thread.
+    """The processes of the listed GPUs. Belongs to one thread.
 
     Args:
         add: Adds a span to a GPU's account.
-        identities: Says whose processes are.
-        exits: Says when they ended.
-        ignored_units: Patterns of services that are charged only where they are alone.
-        boot_offset_ns: CLOCK_BOOTTIME less CLOCK_MONOTONIC.
+        identities: Identifies the accounts of processes.
+        exits: Records when they ended.
+        ignored_units: Patterns of services that are charged only if they are alone.
+        boot_offset_ns: CLOCK_BOOTTIME minus CLOCK_MONOTONIC.
     """
 
     def __init__(
@@ -137,14 +137,14 @@ class Presence:
         activity: Activity | None = None,
         charged: Callable[[Account], Account] = lambda account: account,
     ) -> None:
-        """The processes of a GPU at an instant.
+        """Processes a list of a GPU's processes.
 
         Args:
             uuid: The GPU.
             t_ns: When they were listed.
             pids: The processes.
-            activity: What they used since the last list, if it is known.
-            charged: Who is charged for what an account's processes use.
+            activity: Their use since the last list, if known.
+            charged: Maps an account of processes to the account that is charged.
         """
         known = self._gpus.get(uuid)
         if known is None or t_ns - known.t_ns > STALE_NS:
@@ -153,11 +153,12 @@ class Presence:
         before_ns = known.t_ns
         self._add(uuid, Span(Fact.LISTED, before_ns, t_ns))
         present = {*pids}
-        # One that used the GPU may have ended since.
+        # A process that used the GPU may have ended since.
         seen = _spans(known)
         ended = self._end(known, t_ns, present)
         for pid in sorted(present - known.processes.keys()):
-            # Starts are known to 10 ms; none is before the end of who had the pid before.
+            # Starts are known to 10 ms, and are not before the end of an earlier process with the
+            # pid.
             self._begin(uuid, known, pid, max(before_ns, ended.get(pid, 0)), t_ns)
         known.t_ns = known.known_ns = t_ns
         if activity is not None:
@@ -168,30 +169,30 @@ class Presence:
             known.known_ns = min(t_ns, max(newest_ns, t_ns - LATE_NS))
 
     def known_ns(self, uuid: str) -> int | None:
-        """Until when a GPU's processes and their use are known; None: they are not listed."""
+        """Time until which a GPU's processes and their use are known; None: they are not listed."""
         known = self._gpus.get(uuid)
         return None if known is None else known.known_ns
 
     def failed(self, uuid: str, t_ns: int) -> None:
-        """The processes of a GPU could not be read."""
+        """Records that a GPU's processes could not be read."""
         known = self._gpus.get(uuid)
         since_ns = t_ns - LIST_NS if known is None else known.t_ns
         self.stop(uuid, since_ns)
         self._add(uuid, Span(Fact.UNKNOWN, since_ns, t_ns, reason=LIST_FAILED))
 
     def stop(self, uuid: str, t_ns: int) -> None:
-        """A GPU's processes are not listed any more."""
+        """Stops tracking a GPU whose processes are no longer listed."""
         known = self._gpus.pop(uuid, None)
         if known is not None:
             self._end(known, t_ns, set())
 
     def suspended(self, t_ns: int) -> None:
-        """The machine slept: what is known is from before."""
+        """Discards what is known from before a suspend."""
         for uuid in [*self._gpus]:
             self.stop(uuid, t_ns)
 
     def close(self) -> None:
-        """Watches nothing any more."""
+        """Stops watching all processes."""
         for uuid, known in [*self._gpus.items()]:
             self.stop(uuid, known.t_ns)
         self._exits.close()
@@ -232,13 +233,14 @@ class Presence:
         self._add(uuid, Span(fact, begin_ns, end_ns, claim, process=process))
 
     def _end(self, known: _Listed, t_ns: int, present: set[int]) -> dict[int, int]:
-        """Ends the spans of processes that are gone, or not listed any more: when, by pid."""
+        """Ends the spans of processes that exited or are no longer listed; returns the times by
+        pid."""
         ends: dict[int, int] = {}
         for pid, one in [*known.processes.items()]:
             ended_ns = self._exits.ended_ns(one.pidfd)
             if pid in present and ended_ns is None:
-                continue  # one that has ended may still be listed, or its pid be another's
-            # It ended, or closed its context at some time since the last list.
+                continue  # an ended process may still be listed, or its pid may have been reused
+            # It ended or closed its context since the last list.
             one.span.end_ns = min(t_ns, ended_ns or t_ns)
             ends[pid] = one.span.end_ns
             self._exits.forget(one.pidfd)

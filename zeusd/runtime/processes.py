@@ -1,4 +1,4 @@
-"""Which process is at the other end of a socket, and when it dies: both told by the kernel."""
+"""Identifies the process at the other end of a socket, and detects its end, through the kernel."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from zeusd.runtime.reactor import Reactor
 _SO_PEERGROUPS = 59
 _MAX_GROUPS = 65536
 _MOST_BYTES = 1024
-"""What Python's own getsockopt takes."""
+"""Largest buffer of Python's getsockopt."""
 _SO_PEERPIDFD = 77
 _CREDENTIALS = struct.Struct("3i")
 
 
 class NoSuchPeer(Exception):
-    """The peer cannot be identified: it is gone, or lives in a foreign pid namespace."""
+    """The peer cannot be identified: it has exited, or is in another pid namespace."""
 
 
 @lru_cache(maxsize=1)
@@ -45,19 +45,19 @@ def _control_groups() -> ControlGroups:
 
 
 def identify_peer(conn: int, connection: socket.socket) -> tuple[Peer, int]:
-    """Who connected, by the kernel's word, and a pidfd of the process; the caller owns the pidfd.
+    """The peer's identity from the kernel, and a pidfd of the process, which the caller owns.
 
     Args:
         conn: Number of the connection.
         connection: Its stream.
 
     Raises:
-        NoSuchPeer: It is gone already, or invisible from this pid namespace.
+        NoSuchPeer: It has exited, or is invisible in this pid namespace.
     """
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     if pid <= 0:
-        raise NoSuchPeer("the client is in a foreign pid namespace; run zeusd with the host's")
+        raise NoSuchPeer("the client is in another pid namespace; run zeusd in the host's")
     try:
         (pidfd,) = struct.unpack("i", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))
     except OSError:
@@ -70,13 +70,13 @@ def identify_peer(conn: int, connection: socket.socket) -> tuple[Peer, int]:
         groups = frozenset({gid, *_groups(connection)})
         on_host, command = _is_on_host(pidfd), command_of(pid)
         job = job_of_process(pid)
-        if _has_exited(pidfd):  # what was read of its pid may be of another process
+        if _has_exited(pidfd):  # the data read for its pid may be another process's
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
         return Peer(conn, process, uid, gid, groups, on_host, command, job), pidfd
     except (OSError, ValueError, IndexError) as error:
         if pidfd >= 0:
             os.close(pidfd)
-        raise NoSuchPeer(f"process {pid} is gone: {error}") from None
+        raise NoSuchPeer(f"process {pid} has exited: {error}") from None
 
 
 def _has_exited(pidfd: int) -> bool:
@@ -86,7 +86,7 @@ def _has_exited(pidfd: int) -> bool:
 
 
 def _groups(connection: socket.socket) -> tuple[int, ...]:
-    """The groups the process had when it connected: up to 65536, more than Python's call takes."""
+    """The process's groups when it connected: up to 65536, more than Python's call supports."""
     try:
         raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_BYTES)
         return struct.unpack(f"{len(raw) // 4}I", raw)
@@ -118,12 +118,12 @@ def _is_on_host(pidfd: int) -> bool:
 
 
 def job_of_process(pid: int) -> str:
-    """The job or pod that a process's control groups name; empty: none, or it is gone."""
+    """The job or pod in a process's control groups; empty: none, or it has exited."""
     return job_of(_control_groups().of(_read(pid, "cgroup")))
 
 
 def _read(pid: int, name: str) -> str:
-    """A file of a process in /proc, with its newlines as they are; empty if it cannot be read."""
+    """A file of a process in /proc, with newlines unchanged; empty if it cannot be read."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
     except OSError:
@@ -140,12 +140,12 @@ def own_process() -> Process:
 
 
 def open_process(process: Process) -> int | None:
-    """A pidfd for exactly this process, or None if it has exited. Zombies have exited."""
+    """A pidfd for exactly this process, or None if it has exited. A zombie counts as exited."""
     return identity.open_process(process.pid, process.cookie, _unique_inodes())
 
 
 def usage_of(process: Process) -> Usage | None:
-    """What a process is doing; None if it is gone."""
+    """The activity of a process; None if it has exited."""
     pidfd = open_process(process)
     if pidfd is None:
         return None
@@ -162,22 +162,22 @@ def usage_of(process: Process) -> Usage | None:
 
 
 def _waited_for_cpu_ns(pid: int) -> int:
-    """How long its first thread could have run but had no CPU, as on an overloaded node.
+    """How long its first thread was runnable but had no CPU, as on an overloaded node.
 
     See Documentation/scheduler/sched-stats.rst of the kernel.
     """
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
-    except (OSError, ValueError, IndexError):  # a kernel without it
+    except (OSError, ValueError, IndexError):  # a kernel without this statistic
         return 0
 
 
 _STOPPED = ("T", "t")
-"""Process states of proc(5): stopped by a signal, or by a tracer."""
+"""Process states in proc(5): stopped by a signal, or by a tracer."""
 
 
 def owner_of(pid: int) -> int | None:
-    """The user of a process; None if it is gone."""
+    """The user of a process; None if it has exited."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:
@@ -185,11 +185,11 @@ def owner_of(pid: int) -> int | None:
 
 
 class ProcessWatch:
-    """Keeps a pidfd for each process that is connected or holds a lease, and reports deaths.
+    """Keeps a pidfd for each process that is connected or holds a lease, and reports their ends.
 
     Args:
-        reactor: Where the pidfds are waited for.
-        on_gone: Called once when a watched process dies.
+        reactor: Waits for the pidfds.
+        on_gone: Called once when a watched process ends.
     """
 
     def __init__(self, reactor: Reactor, on_gone: Callable[[Process], None]) -> None:
@@ -200,7 +200,7 @@ class ProcessWatch:
         self._leases: dict[Process, int] = {}
 
     def attach(self, process: Process, pidfd: int) -> None:
-        """A connection, or a recovered lease, of this process exists. Takes over the pidfd."""
+        """Adds a connection, or a recovered lease, of a process. Takes over the pidfd."""
         if process in self._pidfds:
             os.close(pidfd)
         else:
@@ -208,24 +208,24 @@ class ProcessWatch:
         self._references[process] = self._references.get(process, 0) + 1
 
     def detach(self, process: Process) -> None:
-        """One `attach` less."""
+        """Reverts one `attach`."""
         self._references[process] -= 1
         self._drop_if_unused(process)
 
     def watch(self, process: Process) -> None:
-        """The process holds one lease more."""
+        """Counts one more lease of the process."""
         held = self._leases.get(process, 0)
         self._leases[process] = held + 1
         if held == 0:
             pidfd = self._pidfds.get(process)
             if pidfd is None:
-                # Attached no more: it ended while its request was on the way.
+                # No longer attached: it ended while its request was in progress.
                 self._reactor.post(lambda: self._on_gone(process))
             else:
                 self._reactor.add_reader(pidfd, lambda: self._died(process))
 
     def unwatch(self, process: Process) -> None:
-        """The process holds one lease less."""
+        """Counts one lease less of the process."""
         self._leases[process] -= 1
         if self._leases[process] == 0:
             del self._leases[process]

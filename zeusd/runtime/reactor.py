@@ -1,4 +1,4 @@
-"""The one loop that everything in zeusd turns on."""
+"""zeusd's event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Callback: TypeAlias = Callable[[], None]
 
 
 class Reactor:
-    """Waits for file descriptors, for calls posted by other threads, and for time.
+    """Waits for file descriptors, calls posted by other threads, and timers.
 
     Args:
         clock_ns: CLOCK_MONOTONIC in nanoseconds.
@@ -36,43 +36,44 @@ class Reactor:
         self._timers: list[tuple[int, int, Callback]] = []
         self._timer_numbers = itertools.count()
         self._wake = Wake()
-        # Each signal is reported once, read or not.
+        # Each signal is reported once, whether it is read or not.
         self.add(self._wake.fd, select.EPOLLIN | select.EPOLLET, lambda _: None)
         self._running = False
 
     def add(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
-        """Calls `callback` with what epoll reports of `fd`, until it is removed.
+        """Calls `callback` with epoll's events for `fd` until it is removed.
 
         Args:
             fd: The descriptor.
             events: Bits of epoll(7), such as `select.EPOLLIN`.
-            callback: Gets the bits that are there.
+            callback: Receives the event bits.
         """
         self._epoll.register(fd, events)
         self._handlers[fd] = callback
 
     def modify(self, fd: int, events: int) -> None:
-        """Waits for other events of a descriptor that was added. No harm if it is gone."""
+        """Changes the events of a descriptor that was added; ignored if it was removed."""
         if fd in self._handlers:
             with contextlib.suppress(OSError):
                 self._epoll.modify(fd, events)
 
     def remove(self, fd: int) -> None:
-        """Forgets `fd`. Call it before closing the descriptor."""
+        """Removes `fd`. Call it before closing the descriptor."""
         if self._handlers.pop(fd, None) is not None:
             with contextlib.suppress(OSError):
                 self._epoll.unregister(fd)
 
     def add_reader(self, fd: int, callback: Callback) -> None:
-        """Calls `callback` whenever `fd` is readable, until it is removed."""
+        """Calls `callback` whenever `fd` is readable until it is removed."""
         self.add(fd, select.EPOLLIN, lambda _: callback())
 
     def call_soon(self, callback: Callback) -> None:
-        """Calls `callback` once everything that waits now has had its turn. Only from the loop."""
+        """Calls `callback` once all events pending now were handled. Only from the loop's
+        thread."""
         self._soon.append(callback)
 
     def post(self, callback: Callback) -> None:
-        """Has the loop call `callback`. Safe from any thread and from signal handlers."""
+        """Makes the loop call `callback`. Safe from any thread and from signal handlers."""
         self._posted.append(callback)
         if self._waiting:
             self._wake.signal()
@@ -83,18 +84,18 @@ class Reactor:
         heapq.heappush(self._timers, (due_ns, next(self._timer_numbers), callback))
 
     def stop(self) -> None:
-        """Ends `run` after the present round. Safe from any thread."""
+        """Ends `run` after the present iteration. Safe from any thread."""
         self.post(self._stop)
 
     def _stop(self) -> None:
         self._running = False
 
     def run(self, next_deadline_ns: Callable[[], int | None], on_time: Callback) -> None:
-        """Turns until `stop`.
+        """Runs the loop until `stop`.
 
         Args:
-            next_deadline_ns: When `on_time` is next due; None for never.
-            on_time: Called when that time has come.
+            next_deadline_ns: Returns when `on_time` is next due; None: never.
+            on_time: Called at that time.
         """
         self._running = True
         handlers, timers, soon, posted = self._handlers, self._timers, self._soon, self._posted
@@ -105,15 +106,15 @@ class Reactor:
             timeout_s = -1.0
             if deadline_ns is not None:
                 timeout_s = max(0.0, (deadline_ns - self._clock_ns()) / 1e9)
-            self._waiting = True  # first: who posts from now on wakes it
+            self._waiting = True  # first, so that later posts wake the loop
             events = self._epoll.poll(0.0 if soon or posted else timeout_s)
             self._waiting = False
             for fd, mask in events:
                 handler = handlers.get(fd)
                 if handler is not None:
                     _guarded(handler, mask)
-            # What they ask for in turn comes after the next look; but what other threads have
-            # finished meanwhile is waited for.
+            # Calls that they post run in the next iteration; results from other threads are
+            # awaited.
             for calls in (posted, soon, posted):
                 for _ in range(len(calls)):
                     _guarded(calls.popleft())
@@ -129,8 +130,8 @@ class Reactor:
 
 
 def _guarded(callback: Callable[..., None], *args: int) -> None:
-    """One event that zeusd handles wrongly must not end what it does for everybody else."""
+    """Handles one event. A failure must not affect other clients."""
     try:
         callback(*args)
-    except Exception:  # a bug, whatever it is: told in the log, with its traceback
+    except Exception:  # any bug: logged with its traceback
         log.exception("an event could not be handled; please report this", extra={"event": "bug"})

@@ -1,4 +1,4 @@
-"""What a GPU's history says for its account: when the driver reported it as idle, or nothing."""
+"""Reads from a GPU's history when the driver reported it as idle, or reported nothing."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _REASONS = 5
 """Column of `history.ROWS`."""
 
 GAP_NS = 5 * SECOND_NS // 2
-"""Rows are a second apart; this far apart, nothing was sampled between them."""
+"""Rows are a second apart; with this gap, nothing was sampled between them."""
 
 DOWN = "down"
-"""zeusd was not running."""
+"""Reason: zeusd was not running."""
 NOT_SAMPLED = "not sampled"
-"""The GPU did not answer."""
+"""Reason: the GPU did not respond."""
 
 
 _POWER = 2
 """Column of `history.ROWS`."""
 
 _SEARCHED = 3600
-"""So many rows are looked through for idle ones."""
+"""Number of rows that are searched for idle ones."""
 
 _IDLE_ROWS = 60
-"""Rows from which an idle GPU's power is taken: their median."""
+"""Number of rows whose median is an idle GPU's power."""
 
 
 def idle_uw(history: History) -> int | None:
-    """What the GPU last drew while the driver reported it as idle, uW; None: it did not."""
+    """The GPU's last power while the driver reported it as idle, uW; None: it did not."""
     ring = history.tiers[0]
     power, reasons = ring.column(_POWER), ring.column(_REASONS)
     found: list[int] = []
@@ -51,8 +51,8 @@ def observed(history: History, begin_ns: int, end_ns: int, started_ns: int) -> I
 
     Args:
         history: Its ticks and rows.
-        begin_ns: Only from this time on.
-        end_ns: Only until this time.
+        begin_ns: Start of the time of interest.
+        end_ns: End of the time of interest.
         started_ns: When this zeusd began to sample.
     """
     ring = history.tiers[0]

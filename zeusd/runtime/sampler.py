@@ -1,7 +1,7 @@
-"""Reads the energy of all devices, for all clients, on one thread.
+"""Reads the energy of all devices for all clients on one thread.
 
-Each device is read when its sensors are about to change (`zeusd.energy.ticks`). A driver that keeps
-a call costs the other devices nothing: their thread is left to it, and they get another.
+Each device is read when its sensors are about to change (`zeusd.energy.ticks`). If the driver
+blocks a call, the thread is left with it and another thread reads the other devices.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from zeusd.runtime.sources import Sample, Source
 log = logging.getLogger(__name__)
 
 LONGEST_SLEEP_S = 0.05
-"""How soon a new device is noticed."""
+"""Longest time until a new device is noticed."""
 
 STUCK_NS = 1_000_000_000
 
 
 class Sampler:
-    """Reads sources when they are due.
+    """Reads each source when it is due.
 
     Args:
-        on_tick: Called on the sampler's thread after each tick that someone waits for.
-        publish: Called there with each sample of a source in `streamed`.
+        on_tick: Called on the sampler's thread after each awaited tick.
+        publish: Called on that thread with each sample of a source in `streamed`.
         clock_ns: CLOCK_MONOTONIC.
 
     Attributes:
-        streamed: Names of sources whose samples are wanted at once.
+        streamed: Names of sources whose samples are published.
     """
 
     def __init__(
@@ -58,16 +58,16 @@ class Sampler:
         self._threads: list[threading.Thread] = []
 
     def add(self, name: str, source: Source) -> None:
-        """Samples a source from now on, or again after it was found again."""
+        """Starts to sample a source, or resumes after it was found again."""
         with self._guard:
             self._sources[name] = source
             self._paused.discard(name)
             self._rotation = {**self._rotation, name: source}
 
     def pause(self, names: Iterable[str], timeout_s: float) -> bool:
-        """Reads these no more until they are added again. Their past can still be looked up.
+        """Stops reading these until they are added again. Their history remains available.
 
-        Returns whether none is being read when this returns.
+        Returns whether no reading of them is in progress.
         """
         gone = frozenset(names)
         with self._guard:
@@ -81,12 +81,12 @@ class Sampler:
         return True
 
     def reads(self, names: Set[str]) -> bool:
-        """Whether a call about one of these is under way."""
+        """Whether a reading of one of these is in progress."""
         busy = self._busy
         return bool(names & self._stuck) or (busy is not None and busy[0] in names)
 
     def find(self, name: str) -> Source | None:
-        """The source of a name."""
+        """The source with a name."""
         return self._sources.get(name)
 
     def names(self) -> Iterator[str]:
@@ -94,7 +94,7 @@ class Sampler:
         return iter(list(self._sources))
 
     def hurry(self, name: str) -> None:
-        """Someone waits for this source's next tick."""
+        """Requests a call of `on_tick` at this source's next tick."""
         self._urgent.add(name)
         self._awaken()
 
@@ -102,7 +102,7 @@ class Sampler:
 
     @property
     def next_ns(self) -> int | None:
-        """When next to read; None while there is nothing."""
+        """When to read next; None: there are no sources."""
         return min(
             (
                 source.next_read_ns
@@ -114,7 +114,7 @@ class Sampler:
         )
 
     def run_due(self, now_ns: int) -> None:
-        """Reads every source that may be read now."""
+        """Reads every source that is due."""
         for name, source in self._rotation.items():
             if source.next_read_ns <= now_ns:
                 self._read(name, source)
@@ -122,7 +122,7 @@ class Sampler:
     def _read(self, name: str, source: Source) -> None:
         try:
             edge = source.read(name in self.streamed)
-        except Exception:  # the other devices must be read whatever happens to this one
+        except Exception:  # the other devices must be read in any case
             log.exception("sampling failed", extra={"event": "bug", "gpu": name})
             with self._guard:
                 self._rotation = {key: one for key, one in self._rotation.items() if key != name}
@@ -141,7 +141,7 @@ class Sampler:
     # ----------------------------------------------------------------------------------- threads
 
     def start(self) -> None:
-        """Begins to read, on a thread of its own."""
+        """Starts to read on its own thread."""
         self._generation += 1
         thread = threading.Thread(
             target=self._run, args=(self._generation,), name="sampler", daemon=True
@@ -150,14 +150,14 @@ class Sampler:
         thread.start()
 
     def stop(self) -> None:
-        """Ends it. Waits a moment."""
+        """Stops it. Waits briefly."""
         self._stopped = True
         self._awaken()
         for thread in self._threads[-1:]:
             thread.join(timeout=1.0)
 
     def replace_stuck(self) -> None:
-        """Leaves a thread that a driver keeps to its device, and goes on with another."""
+        """Abandons a thread that a driver blocks, and continues with another."""
         busy = self._busy
         if busy is None or self._stopped or self._clock_ns() - busy[1] < STUCK_NS:
             return
@@ -169,7 +169,7 @@ class Sampler:
             self._busy = None
             self._stuck.add(name)
         log.error(
-            "reading %s has taken over %.0f s; it is left out until the driver answers",
+            "reading %s has taken over %.0f s; zeusd skips it until the driver responds",
             name,
             (self._clock_ns() - since_ns) / 1e9,
             extra={"event": "sampler_stuck", "gpu": name},
@@ -189,7 +189,7 @@ class Sampler:
                 now_ns = clock_ns()
                 if source.next_read_ns <= now_ns:
                     self._busy = (name, now_ns)
-                    if self._rotation.get(name) is source:  # it may have been removed meanwhile
+                    if self._rotation.get(name) is source:  # it may have been removed concurrently
                         self._read(name, source)
                     if generation != self._generation:
                         self._rejoin(name, source)
@@ -201,7 +201,7 @@ class Sampler:
             self._wake.release()
 
     def _rejoin(self, name: str, source: Source) -> None:
-        """The driver has returned this thread; another reads by now."""
+        """Ends a thread that the driver blocked: another one reads now."""
         log.warning("reading %s works again", name, extra={"event": "sampler_unstuck", "gpu": name})
         with self._guard:
             self._stuck.discard(name)

@@ -1,4 +1,4 @@
-"""The sampler, what answers from its histories, and where those are kept."""
+"""The sampler, its histories, and the thread that answers queries about them."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ _HEADER = 512
 
 
 class Clock(Protocol):
-    """Time that passes only when told to, and tells the sampler as it does."""
+    """Virtual time that drives the sampler as it advances."""
 
     def __call__(self) -> int:
         """The time, ns."""
 
     def attach(self, sampler: Sampler) -> None:
-        """Lets the sampler read whatever becomes due, as time passes."""
+        """Advances the time, and lets the sampler read what becomes due."""
 
     def detach(self, sampler: Sampler) -> None:
         """No longer."""
 
     def hurry(self) -> None:
-        """Someone waits: lets time pass until the sampler has read again."""
+        """Advances the time until the sampler has read again."""
 
 
 class Histories:
-    """Memory for histories, in files that outlive this process, or nowhere.
+    """Memory for histories: files that outlive this process, or plain memory.
 
     Args:
-        directory: Where; None: in memory.
-        boot: Name of the present boot: its clock is the files'.
+        directory: Directory of the files; None: in memory.
+        boot: Name of the present boot, whose clock the files use.
     """
 
     def __init__(self, directory: str | None, boot: str) -> None:
@@ -85,11 +85,11 @@ class Histories:
         fd = os.open(path, flags, 0o600)
         try:
             if os.fstat(fd).st_uid != os.geteuid():
-                raise ValueError(f"{path} belongs to someone else")
+                raise ValueError(f"{path} belongs to another user")
             if os.pread(fd, _HEADER, 0).rstrip(b"\0") != identity:
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, identity, 0)
-            # All of it now: a page that a full disk refuses later would kill this process.
+            # Allocate it now: a page that a full disk cannot provide later would kill this process.
             try:
                 os.posix_fallocate(fd, 0, _HEADER + SIZE)
             except OSError:
@@ -101,15 +101,15 @@ class Histories:
 
 
 class Sampling:
-    """Samples the GPUs that are found, and the CPUs; answers look-ups of the past.
+    """Samples the GPUs and CPUs, and answers queries about the past.
 
     Args:
         nvml: The library.
-        histories: Where histories are kept.
+        histories: Memory for the histories.
         publish: Called with the samples of streamed GPUs, on the sampler's thread.
-        lazy: Sample a GPU only once someone asks for it.
-        powercap: Root of the powercap tree; None: CPUs are not measured with it.
-        hwmon: Root of the hwmon tree, where powercap has no CPU; None: it is not looked at.
+        lazy: Sample a GPU only after the first request for it.
+        powercap: Root of the powercap tree; None: do not use it.
+        hwmon: Root of the hwmon tree, used if powercap has no CPU; None: do not use it.
         clock: Simulated time; None: the system's, on a thread.
     """
 
@@ -141,12 +141,12 @@ class Sampling:
 
     @property
     def cpus(self) -> list[CpuInfo]:
-        """The CPU packages that are measured."""
+        """The measured CPU packages."""
         return [*(one.info for one in self._packages), *(one.info for one in self._meters)]
 
     @property
     def names(self) -> set[str]:
-        """All that is sampled, or would be if it were asked for."""
+        """All sources, including those that are sampled only on request."""
         return {*self.sampler.names(), *self._offered}
 
     def start(self) -> None:
@@ -166,7 +166,7 @@ class Sampling:
             self._clock.attach(self.sampler)
 
     def gpus_found(self, driver: str, gpus: Iterable[tuple[GpuInfo, Handle]]) -> None:
-        """GPUs, at start or found again."""
+        """Adds GPUs, at start or when they are found again."""
         for info, handle in gpus:
             self._offer(info.uuid, partial(self._add_gpu, driver, info, handle))
             if info.module is not None:
@@ -175,9 +175,9 @@ class Sampling:
             self._offer(f"module:{module}", partial(self._add_module, driver, module, uuids))
 
     def pause(self, gpus: Iterable[str], timeout_s: float) -> bool:
-        """Reads these GPUs no more until they are found again. Waits for calls that are under way.
+        """Stops reading these GPUs until they are found again. Waits for readings in progress.
 
-        Returns whether none is left.
+        Returns whether none is left in progress.
         """
         names = frozenset(gpus)
         for name in names:
@@ -185,7 +185,7 @@ class Sampling:
         return self.sampler.pause(names, timeout_s)
 
     def describe(self) -> list[SourceState]:
-        """What was last seen of each device."""
+        """The last reading of each device."""
         found: list[SourceState] = []
         for name in self.sampler.names():
             source = self.sampler.find(name)
@@ -204,7 +204,7 @@ class Sampling:
         return found
 
     def look_up(self, look_up: LookUp) -> None:
-        """A question about the past."""
+        """Passes on a query about the past."""
         for name in look_up.names:
             self._begin(name)
         self._historian.submit(look_up)
@@ -214,7 +214,7 @@ class Sampling:
         return self._clock_ns()
 
     def period_ns(self, name: str) -> int | None:
-        """Update period of a source that is sampled; None: it is not."""
+        """Update period of a source; None: it is not sampled."""
         source = self.sampler.find(name)
         return None if source is None else source.period_ns
 
@@ -225,13 +225,13 @@ class Sampling:
         return scope.value
 
     def stream(self, names: Iterable[str]) -> None:
-        """Publish the samples of these sources from now on, and of no others."""
+        """Publish the samples of exactly these sources from now on."""
         self.sampler.streamed = frozenset(names)
         for name in self.sampler.streamed:
             self._begin(name)
 
     def check(self) -> None:
-        """To be called every `CHECK_S`."""
+        """Periodic work; call it every `CHECK_S`."""
         self.sampler.replace_stuck()
 
     def stop(self) -> None:
@@ -244,7 +244,7 @@ class Sampling:
     # --------------------------------------------------------------------------------- internals
 
     def _begin(self, name: str) -> None:
-        """Samples what was only offered until someone asked for it."""
+        """Starts to sample a GPU that was only offered so far."""
         offered = self._offered.pop(name, None)
         if offered is not None:
             offered()

@@ -1,4 +1,4 @@
-"""Devices whose energy is sampled: how each is read, and what a reading makes known."""
+"""Devices whose energy is sampled, and how each is read."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from zeusd.energy.meter import Edge
 from zeusd.energy.scope import Scope
 
 STREAMED_SLOW_NS = 200_000_000
-"""How often clocks, temperature, throttle reasons and limit are read of a GPU that is streamed; of
-others once for each row of the history."""
+"""Period at which clocks, temperature, throttle reasons and limit of a streamed GPU are read; for
+other GPUs, once for each row of the history."""
 
 GIVE_UP_AFTER = 3
-"""A reading that was never served is asked for this often; one that was, always."""
+"""Readings between requests for a value that was never available. One that was is always
+requested."""
 
 DEFAULT_CEILING_MW = 1_000_000
 
 SHARED_PERIOD_NS = 100_000_000
-"""How often a GPU gets a row that has no energy of its own."""
+"""Period of the rows of a GPU without its own energy."""
 
 
 class Sample(NamedTuple):
-    """What a device showed at a tick; units as in `replies.Sample`."""
+    """The reading of a device at a tick; units as in `replies.Sample`."""
 
     t_ns: int
     energy_uj: int
@@ -38,7 +39,7 @@ class Sample(NamedTuple):
 
 
 def describe_sample(name: str, sample: Sample) -> replies.Sample:
-    """A sample as it is published."""
+    """A published sample."""
     slow = sample.slow
     return replies.Sample(
         gpu=name,
@@ -62,7 +63,7 @@ class Source(Protocol):
 
     history: History
     aligns: bool
-    """Whether windows that are aligned with the GPU's work are aligned with this device's."""
+    """Whether windows aligned with the GPU's work are also aligned with this device's work."""
 
     @property
     def next_read_ns(self) -> int:
@@ -70,7 +71,7 @@ class Source(Protocol):
 
     @property
     def latest_read_ns(self) -> int:
-        """How long that may wait for others to be due."""
+        """Latest time for that reading."""
 
     @property
     def period_ns(self) -> int:
@@ -82,10 +83,10 @@ class Source(Protocol):
 
     @property
     def failure(self) -> DeviceError | OSError | None:
-        """Why its last readings failed, if they did."""
+        """Why the last readings failed; None: they did not."""
 
     def read(self, streamed: bool) -> Edge | None:
-        """Reads it now. Returns the tick that this showed to have passed, if any."""
+        """Reads it now. Returns the tick that the reading revealed, if any."""
 
     @property
     def slow(self) -> Slow:
@@ -99,11 +100,11 @@ class GpuSource:
         nvml: The library.
         handle: The GPU.
         info: What it is.
-        history: Where its ticks go.
+        history: History for its ticks.
         clock_ns: CLOCK_MONOTONIC.
 
     Attributes:
-        module_reading: Time and power, mW, of its superchip when that was last read.
+        module_reading: Time and power, mW, of the last reading of its superchip.
     """
 
     aligns = True
@@ -135,7 +136,7 @@ class GpuSource:
 
     @property
     def latest_read_ns(self) -> int:
-        """How long that may wait for others to be due."""
+        """Latest time for that reading."""
         return self._channel.latest_read_ns
 
     @property
@@ -159,7 +160,7 @@ class GpuSource:
         return self._channel.scope
 
     def read(self, streamed: bool) -> Edge | None:
-        """Reads it now. Returns the tick that this showed to have passed, if any."""
+        """Reads it now. Returns the tick that the reading revealed, if any."""
         channel = self._channel
         try:
             sensors = self._nvml.sensors(self._handle)
@@ -177,7 +178,7 @@ class GpuSource:
         return edge
 
     def _due(self, t_ns: int, streamed: bool) -> bool:
-        """Whether to read what is read each second, now."""
+        """Whether the values that are read once a second are due."""
         row_ns = 0 if streamed else self.history.next_row_ns
         if t_ns < max(self._slow_at_ns, row_ns):
             return False
@@ -213,9 +214,9 @@ class GpuSource:
 
 
 class SharedGpuSource(GpuSource):
-    """A GPU whose power and energy are another one's, as the second die of a card.
+    """A GPU whose power and energy are reported by another one, as the second die of a card.
 
-    It draws nothing of its own: sums over GPUs count the card once.
+    Its own energy is 0, so that sums over GPUs count the card once.
     """
 
     _next_ns = 0
@@ -227,7 +228,7 @@ class SharedGpuSource(GpuSource):
 
     @property
     def latest_read_ns(self) -> int:
-        """How long that may wait for others to be due."""
+        """Latest time for that reading."""
         return self._next_ns + SHARED_PERIOD_NS // 2
 
     @property
@@ -236,7 +237,7 @@ class SharedGpuSource(GpuSource):
         return SHARED_PERIOD_NS
 
     def read(self, streamed: bool) -> Edge | None:
-        """Reads it now. Returns the tick that this showed to have passed, if any."""
+        """Reads it now. Returns the tick that the reading revealed, if any."""
         t_ns = self._clock_ns()
         self._next_ns = t_ns + SHARED_PERIOD_NS
         if t_ns <= self.history.ends_ns:

@@ -1,4 +1,4 @@
-"""Files that only this user may have made or may write: zeusd acts upon what they say."""
+"""State files. zeusd acts on their contents, so only this user may create or write them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _LOCK_PAUSE_S = 0.05
 
 
 class JournalError(Exception):
-    """The journal cannot be used: one sentence that says why and what to do."""
+    """The journal cannot be used; the message is one sentence that says why and what to do."""
 
 
 def prepare_directory(directory: Path) -> None:
-    """Makes a directory that others can neither write nor have made.
+    """Creates a directory that this user owns and others cannot write.
 
     Raises:
-        OSError: It cannot be made.
-        JournalError: What lies in its place cannot be moved out of the way.
+        OSError: It cannot be created.
+        JournalError: A file in its place cannot be moved away.
     """
     directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     for _ in range(2):
@@ -36,7 +36,7 @@ def prepare_directory(directory: Path) -> None:
         mine = found.st_uid == os.geteuid() and not found.st_mode & 0o022
         if stat.S_ISDIR(found.st_mode) and mine:
             return
-        put_aside(directory, "is no directory of this user's own")
+        put_aside(directory, "is not a directory that this user alone may write")
     raise JournalError(
         f"the state directory {directory} reappears each time it is moved away; choose another "
         "with --state-dir"
@@ -47,15 +47,15 @@ def take_lock(path: Path, wait_s: float) -> int:
     """Locks a file, and returns its descriptor.
 
     Args:
-        path: The file; made if absent.
+        path: The file; created if absent.
         wait_s: How long to wait for the process that has it.
 
     Raises:
         OSError: It cannot be opened.
-        JournalError: Another process has it, or what lies in its place cannot be moved away.
+        JournalError: Another process has it, or a file in its place cannot be moved away.
     """
     if path.is_symlink() or (path.exists() and not is_trusted(path.lstat())):
-        put_aside(path, "is no lock file of this user's own")
+        put_aside(path, "is not a lock file that this user alone may write")
     fd = os.open(path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     give_up_at = time.monotonic() + wait_s
     while True:
@@ -74,7 +74,7 @@ def take_lock(path: Path, wait_s: float) -> int:
 
 
 def put_aside(path: Path, why: str) -> None:
-    """Moves what must not be used to a name that says so. Renaming follows no link.
+    """Renames a file that must not be used. Renaming does not follow links.
 
     Raises:
         JournalError: It cannot be moved.
@@ -91,7 +91,7 @@ def put_aside(path: Path, why: str) -> None:
 
 
 def keep_aside(path: Path, why: str) -> None:
-    """Keeps a file of this user's own under another name too: it is about to be replaced."""
+    """Keeps a second link to a file of this user that is about to be replaced."""
     aside = _name_aside(path)
     try:
         os.link(path, aside, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""Keeps the newest records of the audit log over a restart of zeusd."""
+"""Saves the newest records of the audit log, which survive a restart of zeusd."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from zeusd.core.trail import Trail
 log = logging.getLogger(__name__)
 
 SAVE_S = 30.0
-"""How often to save. What a kill loses here, the log has."""
+"""How often to save. The log has what is lost here by a kill."""
 
 
 class TrailFile:
     """A file of records.
 
     Args:
-        directory: Where.
-        boot: Name of the present boot: its clock is the records'.
+        directory: Directory of the file.
+        boot: Name of the present boot, whose clock the records use.
     """
 
     def __init__(self, directory: str, boot: str) -> None:
@@ -29,12 +29,12 @@ class TrailFile:
         self._saved: object = None
 
     def load(self, trail: Trail) -> None:
-        """Adds what an earlier zeusd of this boot has saved, if that can be read."""
+        """Adds records that an earlier zeusd of this boot saved, if they can be read."""
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with open(fd, encoding="utf-8") as file:
                 if os.fstat(fd).st_uid != os.geteuid():
-                    raise ValueError("it belongs to someone else")
+                    raise ValueError("it belongs to another user")
                 kept = json.load(file)
             if kept["boot"] == self._boot:
                 trail.load(kept["records"])
@@ -46,7 +46,7 @@ class TrailFile:
             )
 
     def save(self, trail: Trail) -> None:
-        """Writes the records down, if there are new ones."""
+        """Saves the records if there are new ones."""
         state = trail.state
         if state == self._saved:
             return

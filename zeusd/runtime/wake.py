@@ -1,4 +1,4 @@
-"""Wakes a thread that waits."""
+"""Wakes a waiting thread."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 
 
 class Wake:
-    """An eventfd(2) that any thread may signal, and one waits for.
+    """An eventfd(2) that any thread may signal and one thread waits for.
 
-    Unlike a lock or a queue of Python's it releases the interpreter while it wakes: on a core
-    that both share, who is woken would otherwise only wait for the interpreter.
+    Unlike Python's locks and queues it releases the interpreter lock while it wakes. If both
+    threads share a core, the woken one would otherwise only wait for that lock.
 
     Args:
-        flags: More of eventfd's, such as `os.EFD_SEMAPHORE`.
+        flags: Additional flags of eventfd, such as `os.EFD_SEMAPHORE`.
 
     Attributes:
         fd: The descriptor, to wait for; -1: closed.
@@ -21,21 +21,21 @@ class Wake:
 
     def __init__(self, flags: int = 0) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | flags)
-        self._open = threading.RLock()  # a signal handler may signal while its thread does
+        self._open = threading.RLock()  # a signal handler may interrupt a signal of its own thread
 
     def signal(self) -> None:
-        """Wakes. Also safe from signal handlers, and after `close`, when it does nothing."""
-        # Its number must not be another file's by then.
+        """Wakes the thread. Safe from signal handlers; does nothing after `close`."""
+        # By then its number must not belong to another file.
         with self._open:
             if self.fd >= 0:
                 os.eventfd_write(self.fd, 1)
 
     def wait(self) -> None:
-        """Waits for a signal and takes it: all there are, or one with EFD_SEMAPHORE."""
+        """Waits for a signal and consumes all signals, or one with EFD_SEMAPHORE."""
         os.eventfd_read(self.fd)
 
     def close(self) -> None:
-        """Frees the descriptor. Nobody may wait by then."""
+        """Closes the descriptor. No thread may be waiting."""
         with self._open:
             fd, self.fd = self.fd, -1
         os.close(fd)

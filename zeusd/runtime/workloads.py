@@ -1,4 +1,4 @@
-"""What jobs and pods have used that run now: counters that exist while they run."""
+"""Energy counters of running jobs and pods."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from zeusd.energy.split import Account, Kind
 from zeusd.ledger.store import Estimates
 
 KEPT_NS = 300_000_000_000
-"""How long a job's counter stays after its end."""
+"""How long a job's counter remains after its end."""
 
 MAX_WORKLOADS = 1000
-"""More are not counted one by one; their users and namespaces are."""
+"""Most counters; further jobs are only counted by user and namespace."""
 
 _OWN = (Kind.JOB, Kind.POD)
 
 Name = tuple[Kind, str, int]
-"""A job or pod, all its runs together, and its user."""
+"""A job or pod, with all its runs, and its user."""
 
 
 @dataclass(slots=True)
@@ -28,10 +28,11 @@ class _Counter:
 
 
 class Workloads:
-    """The counters. They begin with what the ledger has, so that a restart of zeusd resets none.
+    """The counters. They start at the ledger's values, so that a restart of zeusd does not reset
+    them.
 
     Args:
-        stored: What the ledger has of an account by kind, name and user, by method.
+        stored: Returns the ledger's rows of an account, given its kind, name and user, by method.
     """
 
     def __init__(self, stored: Callable[[Kind, str, int], Estimates]) -> None:
@@ -39,7 +40,7 @@ class Workloads:
         self._counters: dict[Name, _Counter] = {}
 
     def settled(self, settlements: Iterable[Settlement], t_ns: int) -> None:
-        """Energy was stored."""
+        """Adds stored energy."""
         fresh: set[Name] = set()
         for settlement in settlements:
             for key, row in settlement.rows.items():
@@ -55,7 +56,7 @@ class Workloads:
                     known.parts.setdefault(key.method, Row()).add_row(row)
 
     def holding(self, accounts: Iterable[Account], t_ns: int) -> None:
-        """These hold a GPU now: a counter is seen to begin at 0."""
+        """Adds counters for present holders, so that each is seen to start at 0."""
         for account in accounts:
             known = self._counters.get(_name(account))
             if known is None:
@@ -67,7 +68,7 @@ class Workloads:
                 del self._counters[name]
 
     def counters(self) -> list[tuple[Name, Estimates]]:
-        """All of them, by method."""
+        """All counters, by method."""
         return [(name, one.parts) for name, one in self._counters.items()]
 
     def _begin(self, name: Name, t_ns: int) -> None:

@@ -1,1 +1,2 @@
-"""The door: accepts connections, speaks ZMTP, knows who the peer is, and is fair to every user."""
+"""The server: accepts connections, speaks ZMTP, identifies peers, and shares time fairly among
+users."""

@@ -1,7 +1,7 @@
-"""Takes connections in: a few at a time, a bounded number of each user and of all.
+"""Accepts connections: a few at a time, with limits per user and in total.
 
-With a short queue in the kernel and pauses while nothing but refusals comes, a storm of connections
-costs little, and an honest one finds its place.
+With a short queue in the kernel, and pauses while it refuses every connection, a connection storm
+costs little and leaves room for other clients.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from zeusd.server.zmtp import Engine, Role
 log = logging.getLogger(__name__)
 
 BATCH = 4
-"""Connections that are accepted before others have their turn."""
+"""Connections that are accepted before other events are handled."""
 
 REFUSALS = 16
 PAUSE_NS = 2_000_000
-"""After so many refusals: fewer and longer pauses disturb fewer of the requests beside them."""
+"""Pause after this many refusals. Fewer, longer pauses delay fewer requests."""
 
 EXHAUSTED_NS = 50_000_000
-"""After the system had no descriptor or memory left."""
+"""Pause after the system ran out of descriptors or memory."""
 
 SEND_BUFFER = 32 * 1024
-"""The kernel's room for what waits to be read by the peer, which is charged to zeusd."""
+"""Size of the kernel's buffer for data that the peer has not read, which is charged to zeusd."""
 
 MAX_CLOSING = 128
-"""Connections that wait for their close, on a kernel where it may sleep, before more are taken."""
+"""Most connections that wait to be closed, on a kernel where closing may sleep."""
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 _CREDENTIALS = struct.Struct("3i")
@@ -48,17 +48,17 @@ class Acceptor:
 
     Args:
         reactor: The loop.
-        turns: The users' accounts.
-        reports: Where refusals are written.
-        closer: Closes what may carry descriptors.
+        turns: The state per user.
+        reports: Logs refusals.
+        closer: Closes connections that may carry descriptors.
         accepted: Called with each new connection.
-        soon: Asks for a call of `run`, as soon as other events had their turn.
-        maximum: Connections of all users together.
+        soon: Requests a call of `run` after other events were handled.
+        maximum: Limit of connections of all users together.
 
     Attributes:
-        ready: The listening sockets where someone has connected, by descriptor.
-        due_ns: When `run` may accept again.
-        open: Connections at present.
+        ready: The listening sockets with pending connections, by descriptor.
+        due_ns: Time at which `run` may accept again.
+        open: Number of open connections.
     """
 
     def __init__(
@@ -87,20 +87,20 @@ class Acceptor:
         self.open = 0
 
     def listen(self, listening: socket.socket, role: Role) -> None:
-        """Accepts on this socket from now on."""
+        """Starts to accept on this socket."""
         fd = listening.fileno()
         self._listening[fd] = (listening, role)
         self._reactor.add(fd, select.EPOLLIN | select.EPOLLET, lambda _: self._readable(fd))
 
     def stop(self) -> None:
-        """Accepts no more. The sockets stay open."""
+        """Stops accepting. The sockets stay open."""
         for fd in self._listening:
             self._reactor.remove(fd)
         self._listening.clear()
         self.ready.clear()
 
     def run(self, now_ns: int) -> None:
-        """Accepts a few connections, if it is time."""
+        """Accepts a few connections, if due."""
         if now_ns < self.due_ns:
             return
         if self._closer.backlog > MAX_CLOSING:
@@ -130,7 +130,7 @@ class Acceptor:
             self._soon()
 
     def _take(self, stream: socket.socket, role: Role, now_ns: int) -> bool:
-        """Whether a connection was let in."""
+        """Accepts or refuses one connection; returns whether it was accepted."""
         guarded = descriptors.may_carry(stream)
         try:
             credentials = stream.getsockopt(
@@ -144,7 +144,7 @@ class Acceptor:
         user = self._turns.user(self._subuids.owner(uid), now_ns)
         why: str | None
         if self.open >= self._maximum and user.connections:
-            # The last ones are for users who have none yet.
+            # The last ones are reserved for users without a connection.
             why = f"is refused another connection: all users together have {self.open}"
             user.refused += 1
         else:

@@ -1,4 +1,4 @@
-"""One client's connection: its socket, its protocol engine, and what waits to be sent."""
+"""One client's connection: its socket, its protocol engine, and its unsent data."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class Sent(Enum):
-    """What became of bytes to send."""
+    """The result of sending bytes."""
 
     ALL = "all"
     WAITING = "waiting"
-    """Some wait until the peer has read more."""
+    """Some wait until the peer reads more."""
     GONE = "gone"
-    """The peer is gone. What it sent before still counts."""
+    """The peer has closed the connection. What it sent before is still valid."""
 
 
 class Connection:
-    """A connection that was accepted.
+    """An accepted connection.
 
     Args:
-        number: Never used again for another.
+        number: Number that is never reused.
         stream: Its socket.
-        user: Its user's account.
-        uid: The user's own uid, which may be subordinate to the account's.
-        engine: Its conversation.
-        guarded: Whether the peer may send descriptors along.
+        user: The state of its user.
+        uid: The peer's uid, which may be a subordinate uid of `user`.
+        engine: Its protocol engine.
+        guarded: Whether the peer may send descriptors.
 
     Attributes:
-        queued: Whether it waits for its turn to be read.
-        closed: Whether it has ended, or is about to.
-        hung_up: Whether the peer sends no more; what it sent before may still wait.
-        drained: Whether the last `receive` took all there was: epoll reports what comes after.
+        queued: Whether it is queued to be read.
+        closed: Whether it is closed, or about to be.
+        hung_up: Whether the peer has stopped sending; earlier data may still be unread.
+        drained: Whether the last `receive` read everything, so that epoll reports new data.
         refusal: Why none of its requests can be served; None: they can.
-        topics: What it subscribes to.
-        identified: Whether its process is known, to the core as well.
+        topics: Its subscriptions.
+        identified: Whether its process was identified and reported to the core.
         waiting: Bytes that wait until the peer reads.
     """
 
@@ -96,14 +96,14 @@ class Connection:
 
     @property
     def guarded(self) -> bool:
-        """Whether the peer may have sent descriptors along."""
+        """Whether the peer may have sent descriptors."""
         return self._guarded
 
     def receive(self) -> bytes | None:
-        """What has come, at most one request's worth; None: nothing has; empty: the peer ended.
+        """Received bytes, at most the size of one request; None: none; empty: the peer has ended.
 
         Raises:
-            DescriptorsSent: The peer sent descriptors along.
+            DescriptorsSent: The peer sent descriptors.
         """
         try:
             if self._guarded:
@@ -118,7 +118,7 @@ class Connection:
         return data
 
     def send(self, data: bytes) -> Sent:
-        """Sends, or keeps what the peer does not take yet."""
+        """Sends bytes, and keeps those that the peer does not accept yet."""
         if self._mute:
             return Sent.ALL
         if not self._out:
@@ -136,7 +136,7 @@ class Connection:
         return Sent.WAITING
 
     def flush(self) -> Sent:
-        """Sends what waits."""
+        """Sends waiting bytes."""
         while self._out:
             data = self._out[0]
             try:

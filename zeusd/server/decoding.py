@@ -1,4 +1,4 @@
-"""Bytes of a client to a validated request, or to the reply that says what is wrong with them."""
+"""Decodes a client's bytes to a validated request, or to a reply that says what is wrong."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from zeus_ipc.requests import Request, request_adapter
 from zeus_ipc.wire import PROTOCOL_VERSION
 
 INVALID = 1.0
-"""What a request that is refused at once costs."""
+"""Cost of a request that is refused at once."""
 
 
 class Invalid(Exception):
     """A request that cannot be served.
 
     Attributes:
-        reply: What to answer.
+        reply: The reply.
     """
 
     def __init__(self, request_id: int, code: str, message: str, **details: Any) -> None:
@@ -32,7 +32,7 @@ class Invalid(Exception):
 
 
 def prepare() -> None:
-    """Builds the validators now, and not while the first client waits."""
+    """Builds the validators at start, so that the first client does not wait for it."""
     request_adapter.rebuild()
 
 
@@ -40,7 +40,7 @@ def decode(data: bytes) -> Request:
     """The request in one message.
 
     Raises:
-        Invalid: There is none that this zeusd serves.
+        Invalid: The message is not a request that this zeusd supports.
     """
     try:
         message = decode_request(data)

@@ -1,9 +1,9 @@
-"""Keeps descriptors that a peer sends along from stopping the loop.
+"""Prevents descriptors that a peer sends from blocking the loop.
 
 A process that drops the last reference to a lingering TCP socket sleeps in the kernel for as long
 as its sender chose, and a message on a Unix socket may carry such sockets (SCM_RIGHTS). From Linux
-6.16 on a socket can refuse them (SO_PASSRIGHTS). Before that they are found by peeking, so that
-reading never drops one, and connections that may hold some are closed on a thread of their own.
+6.16 on a socket can refuse them (SO_PASSRIGHTS). Before that, zeusd finds them by peeking, so that
+reading never drops one, and closes connections that may hold some on a separate thread.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from collections.abc import Callable
 SO_PASSRIGHTS = 83
 
 STUCK_S = 0.02
-"""A close that takes longer sleeps; a signal ends the wait for one descriptor."""
+"""A close that takes longer is sleeping; a signal ends the wait for one descriptor."""
 
 NUDGE_S = 0.0005
 
 
 class DescriptorsSent(Exception):
-    """The peer sent descriptors along."""
+    """The peer sent descriptors."""
 
 
 def refuse(listening: socket.socket) -> None:
-    """Has what connects from now on refused descriptors, where the kernel can."""
+    """Makes new connections refuse descriptors, if the kernel supports it."""
     try:
         listening.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
     except OSError:
@@ -49,24 +49,24 @@ def receive_guarded(connection: socket.socket, size: int) -> bytes:
     """Like `recv` without waiting, for a connection that may carry descriptors.
 
     Raises:
-        BlockingIOError: Nothing is there.
-        DescriptorsSent: Some would come with what is there; it is left unread.
+        BlockingIOError: There is no data.
+        DescriptorsSent: The data come with descriptors, and are left unread.
     """
     flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
     data, _, found, _ = connection.recvmsg(size, 0, flags)
     if found & socket.MSG_CTRUNC:
         raise DescriptorsSent
-    # The same bytes again: what came since lies behind them.
+    # Reads the same bytes: later ones come after them.
     return connection.recv(len(data), socket.MSG_DONTWAIT) if data else data
 
 
 class Closer:
-    """Closes connections on a thread of its own, which alone sleeps where a close does.
+    """Closes connections on a separate thread, so that only this thread sleeps in a close.
 
-    Such a sleep is ended by signals, one for each descriptor. `prepare` sets their handler.
+    Signals end such a sleep, one for each descriptor. `prepare` sets their handler.
 
     Args:
-        closed: Called on that thread after each close, with what was passed beside the connection.
+        closed: Called on that thread after each close, with the second argument of `close`.
     """
 
     def __init__(self, closed: Callable[[object], None]) -> None:
@@ -79,16 +79,16 @@ class Closer:
 
     @staticmethod
     def prepare() -> None:
-        """Lets the signal interrupt instead of being ignored. Only on the main thread."""
+        """Makes the signal interrupt calls instead of being ignored. Only on the main thread."""
         signal.signal(signal.SIGURG, lambda *_: None)
 
     @property
     def backlog(self) -> int:
-        """Connections that wait for their close."""
+        """Number of connections that wait to be closed."""
         return self._queue.qsize()
 
     def close(self, connection: socket.socket, token: object = None) -> None:
-        """Closes a connection, soon. Its peer sees the end at once."""
+        """Queues a connection to be closed. Its peer sees the end at once."""
         if not self._threads:
             for run in (self._run, self._watch):
                 thread = threading.Thread(target=run, name="closer", daemon=True)
@@ -99,14 +99,14 @@ class Closer:
         self._queue.put((connection, token))
 
     def stop(self) -> None:
-        """Ends the threads when what was queued before is closed. Does not wait."""
+        """Stops the threads after closing what was queued before. Does not wait."""
         self._queue.put(None)
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             connection, token = item
             self._active.set()
-            with contextlib.suppress(OSError):  # interrupted: it is closed all the same
+            with contextlib.suppress(OSError):  # interrupted: it is closed anyway
                 os.close(connection.detach())
             self._active.clear()
             self._count += 1

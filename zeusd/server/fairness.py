@@ -1,8 +1,9 @@
-"""Whose turn it is to be read, and how much of each user: pure arithmetic over the caller's clock.
+"""Decides which user's connections to read next, and how much. Pure arithmetic over the caller's
+clock.
 
-Users take turns, and each user's connections take turns within them, so what one user sends costs
-nobody else more than a turn. A token bucket per user bounds messages and bytes a second; a user
-whose bucket is empty waits, and what that user's processes send waits in their own kernel buffers.
+Users take turns, and each user's connections take turns within them, so one user delays others by
+at most a turn. A token bucket per user limits messages and bytes per second. While a user's bucket
+is empty, that user's data wait in the kernel buffers of the user's own processes.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one user may ask of the server. A subordinate uid counts as its owner.
+    """The server's limits per user. A subordinate uid counts as its owner.
 
     Attributes:
-        connections: At a time; more are closed as they come.
-        requests_per_second: What comes faster waits. Costly operations count more than one.
+        connections: Concurrent connections; further ones are closed at once.
+        requests_per_second: Request rate; excess requests wait. Costly operations count as several.
         bytes_per_second: The same for bytes.
-        handshakes: Connections at a time whose handshake is not over.
-        accepts_per_second: New connections; more are closed as they come.
+        handshakes: Concurrent connections with an incomplete handshake.
+        accepts_per_second: New connections per second; further ones are closed at once.
     """
 
     connections: int = 128
@@ -36,45 +37,45 @@ class Limits:
 
 
 class Cost(NamedTuple):
-    """What reading a connection once has cost its user."""
+    """The cost, for its user, of reading a connection once."""
 
     requests: float
     bytes: int = 0
 
 
 BURST_S = 0.05
-"""So much of a second's requests and bytes may come at once."""
+"""Size of a burst, as a share of a second's requests and bytes."""
 
 MIN_BURST_BYTES = 64 * 1024
 QUANTUM = 1.0
-"""Requests of one user in one turn; a KiB counts as a quarter of one. What an honest request takes
-beside a flood is a turn of each flooding user for each of its steps, so a turn is short."""
+"""Requests of one user in one turn; a KiB counts as a quarter of one. During a flood, each step of
+another user's request waits for one turn of each flooding user, so a turn is short."""
 
 REFILL = 4.0
-"""A user who waits is woken for this many requests, as each wakeup costs the server too."""
+"""Requests for which a waiting user is woken, because each wake-up has a cost."""
 
 MIN_WAIT_NS = 1_000_000
 FORGIVEN_PER_SECOND = 1.0
 MAX_FAULTS = 8.0
 PENALTY_NS = 1_000_000_000
-"""After `MAX_FAULTS` broken rules a user's new connections are closed for this long."""
+"""Time for which a user's new connections are closed after `MAX_FAULTS` broken rules."""
 
 MAX_IDLE_USERS = 1024
 IDLE_NS = 60_000_000_000
-"""Beyond so many users, those without a connection are forgotten after this time."""
+"""Beyond this many users, those without a connection are dropped after this time."""
 
 
 @dataclass(slots=True, eq=False)
 class User(Generic[T]):
-    """One user's connections, buckets and account of what was refused.
+    """One user's connections, token buckets and counts of refusals.
 
     Attributes:
         uid: The user, the owner of a subordinate uid.
-        connections: Open ones.
-        handshakes: Those whose handshake is not over.
-        limited_ns: For how long its requests have waited for its rate.
-        refused: Connections that were closed as they came.
-        faults: Connections that were closed for a broken rule.
+        connections: Number of open connections.
+        handshakes: Number of those with an incomplete handshake.
+        limited_ns: Time that its requests have waited for the rate limit.
+        refused: Number of connections that were refused.
+        faults: Number of connections that were closed for a broken rule.
     """
 
     uid: int
@@ -97,15 +98,15 @@ class User(Generic[T]):
 
     @property
     def waiting(self) -> bool:
-        """Whether its connections wait for its rate."""
+        """Whether its connections wait for the rate limit."""
         return self._waits_since_ns is not None
 
 
 class Turns(Generic[T]):
-    """Hands out turns.
+    """Gives turns to users.
 
     Args:
-        limits: For every user.
+        limits: The limits of every user.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -116,18 +117,18 @@ class Turns(Generic[T]):
         self._number = 0
 
     def configure(self, limits: Limits) -> None:
-        """Other limits from now on."""
+        """Changes the limits."""
         self.limits = limits
         self._burst_requests = max(2 * REFILL, limits.requests_per_second * BURST_S)
         self._burst_bytes = max(float(MIN_BURST_BYTES), limits.bytes_per_second * BURST_S)
 
     @property
     def users(self) -> list[User[T]]:
-        """All users with a connection, or with a recent one."""
+        """All users with a present or recent connection."""
         return list(self._users.values())
 
     def user(self, uid: int, now_ns: int) -> User[T]:
-        """The account of a user."""
+        """The state of a user."""
         user = self._users.get(uid)
         if user is None:
             self._drop_idle(now_ns)
@@ -140,7 +141,7 @@ class Turns(Generic[T]):
     # ------------------------------------------------------------------------------- connections
 
     def admit(self, user: User[T], now_ns: int) -> str | None:
-        """Counts a new connection in, or says why it is refused."""
+        """Counts a new connection, or returns why it is refused."""
         limits = self.limits
         user._accepts = min(
             float(limits.connections),
@@ -165,7 +166,7 @@ class Turns(Generic[T]):
         return None
 
     def fault(self, user: User[T], now_ns: int) -> None:
-        """A connection of the user broke a rule."""
+        """Counts a connection that broke a rule."""
         user.faults += 1
         forgiven = (now_ns - user._fault_ns) * 1e-9 * FORGIVEN_PER_SECOND
         user._recent_faults = max(0.0, user._recent_faults - forgiven) + 1.0
@@ -176,18 +177,18 @@ class Turns(Generic[T]):
     # -------------------------------------------------------------------------------------- turns
 
     def add(self, user: User[T], connection: T) -> None:
-        """There is something to read on a connection. Add it once until it was read."""
+        """Queues a connection with data to read. Add it only once until it was read."""
         user._readable.append(connection)
         if not user._runnable:
             user._runnable = True
             self._runnable.append(user)
 
     def run(self, now_ns: int, read: Callable[[T], tuple[Cost, bool]]) -> int | None:
-        """Gives each runnable user one turn. Returns when it is next needed, see `due_ns`.
+        """Gives each runnable user one turn. Returns when to call it again, see `due_ns`.
 
         Args:
             now_ns: Time.
-            read: Reads a connection once; says what that has cost and whether there is more.
+            read: Reads a connection once; returns the cost and whether there is more.
         """
         while self._parked and self._parked[0][0] <= now_ns:
             user = heapq.heappop(self._parked)[2]
@@ -200,7 +201,7 @@ class Turns(Generic[T]):
         return self.due_ns() if self._runnable or self._parked else None
 
     def due_ns(self) -> int | None:
-        """When `run` is next needed: 0: at once; None: not before something is added."""
+        """When to call `run` again; 0: at once; None: not before a connection is added."""
         if self._runnable:
             return 0
         return self._parked[0][0] if self._parked else None
@@ -240,7 +241,7 @@ class Turns(Generic[T]):
         heapq.heappush(self._parked, (due_ns, self._number, user))
 
     def _drop_idle(self, now_ns: int) -> None:
-        """Forgets users of whom nothing is left to remember, before there are too many."""
+        """Drops users without any state, before there are too many."""
         if len(self._users) < MAX_IDLE_USERS:
             return
         self._users = {

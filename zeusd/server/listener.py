@@ -1,4 +1,4 @@
-"""The listening socket: never over a live daemon's, always over a dead one's."""
+"""The listening socket. Replaces that of a dead daemon, never that of a running one."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from pathlib import Path
 from zeusd.server import descriptors
 
 BACKLOG = 128
-"""Connections that wait to be accepted. A longer queue lets an honest one wait behind a storm; one
-that finds no place is tried again by its client within milliseconds."""
+"""Length of the queue of pending connections. In a longer queue a client would wait behind a
+connection storm; a client that finds it full retries within milliseconds."""
 
 MAX_PATH = 107
 
 LOCK_WAIT_S = 1.0
-"""A daemon that was just killed has the lock until the kernel has ended all its threads."""
+"""How long to wait for the lock: a killed daemon keeps it until the kernel has ended its
+threads."""
 
 
 class ListenError(Exception):
-    """The socket cannot be opened: one sentence that says why and what to do."""
+    """The socket cannot be opened; the message is one sentence that says why and what to do."""
 
 
 class Listener:
-    """A bound, listening Unix socket, and the lock that says its path is ours.
+    """A bound, listening Unix socket, and the lock on its path.
 
-    Nobody can connect before mode and owner are right: they are set between bind and listen.
+    Nobody can connect before mode and owner are set, which is done between bind and listen.
 
     Args:
-        path: Where to listen.
+        path: Path of the socket.
         mode: Permission bits of the socket.
-        group: Name or number of the group that owns it; None leaves it alone.
+        group: Name or number of the group that owns it; None: do not change it.
     """
 
     def __init__(self, path: str, mode: int, group: str | None) -> None:
@@ -84,7 +85,7 @@ class Listener:
                 os.umask(old_umask)
             if gid >= 0:
                 os.chown(self.path, -1, gid)
-            descriptors.refuse(listening)  # a connection inherits it when it is made
+            descriptors.refuse(listening)  # connections inherit it
             listening.listen(BACKLOG)
         except OSError as error:
             listening.close()
@@ -104,7 +105,7 @@ class Listener:
                 f"{self.path} exists and is not a socket; remove it, or choose another path with "
                 "--socket"
             )
-        # Someone may listen there without our lock, such as a socket that systemd holds.
+        # Another process may listen there without this lock, such as systemd.
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(1.0)
             try:
@@ -125,7 +126,7 @@ class Listener:
 
 
 def take_lock(fd: int, timeout_s: float) -> bool:
-    """Locks a file, and waits for it a moment. Returns whether it is ours."""
+    """Locks a file, waiting briefly. Returns whether this process has the lock."""
     give_up_s = time.monotonic() + timeout_s
     while True:
         try:
@@ -139,7 +140,7 @@ def take_lock(fd: int, timeout_s: float) -> bool:
 
 
 class InheritedListener:
-    """A listening socket that systemd made and keeps.
+    """A listening socket that systemd created and keeps.
 
     Args:
         listening: The socket.
@@ -151,7 +152,7 @@ class InheritedListener:
         self.socket = listening
 
     def close(self) -> None:
-        """Closes zeusd's descriptor; systemd keeps its own, and what comes meanwhile waits."""
+        """Closes zeusd's descriptor. systemd keeps its own, so new connections wait."""
         self.socket.close()
 
 

@@ -1,6 +1,6 @@
-"""Log records about users who ask for too much or break the protocol: one a minute for each user.
+"""Logs users who exceed limits or break the protocol: one record per minute and user.
 
-What comes within the minute after a record is summed up in one when the minute is over.
+Events in the minute after a record are combined in one record at the end of the minute.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ EVERY_NS = 60_000_000_000
 
 @dataclass(slots=True)
 class _User:
-    """What was reported of a user, and is to be.
+    """The pending report of a user.
 
     Attributes:
-        due_ns: When the next record may be written.
-        event: The name of what is to be reported; empty: nothing is.
+        due_ns: Time at which the next record may be written.
+        event: Name of the event to report; empty: none.
         text: The rest of its sentence.
-        left_out: What else there was since the last record.
+        left_out: Number of further events since the last record.
     """
 
     due_ns: int = 0
@@ -36,11 +36,11 @@ class _User:
 
 
 class Reports:
-    """Writes the records, on a thread of its own: to look a user's name up may take long.
+    """Writes the records on its own thread, because looking up a user's name may take long.
 
     Args:
         clock_ns: CLOCK_MONOTONIC.
-        every_ns: Between two records of one user.
+        every_ns: Time between two records of one user.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Reports:
         self._thread.start()
 
     def add(self, uid: int, event: str, text: str) -> None:
-        """Something happened that the administrator should know of.
+        """Reports an event to the administrator.
 
         Args:
             uid: The user.
-            event: Its name in the log.
-            text: What the user does and what became of it: the rest of a sentence.
+            event: The event's name in the log.
+            text: What the user did and the consequence, as the rest of a sentence.
         """
         with self._changed:
             user = self._users.setdefault(uid, _User())
@@ -71,7 +71,7 @@ class Reports:
             user.event, user.text = event, text
 
     def stop(self) -> None:
-        """Ends the thread when everything is written. Waits a moment."""
+        """Stops the thread after everything is written. Waits briefly."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -87,7 +87,7 @@ class Reports:
                 if not due:
                     if stops:
                         return
-                    # Users of whom there is nothing to say any more.
+                    # Users without anything left to report.
                     self._users = {
                         uid: user
                         for uid, user in self._users.items()

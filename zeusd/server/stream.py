@@ -1,6 +1,6 @@
-"""Samples to those who subscribe to their source. Nothing is sampled more often for anybody else.
+"""Sends samples to subscribers of their source.
 
-A subscriber that reads too slowly loses samples; their numbers tell how many.
+A subscriber that reads too slowly loses samples; their numbers show how many.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from zeusd.server.connection import Connection
 from zeusd.server.zmtp import MAX_TOPIC_BYTES, publication
 
 MAX_TOPICS = 256
-"""Topics of one connection: more than there are GPUs on any node."""
+"""Most topics of one connection: more than any node has GPUs."""
 
 MAX_WAITING_BYTES = 64 * 1024
-"""Samples that wait for one subscriber."""
+"""Most samples that wait for one subscriber."""
 
 
 class Topics:
-    """Who subscribes to what.
+    """The subscriptions.
 
     Args:
         send: Sends bytes on a connection.
@@ -31,7 +31,7 @@ class Topics:
 
     @property
     def names(self) -> frozenset[str]:
-        """All topics with a subscriber that could be a source's name."""
+        """All topics with a subscriber that may be a source's name."""
         return frozenset(topic.decode("latin-1") for topic in self._subscribers)
 
     def subscribe(self, connection: Connection, topic: bytes) -> bool:
@@ -40,7 +40,7 @@ class Topics:
         libzmq repeats a subscription but cancels it once, so repeating one changes nothing.
 
         Raises:
-            ProtocolError: It is one too many, or too long.
+            ProtocolError: There are too many topics, or it is too long.
         """
         if topic in connection.topics:
             return False
@@ -68,11 +68,11 @@ class Topics:
         return any(lasts)
 
     def wanted(self, topic: bytes) -> bool:
-        """Whether anybody subscribes to it."""
+        """Whether the topic has a subscriber."""
         return topic in self._subscribers
 
     def publish(self, topic: bytes, payload: bytes) -> None:
-        """Sends a sample to those who keep up."""
+        """Sends a sample to the subscribers that keep up."""
         data = publication(topic, payload)
         for connection in list(self._subscribers.get(topic, ())):
             if connection.waiting + len(data) <= MAX_WAITING_BYTES:

@@ -1,4 +1,5 @@
-"""Who owns a subordinate uid: in a user namespace one user may have 65,536 of them (subuid(5))."""
+"""Finds the owner of a subordinate uid: a user may have 65,536 of them in user namespaces
+(subuid(5))."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ log = logging.getLogger(__name__)
 
 SUBUID = "/etc/subuid"
 LOOK_NS = 10_000_000_000
-"""How soon a change of the file is noticed."""
+"""Longest time until a change of the file is noticed."""
 
 
 class SubordinateUids:
-    """Maps uids to their owners, as the file has them at present.
+    """Maps uids to their owners, from the file's present contents.
 
     Args:
         path: The file; one that does not exist delegates nothing.
@@ -34,7 +35,7 @@ class SubordinateUids:
         self._starts: list[int] = []
 
     def owner(self, uid: int) -> int:
-        """The user to whom this uid was delegated; the uid itself where it was to nobody."""
+        """The user to whom this uid was delegated; the uid itself if it was not."""
         now_ns = self._clock_ns()
         if self._looked_ns is None or now_ns - self._looked_ns > LOOK_NS:
             self._looked_ns = now_ns
@@ -62,7 +63,7 @@ class SubordinateUids:
 
 
 def parse(lines: Iterable[str]) -> list[tuple[int, int, int]]:
-    """`(first uid, count, owner)` for each valid line; owners stand there by name or number."""
+    """`(first uid, count, owner)` for each valid line, which has the owner's name or number."""
     ranges = []
     for line in lines:
         parts = line.strip().split(":")

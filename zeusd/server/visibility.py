@@ -1,4 +1,4 @@
-"""Clients that zeusd cannot serve because of the namespaces they live in, each with its remedy."""
+"""Finds clients that zeusd cannot serve because of their namespaces, and the remedy for each."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Unusable:
     """Why a client cannot be served.
 
     Attributes:
-        reason: For programs.
-        message: For people, with what to do.
+        reason: Reason, for programs.
+        message: Message with a remedy, for users.
     """
 
     reason: str
@@ -31,7 +31,7 @@ UNSEEN = Unusable(
 )
 
 SHIFTED_S = 0.001
-"""Clocks further apart than this would move windows and deadlines noticeably."""
+"""Clocks that differ by more than this would shift windows and deadlines noticeably."""
 
 
 def unusable(connection: socket.socket) -> Unusable | None:
@@ -53,14 +53,14 @@ def unusable(connection: socket.socket) -> Unusable | None:
 
 @cache
 def _own_offset_s() -> float:
-    return monotonic_offset_s("self")  # nobody but a process itself can change it
+    return monotonic_offset_s("self")  # only the process itself can change it
 
 
 def monotonic_offset_s(pid: int | str) -> float:
-    """How far CLOCK_MONOTONIC of a process is from the boot's, by its time namespace; 0: unknown.
+    """Offset of a process's CLOCK_MONOTONIC, from its time namespace; 0: unknown.
 
-    What /proc says is of the namespace that the process's children live in, which is its own
-    except for a process that called unshare(2) itself.
+    /proc has the offset of the children's namespace, which is the process's own unless it called
+    unshare(2).
     """
     try:
         lines = Path(f"/proc/{pid}/timens_offsets").read_text().splitlines()

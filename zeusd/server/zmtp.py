@@ -1,11 +1,11 @@
-"""ZeroMQ's wire protocol, the server's side of it, without I/O: bytes in, events out.
+"""The server's side of ZeroMQ's wire protocol, without I/O: bytes in, events out.
 
 ZMTP 3.0 and 3.1 with the NULL mechanism (https://rfc.zeromq.org/spec/23/ and /37/). One `Engine` is
-one connection. It never sees a socket or a clock, holds at most one incomplete frame beside what
-was passed to `receive`, and raises `ProtocolError` at the first byte that breaks a rule: lengths
-and flags are judged by a frame's header, before its body is waited for. After an error the
-connection is to be closed and nothing more sent: an ERROR command or malformed bytes end libzmq's
-session for good, while after a plain close it connects again.
+one connection. It has no socket or clock, holds at most one incomplete frame besides the bytes
+passed to `receive`, and raises `ProtocolError` at the first byte that breaks a rule: it checks
+lengths and flags in a frame's header before the body arrives. After an error, close the connection
+without sending anything: an ERROR command or malformed bytes end libzmq's session permanently,
+while after a plain close libzmq connects again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Role(Enum):
     """What this end is."""
 
     ROUTER = b"ROUTER"
-    """Answers requests of DEALER and REQ peers, each a message of one frame."""
+    """Answers requests of DEALER and REQ peers; each is a message of one frame."""
     PUB = b"PUB"
-    """Publishes to SUB and XSUB peers, and hears nothing but their subscriptions."""
+    """Publishes to SUB and XSUB peers, and receives only their subscriptions."""
 
 
 class State(Enum):
@@ -48,7 +48,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The handshake is over."""
+    """The handshake is complete."""
 
     socket_type: bytes
 
@@ -62,21 +62,21 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """The peer wants this topic."""
+    """The peer subscribes to this topic."""
 
     topic: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The peer no longer wants this topic."""
+    """The peer unsubscribes from this topic."""
 
     topic: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """A command that changes nothing for the caller: a PING (answered), a PONG, an unknown one."""
+    """A command without an effect for the caller: a PING (answered), a PONG, an unknown one."""
 
 
 Event: TypeAlias = Ready | Message | Subscribe | Cancel | Ignored
@@ -85,10 +85,10 @@ MAX_TOPIC_BYTES = 96
 """Longest topic: a GPU's UUID."""
 
 MAX_COMMAND_BYTES = 1024
-"""Longest command: READY with an Identity of 255 bytes and some metadata of the application."""
+"""Longest command: READY with an Identity of 255 bytes and some metadata."""
 
 READ_BYTES = MAX_REQUEST_BYTES + 9
-"""As much as the largest request with its header: what to ask a socket for at a time."""
+"""Size of the largest request with its header: bytes to read from a socket at a time."""
 
 _SIGNATURE_BYTES = 10
 _PEERS = {Role.ROUTER: (b"DEALER", b"REQ"), Role.PUB: (b"SUB", b"XSUB")}
@@ -97,7 +97,7 @@ _IGNORED = Ignored()
 
 
 def publication(topic: bytes, payload: bytes) -> bytes:
-    """What a publisher sends to those who subscribe to a topic."""
+    """The message of a publisher to the subscribers of a topic."""
     return frame(topic, MORE) + frame(payload)
 
 
@@ -109,7 +109,7 @@ class Engine:
 
     Attributes:
         state: How far the conversation has come.
-        unread: Whether bytes were received that no event has been made of yet.
+        unread: Whether received bytes are left that are not part of an event yet.
     """
 
     __slots__ = (
@@ -127,11 +127,11 @@ class Engine:
     def __init__(self, role: Role) -> None:
         self.role = role
         self.state = State.GREETING
-        # A subscription of ZMTP 3.0 is a message: one byte and the topic.
+        # A subscription in ZMTP 3.0 is a message: one byte and the topic.
         self._max_frame = MAX_REQUEST_BYTES if role is Role.ROUTER else 1 + MAX_TOPIC_BYTES
         self._buffer = b""
         self._position = 0
-        # All of it at once: libzmq waits for the signature before it sends its own version.
+        # Sends the whole greeting: libzmq waits for the signature before it sends its version.
         self._out = [GREETING]
         self._req = False
         self._delimited = False
@@ -139,17 +139,18 @@ class Engine:
 
     @property
     def buffered(self) -> int:
-        """Bytes received that no event has been made of yet."""
+        """Received bytes that are not part of an event yet."""
         return len(self._buffer) - self._position
 
     def receive(self, data: bytes) -> None:
-        """Takes bytes from the peer. Call `next_event` until it returns None before the next."""
+        """Adds bytes from the peer. Call `next_event` until it returns None before the next
+        call."""
         self._buffer = self._buffer[self._position :] + data if self.unread else data
         self._position = 0
         self.unread = True
 
     def data_to_send(self) -> bytes:
-        """What the protocol itself has to say: greeting, READY, PONG. Empty: nothing."""
+        """Bytes that the protocol itself sends: greeting, READY, PONG. Empty: none."""
         if not self._out:
             return b""
         data = b"".join(self._out)
@@ -198,7 +199,7 @@ class Engine:
     # --------------------------------------------------------------------------------- internals
 
     def _greeting(self) -> bool:
-        """Whether the greeting is complete. Its rules hold for as much of it as is there."""
+        """Whether the greeting is complete. Checks the received part of it."""
         got = self._buffer
         have = len(got)
         if (have and got[0] != 0xFF) or (have >= _SIGNATURE_BYTES and not got[9] & 1):
@@ -223,7 +224,7 @@ class Engine:
         elif self.state is not State.TRAFFIC:
             raise ProtocolError("message before READY")
         elif flags & MORE:
-            # Nothing but the empty frame before a REQ's request.
+            # Only the empty frame before a REQ's request.
             if not self._req or self._delimited or size:
                 raise ProtocolError("message of several parts")
         elif size > self._max_frame:

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from tests import snippets
 from tests.zeus.pipeline_frequency.toys import DATA
 from zeus.optimizer.pipeline_frequency.command import main
+from zeus.optimizer.pipeline_frequency.planner import Planner
 from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.profile import (
     INSTRUCTIONS,
@@ -210,6 +211,18 @@ def test_a_folder_that_exists_is_not_written_to(tmp_path: Path) -> None:
     assert found.exit_code == 1
     assert "exists already" in found.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["file/plans", 300 * "a"])
+def test_a_folder_that_cannot_be_created_is_found_before_planning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(Planner, "__init__", lambda *_, **__: pytest.fail("it planned"))
+    found = run("--output-dir", str(tmp_path / name), *USUAL)
+    assert found.exit_code == 1
+    assert "plans cannot be created" in found.stderr or "aaa cannot be created" in found.stderr
+    assert "Traceback" not in found.output
 
 
 def test_both_ways_to_start_it(tmp_path: Path) -> None:

@@ -121,5 +121,5 @@ def test_learned_step_times_are_kept_beside_the_rest_of_a_profile(tmp_path: Path
     assert load_stretch(path) == {1980: 1.0, 1860: 1.02}
     assert json.loads(path.read_text())["loads"] == [1]
     path.write_text("[]")
-    with pytest.raises(ValueError, match="holds no learned step times"):
+    with pytest.raises(ValueError, match="has no learned step times"):
         load_stretch(path)

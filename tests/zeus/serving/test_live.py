@@ -314,7 +314,7 @@ def test_roofline_needs_an_engine_that_reports_flops_and_bytes(told):
     assert parts == pytest.approx(totals.measured_j)
     assert {row.method for row in rows} == {"roofline"}
     if told == "not":
-        assert all("does not say how many FLOPs and bytes" in row.reason for row in rows)
+        assert all("does not report how many FLOPs and bytes" in row.reason for row in rows)
         assert totals.requests_j == 0
     else:
         assert not any(row.refused for row in rows)

@@ -313,4 +313,4 @@ def test_parquet_gives_the_same(tmp_path):
     (tmp_path / "bad.parquet").write_text("no parquet")
     code, output = _run(tmp_path, "--steps", str(tmp_path / "bad.parquet"))
     assert code == 1
-    assert "is no Parquet file" in output
+    assert "is not a Parquet file" in output

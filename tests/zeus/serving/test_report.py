@@ -156,7 +156,7 @@ def test_a_benchmark_gets_its_energy(tmp_path):
     assert found["mean_power_watts"] == pytest.approx(200 / found["energy_window_seconds"])
 
     path.write_text("[]")
-    with pytest.raises(ValueError, match="no JSON object"):
+    with pytest.raises(ValueError, match="not a JSON object"):
         bench.add(path, energy)
 
 

@@ -92,6 +92,11 @@ class Program:
     """It has made a request since it last released everything."""
 
 
+def _is_busy(program: Program) -> bool:
+    """Whether a process sends heartbeats, or computes; else nothing comes of it as time passes."""
+    return program.alive and not program.stopped and (program.wants or program.computing)
+
+
 class Model(World):
     """The world, with everything that can happen to it as a method, and the checks."""
 
@@ -187,9 +192,9 @@ class Model(World):
         self.cpu_share[program.process] = 1.0 if busy else 0.0
 
     def pass_time(self, seconds: float) -> None:
-        """Time passes; processes that run say so every few seconds."""
+        """Time passes; processes that run send heartbeats."""
         while seconds > 0:
-            step = min(seconds, TTL_S / 5)
+            step = min(seconds, TTL_S / 5) if any(map(_is_busy, self.programs)) else seconds
             due_ns = self.core.next_deadline_ns()
             if due_ns is not None and self.up:
                 self.woken_for(due_ns)
@@ -206,7 +211,8 @@ class Model(World):
                         program.blameless = False
                 else:
                     program.silent_s = 0.0
-                    self.request(program, "heartbeat")
+                    if program.wants:  # a client that holds nothing sends none
+                        self.request(program, "heartbeat")
             if self.up:
                 self._guarded(lambda: self.apply(self.core.tick(self.now_ns)))
 
@@ -452,9 +458,10 @@ class Model(World):
             self.compute(program, False)
         if self.core.node.quiesced_ns is not None:
             self.request(self.start_program(admin=True), "resume")
-        for _ in range(4):
+        # First the longest lease ends; then what follows from that is tried again where it failed.
+        for seconds in (70, 16, 16, 16):
             self._drain()
-            self.pass_time(70)
+            self.pass_time(seconds)
             self._drain()
         for gpu in GPUS:
             for control in CONTROLS:

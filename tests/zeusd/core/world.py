@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -77,10 +78,9 @@ LEDGER: dict[type[Message], Message] = {
 LIMITS = ("power_limit_min_mw", "power_limit_max_mw", "power_limit_default_mw")
 
 
-def facts(
-    uuid: str, index: int, power_limit_mw: int = 300_000, profiles: ControlValue = ()
-) -> GpuFacts:
-    info = GpuInfo(
+@functools.cache
+def _info(uuid: str, index: int) -> GpuInfo:
+    return GpuInfo(
         uuid=uuid,
         index=index,
         pci_address=f"00000000:0{index}:00.0",
@@ -107,12 +107,17 @@ def facts(
             for number in range(10)
         ],
     )
+
+
+def facts(
+    uuid: str, index: int, power_limit_mw: int = 300_000, profiles: ControlValue = ()
+) -> GpuFacts:
     values: dict[Control, ControlValue] = {
         Control.POWER_LIMIT: (power_limit_mw,),
         Control.PERSISTENCE_MODE: (0,),
         Control.POWER_PROFILE: profiles,
     }
-    return GpuFacts(info, values)
+    return GpuFacts(_info(uuid, index).model_copy(), values)
 
 
 @dataclass

@@ -320,7 +320,7 @@ def test_garbage_instructions_are_refused(
         devices.ask(
             "open", gpus=[nvml.uuid(0)], workload="profile:x#stage=0", instructions=instructions
         )
-    with pytest.raises(RequestRejected, match="read by who"):
+    with pytest.raises(RequestRejected, match="the client reads a profile"):
         devices.ask("open", gpus=[nvml.uuid(0)], workload="profile:x#stage=0")
     devices.ask("open", gpus=[nvml.uuid(0)], workload="model/compute")
     devices.close()

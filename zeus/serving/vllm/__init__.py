@@ -1,1 +1,1 @@
-"""vLLM: who was in which step. Nothing of it is imported unless vLLM loads it."""
+"""Integration with vLLM. It is imported only if vLLM loads it."""

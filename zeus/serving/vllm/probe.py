@@ -1,7 +1,7 @@
 """A probe on vLLM's scheduler, found by vLLM through its entry point `vllm.general_plugins`.
 
-It does nothing unless `ZEUS_SERVING=steps`. Written against vLLM 0.32 and 0.33, run with 0.32; of
-what it reads only `SchedulerOutput.num_scheduled_tokens` and `Scheduler.requests` must be there.
+It does nothing unless `ZEUS_SERVING=steps`. Written against vLLM 0.32 and 0.33, run with 0.32; it
+requires only `SchedulerOutput.num_scheduled_tokens` and `Scheduler.requests`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from zeus.serving.wire import pack_request
 log = logging.getLogger(__name__)
 
 MODE_ENV = "ZEUS_SERVING"
-"""`steps`: the scheduler probe. `stats`: the front end's statistics alone. Else nothing."""
+"""`steps`: the scheduler probe. `stats`: only the front end's statistics. Otherwise nothing."""
 TESTED = ("0.32", "0.33")
 
 RANDOM_ENV = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"
-"""With it, vLLM leaves the ids of callers as they are."""
+"""With it, vLLM does not change the callers' ids."""
 
 _computed = attrgetter("num_computed_tokens")
 _MARK = "_zeus_serving_probe"
 _RANDOM = re.compile("-[0-9a-f]{8}$")
-"""What vLLM adds to the caller's id. Its scheduler does not know the id without it."""
+"""vLLM's suffix of the caller's id. Its scheduler does not know the id without it."""
 
 
 def register() -> None:
-    """What vLLM calls in each of its processes."""
+    """The entry point that vLLM calls in each of its processes."""
     if os.environ.get(MODE_ENV) != "steps":
         return
     try:
@@ -55,7 +55,7 @@ def install(scheduler: Any) -> bool:
     """Wraps a scheduler class once; its subclasses are wrapped with it.
 
     Returns:
-        Whether it has the methods that are wrapped.
+        Whether it has the wrapped methods.
     """
     schedule = getattr(scheduler, "schedule", None)
     update = getattr(scheduler, "update_from_output", None)
@@ -98,7 +98,7 @@ class Probe:
 
     Args:
         scheduler: Has `requests` by engine id.
-        recorder: Where steps go; None: one of its own.
+        recorder: Receives steps; None: a new `Recorder`.
     """
 
     def __init__(self, scheduler: Any, recorder: Recorder | None = None) -> None:
@@ -110,14 +110,14 @@ class Probe:
         costs = work(getattr(scheduler, "vllm_config", None), engine)
         if costs is not None:
             self._recorder.introduce(costs)
-        self._known: dict[str, str] = {}  # names for others
+        self._known: dict[str, str] = {}  # external names
         self._packed: dict[str, bytes] = {}
         self._pack = msgpack.Packer().pack
-        self._planned: dict[str, int] = {}  # of the step before, with what the next two say of it
+        self._planned: dict[str, int] = {}  # the previous step's requests; the next two describe it
         self._ids: list[str] = []
         self._batch: list[Any] = []
         self._roster = b""
-        self._same = 0  # steps in a row with the same requests and a token for each
+        self._same = 0  # consecutive steps with the same requests and one token each
         self._base = False  # whether the recorder can derive the next one of them
         self._names: set[str] = set()
         self._ended: Iterable[str] = ()
@@ -126,15 +126,15 @@ class Probe:
         self._random = not _is_set(RANDOM_ENV)
 
     def arrived(self, request: Any) -> None:
-        """A request has come."""
-        self._planned, self._ids = {}, []  # it may be another one under an id that was there
-        if request.request_id not in self._known:  # else more input of a session
+        """Handles a new request."""
+        self._planned, self._ids = {}, []  # it may be another request with the same id
+        if request.request_id not in self._known:  # otherwise more input of a session
             headers = getattr(request, "trace_headers", None) or {}
             trace = str(headers.get("traceparent", ""))
             self._recorder.arrived(*self._meet(request.request_id, request), trace)
 
     def scheduled(self, begin_ns: int, output: Any) -> None:
-        """A step was composed."""
+        """Handles a composed step."""
         for one in getattr(output, "finished_req_ids", None) or ():
             self._forget(one)
         self._finish()
@@ -145,7 +145,7 @@ class Probe:
                 return
             self._same += self._same > 0
         else:
-            self._recorder.flush()  # the steps before shall not wait for this one
+            self._recorder.flush()  # earlier steps must not wait for this one
             self._planned = planned
             if not planned:
                 self.in_flight.begin(begin_ns, None)
@@ -157,18 +157,18 @@ class Probe:
         counts = list(planned.values())
         if not self._same:
             self._same = int(counts.count(1) == len(counts))
-        # The scheduler has already moved on by this step's tokens.
+        # The scheduler has already counted this step's tokens.
         computed = list(map(_computed, self._batch))
-        # Tokens of a step under way may be rejected yet, unless it is of the same kind.
+        # Tokens of a step in flight may still be rejected, unless it is of the same kind.
         self._base = self._same > len(self.in_flight)
         self.in_flight.begin(begin_ns, (planned, self._roster, counts, computed))
 
     def _compose(self, ids: list[str]) -> None:
-        """Other requests than in the step before: looks them up, and packs who they are."""
+        """Looks up and packs the requests of a step if they differ from the previous step's."""
         packed, requests = self._packed, self._requests
         try:
             self._roster = b"".join(map(packed.__getitem__, ids))
-        except KeyError:  # its arrival was not seen
+        except KeyError:  # its arrival was missed
             for one in set(ids) - packed.keys():
                 self._meet(one, requests[one])
             self._roster = b"".join(map(packed.__getitem__, ids))
@@ -176,11 +176,11 @@ class Probe:
         self._ids = ids
 
     def _meet(self, one: str, request: Any) -> tuple[str, int, int]:
-        """A request that was not known: its name for others, when it came, and its prompt."""
+        """Adds a new request: its external name, its arrival, and its prompt."""
         name = getattr(request, "external_req_id", None)
         if not name:
             name = _RANDOM.sub("", one) if self._random else one
-        if name in self._names:  # callers may use an id twice
+        if name in self._names:  # callers may reuse an id
             name = one
         prompt = int(getattr(request, "num_prompt_tokens", 0))
         self._names.add(name)
@@ -189,7 +189,7 @@ class Probe:
         return name, self.in_flight.now_ns(), prompt
 
     def ended(self) -> None:
-        """A step's output came."""
+        """Handles a step's output."""
         found, self._ended = self.in_flight.end(), ()
         self._count = len(self._requests)
         if found is not None and found[2] is not None:
@@ -200,17 +200,17 @@ class Probe:
                 self._recorder.again(begin_ns, end_ns)
 
     def updated(self) -> None:
-        """The scheduler has taken the output in, and forgotten requests that it ended."""
+        """Handles that the scheduler has processed the output and dropped finished requests."""
         if len(self._requests) != self._count:
             for one in self._ended:
                 if one not in self._requests:
                     self._forget(one)
         self._finish()
         if not self._requests:
-            self._recorder.flush()  # no step may come for long
+            self._recorder.flush()  # the next step may be far away
 
     def _forget(self, one: str) -> None:
-        # Nothing of a request that has ended is kept.
+        # Drops all data of ended requests.
         self._planned, self._ids, self._batch = {}, [], []
         self._packed.pop(one, None)
         name = self._known.pop(one, None)
@@ -218,7 +218,8 @@ class Probe:
             self._gone.append((one, name))
 
     def _finish(self) -> None:
-        """Sends ends, but not while a step that was scheduled ahead still computes the request."""
+        """Sends ends of requests, except while a step that was scheduled ahead still computes
+        one."""
         if not self._gone:
             return
         ahead = [what[0] for what in self.in_flight.under_way() if what]

@@ -1,9 +1,9 @@
 """A stat logger, found by vLLM through its entry point `vllm.stat_logger_plugins`.
 
 It records nothing unless `ZEUS_SERVING=stats`; with `ZEUS_SERVING_METRICS` it adds the ledger's
-metrics to vLLM's. It works alone, without the probe in the scheduler,
-with the larger error that `zeus.serving.front_end` explains. Written against vLLM 0.32 and 0.33,
-whose statistics may change: what is missing counts as nothing.
+metrics to vLLM's. It works without the probe in the scheduler, with the larger error that
+`zeus.serving.front_end` explains. Written against vLLM 0.32 and 0.33, whose statistics may change:
+missing values count as 0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EnergyStatLogger(_base()):  # type: ignore[misc]  # vLLM's, if there
 
     Args:
         vllm_config: vLLM's configuration.
-        engine_index: Which engine.
+        engine_index: The engine.
     """
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
@@ -64,17 +64,17 @@ class EnergyStatLogger(_base()):  # type: ignore[misc]  # vLLM's, if there
         engine_idx: int = 0,
         **more: Any,
     ) -> None:
-        """What vLLM calls after each step."""
+        """Called by vLLM after each step."""
         if self._recorder is not None:
             self._silent(self._record, scheduler_stats, iteration_stats)
 
     def log_engine_initialized(self) -> None:
-        """What vLLM calls once."""
+        """Called by vLLM once."""
         if self._recorder is not None:
             log.info("steps are recorded from the front end's statistics")
 
     def log(self) -> None:
-        """What vLLM calls now and then: there is nothing to print."""
+        """Called by vLLM periodically; prints nothing."""
 
     def _record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
         if iteration_stats is None or self._recorder is None:
@@ -82,7 +82,7 @@ class EnergyStatLogger(_base()):  # type: ignore[misc]  # vLLM's, if there
         finished = [_finished(one) for one in getattr(iteration_stats, "finished_requests", ())]
         ended = [one for one in finished if one is not None]
         now_ns = self._clock.now_ns()
-        # Of those that were in the step, the scheduler no longer counts those that it ended.
+        # The scheduler no longer counts requests of the step that it ended.
         running = int(getattr(scheduler_stats, "num_running_reqs", 0) or 0) + len(ended)
         names = self._front_end.iteration(now_ns, running, ended)
         for step in self._front_end.ready(now_ns):

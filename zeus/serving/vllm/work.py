@@ -1,8 +1,8 @@
-"""What vLLM's model computes and moves, from vLLM's own account of it (`vllm.v1.metrics.perf`).
+"""FLOPs and bytes of vLLM's model, from vLLM's own counts (`vllm.v1.metrics.perf`).
 
-vLLM counts a step as a whole; its count is linear in a request's tokens, context and product of the
-two, but for weights, so a few counts of a single request say all. Of a sliding window nothing is
-known beyond this: context counts in full.
+vLLM counts a step as a whole. Except for weights, its count is linear in a request's tokens,
+context, and the product of both, so a few counts of a single request are enough. Sliding windows
+are not considered: context counts in full.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from zeus.serving.wire import Work
 log = logging.getLogger(__name__)
 
 CONTEXT = 1024
-"""At which the cost of context is read off."""
+"""Context at which its cost is determined."""
 SIZES = [2**power for power in range(15)]
-"""Tokens of a step for which weights are read off; a mixture of experts reads all beyond."""
+"""Numbers of tokens of a step for which weights are determined; with more, a mixture of experts
+reads all."""
 
 
 def work(config: Any, engine: str) -> Work | None:
-    """What each token costs.
+    """FLOPs and bytes of each token.
 
     Args:
         config: vLLM's configuration.
         engine: Name of the engine.
 
     Returns:
-        None where this vLLM does not say. Never raises.
+        None if this vLLM does not report them. Never raises.
     """
     try:
         home = importlib.import_module("vllm.v1.metrics.perf")
@@ -38,7 +39,7 @@ def work(config: Any, engine: str) -> Work | None:
             return None
         return _read(model, home.ExecutionContext.from_single_request, engine)
     except Exception as error:  # noqa: BLE001 - never raise into the engine
-        log.info("vLLM does not say what its model computes: %s", error)
+        log.info("vLLM does not report its model's FLOPs and bytes: %s", error)
         return None
 
 
@@ -55,12 +56,12 @@ def _read(model: Any, of: Any, engine: str) -> Work:
     token = flops(1, CONTEXT, False) - CONTEXT * attention - output
     context_bytes = (moved(1, 2 * CONTEXT, False) - moved(1, CONTEXT, False)) / CONTEXT
     output_bytes = moved(2, 2, False) - moved(2, 2, True)
-    # In a prefill of its whole context: a token's own bytes, those of context, and weights.
+    # In a prefill of the whole context: the token's own bytes, those of context, and weights.
     steps = [
         (size, moved(size, size, True) - size * context_bytes - output_bytes) for size in SIZES
     ]
     (few, low), (many, high) = steps[-2:]
-    token_bytes = (high - low) / (many - few)  # where all weights are read
+    token_bytes = (high - low) / (many - few)  # if all weights are read
     weights = [(float(size), max(0.0, found - size * token_bytes)) for size, found in steps]
     return Work(
         engine,

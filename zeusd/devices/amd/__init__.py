@@ -1,4 +1,4 @@
 """AMD Instinct GPUs, through libamd_smi and sysfs.
 
-Standard library only, as the helper uses it too.
+Uses the standard library only, because the helper uses it too.
 """

@@ -1,7 +1,7 @@
 """AMD Instinct GPUs of this machine.
 
-A GPU is a socket of libamd_smi, that is one PCI device: a card, or one die of an MI250. Cap, clocks
-and energy belong to it whole, so all calls go through its first partition.
+A GPU is a socket of libamd_smi, which is one PCI device: a card, or one die of an MI250. Power cap,
+clocks and energy belong to the whole socket, so all calls go through its first partition.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ from zeusd.devices.port import (
 _HOTSPOT, _CURRENT = 1, 0
 _MILLIDEGREES_ABOVE = 1000
 _HOTTEST_C = 150
-"""Above this a reading was torn."""
+"""A higher temperature is a torn reading."""
 
 _TWO_DIES = "MI250"
-"""In the name of products whose cards are two GPUs each."""
+"""Part of the name of products whose cards have two GPUs each."""
 
 _POWER, _HW_SLOWDOWN, _HW_THERMAL = 0x4, 0x8, 0x40
 _REASONS = (_HW_SLOWDOWN, _POWER, _HW_THERMAL, _HW_THERMAL, _HW_THERMAL)
-"""Throttle reasons of the violations in the library's order, as the port counts them."""
+"""Throttle reasons, as the port numbers them, of the library's violations in their order."""
 
 _CLOCK_STEP_MHZ = 25
-"""Graphics clocks are a continuous range; so far apart are those that are listed."""
+"""Step between listed graphics clocks, whose range is continuous."""
 
 _PROCESSES = 128
-"""Entries of the first list of processes; a longer one is asked for again."""
+"""Entries requested with the first list of processes; a longer list takes a second call."""
 
 
 class AmdBackend(TabledControls):
     """Implements `zeusd.devices.port.Backend`.
 
     Args:
-        library: The libamd_smi to load; None: the one that is found.
-        sysfs_root: Where sysfs is.
-        init_s: How long initialising the library may take.
+        library: The libamd_smi to load; None: the first one found.
+        sysfs_root: Where sysfs is mounted.
+        init_s: Time limit for initialising the library.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class AmdBackend(TabledControls):
 
     @override
     def init(self) -> None:
-        """The library is initialised once, however often this is called."""
+        """Initialises the library once, however often this is called."""
         with self._guard:
             if self._inits == 0:
                 if not sysfs.driver_loaded(self._root):
@@ -150,14 +150,14 @@ class AmdBackend(TabledControls):
             seen.add(uuid)
             yield Socket(partitions, address, card, uuid)
 
-    # ----------------------------------------------------------------------------- what it is
+    # ----------------------------------------------------------------------------- identity
 
     @override
     def uuid(self, gpu: Handle) -> str:
-        """`GPU-` and the chip's unique_id, as ROCm's runtime names it.
+        """`GPU-` and the chip's unique_id, which is the name that ROCm's runtime uses.
 
-        The library's own UUID changes between its releases. Without a unique_id of its own, or
-        where two dies share one, the PCI address is part of it.
+        The library's own UUID changes between its releases. If there is no unique_id, or two dies
+        share one, the UUID includes the PCI address.
         """
         return self._socket(gpu).uuid
 
@@ -171,7 +171,7 @@ class AmdBackend(TabledControls):
 
     @override
     def architecture(self, gpu: Handle) -> int:
-        """Always `UNSUPPORTED`: the number is NVML's."""
+        """Always raises `UNSUPPORTED`: the number is NVML's."""
         raise amd_error(Status.NOT_SUPPORTED, "architecture", "AMD GPUs have no NVML architecture")
 
     @override
@@ -180,16 +180,17 @@ class AmdBackend(TabledControls):
 
     @override
     def mig_enabled(self, gpu: Handle) -> bool:
-        """Partitions are AMD's counterpart: they share cap, clocks and energy."""
+        """Whether the GPU is partitioned, AMD's counterpart of MIG; partitions share cap, clocks
+        and energy."""
         return len(self._socket(gpu).partitions) > 1
 
     @override
     def runtime_indices(self, gpu: Handle) -> list[int]:
-        """HIP counts the nodes of the kernel's compute driver (KFD) in ascending
-        order; each partition is one. Before library 24.7 they are not known.
+        """HIP counts the nodes of the kernel's compute driver (KFD) in ascending order; each
+        partition is a node. Libraries before 24.7 do not report them.
         """
         for socket in self._sockets:
-            if not socket.nodes:  # they stay as they are until the driver is loaded again
+            if not socket.nodes:  # they do not change until the driver is reloaded
                 socket.nodes = [self._node_of(partition) for partition in socket.partitions]
         order = sorted(node for socket in self._sockets for node in socket.nodes)
         if len(set(order)) < len(order):
@@ -198,18 +199,18 @@ class AmdBackend(TabledControls):
         return [order.index(node) for node in self._socket(gpu).nodes]
 
     def _node_of(self, partition: int) -> int:
-        # Also of the other GPUs: one of them that is lost must not make this one lost.
+        # This also asks the other GPUs, and a lost one must not make this one lost.
         found = self._lib("get_gpu_kfd_info").read("get_gpu_kfd_info", partition)
         return found.number("<I", layouts.KFD_NODE)
 
     def _place(self, gpu: Handle) -> int:
-        """Position on the node."""
+        """Index on the node."""
         socket = self._socket(gpu)
         return next(at for at, one in enumerate(self._sockets) if one is socket)
 
     @override
     def power_domain(self, gpu: Handle) -> list[int]:
-        """The dies of an MI250 are neighbours on the bus; one has the cap."""
+        """The dies of an MI250 are adjacent on the bus, and one of them has the cap."""
         place = self._place(gpu)
         if _TWO_DIES not in self.name(gpu):
             return []
@@ -228,13 +229,13 @@ class AmdBackend(TabledControls):
 
     @override
     def module(self, gpu: Handle) -> int | None:
-        """None: a socket's power is all that AMD's GPUs report."""
+        """None: AMD's GPUs report the power of the socket only."""
         self._socket(gpu)
         return None
 
     @override
     def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
-        """None: AMD's profiles tune the clocks' governor, and not on MI300."""
+        """None: AMD's profiles tune the clock governor, and MI300 has none."""
         self._socket(gpu)
         return []
 
@@ -250,12 +251,12 @@ class AmdBackend(TabledControls):
         return self._cap(gpu).limits
 
     def power_limit_mw(self, gpu: Handle) -> int:
-        """What the power cap is, mW."""
+        """The power cap, mW."""
         return self._cap(gpu).mw
 
     @override
     def enforced_power_limit_mw(self, gpu: Handle) -> int:
-        """AMD has one value: what was requested."""
+        """The requested limit: AMD reports no other."""
         return self._cap(gpu).mw
 
     def set_power_limit(self, gpu: Handle, power_limit_mw: int) -> None:
@@ -274,7 +275,7 @@ class AmdBackend(TabledControls):
 
     @override
     def supported_gpu_clocks(self, gpu: Handle, memory_clock_mhz: int) -> list[int]:
-        """The range is continuous; steps of it are listed."""
+        """Clocks at fixed steps of the continuous range."""
         low, high = self._clocks(gpu).limits[clocks.GRAPHICS]
         return sorted({*range(high, low, -_CLOCK_STEP_MHZ), low}, reverse=True)
 
@@ -308,9 +309,8 @@ class AmdBackend(TabledControls):
 
     @override
     def sensors(self, gpu: Handle) -> Sensors:
-        """Two calls, each of which makes the driver ask the GPU.
-
-        GPUs before MI300 have a filtered power only: it is given as the instant power too.
+        """Two calls, each of which makes the driver query the GPU. GPUs before MI300 have filtered
+        power only, which stands in for the instant power too.
         """
         socket = self._socket(gpu)
         library = self._lib("get_energy_count")
@@ -337,7 +337,7 @@ class AmdBackend(TabledControls):
         )
 
     def _power_w(self, library: Library, socket: Socket) -> tuple[int | None, int | None]:
-        """Present and average power, W."""
+        """Instant and average power, W."""
         buffer = Buffer()
         code = library.status("get_power_info", socket.first, buffer.data)
         if code == Status.NOT_SUPPORTED:
@@ -349,7 +349,7 @@ class AmdBackend(TabledControls):
 
     @override
     def temperature_c(self, gpu: Handle) -> int:
-        """Of the hottest spot; the library's unit changed between releases."""
+        """Temperature of the hottest spot; the library's unit changed between releases."""
         socket = self._socket(gpu)
         if socket.celsius is None:
             typical = median(self._temperature(gpu) for _ in range(3))
@@ -359,7 +359,7 @@ class AmdBackend(TabledControls):
             raise amd_error(
                 Status.UNEXPECTED_DATA,
                 "amdsmi_get_temp_metric",
-                f"a temperature of {found_c} degrees Celsius cannot be",
+                f"a temperature of {found_c} degrees Celsius is not plausible",
             )
         return found_c
 
@@ -368,7 +368,7 @@ class AmdBackend(TabledControls):
 
     @override
     def throttle_reasons(self, gpu: Handle) -> int:
-        """The library's violations as the bits that the port counts in."""
+        """The library's violations as the port's bits."""
         found = self._read(gpu, "get_violation_status")
         active = found.numbers("<5B", self._lib("get_violation_status").layouts.violations)
         if all(one not in (0, 1) for one in active):
@@ -380,7 +380,8 @@ class AmdBackend(TabledControls):
 
     @override
     def processes(self, gpu: Handle) -> list[GpuProcess]:
-        """Of all partitions. Before ROCm 10 a process is on every GPU it opened."""
+        """Processes of all partitions. Before ROCm 10, a process is listed on every GPU it
+        opened."""
         socket = self._socket(gpu)
         found: dict[int, int] = {}
         for partition in socket.partitions:
@@ -411,12 +412,12 @@ class AmdBackend(TabledControls):
 
     @override
     def process_utilization(self, gpu: Handle, since_us: int) -> list[ProcessUse]:
-        """The library reports no use by process."""
+        """None: the library does not report use by process."""
         raise DeviceError(Outcome.UNSUPPORTED, "process_utilization", "not offered by libamd_smi")
 
     @override
     def mig_instances(self, gpu: Handle, measure: bool = False) -> list[MigInstance]:
-        """Partitions list no processes of their own."""
+        """None: partitions do not list their own processes."""
         return []
 
     @override
@@ -437,7 +438,7 @@ class AmdBackend(TabledControls):
         return library
 
     def _socket(self, gpu: Handle) -> Socket:
-        """The socket of a handle; one of an earlier initialisation is refused, not followed."""
+        """The socket of a handle; rejects a handle from an earlier initialisation."""
         self._lib("get_processor_handles")
         if not any(gpu is socket for socket in self._sockets):
             raise amd_error(Status.INVALID, "amdsmi_get_processor_handles")
@@ -462,7 +463,7 @@ class AmdBackend(TabledControls):
     def _memory(self, gpu: Handle, which: str) -> int:
         found = self._socket(gpu).card.memory_bytes(which)
         if found is None:
-            raise amd_error(Status.FILE, f"mem_info_vram_{which}", "sysfs does not have it")
+            raise amd_error(Status.FILE, f"mem_info_vram_{which}", "sysfs has no such file")
         return found // (1024 * 1024)
 
     def _error(self, socket: Socket, code: int, name: str) -> DeviceError:

@@ -1,9 +1,9 @@
-"""Locks of graphics and memory clocks, as AMD's driver takes them.
+"""Locks graphics and memory clocks through AMD's driver.
 
-There is no lock at one frequency: a graphics range needs a minimum below its maximum. Memory has a
-maximum only. There is no reset of one domain either: performance level `auto` frees both, so the
-other one's limits are written again. What is in force is read from the driver each time, so that
-this also holds after a restart, and in the helper.
+AMD has no lock at one frequency: a graphics range needs a minimum below its maximum. Memory has a
+maximum only. One domain cannot be reset alone: performance level `auto` unlocks both, so the limits
+of the other domain are written again. The ranges in force are read from the driver each time, so
+this also works after a restart and in the helper.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """What is in force, MHz.
+    """Clock ranges of a GPU, MHz.
 
     Attributes:
-        limits: Lowest and highest clock that each domain takes.
+        limits: Lowest and highest clock that each domain accepts.
         now: The range in force of each.
     """
 
@@ -47,7 +47,7 @@ def read_clocks(library: Library, gpu: int) -> ClockState:
     """The ranges in force.
 
     Raises:
-        DeviceError: Also `UNSUPPORTED`, where the GPU takes no ranges.
+        DeviceError: With `UNSUPPORTED` if the GPU does not accept ranges.
     """
     found = library.read("get_gpu_od_volt_info", gpu)
 
@@ -58,13 +58,15 @@ def read_clocks(library: Library, gpu: int) -> ClockState:
     limits = {GRAPHICS: span(layouts.SCLK_LIMITS), MEMORY: span(layouts.MCLK_LIMITS)}
     if not 0 < limits[GRAPHICS][1] <= 100_000:
         raise amd_error(
-            Status.NOT_SUPPORTED, "amdsmi_get_gpu_od_volt_info", "the GPU names no clock range"
+            Status.NOT_SUPPORTED,
+            "amdsmi_get_gpu_od_volt_info",
+            "the GPU does not report a clock range",
         )
     return ClockState(limits, {GRAPHICS: span(layouts.SCLK), MEMORY: span(layouts.MCLK)})
 
 
 def lock_graphics(library: Library, gpu: int, low: int, high: int) -> None:
-    """Permits graphics clocks from `low` to `high` MHz, moved into the GPU's range.
+    """Locks graphics clocks to `low` to `high` MHz, moved into the GPU's range.
 
     A single frequency becomes [f - 1, f].
     """
@@ -72,7 +74,7 @@ def lock_graphics(library: Library, gpu: int, low: int, high: int) -> None:
     least, most = state.limits[GRAPHICS]
     high = min(max(high, least + 1), most)
     low = min(max(low, least), high - 1)
-    # Each half is committed by itself, and the minimum must stay below the maximum in between.
+    # The driver commits each half separately, and the minimum must always be below the maximum.
     if high > state.now[GRAPHICS][0]:
         order = ((_MAX, high), (_MIN, low))
     else:
@@ -82,12 +84,13 @@ def lock_graphics(library: Library, gpu: int, low: int, high: int) -> None:
 
 
 def lock_memory(library: Library, gpu: int, high: int) -> None:
-    """Permits memory clocks up to `high` MHz, moved into the GPU's range. There is no minimum."""
+    """Locks memory clocks to at most `high` MHz, moved into the GPU's range. There is no
+    minimum."""
     state = read_clocks(library, gpu)
     least, most = state.limits[MEMORY]
     if most == 0:
         raise amd_error(
-            Status.NOT_SUPPORTED, "amdsmi_set_gpu_clk_limit", "the GPU has one memory clock"
+            Status.NOT_SUPPORTED, "amdsmi_set_gpu_clk_limit", "the GPU has only one memory clock"
         )
     high = min(max(high, least), most)
     _write(library, gpu, MEMORY, ((_MAX, high),))
@@ -95,7 +98,7 @@ def lock_memory(library: Library, gpu: int, high: int) -> None:
 
 
 def unlock(library: Library, gpu: int, domain: int) -> None:
-    """Permits all clocks of one domain; limits of the other stay in force."""
+    """Unlocks one domain; the limits of the other stay in force."""
     other = MEMORY if domain == GRAPHICS else GRAPHICS
     state = read_clocks(library, gpu)
     library.call("set_gpu_perf_level", gpu, _AUTO)
@@ -123,7 +126,8 @@ def _write(library: Library, gpu: int, domain: int, order: tuple[tuple[int, int]
 
 
 def _refused(library: Library, gpu: int, what: str) -> DeviceError:
-    """A refused write and a GPU in reset answer alike; one in reset cannot be read either."""
+    """The error of a refused write. A GPU in reset returns the same code, but cannot be read
+    either."""
     call = "amdsmi_set_gpu_clk_limit"
     try:
         read_clocks(library, gpu)
@@ -135,12 +139,12 @@ def _refused(library: Library, gpu: int, what: str) -> DeviceError:
 
 
 def _verify(library: Library, gpu: int, domain: int, wanted: Span) -> None:
-    """The driver may round to a level it has, but not keep more than was asked for."""
+    """Checks that the driver, which may round to a level it has, permits no more than requested."""
     state = read_clocks(library, gpu)
     high = state.now[domain][1]
     if high > wanted[1]:
         raise DeviceError(
             Outcome.UNCHANGED,
             "amdsmi_set_gpu_clk_limit",
-            f"the driver accepted {wanted[1]} MHz and still permits {high} MHz",
+            f"the driver accepted {wanted[1]} MHz but still permits {high} MHz",
         )

@@ -1,4 +1,4 @@
-"""Status codes of libamd_smi, and which `Outcome` each is."""
+"""Status codes of libamd_smi, and the `Outcome` of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from zeusd.devices.port import DeviceError, Outcome
 
 
 class Status:
-    """Codes that zeusd acts on (amdsmi.h, amdsmi_status_t)."""
+    """Codes that zeusd handles (amdsmi.h, amdsmi_status_t)."""
 
     SUCCESS = 0
     INVALID = 1
@@ -54,11 +54,11 @@ _OUTCOMES = {
 """Every other code is `TRANSIENT`."""
 
 GONE = frozenset({Status.NOT_SUPPORTED, Status.DRM_ERROR, Status.IO, Status.FILE, Status.NOT_FOUND})
-"""What a GPU that has left the bus may answer. Its folder in sysfs is gone as well then."""
+"""Codes of a GPU that may have left the bus. If it has, its folder in sysfs is gone too."""
 
 _TEXTS = {
     1: "an argument is invalid",
-    2: "not supported by this GPU or driver, or not at this moment",
+    2: "not supported by this GPU or driver, or not at the moment",
     3: "not implemented by this library",
     4: "libamd_smi.so was not found; install ROCm's amd-smi-lib, or set library under [amd]",
     5: "this libamd_smi lacks the function",

@@ -1,34 +1,35 @@
-"""AMD's energy counter: its unit, its wrap, and whether it can be believed. Pure."""
+"""AMD's energy counter: its unit, its wrap, and whether it is trusted. Pure."""
 
 from __future__ import annotations
 
 ABSENT = 0xFFFFFFFFFFFFFFFF
-"""What the library answers where the driver's metrics have no energy."""
+"""The library's value if the driver's metrics have no energy."""
 
 _WRAP = 1 << 32
-"""The oldest metrics tables count in 32 bits: 65,536 J."""
+"""Range of the 32-bit counter of the oldest metrics tables: 65,536 J."""
 
 MAX_POWER_W = 5_000
-"""What no socket draws."""
+"""More than any socket draws."""
 
 WINDOW_NS = 2_000_000_000
-"""Energy and power are compared over at least this."""
+"""Energy and power are compared over at least this time."""
 
 _GAP_NS = 1_000_000_000
-"""Over longer pauses between readings the power is not known well enough."""
+"""Longest pause between readings over which the power is known well enough."""
 
 _LEAST_W = 20
-"""Below this mean power, rounding to whole watts says more than the counter."""
+"""Below this mean power, rounding to whole watts outweighs the counter's error."""
 
 _RATIOS = (0.7, 1.4)
-"""Counted over integrated energy, for a counter that is believed."""
+"""Ratio of counted to integrated energy, for a counter that is trusted."""
 
 _WINDOWS = 3
-"""So many windows in a row change the verdict."""
+"""Windows in a row that change the verdict."""
 
 
 def microjoules(counter: int) -> int:
-    """Energy of a counter's value. The firmware's unit is 2^-16 J; the library's 15.3 uJ is not."""
+    """Energy of a counter's value. The firmware's unit is 2^-16 J, not 15.3 uJ as in the
+    library."""
     return counter * 1_000_000 >> 16
 
 
@@ -60,7 +61,7 @@ class EnergyCounter:
             power_w: Power, from the reading beside it.
 
         Returns:
-            None: there is no counter, as on the second die of an MI250, or it is not believed.
+            None: there is no counter, as on the second die of an MI250, or it is not trusted.
         """
         self.changed = False
         if raw in (0, ABSENT):
@@ -70,7 +71,8 @@ class EnergyCounter:
         return microjoules(counter) if self.believed else None
 
     def _unwrapped(self, t_ns: int, raw: int) -> int:
-        """A smaller value is a wrap if the energy between is possible, else a new start."""
+        """Energy since the last value. A smaller value is a wrap if that energy is possible, else a
+        reset."""
         before, before_ns = self._raw, self._raw_ns
         self._raw, self._raw_ns = raw, t_ns
         if before is not None and raw < before:

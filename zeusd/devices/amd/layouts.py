@@ -1,9 +1,9 @@
-"""Where the fields lie that zeusd reads of libamd_smi's structures, by the library's version.
+"""Offsets of the fields that zeusd reads in libamd_smi's structures, by the library's version.
 
-Structures moved within a SONAME and between them, and the library writes as much as its own headers
-say. So every buffer is larger than any version's structure (`BUFFER`), and fields are taken by
-offset. Offsets are those of the headers of releases 6.1 to 10.1; calls whose structures never moved
-are preferred, and sysfs for the rest.
+Structures changed within a SONAME and between them, and the library writes as many bytes as its own
+headers say. So every buffer is larger than any version's structure (`BUFFER`), and fields are read
+by offset. Offsets are from the headers of releases 6.1 to 10.1. zeusd prefers calls whose
+structures never changed, and reads the rest from sysfs.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BUFFER = 8192
-"""Bytes of an output buffer; the largest structure that zeusd asks for has 6016."""
+"""Bytes of an output buffer; the largest structure that zeusd reads has 6016."""
 
 MAJORS = (24, 25, 26, 27)
 """Versions whose layouts are known: ROCm 6.1 to 6.3, 6.4, 7, and 10."""
 
 SAFE_THREADS = (26, 2)
-"""From here on calls may overlap. Earlier ones crash, or answer with another GPU's values."""
+"""First version whose calls may overlap. Earlier ones crash, or return another GPU's values."""
 
 ABSENT_32 = (0xFFFF, 0xFFFFFFFF)
-"""What fills a field that the driver does not have."""
+"""Value of a field that the driver does not have."""
 
 CAP, CAP_DEFAULT, CAP_MIN, CAP_MAX = 0, 8, 24, 32
 """amdsmi_power_cap_info_t: u64, microwatts. The same in all versions."""
@@ -43,11 +43,11 @@ ACTIVITY = 0
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """What differs between versions.
+    """The offsets that differ between versions.
 
     Attributes:
-        power: Offset of the present and of the average socket power, u32 W.
-        violations: Offset of the active violations: prochot, power, socket, regulators, memory.
+        power: Offsets of the instant and average socket power, u32 W.
+        violations: Offsets of the active violations: prochot, power, socket, regulators, memory.
         process: Size of a process's entry, and offsets of its pid (u32) and memory (u64).
     """
 
@@ -57,10 +57,10 @@ class Layouts:
 
 
 def layouts_of(major: int) -> Layouts | None:
-    """The layouts of a library's version; None: it is not known.
+    """The layouts of a library version; None: the version is not known.
 
-    The first number of amdsmi_get_lib_version is that of the SONAME in all versions, also where
-    the structure calls it a year.
+    The first number of amdsmi_get_lib_version is that of the SONAME in all versions, even if the
+    structure calls it a year.
     """
     if major == 24:
         return Layouts(power=(0, 4), violations=104, process=(224, 32, 40))

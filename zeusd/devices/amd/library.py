@@ -1,6 +1,6 @@
 """libamd_smi.so through ctypes: loading, locking, and the calls that zeusd makes.
 
-AMD's Python package is not used: each of its releases needs the library of its own ROCm, and fails
+AMD's Python package is not used, because each release needs the library of its own ROCm and fails
 on import with any other.
 """
 
@@ -21,13 +21,13 @@ CANDIDATES = (
     "/opt/rocm/lib/libamd_smi.so",
     "libamd_smi.so",
 )
-"""Where the library is looked for: as the linker finds it, then where ROCm installs it."""
+"""Where to look for the library: as the linker finds it, then where ROCm installs it."""
 
 INIT_S = 30.0
-"""How long initialising may take. On a driver that hangs it never returns."""
+"""Time limit for initialising. If the driver hangs, it never returns."""
 
 CALL_S = 10.0
-"""How long a call waits for another one that must end first."""
+"""How long a call waits for another call that must end first."""
 
 _AMD_GPUS = 2
 _GPU = 1
@@ -71,12 +71,12 @@ class Buffer:
         self.data = ctypes.create_string_buffer(size)
 
     def number(self, form: str, offset: int = 0) -> int:
-        """One integer, as `struct` names it."""
+        """One integer, in a format of `struct`."""
         found: int = struct.unpack_from(form, self.data, offset)[0]
         return found
 
     def numbers(self, form: str, offset: int = 0) -> tuple[int, ...]:
-        """Several integers, as `struct` names them."""
+        """Several integers, in a format of `struct`."""
         return struct.unpack_from(form, self.data, offset)
 
     def text(self, offset: int, size: int) -> str:
@@ -89,14 +89,14 @@ class Library:
     """The loaded library.
 
     Args:
-        path: Which; None: the first of `CANDIDATES` that loads.
+        path: The file; None: the first of `CANDIDATES` that loads.
 
     Attributes:
         version: Its first two numbers; the first is that of its SONAME.
-        layouts: Its structures.
+        layouts: The layouts of its structures.
 
     Raises:
-        DeviceError: It was not found, or is of a version whose structures are not known.
+        DeviceError: It was not found, or zeusd does not know the structures of its version.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -158,10 +158,10 @@ class Library:
         return buffer
 
     def handles(self, name: str, *of: Any) -> list[int]:
-        """What one of the two enumerating calls lists."""
+        """The handles that one of the two enumerating calls lists."""
         count = _U32(0)
         self.call(name, *of, ctypes.byref(count), None)
-        room = count.value + 64  # the library may count what has come since
+        room = count.value + 64  # the library may count devices that appeared since
         found = (_P * room)()
         count = _U32(room)
         self.call(name, *of, ctypes.byref(count), found)
@@ -187,11 +187,11 @@ class Library:
 
 
 class Opener:
-    """Loads and initialises the library on a thread, as that may never return.
+    """Loads and initialises the library on a thread, because the call may never return.
 
     Args:
-        path: Which library; None: the one that is found.
-        within_s: How long that may take.
+        path: The library; None: the first one found.
+        within_s: Time limit.
     """
 
     def __init__(self, path: str | None, within_s: float = INIT_S) -> None:
@@ -201,11 +201,11 @@ class Opener:
         self._result: Library | DeviceError | None = None
 
     def open(self) -> Library:
-        """The library, initialised.
+        """Returns the initialised library.
 
         Raises:
-            DeviceError: It cannot be loaded or initialised, or that takes too long. An attempt
-                that still runs is waited for by the next call, and not repeated.
+            DeviceError: It cannot be loaded or initialised in time. If an attempt is still running,
+                the next call waits for it and does not start another.
         """
         if self._thread is None:
             self._result = None

@@ -1,4 +1,4 @@
-"""The power cap: whole watts, read back after every write, never 0."""
+"""The power cap: in whole watts, never 0, and read back after every write."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from zeusd.devices.amd.library import Library
 from zeusd.devices.port import DeviceError, Outcome, PowerLimits
 
 _SENSOR = 0
-"""PPT0, the cap that is meant where none is named."""
+"""PPT0, the default cap."""
 
 _WATTS_BELOW = 100_000
-"""A largest cap below this many microwatts is one in watts, as virtualisation hosts have it."""
+"""A maximum cap below this many microwatts is in watts, as on virtualisation hosts."""
 
 _MOST_UW = 10_000_000_000
-"""What no socket takes: 10 kW. Guests answer with all ones."""
+"""More than any socket accepts: 10 kW. Guests report all ones."""
 
 FLOOR_PERCENT = 20
-"""Smallest cap where the driver names none, of the largest one. MI300's driver says 0."""
+"""Minimum cap as a share of the maximum, if the driver has none. MI300's driver says 0."""
 
 
 class Cap:
-    """What amdsmi_get_power_cap_info answered, in mW."""
+    """The result of amdsmi_get_power_cap_info, in mW."""
 
     def __init__(self, library: Library, gpu: int) -> None:
         found = library.read("get_power_cap_info", gpu, _SENSOR)
         fields = (layouts.CAP, layouts.CAP_MIN, layouts.CAP_MAX, layouts.CAP_DEFAULT)
         cap, low, high, default = (found.number("<Q", offset) for offset in fields)
         if not 0 < high <= _MOST_UW:
-            # The library reports success where only some of its reads worked.
+            # The library reports success even if only some of its reads worked.
             raise amd_error(
                 Status.NOT_SUPPORTED,
                 "amdsmi_get_power_cap_info",
@@ -40,7 +40,7 @@ class Cap:
 
     @property
     def limits(self) -> PowerLimits:
-        """What zeusd permits: never 0, which the driver takes as no change."""
+        """The range that zeusd permits: never 0, which the driver treats as no change."""
         floor_mw = self.max_mw * FLOOR_PERCENT // 100_000 * 1000
         low_mw = self.min_mw if self.min_mw > 0 else floor_mw
         default_mw = self.default_mw if 0 < self.default_mw <= self.max_mw else self.max_mw
@@ -48,10 +48,10 @@ class Cap:
 
 
 def write_cap(library: Library, gpu: int, power_limit_mw: int) -> None:
-    """Sets the cap, in whole watts: what is asked for, or less by under a watt.
+    """Sets the cap, rounded down to whole watts.
 
     Raises:
-        DeviceError: Also where the library reports success and the cap is another one.
+        DeviceError: Also if the library reports success but the cap differs.
     """
     call = "amdsmi_set_power_cap"
     before = Cap(library, gpu)
@@ -75,6 +75,6 @@ def write_cap(library: Library, gpu: int, power_limit_mw: int) -> None:
     if holds_mw == wanted_mw:
         return
     if code == Status.NOT_SUPPORTED:
-        # The same answer as for a GPU that cannot do it, but the cap could just be read.
+        # A GPU without a cap returns the same code, but this cap was just read.
         raise amd_error(code, call, "the driver refused the value", Outcome.TRANSIENT)
-    # Reading back is the caller's rule, which may have to wait: what it finds decides.
+    # The caller reads the cap back, which may take several tries, and decides by what it finds.

@@ -1,4 +1,4 @@
-"""One GPU of the AMD backend: a socket of libamd_smi, its locks, and how it is lost."""
+"""One GPU of the AMD backend: a socket of libamd_smi, its locks, and how its loss is detected."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Socket:
-    """One GPU of this load of the driver.
+    """One GPU, while this driver is loaded.
 
     Attributes:
-        partitions: Handles; the first is the one whose settings are the socket's.
+        partitions: Handles; the first one has the socket's settings.
         address: PCI address without the function.
-        uuid: Its name; see `AmdBackend.uuid`.
+        uuid: See `AmdBackend.uuid`.
         card: Its folder in sysfs.
-        guard: Held while several calls make one change.
-        counter: Its energy.
-        celsius: How many of the library's units are a degree; None: not known yet.
+        guard: Lock held while several calls make one change.
+        counter: Its energy counter.
+        celsius: The library's units per degree Celsius; None: not known yet.
         nodes: Numbers of its partitions in the kernel's topology; empty: not known yet.
     """
 
@@ -42,12 +42,12 @@ class Socket:
 
     @property
     def first(self) -> int:
-        """The partition that stands for the socket."""
+        """The partition that represents the socket."""
         return self.partitions[0]
 
 
 class Calls:
-    """Several calls on one socket; a GPU that has left the bus is reported as lost."""
+    """Guards several calls on one socket; reports a GPU that has left the bus as lost."""
 
     def __init__(self, library: Library, socket: Socket, exclusive: bool) -> None:
         self._library = library
@@ -69,7 +69,8 @@ class Calls:
 
 
 def lost(socket: Socket, error: DeviceError) -> DeviceError:
-    """AMD has no code for a GPU that is gone; its folder in sysfs is gone with it."""
+    """Turns the error of a GPU whose folder in sysfs is gone into `LOST`: AMD has no code for
+    it."""
     if error.code in GONE and not socket.card.there:
         text = f"{error.text}; the GPU has left the PCI bus"
         return DeviceError(Outcome.LOST, error.call, text, error.code)
@@ -77,7 +78,7 @@ def lost(socket: Socket, error: DeviceError) -> DeviceError:
 
 
 def report_counter(socket: Socket) -> None:
-    """Logs that a counter is believed again, or no longer."""
+    """Logs that a counter is trusted again, or no longer."""
     if socket.counter.believed:
         text = "the energy counter of %s agrees with its power again, and is used"
     else:

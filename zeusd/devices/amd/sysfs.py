@@ -1,4 +1,4 @@
-"""What a GPU's folder in sysfs says: identity, memory, and whether the GPU is still there."""
+"""Reads a GPU's folder in sysfs: identity, memory, and whether the GPU is still there."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ ROOT = "/sys"
 
 
 def address(bdf: int, digits: int) -> str:
-    """PCI address of the library's bit field, such as `0000:07:00.0`.
+    """PCI address, such as `0000:07:00.0`, of the library's bit field.
 
     Partitions of a GPU share all but the last digit, which is the first partition's.
 
     Args:
         bdf: Function in bits 0 to 2, device 3 to 7, bus 8 to 15, domain from 16 on.
-        digits: Of the domain.
+        digits: Digits of the domain.
     """
     return f"{bdf >> 16:0{digits}X}:{bdf >> 8 & 0xFF:02X}:{bdf >> 3 & 0x1F:02X}.0"
 
@@ -37,7 +37,7 @@ class Card:
         return self._folder.exists()
 
     def unique_id(self) -> str | None:
-        """16 hexadecimal digits that belong to the chip; None: the driver has none."""
+        """The chip's 16 hexadecimal digits; None: the driver has none."""
         text = self._read("unique_id")
         if text is None:
             return None
@@ -63,7 +63,7 @@ class Card:
 
 
 def driver_version(root: str) -> str:
-    """Version of the amdgpu module; the kernel's where the driver is the kernel's own."""
+    """Version of the amdgpu module, or of the kernel if the driver is part of it."""
     try:
         return Path(root, "module/amdgpu/version").read_text().strip()
     except OSError:

@@ -1,7 +1,7 @@
 """NVML of this machine, through nvidia-ml-py.
 
-nvidia-ml-py checks most return codes, but not that of nvmlDeviceSetPowerManagementLimit_v2, which
-is why the older call is used here. It is imported when NVML is first initialised.
+nvidia-ml-py checks most return codes, but not that of nvmlDeviceSetPowerManagementLimit_v2, so this
+module uses the older call. nvidia-ml-py is imported when NVML is first initialised.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ _GPU, _MODULE, _MEMORY = 0, 1, 2
 """Power scopes of nvml.h."""
 
 _GIVE_UP_AFTER = 3
-"""A field that was never served is asked for this often; one that was, always: fields come back
-NOT_SUPPORTED now and then when they are read fast."""
+"""Readings between requests for a field that was never available. One that was is always requested:
+fields occasionally return NOT_SUPPORTED when they are read fast."""
 
 _ABSENT = (Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND)
-"""What a driver answers that does not offer a call on this GPU."""
+"""Codes of a driver that does not offer a call on this GPU."""
 
 _REFUSALS = (*_ABSENT, Return.INVALID_ARGUMENT, Return.NOT_FOUND)
-"""What a field answers that a GPU or its driver does not know. Any other code is a mishap."""
+"""Codes of a field that a GPU or its driver does not have. Any other code is a temporary
+failure."""
 
 _LOST = (Return.GPU_IS_LOST, Return.RESET_REQUIRED)
 
 _VOLTA, _AMPERE, _BLACKWELL = 5, 7, 10
-"""The first architectures that lock graphics, and memory, clocks, and that have profiles."""
+"""First architectures with locked graphics clocks, locked memory clocks, and profiles."""
 
 _UNKNOWN_ARCHITECTURE = 0xFFFFFFFF
 """NVML_DEVICE_ARCH_UNKNOWN: a GPU newer than the driver's table."""
@@ -66,7 +67,7 @@ _MEMBERS = {
     5: "siVal",
     6: "usVal",
 }
-"""Member of the value's union, by nvmlValueType_t."""
+"""Member of the value's union by nvmlValueType_t."""
 
 _Field = tuple[int, int]
 _GPU_ENERGY: _Field = (_ENERGY, _GPU)
@@ -75,7 +76,7 @@ _GPU_AVERAGE: _Field = (_AVERAGE, _GPU)
 _MEMORY_AVERAGE: _Field = (_AVERAGE, _MEMORY)
 _MODULE_INSTANT: _Field = (_INSTANT, _MODULE)
 _MODULE_AVERAGE: _Field = (_AVERAGE, _MODULE)
-"""The last two are of the whole superchip, where there is one."""
+"""The last two fields are of the whole superchip, if there is one."""
 
 _WANTED: tuple[_Field, ...] = (
     _GPU_ENERGY,
@@ -88,14 +89,14 @@ _WANTED: tuple[_Field, ...] = (
 
 
 class _FieldPlan:
-    """Which fields to ask a GPU for, learnt from what it answers.
+    """Which fields to request from a GPU, learnt from its replies.
 
     Attributes:
-        fields: What the next batch asks for.
+        fields: The fields of the next batch.
         batch: Whether the driver has the batched call at all.
-        values: The structures of the batch, used again and again.
+        values: The structures of the batch, reused for each call.
         slots: Each field with its structure, and the union in that.
-        guard: Held while the structures are in use.
+        guard: Lock held while the structures are in use.
         profiles: The GPU's workload power profiles, once they are known.
     """
 
@@ -112,7 +113,7 @@ class _FieldPlan:
 
     @property
     def serves_power(self) -> bool:
-        """Whether a power field was ever served, the memory's aside."""
+        """Whether a power field, other than the memory's, was ever available."""
         return any(field != _ENERGY and scope != _MEMORY for field, scope in self._served)
 
     def served(self, field: _Field) -> None:
@@ -146,7 +147,7 @@ class NvmlBackend(TabledControls):
 
     Args:
         library: The libnvidia-ml to load; None: libnvidia-ml.so.1 as the system finds it.
-        sysfs: Where sysfs is.
+        sysfs: Where sysfs is mounted.
     """
 
     def __init__(self, library: str | None = None, sysfs: str = "/sys") -> None:
@@ -208,7 +209,7 @@ class NvmlBackend(TabledControls):
         self._call("nvmlInit")
         with self._guard:
             if self._inits == 0:
-                # The driver may be another one by now, and handles are addresses that come back.
+                # The driver may have changed, and handles are addresses that may be reused.
                 self._plans.clear()
                 self._plan_of.clear()
                 self._instances = Instances(self._call, lambda: self._pynvml)
@@ -232,7 +233,7 @@ class NvmlBackend(TabledControls):
     def device_handle(self, index: int) -> Handle:
         return self._call("nvmlDeviceGetHandleByIndex", index)
 
-    # ----------------------------------------------------------------------------- what it is
+    # ----------------------------------------------------------------------------- identity
 
     @override
     def uuid(self, gpu: Handle) -> str:
@@ -248,10 +249,10 @@ class NvmlBackend(TabledControls):
 
     @override
     def architecture(self, gpu: Handle) -> int:
-        """On drivers that cannot tell, from the CUDA compute capability.
+        """Drivers that do not report it: derived from the CUDA compute capability.
 
         Raises:
-            DeviceError: Also `NOT_SUPPORTED`, where neither tells.
+            DeviceError: With `NOT_SUPPORTED` if neither is available.
         """
         call = "nvmlDeviceGetArchitecture"
         try:
@@ -290,18 +291,18 @@ class NvmlBackend(TabledControls):
 
     @override
     def runtime_indices(self, gpu: Handle) -> list[int]:
-        """CUDA's order is chosen by CUDA_DEVICE_ORDER, in each process."""
+        """Empty: CUDA_DEVICE_ORDER sets CUDA's order in each process."""
         return []
 
     @override
     def power_domain(self, gpu: Handle) -> list[int]:
-        """Every GPU of NVIDIA's has its own."""
+        """Empty: every NVIDIA GPU has its own power limit."""
         self.uuid(gpu)
         return []
 
     @override
     def module(self, gpu: Handle) -> int | None:
-        """No id of NVML pairs the GPUs of a superchip; their NUMA node does."""
+        """NVML has no id for a superchip; GPUs of one share a NUMA node."""
         if self.sensors(gpu).module_power_mw is None:
             return None
         domain, rest = self.pci_address(gpu).lower().split(":", 1)
@@ -345,7 +346,8 @@ class NvmlBackend(TabledControls):
         return self._profiles(gpu).enforced()
 
     def _profiles(self, gpu: Handle) -> ProfileTable:
-        """The GPU's table, read once. Only GPUs that have one are asked for what is requested."""
+        """The GPU's table of profiles, read once. Only GPUs that have one are asked which are
+        requested."""
         plan = self._plan(gpu)
         if plan.profiles is None:
             if self.architecture(gpu) < _BLACKWELL:
@@ -401,7 +403,7 @@ class NvmlBackend(TabledControls):
 
     @override
     def sensors(self, gpu: Handle) -> Sensors:
-        """Drivers without field values are asked call by call."""
+        """Makes one call per value on drivers without field values."""
         plan = self._plan(gpu)
         with plan.guard:
             return self._sensors(gpu, plan)
@@ -418,7 +420,7 @@ class NvmlBackend(TabledControls):
             return self._sensors_one_by_one(gpu)
         instant_mw = read.get(_GPU_INSTANT)
         if instant_mw is None and not plan.serves_power:
-            # Drivers before R530 have the energy as a field, but the power only as a call.
+            # Drivers before R530 have a field for the energy, but only a call for the power.
             instant_mw = self._or_none("nvmlDeviceGetPowerUsage", gpu)
         return Sensors(
             t_ns,
@@ -441,7 +443,7 @@ class NvmlBackend(TabledControls):
 
     @override
     def processes(self, gpu: Handle) -> list[GpuProcess]:
-        """Drivers that cannot list what draws name what computes."""
+        """Only compute processes if the driver cannot list graphics processes."""
         computing = self._call("nvmlDeviceGetComputeRunningProcesses", gpu)
         try:
             drawing = self._call("nvmlDeviceGetGraphicsRunningProcesses", gpu)
@@ -468,7 +470,7 @@ class NvmlBackend(TabledControls):
         try:
             samples = self._call("nvmlDeviceGetProcessUtilization", gpu, since_us)
         except DeviceError as error:
-            # nvidia-ml-py raises success, too: there is no sample.
+            # nvidia-ml-py also raises "success": there is no sample.
             if error.code in (Return.NOT_FOUND, Return.SUCCESS):
                 return []
             raise
@@ -498,7 +500,7 @@ class NvmlBackend(TabledControls):
     # -------------------------------------------------------------------------------- internals
 
     def _load(self, library: str) -> None:
-        """Makes nvidia-ml-py use exactly this file: it loads one only if it has none."""
+        """Makes nvidia-ml-py use exactly this file: it only loads a library if it has none."""
         if getattr(self._pynvml.nvmlLib, "_name", None) == library:
             return
         try:
@@ -512,7 +514,7 @@ class NvmlBackend(TabledControls):
         self._get_field_values = None
 
     def _call(self, name: str, *args: Any) -> Any:
-        """Calls nvidia-ml-py, and turns its exceptions into ours."""
+        """Calls nvidia-ml-py, and converts its exceptions to `DeviceError`."""
         if self._pynvml is None:
             raise nvml_error(Return.UNINITIALIZED, name)
         function: Callable[..., Any] | None = getattr(self._pynvml, name, None)
@@ -535,15 +537,15 @@ class NvmlBackend(TabledControls):
             return known[1]
         key = ctypes.cast(gpu, ctypes.c_void_p).value
         plan = self._plans.setdefault(key, _FieldPlan())
-        # The handle is kept with it: nothing else can have its id.
+        # Keeps the handle too, so that no other object can have its id.
         self._plan_of[id(gpu)] = gpu, plan
         return plan
 
     def _read_fields(self, gpu: Handle, plan: _FieldPlan) -> tuple[int, dict[_Field, int]]:
-        """One batched reading: when (ns), and what was served. The plan learns from it.
+        """One batched reading: its time (ns) and values. The plan learns from it.
 
         Raises:
-            DeviceError: The call failed, the GPU is lost, or every field met with a mishap.
+            DeviceError: The call failed, the GPU is lost, or every field failed temporarily.
         """
         call = "nvmlDeviceGetFieldValues"
         if plan.values is None or len(plan.slots) != len(plan.fields):
@@ -564,7 +566,8 @@ class NvmlBackend(TabledControls):
             code = value.nvmlReturn
             if code == 0:
                 number = int(getattr(union, _MEMBERS.get(value.valueType, "ullVal")))
-                # Boards that do not measure their memory's, or module's, power succeed with zero.
+                # Boards that do not measure the power of their memory or module return zero without
+                # an error.
                 if number == 0 and field[1] != _GPU:
                     plan.refused(field)
                 else:
@@ -582,7 +585,7 @@ class NvmlBackend(TabledControls):
         return t_ns, read
 
     def _function(self, name: str) -> Any:
-        """The library's own function: nvidia-ml-py's wrapper builds all structures again each time.
+        """The library's own function: nvidia-ml-py's wrapper rebuilds all structures for each call.
 
         Raises:
             DeviceError: This library lacks it.
@@ -620,10 +623,10 @@ def _is_missing(error: Exception) -> bool:
 
 
 def _instance(number: int | None) -> int | None:
-    """A MIG instance's id; NVML writes all ones for none."""
+    """A MIG instance's id; None for all ones, which is NVML's "no instance"."""
     return None if number is None or number == _NO_INSTANCE else int(number)
 
 
 def _text(value: str | bytes) -> str:
-    """Older nvidia-ml-py gives bytes."""
+    """Decodes text: older nvidia-ml-py returns bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)

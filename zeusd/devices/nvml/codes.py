@@ -1,4 +1,4 @@
-"""NVML's return codes, and which `Outcome` each is."""
+"""NVML's return codes, and the `Outcome` of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from zeusd.devices.port import DeviceError, Outcome
 
 
 class Return:
-    """NVML return codes that zeusd acts on (nvml.h, nvmlReturn_t)."""
+    """NVML return codes that zeusd handles (nvml.h, nvmlReturn_t)."""
 
     SUCCESS = 0
     UNINITIALIZED = 1

@@ -13,14 +13,14 @@ _SM_UTIL = 2
 """NVML_GPM_METRIC_SM_UTIL: percent of an instance's SMs that were busy."""
 
 _PROFILES = (4, 5, 3, 2, 1, 0)
-"""NVML_GPU_INSTANCE_PROFILE_n_SLICE for n of 7, 8, 4, 3, 2 and 1: the first that a GPU has is all
-of it."""
+"""NVML_GPU_INSTANCE_PROFILE_n_SLICE for n of 7, 8, 4, 3, 2 and 1. The first one that a GPU has is
+the whole GPU."""
 
 _ABSENT = (Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND, Return.INVALID_ARGUMENT)
 
 
 class Instances:
-    """Reads them.
+    """Reads the MIG devices of GPUs.
 
     Args:
         call: Calls a function of nvidia-ml-py.
@@ -35,7 +35,7 @@ class Instances:
         self._measures: dict[int | None, bool] = {}
 
     def of(self, gpu: Handle, measure: bool) -> list[MigInstance]:
-        """The MIG instances of a GPU; `measure`: with how much each was used."""
+        """The MIG instances of a GPU; with `measure`, also how busy each one was."""
         found: list[tuple[str, int, int, int]] = []
         for place in range(int(self._call("nvmlDeviceGetMaxMigDeviceCount", gpu))):
             try:
@@ -46,7 +46,7 @@ class Instances:
                 attributes = self._call("nvmlDeviceGetAttributes_v2", mig)
             except DeviceError as error:
                 if error.code in (Return.NOT_FOUND, Return.INVALID_ARGUMENT):
-                    continue  # no instance has this number, or it has just been destroyed
+                    continue  # no instance has this number, or it was just destroyed
                 raise
             text = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
             found.append((text, instance, part, int(attributes.computeInstanceSliceCount)))
@@ -61,7 +61,7 @@ class Instances:
         ]
 
     def _size(self, gpu: Handle) -> int:
-        """Slices of the whole GPU; 0: the driver does not say."""
+        """Slices of the whole GPU; 0: not known."""
         key = _key(gpu)
         if key not in self._sizes:
             self._sizes[key] = 0
@@ -78,7 +78,7 @@ class Instances:
         return self._sizes[key]
 
     def _sm_percent(self, gpu: Handle, instance: int) -> float | None:
-        """Between the last sample and one that is taken now."""
+        """Percent of SMs that were busy between the last sample and one taken now."""
         key = _key(gpu)
         try:
             if key not in self._measures:

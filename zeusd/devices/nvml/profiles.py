@@ -1,8 +1,9 @@
-"""NVIDIA's workload power profiles, straight to libnvidia-ml: for the backend and `zeusd restore`.
+"""NVIDIA's workload power profiles, by direct calls of libnvidia-ml, for the backend and `zeusd
+restore`.
 
-Standard library only. One mask per GPU holds what everybody has requested, and names nobody: so
-profiles are added to it and taken out of it, and it is never overwritten. The structures are those
-of nvml.h (API 13).
+Standard library only. One mask per GPU holds the profiles that all programs have requested, without
+saying which program requested which. So zeusd adds profiles to the mask and removes them, and never
+overwrites it. The structures are those of nvml.h (API 13).
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any
 from zeusd.devices.port import PowerProfile
 
 Call = Callable[..., None]
-"""Calls a function of the library, by its name; raises what its caller understands."""
+"""Calls a function of the library by its name; raises the caller's exceptions."""
 
 _PREFIX = "nvmlDeviceWorkloadPowerProfile"
 _MOST = 255
 _CLEAR, _SET = 0, 1
-"""nvmlPowerProfileOperation_t. 2 would overwrite what others have requested."""
+"""nvmlPowerProfileOperation_t. 2 would overwrite the requests of other programs."""
 
 _Mask = ctypes.c_uint32 * 8
 
@@ -55,13 +56,13 @@ class _Requested(ctypes.Structure):
 
 
 class _Update(ctypes.Structure):
-    """Without a version: the operation is its first field."""
+    """A structure without a version: its first field is the operation."""
 
     _fields_ = [("operation", ctypes.c_uint32), ("mask", _Mask)]
 
 
 class ProfileTable:
-    """The profiles that one GPU offers, and what is requested of them.
+    """The profiles that one GPU offers, and which of them are requested.
 
     Args:
         call: Calls the library.
@@ -69,7 +70,7 @@ class ProfileTable:
         missing: Whether an error says that this library lacks a function.
 
     Attributes:
-        profiles: Those that it offers, by number.
+        profiles: The profiles that it offers, by number.
     """
 
     def __init__(self, call: Call, gpu: Any, missing: Callable[[Exception], bool]) -> None:
@@ -90,15 +91,15 @@ class ProfileTable:
         )
 
     def requested(self) -> tuple[int, ...]:
-        """What anybody has requested."""
+        """Profiles that any program has requested."""
         return tuple(sorted(self._numbers(self._current().requested)))
 
     def enforced(self) -> tuple[int, ...]:
-        """What of that is in force."""
+        """The requested profiles that are in force."""
         return tuple(sorted(self._numbers(self._current().enforced)))
 
     def write(self, wanted: tuple[int, ...]) -> None:
-        """Changes what is requested to these: takes profiles out, then adds some."""
+        """Changes the requested profiles to these: removes some, then adds some."""
         before = set(self.requested())
         self._change(_CLEAR, before - set(wanted))
         self._change(_SET, set(wanted) - before)

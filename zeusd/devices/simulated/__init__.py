@@ -1,4 +1,4 @@
-"""A node of GPUs that exist only in this process, as faithful as measured data allows."""
+"""A simulated node: GPUs that exist only in this process and replay measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a part when it is first asked for: the device table needs none of their packages."""
+    """Imports a module on first use, so that the device table does not load the others'
+    packages."""
     if name in _MODULES:
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

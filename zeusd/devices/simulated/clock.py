@@ -1,4 +1,4 @@
-"""Time that passes only when told to, for tests that train for hours in milliseconds."""
+"""A virtual clock, for tests that train for hours in milliseconds."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Protocol
 
 
 class Timed(Protocol):
-    """Something that has to be called at times it knows."""
+    """Something that must be called when its next event is due."""
 
     @property
     def next_ns(self) -> int | None:
         """When next."""
 
     def run_due(self, now_ns: int) -> None:
-        """It is that time."""
+        """Handles an event that is due."""
 
 
 class VirtualClock:
-    """Stands in for both `time.monotonic_ns` (call it) and `time.sleep`."""
+    """Replaces both `time.monotonic_ns` (call it) and `time.sleep`."""
 
     def __init__(self, start_ns: int = 1_000_000_000) -> None:
         self._now_ns = start_ns
@@ -30,7 +30,7 @@ class VirtualClock:
         return self._now_ns
 
     def sleep(self, seconds: float) -> None:
-        """Lets time pass, and whatever is attached do what becomes due meanwhile."""
+        """Advances the time, and runs attached objects when they become due."""
         with self._guard:
             end_ns = self._now_ns + max(0, round(seconds * 1e9))
             while self._attached:
@@ -47,7 +47,7 @@ class VirtualClock:
             self._now_ns = max(self._now_ns, end_ns)
 
     def attach(self, timed: Timed) -> None:
-        """Has it called as time passes."""
+        """Attaches an object, which is called when its events are due."""
         with self._guard:
             self._attached.append(timed)
 
@@ -58,7 +58,7 @@ class VirtualClock:
                 self._attached.remove(timed)
 
     def hurry(self) -> None:
-        """Lets time pass until something attached was called."""
+        """Advances the time until an attached object was called."""
         with self._guard:
             due = [one.next_ns for one in self._attached]
             next_ns = min((at_ns for at_ns in due if at_ns is not None), default=None)

@@ -1,7 +1,7 @@
-"""The simulated counterpart of /dev/nvidia*: where other processes put work on simulated GPUs.
+"""The simulated counterpart of /dev/nvidia*: other processes run work on simulated GPUs through it.
 
-One connection is one context. Its messages are msgpack maps (see `zeus_ipc.simulation`); its end,
-for whatever reason, ends its work.
+One connection is one context. Its messages are msgpack maps (see `zeus_ipc.simulation`). When it
+ends for any reason, its work ends.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from zeusd.devices.simulated.work import Work
 MAX_BYTES = 16384
 MAX_CONNECTIONS = 256
 _NO_DESCRIPTOR_S = 0.05
-"""Pause after a connection for which this process had no descriptor: it stays pending."""
+"""Pause after a connection for which this process had no file descriptor: it stays pending."""
 
 
 class DeviceServer:
-    """Serves a simulated node's devices on a SOCK_SEQPACKET Unix socket, on a thread of its own.
+    """Serves a simulated node's devices on a SOCK_SEQPACKET Unix socket, on its own thread.
 
     Args:
         node: The devices.
-        path: Where; a socket that nobody serves any more is replaced.
+        path: Path of the socket; one that no process serves any more is replaced.
     """
 
     def __init__(self, node: SimulatedBackend, path: str) -> None:
@@ -51,7 +51,7 @@ class DeviceServer:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC)
 
     def start(self) -> None:
-        """Begins to serve.
+        """Starts to serve.
 
         Raises:
             ValueError: Something else is at the path.
@@ -66,7 +66,7 @@ class DeviceServer:
             ) from None
         self._inode = os.stat(self._path).st_ino
         self._listening.setblocking(False)
-        # All who may use a GPU may; that is what device files allow too.
+        # Everyone who may use a GPU may connect, as with device files.
         os.chmod(self._path, 0o666)
         self._listening.listen(64)
         self._selector.register(self._listening, selectors.EVENT_READ)
@@ -144,7 +144,7 @@ class DeviceServer:
         work = self._work.get(client)
         if op == "open":
             if work is not None:
-                raise ValueError("this connection has opened its work already")
+                raise ValueError("this connection has already opened its work")
             indices = [self._indices[uuid] for uuid in message["gpus"]]
             work = self._work[client] = self._node.open_work(
                 indices, self._workload(message, indices), _pid_of(client)
@@ -191,14 +191,15 @@ class DeviceServer:
         return {"done": done, "ends_ns": ends_ns}
 
     def _workload(self, message: dict[str, Any], indices: Sequence[int]) -> str | Instructions:
-        """What is to run: a name, or the instructions of a profile that the client has read."""
+        """The workload to run: a name, or the instructions of a profile that the client has
+        read."""
         name, flat = str(message["workload"]), message.get("instructions")
         if flat is None:
             if name.startswith(PROFILE_PREFIX):
-                raise ValueError("a profile is read by who opens the work")
+                raise ValueError("the client reads a profile and sends its instructions")
             return name
         if not isinstance(flat, dict):
-            raise ValueError("instructions are MHz, seconds and joules, one after another, by name")
+            raise ValueError("instructions must map a name to a list of MHz, seconds and joules")
         rows = {
             str(instruction): list(zip(*[iter(numbers)] * 3, strict=True))
             for instruction, numbers in flat.items()

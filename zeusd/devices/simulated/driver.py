@@ -1,4 +1,4 @@
-"""The simulated driver: GPUs and the time that passes on them, and what every call meets."""
+"""The simulated driver: GPUs, time, and the behaviour that all calls share."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from zeusd.devices.simulated.spec import GpuSpec
 from zeusd.devices.simulated.work import Work
 
 _LATENCY_SPREAD = 1 / 3
-"""Standard deviation of a setter's time over its mean: 12 ms give or take 4."""
+"""Standard deviation of a setter's time, as a share of its mean: 12 ms +/- 4 ms."""
 
 
 @dataclass(slots=True)
 class Fault:
-    """What happens to a call.
+    """A fault of a call.
 
     Attributes:
-        code: What it returns instead; None: it works.
-        count: To how many calls; None: to all.
-        latency_s: Further time each takes.
+        code: The code that it returns instead; None: it works.
+        count: How many calls it affects; None: all.
+        latency_s: Additional time of each call, s.
     """
 
     code: int | None
@@ -36,12 +36,12 @@ class Fault:
 
 
 class SimulatedDriver(TabledControls):
-    """The part of `zeusd.devices.port.Backend` that is about the driver.
+    """The driver's part of `zeusd.devices.port.Backend`.
 
     Args:
         specs: The GPUs, by index.
         clock_ns: The time.
-        sleep: How a call that takes time lets it pass.
+        sleep: Called by calls that take time.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class SimulatedDriver(TabledControls):
             self.forget_settings(self.advance())
 
     def forget_settings(self, now_s: float) -> None:
-        """Settings of a GPU last while a client has it open, or persistence mode is on."""
+        """Resets the settings of a GPU that no client has open, unless persistence mode is on."""
         for gpu in self._gpus:
             if not (self._initialised or gpu.contexts or gpu.persistence):
                 gpu.reset_settings(now_s)
@@ -114,7 +114,7 @@ class SimulatedDriver(TabledControls):
         return index
 
     def advance(self, now_ns: int | None = None) -> float:
-        """Lets finish what has finished until now. Lock held. Returns the time in seconds."""
+        """Finishes work that ended by now. The caller holds the lock. Returns the time, s."""
         now_s = (self._clock_ns() if now_ns is None else now_ns) / 1e9
         while self._work:
             ending = [(work.ends_s(), work) for work in self._work if work.active]
@@ -134,7 +134,7 @@ class SimulatedDriver(TabledControls):
         return self._gpus[gpu]
 
     def _meet_fault(self, gpu: int | None, method: str, call: str) -> None:
-        """For calls that `_enter` does not serve."""
+        """Applies the fault, if any, of a call that `_enter` does not handle."""
         with self.lock:
             fault = self._take_fault(gpu, method)
         if fault is not None:
@@ -158,7 +158,7 @@ class SimulatedDriver(TabledControls):
             raise nvml_error(Return.UNINITIALIZED, call)
 
     def _enter(self, gpu: Handle, call: str, setter: bool = False) -> SimulatedGpu:
-        """Everything a call on a GPU has in common; sleeps outside the lock."""
+        """What all calls on a GPU share: faults, latency and losses. Sleeps without the lock."""
         self._check_initialised(call)
         with self.lock:
             if not isinstance(gpu, int) or not 0 <= gpu < len(self._gpus):
@@ -197,13 +197,13 @@ class SimulatedDriver(TabledControls):
         return fault
 
     def _settle(self, state: SimulatedGpu) -> None:
-        """A limit whose time has come takes effect. Lock held."""
+        """Applies a delayed limit that is due. The caller holds the lock."""
         if state.limit_next_mw is not None and self._clock_ns() / 1e9 >= state.limit_due_s:
             state.limit_mw, state.limit_next_mw = state.limit_next_mw, None
             self._changed(state, LIMIT_TAU_S)
 
     def _changed(self, state: SimulatedGpu, tau_s: float) -> None:
-        """A setting changed: the GPU, and whatever runs on it, adapts."""
+        """Adapts the GPU and its work to a changed setting."""
         now_s = self.advance()
         for die in (state,) if state.second is None else (state, state.second):
             die.limit_moved(now_s)

@@ -23,30 +23,30 @@ REASON_IDLE, REASON_LOCKED, REASON_POWER_CAP = 0x1, 0x2, 0x4
 
 
 class Running(Protocol):
-    """What runs on a GPU, as the GPU needs to know it."""
+    """The work on a GPU, as far as the GPU needs to know it."""
 
     workload: Workload
     blocking_w: float | None
 
     @property
     def active(self) -> bool:
-        """Whether there is work left."""
+        """Whether any work is left."""
 
     def rank(self, gpu: SimulatedGpu) -> int:
-        """Which of the work's GPUs this is."""
+        """This GPU's position among the work's GPUs."""
 
     def follow(self, now_s: float, tau_s: float) -> None:
         """Conditions changed."""
 
 
 class SimulatedGpu:
-    """State of one GPU. Not thread-safe: the node's lock guards it.
+    """The state of one GPU. Not thread-safe: the node's lock guards it.
 
     Args:
-        spec: What it is.
+        spec: Its specification.
         now_s: When the driver is loaded.
-        boot: Number of this load, so that phases differ from the last one's.
-        second: The other die of the card, of whose power limit and sensors this one is in charge.
+        boot: Number of this driver load, so that phases differ between loads.
+        second: The other die of the card, whose power limit and sensors are part of this one's.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class SimulatedGpu:
         gain = 1.0 + self.spec.gain_sigma * random.Random(f"gain:{spec.seed}:{spec.index}").gauss(
             0, 1
         )
-        # (start, energy until then, power from then on), oldest first.
+        # (start, energy at the start, power since), oldest first.
         self._power: deque[tuple[float, float, Relaxation]] = deque()
         idle_w = self.point.power_w
         self._power.append((now_s - 10.0, 0.0, Relaxation(now_s - 10.0, idle_w, idle_w, 0.0)))
         self._temperature = Relaxation(now_s, 35.0, self._steady_c(idle_w), THERMAL_TAU_S)
-        # The driver was loaded some time ago; when it is loaded again, the counter starts at 0.
+        # The driver was loaded some time ago; after a reload the counter starts at 0.
         counter_mj = float(self.chance.randrange(10**6, 10**9)) if boot == 1 else 0.0
         self.sensor = PowerSensor(
             self.model.sensor,
@@ -106,12 +106,12 @@ class SimulatedGpu:
 
     @property
     def busy(self) -> bool:
-        """Whether it works."""
+        """Whether it is working."""
         return self.work is not None and self.work.active
 
     @property
     def enforced_limit_mw(self) -> int:
-        """The smaller of what software and the board's controller ask for."""
+        """The smaller of the limits set by software and by the board's controller."""
         if self.first is not self:
             return self.first.enforced_limit_mw
         if self.board_limit_mw is None:
@@ -120,7 +120,7 @@ class SimulatedGpu:
 
     @property
     def _own_limit_w(self) -> float:
-        """Its share of the limit: dies of a card have equal ones."""
+        """Its share of the limit; the dies of a card have equal shares."""
         limit_w = self.enforced_limit_mw / 1000 / self.model.dies
         if not self.profiles:
             return limit_w
@@ -128,7 +128,7 @@ class SimulatedGpu:
 
     @property
     def enforced_profiles(self) -> tuple[int, ...]:
-        """Workload power profiles in force: of two that conflict, the lower number."""
+        """Workload power profiles in force: of two that conflict, the one with the lower number."""
         found: list[int] = []
         for one in self.model.profiles:
             if one.profile in self.profiles and not set(one.conflicts) & set(found):
@@ -141,22 +141,22 @@ class SimulatedGpu:
         return [one for one in self.model.profiles if one.profile in enforced]
 
     def card_energy_j(self, t_s: float) -> float:
-        """True energy of all that the sensor sees."""
+        """True energy of everything that the sensor measures."""
         own_j = self.true_energy_j(t_s)
         return own_j if self.second is None else own_j + self.second.true_energy_j(t_s)
 
     @property
     def work_memory_mib(self) -> int:
-        """Memory of what runs: no table has one, so it is three fifths of the GPU's."""
+        """Memory of the work. No table has it, so it is three fifths of the GPU's memory."""
         return self.model.memory_mib * 3 // 5 if self.work is not None else 0
 
     @property
     def memory_used_mib(self) -> int:
-        """Memory in use, with what a driver reserves: about one part in a hundred."""
+        """Memory in use, including about 1 % that a driver reserves."""
         return self.model.memory_mib // 100 + self.work_memory_mib
 
     def true_energy_j(self, t_s: float) -> float:
-        """Energy drawn until a time at most as old as the sensor still needs."""
+        """Energy drawn until a time, which must not be older than the sensor still needs."""
         for start_s, before_j, power in reversed(self._power):
             if t_s >= start_s:
                 return before_j + power.integral(t_s)
@@ -164,36 +164,36 @@ class SimulatedGpu:
         return before_j + power.start * (t_s - start_s)
 
     def true_power_w(self, t_s: float) -> float:
-        """Power drawn at a time that is not before the last change."""
+        """Power drawn at a time, which must not be before the last change."""
         return self._power[-1][2].value(t_s)
 
     @property
     def memory_clock_mhz(self) -> int:
-        """Boards with GDDR memory fall back to their slowest clock when unused."""
+        """Memory clock. Unused boards with GDDR memory run at their slowest clock."""
         clocks = self.model.memory_clocks_mhz
         if self.memory_lock_mhz is not None:
             return self.memory_lock_mhz[1]
         return clocks[0] if self.contexts else clocks[-1]
 
     def limit_moved(self, t_s: float) -> None:
-        """The enforced limit may have changed: the capping controller sets off towards it."""
+        """Starts the capping controller's move if the enforced limit has changed."""
         limit_w = self._own_limit_w
         if limit_w != self._limit_w.end:
             self._limit_w = Relaxation(t_s, self._limit_w.value(t_s), limit_w, LIMIT_TAU_S)
 
     @property
     def blocking(self) -> bool:
-        """Whether it has nothing to do but to spin until something is queued."""
+        """Whether it spins because nothing is queued."""
         work = self.work
         return work is not None and not work.active and work.blocking_w is not None
 
     def power_on_the_way(self, t_s: float) -> float:
-        """Present power over where it goes."""
+        """Present power as a share of the power that it moves to."""
         move = self._power[-1][2]
         return move.value(t_s) / move.end if move.end > 0 else 1.0
 
     def reset_settings(self, t_s: float) -> None:
-        """The last client has closed a GPU without persistence: its settings are lost."""
+        """Resets all settings: the last client has closed a GPU without persistence mode."""
         self.limit_mw = min(self.limit_default_mw, self.limit_max_mw)
         self.limit_next_mw = None
         self.gpu_lock_mhz = self.memory_lock_mhz = None
@@ -202,15 +202,15 @@ class SimulatedGpu:
         self.retarget(t_s, 0.0)
 
     def steady_point(self) -> OperatingPoint:
-        """Where power and clock go with the present settings and work."""
+        """The steady state of the present settings and work."""
         return self._point_under(self._own_limit_w)
 
     def starting_point(self, t_s: float) -> OperatingPoint:
-        """Where work that begins now sets out: the capping controller may still be on its way."""
+        """The state in which work starts now, even if the capping controller has not settled."""
         return self._point_under(self._limit_w.value(t_s))
 
     def limit_settled(self, t_s: float) -> bool:
-        """Whether the capping controller has arrived."""
+        """Whether the capping controller has settled."""
         return self._limit_w.start == self._limit_w.end or (
             t_s - self._limit_w.t0_s > 8 * LIMIT_TAU_S
         )
@@ -228,7 +228,7 @@ class SimulatedGpu:
         return self.work.workload.point(self.model, self.work.rank(self), limit_w, ceiling)
 
     def waiting_w(self, point: OperatingPoint, rate: float) -> float:
-        """Draw of a GPU that could go faster, but waits for a slower one in every unit."""
+        """Power of a GPU that waits for a slower one in every unit."""
         if point.rate <= rate:
             return point.power_w
         context_w = self.model.idle_w[1]
@@ -241,18 +241,18 @@ class SimulatedGpu:
         power_w: float | None = None,
         start_w: float | None = None,
     ) -> None:
-        """Settings or work changed: power moves to where it belongs.
+        """Moves power to its new steady state after settings or work changed.
 
         Args:
-            t_s: When.
+            t_s: When they changed.
             tau_s: Time constant of the move; 0: at once.
-            power_w: Where to; None: where the present settings and work take it.
-            start_w: Where from; None: from the present power.
+            power_w: Power to move to; None: the steady state of the present settings and work.
+            start_w: Power to start from; None: the present power.
         """
         point, last = self.steady_point(), self._power[-1][2]
         rests = last.start == last.end == point.power_w
         if point == self.point and rests and power_w is None and start_w is None:
-            return  # nothing moves
+            return  # no change
         self.sensor.update(t_s)
         self.first.sensor.update(t_s)
         self.point = point

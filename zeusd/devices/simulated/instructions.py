@@ -1,7 +1,7 @@
-"""Instructions of pipeline-parallel training as work: what each takes at each clock, as measured.
+"""Instructions of pipeline-parallel training as work, with measured time and energy at each clock.
 
-Work that opens as `Instructions` runs one named instruction after another. Where nothing is queued
-the GPU spins in a receive: it draws its blocking power, at whatever clock.
+Work opened as `Instructions` runs one named instruction after another. If nothing is queued, the
+GPU spins in a receive and draws its blocking power at any clock.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from zeusd.devices.simulated.workloads import Workload
 PERSEUS_PREFIX = "perseus/"
 
 BLOCKING_W = {"a100": 83.64, "a40": 70.38}
-"""Draw of a GPU that waits for a message of another, as measured with the profiles."""
+"""Power of a GPU that waits for a message from another, measured with the profiles."""
 
 _DATA = files("zeusd.devices.simulated") / "data" / "perseus"
 
 
 @dataclass(frozen=True, slots=True)
 class InstructionTable(Workload):
-    """Time and mean power of one instruction by clock; a `Workload` whose unit is one of it.
+    """Time and mean power of one instruction by clock; a `Workload` whose unit is one instruction.
 
     Attributes:
         clocks_mhz: Ascending.
@@ -47,7 +47,7 @@ class InstructionTable(Workload):
         self, device: DeviceModel, rank: int, limit_w: float, clock_max_mhz: int | None
     ) -> OperatingPoint:
         """The tables were measured at the default power limit, and some draw more than that on a
-        simulated product; so a limit bites by its share of the default one.
+        simulated product. So a limit acts by its share of the default limit.
         """
         ceiling = device.clocks_mhz[0] if clock_max_mhz is None else clock_max_mhz
         allowed_w = limit_w * max(1.0, max(self.power_w) / device.power_limits_w[1]) + 1e-6
@@ -63,8 +63,9 @@ class InstructionTable(Workload):
         return OperatingPoint(1 / seconds, watts, clock, capped=clock < top or watts > allowed_w)
 
     def at(self, mhz: int, device: DeviceModel) -> tuple[float, float]:
-        """Seconds and watts at a clock: interpolated between rows, and held above them. Below,
-        everything takes longer as the clock is lower, and the power above static falls with it.
+        """Seconds and watts at a clock: interpolated between rows, and constant above them. Below
+        them, time grows in inverse proportion to the clock, and power above static falls with the
+        clock.
         """
         clocks = self.clocks_mhz
         if mhz >= clocks[-1]:
@@ -84,11 +85,11 @@ class InstructionTable(Workload):
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """What one stage runs.
+    """The instructions of one stage.
 
     Attributes:
-        tables: By the instruction's name.
-        blocking_w: Draw while nothing is queued.
+        tables: Tables by the instruction's name.
+        blocking_w: Power while nothing is queued.
     """
 
     tables: Mapping[str, InstructionTable]
@@ -98,7 +99,7 @@ class Instructions:
         """The table of an instruction.
 
         Raises:
-            ValueError: There is none of this name, or none was named.
+            ValueError: No instruction has this name, or no name was given.
         """
         table = self.tables.get(instruction or "")
         if table is None:
@@ -116,11 +117,11 @@ def instructions_of(
 
     Args:
         rows: The measurements.
-        device: What runs them.
-        blocking_w: Draw while nothing is queued; None: the product's.
+        device: The GPU that runs them.
+        blocking_w: Power while nothing is queued; None: the product's.
 
     Raises:
-        ValueError: They are no measurements.
+        ValueError: The rows are not valid measurements.
     """
     tables = {}
     for name, measured in rows.items():
@@ -146,12 +147,12 @@ def instructions_of(
 
 
 def find_instructions(name: str, device: DeviceModel) -> Instructions | None:
-    """The instructions of a name; None if it is not one of instructions.
+    """The instructions of a workload's name; None if the name is not one of instructions.
 
-    `perseus/a100/gpt3-175b/stage3` is measured, `profile:FILE.csv#stage=3` the caller's own.
+    `perseus/a100/gpt3-175b/stage3` is measured; `profile:FILE.csv#stage=3` is the caller's own.
 
     Raises:
-        ValueError: There are none of this name, or they were measured on another product.
+        ValueError: No instructions have this name, or they were measured on another product.
     """
     if name.startswith(PROFILE_PREFIX):
         path, stage, blocking_w = split_profile(name)

@@ -1,13 +1,13 @@
-"""The GPUs that can be simulated: what their driver says, and how their power follows their clock.
+"""The GPUs that can be simulated: what their driver reports, and how power depends on the clock.
 
 Limits, clocks and memories are as `nvidia-smi` reports them. Sensor periods and windows are those
 measured by Yang et al., "Part-time Power Measurements: nvidia-smi's Lack of Attention"
 (arXiv:2312.02741). The four parameters of the power model are fitted to measured tables for P100,
-V100, Quadro RTX 6000, A40 and A100, and plausible for the others; see `physics`. Of AMD's GPUs
-limits and clocks are known; nobody has published how long their sensors' ticks are, and the
-power model is plausible only. Of Grace superchips the powers at idle are those that nvidia-smi
-showed of a GB200 node (GPUs 157 to 172 W, memory 29 to 35 W, modules 452 to 467 W) and, for
-GH200, the means of a published measurement (GPU 91 W, module 173 W).
+V100, Quadro RTX 6000, A40 and A100, and plausible for the others; see `physics`. For AMD's GPUs,
+limits and clocks are known; their sensors' update periods are not published, and the power model is
+only plausible. For Grace superchips, the idle powers are those that nvidia-smi showed on a GB200
+node (GPUs 157 to 172 W, memory 29 to 35 W, modules 452 to 467 W) and, for GH200, the means of a
+published measurement (GPU 91 W, module 173 W).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 AMD = 0
-"""In place of NVML's architecture number, which AMD's GPUs do not have."""
+"""Architecture number of AMD's GPUs, which have none in NVML."""
 
 PASCAL, VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL = 4, 5, 6, 7, 8, 9, 10
 
@@ -26,10 +26,10 @@ class Sensor:
 
     Attributes:
         tick_ms: Period at which the reading, and the energy counter, change.
-        window_ms: How much of the time before a tick the reading is the mean of.
+        window_ms: Time before a tick over which the reading is averaged.
         quantum_mw: Resolution of the reading.
-        average: Whether a mean over one second is offered too (POWER_AVERAGE).
-        dither: Whether no two readings in a row are the same.
+        average: Whether it also has a mean over one second (POWER_AVERAGE).
+        dither: Whether consecutive readings always differ.
     """
 
     tick_ms: float
@@ -45,9 +45,9 @@ class Profile:
 
     Attributes:
         profile: Its number.
-        conflicts: Profiles that are not in force beside it; the lower number wins.
+        conflicts: Profiles that conflict with it; the one with the lower number is in force.
         limit: It caps the GPU at this share of its largest power limit.
-        clock: And at this share of its highest clock.
+        clock: It also caps the clock at this share of the highest one.
     """
 
     profile: int
@@ -58,11 +58,11 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Superchip:
-    """What a GPU's module has beside the GPU.
+    """The parts of a GPU's module other than the GPU.
 
     Attributes:
         gpus: How many GPUs a module has.
-        rest_w: Draw of its CPU, the CPU's memory and the regulators.
+        rest_w: Power of its CPU, the CPU's memory and the regulators.
         memory_share: The part of the GPU's power that its memory draws.
         counts_module: Whether the GPU's energy counter counts the whole module.
     """
@@ -83,23 +83,23 @@ class DeviceModel:
         architecture: NVML architecture number.
         memory_mib: Device memory.
         power_limits_w: Smallest, default and largest power limit.
-        idle_w: Draw without, and with, an open context.
+        idle_w: Power without, and with, an open context.
         idle_clock_mhz: Graphics clock when nothing runs.
         clocks_mhz: Graphics clocks at full memory clock, descending.
         memory_clocks_mhz: Descending.
-        low_clock_max_mhz: Highest graphics clock at a memory clock of 405 MHz, where there is one.
-        low_clock_min_mhz: Lowest there, where that is not the lowest of all.
+        low_clock_max_mhz: Highest graphics clock at a memory clock of 405 MHz, if it has that one.
+        low_clock_min_mhz: Lowest graphics clock there, if it is not the lowest of all.
         sensor: The power sensor.
-        energy_counter: Volta and newer have one.
+        energy_counter: Whether it has an energy counter (Volta and newer do).
         gpu_clocks: Whether graphics clocks can be locked.
         memory_clocks: Whether memory clocks can be locked.
-        static_w: Power model: what a busy GPU draws at no dynamic power.
+        static_w: Power model: power of a busy GPU without dynamic power.
         vmin: Power model: relative voltage below the knee.
         knee: Power model: relative clock of the knee.
-        clock_table: Graphics clocks by memory clock, where they are known one by one.
+        clock_table: Graphics clocks by memory clock, if known one by one.
         has_counter: Whether there is an energy counter; None: as on other GPUs of its architecture.
         limit_step_mw: The driver truncates a power limit to a multiple of this.
-        dies: How many GPUs share one power limit, sensor and counter, which are the first one's.
+        dies: How many GPUs share one power limit, sensor and counter; the first one reports them.
         superchip: The module that it is part of; None: it is on a board of its own.
         profiles: Workload power profiles that it offers.
     """
@@ -130,7 +130,7 @@ class DeviceModel:
 
     @property
     def per_card(self) -> int:
-        """How many GPUs come together."""
+        """How many GPUs a card or module has."""
         return self.dies if self.superchip is None else self.superchip.gpus
 
     @property
@@ -145,16 +145,17 @@ class DeviceModel:
 
     @property
     def memory_clocks(self) -> bool:
-        """Whether memory clocks can be locked: Ampere on, but not on Hopper's HBM."""
+        """Whether memory clocks can be locked: from Ampere on, except Hopper with HBM."""
         return self.since(AMPERE) and self.architecture != HOPPER
 
     @property
     def persistence(self) -> bool:
-        """Whether there is a persistence mode. AMD's settings last without one."""
+        """Whether it has a persistence mode. AMD's settings persist without one."""
         return self.architecture != AMD
 
     def since(self, architecture: int) -> bool:
-        """Whether it has what NVIDIA's GPUs have from an architecture on. AMD's have all of it."""
+        """Whether it has a feature that NVIDIA GPUs have since this architecture. AMD's have
+        all."""
         return self.architecture >= architecture or self.architecture == AMD
 
     def clocks_at(self, memory_mhz: int) -> tuple[int, ...]:
@@ -168,7 +169,7 @@ class DeviceModel:
 
     @property
     def family(self) -> str:
-        """Tables measured on one board of a family run on the others of it too."""
+        """The family: tables measured on one of its boards also run on the others."""
         return self.key.partition("-")[0]
 
 
@@ -247,7 +248,7 @@ _PROFILES = (
     Profile(7, (6,), limit=0.85),
     Profile(13, limit=0.95),
 )
-"""Numbers are those that a published table has for GB200. What they do is known to NVIDIA only."""
+"""Numbers from a published table for GB200. NVIDIA has not published their effects."""
 
 _B200 = DeviceModel(
     key="b200",

@@ -1,4 +1,4 @@
-"""A simulated node: the driver, the work that runs on its GPUs, and faults on demand."""
+"""A simulated node: the driver, the work on its GPUs, and injected faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CALLS = (frozenset(name for name in vars(Backend) if not name.startswith("_")) -
     *("requested_power_profiles", "set_power_profiles"),
     *("set_gpu_clocks", "reset_gpu_clocks", "set_memory_clocks", "reset_memory_clocks"),
 }
-"""What can fail: the calls that the table of controls is made of, and all others of the port."""
+"""Calls that can fail: those of the table of controls, and all others of the port."""
 
 _NODE_CALLS = frozenset({"init", "shutdown", "driver_version", "device_count"})
 
@@ -37,12 +37,12 @@ class SimulatedBackend(SimulatedSettings, SimulatedReadings):
     """Implements `zeusd.devices.port.Backend` without hardware. Thread-safe.
 
     Args:
-        spec: What the node has, see `spec.parse_spec`, or the GPUs themselves.
+        spec: The GPUs, or their specification (see `spec.parse_spec`).
         clock_ns: The time; a `VirtualClock` in tests.
-        sleep: How a call that takes time lets it pass.
+        sleep: Called by calls that take time.
 
     Raises:
-        ValueError: The spec names no node.
+        ValueError: The specification is not valid.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class SimulatedBackend(SimulatedSettings, SimulatedReadings):
         self.controls = self._control_calls()
 
     def share(self, gpu: int, processes: Iterable[Tenant]) -> None:
-        """Says which processes the work on a GPU is of, and how much of it each does."""
+        """Sets the processes that the work on a GPU belongs to, and each one's share."""
         with self.lock:
             self._existing(gpu).tenants = tuple(processes)
 
@@ -67,12 +67,12 @@ class SimulatedBackend(SimulatedSettings, SimulatedReadings):
         workload: str | Workload | Instructions,
         pid: int | None = None,
     ) -> Work:
-        """Opens a context on each of these GPUs, for one stream of work.
+        """Opens a context on each of these GPUs for one stream of work.
 
         Args:
             gpus: NVML indices.
             workload: See `workloads.find_workload` and `instructions.find_instructions`.
-            pid: The process whose work it is, if it is another's.
+            pid: The process that the work belongs to, if not this one.
 
         Raises:
             ValueError: No such GPU or workload, or a GPU is busy with other work.
@@ -105,12 +105,12 @@ class SimulatedBackend(SimulatedSettings, SimulatedReadings):
             return work
 
     def true_energy_j(self, gpu: int) -> float:
-        """Energy really drawn by a GPU until now."""
+        """True energy drawn by a GPU until now."""
         with self.lock:
             now_s = self.advance()
             return self._existing(gpu).true_energy_j(now_s)
 
-    # ------------------------------------------------------------------------ what goes wrong
+    # ------------------------------------------------------------------------- fault injection
 
     def inject(
         self,
@@ -121,17 +121,17 @@ class SimulatedBackend(SimulatedSettings, SimulatedReadings):
         count: int | None = None,
         latency_s: float = 0.0,
     ) -> None:
-        """Makes a call fail, or take long, on one GPU.
+        """Makes a call on one GPU fail or take long.
 
         Args:
             gpu: NVML index; None for `init`, `shutdown`, `driver_version`, `device_count`.
             call: Name of the method, such as `sensors` or `set_power_limit`.
-            code: What it returns instead; None: it works, after `latency_s`.
+            code: The code that it returns instead; None: it works, after `latency_s`.
             count: How many times; None: until `clear_faults`.
-            latency_s: Further time it takes.
+            latency_s: Additional time that it takes, s.
 
         Raises:
-            ValueError: No such GPU or method, or a time that cannot pass.
+            ValueError: No such GPU or method, or an invalid time.
         """
         if call not in CALLS or (gpu is None) != (call in _NODE_CALLS):
             raise ValueError(f"{call!r} is not a call that can fail on GPU {gpu}")
@@ -143,12 +143,12 @@ class SimulatedBackend(SimulatedSettings, SimulatedReadings):
             self._faults.setdefault((gpu, call), []).append(Fault(code, count, latency_s))
 
     def misbehave(self, gpu: int, quirks: Quirks) -> None:
-        """The driver does not do quite what it is told on one GPU, until `clear_faults`."""
+        """Makes the driver deviate from requests on one GPU until `clear_faults`."""
         with self.lock:
             self._existing(gpu).quirks = quirks
 
     def clear_faults(self) -> None:
-        """Everything works again, lost GPUs and an absent driver included."""
+        """Ends all faults, including lost GPUs and an absent driver."""
         with self.lock:
             self._faults.clear()
             for gpu in self._gpus:
@@ -157,18 +157,18 @@ class SimulatedBackend(SimulatedSettings, SimulatedReadings):
             self._driver_code = None
 
     def lose(self, gpu: int, code: int = Return.GPU_IS_LOST) -> None:
-        """The GPU falls off the bus: every call on it fails."""
+        """Drops the GPU off the bus: every call on it fails."""
         with self.lock:
             self._existing(gpu)
             self._lost[gpu] = code
 
     def remove_driver(self, code: int = Return.DRIVER_NOT_LOADED) -> None:
-        """Initialising fails from now on."""
+        """Makes initialising fail from now on."""
         with self.lock:
             self._driver_code = code
 
     def reload_driver(self) -> None:
-        """Counters start again and all settings are lost."""
+        """Reloads the driver: counters start again and all settings are lost."""
         with self.lock:
             self.advance()
             for work in list(self._work):
@@ -176,7 +176,7 @@ class SimulatedBackend(SimulatedSettings, SimulatedReadings):
             self._load_driver()
 
     def set_outside(self, gpu: int, power_limit_mw: int) -> None:
-        """Someone else sets a power limit, as `nvidia-smi -pl` would."""
+        """Sets a power limit from outside zeusd, as `nvidia-smi -pl` would."""
         with self.lock:
             state = self._existing(gpu)
             if not state.limit_min_mw <= power_limit_mw <= state.limit_max_mw:
@@ -188,21 +188,22 @@ class SimulatedBackend(SimulatedSettings, SimulatedReadings):
             self._changed(state, LIMIT_TAU_S)
 
     def set_profiles_outside(self, gpu: int, profiles: ControlValue) -> None:
-        """Someone else changes what is requested, as `nvidia-smi power-profiles` would."""
+        """Changes the requested profiles from outside zeusd, as `nvidia-smi power-profiles`
+        would."""
         with self.lock:
             state = self._existing(gpu)
             state.profiles = frozenset(profiles)
             self._changed(state, LIMIT_TAU_S)
 
     def set_board_limit(self, gpu: int, power_limit_mw: int | None) -> None:
-        """The board's controller caps the GPU out of band; None: no longer."""
+        """Caps the GPU out of band, as the board's controller would; None: ends the cap."""
         with self.lock:
             state = self._existing(gpu)
             state.board_limit_mw = power_limit_mw
             self._changed(state, LIMIT_TAU_S)
 
     def shrink_maximum(self, gpu: int, power_limit_mw: int) -> None:
-        """A driver update lowers the largest limit."""
+        """Lowers the largest limit, as a driver update may."""
         with self.lock:
             state = self._existing(gpu)
             state.limit_max_mw = power_limit_mw

@@ -1,4 +1,4 @@
-"""How power and speed follow clock and power limit, and how they change over time.
+"""Power and speed as functions of clock and power limit, and their change over time.
 
 The steady state of a GPU with relative clock x = f / f_max (four parameters per GPU, four per
 workload; fitted to measured tables it reproduces energy to about 3 %):

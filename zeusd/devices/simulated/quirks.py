@@ -1,4 +1,4 @@
-"""Drivers that do not do quite what they are told, on demand."""
+"""Injected deviations of a driver from what is requested."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Quirks:
-    """How one GPU's power limit departs from what is asked.
+    """How one GPU's power limit deviates from the requested one.
 
     Attributes:
         round_to_mw: The limit is truncated to a multiple of this, as AMD's is to whole watts.
         round_up: The limit is raised to a multiple of `round_to_mw` instead.
-        clamp_mw: A limit outside this range is moved into it without an error; None: it is an
-            error outside the GPU's own range, and nothing is moved within.
-        ignored_sets: So many further sets, of any control, are answered with success and have no
-            effect; -1: all.
-        delay_s: A limit takes effect so much later.
-        stale_reads: So many reads after a set still show the limit before it.
+        clamp_mw: A limit outside this range is moved into it without an error; None: limits outside
+            the GPU's range are errors.
+        ignored_sets: Number of further sets, of any control, that report success without effect;
+            -1: all.
+        delay_s: Delay after which a limit takes effect, s.
+        stale_reads: Number of reads after a set that still return the previous limit.
     """
 
     round_to_mw: int = 1
@@ -31,17 +31,17 @@ class Quirks:
         if self.round_to_mw < 1 or self.ignored_sets < -1 or self.stale_reads < 0:
             raise ValueError("round_to_mw is at least 1, ignored_sets -1, stale_reads 0")
         if not 0 <= self.delay_s <= 3600:
-            raise ValueError(f"a limit takes effect within an hour, not after {self.delay_s} s")
+            raise ValueError(f"a limit must take effect within an hour, not after {self.delay_s} s")
 
     def ignores(self) -> bool:
-        """Whether this set is ignored; counts it."""
+        """Counts a set; returns whether it is ignored."""
         if self.ignored_sets > 0:
             self.ignored_sets -= 1
             return True
         return self.ignored_sets < 0
 
     def taken(self, limit_mw: int) -> int:
-        """The limit that the device takes when it is asked for this one."""
+        """The limit that the device sets for a requested one."""
         if self.clamp_mw is not None:
             limit_mw = min(max(limit_mw, self.clamp_mw[0]), self.clamp_mw[1])
         if self.round_up:

@@ -1,4 +1,4 @@
-"""What the GPUs of a simulated node are, and what their sensors read."""
+"""Properties and sensor readings of the GPUs of a simulated node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zeusd.devices.simulated.work import Work
 
 
 class SimulatedReadings(SimulatedDriver):
-    """The part of `zeusd.devices.port.Backend` that only reads."""
+    """The reading part of `zeusd.devices.port.Backend`."""
 
     @override
     def uuid(self, gpu: Handle) -> str:
@@ -50,7 +50,7 @@ class SimulatedReadings(SimulatedDriver):
 
     @override
     def runtime_indices(self, gpu: Handle) -> list[int]:
-        """HIP's are in the order of PCI addresses here."""
+        """HIP's indices, which follow the PCI addresses here."""
         own = self._enter(gpu, "runtime_indices").spec
         if own.model.architecture != AMD:
             return []

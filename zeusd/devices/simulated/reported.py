@@ -1,7 +1,7 @@
-"""Simulated GPUs made of a report of `zeusctl probe`: as measured, and the rest by the table.
+"""Simulated GPUs from a report of `zeusctl probe`; the table supplies what was not measured.
 
-A probe sets nothing, so how power follows the clock is not in a report: that is taken from the
-table's product of the same name, or else from the newest one of the same architecture.
+A probe sets nothing, so a report does not say how power depends on the clock. That comes from the
+product of the same name in the table, or else from the newest one of the same architecture.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zeusd.devices.simulated.models import DEVICES, DeviceModel, Sensor
 SCHEMA = "zeusctl.probe/1"
 
 ALL_SEEN = 0.95
-"""A window of a larger share of the update period is the whole of it."""
+"""A window of a larger share of the update period counts as the whole period."""
 
 _POWERS = ("power_instant_mw", "module_power_instant_mw", "power_usage_mw")
 _COUNTERS = ("energy_field_mj", "energy_counter_mj")
@@ -29,7 +29,7 @@ class ReportedGpu:
 
     Attributes:
         model: The product as it was measured.
-        counts_all: Whether its counter sees what its power readings do not.
+        counts_all: Whether its counter includes what its power readings miss.
         driver_version: The driver that it was measured on.
     """
 
@@ -42,7 +42,7 @@ def read_report(path: str) -> list[ReportedGpu]:
     """The GPUs of a report.
 
     Raises:
-        ValueError: The file cannot be read or is no report; the message says so.
+        ValueError: The file cannot be read or is not a report; the message says which.
     """
     try:
         body = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -103,7 +103,7 @@ def _limits_w(limits: Mapping[str, Any]) -> tuple[float, float, float]:
 
 
 def _idle_w(gpu: Mapping[str, Any], power: str | None, like: DeviceModel) -> tuple[float, float]:
-    """Draw without and with a context; a probe of a GPU that was in use tells neither."""
+    """Power without and with a context; not known if the GPU was in use during the probe."""
     used = gpu["processes"]["compute"] or gpu["state"]["utilization_percent"]
     if power is None or used or not gpu["sensors"][power]["mean"]:
         return like.idle_w

@@ -1,9 +1,9 @@
-"""What NVML's power sensor and energy counter show of a GPU's true power.
+"""NVML's power sensor and energy counter, as functions of a GPU's true power.
 
 True power is averaged over a window that ends at each tick, scaled by the board's gain, quantised,
 and, where the sensor dithers, moved by a milliwatt or more so that no two ticks read the same. The
-counter adds the window's mean times the tick, or, if it sees all, the true energy (which of the two
-hardware does is not known). Ticks are worked out when someone reads, however long ago they were.
+counter adds the window's mean times the tick, or, if it counts everything, the true energy. It is
+not known which of the two the hardware does. Ticks are computed when the sensor is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ AVERAGE_TICKS = 10
 """POWER_AVERAGE is the mean of the last second: ten ticks of 100 ms."""
 
 _CATCH_UP_TICKS = 64
-"""After a longer pause the older ticks are taken together, by the true energy of that time."""
+"""Longest pause whose ticks are computed one by one; older ones are merged, with their true
+energy."""
 
 
 class PowerSensor:
@@ -26,12 +27,12 @@ class PowerSensor:
 
     Args:
         sensor: How it samples.
-        energy_at: True energy drawn until a time (s), in joules; any time since the last reading.
+        energy_at: True energy (J) until a time (s), for any time since the last reading.
         start_s: When the driver was loaded.
-        gain: Reading over truth.
-        chance: Source of phase and noise.
-        counter_mj: What the energy counter starts at.
-        counts_all: Whether the counter sees what falls outside the windows, too.
+        gain: Ratio of reading to true power.
+        chance: Random source of phase and noise.
+        counter_mj: Start value of the energy counter.
+        counts_all: Whether the counter also counts what falls outside the windows.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class PowerSensor:
 
     @property
     def needs_since_s(self) -> float:
-        """Start of the time whose true energy may still be asked for."""
+        """Oldest time whose true energy may still be needed."""
         return self._last_tick_s - self._window_s
 
     def energy_mj(self, now_s: float) -> int:
@@ -85,7 +86,7 @@ class PowerSensor:
         return round(sum(self._ticks_mw) / len(self._ticks_mw))
 
     def update(self, now_s: float) -> None:
-        """Works out the ticks until now."""
+        """Computes the ticks until now."""
         due = int((now_s - self._last_tick_s) / self._tick_s + 1e-9)
         if due > _CATCH_UP_TICKS:
             start_s = self._last_tick_s

@@ -20,7 +20,7 @@ from zeusd.devices.simulated.physics import CLOCK_TAU_S, LIMIT_TAU_S
 
 
 class SimulatedSettings(SimulatedDriver):
-    """The part of `zeusd.devices.port.Backend` that is about controls."""
+    """The controls part of `zeusd.devices.port.Backend`."""
 
     def _control_calls(self) -> dict[Control, ControlCalls]:
         def limits(gpu: Handle) -> tuple[int, int]:
@@ -97,7 +97,7 @@ class SimulatedSettings(SimulatedDriver):
         return [PowerProfile(one.profile, one.profile, one.conflicts) for one in profiles]
 
     def requested_power_profiles(self, gpu: Handle) -> ControlValue:
-        """What anybody has requested."""
+        """Profiles that any program has requested."""
         return tuple(sorted(self._profiled(gpu, "requested_power_profiles").profiles))
 
     @override
@@ -105,7 +105,7 @@ class SimulatedSettings(SimulatedDriver):
         return self._profiled(gpu, "enforced_power_profiles").enforced_profiles
 
     def set_power_profiles(self, gpu: Handle, profiles: ControlValue) -> None:
-        """Requests these, and no others."""
+        """Requests exactly these profiles."""
         state = self._profiled(gpu, "set_power_profiles", setter=True)
         if not set(profiles) <= {one.profile for one in state.model.profiles}:
             raise nvml_error(
@@ -117,7 +117,7 @@ class SimulatedSettings(SimulatedDriver):
                 self._changed(state, LIMIT_TAU_S)
 
     def set_gpu_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
-        """Locks the graphics clock to a range, MHz. The range snaps to the clocks there are."""
+        """Locks the graphics clock to a range, MHz. The range is moved to existing clocks."""
         state = self._enter(gpu, "set_gpu_clocks", setter=True)
         call = "nvmlDeviceSetGpuLockedClocks"
         if not state.model.gpu_clocks:
@@ -171,21 +171,23 @@ class SimulatedSettings(SimulatedDriver):
             state.persistence = enabled
 
     def _limited(self, gpu: Handle, call: str, setter: bool = False) -> SimulatedGpu:
-        """For calls about the power limit, which the second die of a card has no part in."""
+        """Enters a call about the power limit; fails on the second die of a card."""
         state = self._enter(gpu, call, setter)
         if state.first is not state:
-            raise nvml_error(Return.NOT_SUPPORTED, call, "the card's first GPU has its power limit")
+            raise nvml_error(
+                Return.NOT_SUPPORTED, call, "the card's first GPU has the card's power limit"
+            )
         return state
 
     def _profiled(self, gpu: Handle, call: str, setter: bool = False) -> SimulatedGpu:
-        """For calls about workload power profiles."""
+        """Enters a call about workload power profiles."""
         state = self._enter(gpu, call, setter)
         if not state.model.profiles:
             raise nvml_error(Return.NOT_SUPPORTED, call)
         return state
 
     def _persistent(self, gpu: Handle, call: str, setter: bool = False) -> SimulatedGpu:
-        """For calls about persistence mode."""
+        """Enters a call about persistence mode."""
         state = self._enter(gpu, call, setter)
         if not state.model.persistence:
             raise nvml_error(Return.NOT_SUPPORTED, call)

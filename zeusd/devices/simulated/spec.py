@@ -1,4 +1,4 @@
-"""Reads what a simulated node is to consist of: `4xv100-pcie`, `a100-sxm-80,a40:seed=3`."""
+"""Parses the specification of a simulated node: `4xv100-pcie`, `a100-sxm-80,a40:seed=3`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIG_SLICES = 7
 MIG_ARCHITECTURES = (7, 9, 10)
 """NVML's numbers of Ampere, Hopper and Blackwell."""
 GPM_ARCHITECTURE = 9
-"""From which on the driver measures the use of an instance."""
+"""First architecture whose driver measures the use of an instance."""
 
 _NAMESPACE = uuid.UUID("5a455553-4400-4000-8000-73696d756c61")
 
@@ -29,14 +29,14 @@ class GpuSpec:
         model: The product.
         index: Position on the node.
         seed: Seeds sensor phase, noise and latency.
-        setter_ms: Mean time a setter takes; 0 for none. Hardware takes 10 to 20 ms.
+        setter_ms: Mean time of a setter; 0: none. Hardware takes 10 to 20 ms.
         gain_sigma: Spread of the power sensor's gain between boards; real boards have about 0.03.
         unprivileged: Setters answer NO_PERMISSION.
-        counts_all: The energy counter sees all of a tick, also where the power reading does not.
-        driver_version: What the driver says of itself.
-        die: Which GPU of its card, where power limit and sensors are those of the first, 0.
+        counts_all: The energy counter counts all of a tick, even what the power reading misses.
+        driver_version: Version that the driver reports.
+        die: Number of the GPU on its card; the first, 0, has the power limit and sensors.
         module: Number of its superchip, if it is part of one.
-        partitions: As how many devices HIP shows it (AMD).
+        partitions: Number of devices as which HIP shows it (AMD).
         mig: Slices of each MIG instance that it is split into (NVIDIA); empty: it is not.
     """
 
@@ -55,13 +55,13 @@ class GpuSpec:
 
     @property
     def uuid(self) -> str:
-        """The same for the same place on the same node, over restarts."""
+        """The UUID, which depends on the node and the GPU's index only and survives restarts."""
         found = uuid.uuid5(_NAMESPACE, f"{self.index}:{self.model.key}:{self.seed}")
         return f"GPU-{found.hex[:16] if self.model.architecture == AMD else found}"
 
     @property
     def partitionable(self) -> bool:
-        """Whether it can be divided: AMD's GPUs from MI300 on."""
+        """Whether it can be partitioned: AMD's GPUs from MI300 on."""
         return self.model.architecture == AMD and self.model.dies == 1
 
     @property
@@ -76,10 +76,11 @@ def parse_spec(text: str) -> tuple[GpuSpec, ...]:
 
     `[Nx]KIND[:option=value...]`, several of them separated by commas. Options: seed, setter_ms,
     gain_sigma, unprivileged, counts_all, partitions (MI300 and later), mig (such as `mig=1g+2g`, at
-    most 7 slices, A100 and later). `report:FILE` is the GPUs of a report of `zeusctl probe`.
+    most 7 slices, A100 and later). `report:FILE` stands for the GPUs of a report of `zeusctl
+    probe`.
 
     Raises:
-        ValueError: It is not a spec; the message says what is.
+        ValueError: It is not valid; the message says what is.
     """
     gpus: list[GpuSpec] = []
     for group in text.split(","):
@@ -91,7 +92,7 @@ def parse_spec(text: str) -> tuple[GpuSpec, ...]:
         key = ALIASES.get(match.group(2), match.group(2)) if match else ""
         if match is None or key not in DEVICES:
             raise ValueError(
-                f"cannot simulate {kind.strip()!r}: a node is given as 4xv100-pcie or "
+                f"cannot simulate {kind.strip()!r}: write 4xv100-pcie or "
                 f"a100-sxm-80,a40, of: {', '.join(sorted(DEVICES))}; or as report:FILE"
             )
         count = int(match.group(1) or 1)
@@ -150,7 +151,7 @@ def _apply_options(spec: GpuSpec, group: str, options: list[str]) -> GpuSpec:
                 raise ValueError
         except ValueError:
             raise ValueError(
-                f"cannot simulate {group.strip()!r}: the option {option!r} is none of seed=N, "
+                f"cannot simulate {group.strip()!r}: the option {option!r} is not one of seed=N, "
                 "setter_ms=MS, gain_sigma=SHARE, unprivileged, counts_all, partitions=1 to 8 on "
                 "AMD's MI300, and mig=1g+2g (at most 7 slices) on NVIDIA's A100 and later"
             ) from None

@@ -1,4 +1,4 @@
-"""What the sensors of a superchip's GPU show beside the GPU's own power."""
+"""Memory and module power in the sensor readings of a superchip's GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from zeusd.devices.port import Sensors
 from zeusd.devices.simulated.gpu import SimulatedGpu
 
 SPREAD_MW = 4_000
-"""How far a module's power, as its GPUs report it, is off at most: each samples it apart."""
+"""Largest error of a module's power as reported by a GPU: each GPU samples it separately."""
 
 
 def with_module(
@@ -17,7 +17,7 @@ def with_module(
     """A GPU's readings with those of its memory and of its superchip.
 
     Args:
-        found: What its own sensor shows.
+        found: The reading of its own sensor.
         gpu: The GPU.
         module: All GPUs of the superchip.
         now_s: The time.

@@ -1,4 +1,4 @@
-"""Processes that share a simulated GPU: what the driver lists and measures of each."""
+"""Processes that share a simulated GPU, as the driver lists and measures them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zeusd.devices.port import GpuProcess, MigInstance, ProcessUse
 from zeusd.devices.simulated.spec import GPM_ARCHITECTURE, MIG_SLICES, GpuSpec
 
 SAMPLE_US = 166_667
-"""How often the driver takes a sample of each process, at times of its own."""
+"""Period at which the driver samples each process."""
 
 
 class Tenant(NamedTuple):
@@ -19,7 +19,7 @@ class Tenant(NamedTuple):
 
     Attributes:
         pid: The process.
-        sm_percent: How much of the GPU, or of its MIG instance, it uses while there is work.
+        sm_percent: Share of the GPU, or of its MIG instance, that it uses while there is work.
         gpu_instance: The MIG instance that it runs on, from 1 on.
     """
 
@@ -40,7 +40,7 @@ def processes(tenants: Sequence[Tenant], memory_bytes: int) -> list[GpuProcess]:
 def process_uses(
     spec: GpuSpec, tenants: Sequence[Tenant], busy: bool, since_us: int, now_us: int
 ) -> list[ProcessUse]:
-    """The newest sample of each process that used the GPU since then."""
+    """The newest sample of each process that used the GPU since a time."""
     if spec.mig:
         raise nvml_error(Return.NOT_SUPPORTED, "nvmlDeviceGetProcessUtilization")
     found = []
@@ -54,7 +54,7 @@ def process_uses(
 def mig_instances(
     spec: GpuSpec, tenants: Sequence[Tenant], busy: bool, measure: bool
 ) -> list[MigInstance]:
-    """See `Backend.mig_instances`: each has one compute instance."""
+    """The MIG instances of a GPU, each with one compute instance."""
     found = []
     for number, slices in enumerate(spec.mig, 1):
         used = sum(one.sm_percent for one in tenants if one.gpu_instance == number)

@@ -1,4 +1,4 @@
-"""What runs on simulated GPUs: streams of work, and how far they have come."""
+"""Streams of work on simulated GPUs, and their progress."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from zeusd.devices.simulated.physics import LIMIT_TAU_S, Relaxation
 from zeusd.devices.simulated.workloads import Workload
 
 MAX_QUEUED = 10_000
-"""Changes from one instruction to another that may wait."""
+"""Limit of queued changes from one instruction to another."""
 
 
 class Node(Protocol):
-    """What work needs of the node it runs on."""
+    """What work needs from its node."""
 
     @property
     def lock(self) -> AbstractContextManager[object]:
@@ -26,17 +26,17 @@ class Node(Protocol):
 
     @property
     def sleep(self) -> Callable[[float], None]:
-        """Lets time pass."""
+        """Advances the time."""
 
     def advance(self) -> float:
-        """Lets finish what has finished until now; the time, s. Lock held."""
+        """Finishes work that ended by now; returns the time, s. The caller holds the lock."""
 
     def forget_settings(self, now_s: float) -> None:
-        """A context was closed. Lock held."""
+        """Handles a closed context. The caller holds the lock."""
 
 
 class Work:
-    """A stream of work on one or more GPUs, which advance in lock step at the slowest one's pace.
+    """A stream of work on one or more GPUs, which advance in lock step at the pace of the slowest.
 
     Made by `SimulatedBackend.open_work`. Launching is asynchronous, as on a CUDA stream.
     """
@@ -59,31 +59,32 @@ class Work:
             self.workload: Workload = next(iter(workload.tables.values()))
         else:
             self.workload = workload
-        # What is queued after what runs now: each, and how many units are launched until its end.
+        # Instructions queued after the running one, and the number of units launched at each one's
+        # end.
         self._next: deque[tuple[Workload, float]] = deque()
-        self._launched = 0.0  # until the end of what runs now
+        self._launched = 0.0  # at the end of the running instruction
         self._done = 0.0
         self._pace = Relaxation(now_s, 0.0, 0.0, 0.0)
         self.closed = False
 
     @property
     def active(self) -> bool:
-        """Whether there is work left."""
+        """Whether any work is left."""
         return self._launched > self._done
 
     def rank(self, gpu: SimulatedGpu) -> int:
-        """Which of the work's GPUs this is."""
+        """This GPU's position among the work's GPUs."""
         return self._gpus.index(gpu)
 
     def launch(self, units: float, instruction: str | None = None) -> None:
-        """Queues units of work, which start at once if nothing is queued.
+        """Queues units of work; they start at once if nothing else is queued.
 
         Args:
             units: How many.
-            instruction: Of which instruction, where the work is made of instructions.
+            instruction: The instruction to run, if the work is made of instructions.
 
         Raises:
-            ValueError: There is no such instruction, or the work was closed.
+            ValueError: The instruction does not exist, or the work was closed.
         """
         with self._node.lock:
             now_s = self._node.advance()
@@ -116,7 +117,8 @@ class Work:
         return self.workload
 
     def progress(self) -> tuple[float, int | None]:
-        """Units done, and when all that is queued will be, ns; None: at no time as things are."""
+        """Units done, and when everything queued will be done, ns; None: never at the present
+        pace."""
         with self._node.lock:
             now_s = self._node.advance()
             done = self._done + self._pace.integral(now_s)
@@ -128,12 +130,12 @@ class Work:
             return min(done, self._launched), None if math.isinf(end_s) else round(end_s * 1e9)
 
     def run(self, units: float, instruction: str | None = None) -> None:
-        """Launches units and lets time pass until all that is queued is done."""
+        """Launches units and waits until everything queued is done."""
         self.launch(units, instruction)
         self.wait()
 
     def wait(self) -> None:
-        """Lets time pass until all that is queued is done."""
+        """Waits until everything queued is done."""
         while True:
             with self._node.lock:
                 now_s = self._node.advance()
@@ -143,7 +145,7 @@ class Work:
             self._node.sleep(min(end_s - now_s, 3600.0))
 
     def refresh(self) -> None:
-        """What the workload draws has changed."""
+        """Updates the GPUs after the workload's power changed."""
         with self._node.lock:
             self.follow(self._node.advance(), 0.0)
 
@@ -162,23 +164,23 @@ class Work:
                 gpu.retarget(now_s, 0.0)
             self._node.forget_settings(now_s)
 
-    # The node calls these, with its lock held.
+    # The node calls these while it holds its lock.
 
     def ends_s(self) -> float:
-        """When what runs now will be done, if nothing changes."""
+        """When the running instruction will be done, if nothing changes."""
         if not self.active:
             return self._pace.t0_s
         return self._pace.when(self._launched - self._done)
 
     def follow(self, now_s: float, tau_s: float) -> None:
-        """Conditions changed: goes on at the pace of its slowest GPU."""
+        """Continues at the pace of its slowest GPU after conditions changed."""
         self._done = min(self._launched, self._done + self._pace.integral(now_s))
         before = self._pace.value(now_s)
         rate = self._move(now_s, tau_s)
         self._pace = Relaxation(now_s, before, rate, tau_s if before > 0 else 0.0)
 
     def begin(self, now_s: float) -> None:
-        """Work was queued where there was none: it starts at once."""
+        """Starts work that was queued while nothing ran."""
         if all(gpu.limit_settled(now_s) for gpu in self._gpus):
             rate = self._move(now_s, 0.0)
             self._pace = Relaxation(now_s, rate, rate, 0.0)
@@ -193,7 +195,7 @@ class Work:
         )
 
     def _move(self, now_s: float, tau_s: float, starts_w: Sequence[float] | None = None) -> float:
-        """All GPUs set out for their new steady state. Returns the common pace there."""
+        """Moves all GPUs to their new steady state. Returns their common pace there."""
         points = [gpu.steady_point() for gpu in self._gpus]
         rate = min(point.rate for point in points)
         for n, gpu in enumerate(self._gpus):
@@ -202,7 +204,7 @@ class Work:
         return rate
 
     def _rate_of(self, workload: Workload) -> float:
-        """The pace of something queued, as things are."""
+        """The pace of a queued instruction under present conditions."""
         before, self.workload = self.workload, workload
         try:
             return min(gpu.steady_point().rate for gpu in self._gpus)
@@ -210,10 +212,10 @@ class Work:
             self.workload = before
 
     def finish(self, now_s: float) -> None:
-        """What runs is done: the next begins, if there is one."""
+        """Ends the running instruction and starts the next one, if any."""
         self._done = self._launched
         if self._next:
-            # A clock that is still on its way goes on from where it is.
+            # A clock that has not settled continues from its present value.
             on_the_way = self._pace.value(now_s) / self._pace.end if self._pace.end > 0 else 1.0
             shares = [gpu.power_on_the_way(now_s) for gpu in self._gpus]
             tau_s = self._pace.tau_s if abs(on_the_way - 1) > 1e-6 else 0.0

@@ -1,4 +1,4 @@
-"""What runs on simulated GPUs: tables that were measured, and the fitted model."""
+"""Workloads of simulated GPUs: measured tables, and the fitted model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS_PER_PROFILE_WINDOW = 40
 
 BUSY_OVER_AVERAGE = 1.1
 """Power while busy over average power, about the median of the fits to the tables: a limit below
-this multiple of a workload's highest draw holds it back."""
+this multiple of a workload's highest draw throttles it."""
 
 DATASET_SAMPLES = {
     "cifar100": 50_000,
@@ -37,7 +37,7 @@ them; these are the data sets' usual training splits."""
 
 
 class Workload(Protocol):
-    """Something that can run on a simulated GPU, in units that are its own (training steps)."""
+    """A workload for simulated GPUs, counted in its own units (training steps)."""
 
     def point(
         self, device: DeviceModel, rank: int, limit_w: float, clock_max_mhz: int | None
@@ -46,9 +46,9 @@ class Workload(Protocol):
 
         Args:
             device: The product it runs on.
-            rank: Which of the workload's GPUs this is, from 0.
+            rank: This GPU's position among the workload's GPUs, from 0.
             limit_w: Power limit in force.
-            clock_max_mhz: Highest clock it is locked to, if it is.
+            clock_max_mhz: Highest locked clock, if it is locked.
         """
 
 
@@ -67,7 +67,7 @@ class ModelWorkload(Workload):
 
 @dataclass(frozen=True, slots=True)
 class PresetWorkload(Workload):
-    """A load that every product has figures for: one unit takes 0.1 s at full clock."""
+    """A load for every product: one unit takes 0.1 s at full clock."""
 
     compute: bool
 
@@ -81,7 +81,7 @@ class PresetWorkload(Workload):
 
 @dataclass(slots=True)
 class ScriptedWorkload(Workload):
-    """Draws what it is told to, up to the limit; see `Work.refresh`. One unit takes one second."""
+    """Draws a given power, up to the limit; see `Work.refresh`. One unit takes one second."""
 
     draw_w: float
 
@@ -121,11 +121,11 @@ class MeasuredTable(Workload):
     def point(
         self, device: DeviceModel, rank: int, limit_w: float, clock_max_mhz: int | None
     ) -> OperatingPoint:
-        """Between rows the table is interpolated, beyond them the last row holds.
+        """The table is interpolated between rows, and constant beyond them.
 
-        The tables say nothing of clocks. The clock is the one at which the model's compute load
-        is as much slower than at full clock as the row is than the fastest row; a lock below that
-        slows further and takes less power, as the model has it.
+        The tables have no clocks. The clock is the one at which the model's compute load slows down
+        as much as the row does relative to the fastest row. A lock below it slows the work further
+        and reduces power, as in the model.
         """
         powers = self.power_w[min(rank, self.gpus - 1)]
         unit_s = _interpolate(self.limits_w, self.unit_s, limit_w)
@@ -194,7 +194,7 @@ def find_workload(name: str, device: DeviceModel) -> Workload:
     """The workload of a name: one of the catalog, `model/compute` or `model/memory`.
 
     Raises:
-        ValueError: There is none of this name, or it was measured on another product.
+        ValueError: No workload has this name, or it was measured on another product.
     """
     if name in PRESETS:
         return PresetWorkload(compute=name == "model/compute")
@@ -254,5 +254,5 @@ def _read_profile(name: str, rows: list[Mapping[str, str]]) -> MeasuredTable:
 
 
 def measured_rows(name: str) -> Iterator[Mapping[str, str]]:
-    """The rows of a measured table that comes along, such as `summary_power_a40`."""
+    """The rows of a bundled table of measurements, such as `summary_power_a40`."""
     return records(str(_DATA / f"{name}.columns.csv.xz"))
