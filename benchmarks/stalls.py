@@ -115,10 +115,10 @@ def wedged(daemon: Daemon) -> None:
 
 Event = Callable[[Daemon], None]
 EVENTS: dict[str, tuple[Event | None, Event | None]] = {
-    "zeusd killed for good": (killed, None),
+    "zeusd killed permanently": (killed, None),
     "zeusd killed and started": (killed, Daemon.start),
-    "zeusd stopped in order and started": (stopped_in_order, Daemon.start),
-    "zeusd frozen for good (SIGSTOP)": (frozen, None),
+    "zeusd stopped orderly and started": (stopped_in_order, Daemon.start),
+    "zeusd frozen permanently (SIGSTOP)": (frozen, None),
     "zeusd frozen, and continued": (frozen, thawed),
     "GPU lost": (gpu_lost, None),
     "driver wedged": (wedged, None),
@@ -198,7 +198,7 @@ def main() -> int:
     """Prints the table."""
     table = Table()
     for column in ("event", "longest step", "all steps", "longest read", "all reads", "with exit",
-                   "process exit", "exception", "state in the end"):  # fmt: skip
+                   "process exit", "exception", "final state"):  # fmt: skip
         table.add_column(column)
     for name, events in EVENTS.items():
         seen, exit_s = disturbed(events)

@@ -52,7 +52,7 @@ MUTATIONS = (
         unreached("added", "part"),
         (
             "tests/zeusd/core/test_power_profiles.py::"
-            "test_after_a_crash_only_the_leases_own_are_taken_out",
+            "test_after_a_crash_only_the_leases_own_profiles_are_cleared",
         ),
     ),
     Mutation(
@@ -218,7 +218,7 @@ MUTATIONS = (
         unreached("_pending", "clear"),
         (
             "tests/zeusd/core/test_leases.py::"
-            "test_another_load_of_the_driver_voids_what_the_journal_says",
+            "test_another_load_of_the_driver_invalidates_the_journal",
         ),
     ),
     Mutation(
@@ -321,7 +321,7 @@ MUTATIONS = (
         "a stuck GPU is left to its thread",
         "zeusd.runtime.sampling.Sampling.check",
         drop("replace_stuck"),
-        ("tests/system/test_measuring.py::test_a_driver_that_keeps_a_call_delays_no_other_gpu",),
+        ("tests/system/test_measuring.py::test_a_driver_call_that_hangs_delays_no_other_gpu",),
     ),
     Mutation(
         "a senseless reading is read again",
@@ -371,7 +371,7 @@ MUTATIONS = (
         instead("isdisjoint", "True"),
         (
             "tests/zeusd/core/test_power_profiles.py::"
-            "test_a_restore_is_over_when_what_was_added_is_gone",
+            "test_a_restore_is_complete_when_the_added_profiles_are_cleared",
         ),
     ),
     Mutation(

@@ -1,4 +1,4 @@
-"""What cannot run here is not run and says so, or fails; nothing is skipped in another way."""
+"""A test whose needs are missing does not run and is reported, or fails; no test is skipped."""
 
 from __future__ import annotations
 

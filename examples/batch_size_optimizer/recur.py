@@ -59,10 +59,10 @@ def parse() -> argparse.Namespace:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    add("--recurrences", type=int, default=12, help="how often the job runs (12)")
-    add("--server", action="store_true", help="keep the trials on a server")
-    add("--seed", type=int, help="makes the choice of batch sizes repeatable")
-    add("--folder", type=Path, help="where trials and logs go, and stay")
+    add("--recurrences", type=int, default=12, help="number of runs (12)")
+    add("--server", action="store_true", help="store the trials on a server")
+    add("--seed", type=int, help="make the choice of batch sizes reproducible")
+    add("--folder", type=Path, help="keep trials and logs in this folder")
     return parser.parse_args()
 
 

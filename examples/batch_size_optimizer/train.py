@@ -152,15 +152,15 @@ def parse() -> argparse.Namespace:
     env = os.environ
     add("--job-id", default=env.get("ZEUS_JOB_ID"), help="what recurs ($ZEUS_JOB_ID)")
     add("--server-url", default=env.get("ZEUS_SERVER_URL"), help="($ZEUS_SERVER_URL)")
-    add("--store", type=Path, help="a file for the trials, in place of a server")
-    add("--eta", type=float, default=0.5, help="1 counts energy only, 0 time only (0.5)")
-    add("--seed", type=int, help="makes the choice of batch sizes repeatable")
-    add("--checkpoint", type=Path, help="file to keep training in, and to go on from")
+    add("--store", type=Path, help="file for the trials, instead of a server")
+    add("--eta", type=float, default=0.5, help="1 counts only energy, 0 only time (0.5)")
+    add("--seed", type=int, help="make the choice of batch sizes reproducible")
+    add("--checkpoint", type=Path, help="checkpoint file, from which a stopped run resumes")
     options = parser.parse_args()
     if not options.job_id:
         fail("name the recurring job: --job-id, or ZEUS_JOB_ID")
     if not (options.store or options.server_url):
-        fail("say who keeps the trials: --store bso.db, or --server-url, or ZEUS_SERVER_URL")
+        fail("name the store of trials: --store bso.db, --server-url, or ZEUS_SERVER_URL")
     return options
 
 

@@ -41,13 +41,11 @@ class ModelArguments:
     """Options for the model."""
 
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "a pretrained model, to go on from"}
+        default=None, metadata={"help": "pretrained model to continue from"}
     )
-    config_name: str | None = field(
-        default=None, metadata={"help": "a model's configuration, to begin again with"}
-    )
+    config_name: str | None = field(default=None, metadata={"help": "configuration of a new model"})
     tokenizer_name: str | None = field(
-        default=None, metadata={"help": "a tokenizer, if not that of the model or configuration"}
+        default=None, metadata={"help": "tokenizer, if not that of the model or configuration"}
     )
 
 
@@ -55,16 +53,19 @@ class ModelArguments:
 class DataArguments:
     """Options for the data."""
 
-    dataset_name: str | None = field(default=None, metadata={"help": "a data set of the hub"})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "which part of it"})
+    dataset_name: str | None = field(default=None, metadata={"help": "data set of the hub"})
+    dataset_config_name: str | None = field(
+        default=None, metadata={"help": "configuration of the data set"}
+    )
     train_file: str | None = field(default=None, metadata={"help": "a text file"})
     validation_file: str | None = field(default=None, metadata={"help": "a text file"})
     validation_percent: int = field(
-        default=5, metadata={"help": "how much of the training data, if there is none to validate"}
+        default=5,
+        metadata={"help": "share of the training data for validation, if there is no other"},
     )
-    block_size: int = field(default=256, metadata={"help": "tokens in a sequence"})
+    block_size: int = field(default=256, metadata={"help": "tokens per sequence"})
     max_train_samples: int | None = field(
-        default=None, metadata={"help": "sequences to train with"}
+        default=None, metadata={"help": "number of training sequences"}
     )
 
 

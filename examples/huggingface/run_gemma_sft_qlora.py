@@ -36,15 +36,15 @@ class Arguments:
     model_name_or_path: str = field(
         default="google/gemma-3-1b-it", metadata={"help": "a chat model"}
     )
-    dataset_name: str | None = field(default=None, metadata={"help": "a data set of the hub"})
-    dataset_split: str = field(default="train", metadata={"help": "which part of it"})
-    train_file: str | None = field(default=None, metadata={"help": "a JSONL file of chats"})
-    eval_percent: int = field(default=5, metadata={"help": "how much of the data to evaluate with"})
+    dataset_name: str | None = field(default=None, metadata={"help": "data set of the hub"})
+    dataset_split: str = field(default="train", metadata={"help": "configuration of the data set"})
+    train_file: str | None = field(default=None, metadata={"help": "JSONL file of chats"})
+    eval_percent: int = field(default=5, metadata={"help": "share of the data for evaluation"})
     load_in_4bit: bool = field(
-        default=True, metadata={"help": "keep the model's weights in 4 bits"}
+        default=True, metadata={"help": "store the model's weights in 4 bits"}
     )
     lora_r: int = field(default=16, metadata={"help": "rank of the adapters"})
-    lora_alpha: int = field(default=32, metadata={"help": "their scale, times the rank"})
+    lora_alpha: int = field(default=32, metadata={"help": "scale of the adapters, times the rank"})
     lora_dropout: float = field(default=0.05, metadata={"help": "their dropout"})
 
 

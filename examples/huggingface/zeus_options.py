@@ -40,7 +40,7 @@ class ZeusArguments:
         },
     )
     eta_knob: float = field(
-        default=0.5, metadata={"help": "for zeus-cost: 1 counts energy only, 0 time only"}
+        default=0.5, metadata={"help": "for zeus-cost: 1 counts only energy, 0 only time"}
     )
     zeus_search: str | None = field(
         default=None,
@@ -55,11 +55,9 @@ class ZeusArguments:
     zeus_profile_steps: int | None = field(
         default=None, metadata={"help": "measured steps at each limit"}
     )
-    zeus_pl_step: int | None = field(
-        default=None, metadata={"help": "difference of one limit to the next, W"}
-    )
+    zeus_pl_step: int | None = field(default=None, metadata={"help": "distance between limits, W"})
     zeus_profile_path: str | None = field(
-        default=None, metadata={"help": "JSON file to keep the measurements in, for the next run"}
+        default=None, metadata={"help": "JSON file that stores the measurements for the next run"}
     )
 
     def __post_init__(self) -> None:

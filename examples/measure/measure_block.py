@@ -18,7 +18,7 @@ from zeus.monitor import Measurement, ZeusMonitor
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measures parts of a program.")
-    parser.add_argument("--gpu", type=int, default=0, help="counted after CUDA_VISIBLE_DEVICES (0)")
+    parser.add_argument("--gpu", type=int, default=0, help="index in CUDA_VISIBLE_DEVICES (0)")
     parser.add_argument("--epochs", type=int, default=2, help="2")
     parser.add_argument("--steps", type=int, default=10, help="in an epoch (10)")
     parser.add_argument("--log-file", type=Path, help="CSV file that gets a line for each window")

@@ -28,7 +28,7 @@ def step_on(gpu: GPU, index: int) -> Callable[[], None]:
     except ImportError:
         torch = None
     if torch is None or not torch.cuda.is_available():
-        sys.exit("There is nothing to work with: it takes PyTorch with CUDA, or a simulated node.")
+        sys.exit("This example needs PyTorch with CUDA, or a simulated node.")
     matrix = torch.randn(4096, 4096, device=torch.device("cuda", index))
 
     def multiply() -> None:

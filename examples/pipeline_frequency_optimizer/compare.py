@@ -73,18 +73,18 @@ def parse() -> argparse.Namespace:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    add("--num-mbs", type=int, default=8, help="microbatches of an iteration (8)")
-    add("--iterations", type=int, default=4, help="to measure, of each kind (4)")
-    scale_help = "of the profile's times and energies; 10 is a whole stage of GPT-3 (4)"
+    add("--num-mbs", type=int, default=8, help="microbatches per iteration (8)")
+    add("--iterations", type=int, default=4, help="iterations to measure in each case (4)")
+    scale_help = "scale of the profile's times and energies; 10 is a whole stage of GPT-3 (4)"
     add("--scale", type=float, default=4.0, help=scale_help)
     add("--p2p-power", type=float, help="W, instead of measuring it")
-    add("--folder", type=Path, help="where profile and plans go, and stay")
+    add("--folder", type=Path, help="keep profile and plans in this folder")
     add("--output", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     if options.num_mbs < STAGES:
         fail(f"--num-mbs must be at least {STAGES}, one for each stage, not {options.num_mbs}")
     if options.folder is not None and (options.folder / "plans").exists():
-        fail(f"there are plans in {options.folder}; give a folder that is empty")
+        fail(f"there are plans in {options.folder}; choose an empty folder")
     options.folder = options.folder and options.folder.resolve()
     options.output = options.output and options.output.resolve()
     return options

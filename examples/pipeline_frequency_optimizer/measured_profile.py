@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="CSV file")
     parser.add_argument("--gpu", choices=["a100", "a40"], default="a100", help="a100")
     parser.add_argument("--num-stages", type=int, choices=range(2, STAGES + 1), default=4, help="4")
-    parser.add_argument("--scale", type=float, default=1.0, help="of times and energies (1)")
+    parser.add_argument("--scale", type=float, default=1.0, help="scale of times and energies (1)")
     options = parser.parse_args()
     if not 0 < options.scale <= 100:
         parser.error(f"--scale must be above 0 and at most 100, not {options.scale:g}")

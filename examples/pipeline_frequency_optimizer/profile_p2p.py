@@ -78,12 +78,12 @@ def parse() -> argparse.Namespace:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    gpus_help = "the one that waits, and its peer (0 1)"
+    gpus_help = "GPU that waits, and its peer (0 1)"
     add("--gpus", type=int, nargs=2, default=[0, 1], metavar=("GPU", "PEER"), help=gpus_help)
     add("--backend", choices=["nccl", "gloo"], default="nccl", help="gloo: simulated GPUs (nccl)")
-    add("--port", type=int, default=0, help="where the two processes meet (0: one that is free)")
-    add("--duration", type=float, default=60.0, help="seconds to wait, and measure (60)")
-    peer_help = "what the peer does meanwhile (compute)"
+    add("--port", type=int, default=0, help="port for the two processes (0: a free one)")
+    add("--duration", type=float, default=60.0, help="seconds to measure the wait (60)")
+    peer_help = "work of the peer meanwhile (compute)"
     add("--peer", choices=["compute", "sleep"], default="compute", help=peer_help)
     add("--output", type=Path, help="JSON file for run_optimization.py --p2p-power")
     options = parser.parse_args()
@@ -92,10 +92,10 @@ def parse() -> argparse.Namespace:
     if not 0 <= options.port < 1 << 16:
         fail(f"--port must be below {1 << 16}, not {options.port}")
     if min(options.gpus) < 0 or options.gpus[0] == options.gpus[1]:
-        fail("--gpus names two different GPUs, such as 0 1")
+        fail("--gpus needs two different GPUs, such as 0 1")
     output = options.output
     if output and (output.is_dir() or not os.access(output.resolve().parent, os.W_OK)):
-        fail(f"--output {output} cannot be written; name a file in a folder of yours")
+        fail(f"--output {output} cannot be written; name a file in a folder that you may write")
     return options
 
 
@@ -170,7 +170,7 @@ def rendezvous(port: int) -> Any:
     except (RuntimeError, OSError) as error:
         taken = errno.errorcode[errno.EADDRINUSE] in str(error)
         why = "is taken by another program" if taken else f"cannot be used ({first_line(error)})"
-        raise Failed(f"port {port} {why}; leave --port out for one that is free") from None
+        raise Failed(f"port {port} {why}; omit --port to use a free one") from None
 
 
 def result_of(
@@ -182,7 +182,7 @@ def result_of(
     if not ready:
         raise Failed(
             f"GPUs {options.gpus[0]} and {options.gpus[1]} did not get through within {most_s:g} "
-            "s; can they send to each other at all?"
+            "s; check that they can send to each other"
         )
     for pipe in ready:
         rank = pipes.index(pipe)

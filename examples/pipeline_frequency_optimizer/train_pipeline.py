@@ -43,7 +43,7 @@ def main() -> None:
         fail(f"--num-mbs must be at least {world}, one for each stage, not {options.num_mbs}")
     device = torch.device("cuda", gpu) if options.device == "cuda" else torch.device("cpu")
     if node_is_simulated() and options.simulate is None:
-        fail("the GPUs here are simulated; say what they run with --simulate PROFILE.csv")
+        fail("the GPUs are simulated; name the profile that they run with --simulate PROFILE.csv")
     torch.set_num_threads(1)
     # Errors are found before the processes wait for each other.
     with told_in_a_sentence():
@@ -126,21 +126,29 @@ def parse() -> argparse.Namespace:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    add("--server-url", help="of the server that has the plan; without, full clocks only")
-    add("--num-mbs", type=positive_integer, default=8, help="microbatches of an iteration (8)")
+    add(
+        "--server-url",
+        help="URL of the server with the plan; without it, train only at full clocks",
+    )
+    add("--num-mbs", type=positive_integer, default=8, help="microbatches per iteration (8)")
     add("--schedule", choices=SCHEDULES, default="1f1b", help="1f1b")
-    add("--warmup", type=positive_integer, default=2, help="iterations before those measured (2)")
-    add("--iterations", type=positive_integer, default=8, help="to measure, of each kind (8)")
+    add("--warmup", type=positive_integer, default=2, help="warm-up iterations (2)")
+    add(
+        "--iterations",
+        type=positive_integer,
+        default=8,
+        help="iterations to measure in each case (8)",
+    )
     default = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", choices=["cuda", "cpu"], default=default, help="cuda where there is one")
-    add("--simulate", type=Path, metavar="PROFILE.csv", help="what simulated GPUs run")
-    profile_help = "first measure instructions at each N-th clock, for a server without a plan"
+    add("--device", choices=["cuda", "cpu"], default=default, help="default: cuda if available")
+    add("--simulate", type=Path, metavar="PROFILE.csv", help="profile that simulated GPUs replay")
+    profile_help = "first measure instructions at every N-th clock, for a server without a plan"
     add("--profile", type=positive_integer, default=0, metavar="N", help=profile_help)
-    add("--plan", type=Path, help="the plan's file, to print what it promises beside the rest")
+    add("--plan", type=Path, help="plan file, to print its prediction beside the rest")
     add("--output", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     if options.profile and options.server_url is None:
-        fail("--profile needs a server that makes the plan; give --server-url")
+        fail("--profile needs a server that makes the plan: add --server-url")
     return options
 
 

@@ -45,7 +45,7 @@ def loaders(
         classes = len(train.classes)
     train_loader = _loader(train, options, rank, world_size, training=True)
     if not len(train_loader):
-        fail(f"{len(train)} images are less than a batch of {options.batch_size} on each GPU")
+        fail(f"{len(train)} images are fewer than a batch of {options.batch_size} on each GPU")
     return train_loader, _loader(val, options, rank, world_size, training=False), classes
 
 
@@ -70,7 +70,7 @@ def _loader(
 def _folder(path: Path, size: int) -> tuple[Any, Any]:
     for part in (path, path / "train", path / "val"):
         if not part.is_dir():
-            fail(f"there is no folder {part}; DATA_DIR holds train/CLASS/ and val/CLASS/")
+            fail(f"there is no folder {part}; DATA_DIR must have train/CLASS/ and val/CLASS/")
     torchvision = import_torchvision("reading DATA_DIR")
     from torchvision import transforms
 
@@ -86,5 +86,5 @@ def _folder(path: Path, size: int) -> tuple[Any, Any]:
     except FileNotFoundError as error:
         fail(" ".join(str(error).split()))
     if train.classes != val.classes:
-        fail(f"{path / 'train'} and {path / 'val'} do not hold the same classes")
+        fail(f"{path / 'train'} and {path / 'val'} do not have the same classes")
     return train, val

@@ -112,7 +112,7 @@ def fit(
             say(
                 f"epoch {epoch + 1}/{options.epochs}: loss {loss:.3f}, accuracy {accuracy:.1%}, "
                 f"{window.time:.1f} s, {joules:.0f} J, "
-                + ("looking for a limit" if limit_w is None else f"at {limit_w:g} W")
+                + ("searching" if limit_w is None else f"at {limit_w:g} W")
             )
         found = what_was_found(plo)
     say(f"training: {total_s:.1f} s, {total_j:.0f} J")

@@ -44,7 +44,9 @@ def make(arch: str, classes: int) -> nn.Module:
         return tiny(classes)
     models = import_torchvision(f"--arch {arch}").models
     if arch not in models.list_models(module=models):
-        fail(f"torchvision has no image classifier {arch!r}; --arch takes its names, or tiny")
+        fail(
+            f"torchvision has no image classifier {arch!r}; --arch takes one of its names, or tiny"
+        )
     model: nn.Module = models.get_model(arch, num_classes=classes)
     return model
 
@@ -60,7 +62,7 @@ def import_torchvision(wanted_for: str) -> Any:
         )
     except (ImportError, RuntimeError) as error:
         fail(
-            f"torchvision does not fit torch {torch.__version__} ({error}); install the two "
+            f"torchvision does not match torch {torch.__version__} ({error}); install the two "
             "together"
         )
     return torchvision

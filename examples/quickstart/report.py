@@ -18,7 +18,7 @@ def print_table(
     console: Console, measurements: list[PowerLimitMeasurement], chosen_w: float, steps: int
 ) -> None:
     """Time, energy and cost of each limit, per training step."""
-    table = Table(title="What each power limit costs, per training step")
+    table = Table(title="Cost of each power limit, per training step")
     for column in ("limit (W)", "time (ms)", "energy (J)", "cost (J)", ""):
         table.add_column(column, justify="right")
     for one, cost in zip(measurements, COST.costs(measurements), strict=True):
@@ -86,12 +86,12 @@ def check_against_truth(
     assert costs is not None
     cost = {one.power_limit: cost for one, cost in zip(truth, costs, strict=True)}
     regret = cost[chosen_w] / cost[best_w] - 1
-    found = "[green]the choice is right[/]"
+    found = "[green]the choice is the best[/]"
     if best_w != chosen_w:
         found = f"the choice costs {regret:.1%} more"
-        found = f"{found}, as other programs kept the CPUs busy" if time_off > 0.02 else found
+        found = f"{found}, because other programs kept the CPUs busy" if time_off > 0.02 else found
     console.print(
-        f"The simulated GPU's own best is {best_w:g} W: {found}. Measured through zeusd, time is "
+        f"The simulated GPU's true best is {best_w:g} W: {found}. Measured through zeusd, time is "
         f"within {time_off:.1%} of the truth and energy within {energy_off:.1%}."
     )
     return regret <= MOST_REGRET

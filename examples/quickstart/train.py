@@ -85,7 +85,7 @@ def show_progress(progress: Progress, optimizer: GlobalPowerLimitOptimizer) -> N
 
 def main() -> int:
     """Runs the quickstart. Returns the exit code."""
-    parser = argparse.ArgumentParser(description="Find the best power limit while training.")
+    parser = argparse.ArgumentParser(description="Find the best power limit during training.")
     parser.add_argument("--steps", type=int, help="training steps (enough to try every limit)")
     parser.add_argument("--warmup-steps", type=int, default=10, help="at each limit (10)")
     parser.add_argument("--profile-steps", type=int, default=40, help="at each limit (40)")
@@ -140,7 +140,7 @@ def main() -> int:
     state = optimizer.state
     if optimizer.disabled or not isinstance(state, Done) or not optimizer.measurements:
         console.print(
-            "[red]No limit was chosen: the run was too short, or see the warning above.[/]"
+            "[red]No limit was chosen: the run was too short, or the warning above says why.[/]"
         )
         return 1
     chosen_w = state.optimal_power_limit / 1000

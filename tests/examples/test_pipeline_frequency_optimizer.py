@@ -113,7 +113,7 @@ def test_the_power_of_a_blocked_gpu_is_found(daemon: RunningDaemon, tmp_path: Pa
     ("arguments", "message"),
     [
         (["--gpus", "0", "4"], "there is no GPU 4: this process sees 4, and two are needed"),
-        (["--gpus", "2", "2"], "--gpus names two different GPUs"),
+        (["--gpus", "2", "2"], "--gpus needs two different GPUs"),
         ([], "this node is simulated, and NCCL needs real GPUs; use --backend gloo"),
         (["--duration", "0"], "--duration must be from 0.2 to 3600 seconds, not 0"),
         (["--duration", "nan"], "--duration must be from 0.2 to 3600 seconds, not nan"),
@@ -153,7 +153,7 @@ def test_a_port_that_is_taken_is_reported(daemon: RunningDaemon) -> None:
         port = taken.getsockname()[1]
         command = with_torch("profile_p2p.py", *SHORT, "--port", str(port))
         ran = run(command, FOLDER, environment(daemon.socket))
-    refused(ran, f"port {port} is taken by another program; leave --port out")
+    refused(ran, f"port {port} is taken by another program; omit --port")
 
 
 @pytest.fixture
@@ -287,7 +287,11 @@ def test_a_plan_saves_energy_and_hardly_any_time(
     [
         (0, [], "a pipeline has several stages, each a process: start it with torchrun"),
         (1, [], "a pipeline has several stages, each a process: start it with torchrun"),
-        (4, [], "the GPUs here are simulated; say what they run with --simulate PROFILE.csv"),
+        (
+            4,
+            [],
+            "the GPUs are simulated; name the profile that they run with --simulate PROFILE.csv",
+        ),
         (4, ["--num-mbs", "3"], "--num-mbs must be at least 4, one for each stage, not 3"),
         (4, ["--profile", "2"], "--profile needs a server that makes the plan"),
     ],

@@ -142,7 +142,7 @@ def test_an_image_folder_is_read_by_torchvision(daemon: RunningDaemon, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "env", "message"),
     [
-        (["/nowhere"], {}, "there is no folder /nowhere; DATA_DIR holds train/CLASS/"),
+        (["/nowhere"], {}, "there is no folder /nowhere; DATA_DIR must have train/CLASS/"),
         (["--synthetic"], {}, "--arch resnet50 needs torchvision"),
         (TINY, {"ZEUS_MAX_SLOWDOWN": "0.9"}, "ZEUS_MAX_SLOWDOWN must be a number of at least 1"),
         (TINY, {}, "no zeusd listens at /nowhere"),

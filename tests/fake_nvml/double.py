@@ -267,7 +267,7 @@ class NvmlDouble:
         self._set(gpu, "compute_pid", pid)
 
     def uses(self, gpu: int, **values: int) -> None:
-        """What processes and MIG instances use from now on: the fields of the state by name."""
+        """Sets the use of processes and MIG instances from now on, by fields of the state."""
         for name, value in values.items():
             self._set(gpu, name, value)
 

@@ -68,7 +68,7 @@ def ask(
 
 
 def request(client: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """What a client asks for, and the open files of the program; None of one that only holds."""
+    """The client's request, and the open files of the program; None if it only keeps the server."""
     size, files, _, _ = socket.recv_fds(client, INTEGER.size, MOST_FILES)
     length = INTEGER.unpack(size)[0] if size else 0
     if not length:

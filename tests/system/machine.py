@@ -78,7 +78,7 @@ class Machine:
             self._process.kill()
             self._process.wait()
         self._remove_groups()
-        # Lazily: this process may have files of it mapped, which it lets go of when it ends.
+        # Lazily: this process may have files of it mapped, which it unmaps when it ends.
         if os.path.ismount(self.root):
             subprocess.run(["umount", "--lazy", str(self.root)], check=True)
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -114,7 +114,7 @@ def test_the_epilog_also_releases_what_a_sluid_names(daemon: RunningDaemon, tmp_
         job.communicate("\n", timeout=20)
 
 
-def test_the_prolog_gives_a_job_gpus_at_the_sites_maximum(
+def test_the_prolog_gives_a_job_gpus_at_the_site_limit(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     with daemon.client() as client:

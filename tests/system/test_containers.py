@@ -143,7 +143,7 @@ sys.stdin.read()
 
 
 @needs_root
-def test_as_pid_1_it_is_one_process_and_puts_everything_back_at_sigterm(secluded: Secluded) -> None:
+def test_as_pid_1_it_is_one_process_and_restores_everything_at_sigterm(secluded: Secluded) -> None:
     zeusd = secluded.pid
     assert f"NSpid:\t{zeusd}\t1\n" in Path(f"/proc/{zeusd}/status").read_text()
     assert Path(f"/proc/{zeusd}/task/{zeusd}/children").read_text() == ""

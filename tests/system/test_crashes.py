@@ -254,7 +254,7 @@ def fill(small: Path, client: Client, uuid: str) -> None:
 
 
 @pytest.mark.needs("namespaces")
-def test_a_full_disk_changes_nothing_and_says_so(site: Site) -> None:
+def test_a_full_disk_changes_nothing_and_is_reported(site: Site) -> None:
     with on_a_small_disk() as (double, daemon, small):
         with daemon.client() as client:
             uuid = double.uuid(0)

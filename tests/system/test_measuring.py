@@ -130,7 +130,7 @@ def test_another_driver_is_another_history(nvml_double: MakeDouble) -> None:
         assert found[double.uuid(0)].energy_uj == [None]
 
 
-def test_a_driver_that_keeps_a_call_delays_no_other_gpu(nvml_double: MakeDouble) -> None:
+def test_a_driver_call_that_hangs_delays_no_other_gpu(nvml_double: MakeDouble) -> None:
     double = nvml_double([{"tick_ms": 20}, {"tick_ms": 20}])
     with measuring(double) as (daemon, client):
         double.inject(0, "nvmlDeviceGetFieldValues", delay_ms=60_000, count=1)

@@ -145,7 +145,7 @@ def test_a_stop_that_cannot_restore_names_what_and_fails(site: Site) -> None:
 
 
 @pytest.mark.parametrize("code", [3, 4, 10, 15, 16, 999])
-def test_errors_that_pass_keep_nothing_from_its_restore(site: Site, code: int) -> None:
+def test_transient_errors_prevent_no_restore(site: Site, code: int) -> None:
     """In every call, from the start of zeusd on; then they end."""
     holder = script(HOLDER, site.daemon.socket, "150000")
     assert holder.stdout is not None

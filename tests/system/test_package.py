@@ -209,7 +209,7 @@ def test_the_lock_is_what_pyproject_asks_for() -> None:
 class TestPackage:
     pytestmark = on_a_node
 
-    def test_it_touches_nothing_but_its_places(self, node: Node, tmp_path: Path) -> None:
+    def test_it_writes_only_to_its_own_paths(self, node: Node, tmp_path: Path) -> None:
         subprocess.run(["dpkg-deb", "--extract", str(node.package), str(tmp_path)], check=True)
         files = [path for path in tmp_path.rglob("*") if not path.is_dir()]
         places = re.compile(
@@ -325,7 +325,7 @@ class TestPackage:
         # One that is disabled or masked stays so.
         machine.systemctl("mask", "--now", "zeusd-exporter")
         machine.systemctl("disable", "--now", "zeusd")
-        wait_for(lambda: node.limits() == [LIMIT, LIMIT], "the stop to put back")
+        wait_for(lambda: node.limits() == [LIMIT, LIMIT], "the stop to restore")
         # What dpkg runs when it has unpacked another.
         node.apt("/var/lib/dpkg/info/zeusd.postinst", "configure", NEXT_VERSION)
         assert machine.systemctl("is-enabled", "zeusd", check=False) == "disabled"
@@ -335,7 +335,7 @@ class TestPackage:
         machine.systemctl("enable", "--now", "zeusd")
         node.wait_serving()
 
-    def test_a_removal_puts_everything_back_and_a_purge_leaves_nothing(self, node: Node) -> None:
+    def test_a_removal_restores_everything_and_a_purge_leaves_nothing(self, node: Node) -> None:
         machine = node.machine
         # Independent of earlier tests.
         machine.run("pkill", "--exact", "zeusctl", check=False)

@@ -49,7 +49,7 @@ def test_a_gpu_that_cannot_be_restored_delays_no_other_and_is_retried(code: int)
             wait_for(site.restored, "the last one to be back")
 
 
-def test_a_wedged_gpu_delays_no_other_and_no_expiry() -> None:
+def test_a_hanging_gpu_delays_no_other_and_no_expiry() -> None:
     with contextlib.ExitStack() as stack:
         site = Site(stack, 4, QUICK_LEASES)
         with ending(site.holder()) as holder:

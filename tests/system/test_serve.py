@@ -103,7 +103,7 @@ def test_closing_the_client_releases_its_leases(daemon: RunningDaemon) -> None:
     assert limit_w(daemon, uuid) == 250
 
 
-def test_errors_come_back_as_their_own_classes(client: Client) -> None:
+def test_errors_are_raised_as_their_own_classes(client: Client) -> None:
     uuid = client.node().gpus[0].uuid
     with pytest.raises(errors.OutOfRange, match="100 to 250 W"):
         client.set_power_limit(uuid, 251_000)
@@ -305,7 +305,7 @@ def test_a_client_that_gets_no_answer_gives_up_in_time(tmp_path: Path) -> None:
             Client(tmp_path / "s", timeout_s=0.2).node()
 
 
-def test_a_closed_client_says_so(daemon: RunningDaemon) -> None:
+def test_a_closed_client_raises_an_error(daemon: RunningDaemon) -> None:
     client = daemon.client()
     client.node()
     client.close()
@@ -397,7 +397,7 @@ def test_without_a_driver_it_serves_no_gpus_and_keeps_trying() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopping_puts_everything_back_and_ends_with_zero(number: int) -> None:
+def test_stopping_restores_everything_and_ends_with_zero(number: int) -> None:
     with running_daemon("--simulate", SPEC, gpus=2) as daemon, daemon.client() as client:
         uuid = client.node().gpus[0].uuid
         client.set_power_limit(uuid, 150_000)

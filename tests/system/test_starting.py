@@ -54,7 +54,7 @@ def test_a_failure_to_start_is_explained_in_one_sentence(
     assert ran.stderr.startswith("zeusd: ")
 
 
-def test_a_second_zeusd_leaves_the_first_alone_and_says_so(tmp_path: Path) -> None:
+def test_a_second_zeusd_does_not_affect_the_first_and_reports_it(tmp_path: Path) -> None:
     with running_daemon(*SIMULATED, gpus=1) as daemon:
         command = [sys.executable, "-m", "zeusd", "serve", "--socket", daemon.socket, *SIMULATED]
         command += ["--state-dir", str(tmp_path)]

@@ -511,7 +511,7 @@ def test_anyone_may_measure_and_follow_and_a_restart_loses_no_energy(
     assert abs(energy_mj - 220_000 * (end_ns - begin_ns) / 1e9) < 0.05 * energy_mj
 
 
-def test_fourteen_deaths_in_a_minute_are_survived(node: Node, user: User) -> None:
+def test_fourteen_crashes_in_a_minute_are_survived(node: Node, user: User) -> None:
     node.machine.systemctl("reset-failed", "zeusd")  # starts of other tests do not count
     assert user.set(0, 200) == "ok"
     for number in range(14):

@@ -80,7 +80,7 @@ def job(
     return script(source, str(writable / "profile.json"), env=env, cwd=writable, **as_nobody())
 
 
-def test_an_unprivileged_job_finds_its_limit_and_every_write_is_accounted_for(
+def test_an_unprivileged_job_finds_its_limit_and_every_write_is_recorded(
     node: tuple[RunningDaemon, NvmlDouble, Path],
 ) -> None:
     daemon, double, directory = node
@@ -122,7 +122,7 @@ def _restores(calls: list[Call]) -> list[tuple[str, int]]:
     return last
 
 
-def test_killing_the_job_restores_the_limit_although_its_workers_live(
+def test_killing_the_job_restores_the_limit_although_its_workers_keep_running(
     node: tuple[RunningDaemon, NvmlDouble, Path],
 ) -> None:
     daemon, double, directory = node
@@ -206,7 +206,7 @@ def test_without_permission_training_continues_with_one_warning() -> None:
     assert "CAP_SYS_ADMIN" in ran.stderr
 
 
-def test_losing_the_daemon_for_good_does_not_end_training(
+def test_losing_the_daemon_permanently_does_not_end_training(
     node: tuple[RunningDaemon, NvmlDouble, Path],
 ) -> None:
     daemon, double, directory = node

@@ -258,7 +258,7 @@ def test_a_process_sees_when_the_fleet_bounds_its_gpus(daemon: RunningDaemon) ->
 def test_watts_follow_the_budget_and_return_from_a_dead_agent(
     etcd: str, prefix: str, daemon: RunningDaemon
 ) -> None:
-    """Node a is a zeusd with two idle GPUs; node b is made up."""
+    """Node a is a zeusd with two idle GPUs; node b is synthetic."""
 
     async def play(gpus: ZeusdGpus, observer: Client) -> None:
         uuids = [gpu.uuid for gpu in observer.node().gpus]

@@ -1,4 +1,4 @@
-"""A node's side of the protocol: which limits it asks of zeusd, and what it says of itself."""
+"""A node's side of the protocol: the limits that it requests of zeusd, and its own messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from zeus_fleet.messages import Grant, Plan, Timing
 from zeus_fleet.node import Node
 
 
-def test_other_gpus_make_up_for_one_that_does_not_go_down() -> None:
+def test_other_gpus_are_lowered_for_one_that_cannot_be() -> None:
     node = Node("a", GPUS, [300_000, 300_000], Timing())
     command = node.tick(0)
     assert command is not None

@@ -1,4 +1,4 @@
-"""What each policy promises, on random jobs."""
+"""The promises of each policy, on random jobs."""
 
 from __future__ import annotations
 

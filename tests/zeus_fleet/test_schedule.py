@@ -1,4 +1,4 @@
-"""Budgets by the clock, and what operators and signals write."""
+"""Scheduled budgets, and the writes of operators and signals."""
 
 from __future__ import annotations
 

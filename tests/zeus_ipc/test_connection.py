@@ -395,7 +395,7 @@ def test_an_interrupted_connect_is_tried_again(path: str) -> None:
             serving.join(20)
 
 
-def test_a_process_without_descriptors_gets_an_error_and_lives(path: str) -> None:
+def test_a_process_without_descriptors_gets_an_error_and_keeps_running(path: str) -> None:
     """libzmq would end it."""
     child = f"""
 import os, resource
@@ -426,7 +426,7 @@ for room in range(8):
     assert "no such socket" in said[-1]
 
 
-def test_closing_ends_what_waits(path: str) -> None:
+def test_closing_ends_waiting_requests(path: str) -> None:
     asked = threading.Event()
 
     def silent(stream: socket.socket) -> None:

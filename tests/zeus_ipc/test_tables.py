@@ -1,4 +1,4 @@
-"""Tables in files, and what is no table."""
+"""Tables in files, and invalid tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps energy from being charged, as the doctor says it."""
+"""The doctor's checks for conditions that keep energy from being charged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs that change something, and how it goes back."""
+"""The verbs that change something, and how it is restored."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_command_runs_even_if_zeusd_refuses_or_is_down(
 
 
 def test_all_or_nothing(ctl: Ctl, daemon: RunningDaemon) -> None:
-    """GPU 3 has no locked clocks: what was set before on it goes back too."""
+    """GPU 3 has no locked clocks: what was set before on it is restored, too."""
     said = ctl("set", "0,3", "-p", "200", "-g", "900")
     assert said.code == Exit.NOT_SUPPORTED
     wait_for(lambda: limits(daemon) == [250, 250, 400, 250], "everything to be back")
@@ -448,12 +448,12 @@ def test_quiesce_and_resume(ctl: Ctl, daemon: RunningDaemon) -> None:
         with pytest.raises(LeaseExpired, match="close the driver"):
             client.set_power_limit(uuid, 150_000)
     before = time.monotonic_ns()
-    with daemon.client() as client:  # the sampler goes on where it was
+    with daemon.client() as client:  # the sampler continues where it was
         window = (before, before + 10_000_000, False)
         assert client.windows(uuid, [window])[uuid].energy_uj[0] is not None
 
 
-def test_nothing_of_this_is_left(daemon: RunningDaemon) -> None:
+def test_all_limits_and_leases_are_restored_at_the_end(daemon: RunningDaemon) -> None:
     wait_for(lambda: limits(daemon) == [250, 250, 400, 250], "all limits to be back")
     with daemon.client() as client:
         wait_for(lambda: client.leases() == [], "all leases to have ended")

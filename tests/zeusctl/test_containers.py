@@ -1,4 +1,4 @@
-"""What `zeusctl doctor` says in containers, right ones and wrong ones."""
+"""The output of `zeusctl doctor` in containers, correct ones and wrong ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def line_of(out: str, name: str) -> str:
-    """What the doctor says under a name, with what to do."""
+    """The doctor's line with a name, with its advice."""
     before, found, after = out.partition(f"{name:10} ")
     assert found, out
     state = before.splitlines()[-1].strip()
@@ -143,7 +143,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("kernel")
-def test_a_pods_readiness_follows_zeusd(tmp_path: Path) -> None:
+def test_the_listener_of_a_socket_is_found_while_it_listens(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     assert containers.listener_of(path) is None
     with socket.socket(socket.AF_UNIX) as listening:

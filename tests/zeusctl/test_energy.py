@@ -42,7 +42,7 @@ parquet = late("pyarrow.parquet")
 
 
 def rows(ctl: Ctl, *options: str) -> dict[str, dict[str, str]]:
-    """The rows of the CSV, by what they are called."""
+    """The rows of the CSV, by name."""
     found = csv.DictReader(io.StringIO(ctl("energy", "--format", "csv", *options).out))
     return {f"{one['kind']} {one['name'] or one['user']}".strip(): one for one in found}
 
@@ -224,7 +224,7 @@ for arguments in json.load(sys.stdin):
 
 
 @pytest.mark.needs("root")
-def test_bob_sees_nothing_of_alice_by_any_option() -> None:
+def test_no_option_shows_a_user_another_users_energy() -> None:
     with public_directory() as directory:
         ledger = directory / "ledger"
         rules = '\n[[allow]]\nusers = ["*"]\n[daemon]\nsocket_mode = "0666"\n'

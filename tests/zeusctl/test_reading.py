@@ -1,4 +1,4 @@
-"""What the reading verbs say: in text, as JSON, and when something is wrong."""
+"""The output of the reading verbs: as text, as JSON, and for errors."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_gpu_that_cannot_be_read_does_not_hide_the_others(
     for call in READINGS:
         node.inject(2, call, 15)
     nothing = "GPU 2: it does not answer any request"
-    said = wait_for(  # a state is as good as new for two update periods
+    said = wait_for(  # a state may be two update periods old
         lambda: next((one for one in [ctl("status")] if nothing in one.out), None), nothing
     )
     assert said.code == 0
@@ -242,7 +242,7 @@ def test_audit_follows(daemon: RunningDaemon) -> None:
 def test_a_healthy_node_has_nothing_to_do(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    said = wait_for(  # the first samples are taken as zeusd starts
+    said = wait_for(  # the first samples are taken when zeusd starts
         lambda: next((one for one in [ctl("doctor", "--json")] if "4 devices" in one.out), None),
         "all devices to be sampled",
     )
@@ -305,7 +305,7 @@ def test_the_doctor_sees_a_device_that_is_not_sampled(ctl: Ctl, node: SimulatedN
 # ------------------------------------------------------------------------------- what always counts
 
 
-def test_without_a_daemon_every_verb_says_so_in_one_sentence(ctl: Ctl, tmp_path: Path) -> None:
+def test_without_a_daemon_every_verb_reports_it_in_one_sentence(ctl: Ctl, tmp_path: Path) -> None:
     socket = ("--socket", str(tmp_path / "none.sock"))
     for verb in ("status", "gpus", "leases", "audit", "release", "resume", "quiesce"):
         said = ctl(*socket, verb)
@@ -435,7 +435,7 @@ def test_the_doctor_repeats_the_last_error_of_a_zeusd_that_does_not_stay(
 
 def test_ctrl_c_ends_with_130(daemon: RunningDaemon) -> None:
     """`record`, `set`, `status --watch` and `top` have tests of their own."""
-    # Not a shell's: it may have got the signal before it starts what it then waits for.
+    # Not in a shell: it may get the signal before it starts the program that it waits for.
     sleeper = (sys.executable, "-c", "import time; print('on', flush=True); time.sleep(100)")
     for arguments in (("audit", "--follow"), ("measure", "--", *sleeper)):
         with spawn(daemon, *arguments) as running:
@@ -492,7 +492,7 @@ def test_a_reader_that_has_enough_is_no_error(daemon: RunningDaemon) -> None:
         assert recorder.stderr.read() == ""
 
 
-@pytest.mark.needs("two users")  # whom zeusd runs as is an administrator
+@pytest.mark.needs("two users")  # the user that zeusd runs as is an administrator
 def test_an_ordinary_user_reads_and_learns_what_is_denied(tmp_path: Path) -> None:
     from tests.support import as_nobody, configuration
 

@@ -1,4 +1,4 @@
-"""Which GPUs Slurm gave to a job, from what its Prolog is told."""
+"""The GPUs that Slurm gave to a job, from the Prolog's environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Gpu:
-    """As much of a GPU as is asked for."""
+    """A fake GPU with the attributes that are read."""
 
     def __init__(self, index: int) -> None:
         self.index = index

@@ -1,4 +1,4 @@
-"""The live view: what fits, in which order, and what keys do; in process, without a terminal."""
+"""The live view: what fits, in which order, and the keys; in process, without a terminal."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def source(node: RunningDaemon) -> Iterator[Source]:
 def run(
     source: Source, size: tuple[int, int], script: Callable[[TopApp, Any], Awaitable[None]]
 ) -> int | None:
-    """The live view on a terminal of this size, with a script of keys."""
+    """The live view in a terminal of this size, with a script of keys."""
 
     async def session() -> int | None:
         app = TopApp(source, 60.0, None)

@@ -175,7 +175,7 @@ def test_the_shipped_file_changes_nothing() -> None:
 
 
 def test_the_shipped_file_shows_the_defaults(tmp_path: Path) -> None:
-    """Every setting it shows exists, and has the value that it says it has."""
+    """Every setting in it exists, and has the default that it shows."""
     shown = re.sub(r"(?m)^# (?=\[|[a-z_]+ = )", "", SHIPPED.read_text())
     config = load(write(tmp_path, shown))
     for section in ("lease", "restore", "access", "server", "log"):

@@ -30,7 +30,7 @@ def found(tmp_path: Path, text: str, known: bool = True) -> list[str]:
     return findings(load(str(path)), GPUS if known else None)
 
 
-def test_rules_that_do_what_they_say_are_silent(tmp_path: Path) -> None:
+def test_rules_with_effect_cause_no_finding(tmp_path: Path) -> None:
     text = f'[[gpu]]\nmatch = "GPU-1"\npower_limit_w = 150\n[[gpu]]\nmatch = "{NAME[:4]}*"\n'
     text += '[[allow]]\nusers = ["root", 4711, "*"]\ngpus = [0, "GPU-1"]\n'
     assert found(tmp_path, text) == []

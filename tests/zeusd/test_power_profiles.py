@@ -1,4 +1,4 @@
-"""Workload power profiles on the C stand-in for libnvidia-ml: what a lease and a crash write.
+"""Workload power profiles on the C stand-in for libnvidia-ml: the writes of a lease and a crash.
 
 The tests share one zeusd, which the last one kills.
 """
@@ -67,7 +67,7 @@ def test_a_killed_holders_profiles_are_cleared_and_nobody_elses(
 ) -> None:
     daemon, double = node
     double.request_outside(0, 13)
-    double.request_outside(1, 1)  # the holder asks for it too
+    double.request_outside(1, 1)  # the holder requests it, too
     before = len(double.calls())
     holder = hold(daemon, double)
     assert [double.profiles(gpu) for gpu in range(2)] == [{1, 7, 13}, {1, 7}]

@@ -1,4 +1,4 @@
-"""`zeusd restore`: what is left to do when no zeusd lives."""
+"""`zeusd restore`: pending restores without a zeusd."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Wreck:
-    """A zeusd that was killed while a process held everything, and what it left."""
+    """A zeusd that was killed while a process held everything, and its journal."""
 
     def __init__(
         self, directory: Path, daemon: RunningDaemon, double: NvmlDouble, helper: Path
@@ -148,7 +148,7 @@ def test_it_restores_what_dead_processes_held_and_nothing_twice(wreck: Wreck) ->
     assert wreck.written() == BACK
 
 
-def test_it_leaves_everything_to_a_zeusd_that_lives(wreck: Wreck) -> None:
+def test_it_does_nothing_while_a_zeusd_runs(wreck: Wreck) -> None:
     wreck.calls = len(wreck.double.calls())
     done = wreck.run("--all")
     assert done.returncode == 0
@@ -164,7 +164,7 @@ def test_it_keeps_leases_of_running_processes_unless_all_are_requested(wreck: Wr
     assert wreck.written() == []
     assert wreck.run("--all").returncode == 0
     assert wreck.limits() == [LIMIT, LIMIT]
-    # The next zeusd tells the holder, which lives, that it lost its leases.
+    # The next zeusd informs the running holder that it lost its leases.
     wreck.daemon.start_again()
     wreck.daemon.wait_until_serving(2)
     lost = [key for key in journal(wreck) if key.startswith("lost/")]
@@ -172,7 +172,7 @@ def test_it_keeps_leases_of_running_processes_unless_all_are_requested(wreck: Wr
 
 
 @pytest.mark.parametrize("seconds", [3600.0, 0.5])
-def test_ceilings_bound_what_is_restored_and_fall_back_where_no_zeusd_keeps_their_deadline(
+def test_ceilings_bound_restores_and_fall_to_their_fallback_without_a_zeusd(
     wreck: Wreck, seconds: float
 ) -> None:
     """They were set after the lease that is restored; its holder had less than they allow."""
@@ -265,7 +265,7 @@ def write_journal(path: Path, boot: str, entries: dict[str, Entry]) -> None:
     path.write_bytes(b"".join([header(boot), *records]))
 
 
-def test_another_boot_and_another_driver_void_the_journal(wreck: Wreck) -> None:
+def test_another_boot_and_another_driver_invalidate_the_journal(wreck: Wreck) -> None:
     wreck.kill()
     path = wreck.daemon.state_dir / "journal"
     entries = replay(path.read_bytes(), boot_id()).entries
@@ -280,7 +280,7 @@ def test_another_boot_and_another_driver_void_the_journal(wreck: Wreck) -> None:
     assert wreck.written() == []
 
 
-def test_half_a_record_and_garbage_do_not_stop_it(wreck: Wreck) -> None:
+def test_a_partial_record_and_garbage_do_not_stop_it(wreck: Wreck) -> None:
     wreck.kill()
     with (wreck.daemon.state_dir / "journal").open("ab") as file:
         file.write(b'{"no": "record"}\n["debt/half')

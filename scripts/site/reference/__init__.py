@@ -23,7 +23,7 @@ INDEX = "reference/index.md"
 
 _LEAD = """# Reference
 
-Made from the code when this site is built: what stands here is what the code has.
+Generated from the code when this site is built.
 
 """
 

@@ -39,7 +39,7 @@ PAGES = {
     ),
     "reference/api/measure.md": Page(
         "zeus.measure",
-        "Measuring without choosing anything: a decorator, a block, callbacks, emissions and cost.",
+        "Measuring without changing anything: a decorator, a block, callbacks, emissions and cost.",
         (
             "zeus.measure",
             "zeus.measure.huggingface",
@@ -82,7 +82,7 @@ PAGES = {
     ),
     "reference/api/run.md": Page(
         "zeus.run",
-        "A command that is run again and again: `ZeusMaster` and `ZeusDataLoader`.",
+        "A command that is run repeatedly: `ZeusMaster` and `ZeusDataLoader`.",
         ("zeus.run", "zeus.job", "zeus.analyze"),
     ),
     "reference/api/policy.md": Page(
@@ -92,7 +92,7 @@ PAGES = {
     ),
     "reference/api/simulate.md": Page(
         "zeus.simulate",
-        "Playing recurring jobs on measured tables.",
+        "Simulating recurring jobs on measured tables.",
         (
             "zeus.simulate",
             "zeus.simulate.study",
@@ -121,17 +121,19 @@ PAGES = {
         ),
     ),
     "reference/api/device.md": Page(
-        "zeus.device", "GPUs and CPUs as a process sees them.", ("zeus.device", "zeus.device.cpu")
+        "zeus.device", "The GPUs and CPUs that a process sees.", ("zeus.device", "zeus.device.cpu")
     ),
     "reference/api/callback.md": Page(
-        "zeus.callback", "What is told of training, and several of them as one.", ("zeus.callback",)
+        "zeus.callback",
+        "The hooks of a training loop, and several callbacks as one.",
+        ("zeus.callback",),
     ),
     "reference/api/exceptions.md": Page(
         "zeus.exceptions", "All errors of `zeus`.", ("zeus.exceptions",)
     ),
     "reference/api/utils.md": Page(
         "zeus.utils",
-        "Small things, and names that scripts for earlier versions of ml-energy/zeus import.",
+        "Utilities, and names that scripts for earlier versions of ml-energy/zeus import.",
         ("zeus.utils.framework", "zeus.utils.metric", "zeus.run.console"),
     ),
     "reference/api/zeus_ipc.md": Page(

@@ -36,13 +36,13 @@ Units are in the names: `mw` milliwatts, `mj` millijoules, `uj` microjoules, `mh
 nanoseconds of CLOCK_MONOTONIC, `ms` milliseconds.
 """
 
-_COMMON = "Each request has these beside its own."
+_COMMON = "Each request has these fields besides its own."
 
 _REPLIES = (common, node, readings, leases, accounting, administration, metrics)
 
 _BY_HAND = {
     "CALL_BUCKETS_S": "Upper ends of the buckets of `CallTimes`, seconds.",
-    "NO_END_NS": "A time that is never reached.",
+    "NO_END_NS": "A time that is never reached: no deadline.",
 }
 
 

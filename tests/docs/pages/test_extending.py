@@ -162,7 +162,7 @@ def test_with_costs_fewer_limits_are_tried(
     assert len(spared.measurements) < len(thorough.measurements) == 7
 
 
-def test_one_that_raises_ends_the_search_and_not_training(node: VirtualNode, work: Work) -> None:
+def test_a_rank_that_raises_ends_the_search_and_not_training(node: VirtualNode, work: Work) -> None:
     class Broken(OptimumSelector):
         def select(self, measurements: Any) -> float:
             raise ArithmeticError("no idea")

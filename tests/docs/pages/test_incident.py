@@ -152,7 +152,7 @@ def test_someone_holds_it(scene: Scene) -> None:
     scene.kill(holder)
 
 
-def test_set_past_zeusd(scene: Scene) -> None:
+def test_set_outside_zeusd(scene: Scene) -> None:
     scene.devices.set_outside(1, 150_000)
     holder = scene.hold("set_power_limit([gpus[2]], 200_000)")
     scene.devices.set_outside(2, 150_000)
@@ -170,7 +170,7 @@ def test_locked_clocks(scene: Scene) -> None:
     wait_for(lambda: not scene.client.leases(), "the lease's end")
 
 
-def test_not_back_yet(scene: Scene) -> None:
+def test_pending_restore(scene: Scene) -> None:
     holder = scene.hold("set_power_limit([gpus[3]], 125_000)")
     scene.devices.inject(3, "set_power_limit", _UNKNOWN)
     scene.kill(holder)

@@ -57,7 +57,7 @@ def test_a_lower_limit_costs_time_and_saves_energy(followed: Followed) -> None:
     assert float(limited[1]) < 0.85 * float(plain[1])
 
 
-def test_the_killed_jobs_limit_is_back(followed: Followed) -> None:
+def test_the_limit_of_a_killed_job_is_restored(followed: Followed) -> None:
     assert "125 W" in followed.of("python limited.py")
     assert "0 leases" in followed.of("kill -9")
     assert re.search(r"^ +0 .* 250 +250 ", followed.of("kill -9"), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What programs for ml-energy/zeus call and this project has no other use for."""
+"""Functions that programs for ml-energy/zeus call and this project has no other use for."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_half_a_criterion_is_refused(arguments: dict[str, Any]) -> None:
 # --------------------------------------------------------------------------------- and others
 
 
-def test_there_is_no_system_on_chip_and_the_monitor_says_so(node: VirtualNode) -> None:
+def test_a_missing_system_on_chip_is_reported_by_the_monitor(node: VirtualNode) -> None:
     from zeus.device.soc import ZeusSoCInitError
 
     with pytest.raises(ZeusSoCInitError, match="https://"):

@@ -188,7 +188,7 @@ def test_mnist_on_several_ranks(node: VirtualNode, work: Work, server: RunningSe
 def test_capriccio_is_marked_by_hand(
     node: VirtualNode, work: Work, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch size optimizer hears of the beginning and of evaluations only."""
+    """The batch size optimizer gets only the beginning and evaluations."""
     monkeypatch.setenv("ZEUS_SERVER_URL", server.url)
     from zeus.utils.lr_scaler import SquareRootScaler
 

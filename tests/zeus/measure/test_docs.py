@@ -1,4 +1,4 @@
-"""What the page on measuring alone shows is run as it stands there."""
+"""Runs the code of the page on measuring only."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_a_generator_is_refused() -> None:
 
 
 class Figures:
-    """What was logged."""
+    """The log."""
 
     def __init__(self) -> None:
         self.logged: list[tuple[dict[str, float], int]] = []

@@ -1,4 +1,4 @@
-"""What a metric does when its process forks and ends."""
+"""The behavior of a metric when its process forks and ends."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_a_gateway_that_is_down_is_reported_once_and_nothing_is_lost(
     assert "training continues" in told(caplog)[0]
     double = Double(port)
     try:
-        # Nothing ends any more: it is tried again all the same.
+        # No window ends any more, but the push is retried.
         wait_for(lambda: pushed(double, "energy_histogram"), "the histogram")
         assert Series(pushed(double, "energy_histogram")).of(f"{GPU_J}_count") == [3, 3]
         wait_for(lambda: pushed(double, "energy_counter"), "the counter")
@@ -89,7 +89,7 @@ def test_a_gateway_that_hangs_delays_neither_windows_nor_the_end_for_long(
     assert len(told(caplog)) == 2
 
 
-def test_a_silent_gateway_is_given_up_after_a_while(
+def test_a_silent_gateway_is_abandoned_after_a_while(
     node: VirtualNode,
     double: Double,
     monkeypatch: pytest.MonkeyPatch,

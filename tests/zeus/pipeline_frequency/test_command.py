@@ -241,7 +241,7 @@ def test_both_ways_to_start_it(tmp_path: Path) -> None:
 def test_the_code_on_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The Python as it stands there, and the command's output but for its folder."""
+    """Runs the page's Python, and compares the command's output, except for its folder."""
     page = ROOT / "docs/train/pipeline_frequency.md"
     profile = InstructionProfile.read(PROFILE).pick([0, 1, 2, 7])
     rows = [

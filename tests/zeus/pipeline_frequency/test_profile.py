@@ -66,7 +66,7 @@ def test_chunks_have_rows_of_their_own(tmp_path: Path) -> None:
     profile = InstructionProfile.read(tmp_path / "p.csv")
     assert len(profile.options(0, "forward", 0)) == 1
     assert len(profile.options(0, "forward", 1)) == 2
-    # What is not told apart takes what chunk 0 takes.
+    # Chunks that are not distinguished use the rows of chunk 0.
     assert profile.options(0, "backward", 7) == profile.options(0, "backward", 0)
 
 

@@ -1,4 +1,4 @@
-"""The default policy: what it learns of neighbours, what it stays away from, what it forgets."""
+"""The default policy: what it learns of neighbors, what it avoids, and what it forgets."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_window_lets_a_size_forget() -> None:
     assert mean(0) < 400
 
 
-def test_asking_what_is_believed_changes_no_choice() -> None:
+def test_reading_estimates_changes_no_choice() -> None:
     def sizes(ask: bool) -> list[int]:
         policy = policy_of(2)
         found = []
@@ -211,7 +211,7 @@ def test_estimates_bracket_the_truth_and_add_up() -> None:
     assert within >= 8
 
 
-def test_random_histories_never_break_it() -> None:
+def test_random_histories_keep_the_invariants() -> None:
     seed = seeds.fresh()
     rng = random.Random(seed)
     for _ in range(25):

@@ -55,7 +55,7 @@ def test_unknown_values_of_a_signal_are_not_invented() -> None:
     assert once.at(2 * HOUR_S - 1) == 8.0
     assert once.at(2 * HOUR_S) is None
     assert once.relative(2 * HOUR_S, 3 * HOUR_S) is None
-    # A run that is longer than what is known counts with what is.
+    # A run that is longer than the known signal counts with the known part.
     assert once.relative(HOUR_S, 9 * HOUR_S) == pytest.approx(8.0 / 6.0)
 
 
@@ -138,7 +138,7 @@ def option(
 def test_the_least_energy_that_is_done_in_time_is_chosen() -> None:
     slow, quick = option(32, 100.0, 100.0), option(64, 200.0, 50.0)
     assert least_energy([slow, quick], 130.0, 0.95) == (slow, True)
-    # e^(1.645 * 0.1) = 1.18 times its median is what the slow one needs in 95 % of runs.
+    # The slow size needs e^(1.645 * 0.1) = 1.18 times its median in 95 % of runs.
     assert least_energy([slow, quick], 117.0, 0.95) == (quick, True)
     assert least_energy([slow, quick], 117.0, 0.9) == (slow, True)
     assert least_energy([slow, quick], 40.0, 0.95) == (quick, False)
@@ -263,7 +263,7 @@ def test_a_signal_counts_over_the_time_that_the_run_before_took() -> None:
         [(hour * HOUR_S, 4.0 if hour == 18 else 1.0) for hour in range(24)], period_s=DAY_S
     )
     loop, _ = learnt(TradeOff(0.5, dear))
-    # Of 600 s half are dear.
+    # Half of the 600 s are expensive.
     assert loop.begin(19 * HOUR_S - 300.0).eta_knob == pytest.approx(eta_of(0.5, 2.5 * 24 / 27))
 
 

@@ -410,7 +410,7 @@ def test_a_zeusd_that_was_away_is_informed_when_it_is_back(
     train(plo, work, 25)
     gone = away(plo)
     plo.on_train_end()
-    assert node.limit_w() < 300  # zeusd keeps what a living process holds
+    assert node.limit_w() < 300  # zeusd keeps the settings of a running process
     wait_for(lambda: len(gone) > 3, "it to be told again")
     gone.clear()
     wait_for(lambda: node.limit_w() == 300, "the limit to be back")

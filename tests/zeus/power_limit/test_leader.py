@@ -52,14 +52,14 @@ def test_the_selector_of_rank_0_decides(party: MakeParty, selector: Any, limit_w
 def test_in_lockstep_all_change_limits_at_the_same_steps(
     party: MakeParty, search: str, seed: int
 ) -> None:
-    # Within a step processes come in any order: who begins it before rank 0 sees no command of it.
+    # Within a step, processes come in any order: one that begins before rank 0 gets no command.
     job = party(4, search=search, randomness=random.Random(seed)).begin().run(500)
     assert len(job[0].limits) > 2
     for process in job.processes[1:]:
         assert process.limits == job[0].limits
 
 
-def test_one_that_begins_a_step_early_changes_limits_with_the_others(party: MakeParty) -> None:
+def test_a_rank_that_begins_a_step_early_changes_limits_with_the_others(party: MakeParty) -> None:
     job = party(2, search="exhaustive").begin()
     ahead = job[1]
     while not job.done():
@@ -74,7 +74,7 @@ def test_one_that_begins_a_step_early_changes_limits_with_the_others(party: Make
 
 @pytest.mark.parametrize("step_s", [0.003, 0.02, 0.1])
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
-def test_steps_shorter_than_the_sensors_ticks(party: MakeParty, step_s: float, search: str) -> None:
+def test_steps_shorter_than_the_update_period(party: MakeParty, step_s: float, search: str) -> None:
     job = party(4, step_s=step_s, search=search).begin()
     job.run(most_steps(job))
     job.assert_chosen()
@@ -307,7 +307,7 @@ def test_only_the_profile_of_rank_0_counts(party: MakeParty, tmp_path: Path, ran
 
 
 @pytest.mark.parametrize("launched", [True, False])
-def test_a_profile_is_believed_by_optimizers_made_before_the_processes_meet(
+def test_a_profile_is_used_by_optimizers_created_before_the_process_group(
     party: MakeParty, tmp_path: Path, launched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "profile.json"
@@ -315,7 +315,7 @@ def test_a_profile_is_believed_by_optimizers_made_before_the_processes_meet(
     job.assert_chosen(150)
     kept = path.read_text()
 
-    if launched:  # by torchrun, as its environment says
+    if launched:  # by torchrun, according to its environment
         monkeypatch.setenv("WORLD_SIZE", "2")
     again = party(2, optimum_selector=Energy(), profile_path=path)
     again.met = False

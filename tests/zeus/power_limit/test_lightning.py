@@ -79,7 +79,7 @@ def test_the_package_that_the_program_uses_is_taken() -> None:
     subprocess.run(with_torch("-c", textwrap.dedent(program)), cwd=ROOT, check=True)
 
 
-def test_the_best_limit_is_found_and_goes_back_at_the_end(
+def test_the_best_limit_is_found_and_the_old_one_restored_at_the_end(
     node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
 ) -> None:
     plo = plugin(node)
@@ -225,7 +225,7 @@ def test_validation_alone_changes_nothing(node: VirtualNode, work: Work, tmp_pat
     assert_given_back(node)
 
 
-def test_an_error_of_ours_ends_the_search_and_not_the_training(
+def test_an_internal_error_ends_the_search_and_not_the_training(
     node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plo = plugin(node)

@@ -457,7 +457,7 @@ def test_of_two_optimizers_on_one_gpu_the_second_is_refused(node: VirtualNode, w
     assert not third.disabled
 
 
-def test_one_that_was_only_told_of_steps_yields_to_the_next(node: VirtualNode, work: Work) -> None:
+def test_an_optimizer_that_only_got_steps_yields_to_the_next(node: VirtualNode, work: Work) -> None:
     first, second = optimizer(node, Energy()), optimizer(node, Energy())
     train(first, work, 5)
     train(second, work, 5)
@@ -625,7 +625,7 @@ def test_a_search_publishes_what_each_limit_is_worth(node: VirtualNode, work: Wo
 
 
 class BoundGpus:
-    """GPUs whose fleet's ceiling is raised after some looks; None: there is none."""
+    """GPUs whose fleet ceiling is raised after some readings; None: there is none."""
 
     def __init__(self, looks: int | None) -> None:
         self.looks = looks

@@ -1,4 +1,4 @@
-"""Searches on their own: what they measure, when they end, and what they make of noise."""
+"""Searches alone: what they measure, when they end, and how they treat noise."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_a_gpu_that_slows_down_is_not_mistaken_for_a_better_limit() -> None:
     assert after > before * 1.01
 
 
-def test_nothing_is_known_of_nothing() -> None:
+def test_a_posterior_needs_measurements() -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
         Estimates(LIMITS, 1, 150).posterior(0)
 
@@ -285,7 +285,7 @@ class _Flat(Job):
 
 
 def test_the_search_ends_once_it_knows_that_no_limit_lowers_the_power() -> None:
-    """It measures the highest limit beside the lowest, and does not go on to tell them apart."""
+    """It measures the highest limit beside the lowest, and stops before they are distinguished."""
     for seed in range(12):
         job = _Flat(seed, draws_w=88.0)
         assert set(search(adaptive(Energy()), job)) == {LIMITS[0], LIMITS[-1]}

@@ -309,7 +309,7 @@ def test_two_processes_train_as_one_job(tmp_path: Path) -> None:
             "ValueError: 2 processes train together",
         )
     }
-    # The target is what the first process says it is; all stop after the same epoch.
+    # The first process's metric decides; all stop after the same epoch.
     assert [one["epochs"] for one in seen] == [[0, 1, 2], [0, 1, 2]]
     # Batches of 4 in each of two processes.
     result = json.loads((tmp_path / "job+bs8.train.json").read_text())

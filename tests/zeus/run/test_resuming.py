@@ -52,7 +52,7 @@ def test_knowledge_is_for_these_gpus_and_power_limits(jobs: Jobs) -> None:
 
 
 def killed_by(number: int, jobs: Jobs, job: Job) -> int:
-    """Trains in a process of its own, which is killed once a script sleeps; returns the script."""
+    """Trains in a separate process, which is killed once a script sleeps; returns the script."""
     master = jobs.master(Scripted(64, 32, 16), seed=5)
     child = os.fork()
     if not child:
@@ -208,7 +208,7 @@ def test_until_a_run_has_reached_the_target_a_deadline_takes_the_fastest(jobs: J
     master.run(jobs.job(does), 3, SIZES, 2.0, 0.5)
     etas = [float(call["env"]["ZEUS_ETA_KNOB"]) for call in jobs.calls]
     assert etas[0] == 0.0
-    # There is time for trials, which are for energy. Then what is known under the eta of its limit.
+    # There is time for trials, which save energy. Then the knowledge under the eta of its limit.
     assert etas[1] == 1.0
 
 

@@ -32,7 +32,7 @@ LIMITS = [250, 225, 200, 175, 150, 125, 100]
 
 
 def truth(node: VirtualNode, work: Work) -> dict[int, tuple[float, float]]:
-    """What each limit really does: seconds and watts of an iteration."""
+    """The true time and power of an iteration at each limit."""
     points = {}
     for limit in LIMITS:
         node.client.set_power_limit(node.nvml.uuid(0), limit * 1000)
@@ -166,7 +166,7 @@ def test_a_run_that_ended_early_is_continued(node: VirtualNode, work: Work, tmp_
 def test_a_profile_of_the_reference_is_chosen_from_again(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
-    # It says 250 W, by units mixed up, and has no lowest limit; measured it is.
+    # It contains 250 W, in the wrong unit, and no lowest limit, so the run measures again.
     old = {
         "job_id": "rec01+try01",
         "train_power": {"250000": 240.0, "150000": 140.0},
@@ -314,7 +314,7 @@ def test_an_evaluation_amid_an_epoch_is_in_no_window(
 def test_epochs_that_end_early_are_taken_as_they_are(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
-    # The loader says 1000 iterations, and the loop leaves it after 15 each time.
+    # The loader has 1000 iterations, and the loop leaves it after 15 each time.
     run = session(node, settings(tmp_path, warmup_iters=5, measure_iters=20))
     train(run, work, epochs=20, iterations=15, known=1000)
     assert len(power(tmp_path)["train_power"]) == len(LIMITS)

@@ -1,4 +1,4 @@
-"""What the master tells the loader by environment variables."""
+"""The environment variables by which the master configures the loader."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def message(seconds: float = 0.01, waiting: int = 0, worker: str = "w", **more: 
 
 
 class Sink:
-    """Keeps what it is told."""
+    """Records the messages."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Step, Queue] | None] = []
@@ -116,7 +116,7 @@ def test_the_latencies_of_requests_are_estimated() -> None:
 
 
 def test_the_command_beside_an_engine() -> None:
-    """The engine is a publisher; it is cut off, comes back, and then the command is killed."""
+    """The engine publishes, is cut off and returns; then the command is killed."""
     with (
         public_directory() as directory,
         running_daemon("--simulate", "v100-pcie", "--socket-mode", "0666", gpus=1) as daemon,

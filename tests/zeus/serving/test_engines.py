@@ -1,4 +1,4 @@
-"""Adapters of engines, against stand-ins that have what the real ones have."""
+"""Adapters of engines, against stand-ins with the attributes of the real ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from zeus_ipc.errors import RequestRejected
 
 
 class Recorded(TakesBatches):
-    """Keeps what it is told."""
+    """Records the calls."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[list[str], list[bool], list[int], list[int]]] = []
@@ -51,7 +51,7 @@ class Recorded(TakesBatches):
 
 def _scheduler_class() -> type:
     class Scheduler:
-        """Schedules what the test says, and moves requests on at once, as vLLM does."""
+        """Schedules as the test says, and advances requests at once, as vLLM does."""
 
         def __init__(self) -> None:
             self.requests: dict[str, Any] = {}
@@ -194,7 +194,7 @@ def test_a_vllm_that_lacks_something_continues(caplog):
     # Neither an outer id nor a prompt's length: the engine's id, and all is decode.
     assert recorded.steps == [(["a"], [False], [5], [0]), (["a"], [False], [1], [5])]
 
-    scheduler._zeus_probe._requests = {}  # what the probe reads is gone
+    scheduler._zeus_probe._requests = {}  # the attributes that the probe reads are gone
     scheduler.requests["b"] = SimpleNamespace(num_computed_tokens=0)
     scheduler.plan = [({"b": 1}, set()), ({"b": 1}, set())]
     for _ in range(2):
@@ -223,7 +223,7 @@ def test_the_vllm_plugin_does_nothing_unless_asked(monkeypatch):
     assert cls.schedule is not plain
 
     del home.Scheduler
-    vllm_probe.register()  # says so and goes on
+    vllm_probe.register()  # reports it and continues
 
 
 # ----------------------------------------------------------------------------------- transformers
@@ -231,7 +231,7 @@ def test_the_vllm_plugin_does_nothing_unless_asked(monkeypatch):
 
 def _processor_module() -> tuple[ModuleType, type]:
     class ContinuousBatchProcessor:
-        """Composes the batches that the test says."""
+        """Composes batches as the test says."""
 
         def __init__(self, batches: list[list[Any]]) -> None:
             self.batches = batches

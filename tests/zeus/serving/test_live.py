@@ -1,4 +1,4 @@
-"""What runs beside an engine: recorder, meter, accountant, service."""
+"""The parts beside an engine: recorder, meter, accountant, service."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_meter_adds_gpus_on_the_updates_of_the_first():
     assert meter.updates() == []
 
 
-def test_a_restart_of_zeusd_leaves_a_hole_and_counts_nothing_twice():
+def test_a_restart_of_zeusd_leaves_a_gap_and_counts_nothing_twice():
     meter = Meter(["x"])
     for n in range(5):
         meter.sample("x", n * 100 * MS, 1_000_000 * n, n, None)
@@ -266,7 +266,7 @@ def test_an_accountant_answers_provisionally_and_then_finally():
 
 
 @pytest.mark.parametrize("request_id", ["cmpl-a-0", "cmpl-a-1", "1_cmpl-a-0", "chat", "0_chat"])
-def test_the_front_end_joins_all_sequences_of_a_request(request_id):
+def test_the_owner_of_a_request_covers_all_its_sequences(request_id):
     accountant = Accountant(["x"], method="tokens")
     for name in ("cmpl-a-0", "chat"):
         accountant.owner(Owner(name, "search"))

@@ -132,7 +132,7 @@ def _has(module: str) -> bool:
 
 
 class FakeClient:
-    """Two GPUs of 100 J each, whatever the window."""
+    """Two GPUs of 100 J each, in any window."""
 
     def windows(self, gpus: Any, windows: Any = ()) -> dict[str, Any]:
         values = [100_000_000] * len(windows)

@@ -20,7 +20,7 @@ def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, list(map(str, arguments)))
 
 
-def test_groups_are_made_up(tmp_path: Path) -> None:
+def test_groups_are_synthesized(tmp_path: Path) -> None:
     path = tmp_path / "groups.csv.xz"
     made = run("synthetic-groups", "--groups", "8", "--seed", "3", "-o", path)
     assert made.exit_code == 0, made.output

@@ -29,7 +29,7 @@ def mean_ratios(jobs: list[GroupJob]) -> dict[str, float]:
     return {dataset: statistics.mean(some) for dataset, some in ratios.items()}
 
 
-def test_made_up_groups_are_as_they_are_described() -> None:
+def test_synthetic_groups_match_their_description() -> None:
     many = [synthetic_groups(60, seed) for seed in range(20)]
     for jobs in many:
         groups = by_group(jobs)
@@ -76,7 +76,7 @@ TABLE_OF_TAGS = ("inst_id", "user", "gpu_type_spec", "group", "workload")
 
 
 def tables(folder: Path, header: bool = False) -> tuple[Path, Path]:
-    """Seven groups of two jobs, the first two alike in length; and what is to be left out."""
+    """Seven groups of two jobs, the first two of similar length; and rows that must be left out."""
     jobs, tags = ([TABLE_OF_JOBS], [TABLE_OF_TAGS]) if header else ([], [])
     lengths = (10.0, 12.0, 1e3, 1e4, 1e5, 1e6, 1e7)
     for number, length in enumerate(lengths):

@@ -77,7 +77,7 @@ def test_jobs_are_distinguished_by_what_is_no_property_of_a_run() -> None:
         [replace(row, **{name: value}) for row in ROWS]
         for name, value in (("seed", 1), ("gpu", "a40"), ("eta_knob", 0.0), ("policy", "gts"))
     ]
-    # Also when their runs are mixed, and whatever the batch size.
+    # Also when their runs are mixed, for any batch size.
     mixed = [row for pair in zip(ROWS, *other, strict=True) for row in pair]
     assert [job.runs for job in series(mixed)] == [tuple(ROWS), *map(tuple, other)]
 

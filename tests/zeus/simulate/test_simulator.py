@@ -1,4 +1,4 @@
-"""The simulator gives the same runs as the published one, and plays groups and odd tables well."""
+"""The simulator gives the same runs as the published one, also for groups and odd tables."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_default_policy_loses_less_than_the_published() -> None:
 
 
 class Fixed(BatchSizeOptimizer):
-    """Sizes that a test names, one after the other; keeps what it is told."""
+    """Sizes that a test gives, one after the other; records its observations."""
 
     def __init__(self, sizes: list[int], bound: float | None = None) -> None:
         self.sizes = sizes
@@ -139,7 +139,7 @@ class Fixed(BatchSizeOptimizer):
         return "fixed"
 
     def __deepcopy__(self, memo: object) -> Fixed:
-        return self  # a simulation works with copies; the test looks at this one
+        return self  # a simulation works with copies; the test inspects this one
 
     def register_job(self, job: Job, batch_sizes: list[int]) -> None:
         self.registered = batch_sizes
@@ -305,7 +305,7 @@ def test_in_a_group_the_bound_is_of_the_cheapest_run() -> None:
     )
     assert [(run.bs, run.reached) for run in runs] == [
         (48, True),
-        (192, True),  # 1.4 times as dear
+        (192, True),  # 1.4 times as expensive
         (8, False),  # twice
         (48, True),
     ]

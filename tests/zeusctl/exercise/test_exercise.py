@@ -80,7 +80,7 @@ def test_a_control_that_the_driver_does_not_offer_after_all_fails_nothing() -> N
 
 
 class _Noted:
-    """A load that only notes what is asked of it."""
+    """A load that only records the calls."""
 
     name = "noted"
 
@@ -183,7 +183,7 @@ def test_a_gpu_that_would_not_be_restored_to_what_it_holds_is_refused(
     node.set_outside(1, 250_000)
 
 
-def test_nobody_is_asked_without_a_terminal(ctl: Ctl) -> None:
+def test_without_a_terminal_there_is_no_prompt(ctl: Ctl) -> None:
     said = ctl("exercise", "0")
     assert said.code == Exit.USAGE
     assert "add --yes if they are yours" in said.err
@@ -238,7 +238,7 @@ def site() -> Iterator[tuple[RunningDaemon, NvmlDouble]]:
         yield daemon, double
 
 
-def test_zeusd_is_killed_and_the_stand_in_is_left_as_it_was(
+def test_zeusd_is_killed_and_the_stand_in_is_unchanged(
     site: tuple[RunningDaemon, NvmlDouble],
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

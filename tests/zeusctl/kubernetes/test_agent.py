@@ -59,7 +59,7 @@ class Cluster:
         self._ends: list[Callable[[], None]] = []
 
     def start(self, *namespaces: str) -> Callable[[], None]:
-        """Starts an agent; returns what ends it."""
+        """Starts an agent; returns a function that ends it."""
         settings = client.Configuration(host=self.api.url)
         changed, ended = threading.Event(), threading.Event()
         apis = [client.CoreV1Api(client.ApiClient(settings)) for _ in range(len(namespaces) + 1)]

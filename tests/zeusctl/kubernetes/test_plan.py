@@ -1,4 +1,4 @@
-"""What pods ask for, and what follows; pure."""
+"""The requests of pods, and their consequences; pure."""
 
 from __future__ import annotations
 

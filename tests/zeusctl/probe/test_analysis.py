@@ -1,4 +1,4 @@
-"""The probe's analysis finds what synthetic sensors were made with.
+"""The probe's analysis finds the parameters of synthetic sensors.
 
 Thresholds were chosen on sensors of 20 and 100 ms with seeds below 100 (`TUNED`). What is asserted
 is asserted on other periods, phases, windows and seeds.

@@ -40,7 +40,7 @@ def _again(path: Path) -> Report:
 
 
 def _same(first: Gpu, second: Gpu) -> None:
-    """Both are of one product, as far as a probe can tell."""
+    """Both are of one product, as far as a probe can determine."""
     for name in ("name", "architecture", "memory_mib", "clocks", "power_limits"):
         assert getattr(first, name) == getattr(second, name), name
     for name in ("power_instant_mw", "energy_field_mj"):

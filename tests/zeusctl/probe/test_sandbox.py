@@ -39,7 +39,7 @@ done
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What stands in for systemd's programs; where properties are written to."""
+    """Stand-ins for systemd's programs; and the file to which properties are written."""
     for name, text in (("systemd-run", SYSTEMD_RUN), ("systemctl", "#!/bin/sh\nexit 1\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)

@@ -1,4 +1,4 @@
-"""The probe on simulated nodes: it finds what the device table has."""
+"""The probe on simulated nodes: it finds the values of the device table."""
 
 from __future__ import annotations
 

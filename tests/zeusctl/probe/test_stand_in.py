@@ -1,4 +1,4 @@
-"""The probe finds what the C stand-in was set to, and notices a driver that lies.
+"""The probe finds the settings of the C stand-in, and detects wrong values.
 
 Nothing was tuned on these stand-ins: thresholds come from test_analysis.py.
 """
@@ -146,7 +146,7 @@ def test_a_gpu_that_cannot_be_opened_is_reported_beside_the_others(
     assert [gpu.index for gpu in report.gpus] == [0]
 
 
-def test_no_setter_is_called_and_nothing_tells_the_board(
+def test_no_setter_is_called_and_the_report_has_no_board_identity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stand_in(tmp_path, monkeypatch, {}, {}) as (driver, double):

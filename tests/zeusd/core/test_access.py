@@ -1,4 +1,4 @@
-"""Who may do what: the whole matrix, decided by what the kernel says of a peer."""
+"""Permissions: the whole matrix, decided by the kernel's identity of a peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What administrators may do to a node, and what everybody may know of it."""
+"""What administrators may do to a node, and what everyone may know of it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_restore_of_one_control_leaves_the_others(world: World) -> None:
     assert world.limit_w() == 200
 
 
-def test_a_restore_undoes_what_was_set_past_zeusd(world: World) -> None:
+def test_a_restore_overwrites_an_outside_change(world: World) -> None:
     """Held, free, or adopted as the target by a lease since: the site limit is in force."""
     world.values[POWER] = (120_000,)
     world.values[CLOCKS] = (300, 300)
@@ -128,7 +128,7 @@ def test_a_restore_undoes_what_was_set_past_zeusd(world: World) -> None:
     assert "error" not in world.set_power(ALICE, 290), "the site limit is the most again"
 
 
-def test_a_restore_overwrites_what_was_set_past_zeusd_during_a_lease(world: World) -> None:
+def test_a_restore_overwrites_an_outside_change_during_a_lease(world: World) -> None:
     world.set_power(ALICE, 200)
     world.values[POWER] = (120_000,)
     restore(world)
@@ -136,7 +136,7 @@ def test_a_restore_overwrites_what_was_set_past_zeusd_during_a_lease(world: Worl
     assert world.call(ADMIN, "leases")["result"]["leases"] == []
 
 
-def test_a_restore_goes_back_to_what_the_site_configured() -> None:
+def test_a_restore_writes_the_configured_site_limit() -> None:
     world = make_world(SitePolicy(rules=(GpuRule("*", 220_000, (300, 1200)),)))
     restore(world)
     assert (world.limit_w(), world.values[CLOCKS]) == (220, (300, 1200))
@@ -230,7 +230,7 @@ def test_a_persisted_value_survives_zeusd_and_a_reload_and_ends_with_a_reset(
 
 
 def test_a_reset_of_a_persisted_value_is_pending_until_it_succeeds(world: World) -> None:
-    """Neither a full disk nor a kill leaves the value without anybody who answers for it."""
+    """Neither a full disk nor a kill leaves a value without a record that covers it."""
     persist(world, 240)
     world.journal_broken = True
     assert "disk is full" in restore(world)["result"]["gpus"][GPU0]["controls"]["power_limit"]
@@ -267,7 +267,7 @@ def test_a_control_that_was_not_set_cannot_be_persisted(world: World) -> None:
 # --------------------------------------------------------------------------------- the driver's end
 
 
-def test_quiesce_puts_everything_back_and_nothing_touches_the_driver_until_resume(
+def test_quiesce_restores_everything_and_nothing_calls_the_driver_until_resume(
     world: World,
 ) -> None:
     world.set_power(ALICE, 200)
@@ -299,7 +299,7 @@ def test_a_quiesced_node_stays_so_over_a_restart(world: World) -> None:
 
 
 def test_a_gpu_that_cannot_be_restored_does_not_keep_the_driver_open() -> None:
-    """It is what a reset is for: what is owed is tried again after it."""
+    """A reset is for this: pending restores are retried after it."""
     world = make_world(gpus=2)
     world.set_power(ALICE, 200)
     world.set_power(ALICE, 200, GPU1)
@@ -307,7 +307,7 @@ def test_a_gpu_that_cannot_be_restored_does_not_keep_the_driver_open() -> None:
     result = world.call(ADMIN, "quiesce")["result"]
     assert result["owed"] == [[GPU0, "power_limit"]]
     assert world.values[(GPU1, Control.POWER_LIMIT)] == (300_000,)
-    world.advance(10)  # no attempt is made meanwhile: the world would fail
+    world.advance(10)  # no attempt is made meanwhile: it would fail
     world.faults.clear()
     world.call(ADMIN, "resume")
     assert world.limit_w() == 300
@@ -352,14 +352,14 @@ def test_a_gpu_that_does_not_answer_does_not_keep_the_administrator() -> None:
     world.hold = False
     assert stuck == world.held
     world.run_held()
-    world.advance(60)  # what was under way is over; nothing new is tried
+    world.advance(60)  # the call in progress is over; nothing new is tried
     assert world.limit_w() == 200
     world.call(ADMIN, "resume")
     assert world.limit_w() == 300
 
 
 def test_a_repeated_request_gets_the_answer_of_the_one_in_progress(world: World) -> None:
-    """As a client does that lost its connection."""
+    """Like a client that lost its connection."""
     world.set_power(ALICE, 200)
     world.hold = True
     first = world.ask(ADMIN, "quiesce")
@@ -448,7 +448,7 @@ def test_the_policy_says_what_this_user_may(world: World) -> None:
 
 
 def test_the_policy_reply_equals_what_a_set_may_do(world: World) -> None:
-    """Neither says more than the other."""
+    """Neither has more than the other."""
     for conn in (ADMIN, ALICE):
         ((low, high),) = world.call(conn, "policy")["result"]["gpus"][GPU0]["power_limit"]["ranges"]
         for milliwatts, fits in (
@@ -565,7 +565,7 @@ def test_the_metrics_count_what_happened(world: World) -> None:
     assert found.connections == 3
 
 
-def test_the_metrics_name_what_is_not_back(world: World) -> None:
+def test_the_metrics_name_pending_restores(world: World) -> None:
     world.set_power(ALICE, 200)
     world.faults[POWER] = 15
     world.call(ALICE, "release")

@@ -57,7 +57,7 @@ def test_a_lost_gpu_is_one_record() -> None:
 
 
 def test_a_gpu_that_answers_again_has_returned() -> None:
-    """Though nobody looked for GPUs; not while it answers some calls only."""
+    """Without a scan for GPUs; and not while it answers only some calls."""
     world = make_world()
     world.reads_fail = True
     world.faults[POWER] = 15

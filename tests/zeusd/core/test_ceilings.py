@@ -1,4 +1,4 @@
-"""Named ceilings: the least of them is what may be set, and what comes back."""
+"""Named ceilings: the lowest of them is the highest value that may be set, and is restored."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_ceiling_that_is_held_up_ends_no_later(world: World) -> None:
     assert world.limit_w() == 150
 
 
-def test_ceilings_survive_a_restart_and_what_they_left_behind_is_undone(world: World) -> None:
+def test_ceilings_survive_a_restart_and_values_left_by_them_are_restored(world: World) -> None:
     bound(world, 200)
     world.start_core(alive=set())
     connect(world)
@@ -262,7 +262,7 @@ def test_a_site_limit_is_written_without_any_lease_if_it_is_enforced(
     world.values[POWER] = (300_000,)  # the GPU was reset, or someone has set it
     world.look_around()
     assert world.limit_w() == watts
-    world.values[POWER] = (300_000,)  # it was lost, and came back
+    world.values[POWER] = (300_000,)  # it was lost, and has returned
     world.find_gpus()
     world.look_around()
     assert world.limit_w() == watts
@@ -297,7 +297,7 @@ def test_clocks_of_a_rule_are_written_without_any_lease_if_they_are_enforced(enf
     world.values[CLOCKS] = ()
     world.call(ADMIN, "resume")
     assert world.values[CLOCKS] == clocks
-    world.values[CLOCKS] = ()  # the GPU was lost, and came back
+    world.values[CLOCKS] = ()  # the GPU was lost, and has returned
     world.faults[GPU0, None] = 15
     world.set_power(ALICE, 200)
     world.faults.clear()
@@ -313,7 +313,7 @@ def test_a_value_that_a_ceiling_left_in_force_is_followed_after_the_lease_is_rel
     world.values[GPU0, Control.POWER_LIMIT] = (250_000,)
     world.hold = False
     world.journal_broken = True
-    world.start_core(alive={Process(102, 77)})  # what stands above 220 W cannot be lowered yet
+    world.start_core(alive={Process(102, 77)})  # a value above 220 W cannot be lowered yet
     connect(world)
     world.journal_broken = False
     world.advance(70)

@@ -66,7 +66,7 @@ LAYOUTS = [
         Kind.POD,
         STATIC_UID,
     ),
-    # a job in a pod: the pod is what holds the GPU
+    # a job in a pod: the pod holds the GPU
     (f"/kubepods/pod{UID}/{CONTAINER}{STEPD}/job_5/step_0/user/task_0", Kind.POD, UID),
     # Docker and Podman
     (f"/system.slice/docker-{CONTAINER}.scope", Kind.CONTAINER, CONTAINER),

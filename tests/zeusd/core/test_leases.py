@@ -162,7 +162,7 @@ def test_a_ttl_survives_a_restart_and_starts_over(world: World) -> None:
 
 
 def test_a_process_that_lost_its_last_connection_has_a_moment_to_reconnect(world: World) -> None:
-    """exec() closes the connection, and the pidfd does not tell."""
+    """exec() closes the connection, and the pidfd does not report it."""
     world.connect(1)
     world.connect(2, pid=1)
     world.set_power(1, 200)
@@ -205,7 +205,7 @@ def test_a_stall_is_forgiven_once_for_each_heartbeat(world: World) -> None:
 
 
 def test_a_restart_is_forgiven_once_for_each_heartbeat(world: World) -> None:
-    """To make zeusd start again keeps no hung holder's lease alive."""
+    """Restarting zeusd does not keep a hung holder's lease alive."""
     process = world.connect(1)
     world.set_power(1, 200)
     for _ in range(20):
@@ -262,9 +262,7 @@ def test_it_keeps_it_only_while_it_computes(world: World) -> None:
 
 
 @pytest.mark.parametrize(("share", "keeps"), [(1.0, True), (0.0, False)])
-def test_a_first_look_that_comes_late_decides_nothing(
-    world: World, share: float, keeps: bool
-) -> None:
+def test_a_late_first_reading_decides_nothing(world: World, share: float, keeps: bool) -> None:
     holder = world.connect(1)
     answer = world.call(1, "acquire", gpus=[GPU0], controls=["power_limit"], ttl_ms=2000)
     assert "error" not in answer
@@ -392,7 +390,7 @@ def test_configured_clocks_that_the_device_refuses_become_unlocked() -> None:
 # --------------------------------------------------------------------------------- driver, reload
 
 
-def test_another_load_of_the_driver_voids_what_the_journal_says(world: World) -> None:
+def test_another_load_of_the_driver_invalidates_the_journal(world: World) -> None:
     alive = world.connect(1)
     world.connect(2)
     world.set_power(1, 200)
@@ -412,7 +410,7 @@ def test_another_load_of_the_driver_voids_what_the_journal_says(world: World) ->
     assert "driver was reloaded" in answer["error"]["message"]
 
 
-def test_the_same_driver_voids_nothing(world: World) -> None:
+def test_the_same_driver_invalidates_nothing(world: World) -> None:
     process = world.connect(1)
     world.set_power(1, 200)
     world.start_core(alive={process})
@@ -446,7 +444,7 @@ def test_a_reload_is_what_a_crash_afterwards_goes_by(world: World) -> None:
 
 
 def test_a_released_lease_stays_released_over_a_crash(world: World) -> None:
-    """Its holder lives and beats; the value must go back all the same."""
+    """Its holder is alive and sends heartbeats; the value must still be restored."""
     process = world.connect(1)
     world.set_power(1, 200)
     world.faults[POWER] = 15
@@ -517,7 +515,7 @@ def test_a_restart_keeps_what_a_stop_restores(world: World) -> None:
 
 
 def test_requests_queued_when_a_stop_begins_acquire_no_lease(world: World) -> None:
-    """Else the stop would restore what one process held, and leave what the next one set."""
+    """Otherwise the stop would restore one process's value, and leave the next one's."""
     world.connect(1)
     world.connect(2)
     world.set_power(1, 200)

@@ -1,4 +1,4 @@
-"""Drivers that round, clamp, ignore, or show old values; and GPUs that fail while looked at."""
+"""Drivers that round, clamp, ignore, or return old values; and GPUs that fail during a probe."""
 
 from __future__ import annotations
 

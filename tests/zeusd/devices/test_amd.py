@@ -1,4 +1,4 @@
-"""The AMD backend on the C stand-in for libamd_smi: what differs from other vendors."""
+"""The AMD backend on the C stand-in for libamd_smi: its differences from other vendors."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_the_library_is_initialised_once(open_amd: Opener) -> None:
     assert failure(amd.power_limit_mw, gpu).outcome is Outcome.INVALID  # a handle of before
 
 
-def test_an_initialisation_that_hangs_is_given_up_and_not_repeated(
+def test_an_initialization_that_hangs_is_abandoned_and_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     double = AmdSmiDouble(tmp_path)

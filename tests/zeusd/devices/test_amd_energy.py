@@ -14,7 +14,7 @@ def counts(joules: float) -> int:
 def run(
     counter: EnergyCounter, seconds: float, share: float, watts: int = 500, from_s: float = 0.0
 ) -> list[int | None]:
-    """Ten readings a second; the counter sees `share` of what is drawn, after 1000 J."""
+    """Ten readings a second; the counter counts `share` of the energy, from 1000 J on."""
     found = []
     for tick in range(round(seconds * 10) + 1):
         t_s = from_s + tick / 10
@@ -52,7 +52,7 @@ def test_a_smaller_value_that_no_power_explains_is_a_new_start() -> None:
     assert counter.energy_uj(S, counts(5), None) == 5_000_000
 
 
-def test_a_counter_that_disagrees_with_power_is_not_believed_until_it_agrees() -> None:
+def test_a_counter_that_disagrees_with_power_is_not_used_until_it_agrees() -> None:
     counter = EnergyCounter()
     assert None not in run(counter, 10, share=1.0)
     found = run(counter, 10, share=0.1, from_s=20)

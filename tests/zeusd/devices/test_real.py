@@ -215,7 +215,7 @@ def test_a_missing_library_and_an_absent_driver_have_their_codes(
     pynvml._nvmlGetFunctionPointer_cache.clear()
 
 
-def test_an_invalid_library_is_skipped_and_the_next_one_loads(
+def test_an_invalid_library_is_not_found_and_the_loaded_one_stays(
     open_nvml: Opener, tmp_path: Path
 ) -> None:
     nvml, _ = open_nvml()

@@ -78,7 +78,7 @@ def test_mig_devices_have_sizes_and_from_hopper_on_a_use(
     assert [one.sm_percent for one in nvml.mig_instances(gpu, measure=True)] == (
         [40.0, 90.0] if measured else [None, None]
     )
-    double.uses(0, mig_slices_1=0)  # reconfigured, while the other goes on
+    double.uses(0, mig_slices_1=0)  # reconfigured, while the other continues
     assert {one.sm_percent for one in nvml.mig_instances(gpu)} == {None}
     (left,) = nvml.mig_instances(gpu, measure=True)
     assert (left.uuid, left.sm_percent) == (both[1].uuid, 90.0 if measured else None)

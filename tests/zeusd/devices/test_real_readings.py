@@ -96,7 +96,7 @@ def test_a_gpu_that_serves_no_field_is_asked_call_by_call(open_nvml: Opener) -> 
     assert plan.fields == []
 
 
-def test_power_comes_from_a_call_where_only_energy_is_a_field(open_nvml: Opener) -> None:
+def test_power_is_read_by_a_call_if_only_energy_is_a_field(open_nvml: Opener) -> None:
     nvml, double = open_nvml()
     gpu = nvml.device_handle(0)
     for symbol in ("field.186.0", "field.186.1"):

@@ -1,4 +1,4 @@
-"""The simulated node against what is known of the real ones."""
+"""The simulated node, compared with known properties of real ones."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def test_a_lower_limit_never_speeds_up_and_is_kept(key: str) -> None:
 
 
 def test_energy_has_a_minimum_inside_the_range_of_clocks() -> None:
-    """What makes power limits worth choosing: neither end of the range is best."""
+    """Power limits are worth choosing: neither end of the range is best."""
     device = DEVICES["a100-sxm-80"]
     load = ModelLoad(1.0, 0.88, 460, 1.0)
     energy_j = {

@@ -1,4 +1,4 @@
-"""What a faithful node must get right: bits, lifetimes, pace, and hostile neighbours."""
+"""Details of a faithful node: bits, lifetimes, rates, and hostile neighbors."""
 
 from __future__ import annotations
 

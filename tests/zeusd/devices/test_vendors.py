@@ -45,7 +45,7 @@ def refused(options: Options) -> tuple[str, FoundBackend]:
     return str(caught.value), found
 
 
-def test_a_machine_without_gpus_says_so_in_one_sentence(tmp_path: Path) -> None:
+def test_a_machine_without_gpus_is_reported_in_one_sentence(tmp_path: Path) -> None:
     text, found = refused(Options(sysfs=str(tmp_path)))
     assert text.startswith("nvmlInit")
     assert text.endswith("; there is no AMD Instinct GPU either")

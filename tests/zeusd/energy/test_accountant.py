@@ -1,4 +1,4 @@
-"""One GPU's account over time: conservation, buckets and what is known too late."""
+"""One GPU's account over time: conservation, buckets, and late information."""
 
 from __future__ import annotations
 

@@ -103,9 +103,7 @@ def test_a_steady_load_is_steady_from_the_first_tick_on(
 
 @pytest.mark.parametrize("after_ticks", range(1, 12))
 @pytest.mark.parametrize("counts", [True, False])
-def test_nothing_is_counted_twice_when_nobody_looked_for_a_while(
-    after_ticks: int, counts: bool
-) -> None:
+def test_nothing_is_counted_twice_after_a_pause_of_readings(after_ticks: int, counts: bool) -> None:
     """The reader was stopped for ten ticks, at any moment of its search and after it."""
     tick_ns = 20 * MS
     channel = Channel(0, History(memoryview(bytearray(SIZE))), 5, "Tesla V100", 300_000)
@@ -141,7 +139,7 @@ def test_a_counter_that_appears_between_two_ticks_is_continued(phase: float) -> 
         t_ns = max(channel.next_read_ns, t_ns + 5 * MS)
         ticks = t_ns // TICK
         counter_mj = 1_000 + ticks * 16_600 if t_ns >= appears_ns else None
-        # Readings of power move a little at each tick, or nobody could tell ticks apart.
+        # Power readings vary a little at each update, or updates could not be distinguished.
         edge = channel.observe(reading(t_ns, counter_mj, 166_000 + ticks % 2))
         if edge is not None:
             edges.append(edge)
@@ -201,7 +199,7 @@ def test_a_counter_that_covers_the_whole_period_is_recognized_by_its_steps() -> 
     chance = random.Random(1)
     gpu = Ticking(25 * MS)
     for _ in range(200):
-        # What was read last says little of the whole tick.
+        # The last reading says little about the whole period.
         gpu.counter_mj = (gpu.counter_mj or 0) + chance.randrange(6_000, 30_000)
         gpu.tick(chance.randrange(60_000, 300_000), counts=False)
     assert gpu.meter.window_ns is None
@@ -211,7 +209,7 @@ def test_a_counter_that_covers_the_whole_period_is_recognized_by_its_steps() -> 
     assert other.meter.window_ns == 25 * MS
 
 
-def test_a_counter_that_goes_away_for_good_is_replaced_by_power() -> None:
+def test_a_counter_that_disappears_permanently_is_replaced_by_power() -> None:
     gpu = Ticking()
     gpu.tick(100_000)
     believed = [gpu.meter.plausible(reading(gpu.t_ns, None, 100_000)) for _ in range(25)]

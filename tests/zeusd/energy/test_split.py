@@ -141,7 +141,7 @@ def test_every_method_says_what_its_bounds_are() -> None:
     assert {one for one in Method if BOUNDS[one] is not Bounds.EXACT} == {*REASONS}
     assert bounds_of([]) is bounds_of(["allocated", "exclusive", "none"]) is Bounds.EXACT
     assert bounds_of(["allocated", "equal"]) is Bounds.PRESENCE
-    # True only if the driver's samples are complete, whatever else is in the sum.
+    # True only if the driver's samples are complete, with any other methods in the sum.
     assert bounds_of(["weights", "utilization"]) is Bounds.ACTIVITY
     assert bounds_of(["allocated", "of a later version"]) is Bounds.ACTIVITY
     # By rule, and nobody's doing.
@@ -152,7 +152,7 @@ def test_every_method_says_what_its_bounds_are() -> None:
     assert "," not in reason_of([one.value for one in Method])
 
 
-def test_a_service_pays_only_where_it_is_alone() -> None:
+def test_a_service_is_charged_only_if_it_is_alone() -> None:
     watched = split(100, 4, Situation(present=[Claim(ALICE), Claim(MONITOR, 0)], listed=True))
     assert [(one.account, one.method) for one in watched] == [(ALICE, Method.EXCLUSIVE)]
     (alone,) = split(100, 4, Situation(present=[Claim(MONITOR, 0)], listed=True))

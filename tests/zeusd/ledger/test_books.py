@@ -1,4 +1,4 @@
-"""The books of a node: who is charged what, over restarts, reboots, suspends and lost epilogs."""
+"""The ledger of a node: who is charged, over restarts, reboots, suspends and lost epilogs."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_suspended_job_keeps_its_gpu_and_is_charged_what_that_draws_idle(world
     assert books.held == ["GPU-0"]
     assert usage(books) == {"7": 300 * 10 + 50 * 60}
     (one,) = books.totals()
-    assert 0.95 <= one.idle_uj / (50 * 60 * 1_000_000) <= 1  # the driver says so once a second
+    assert 0.95 <= one.idle_uj / (50 * 60 * 1_000_000) <= 1  # the driver reports it once a second
     events.write_text("populated 0\nfrozen 0\n")  # cancelled while it was suspended
     for _ in range(8):
         world.tick(50, 20, idle=True)
@@ -258,7 +258,7 @@ def test_a_reboot_ends_what_was_held_and_never_charges_more_than_was_counted(
 
 
 def test_a_driver_that_is_loaded_again_begins_a_new_history_without_a_step(tmp_path: Path) -> None:
-    """Also where another driver, with a GPU of its own, stays."""
+    """Also if another driver, with its own GPU, stays."""
     world = World(tmp_path, gpus=2)
     books = world.books()
     allocate(books, world, "7")
@@ -365,7 +365,7 @@ def test_a_user_sees_the_users_own_rows_and_the_others_as_one_sum(tmp_path: Path
         **{f"uid {uid}": 100 for uid in (1000, 1001, 1002)},
         "ml": 100,
     }
-    # Whatever is asked for, no answer is about one other user.
+    # No answer to any query is about a single other user.
     assert usage(books, "user", reader=1001, uid=1000) == {}
     assert usage(books, "job", reader=1001, uid=1000) == {}
     assert usage(books, "job", reader=1001, name="job0") == {}
@@ -534,7 +534,7 @@ def test_any_schedule_adds_up_by_every_view(tmp_path: Path) -> None:
         assert isinstance(answer, Usage)
         assert sum(one.active_uj + one.idle_uj for one in answer.sums) == truth
         assert sum(answer.metered_uj) == truth
-    # Whatever the clock did, quarters of an hour add up to the whole, and none is negative.
+    # With any clock, quarters of an hour add up to the whole, and none is negative.
     begin_s = START_S - START_S % 900 - 2 * 86_400
     quarters = [*range(begin_s, begin_s + 4 * 86_400, 900)]
     answer = books.usage(GetUsage(id=1, edges=quarters, by="user"), None)
@@ -560,7 +560,7 @@ def test_any_schedule_adds_up_by_every_view(tmp_path: Path) -> None:
 
 
 def test_jobs_of_half_a_minute_are_all_in_counters_scraped_once_a_minute(world: World) -> None:
-    """What Prometheus's increase sees of a user's counter is what the ledger has."""
+    """Prometheus's increase of a user's counter equals the ledger."""
     books = world.books()
     scraped: list[int] = []
     for number in range(20):

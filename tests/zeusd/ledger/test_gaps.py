@@ -1,4 +1,4 @@
-"""What is not known of one GPU, for a while, has a name and leaves all else as it was."""
+"""Missing data of one GPU has a name, and changes nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is charged for a GPU that several use, where the truth is known."""
+"""Charges for a GPU that several users share, compared with the truth."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ METHODS = ("equal", "utilization")
 
 
 class Shared:
-    """A GPU that two processes use, and what each really drew."""
+    """A GPU that two processes use, and the true energy of each."""
 
     def __init__(self, directory: Path) -> None:
         self.world = World(directory)
@@ -50,7 +50,7 @@ class Shared:
                 self.truth_uj[pid] += WATTS[pid] * SECOND_NS // 10_000 // len(pids)
             self.gpu.tick(IDLE_W + watts)
         for pid in WATTS:
-            self.truth_uj[pid] += IDLE_W * SECOND_NS // 2000  # what it draws idle, by rule
+            self.truth_uj[pid] += IDLE_W * SECOND_NS // 2000  # idle power, by rule
         end_ns = self.gpu.now_ns
         uses = tuple(
             PidUse(pid, end_ns, round(1000 * 10 * part)) for pid, part in ticks.items() if part
@@ -198,7 +198,7 @@ def test_each_method_has_bounds_of_its_own_kind(shared: Shared) -> None:
         )
     answer = books.usage(GetUsage(id=1, edges=ALL, by="gpu"), None)
     assert isinstance(answer, Usage)
-    (gpus,) = answer.sums  # how much it drew is not in doubt, only for whom
+    (gpus,) = answer.sums  # the total is certain, only the shares are not
     assert gpus.lower_uj == gpus.upper_uj == gpu.energy_uj
 
 

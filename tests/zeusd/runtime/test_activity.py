@@ -1,4 +1,4 @@
-"""What the processes of a shared GPU used of it, as a simulated driver measures it."""
+"""The use of a shared GPU by its processes, as a simulated driver measures it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from zeusd.records import Entry, doubts_of, replay
 
 
 class Disk:
-    """Counts what is synced, and says what the journal holds."""
+    """Counts syncs, and returns the journal's content."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.syncs = 0

@@ -205,7 +205,7 @@ def test_a_directory_that_others_recreate_is_abandoned(
         opened(state)
 
 
-def test_lines_that_are_no_records_do_not_take_the_others_with_them(tmp_path: Path) -> None:
+def test_invalid_lines_do_not_affect_valid_records(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     put(journal, "a", {"x": 1})
     journal.close()
@@ -346,7 +346,7 @@ def test_on_a_full_disk_intents_are_forgotten_and_the_rest_is_written_later(
         with pytest.raises(OSError, match="full"):
             journal.write([Change(key, {"x": number})])
     durable = {key: journal.durable(key) for key in ("kept", "gone", "intent", "noted")}
-    # What is to be deleted covers nothing, although it is still on disk; nor does what comes after.
+    # An entry to be deleted covers nothing, although it is still on disk; nor do later ones.
     assert durable == {"kept": {"x": 1}, "gone": None, "intent": None, "noted": None}
     assert journal.states("kept") == [{"x": 1}, {"x": 2}], "which of them, a kill decides"
     assert journal.states("gone") == [None, {"x": 7}]

@@ -26,7 +26,7 @@ def zone(path: Path, name: str, energy_uj: int, *, range_uj: int = RANGE) -> Pat
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Two packages, of which the second has no memory of its own; as Linux lays them out."""
+    """Two packages, of which the second has no memory domain, in Linux's layout."""
     root = tmp_path / "powercap"
     first = zone(root / "intel-rapl:0", "package-1", 500)
     zone(first / "intel-rapl:0:0", "core", 10)
@@ -91,7 +91,7 @@ def test_a_counter_that_wraps_around_continues(tree: Path) -> None:
     assert sampled.history.power_mw[sampled.history.ticks.end - 1] == 100_000
 
 
-def test_a_counter_that_was_set_back_neither_gives_nor_takes(tree: Path) -> None:
+def test_a_counter_that_was_reset_adds_and_removes_no_energy(tree: Path) -> None:
     sampled = Sampled(tree / "intel-rapl:1")
     (tree / "intel-rapl:1" / "energy_uj").write_text(str(RANGE // 2))
     sampled.read(0)

@@ -157,7 +157,7 @@ def test_a_monitor_has_no_weight(node: Node) -> None:
     assert not is_ignored(Account(Kind.JOB, "dcgm"), ["dcgm*"])
 
 
-def test_lists_that_failed_or_are_far_apart_tell_nothing_of_the_time_between(node: Node) -> None:
+def test_failed_or_distant_lists_prove_nothing_about_the_time_between(node: Node) -> None:
     node.processes.start(5, 0, ALICE)
     node.listed(5)
     node.now_ns += LIST_NS

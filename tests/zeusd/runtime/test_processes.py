@@ -50,7 +50,7 @@ CLIENT = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.a
 def connected(
     tmp_path: Path, *wrapper: str, before: str = "", **options: Any
 ) -> Iterator[tuple[Peer, Any]]:
-    """A client that connected, and who the kernel says it is; `before` is what it does first."""
+    """A client that connected, and its identity by the kernel; `before` is its first action."""
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)

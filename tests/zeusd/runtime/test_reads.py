@@ -1,4 +1,4 @@
-"""What is read beside the core: at the same time once, from what is known while that is new."""
+"""Reads outside the core: concurrent ones are one call, and recent values are reused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PERIOD_NS = 20_000_000
 
 
 class Scene:
-    """`Reads`, with workers, a sampler and time played by hand."""
+    """`Reads`, with workers, a sampler and a clock that a test controls."""
 
     def __init__(self) -> None:
         self.world = World(limits_mw=(300_000, 300_000))
@@ -87,7 +87,7 @@ class Scene:
 
 
 def _read(reading: Reading, power_mw: int) -> Message:
-    """What a worker answers."""
+    """A worker's answer."""
     processes = [
         ProcessInfo(pid=uid, uid=uid, command="x", job="7", memory_mib=1, compute=True)
         for uid in (65534, 1)

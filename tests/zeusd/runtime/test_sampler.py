@@ -51,7 +51,7 @@ class Sampled:
 
 
 @pytest.mark.parametrize(("kind", "tick_ms"), [("v100", 20), ("a100-sxm-80", 100), ("p100", 20)])
-def test_each_tick_is_seen_at_about_one_reading(
+def test_each_update_takes_about_one_reading(
     kind: str, tick_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Sampled(f"4x{kind}:setter_ms=0")

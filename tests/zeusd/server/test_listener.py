@@ -78,7 +78,7 @@ def test_a_file_that_is_no_socket_is_not_removed(tmp_path: Path, kind: str) -> N
     assert path.exists()
 
 
-def test_clear_words_for_what_an_operator_gets_wrong(tmp_path: Path) -> None:
+def test_operator_errors_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ListenError, match="longer than 107 bytes"):
         Listener(str(tmp_path / ("x" * 120)), 0o600, None)
     with pytest.raises(ListenError, match="the group no-such-group does not exist"):

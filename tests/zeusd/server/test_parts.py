@@ -1,4 +1,4 @@
-"""The server's small parts: who owns a uid, what a request costs, what is reported how often."""
+"""The server's small parts: the owner of a uid, the cost of a request, the rate of reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol engine: what it makes of bytes, however they are cut, and what it refuses."""
+"""The protocol engine: its events for bytes that are cut anywhere, and its refusals."""
 
 from __future__ import annotations
 

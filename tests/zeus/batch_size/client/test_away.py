@@ -213,7 +213,7 @@ def test_a_server_that_does_not_know_the_run_any_more_gets_no_reports(
     assert caplog.text.count("is not reported any more") == 1
 
 
-def test_a_mistake_there_is_as_if_they_were_away(
+def test_an_error_of_the_store_counts_as_unreachable(
     optimize: Optimize, kept: Between, monitor: FakeMonitor, caplog: pytest.LogCaptureFixture
 ) -> None:
     optimizer = optimize()

@@ -498,7 +498,7 @@ def test_a_crash_counts_once_and_a_retry_after_it_does_not(
     assert [trial.status for trial in kept.trials()] == ["failed", "cancelled"]
 
 
-def test_a_run_that_ends_early_says_nothing(
+def test_a_run_that_ends_early_gives_no_information(
     optimize: Optimize, monitor: FakeMonitor, kept: Between, caplog: pytest.LogCaptureFixture
 ) -> None:
     optimizer = optimize()
@@ -571,7 +571,7 @@ def test_windows_that_someone_closed(
     assert caplog.text.count("cannot be measured") == 1
 
 
-def test_our_own_mistakes_do_not_end_training(
+def test_internal_errors_do_not_end_training(
     optimize: Optimize,
     monitor: FakeMonitor,
     kept: Between,

@@ -45,7 +45,7 @@ def refusal_or(choose: Any) -> Choice | str:
 
 
 @pytest.mark.parametrize("policy", ["gp", "gp, by a signal", "pruning-gts", "gts"])
-def test_it_decides_as_if_it_had_just_read_everything(policy: Any) -> None:
+def test_cached_decisions_equal_fresh_ones(policy: Any) -> None:
     policy, _, by_signal = policy.partition(", ")
     of_job = {"policy": policy, "signal": "price" if by_signal else None}
     trade_off = TradeOff(0.5, PRICES) if by_signal else None

@@ -285,7 +285,7 @@ def test_a_name_of_any_signs_can_be_used(serve: Serve) -> None:
     assert http.get("/metrics").status_code == 200
 
 
-def test_errors_for_unknown_clients_contain_no_path_or_host(
+def test_errors_of_the_database_contain_no_path_or_host(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = serve()

@@ -146,7 +146,7 @@ def test_an_unknown_job_is_reported(store: Store) -> None:
     assert len(store.job("job")[1]) == 1
 
 
-def test_leases_run_out_and_heartbeats_keep_them(store: Store, clock: Clock) -> None:
+def test_leases_expire_without_heartbeats(store: Store, clock: Clock) -> None:
     store.register(spec())
     trial = store.begin_trial("job", "one")
     for _ in range(5):

@@ -278,7 +278,7 @@ def test_trials_that_never_report_park_a_size() -> None:
 
 @pytest.mark.parametrize("policy", ["gp", "pruning-gts", "gts"])
 @pytest.mark.parametrize("end", ["failed", "oom", "lost"])
-def test_a_job_whose_every_run_dies_ends_with_a_sentence(policy: Any, end: Any) -> None:
+def test_a_job_whose_every_run_crashes_ends_with_one_message(policy: Any, end: Any) -> None:
     record = job(policy=policy)
     log: list[Trial] = []
     with pytest.raises(ZeusBSORuntimeError, match="bso release") as refused:
@@ -317,7 +317,7 @@ def test_the_bound_of_the_reference_is_beta_times_the_cheapest() -> None:
     assert choose(job(policy="pruning-gts", beta_knob=1.5), log, 4).cost_bound == 1200.0
 
 
-def test_regret_is_what_was_spent_beyond_the_best() -> None:
+def test_regret_is_the_cost_beyond_the_best() -> None:
     log = [
         over(64, 1, cost=1500.0),
         over(16, 2, "failed", energy=100.0, time=100.0 / MAX_POWER),

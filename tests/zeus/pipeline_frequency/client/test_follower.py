@@ -1,4 +1,4 @@
-"""Which clock each instruction gets, whatever the program does."""
+"""The clock of each instruction, for any calls of the program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLOCKS = [1410, 0, 900, 1200]
 
 
 class Told(list[str]):
-    """What was said."""
+    """The warnings."""
 
 
 def follower(plan: tuple[tuple[str, int], ...] = PLAN) -> tuple[Follower, Told]:
@@ -100,7 +100,7 @@ def test_an_unannounced_evaluation_costs_one_step_and_no_more() -> None:
         made.instruction(name)
     made.end_step()
     for _ in range(6):
-        made.instruction("forward")  # of an evaluation, and nobody says so
+        made.instruction("forward")  # of an evaluation that is not announced
     assert [made.instruction(name) for name, _ in PLAN] == [FREE] * 4
     made.end_step()
     assert [made.instruction(name) for name, _ in PLAN] == CLOCKS

@@ -1,4 +1,4 @@
-"""Clocks through a real zeusd, or without one, and what goes wrong with them."""
+"""Clocks through a real zeusd or without one, and failures of both."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
 
 
-def test_clocks_are_set_and_go_back(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
+def test_clocks_are_set_and_restored(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
     controller = FrequencyController(0)
     assert controller.working
     assert controller.supported[0] == 1410
@@ -249,7 +249,7 @@ def test_a_gpu_of_another_process_is_waited_for(
     assert "set again" in warnings(caplog)[1]
 
 
-def test_a_lease_that_was_lost_is_taken_again(
+def test_a_lease_that_was_lost_can_be_acquired_again(
     gpu: Gpu, zeus: RunningDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     controller = FrequencyController(0)
@@ -425,7 +425,7 @@ def test_an_ordinary_user_may_where_the_site_lets_him(monkeypatch: pytest.Monkey
 # ------------------------------------------------------------------------------------ without zeusd
 
 
-def test_in_process_clocks_are_set_and_go_back(
+def test_in_process_clocks_are_set_and_restored(
     virtual_node: OpenNode, monkeypatch: pytest.MonkeyPatch, fast: None
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

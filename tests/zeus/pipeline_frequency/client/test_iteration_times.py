@@ -19,7 +19,7 @@ from zeus.optimizer.pipeline_frequency.iteration_times import (
 
 
 class Gpu:
-    """A GPU that does what it is given when told to, 10 ms each; nothing may wait for it."""
+    """A GPU that runs its queue on request, 10 ms per item; nothing may wait for it."""
 
     def __init__(self) -> None:
         self.now_ms = 0.0

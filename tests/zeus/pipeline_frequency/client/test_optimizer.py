@@ -1,4 +1,4 @@
-"""The optimizer of one rank: its plan, its server, and what goes wrong with either."""
+"""The optimizer of one rank: its plan, its server, and failures of both."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_nothing_that_a_program_does_is_an_error(
         call()
 
 
-def test_an_error_of_ours_ends_our_work_and_not_the_training(
+def test_an_internal_error_ends_the_clocks_and_not_the_training(
     rank: Callable[..., Rank], server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = rank(server.url)
@@ -318,7 +318,7 @@ def test_a_server_that_is_not_there_costs_nothing_and_is_waited_for(
     server.stop()
     begin = time.monotonic()
     one = rank(f"http://127.0.0.1:{port}")
-    assert time.monotonic() - begin < 5  # not `wait_s`: who refuses is not waited for
+    assert time.monotonic() - begin < 5  # not `wait_s`: a server that refuses is not waited for
     assert one.step() == [-1] * 4
     assert len(warnings(caplog)) == 1
     assert "cannot be reached" in warnings(caplog)[0]
@@ -354,7 +354,7 @@ def test_why_there_is_no_plan_is_in_the_ranks_log_once(
     assert told == "the server has no plan: ranks run another order than the schedule 1f1b says"
 
 
-def test_a_server_that_never_answers_does_not_hold_training_up(
+def test_a_server_that_never_answers_does_not_delay_training(
     rank: Callable[..., Rank], server: FakeServer
 ) -> None:
     server.silent.set()

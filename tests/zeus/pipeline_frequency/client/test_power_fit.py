@@ -77,7 +77,7 @@ def test_powers_are_found_for_any_sensor_and_length(
     assert found[WAITING].watts == pytest.approx(84, abs=12)
 
 
-def test_the_deviation_is_honest() -> None:
+def test_the_stated_deviation_covers_the_error() -> None:
     """Over many short measurements, truth lies within two deviations nearly always."""
     inside = total = 0
     for seed in range(60):
@@ -110,10 +110,10 @@ def test_mixtures_know_what_each_reading_saw() -> None:
     ]
     found = mixtures(spans, shown, None)
     assert found[0] == ({"a": pytest.approx(5 / 7), "b": pytest.approx(2 / 7)}, 0.002)
-    assert len(found) == 3  # the last one ends after what is known
+    assert len(found) == 3  # the last one ends after the known range
 
 
-def test_a_tick_that_was_missed_is_no_reading_of_all_the_time_since() -> None:
+def test_a_missed_update_is_no_reading_of_the_whole_time_since() -> None:
     spans = [Span(0, 500, "a"), Span(500, 1000, "b")]
     shown = [(100, 1), (200, 1), (300, 1), (600, 2), (700, 3)]
     assert mixtures(spans, shown, None)[2] == ({"b": 1.0}, 0.002)

@@ -103,9 +103,7 @@ def test_the_manuals_scheduler_runs(
     assert one_round(http, job_id, 7, world=4) == [900] * 4
 
 
-def test_its_rounds_are_taken_up_after_a_restart(
-    serve: Serve, plug_in: str, tmp_path: Path
-) -> None:
+def test_its_rounds_continue_after_a_restart(serve: Serve, plug_in: str, tmp_path: Path) -> None:
     settings = {"SCHEDULER": f"{plug_in}:Descending", "DATABASE": str(tmp_path / "d.sqlite")}
     http = serve({"start": 1600}, **settings)
     job_id = register(http)

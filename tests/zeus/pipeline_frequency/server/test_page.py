@@ -121,7 +121,7 @@ def test_metadata_of_jobs_is_never_executed(page: Page, tmp_path: Path) -> None:
         assert page.run("window.ran") is None
 
 
-def test_jobs_come_and_are_picked(page: Page, tmp_path: Path) -> None:
+def test_new_jobs_appear_and_can_be_selected(page: Page, tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         page.open(server.url)
         page.wait_for("document.querySelector('#none').innerText.includes('No job')")

@@ -1,4 +1,4 @@
-"""How ranks go over from one plan to another, and who is a straggler."""
+"""How ranks switch from one plan to another, and which pipeline is a straggler."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_update_is_reported_once(serve: Serve, folder: str) -> None:
         ({"automatic": True}, 19, False),
     ],
 )
-def test_plans_are_chosen_by_many_wishes(
+def test_plans_are_chosen_by_many_kinds_of_request(
     serve: Serve, folder: str, wish: dict[str, Any], plan: int, note: bool
 ) -> None:
     http = serve({"solution_path": folder})
@@ -125,7 +125,7 @@ def test_plans_are_chosen_by_many_wishes(
         ({"straggler_s": 3, "dp_rank": 5}, "no pipeline 5"),
     ],
 )
-def test_a_wish_that_means_nothing_is_refused(
+def test_a_meaningless_request_is_refused(
     serve: Serve, folder: str, wish: dict[str, Any], words: str
 ) -> None:
     http = serve({"solution_path": folder})
@@ -260,7 +260,7 @@ def test_the_plans_time_is_the_pace_until_an_iteration_has_ended() -> None:
 
 
 def test_long_iterations_are_not_waited_for_longer_than_needed() -> None:
-    """Most reports then see no movement, and that one does says little about the pace."""
+    """Most reports then show no movement, and one that does says little about the pace."""
     clock = Clock()
     job = job_module.Job(common.JobInfo(**job_body(1, 2)), clock())
     for body in rank_bodies(1, 2):
@@ -277,13 +277,13 @@ def test_long_iterations_are_not_waited_for_longer_than_needed() -> None:
 def test_iterations_under_the_plan_before_are_not_held_against_the_new_one(
     serve: Serve, folder: str
 ) -> None:
-    """A rank that hears late reports old iterations together with the new version."""
+    """A rank that learns of the plan late reports old iterations with the new version."""
     http = serve({"solution_path": folder})
     job_id = register(http, 2)
     ok(http.post(f"/choose/{job_id}", json={"plan": 0}))
     for body in rank_bodies(2):
         report = {"rank": body["rank"], "version": 2, "iteration": 50}
-        # Pipeline 1 ran the fastest plan until now: two thirds of what the slowest promises.
+        # Pipeline 1 ran the fastest plan until now: two thirds of the slowest plan's time.
         time_s = 2.0 if body["dp_rank"] else 3.0
         report["iter_times"] = [[n, time_s] for n in range(1, 50)]
         ok(http.post(f"/progress/{job_id}", json=report))

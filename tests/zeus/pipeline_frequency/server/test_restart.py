@@ -1,4 +1,4 @@
-"""What the server knows again after a restart, and what it forgets."""
+"""What the server remembers after a restart, and what it forgets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_everything_is_there_again_after_a_restart(
         for one in shown["ranks"]:
             del one["heard_ago_s"]
     assert after == before
-    # Ranks that go on, or begin again, notice nothing.
+    # Ranks that continue, or restart, notice nothing.
     training.http = again
     training.step(3)
     rank = ok(again.get(f"/schedule/{job_id}?rank=0"))

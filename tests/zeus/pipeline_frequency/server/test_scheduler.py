@@ -31,7 +31,7 @@ SETTINGS = ServerSettings.from_env({})
 
 
 class Watching(FrequencyScheduler):
-    """Keeps what it is told."""
+    """Records its arguments."""
 
     def __init__(
         self,

@@ -129,7 +129,7 @@ def test_a_profile_that_cannot_be_planned_is_reported(serve: Serve) -> None:
     for body in rank_bodies():
         ok(http.post(f"/profile/{job_id}", json=profile_body(body, instructions=order_of(body))))
     assert "another order" in planned(http, job_id)["error"]
-    # The ranks hear of it, too.
+    # The ranks learn it, too.
     report = {"rank": 1, "iteration": 3, "version": 0}
     update = ok(http.post(f"/progress/{job_id}", json=report))
     assert update["frequencies"] is None

@@ -1,4 +1,4 @@
-"""Who is late, and what the others do then."""
+"""Which pipeline is late, and how the others respond."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_without_reports_of_all_ranks_nothing_is_decided_nor_kept_forever() -> N
 
 
 def test_each_rank_of_a_large_job_may_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one of them costs must not grow with their number."""
+    """The cost of each must not grow with their number."""
     made: list[object] = []
 
     class Counted(deque[float]):
@@ -177,7 +177,7 @@ def test_batches_make_no_difference() -> None:
         assert other.paces == one.paces
 
 
-def test_random_stragglers_are_found_and_plans_do_not_go_to_and_fro() -> None:
+def test_random_stragglers_are_found_and_plans_do_not_oscillate() -> None:
     seed = seeds.fresh()
     chance = random.Random(seed)
     made = frontier(60)
@@ -223,7 +223,7 @@ def test_without_a_straggler_all_get_what_was_asked_for() -> None:
     assert plans_for(frontier(), 7, [1.0, 1.0, 1.0]) == [7, 7, 7]
 
 
-def test_the_others_wait_for_a_straggler_at_the_least_energy() -> None:
+def test_the_others_minimize_energy_while_they_wait_for_a_straggler() -> None:
     made = frontier(101)
     plans = plans_for(made, made.fastest(), [1.0, 1.2, 1.0])
     assert plans == [made.by_straggler(2.4), made.fastest(), made.by_straggler(2.4)]
@@ -251,7 +251,7 @@ def test_of_two_stragglers_the_one_that_is_less_late_is_slowed_down_to_the_other
     assert min(times) > 2.55
 
 
-def test_no_plan_makes_training_slower_than_the_straggler_or_the_wish_does() -> None:
+def test_no_plan_makes_training_slower_than_the_straggler_or_the_request_does() -> None:
     seed = seeds.fresh()
     chance = random.Random(seed)
     for _ in range(300):
