@@ -1,15 +1,15 @@
-"""What the energy ledger costs: CPU, disk, questions, and the sets that run beside it.
+"""Measures the cost of the energy ledger: CPU, disk, queries, and its effect on sets.
 
     python benchmarks/accounting.py [cpu] [size] [sets]
 
 cpu: ten minutes of a node with 8 GPUs whose sensors change every 100 ms, 2,000 jobs an hour and
-1,000 processes, as fast as it goes; the CPU time of what the ledger does, as a share of a core. How
-often sensors change makes no difference to it.
+1,000 processes, in simulated time; the CPU time of the ledger, as a share of a core. The rate of
+the sensors' updates makes no difference to it.
 
-size: 13 months with 2,660 rows a day, and how long questions take then.
+size: 13 months with 2,660 rows a day, and the duration of queries.
 
-sets: power limits set on two simulated nodes by turns, one of which keeps a ledger that is asked
-and changed all the while.
+sets: power limits set on two simulated nodes in turn, one of which keeps a ledger under constant
+queries and changes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SETS = 400
 
 
 def main() -> None:
-    """Runs what is asked for, or everything."""
+    """Runs the benchmarks that are named, or all."""
     wanted = sys.argv[1:] or ["cpu", "size", "sets"]
     for name, run in (("cpu", cpu), ("size", size), ("sets", sets)):
         if name in wanted:
@@ -178,7 +178,7 @@ def timed_ms(call: Callable[..., object], *arguments: object) -> float:
 
 
 def sets() -> None:
-    """By turns, so that whatever else the machine does hits both alike."""
+    """Alternates, so that other load of the machine affects both alike."""
     node = ("--simulate", "1xv100-pcie:setter_ms=0")
     with tempfile.TemporaryDirectory() as folder:
         options = configuration(Path(folder), f'[accounting]\ndirectory = "{folder}"\n')

@@ -1,15 +1,15 @@
-"""How far measured energy is from the truth, beside the difference of two counter readings.
+"""Compares measured energy with the true energy, beside the difference of two counter readings.
 
     python benchmarks/accuracy.py [--windows N] [--seed N] [--picture FILE] [--reference PYTHON]
 
-On simulated GPUs, whose true energy is known, in simulated time: the sampler of zeusd looks at each
-GPU as it would (late now and then, as threads are), while a load runs and windows of 5 ms to 10 s
-are opened and closed. "raw" is what a program gets that reads the energy counter at both ends of a
-window. Boards' gain errors are left out: no software sees them.
+On simulated GPUs, whose true energy is known, in simulated time: the sampler of zeusd reads each
+GPU as on a node (late now and then, as threads are), while a load runs and windows of 5 ms to 10 s
+are opened and closed. "raw" is the energy that a program measures when it reads the energy counter
+at both ends of a window. Boards' gain errors are excluded: no software can detect them.
 
 With `--reference PYTHON`, an interpreter of an environment that has zeus (the reference package)
-installed, its monitor's figures for the burst loads are added, on the recording C library, in real
-time.
+installed, the figures of its monitor for the burst loads are added, on the recording C library, in
+real time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ HELD_UP = 0.01
 
 @dataclass
 class Window:
-    """One window and what is said of it, J."""
+    """One window, with its measured and true energy, J."""
 
     begin_ns: int
     begin_j: float
@@ -80,7 +80,7 @@ class Window:
 
 
 class Bench:
-    """One simulated GPU, the sampler that looks at it, and a load, in simulated time."""
+    """A simulated GPU, its sampler, and a load, in simulated time."""
 
     def __init__(self, device: str, seed: int) -> None:
         """`device` is a kind of the simulated node, with options if there are any."""
@@ -158,7 +158,7 @@ class Bench:
         return window
 
     def look_up(self, window: Window) -> None:
-        """As the daemon does: once the tick after the window's end has come."""
+        """Reads the energy as the daemon does: after the update that follows the window's end."""
         while self.channel.history.ends_ns < window.end_ns:
             self.run(0.001)
         energy = self.channel.curve.window(window.begin_ns, window.end_ns, window.aligned)
@@ -239,7 +239,7 @@ BUSY_BURSTS = "bursts beside others"
 def sweep(
     device: str, load: str, seed: int, lengths_ms: Sequence[int], count: int
 ) -> Iterator[tuple[int, Window]]:
-    """Windows of each length under a load, each on a phase of its own."""
+    """Windows of each length under a load, each with a sensor of random phase."""
     bench = Bench(device, seed)
     chance = bench.chance
     bursts = load in (BURSTS, BUSY_BURSTS)

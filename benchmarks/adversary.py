@@ -1,10 +1,10 @@
-"""A user without rights who attacks zeusd: one process, one attack.
+"""Attacks zeusd as a user without permissions: one process, one attack.
 
     python benchmarks/adversary.py ATTACK SOCKET GPU [GPU ...]
 
-Started by `attack.py`, which makes it another user. It speaks ZMTP through plain sockets, since
-libzmq refuses to send most of this, and goes on until it is killed. Whatever zeusd closes is opened
-again at once.
+`attack.py` starts it as another user. It speaks ZMTP through plain sockets, because libzmq refuses
+to send most of this, and runs until it is killed. It reopens each connection that zeusd closes at
+once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SUBUIDS = range(100_000, 100_158)
 
 @dataclass(frozen=True)
 class Target:
-    """What is attacked: the request socket, the stream, and the node's GPUs."""
+    """The targets: the request socket, the stream, and the node's GPUs."""
 
     path: str
     gpus: list[str]
@@ -50,7 +50,7 @@ class Attack:
     """One attack.
 
     Attributes:
-        name: As the table shows it.
+        name: Its name in the table.
         run: The attack itself; it does not return.
         breaks_protocol: Whether it sends what no correct client sends, so that zeusd must close
             its connections and log its user.
@@ -107,16 +107,16 @@ def connected(path: str, first: bytes = b"") -> socket.socket:
 
 @dataclass
 class Flood:
-    """Connections that each take as much of `data`, over and over, as zeusd reads.
+    """Connections that each send `data` repeatedly, as fast as zeusd reads.
 
     Attributes:
-        path: Where they connect.
-        count: How many at a time.
-        data: What each sends after `first`; empty: nothing.
-        first: What each sends when it opens.
-        reads: Whether replies are read.
-        rate: Times a second that `data` is sent over all connections; None: without end.
-        users: Whom each of them belongs to; None: this process's user.
+        path: The socket.
+        count: Number of simultaneous connections.
+        data: Sent after `first`; empty: nothing.
+        first: Sent when a connection opens.
+        reads: Whether it reads replies.
+        rate: How often `data` is sent per second, over all connections; None: as often as possible.
+        users: The user of each; None: this process's user.
     """
 
     path: str
@@ -270,7 +270,7 @@ def idle_connections(target: Target) -> None:
 
 
 def many_users(target: Target) -> None:
-    """Each of 158 subordinate users floods: what is bounded by user alone is multiplied."""
+    """Each of 158 subordinate users floods zeusd: this multiplies limits that count only by uid."""
     data = request("state", gpus=target.gpus) * 100
     Flood(target.path, 4 * len(SUBUIDS), data, users=cycle(SUBUIDS)).run()
 

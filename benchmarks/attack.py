@@ -1,10 +1,10 @@
-"""Honest users beside an attacker: latencies, leases, and what zeusd logs and costs.
+"""Measures honest users beside an attacker: latencies and leases, and zeusd's log and CPU time.
 
-Each attack is run by one process of a user without rights (see `adversary.py`). Beside it run
-processes of three honest users: one sets a power limit all the time, one holds a lease of two
-seconds that its heartbeats must keep, and opens a new connection four times a second, and one dies
-holding a lease. The same is measured beside a busy loop, on the same daemon and in turns of some
-seconds; the figure to judge is the ratio.
+One process of a user without permissions runs each attack (see `adversary.py`). Beside it run
+processes of three honest users: one constantly sets a power limit; one keeps a lease of two seconds
+alive with heartbeats, and opens a new connection four times a second; and one dies while it holds a
+lease. The same is measured beside a busy loop, on the same daemon, alternating every few seconds.
+The ratio of the two is the figure to judge.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ BUSY_LOOP = ATTACKS["a busy loop"]
 
 @dataclass(frozen=True)
 class Observation:
-    """What was seen while an attack lasted."""
+    """Observations during an attack."""
 
     attack: Attack
     honest: Phase
@@ -181,7 +181,7 @@ def _as(uid: int, may_set: bool = True) -> dict[str, Any]:
 
 
 class Child:
-    """A process with pipes, that has said `ready`."""
+    """A child process with pipes, which has printed `ready`."""
 
     def __init__(self, command: list[str], **options: Any) -> None:
         self.process = subprocess.Popen(
@@ -236,7 +236,7 @@ class Honest:
         time.sleep(seconds / 2)
         late: list[str] = []
         with self._daemon.client() as client:
-            client.leases()  # what is measured is the restore, and no connection
+            client.leases()  # measure the restore, not the connection
             killed = time.monotonic()
             dying.kill()
             while any(lease.gpu == gpu for lease in client.leases()) and not late:
@@ -284,13 +284,13 @@ def beside(
     *,
     compare: bool = False,
 ) -> Observation:
-    """What honest users see beside an attack by the user `uid`.
+    """Measures honest users beside an attack by the user `uid`.
 
     Args:
-        attack: Which.
-        honest: They.
-        daemon: What is attacked.
-        uid: Who attacks.
+        attack: The attack.
+        honest: The honest users.
+        daemon: The daemon under attack.
+        uid: The attacker's uid.
         seconds: How long they are observed.
         compare: Whether a busy loop takes turns with the attack.
     """
@@ -313,7 +313,7 @@ def beside(
                 busy += honest.observe(seconds / turns)
                 burner.rest()
             enemy.work()
-            if compare:  # latencies are those of an attack that goes on
+            if compare:  # latencies beside an attack that is already running
                 time.sleep(WARM_UP_S)
             before, started = daemon.usage(), time.monotonic()
             seen += honest.observe(seconds / turns)

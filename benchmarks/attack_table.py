@@ -58,15 +58,15 @@ def row(seen: Observation) -> str:
 def print_table(
     names: Sequence[str], seconds: float, started: Callable[[], AbstractContextManager[Daemon]]
 ) -> int:
-    """Runs attacks one after another and prints a row of each.
+    """Runs attacks one after another, and prints a row for each.
 
     Args:
-        names: Which.
+        names: Names of the attacks.
         seconds: How long honest users are observed beside each.
         started: A daemon for each attack, which may be the same one each time.
 
     Returns:
-        How many fell short of the goal.
+        The number of figures that missed the goal.
     """
     print(HEADER)
     print("|---|" + "--:|" * (HEADER.count("|") - 2))

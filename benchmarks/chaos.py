@@ -1,11 +1,11 @@
-"""Runs any number of random schedules against the core: leases, crashes, faults, outside hands.
+"""Runs any number of random schedules against the core: leases, crashes, faults, outside changes.
 
     python benchmarks/chaos.py                     10,000 schedules on all processors
     python benchmarks/chaos.py --schedules 1000000
-    python benchmarks/chaos.py --seed 8524         one schedule, to look at
+    python benchmarks/chaos.py --seed 8524         one schedule, to debug it
 
-Each schedule is thirty things that happen to a node of two GPUs (tests/zeusd/core/schedules.py),
-then all faults end, and then everybody dies. What must be true is checked after each.
+Each schedule is thirty events on a node with two GPUs (tests/zeusd/core/schedules.py); then all
+faults end, and then all clients die. The invariants are checked after each event.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> int:
     violations: list[tuple[int, str]] = []
     count = 0
     with (
-        contextlib.suppress(KeyboardInterrupt),  # what has run until then is told
+        contextlib.suppress(KeyboardInterrupt),  # results until then are reported
         multiprocessing.Pool(options.processes, signal.signal, HEEDLESS) as pool,
     ):
         for found in pool.imap(run_chunk, chunks):

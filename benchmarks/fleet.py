@@ -76,7 +76,7 @@ DYNAMIC = {
 
 
 def dynamic(seeds: range) -> None:
-    """Prints what is gained where jobs of ten minutes come and go, with each period."""
+    """Prints the gain of each policy and period, where jobs of ten minutes come and go."""
     shares = (0.5, 0.6, 0.7)
     print("| A40, period | " + " | ".join(f"{share:.0%}" for share in shares) + " |")
     print("|---|" + "--:|" * len(shares))

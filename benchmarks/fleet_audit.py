@@ -1,6 +1,6 @@
-"""Every change of a limit, and the sum at any time, by what the GPUs' drivers were told.
+"""Every change of a limit, and the sum at any time, from the calls to the GPUs' drivers.
 
-The stand-in of NVIDIA's library writes down each call that sets a limit, with its time.
+The stand-in for NVIDIA's library records each call that sets a limit, with its time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Change(NamedTuple):
 
 
 class Excess(NamedTuple):
-    """The sum of all limits was above what is allowed."""
+    """A period in which the sum of all limits was above the bound."""
 
     at_s: float
     held_w: float
@@ -44,14 +44,14 @@ def changes(nodes: Sequence[NvmlDouble]) -> list[Change]:
 def excesses(
     found: Iterable[Change], allowed_w: Callable[[float], float], since_s: float
 ) -> tuple[list[Excess], float]:
-    """When the sum was above what was allowed, and the largest share of it that was held.
+    """Finds when the sum was above the bound, and the largest ratio of sum to bound.
 
-    A bound that falls is looked at with the next change: give it as a change of its own, of 0 W.
+    A bound that falls is checked at the next change: pass it as a change of 0 W.
 
     Args:
         found: Changes by time, from the start of each zeusd on.
-        allowed_w: What all may hold at a time.
-        since_s: Before this nothing is checked.
+        allowed_w: The bound at a time.
+        since_s: Start of the check.
     """
     limits: dict[tuple[int, int], float] = {}
     above, most = [], 0.0

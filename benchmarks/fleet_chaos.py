@@ -1,16 +1,17 @@
-"""Kills and stops what keeps a power budget, in real processes: are the limits ever above it?
+"""Kills and stops the processes that keep a power budget: do the limits ever exceed it?
 
     python benchmarks/fleet_chaos.py --minutes 30
 
-Three members of etcd, nodes of two stand-in GPUs with zeusd and agent each, two allocators. At
-random, one of them is stopped for up to 30 s or killed and started again, and the budget falls to
-60 % of the sum of maxima and rises again. What all GPUs hold is read every 20 ms, from the
-stand-ins themselves; and at the end every change of a limit is looked at, by what their drivers
-were told. In the sum a cut counts from 15 s on. How soon nodes obeyed it is printed, apart for
-those that could be reached: neither they nor etcd had a fault just before or meanwhile.
+It runs three members of etcd, two allocators, and nodes of two stand-in GPUs, each with a zeusd and
+an agent. At random, it stops one of them for up to 30 s, or kills and restarts it, and lets the
+budget fall to 60 % of the sum of maxima and rise again. It reads the limits of all GPUs every 20
+ms, from the stand-ins themselves, and at the end checks every change of a limit, from the calls to
+their drivers. A cut applies to the sum after 15 s. The times until nodes obeyed it are printed,
+separately for nodes that could be reached: neither they nor etcd had a fault just before it or
+during it.
 
-A machine that is too slow for so many nodes proves nothing: programs that are not run leave nodes
-at their minimum, and how long that was is printed, too.
+A machine that is too slow for so many nodes proves nothing: programs that do not get the CPU leave
+nodes at their minimum. The duration of this is printed, too.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ LEASE_S = 15.1
 
 @dataclass
 class Budgeted:
-    """A budget that was written.
+    """A change of the budget.
 
     Attributes:
-        before: What was allowed until then, W.
+        before: The budget until then, W.
         watts: The new budget.
-        began: When it was first tried, s since 1970.
-        at: When the request that succeeded was sent; infinity: none has yet.
+        began: Time of the first attempt, s since 1970.
+        at: Time of the successful request; infinity: none has succeeded yet.
     """
 
     before: int
@@ -59,7 +60,7 @@ class Budgeted:
 
 
 class Writer(threading.Thread):
-    """Writes a budget while sampling goes on, as often as it takes."""
+    """Writes a budget, with retries, while sampling continues."""
 
     def __init__(self, site: Site, budgeted: Budgeted) -> None:
         super().__init__(daemon=True)
@@ -83,14 +84,14 @@ class Writer(threading.Thread):
 
 
 def allowed_w(budgets: list[Budgeted], at: float) -> float:
-    """What all nodes may hold at a time: a cut counts from `LEASE_S` after it was written on."""
+    """The bound of all nodes' limits at a time: a cut applies `LEASE_S` after it was written."""
     one = [budget for budget in budgets if budget.began <= at][-1]
     return one.watts if at >= one.at + LEASE_S else max(one.before, one.watts)
 
 
 @dataclass
 class Fault:
-    """When something was stopped or dead, and some seconds until it is back."""
+    """When something was stopped or dead, and some seconds until it has recovered."""
 
     name: str
     what: str
@@ -184,7 +185,7 @@ def unexplained(
         times, last = [at for at, _ in line], len(line) - 1
         for second in range(int(ended - began)):
             at = began + second
-            # After a lease without an answer it takes an allocator's wait to be raised again.
+            # After a lease without an answer, an allocator waits before it raises the node again.
             if not any(fault.touches(node, at - 2 * LEASE_S, at) for fault in known):
                 seconds += 1
                 low += line[min(last, bisect.bisect_right(times, at) - 1)][1] <= FLOOR_W
@@ -255,7 +256,7 @@ class Run:
             print(f"{began - self.began:.2f} s: {held:g} W of {allowed:g} W", flush=True)
 
     def report(self, every_s: float) -> bool:
-        """Prints what was seen; whether no sum was exceeded."""
+        """Prints the observations. Returns whether no sum was exceeded."""
         found = fleet_audit.changes(self.site.hardware)
         ends = [fleet_audit.Change(one.at + LEASE_S, -1, 0, 0.0) for one in self.budgets]
         every = sorted([*found, *(end for end in ends if end.at_s < time.time())])
@@ -280,7 +281,7 @@ class Run:
 
 
 def main() -> int:
-    """Prints what was seen."""
+    """Prints the observations."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--nodes", type=int, default=4)

@@ -1,13 +1,15 @@
-"""How far does it scale? Real agents on a real etcd, and a plan for thousands of nodes.
+"""Measures how far a power budget scales: real agents on a real etcd, and plans for thousands of
+nodes.
 
     python benchmarks/fleet_scale.py                    200 agents for a minute, and the plans
     python benchmarks/fleet_scale.py --agents 50 --seconds 20
     python benchmarks/fleet_scale.py --plans            only the plans, without etcd
 
-Three members of etcd and two allocators are processes, the agents run in four more; each agent is
-the shipped one on a connection of its own, and only its zeusd is simulated (8 GPUs, 4 of which have
-a job). Prints CPU and memory of each kind of process, the plan's size, and how soon a cut to 60 %
-is in force everywhere. The plans are the pure core's: 5,000 nodes are simulated.
+Three members of etcd and two allocators are processes; the agents run in four more. Each agent is
+the shipped one, with its own connection; only its zeusd is simulated (8 GPUs, 4 of which have a
+job). It prints CPU and memory of each kind of process, the size of the plan, and the time until a
+cut to 60 % is in force on all nodes. Plans for up to 5,000 nodes are made by the pure core, with
+simulated nodes.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ class SimulatedZeusd:
         return self.holds_mw()
 
     def load(self) -> Load:
-        """What runs."""
+        """The running processes."""
         return self._load
 
 
@@ -74,7 +76,7 @@ def work_of(index: int, profiles: list[Profile]) -> tuple[str, Profile]:
 
 
 async def agents(endpoints: list[str], first: int, count: int, file: Path) -> None:
-    """Runs agents; writes what they hold, in W, whenever that changes."""
+    """Runs agents. Writes their limits, in W, whenever these change."""
     profiles = [run.profile for run in tables("a40")]
     zeusds = [SimulatedZeusd(*work_of(first + i, profiles)) for i in range(count)]
     for i, zeusd in enumerate(zeusds):
@@ -218,7 +220,7 @@ def _placed(
 
 
 def main() -> None:
-    """Prints what it measures."""
+    """Runs the benchmark, and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--agents", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -2,8 +2,8 @@
 
     python benchmarks/fleet_schedules.py                       10,000 schedules on all processors
     python benchmarks/fleet_schedules.py --schedules 100000
-    python benchmarks/fleet_schedules.py --mutants             each rule taken out in turn
-    python benchmarks/fleet_schedules.py --seed 8524           one schedule, to look at
+    python benchmarks/fleet_schedules.py --mutants             each rule removed in turn
+    python benchmarks/fleet_schedules.py --seed 8524           one schedule, to debug it
 
 A schedule is a minute of four nodes, two allocators and a store (tests/zeus_fleet/world.py), with
 a fault every three seconds: partitions up to 60 s, messages delayed up to 7 s, dead and stopped

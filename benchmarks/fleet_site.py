@@ -1,7 +1,7 @@
 """A site on one machine, in real processes: members of etcd, zeusds on stand-in GPUs, agents.
 
-The GPUs are the C stand-in of NVIDIA's library: what they hold lies in a file that is mapped here,
-so it is read at any time, whatever becomes of the zeusds.
+The GPUs are the C stand-in for NVIDIA's library. Their limits are in a file that is mapped here, so
+they can be read at any time, also while a zeusd is dead.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Program:
             self.process.send_signal(number)
 
     def tick(self, now: float) -> None:
-        """Starts it again, or lets it go on, when it is time."""
+        """Starts or continues a stopped process when its time has come."""
         if self.resume_at and now >= self.resume_at:
             self.signal(signal.SIGCONT)
             self.resume_at = 0.0
@@ -95,7 +95,7 @@ def etcd_commands(folder: Path) -> tuple[list[list[str]], list[str]]:
 
 
 def answer(client: Client) -> NodeInfo:
-    """What a zeusd says that may still be starting."""
+    """Asks a zeusd that may still be starting."""
     end = time.monotonic() + 180
     while True:
         try:
@@ -130,7 +130,7 @@ class Site:
             command += ["--socket", self.socket(i), "--state-dir", str(state)]
             self._add(f"zeusd{i}", command, gpus.env)
         for i in range(self.nodes):
-            # As an administrator would before the node is used: the floor, until a plan says more.
+            # As an administrator would, before the node is used: the floor, until the first plan.
             with Client(self.socket(i)) as client:
                 uuids = [gpu.uuid for gpu in answer(client).gpus]
                 client.set_ceiling(uuids, "fleet", 1000 * FLOOR_W // GPUS)

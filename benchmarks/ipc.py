@@ -1,13 +1,12 @@
-"""What it costs to ask zeusd, beside the least that Unix sockets and HTTP cost.
+"""Measures the latency of requests to zeusd, beside bare Unix sockets and HTTP.
 
     python benchmarks/ipc.py [--rounds N]
 
-All are measured in one run, in turns, by one client process: a bare AF_UNIX SOCK_SEQPACKET
+All are measured in one run, alternating, by one client process: a bare AF_UNIX SOCK_SEQPACKET
 ping-pong between two Python processes, pyzmq's DEALER against a responder that parses nothing (the
-floor of every client that uses libzmq), the daemon with eight simulated GPUs whose setters take no
-time, and httpx over a Unix socket against a responder that parses nothing. The figures to compare
-are the ratios; microseconds depend on the machine. The client has a core of its own; the goals hold
-for that.
+lower bound for clients that use libzmq), the daemon with eight simulated GPUs whose setters take no
+time, and httpx over a Unix socket against a responder that parses nothing. Compare the ratios;
+microseconds depend on the machine. The client has its own core, as the goals assume.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def _zmtp_swallow(path: str) -> None:
 
 
 def _zmtp(path: str, reply: bytes) -> None:
-    """Says what a ROUTER says in a handshake, and answers whatever follows."""
+    """Sends a ROUTER's handshake, and answers each message."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(path)
         listening.listen()
@@ -191,7 +190,7 @@ def seqpacket(path: str) -> socket.socket:
 def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
     client_cores, peer_cores = _cores(pinned)
     os.sched_setaffinity(0, peer_cores)  # inherited by everything that is started
-    # The journal lives on tmpfs, as /run is on a node.
+    # The journal is on tmpfs, as /run is on a node.
     shm = Path("/dev/shm")
     with contextlib.ExitStack() as stack:
         where = Path(

@@ -1,8 +1,8 @@
-"""What the journal costs a change, with and without thousands of entries that live on.
+"""Measures the cost of the journal per change, with and without thousands of entries that remain.
 
     python benchmarks/journal.py [FOLDER]     # where the journal is written; default: in memory
 
-205 processes that sleep, with 21 lost leases each, leave 4,305 entries that stay for as long as the
+205 sleeping processes with 21 lost leases each leave 4,305 entries, which remain as long as the
 processes do. The rows are measured in turn, in one run, on one file system.
 """
 

@@ -1,14 +1,15 @@
-"""What measuring costs: the training loop, and the node.
+"""Measures the cost of measuring: to the training loop, and to the node.
 
     python benchmarks/overhead.py [--seconds N]
 
-1. `begin_window` + `end_window` of ZeusMonitor for 1 and 8 GPUs, in turns with the method that
-   reads each GPU's energy counter through NVML at both ends.
-2. CPU and memory of zeusd, all its processes together, against the sensors' update period, the
-   number of GPUs, and the number of clients that each look a window up once a second.
+1. `begin_window` + `end_window` of ZeusMonitor for 1 and 8 GPUs, alternating with reads of each
+GPU's
+   energy counter through NVML at both ends.
+2. CPU and memory of zeusd, all its processes together, by the sensors' update period, the number of
+   GPUs, and the number of clients that each request one window per second.
 
-The GPUs are the C stand-in for libnvidia-ml, which takes next to no time: what is measured is ours.
-It needs gcc.
+The GPUs are the C stand-in for libnvidia-ml, which takes almost no time, so the figures are those
+of zeusd. It needs gcc.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def _gpus(count: int, tick_ms: int) -> list[dict[str, int]]:
 
 
 def _loop_cost(gpus: int, rounds: int, results: Any) -> None:
-    """In a process of its own: ZeusMonitor and raw counters, in turns."""
+    """Runs in its own process: ZeusMonitor and raw counters, alternating."""
     with daemon(gpus, 100) as (_, path, double):
         os.environ["ZEUSD_SOCK_PATH"] = path
         os.environ.update(double.env)
@@ -195,7 +196,7 @@ class Clients:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a daemon costs while it is asked for some seconds."""
+    """Measures a daemon's CPU and memory while clients query it for some seconds."""
 
     cpu_percent: float
     usage: Usage

@@ -1,11 +1,11 @@
-"""What following a plan adds to a training loop, for each instruction, beside a bare socket send.
+"""Measures the overhead of a plan in a training loop, per instruction, beside a bare socket send.
 
     python benchmarks/pipeline_clocks.py [--rounds N]
 
-All are measured in one run, in turns, by one training process: a bare AF_UNIX SOCK_SEQPACKET send
-to a process that reads (the floor), and an instruction of a plan whose clock is another than the
-last one's, or the same, with zeusd and a simulated GPU whose setters take no time. The figures to
-compare are the ratios; microseconds depend on the machine.
+All are measured in one run, alternating, by one training process: a bare AF_UNIX SOCK_SEQPACKET
+send to a process that reads (the lower bound), and an instruction of a plan whose clock is that of
+the last one, or another, with zeusd and a simulated GPU whose setters take no time. Compare the
+ratios; microseconds depend on the machine.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class _Alone(PipelineFrequencyOptimizer):
 
 
 class Loop:
-    """The instructions of a training loop, without what trains.
+    """The instructions of a training loop, without the training.
 
     Args:
-        clocks: What instructions alternate between, MHz.
+        clocks: Instructions alternate between these, MHz.
     """
 
     def __init__(self, clocks: tuple[int, int]) -> None:
@@ -83,14 +83,14 @@ class Loop:
         assert optimizer._controller.working
 
     def instruction(self) -> None:
-        """One, with what is called at its begin and end; the step's own calls are not counted."""
+        """Times one instruction, from its begin hook to its end hook, without those of the step."""
         name = self.names[self.position]
         self.optimizer.on_instruction_begin(name)
         self.optimizer.on_instruction_end(name)
         self.position += 1
 
     def between(self) -> None:
-        """What is done between two instructions that are measured."""
+        """The work between two instructions that are measured."""
         if self.position == len(self.names):
             assert self.optimizer._follower._position == len(self.names), FREE
             self.optimizer.on_step_end()

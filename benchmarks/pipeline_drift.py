@@ -1,11 +1,12 @@
-"""A stage that gets slower while it trains: planned for, without a new profile.
+"""Measures how the server plans again when a stage gets slower, without a new profile.
 
     python benchmarks/pipeline_drift.py [--slower 1.06] [--scale 8]
 
 Three ranks train with torch.distributed on simulated GPUs under a plan of the server for the
-fastest iteration. Then the GPU of the middle stage gets slower, as one that is hot does. The ranks
-report what their instructions take, and the server plans again. Printed: how many iterations that
-took, and time and energy of an iteration before, meanwhile and after. Takes a few minutes.
+fastest iteration. Then the GPU of the middle stage gets slower, like a hot one. The ranks report
+the times of their instructions, and the server plans again. It prints the number of iterations
+until the new plan, and the time and energy of an iteration before the change, after it, and under
+the new plan. It takes a few minutes.
 """
 
 from __future__ import annotations

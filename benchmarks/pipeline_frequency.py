@@ -1,26 +1,25 @@
-"""Planning clocks for pipelines: how long it takes, and how close to the bound plans are.
+"""Measures the planning of pipeline clocks: its time, and the distance of plans from the bound.
 
     python benchmarks/pipeline_frequency.py [--instances 4x8,8x128] [--lowtime PYTHON]
 
 The profiles are those of GPT-3 175B that are shipped with the simulated node (measured by Chung et
 al., SOSP 2024; ml-energy/zeus, Apache-2.0): eight stages on A100 SXM and on A40; pipelines of four
-stages take stages 0, 1, 2 and 7 of them. `--gpus random1,random2` takes random profiles instead,
-each by its number: 20 to 60 clocks, curves that are not convex. Each row runs in a process of its
-own, on one thread.
+stages take stages 0, 1, 2 and 7 of them. `--gpus random1,random2` uses random profiles instead, by
+number: 20 to 60 clocks, curves that are not convex. Each row runs in its own process, on one
+thread.
 
 - seconds: CPU time from the profile to the frontier, on one thread; without imports.
 - one: from the profile to the plan for 1.1 times the fastest time.
-- MB: most memory the process had, imports and all.
+- MB: peak memory of the process, including imports.
 - plans: of the frontier; close: of these, plans up to 5 % slower than the fastest.
 - gap: energy above the lower bound at the plan's own time, mean and largest of the close ones, %.
-- 2 %: energy saved by the list's plan for 2 % slowdown, and by the plan asked for itself, %.
+- 2 %: energy saved by the list's plan for 2 % slowdown, and by a plan for exactly that time, %.
 - saved: energy saved without slowdown, against the highest clocks, %.
 
-With --lowtime, an interpreter that has lowtime (`pip install 'lowtime>=0.3'`), the same pipelines
-are given to lowtime, at a unit of 1 ms and for --seconds at most; its plans are evaluated on the
-same graph with the profile's times and energies, and for up to --compare of them the least energy
-at the same time is asked for here. diff: our energy over lowtime's at equal time, %, below 0 where
-ours is less.
+With --lowtime, an interpreter that has lowtime (`pip install 'lowtime>=0.3'`), lowtime plans the
+same pipelines, with a unit of 1 ms and for at most --seconds. Its plans are evaluated on the same
+graph with the profile's times and energies, and for up to --compare of them, this planner plans for
+the same time. diff: our energy relative to lowtime's at equal time, %; below 0 if ours is less.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Instance:
 
     @property
     def p2p_power_w(self) -> float:
-        """What a GPU draws while it is blocked, W."""
+        """Power of a blocked GPU, W."""
         return P2P_W.get(self.gpu, 75.0)
 
     def load(self) -> tuple[Any, Any]:
@@ -117,7 +116,7 @@ def random_profile(seed: int, stages: int) -> Any:
 
 def frontier_of(instance: Instance, points: int | None) -> dict[str, Any]:
     """One row: the frontier."""
-    from zeus.optimizer.pipeline_frequency import planner as _  # imports are not what is timed
+    from zeus.optimizer.pipeline_frequency import planner as _  # exclude imports from the time
 
     _.Planner(*Instance("a100", 4, 1).load(), p2p_power_w=80.0).frontier(2)
     began = time.process_time()
@@ -154,7 +153,7 @@ def one_of(instance: Instance) -> dict[str, Any]:
 
 
 def compared(instance: Instance, python: str, seconds: float, number: int) -> dict[str, Any]:
-    """One row: beside lowtime."""
+    """Runs one row, beside lowtime."""
     from zeus.optimizer.pipeline_frequency.timeline import timeline, totals
 
     profile, pipeline = instance.load()
@@ -223,7 +222,7 @@ def compared(instance: Instance, python: str, seconds: float, number: int) -> di
 
 
 def child(*arguments: str) -> dict[str, Any]:
-    """Runs one row in a process of its own."""
+    """Runs one row in its own process."""
     found = subprocess.run(
         [sys.executable, __file__, "--child", *arguments],
         env={**os.environ, **THREADS},

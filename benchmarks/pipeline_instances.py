@@ -90,7 +90,7 @@ def main() -> None:
     print(f"seeds from {arguments.seed}")
     began = time.perf_counter()
     table: dict[str, dict[str, float]] = {}
-    with contextlib.suppress(KeyboardInterrupt):  # then the table has what was done
+    with contextlib.suppress(KeyboardInterrupt):  # the table then has the results so far
         for work, number in ((heuristic, arguments.instances), (complete, arguments.exact)):
             for turn in range(number):
                 kind = KINDS[turn % len(KINDS)]

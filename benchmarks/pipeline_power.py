@@ -2,10 +2,10 @@
 
     python benchmarks/pipeline_power.py [--gpu a100] [--stages 8] [--microbatches 8]
 
-For bounds from 95 to 70 % of what the fastest plan draws at most: how much longer an iteration
-takes than the fastest, and its energy beside the fastest plan's, for the plan, for the fastest
-uniform power limit that keeps the bound, and for the plan with the least energy in that limit's
-time. Profiles are those of GPT-3 175B that come with the simulator.
+For bounds from 95 to 70 % of the fastest plan's peak power, it prints the time and energy of an
+iteration relative to the fastest plan's: for the bounded plan, for the fastest uniform power limit
+that keeps the bound, and for the plan with the least energy in that limit's time. Profiles are
+those of GPT-3 175B that come with the simulator.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a report of progress costs the pipeline server, alone and in a node's batch.
+"""Measures the cost of a progress report to the pipeline server, alone and in a node's batch.
 
     python benchmarks/pipeline_reports.py [--ranks 10000] [--seconds 10]
 
-A server process holds one job with all its ranks and a frontier of 100 plans. This process
-reports for them over connections that stay open, as fast as the server answers: one rank a request,
-then eight. The figures are the server's CPU time for a rank's report, measured for both in one run,
-and how many ranks that report once a second keep one core busy.
+A server process holds one job with all its ranks and a frontier of 100 plans. This process reports
+for them over persistent connections, as fast as the server answers: one rank per request, then
+eight. The figures are the server's CPU time per rank's report, measured for both in one run, and
+the number of ranks reporting once a second that keep one core busy.
 """
 
 from __future__ import annotations

@@ -1,29 +1,30 @@
-"""What the search for a power limit costs and how good its choice is, also if it is disturbed.
+"""Measures the cost of the power limit search and the quality of its choices, also under
+disturbances.
 
     python benchmarks/power_limit_search.py [--seeds 20] [--selector cost] [--disturbance all]
 
 Every measured workload that is shipped with the simulated node (218 of the tables of You et al.,
 NSDI 2023, and 12 recorded profiles, all from ml-energy/zeus, Apache-2.0) is trained for 5,000
 steps. After a change of the limit, time and power follow with a time constant of 150 ms; a window's
-energy is known 100 ms after its end and is off by some millijoules per watt. What is compared is
-the search that a job runs (`adaptive.py`), on the same tables; the tables are
-the truth that slowdown, regret and energy are taken against.
+energy is known 100 ms after its end and is off by some millijoules per watt. It runs the search
+that a job runs (`adaptive.py`) on these tables; slowdown, regret and energy are relative to the
+tables.
 
-Disturbances: `start` makes the first 25 steps 15 % slower, `drift` lets a GPU get 3 % slower and
-hungrier as it warms up, `noise` makes steps vary by 5 % rather than 2 %, `interruption` lets 2 s
-pass in one of the first 100 steps, `together` does all four.
+Disturbances: `start`: the first 25 steps are 15 % slower; `drift`: a GPU gets 3 % slower and draws
+3 % more as it warms up; `noise`: steps vary by 5 % rather than 2 %; `interruption`: one of the
+first 100 steps takes 2 s more; `together`: all four.
 
-A job "costs more" where its 5,000 steps, with those of the search, take more energy than 5,000
-steps at the highest limit: at all (beyond the rounding of this program, a billionth), by more than
-0.02 % (one step's energy), and by more than 0.1 %. Some workloads draw less than three quarters of
-their lowest limit: their power is the same at each limit, and times that differ are the recording's
-own scatter. The search leaves those at the highest limit, and their regret is the size of that
-scatter; the column `within reach` is the mean regret of all others.
+A job "costs more" if its 5,000 steps, including the search, take more energy than 5,000 steps at
+the highest limit: at all (beyond the rounding of this program, a billionth), by more than 0.02 %
+(one step's energy), and by more than 0.1 %. Some workloads draw less than three quarters of their
+lowest limit: their power is the same at each limit, and differences between times are noise of the
+recording. The search leaves those at the highest limit, and their regret is the size of that noise;
+the column `within reach` is the mean regret of all others.
 
 The thresholds of the search were tuned on every tenth workload (`--part tuned`), by seeds of 1,000
-and more; figures are of the other workloads (`--part others`, the default), by seeds from 0. Of
-them `STRIDE` and `PEAKS` have seen every other one, by seeds of 1,000 and more. `REACH`, `FALL` and
-`AVERAGED_S` come from how limits work, and were set after looking at all tables.
+and more; figures are of the other workloads (`--part others`, the default), by seeds from 0.
+`STRIDE` and `PEAKS` were chosen on every other workload, by seeds of 1,000 and more. `REACH`,
+`FALL` and `AVERAGED_S` follow from how limits work, and were set after looking at all tables.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ JOB_STEPS = 5000
 WARMUP_STEPS, PROFILE_STEPS = 10, 40
 FOLLOWS_S = 0.15
 TICK_S = 0.1
-ENERGY_ERROR_S = 0.005  # of the mean power: what a window's two ends are uncertain by
+ENERGY_ERROR_S = 0.005  # of the mean power: the uncertainty of a window's two ends
 FACTOR = 1.1
 CHECK_STEPS = 60
 TOLERATED = 0.02
@@ -67,13 +68,13 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What goes wrong in a job.
+    """The disturbances of a job.
 
     Attributes:
-        noise: How much single steps vary.
-        start: How much slower the first 25 steps are.
-        drift: How much slower, and hungrier, a step gets as the GPU warms up.
-        interruption_s: How long one step of the first 100 stands still.
+        noise: Relative variation of single steps.
+        start: Relative slowdown of the first 25 steps.
+        drift: Relative increase of a step's time and power as the GPU warms up.
+        interruption_s: Duration of an interruption in one of the first 100 steps.
     """
 
     noise: float = 0.02
@@ -94,11 +95,11 @@ DISTURBANCES = {
 
 @dataclass(frozen=True)
 class Run:
-    """What one search did.
+    """The result of one search.
 
     Attributes:
         steps: Training steps until the choice.
-        check: Those of the check that follows the choice, and of what comes of it.
+        check: Steps of the check after the choice, and of a search that it causes.
         slowdown: Time of a step at the choice over that at the highest limit, less 1.
         regret: Cost of the choice over the least cost, less 1.
         costs_more: Energy of a step at the choice over that at the highest limit, less 1.
@@ -116,7 +117,7 @@ class Run:
 
 
 class Training:
-    """Noisy steps of a workload, and what windows show of them."""
+    """Noisy steps of a workload, and the windows that measure them."""
 
     def __init__(self, table: MeasuredTable, disturbance: Disturbance, seed: int) -> None:
         self.limits_mw = [round(limit * 1000) for limit in reversed(table.limits_w)]

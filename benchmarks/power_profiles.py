@@ -1,12 +1,14 @@
-"""What searching workload power profiles beside limits takes and brings, on simulated GB200s.
+"""Measures the cost and gain of searching workload power profiles beside limits, on simulated
+GB200s.
 
     python benchmarks/power_profiles.py [--jobs 10] [--seed 4242]
 
-Jobs are random: how much of their time follows the clock, and what they draw by themselves. Each is
-trained on two GPUs under the optimizer, with and without `search_profiles`, in virtual time. What
-profiles do is the simulator's invention (a cap and a highest clock each), so this says how well the
-search finds what is there, and nothing of what profiles save on hardware. Regret is how much more
-the choice costs than the best of what may be chosen, as the simulator has it.
+Jobs are random: the part of their time that depends on the clock, and the power that they draw
+without a limit. Each is trained on two GPUs under the optimizer, with and without
+`search_profiles`, in virtual time. The effects of profiles are invented (a power cap and a highest
+clock each), so this shows how well the search finds the best pair, and nothing about savings on
+hardware. Regret is how much more the choice costs than the best possible choice, according to the
+simulator.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class Outcome:
 
 
 def truth(workload: ModelWorkload, limit_w: float, name: str | None) -> PowerLimitMeasurement:
-    """What a step takes at a pair, on all GPUs."""
+    """True time and energy of a step at a pair, on all GPUs."""
     clock, cap_w = MODEL.clocks_mhz[0], limit_w
     for one in MODEL.profiles:
         if profile_name(one.profile) == name:
@@ -74,7 +76,7 @@ def truth(workload: ModelWorkload, limit_w: float, name: str | None) -> PowerLim
 def cost(
     selector: OptimumSelector, highest: PowerLimitMeasurement, one: PowerLimitMeasurement
 ) -> float:
-    """What the selector wants least of."""
+    """The cost that the selector minimizes."""
     if isinstance(selector, MaxSlowdownConstraint):
         return one.energy
     costs = selector.costs([highest, one])

@@ -1,12 +1,12 @@
-"""What `zeusctl probe` finds of stand-ins and simulated nodes whose truth is set: one row each.
+"""Compares what `zeusctl probe` measures with the settings of stand-ins and simulated nodes.
 
     python benchmarks/probe.py [--stand-ins 6] [--seed 2000] [--real 3]
 
 The C stand-in gets random update periods, phases, visible windows, jitter, rounding and call
-latencies, and is probed through nvidia-ml-py on a clock of its own; with `--real`, so many more
-are probed in real time. Thresholds of the analysis were chosen on the synthetic series of
-tests/zeusctl/probe and on stand-ins 1000 to 1003: report others. Simulated nodes are probed on
-simulated time. Exits with 1 if a bound is missed.
+latencies, and is probed through nvidia-ml-py on its own clock; with `--real N`, N more are probed
+in real time. Thresholds of the analysis were chosen on the synthetic series of tests/zeusctl/probe
+and on stand-ins 1000 to 1003, so report others. Simulated nodes are probed in simulated time. Exits
+with 1 if a bound is missed.
 """
 
 from __future__ import annotations

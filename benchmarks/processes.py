@@ -95,7 +95,7 @@ class Daemon:
         return Client(self.path, timeout_s=60)
 
     def usage(self) -> Usage:
-        """What its processes have used so far."""
+        """CPU time that its processes have used so far."""
         return usage(self.pids())
 
     def pids(self) -> list[int]:
@@ -180,7 +180,7 @@ def user_name(uid: int) -> str:
 
 
 def owner_of(uid: int) -> str | None:
-    """Who has this subordinate uid by /etc/subuid; None: nobody."""
+    """The user whose subordinate uid this is, by /etc/subuid; None if there is none."""
     with contextlib.suppress(FileNotFoundError):
         for line in Path("/etc/subuid").read_text().splitlines():
             owner, first, count = line.split(":")

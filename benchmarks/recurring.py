@@ -1,4 +1,4 @@
-"""How much recurring jobs lose until their batch size is found: the default policy, the published.
+"""Measures the regret of recurring jobs until their batch size is found, for several policies.
 
     python benchmarks/recurring.py [--seeds 4] [--jobs N]
     python benchmarks/recurring.py --details [--seeds 20] [--quick] [--reference PYTHON]
@@ -7,8 +7,8 @@
     python benchmarks/recurring.py --held-out SEED [--held-out SEED ...] [--seeds 20]
 
 Without an option: each goal with its figure beside zeus 0.16, a grid and successive halving, and
-where the default policy loses (`recurring_goals.py`). zeus 0.16 is `pruning-gts` here, which gives
-the same runs (`--details --reference`).
+where the default policy loses (`recurring_goals.py`). zeus 0.16 is `pruning-gts` here, which
+produces the same runs (`--details --reference`).
 
 Regret is counted in c*, the expected cost of a recurrence with the best batch size: R_n = sum of
 the costs of the first n recurrences, retries and power profiling with them, over c*, less n.
@@ -21,11 +21,12 @@ the costs of the first n recurrences, retries and power profiling with them, ove
 - Drift: eight sizes, 80 recurrences, costs that grow, jump, or whose best size moves. "Stuck" is a
   job that missed its target 20 times in a row.
 - Other shapes: eight sizes whose cost has one valley, two, or no shape at all.
-- `--reference`: an interpreter with zeus 0.16 installed; its simulator plays the same jobs, which
-  must give the same runs as `pruning-gts` here, and is timed beside ours.
+- `--reference`: an interpreter with zeus 0.16 installed; its simulator simulates the same jobs,
+must produce
+  the same runs as `pruning-gts` here, and is timed beside ours.
 
 - `--transfer`: each workload on a V100 for 60 recurrences, and then on the other GPUs, with and
-  without what was learnt there.
+  without the knowledge from the V100.
 - `--targets`: the measured workloads with all other targets that their usual size always reached.
 - `--held-out`: invented jobs of thirteen kinds (`recurring_held_out.py`), other ones for each SEED.
   The settings of `gp` were chosen on SEED 1 and 2.
@@ -206,7 +207,7 @@ def _share(of: Sequence[bool]) -> float:
 
 
 def held_out(jobs_seeds: Sequence[int], seeds: int, pool: ProcessPoolExecutor) -> Table:
-    """Plays all invented jobs of these seeds."""
+    """Simulates all invented jobs of these seeds."""
     tasks = [
         (jobs_seed, number, policy, seed)
         for jobs_seed in jobs_seeds
@@ -281,7 +282,7 @@ json.dump(answers, sys.stdout)
 
 
 def beside_reference(python: str, console: Console) -> bool:
-    """Plays the same jobs with both simulators; whether all runs are the same."""
+    """Simulates the same jobs with both simulators. Returns whether all runs are the same."""
     asked, ours = [], []
     took = dict.fromkeys(POLICIES, 0.0)
     recurrences = 0

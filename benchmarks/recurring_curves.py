@@ -1,10 +1,10 @@
-"""What it saves to give a run up by its learning curve, and how often that is wrong.
+"""Measures the gain of stopping runs by their learning curve, and the share of false stops.
 
     python benchmarks/recurring_curves.py [--seeds 4] [--held-out SEED ...]
 
-Each job is played through twice with the same seeds, with the default policy, 30 recurrences, eta
-0.5, beta 2: once given up only for its cost, once also by its learning curve. A false stop is a run
-that would have reached its target within its bound, and at a lower cost than a rerun.
+Each job is simulated twice with the same seeds, with the default policy, 30 recurrences, eta 0.5,
+beta 2: once runs are stopped only by cost, once also by learning curve. A false stop is a run that
+would have reached its target within its bound, and at a lower cost than a rerun.
 
 - Measured workloads on four GPUs. The traces (You et al., NSDI 2023) say at which epoch a run
   reached each of 7 to 19 metrics; between these its curve is a straight line, with noise. They are
@@ -69,15 +69,15 @@ class World:
 
 @dataclass
 class Played:
-    """What came of playing jobs.
+    """The results of simulated jobs.
 
     Attributes:
         regret: Of each job over its recurrences, in costs of the best size.
         runs: Runs that were trained.
         given_up: Runs that missed their target.
         by_curve: Of these, by their learning curve.
-        false: Of these, runs that should have gone on.
-        stuck: Jobs whose target was out of reach.
+        false: Of these, runs that should have continued.
+        stuck: Jobs that could not reach their target.
     """
 
     regret: list[float] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Played:
 
 
 def play(world: World, seed: int, by_curve: bool, into: Played) -> None:
-    """Plays a job through."""
+    """Simulates a job."""
     policy = make_policy("gp", seed=seed)
     policy.register_job(world.job, world.sizes)
     recurrences = Recurrences(policy, world.job, BETA)
@@ -97,7 +97,7 @@ def play(world: World, seed: int, by_curve: bool, into: Played) -> None:
     try:
         while recurrences.recurrence <= RECURRENCES:
             now = recurrences.begin()
-            # The run is the same whatever was run before it.
+            # The run does not depend on earlier runs.
             rng = np.random.default_rng([seed, now.recurrence, now.number, now.batch_size])
             metrics = world.metrics(now.batch_size, rng)
             rerun = now.rerun_cost if by_curve else None
@@ -173,7 +173,7 @@ def crossings() -> dict[tuple[str, str, str, int], list[list[tuple[float, float]
 def curve_through(
     rows: list[tuple[float, float]], lower: bool, epochs: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """A curve through what a run has reached, shape (epochs,)."""
+    """A learning curve through the metrics that a run reached, shape (epochs,)."""
     rows = sorted((-metric if lower else metric, epoch) for metric, epoch in rows)
     step = float(np.median(np.diff([metric for metric, _ in rows])))
     at = {epoch: metric for metric, epoch in rows if not math.isnan(epoch)}
@@ -185,7 +185,7 @@ def curve_through(
     # Beyond the last it rises by less than the next one, which it has not reached.
     beyond = np.maximum(0.0, epoch - xs[-1])
     values += 0.5 * step * -np.expm1(-beyond / max(xs[-1], 1.0))
-    # Noise never takes it beyond what it has reached.
+    # Noise never exceeds the metric that the run reached.
     reached = np.isin(epoch, xs)
     noise = np.where(reached, 0.0, np.abs(rng.normal(0, NOISE * step, epochs)))
     return np.asarray((values - noise) * (-1 if lower else 1))

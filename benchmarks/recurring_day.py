@@ -1,4 +1,4 @@
-"""What `eta_knob` that follows a day's curve saves, and how many deadlines are kept.
+"""Measures the gain of an `eta_knob` that follows a daily curve, and the share of deadlines kept.
 
     python benchmarks/recurring_day.py [--seeds 10 11 12] [--eta 0.5] [--gpus v100]
 
@@ -10,12 +10,13 @@ to report.
 - Signal: a recurrence begins every seven hours, or when the one before is done. Energy, carbon or
   money, and time are sums over all runs, over those with the same eta at all hours. "Objective" is
   what the rule minimizes: energy counted with the signal over its mean, and time. Two fixed etas
-  stand beside it, as less money could also be had for more time. All from the 11th recurrence on,
-  but for the last column.
+  are shown for comparison, because more time also saves money. All from the 11th recurrence on, but
+  for the last column.
 - Known: the same for an hour of work in each hour of the day, if the expected energy and time of
-  every batch size and power limit were known: the most that there is to gain by the rule.
-- Deadline: a recurrence begins each day at the same time, and is to be done after so many times
-  the expected time of the fastest batch size and power limit. Kept: the share of recurrences that
+  every batch size and power limit were known: the upper bound of the rule's gain.
+- Deadline: a recurrence begins each day at the same time, and its deadline is a multiple of the
+expected
+  time of the fastest batch size and power limit. Kept: the share of recurrences that
   are done by then, first of all and then from the 11th on. Energy: over that with eta 0. Only
   workloads whose deadline is within half a day.
 """
@@ -111,7 +112,7 @@ class Sums:
 
 
 def follow(sim: Simulator, job: Job, curve: Signal, eta: float, by: TradeOff | None) -> Sums:
-    """A job played through; counted with the curve and `eta`, and run with `by`'s."""
+    """A simulated job, counted with the curve and `eta`, and run with those of `by`."""
     used = eta if by is None else by.eta_knob
     history = sim.simulate_one_job(
         job, RECURRENCES, 2.0, used, trade_off=by, begin_s=BEGIN_S, every_s=EVERY_S

@@ -49,12 +49,12 @@ class Goal:
     """A row of the table.
 
     Attributes:
-        of: What was played.
-        what: Which figure.
-        figures: By policy; of those that have none it is not there.
-        most: The goal: at most so much; None for no goal.
-        least: The goal: at least so much.
-        form: How figures are written.
+        of: The simulated jobs.
+        what: Name of the figure.
+        figures: By policy; policies without this figure are missing.
+        most: The goal is at most this; None for no such goal.
+        least: The goal is at least this; None for no such goal.
+        form: Format of the figures.
     """
 
     of: str
@@ -85,10 +85,10 @@ class Goal:
 
 
 class Goals:
-    """Plays everything.
+    """Simulates everything.
 
     Args:
-        pool: Plays.
+        pool: Runs the simulations.
         seeds: Of policies and of runs.
     """
 
@@ -271,7 +271,7 @@ def table(goals: Goals) -> Table:
 
 
 def all_goals(pool: Executor, seeds: Sequence[int]) -> Goals:
-    """Plays all of them."""
+    """Simulates all of them."""
     goals = Goals(pool, seeds)
     for part in (
         goals.measured,

@@ -1,4 +1,5 @@
-"""Invented recurring jobs that no setting of a policy was chosen on, and simple policies to beat.
+"""Invented recurring jobs that were not used to choose any setting, and simple policies to compare
+with.
 
 Each seed gives other jobs: thirteen kinds of cost over the batch size (one valley, two, a cliff
 beside the default, sizes that miss the target in 15 to 50 % of runs, holes, a sawtooth, no shape),
@@ -30,8 +31,8 @@ class HeldOut:
     """An invented job. Arrays are over its sizes.
 
     Attributes:
-        kind: What its costs look like.
-        gpu: What it trains on.
+        kind: Shape of its costs.
+        gpu: The GPU model.
         sizes: Batch sizes, ascending.
         default: Index of the default, which always reaches the target.
         reach: Probability that a run reaches the target.
@@ -39,8 +40,8 @@ class HeldOut:
         epoch_cost: Cost of an epoch, J.
         utilization: Mean power over the maximum.
         noise: Standard deviation of the logarithm of a run's epochs.
-        max_epochs: A run ends after so many.
-        overhead: What the first run of a size costs more, in epochs.
+        max_epochs: A run ends after this many.
+        overhead: Extra cost of the first run of a size, in epochs.
     """
 
     kind: str
@@ -273,7 +274,7 @@ def jobs_of(seed: int, each: int = 8) -> list[HeldOut]:
             reach[reach < 0.1] = 0.0
             reach[default] = 1.0
             usual = rng.uniform(10, 40)
-            # An epoch is what the GPU makes it; how many it takes is what the kind says.
+            # The GPU determines the cost of an epoch, the kind determines the number of epochs.
             epochs = np.exp(log_cost - log_cost[default]) * epoch_cost[default] / epoch_cost * usual
             made.append(
                 HeldOut(
@@ -324,7 +325,7 @@ class Grid(BatchSizeOptimizer):
 
 
 class SuccessiveHalving(BatchSizeOptimizer):
-    """Rounds over the sizes; after each the cheaper half goes on (Jamieson, Talwalkar, 2016)."""
+    """Rounds over the sizes; after each, the cheaper half continues (Jamieson, Talwalkar, 2016)."""
 
     name = "successive halving"
 

@@ -1,6 +1,6 @@
-"""Plays recurring jobs: measured ones, and made-up ones that drift or have other shapes.
+"""Simulates recurring jobs: measured ones, and synthetic ones that drift or have other shapes.
 
-Regret is counted in c*, see `recurring.py`, which reports what comes of them.
+Regret is counted in c*, see `recurring.py`, which reports the results.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ EPOCHS = 20
 
 @dataclass(frozen=True)
 class Outcome:
-    """One job, played through.
+    """The result of one simulated job.
 
     Attributes:
         r_10: Regret over the first ten recurrences, c*.
         r_30: Over the first thirty.
         r_n: Over all.
         last: Mean cost of the last five, c*.
-        stops: Runs that were given up.
+        stops: Runs that were stopped early.
         stuck: Whether it ended before its last recurrence.
     """
 
@@ -78,13 +78,13 @@ def play(
     beta: float,
     best_costs: Sequence[float],
 ) -> Outcome:
-    """Plays a job through.
+    """Simulates a job.
 
     Args:
         policy: Chooses sizes; the job is registered.
         job: The job.
         train: Its runs.
-        recurrences: How many.
+        recurrences: Number of recurrences.
         beta: Of the bound.
         best_costs: c* of each recurrence.
     """
@@ -129,7 +129,7 @@ def mean(outcomes: Sequence[Outcome], of: str) -> float:
 
 
 def is_worse(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> bool:
-    """Whether ours has more regret. Who is stuck with any seed has lost."""
+    """Whether ours has more regret. A policy that is stuck with any seed has lost."""
     if any(one.stuck for one in ours) or any(one.stuck for one in theirs):
         return any(one.stuck for one in ours)
     return mean(ours, "r_n") > mean(theirs, "r_n")
@@ -140,7 +140,7 @@ def is_worse(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> bool:
 
 @lru_cache
 def measurements(gpu: str) -> Measurements:
-    """What was measured on one GPU."""
+    """The measurements of one GPU."""
     return Measurements(train_trace(), power_trace(gpu))
 
 
@@ -192,7 +192,7 @@ def recurrences_of(simulator: Simulator, job: Job) -> int:
 
 
 def play_case(case: Case) -> Outcome:
-    """Plays it through."""
+    """Simulates it."""
     simulator = Simulator(
         train_trace(),
         power_trace(case.gpu),
@@ -222,13 +222,13 @@ def play_case(case: Case) -> Outcome:
 
 @dataclass(frozen=True)
 class Synthetic:
-    """A job that is made up: eight sizes, 20 epochs a run on average.
+    """A synthetic job: eight sizes, 20 epochs a run on average.
 
     Attributes:
         name: What it is.
         shape: Logarithm of a run's cost at each size, in each recurrence from 0.
         noise: Standard deviation of a run's logarithm.
-        in_epochs: Whether what changes over time changes the epochs, and not the cost of one.
+        in_epochs: Whether drift changes the number of epochs, rather than the cost of one.
     """
 
     name: str
@@ -296,7 +296,7 @@ SHAPES = (
 
 
 def play_synthetic(job: tuple[int, str, int, int]) -> Outcome:
-    """Plays one through: its number, the policy, the window, the seed."""
+    """Simulates one job, by its number, policy, window and seed."""
     number, name, window, seed = job
     made = (*DRIFT, *SHAPES)[number]
     what = Job("made up", made.name, "sgd", 1.0, 10 * EPOCHS, SIZES[DEFAULT])
@@ -329,10 +329,10 @@ def play_synthetic(job: tuple[int, str, int, int]) -> Outcome:
 
 
 def play_held_out(task: tuple[int, int, str, int]) -> tuple[Outcome, bool]:
-    """Plays one through: the jobs' seed, its number, the policy, the seed.
+    """Simulates one job, by the jobs' seed, its number, policy and seed.
 
     Returns:
-        What came of it, and whether most of its last ten runs had the best size.
+        Its result, and whether most of its last ten runs had the best size.
     """
     jobs_seed, number, name, seed = task
     held = jobs_of(jobs_seed)[number]
@@ -374,8 +374,8 @@ class Capped:
 
 
 def play_transfer(task: tuple[int, str, bool, int, bool]) -> float:
-    """R_30 of a workload on a GPU, with or without what was learnt on `TRANSFER_FROM`; the seed;
-    and whether, instead, it was learnt on the same GPU, whose limits end at `CAPS_W` now."""
+    """R_30 of a workload on a GPU, with or without the knowledge from `TRANSFER_FROM`; the seed;
+    and whether the knowledge is instead from the same GPU, whose limits now end at `CAPS_W`."""
     number, gpu, with_it, seed, caps = task
 
     def regret(gpu: str, seed: int, recurrences: int, path: str | None, most: float) -> float:

@@ -1,9 +1,10 @@
-"""The figures of docs/explain/reliability.md.
+"""Measures the figures of docs/explain/reliability.md.
 
     python benchmarks/reliability.py restore           # SIGKILL of a holder to 8 GPUs restored
     python benchmarks/reliability.py attack            # honest users beside each attack
     python benchmarks/reliability.py attack --systemd  # the same with the units, in a container
-    python benchmarks/reliability.py systemd           # kill -9 of zeusd to recovered, the same way
+    python benchmarks/reliability.py systemd           # kill -9 of zeusd until it has recovered,
+    likewise
 
 `attack` acts as other users and needs root; `attack --socket PATH` attacks a zeusd that systemd
 runs on this machine. The containers need root and systemd-nspawn.
@@ -96,7 +97,7 @@ def measure_restore(runs: int) -> None:
         with site(8, latency_ms) as (daemon, double), contextlib.ExitStack() as stack:
             took_ms = []
             for gpu in range(8 if getter_ms else 0):
-                double.inject(gpu, SET_LIMIT)  # what is injected first counts
+                double.inject(gpu, SET_LIMIT)  # the first injected error applies
                 double.inject(gpu, "*", delay_ms=getter_ms)
             if name is not None:
                 slow = f", and every getter takes {getter_ms} ms" if getter_ms else ""
@@ -125,13 +126,13 @@ def measure_restore(runs: int) -> None:
 
 @contextlib.contextmanager
 def attacked_site() -> Iterator[Daemon]:
-    """A daemon of its own for each attack."""
+    """A daemon for each attack."""
     with site(GPUS, 0.0) as (daemon, _):
         yield OwnDaemon(daemon.socket, daemon.process.pid, daemon.log_path)
 
 
 def measure_attack(names: list[str], seconds: float, socket: str | None) -> int:
-    """Prints what honest users see beside each attack. Returns how many fell short of the goal."""
+    """Prints honest users' figures beside each attack. Returns the number of missed goals."""
     if not others_may_be_played():
         print(NOT_RUN)
         return 0
@@ -196,7 +197,7 @@ def measure_attack_on_units(names: list[str], seconds: float) -> int:
 
 
 def main() -> int:
-    """Prints the tables asked for. Returns 1 if an attack fell short of the goal."""
+    """Prints the requested tables. Returns 1 if an attack missed the goal."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["restore", "attack", "systemd"], nargs="+")
     parser.add_argument("--runs", type=int, help="restore: 200; systemd: 20")

@@ -1,13 +1,13 @@
-"""Energy and violations under the clock policy, beside other ways to choose clocks.
+"""Measures energy and violations under the clock policy, beside other ways to choose clocks.
 
     python benchmarks/serving_clocks.py [--seeds 21 22] [--only WORD] [--tuning]
 
 Each of twenty-four simulated loads is served at the highest clock, at each of ten static clocks, by
 a feedback controller and by `zeus.serving.ClockPolicy`. Energy is relative to the highest clock.
 "Best static" is the static clock of least energy whose violations are at most one point above
-those at the highest clock: only hindsight knows it. Violations are the percentage of requests that
-missed either objective. All truths are invented (`serving_clocks_world.py`): the table compares
-methods and promises nothing about a real GPU.
+those at the highest clock; it is only known in hindsight. Violations are the percentage of requests
+that missed either objective. All truths are invented (`serving_clocks_world.py`): the table
+compares methods and promises nothing about a real GPU.
 
 The settings were tuned on the scenarios marked T with seeds 1 to 4 (`--tuning` has two of them);
 some changed after a look at seeds 11 and 12. Seeds 21 and 22, the default, were run twice, after
@@ -36,8 +36,8 @@ REPORT_SEEDS = (21, 22)
 
 
 class Feedback:
-    """What reacts to percentiles: each second, up two clocks above 95 % of an objective, down one
-    below 75 % of both.
+    """A feedback controller: each second, up two clocks above 95 % of an objective, down one below
+    75 % of both.
     """
 
     def __init__(self, clocks: Sequence[int], ttft_s: float, tpot_s: float) -> None:

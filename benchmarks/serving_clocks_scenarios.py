@@ -82,7 +82,7 @@ PAIR = Truth(
     gpus=2,
 )
 DEAR_SECONDS = Truth(
-    "seconds are dear",
+    "seconds are expensive",
     memory_knee=1.0,
     idle_w=50.0,
     active_w=230.0,
@@ -219,7 +219,7 @@ OWN = [
     Scenario("TPOT cannot be met", H100, steady(10.0), tpot_s=0.007, top=True),
     Scenario("nothing to save: TPOT just met", CLOCK_BOUND, steady(1.0), tpot_s=0.0088, top=True),
     Scenario(
-        "nothing to save: seconds are dear",
+        "nothing to save: seconds are expensive",
         DEAR_SECONDS,
         steady(0.3),
         top=True,

@@ -1,9 +1,9 @@
 """A serving engine on an invented GPU: continuous batching, chunked prefill, clocks, power.
 
 Used by `serving_clocks.py`. One step's time is overhead plus the 4-norm of memory time and compute
-time; memory needs SM clock below a knee. The truths are invented, but for the first, which gives
-the decode times and powers published for an 8B model on an H100. Methods can be compared on them;
-nothing is said about a real GPU.
+time; memory needs SM clock below a knee. The models are invented, except the first one, which
+reproduces published decode times and powers of an 8B model on an H100. They can compare methods,
+and say nothing about a real GPU.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def make_load(
 
 
 class Controller(Protocol):
-    """What chooses clocks."""
+    """Chooses clocks."""
 
     def step(self, step: Step, queue: Queue) -> int: ...
 
@@ -218,14 +218,14 @@ def simulate(  # one loop, for speed
     Args:
         truth: GPU and model.
         load: Requests.
-        controller: What chooses clocks, or one clock for all the time, MHz.
+        controller: Chooses clocks; or one constant clock, MHz.
         ttft_s: Objective, s.
         tpot_s: Objective for each request's mean, s.
         seed: Of noise in step times, and in the time that changes take.
         slower: Factor on compute time over time.
         cap_mhz: Highest effective clock over time.
-        silent: Whether statistics stop at that time.
-        energy_every_s: Tell the controller the board's energy this often; 0: never.
+        silent: Whether statistics stop at a time.
+        energy_every_s: Interval at which the controller gets the board's energy; 0: never.
     """
     rng = random.Random(seed)
     noise = [math.exp(rng.gauss(0.0, 0.03)) for _ in range(4096)]
@@ -278,7 +278,7 @@ def simulate(  # one loop, for speed
             now = until
         while arrived < total and arrivals[arrived] <= now:
             arrived += 1
-        # What the step computes.
+        # The work of this step.
         budget = CHUNK - sequences
         computed = 0
         joining = []

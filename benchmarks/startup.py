@@ -1,9 +1,9 @@
-"""How long `zeusctl` takes to start, beside an interpreter that does nothing.
+"""Measures the start-up time of `zeusctl`, beside an interpreter that does nothing.
 
     python benchmarks/startup.py [--rounds N]
 
-All in one run, in turns: `python -c pass`, `import click`, `zeusctl --help`, `zeusctl status` on a
-simulated node of 8 GPUs, and the imports of the library for training jobs.
+All in one run, alternating: `python -c pass`, `import click`, `zeusctl --help`, `zeusctl status` on
+a simulated node of 8 GPUs, and the imports of the library for training jobs.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 def main() -> None:
     """Prints one line for each distribution in the folder that the command line names."""
     folder = Path(sys.argv[1])
-    print("What /usr/lib/zeusd carries besides zeusd, as published on PyPI:\n")
+    print("Contents of /usr/lib/zeusd besides zeusd, as published on PyPI:\n")
     found = metadata.distributions(path=[str(folder)])
     for one in sorted(found, key=lambda one: one.metadata["Name"].lower()):
         known = one.metadata

@@ -1,4 +1,4 @@
-"""What the energy ledger promises, row by row, and the rules without which a test notices.
+"""The promises of the energy ledger, row by row, and mutations that a test must notice.
 
 That it costs little and delays no set or restore is a matter of time:
 `benchmarks/accounting.py` measures it.
@@ -90,7 +90,7 @@ KILLS = (
         "a restart goes on where the ledger ends",
         "zeusd.runtime.accounts.Accounts.recover",
         drop("_positions"),
-        ("tests/zeusd/ledger/test_accounts.py::test_a_restart_loses_nothing_that_somebody_held",),
+        ("tests/zeusd/ledger/test_accounts.py::test_a_restart_loses_nothing_that_someone_held",),
     ),
     Mutation(
         "a settlement that failed is made again",
@@ -194,7 +194,9 @@ CLOCKS = (
         "a suspend is nobody's",
         "zeusd.runtime.accounts.Accounts._note_suspend",
         drop("EXCLUDED"),
-        ("tests/zeusd/ledger/test_accounts.py::test_what_is_drawn_in_a_suspend_is_nobodys",),
+        (
+            "tests/zeusd/ledger/test_accounts.py::test_energy_drawn_during_a_suspend_is_unattributed",
+        ),
     ),
     Mutation(
         "days are local days",
@@ -220,7 +222,7 @@ GAPS = (
         "zeusd.runtime.readings.observed",
         unreached("reason", "DOWN", "NOT_SAMPLED"),
         (
-            "tests/zeusd/ledger/test_gaps.py::test_a_gpu_that_is_lost_has_a_gap_of_its_own_and_the_others_none",
+            "tests/zeusd/ledger/test_gaps.py::test_a_gpu_that_is_lost_has_its_own_gap_and_the_others_none",
         ),
     ),
     Mutation(
@@ -228,7 +230,7 @@ GAPS = (
         "zeusd.runtime.accounts.Accounts._settlements",
         never("source"),
         (
-            "tests/zeusd/ledger/test_gaps.py::test_a_gpu_that_is_lost_has_a_gap_of_its_own_and_the_others_none",
+            "tests/zeusd/ledger/test_gaps.py::test_a_gpu_that_is_lost_has_its_own_gap_and_the_others_none",
         ),
     ),
     Mutation(
@@ -329,7 +331,7 @@ SLURM = (
         "without Contain the doctor complains",
         "zeusctl.accounting_checks.checks",
         never("flags", "lower"),
-        ("tests/zeusctl/test_accounting_checks.py::test_what_is_wrong_is_named",),
+        ("tests/zeusctl/test_accounting_checks.py::test_each_problem_is_named",),
     ),
 )
 """Held idle, shards, two runs of a job, lost epilogs, suspended jobs, the figure that sacct shows,
@@ -410,7 +412,7 @@ RIGHTS = (
         "zeusd.core.accounting._seen",
         always("kind", "_NOBODYS"),
         (
-            "tests/zeusd/core/test_accounting.py::test_metrics_name_others_only_to_those_who_may_know",
+            "tests/zeusd/core/test_accounting.py::test_metrics_name_other_users_only_to_permitted_users",
         ),
     ),
     Mutation(
@@ -436,7 +438,7 @@ PROMETHEUS = (
         "zeusd.runtime.workloads.Workloads.holding",
         drop("_begin"),
         (
-            "tests/zeusd/ledger/test_accounts.py::test_a_jobs_counter_goes_on_over_restarts_and_ends_some_minutes_after_it",
+            "tests/zeusd/ledger/test_accounts.py::test_a_jobs_counter_continues_over_restarts_and_ends_some_minutes_after_it",
         ),
     ),
     Mutation(
@@ -444,7 +446,7 @@ PROMETHEUS = (
         "zeusd.runtime.workloads.Workloads._begin",
         instead("_stored", "{}"),
         (
-            "tests/zeusd/ledger/test_accounts.py::test_a_jobs_counter_goes_on_over_restarts_and_ends_some_minutes_after_it",
+            "tests/zeusd/ledger/test_accounts.py::test_a_jobs_counter_continues_over_restarts_and_ends_some_minutes_after_it",
         ),
     ),
     Mutation(

@@ -35,7 +35,7 @@ class Page:
         self.wait_for(f"location.href.startsWith({url!r}) && document.readyState === 'complete'")
 
     def see(self, width: int, height: int, scheme: str = "light") -> None:
-        """The window's size, and what the person likes."""
+        """Sets the window's size, and the preferred color scheme."""
         self._send(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -108,14 +108,14 @@ class Page:
         self._send("Input.insertText", text=text)
 
     def screenshot(self, path: Path) -> None:
-        """What is to be seen, as PNG."""
+        """Returns a screenshot as PNG."""
         answer = self._send("Page.captureScreenshot", format="png")
         path.write_bytes(base64.b64decode(answer["data"]))
 
 
 @contextlib.contextmanager
 def browser(directory: Path) -> Iterator[Page]:
-    """Starts Chromium with a profile of its own.
+    """Starts Chromium with its own profile.
 
     Args:
         directory: For that.

@@ -41,7 +41,7 @@ WAITING = (
     "tests/examples/test_power_limit_optimizer.py",
     "tests/system/test_odd_drivers.py",
     "tests/zeus/power_limit/test_distributed.py",
-    "tests/system/test_slurm.py",  # it takes the installation that test_systemd.py has made
+    "tests/system/test_slurm.py",  # uses the installation that test_systemd.py has made
     "tests/zeus/pipeline_frequency/client/test_distributed.py",
     "tests/zeus/pipeline_frequency/server/test_page.py",
     "tests/zeusctl/test_changing.py",
@@ -87,7 +87,7 @@ computes, so that all workers end at about the same time."""
 
 def pytest_configure(config: pytest.Config) -> None:
     """What `--strict-markers` allows, and how tests are interrupted."""
-    # A shell's background job ignores Ctrl-C, and what it starts would, too.
+    # A shell's background job ignores Ctrl-C, and so would its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     hypothesis.settings.register_profile("begun", derandomize=True, database=None)
     if seeds.VARIABLE in os.environ:
@@ -98,7 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """What workers share is there no more."""
+    """Removes what workers shared."""
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ.pop(preloaded.SHARED))
 
@@ -118,7 +118,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
-    """The last lines: what was not run, and how to have it run."""
+    """Prints the last lines: which tests did not run, and how to run them."""
     yield
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = [report.longrepr[2].removeprefix("Skipped: ") for report in skipped]
@@ -131,7 +131,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
 for _name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"):
     os.environ.pop(_name, None)  # of a systemd that started the shell: no daemon here is its unit
 
-gc.disable()  # until all is collected: of what is imported nothing is garbage
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")  # more tests run at a time than there are cores
+
+gc.disable()  # until collection is over: nothing that is imported is garbage
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -152,7 +155,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _unit_of(nodeid: str) -> str:
-    """What stays on one worker: a test, a file, or the files that import trainers."""
+    """The group of tests that stay on one worker: a test, a file, or files that import trainers."""
     path = nodeid.partition("::")[0]
     if path in TRAINERS:
         return "TRAINERS"

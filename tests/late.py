@@ -38,7 +38,7 @@ def late(name: str) -> Any:
 
 
 def collected() -> None:
-    """From now on names may be used.
+    """Allows names to be used from now on.
 
     Raises:
         pytest.UsageError: A file has imported such a module all the same.

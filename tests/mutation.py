@@ -142,7 +142,7 @@ def _definition(tree: ast.AST, names: list[str]) -> ast.AST:
 
 
 def _simple_body(branch: ast.If | ast.While) -> ast.AST:
-    """The statements of a branch, without those of its own branches."""
+    """The statements of a branch, without those of nested branches."""
     body: list[ast.stmt] = [one for one in branch.body if isinstance(one, _SIMPLE)]
     return ast.Module(body, [])
 
@@ -163,7 +163,7 @@ def _statements(body: ast.AST) -> Iterator[ast.AST]:
 
 
 def _conditions(body: ast.AST) -> Iterator[ast.AST]:
-    """What decides: the tests of `if`, `while` and `a if b else c`, operand by operand."""
+    """Decisions: the tests of `if`, `while` and `a if b else c`, operand by operand."""
     for node in ast.walk(body):
         if isinstance(node, (ast.If, ast.While, ast.IfExp)):
             yield from _operands(node.test)

@@ -1,4 +1,4 @@
-"""What a test needs beyond Python's packages: `@pytest.mark.needs("zsh")`, or `require("zsh")`.
+"""What a test needs besides Python packages: `@pytest.mark.needs("zsh")`, or `require("zsh")`.
 
 A test whose needs are not met is not run, and the last lines of the run say so (tests/conftest.py).
 With `CI=true`, or with `scripts/test --all`, it fails instead.
@@ -191,7 +191,7 @@ def module(name: str) -> Any:
 
 
 def package(name: str) -> None:
-    """As `module`, of what programs or later tests import: nothing is imported here."""
+    """Like `module`, for modules that programs or later tests import: imports nothing here."""
     if importlib.util.find_spec(name) is None:
         not_run(f"needs the Python module {name}")
 

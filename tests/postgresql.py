@@ -93,7 +93,7 @@ def postgresql() -> Iterator[PostgreSQL]:
 
 
 def _make(programs: Path, data: Path, options: dict[str, Any]) -> None:
-    """Makes a new cluster's data: a copy of what the test run's first cluster began with."""
+    """Makes the data of a new cluster, by copying that of the test run's first cluster."""
     shared = os.environ.get(preloaded.SHARED)
     if shared is None:
         _initialize(programs, data, options)

@@ -10,7 +10,7 @@ VARIABLE = "ZEUSD_TEST_SEED"
 
 
 def fresh(what: str = "this test") -> int:
-    """A seed below 1e9. It is printed, so that a failure tells it.
+    """A seed below 1e9. It is printed, so that a failure shows it.
 
     Args:
         what: What it is for, where a test has several.
@@ -19,7 +19,7 @@ def fresh(what: str = "this test") -> int:
     if given is None:
         seed = random.SystemRandom().randrange(10**9)
     else:
-        # Another for each test, and the same whatever ran before it.
+        # A different one for each test, independent of tests that ran before.
         test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" (")[0]
         seed = zlib.crc32(f"{given} {test} {what}".encode()) % 10**9
     print(f"{what}: seed {seed}")

@@ -1,4 +1,4 @@
-"""HTTP servers as processes of their own, killed and started again."""
+"""HTTP servers in their own processes, which can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ServerProcess:
         wait_for(answers, "the server to answer")
 
     def log(self) -> str:
-        """All it said."""
+        """All its output."""
         return self.log_path.read_text()
 
     def kill(self) -> None:

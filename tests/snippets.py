@@ -1,4 +1,4 @@
-"""What is fenced in the documentation, so that tests can run what readers copy.
+"""The fenced blocks of the documentation, so that tests can run what readers copy.
 
 A block that a test cannot run has a comment on the line before it that says why:
 `<!-- not run: needs a real GPU -->`.

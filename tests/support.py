@@ -92,7 +92,7 @@ IMPORTED = ("zeusd.cli", "zeusd.main", "zeusd.devices.simulated.node")
 
 
 class RunningDaemon:
-    """`zeusd serve` as a process of its own.
+    """`zeusd serve` in its own process.
 
     Args:
         directory: Where socket, journal and log go.
@@ -151,7 +151,7 @@ class RunningDaemon:
         return Client(self.socket, timeout_s=timeout_s)
 
     def records(self, event: str | None = None) -> list[dict[str, Any]]:
-        """What it logged so far; lines that are not JSON are a crash's."""
+        """Its log so far; lines that are not JSON come from a crash."""
         lines: list[dict[str, Any]] = []
         for line in self.log_path.read_text().splitlines():
             with contextlib.suppress(ValueError):
@@ -186,7 +186,7 @@ def running_daemon(
     env: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> Iterator[RunningDaemon]:
-    """A daemon that serves, in a directory of its own that everybody may enter."""
+    """A daemon that serves, in its own directory, which everyone may enter."""
     with contextlib.ExitStack() as stack:
         where = directory or stack.enter_context(public_directory())
         daemon = RunningDaemon(where, *arguments, env=env)
@@ -197,7 +197,7 @@ def running_daemon(
 
 
 def script(source: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """A Python program as a process of its own, with pipes to talk to it."""
+    """A Python program in its own process, with pipes to talk to it."""
     return subprocess.Popen(
         [sys.executable, "-c", source, *arguments],
         stdin=subprocess.PIPE,

@@ -52,7 +52,7 @@ MUTATIONS = (
         unreached("added", "part"),
         (
             "tests/zeusd/core/test_power_profiles.py::"
-            "test_after_a_crash_only_the_leases_own_are_taken_out",
+            "test_after_a_crash_only_the_leases_own_profiles_are_cleared",
         ),
     ),
     Mutation(
@@ -61,7 +61,7 @@ MUTATIONS = (
         instead("merged", "wanted"),
         (
             "tests/zeusd/core/test_power_profiles.py::"
-            "test_a_lease_adds_to_what_others_request_and_takes_its_own_out_again",
+            "test_a_lease_adds_to_what_others_request_and_clears_only_its_own",
         ),
     ),
     Mutation(
@@ -77,7 +77,7 @@ MUTATIONS = (
         "a counter of a whole module is not the GPU's",
         "zeusd.energy.channel.Channel.observe",
         never("verdict"),
-        ("tests/zeusd/energy/test_scope.py::test_energy_is_the_gpus_whatever_its_counter_counts",),
+        ("tests/zeusd/energy/test_scope.py::test_energy_is_the_gpus_for_every_counter_scope",),
     ),
     Mutation(
         "pidfd watch",
@@ -89,7 +89,7 @@ MUTATIONS = (
     ),
     Mutation(
         "watch of a holder",
-        "zeusd.core.control.ControlMachine._serve",
+        "zeusd.core.leased.Leased._watch",
         drop("Watch"),
         (
             "tests/zeusd/core/test_core.py::"
@@ -112,7 +112,7 @@ MUTATIONS = (
         drop("_lost", "loss"),
         (
             "tests/zeusd/core/test_leases.py::"
-            "test_who_lost_a_lease_is_told_by_every_set_until_it_acquires_anew",
+            "test_every_set_of_a_lost_lease_fails_until_it_is_acquired_again",
         ),
     ),
     Mutation(
@@ -121,7 +121,7 @@ MUTATIONS = (
         drop("_journal", "commit"),
         (
             "tests/system/test_crashes.py::"
-            "test_zeusd_killed_at_any_instant_leaves_a_value_that_somebody_answers_for"
+            "test_zeusd_killed_at_any_instant_leaves_a_value_that_the_journal_covers"
             "[True-after the device]",
         ),
     ),
@@ -218,7 +218,7 @@ MUTATIONS = (
         unreached("_pending", "clear"),
         (
             "tests/zeusd/core/test_leases.py::"
-            "test_another_load_of_the_driver_voids_what_the_journal_says",
+            "test_another_load_of_the_driver_invalidates_the_journal",
         ),
     ),
     Mutation(
@@ -321,7 +321,7 @@ MUTATIONS = (
         "a stuck GPU is left to its thread",
         "zeusd.runtime.sampling.Sampling.check",
         drop("replace_stuck"),
-        ("tests/system/test_measuring.py::test_a_driver_that_keeps_a_call_delays_no_other_gpu",),
+        ("tests/system/test_measuring.py::test_a_driver_call_that_hangs_delays_no_other_gpu",),
     ),
     Mutation(
         "a senseless reading is read again",
@@ -350,7 +350,7 @@ MUTATIONS = (
         drop("Put"),
         (
             "tests/zeusd/core/test_administration.py::"
-            "test_what_is_persisted_outlives_zeusd_and_a_reload_and_ends_with_a_restore",
+            "test_a_persisted_value_survives_zeusd_and_a_reload_and_ends_with_a_reset",
         ),
     ),
     Mutation(
@@ -371,7 +371,7 @@ MUTATIONS = (
         instead("isdisjoint", "True"),
         (
             "tests/zeusd/core/test_power_profiles.py::"
-            "test_a_restore_is_over_when_what_was_added_is_gone",
+            "test_a_restore_is_complete_when_the_added_profiles_are_cleared",
         ),
     ),
     Mutation(
@@ -512,7 +512,7 @@ MUTATIONS = (
         drop("due_ns", "pop"),
         (
             "tests/zeusd/core/test_administration.py::"
-            "test_a_gpu_that_cannot_be_put_back_does_not_keep_the_driver_open",
+            "test_a_gpu_that_cannot_be_restored_does_not_keep_the_driver_open",
         ),
     ),
     Mutation(

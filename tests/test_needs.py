@@ -1,4 +1,4 @@
-"""What cannot run here is not run and says so, or fails; nothing is skipped in another way."""
+"""A test whose needs are missing does not run and is reported, or fails; no test is skipped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WITHOUT = {
     "tests/zeusctl/test_exporter.py::test_rules_are_valid_and_fire_when_they_should": "prometheus",
     "tests/zeus/metric/test_pushes.py::test_each_window_is_one_observation": "pushgateway",
     "tests/zeusctl/test_reading.py::"
-    "test_an_ordinary_user_reads_and_is_told_what_he_may_not": "two users",
+    "test_an_ordinary_user_reads_and_learns_what_is_denied": "two users",
     "tests/test_mutations.py::"
     "test_the_rule_is_missed_when_its_code_is_gone[journal-before-the-device]": "gcc",
 }
@@ -62,7 +62,7 @@ def bare() -> Iterator[tuple[Path, dict[str, Any]]]:
         yield folder, {"cwd": folder, "env": environment, **as_nobody()}
 
 
-def test_an_ordinary_user_without_tools_is_told_what_was_not_run(
+def test_an_ordinary_user_without_tools_learns_which_tests_did_not_run(
     bare: tuple[Path, dict[str, Any]],
 ) -> None:
     _, how = bare
@@ -144,7 +144,7 @@ def test_reasons_are_counted_and_followed_by_the_commands_that_help() -> None:
     ]
 
 
-def test_root_is_told_of_an_interpreter_that_others_may_not_run(
+def test_root_is_warned_of_an_interpreter_that_others_may_not_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)

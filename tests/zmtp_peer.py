@@ -1,4 +1,4 @@
-"""What a peer may send over ZMTP, byte by byte: what libzmq would never send, too."""
+"""Bytes that a peer may send over ZMTP, including those that libzmq would never send."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from zeus.exceptions import ZeusBaseError
 from zeus.utils import framework
+from zeus_ipc.outage import Outage
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -25,30 +26,6 @@ TIMEOUT_S = 5.0
 """Seconds after which a silent gateway is given up, until the next push."""
 
 RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-
-
-class Trouble:
-    """Warns once about a repeated failure, until it recovers.
-
-    Args:
-        text: The warning, with the subject and the reason.
-        subject: The subject.
-    """
-
-    def __init__(self, text: str, subject: str) -> None:
-        self._text = text
-        self._subject = subject
-        self._reported = False
-
-    def met(self, reason: object) -> None:
-        """Notes a failure."""
-        if not self._reported:
-            self._reported = True
-            log.warning(self._text, self._subject, reason)
-
-    def over(self) -> None:
-        """Notes a success."""
-        self._reported = False
 
 
 class Group:
@@ -77,10 +54,7 @@ class Group:
             "rank": rank(),
             "metric": kind if number == 1 else f"{kind}_{number}",
         }
-        self._trouble = Trouble(
-            "the push gateway at %s takes no metrics (%s); training continues and zeus retries",
-            url,
-        )
+        self._outage = Outage(log)
 
     def push(self) -> bool:
         """Replaces this group at the gateway. Returns whether that succeeded."""
@@ -89,9 +63,13 @@ class Group:
                 self.url, self._job, self.registry, self._key, timeout=TIMEOUT_S
             )
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self._trouble.met(error.reason if type(error) is URLError else error)
+            reason = error.reason if type(error) is URLError else error
+            self._outage.failed(
+                f"the push gateway at {self.url} takes no metrics ({reason}); training continues "
+                "and zeus retries"
+            )
             return False
-        self._trouble.over()
+        self._outage.succeeded()
         return True
 
 

@@ -37,11 +37,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from zeus._pushgateway import Group, Trouble, prometheus_client
+from zeus._pushgateway import Group, prometheus_client
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import Measurement, PowerDomain, PowerMonitor, ZeusMonitor
 from zeus_ipc.closing import Closing
 from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.outage import Outage
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge, Histogram
@@ -235,7 +236,8 @@ class _EnergyMetric(Metric):
         job: str,
     ) -> None:
         super().__init__(gpu_indices, cpu_indices, period_s, pushgateway_url, job)
-        self._lookups = Trouble("the energy of windows for %s cannot be looked up now: %s", job)
+        self._job = job
+        self._lookups = Outage(log)
         self._pending: deque[tuple[str, Measurement]] = deque(maxlen=MAX_PENDING)
 
     @abstractmethod
@@ -279,11 +281,14 @@ class _EnergyMetric(Metric):
             measurement.look_up()
         except ZeusBaseError as error:
             if isinstance(error.__cause__, ZeusIpcError):  # zeusd, or a GPU, is not available
-                self._lookups.met(error.message)
+                self._lookups.failed(
+                    f"the energy of windows for {self._job} cannot be looked up now: "
+                    f"{error.message}"
+                )
                 return None
             log.warning("a window %r is left out: %s", name, error.message)
             return False
-        self._lookups.over()
+        self._lookups.succeeded()
         return True
 
 
@@ -438,7 +443,8 @@ class PowerGauge(Metric):
     ) -> None:
         super().__init__(gpu_indices, [], update_period, pushgateway_url, job)
         self._power = PowerMonitor(gpu_indices, power_domains=[PowerDomain.DEVICE_INSTANT])
-        self._readings = Trouble("the power of GPUs for %s is not known now: %s", job)
+        self._job = job
+        self._readings = Outage(log)
         self._just_ended: deque[tuple[str, float]] = deque(maxlen=MAX_PENDING)
         self._watts: dict[str, tuple[float, dict[int, float]]] = {}
         self._gauge: Gauge = self._group.prometheus.Gauge(
@@ -476,9 +482,11 @@ class PowerGauge(Metric):
         try:
             watts = self._power.get_power(at_s)
         except ZeusBaseError as error:
-            self._readings.met(error.message)
+            self._readings.failed(
+                f"the power of GPUs for {self._job} is not known now: {error.message}"
+            )
             return {}
-        self._readings.over()
+        self._readings.succeeded()
         return watts or {}
 
 

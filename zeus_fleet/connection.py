@@ -5,6 +5,8 @@ The files are read for each connection, so that renewed certificates are used wi
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,18 @@ class Tls:
     key: Path | None = None
 
 
+def check(endpoints: Sequence[str], tls: Tls | None) -> None:
+    """Checks what connections need.
+
+    Raises:
+        ValueError: An endpoint is not valid, or a file cannot be used.
+    """
+    for endpoint in endpoints:
+        _address(endpoint)
+    if tls is not None:
+        _credentials(tls)
+
+
 def connect(endpoint: str, tls: Tls | None, timeout_s: float) -> Any:
     """An `aetcd.Client` of one member; it connects with the first request.
 
@@ -35,24 +49,28 @@ def connect(endpoint: str, tls: Tls | None, timeout_s: float) -> Any:
         timeout_s: Time limit of each request.
 
     Raises:
-        ValueError: A file cannot be read, or the endpoint is not valid.
+        ValueError: See `check`.
     """
     import aetcd
 
+    host, port = _address(endpoint)
+    if tls is None:
+        return aetcd.Client(host=host, port=port, timeout=timeout_s)
+    return _secure_client(endpoint, tls, timeout_s)
+
+
+def _address(endpoint: str) -> tuple[str, int]:
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"{endpoint} is not a member of etcd; give HOST:PORT")
-    if tls is None:
-        return aetcd.Client(host=host, port=int(port), timeout=timeout_s)
-    return _secure_client(endpoint, tls, timeout_s)
+    return host, int(port)
 
 
 def _secure_client(endpoint: str, tls: Tls, timeout_s: float) -> Any:
     import aetcd
-    import grpc
     from aetcd import rpc
 
-    credentials = grpc.ssl_channel_credentials(_read(tls.ca), _read(tls.key), _read(tls.cert))
+    credentials = _credentials(tls)
 
     class Secure(aetcd.Client):  # type: ignore[misc]  # aetcd has no types
         """Differs from its base only in the channel."""
@@ -76,3 +94,24 @@ def _read(file: Path | None) -> bytes | None:
         return None if file is None else file.read_bytes()
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _credentials(tls: Tls) -> Any:
+    import grpc
+
+    credentials = grpc.ssl_channel_credentials(_read(tls.ca), _read(tls.key), _read(tls.cert))
+    # gRPC writes to standard error what is wrong with a file, and then fails to connect.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(tls.ca)
+    except ssl.SSLError:
+        raise ValueError(f"{tls.ca} has no certificate in PEM format") from None
+    if tls.cert is not None:
+        try:
+            context.load_cert_chain(tls.cert, tls.key, password="")
+        except ssl.SSLError as error:
+            raise ValueError(
+                f"{tls.cert} and {tls.key or 'no key'} are not a certificate and its unencrypted "
+                f"private key in PEM format ({error.reason or error})"
+            ) from None
+    return credentials

@@ -16,34 +16,18 @@ from zeus_fleet.messages import S, Timing, Work
 from zeus_fleet.node import Ceilings, FleetNode
 from zeus_fleet.store import Store, StoreUnavailable
 from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.outage import Outage
 
 HEARTBEAT_S = 1.2
 PLAN_S = 1.0
 log = logging.getLogger("zeus_fleet")
 
-
 REPEATED_S = 60.0
 """Period of log records about a failure that continues."""
 
 
-class _Trouble:
-    """Logs a repeated failure: the first time, once a minute, and when it has ended."""
-
-    def __init__(self, over: str) -> None:
-        self._over = over
-        self._next_s: float | None = None
-
-    def is_on(self, text: str) -> None:
-        """Handles a failure."""
-        if self._next_s is None or time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + REPEATED_S
-            log.warning("%s", text)
-
-    def is_over(self) -> None:
-        """Handles a success."""
-        if self._next_s is not None:
-            self._next_s = None
-            log.info("%s", self._over)
+def _outage(of: str) -> Outage:
+    return Outage(log, f"{of} answers again", again_s=REPEATED_S)
 
 
 def clock_ns() -> int:
@@ -81,7 +65,7 @@ async def run_agent(
     node = FleetNode(name, gpus.ranges, holds, timing, number=number)
     works: tuple[Work, ...] = ()
     written: tuple[Work, ...] | None = None
-    etcd, zeusd = _Trouble("etcd answers again"), _Trouble("zeusd answers again")
+    etcd, zeusd = _outage("etcd"), _outage("zeusd")
     while True:
         began = clock()
         await _carry_out(node, gpus, node.tick(clock()), clock)
@@ -90,13 +74,13 @@ async def run_agent(
             works = load.works
             node.draws(load.drawn_mw)
             await _carry_out(node, gpus, node.wants(load.wanted_mw, clock()), clock)
-            zeusd.is_over()
+            zeusd.succeeded()
         except ZeusIpcError as error:
-            zeusd.is_on(f"zeusd does not report the GPUs' work: {error}")
+            zeusd.failed(f"zeusd does not report the GPUs' work: {error}")
         beat = node.heartbeat(clock())
         try:
             answer = await store.beat(name, beat, None if works == written else works)
-            etcd.is_over()
+            etcd.succeeded()
             if answer is None:
                 log.error("another agent is running for %s; stop one of the two", name)
             else:
@@ -107,7 +91,7 @@ async def run_agent(
                 )
                 await _carry_out(node, gpus, command, clock)
         except StoreUnavailable as error:
-            etcd.is_on(f"{error}; zeusd lowers the GPUs if this lasts")
+            etcd.failed(f"{error}; zeusd lowers the GPUs if this lasts")
         await asyncio.sleep(max(0.05, HEARTBEAT_S - (clock() - began) / S))
 
 
@@ -126,14 +110,14 @@ async def _begin(name: str, gpus: Gpus, timing: Timing, clock: Callable[[], int]
 
 
 async def _newest_number(name: str, store: Store) -> int:
-    etcd = _Trouble("etcd answers again")
+    etcd = _outage("etcd")
     while True:
         try:
             number = await store.newest_number(name)
-            etcd.is_over()
+            etcd.succeeded()
             return number
         except StoreUnavailable as error:
-            etcd.is_on(f"{error}; the GPUs are at their minimum until it does")
+            etcd.failed(f"{error}; the GPUs are at their minimum until it does")
             await asyncio.sleep(HEARTBEAT_S)
 
 
@@ -170,7 +154,7 @@ async def run_allocator(
     advised: dict[str, dict[int, int]] = {}
     lease: int | None = None
     token: int | None = None
-    etcd = _Trouble("etcd answers again")
+    etcd = _outage("etcd")
     while True:
         try:
             now, lease = await store.campaign(name, lease)
@@ -191,9 +175,9 @@ async def run_allocator(
                     log.info("the plan was not written: its inputs have changed meanwhile")
                 if jobs is not None:
                     await _advise(store, jobs, advised)
-            etcd.is_over()
+            etcd.succeeded()
         except StoreUnavailable as error:
-            etcd.is_on(str(error))
+            etcd.failed(str(error))
         await asyncio.sleep(PLAN_S)
 
 

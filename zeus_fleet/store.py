@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from zeus_fleet import wire
 from zeus_fleet.allocator import Commit, Snapshot
-from zeus_fleet.connection import Tls, connect
+from zeus_fleet.connection import Tls, check, connect
 from zeus_fleet.messages import Answer, Budget, Heartbeat, Plan, Work
 
 PREFIX = "/zeus-fleet/"
@@ -80,6 +80,9 @@ class Store:
         prefix: Prefix of all keys.
         tls: None: connections are not encrypted.
         timeout_s: Time limit of one request to etcd.
+
+    Raises:
+        ValueError: An endpoint is not valid, or a TLS file cannot be used.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Store:
             raise StoreUnavailable(
                 'etcd needs the extra fleet: pip install "zeusd[fleet]"'
             ) from None
+        check(endpoints, tls)
         self._tls = tls
         self._failures = (asyncio.TimeoutError, OSError, aetcd.ClientError, grpc.RpcError)
         self._endpoints = [*endpoints]
@@ -347,10 +351,16 @@ class Store:
     def _key(self, name: str) -> bytes:
         return (self._prefix + name).encode()
 
+    def _connect(self) -> Any:
+        try:
+            return connect(self._endpoints[0], self._tls, self._timeout_s)
+        except ValueError as error:  # certificates may be about to be renewed
+            raise StoreUnavailable(str(error)) from None
+
     async def _ask(self, request: Callable[[Any], Awaitable[T]]) -> T:
         try:
             if self._client is None:
-                self._client = connect(self._endpoints[0], self._tls, self._timeout_s)
+                self._client = self._connect()
             # Not in wait_for, which may swallow this task's cancellation before Python 3.12.
             return await request(self._client)
         except self._failures as error:

@@ -62,6 +62,11 @@ def unreachable(path: str, error: OSError) -> DaemonUnavailable | AccessRefused 
             "socket in ZEUSD_SOCK_PATH"
         )
     if isinstance(error, ConnectionRefusedError):
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.stat(path).st_mode):
+                return DaemonUnavailable(
+                    f"{path} is not a socket; name zeusd's socket in ZEUSD_SOCK_PATH"
+                )
         return DaemonUnavailable(
             f"no zeusd listens at {path}: the socket was left behind by one that ended; start zeusd"
         )

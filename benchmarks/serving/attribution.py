@@ -1,12 +1,12 @@
-"""Error of J per request against the Shapley value of a simulated truth.
+"""Measures the error of the energy per request against the Shapley value of a simulated truth.
 
     python benchmarks/serving.py attribution [--tuned] [--world NAME] [--no-live]
 
-The method's constants were chosen on the worlds of `TUNED`. What is reported, unless `--tuned`
-says otherwise, are the worlds of `HELD_OUT`: other seeds, loads and shapes, and truths of another
-form (how arithmetic overlaps with memory traffic, how much power is static, a tile of another
-size). Errors are in percent of each request's true energy, mean / p95. Every figure rests on an
-invented roofline: it orders methods and promises nothing about a real GPU.
+The method's constants were chosen on the worlds of `TUNED`. It reports the worlds of `HELD_OUT`,
+unless `--tuned` is given: other seeds, loads and shapes, and truths of another form (how arithmetic
+overlaps with memory traffic, how much power is static, a tile of another size). Errors are in
+percent of each request's true energy, mean / p95. Every figure rests on an invented roofline: it
+ranks methods, and promises nothing about a real GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TUNED = [
     World("agents", 5, prompt_mean=2500, cached=0.8, output_mean=120),
     World("tiles of 16", 8, tile=16),
     World("three clocks", 6, clocks=(1.0, 0.58, 0.76), hard=True),
-    World("1.5x dearer", 5, dearer_at_s=90, hard=True),
+    World("1.5x cost", 5, cost_step_at_s=90, hard=True),
     World("bursts", 5, burst=3),
     World("lost updates", 5, lost=0.1, abort=0.1),
 ]
@@ -59,7 +59,7 @@ HELD_OUT = [
     World("agents", 4, seed=108, prompt_mean=3500, cached=0.85, output_mean=160, norm=2.5),
     World("tiles of 32", 9, seed=109, tile=32, norm=3),
     World("four clocks", 5, seed=110, clocks=(1.0, 0.5, 0.85, 0.65), clock_s=11, hard=True),
-    World("1.7x dearer", 4.5, seed=111, dearer_at_s=120, dearer=1.7, norm=3, hard=True),
+    World("1.7x cost", 4.5, seed=111, cost_step_at_s=120, cost_factor=1.7, norm=3, hard=True),
     World("drift", 5, seed=115, drift=0.08, norm=3, hard=True),
     World("bursts", 5, seed=112, burst=3.5, norm=2.5),
     World("lost updates", 5, seed=113, lost=0.15, abort=0.15, norm=3),

@@ -1,18 +1,18 @@
-"""What a step costs in the engine's process: the probes' own work, and the clock policy's.
+"""Measures the cost of a step in the engine's process: that of the probes and of the clock policy.
 
     python benchmarks/serving.py cost [--samples N]
 
-Each way is run in turns with the same work without it, some steps at a time, and the difference of
-the two is reported: the middle half's mean, so that a step that another process interrupted does
-not count. A process beside takes the messages, as the ledger does. Between turns 1 MB is read, so
-that caches are not warmer than an engine leaves them.
+Each case alternates with the same work without it, some steps at a time, and the difference of the
+two is reported: the mean of the middle half, so that a step that another process interrupted does
+not count. Another process receives the messages, as the ledger does. Between turns 1 MB is read, so
+that caches are not warmer than in an engine.
 
 - `steps`: vLLM's scheduler probe on a scheduler like vLLM's; `same`: the same requests in each
   step, `new`: one of them ends in each and another comes.
 - `stats`: the front end's stat logger, in vLLM's API server; outputs of 220 tokens.
-- `Recorder.step`: an engine of your own that names its requests in each step.
-- `RequestFeed`: what sums such rows for clock control in the engine's process.
-- `ClockPolicy.step`: in the simulation of the scenario named, beside nothing.
+- `Recorder.step`: your own engine, which names its requests in each step.
+- `RequestFeed`: sums such rows for clock control in the engine's process.
+- `ClockPolicy.step`: in the simulation of the named scenario, with no other load.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Arm = Callable[[], None]
 
 
 class Scheduler:
-    """What the probe reads of vLLM's."""
+    """The attributes of vLLM that the probe reads."""
 
     def __init__(self, sequences: int, *, renew: bool) -> None:
         self.requests: dict[str, Any] = {}

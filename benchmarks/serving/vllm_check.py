@@ -1,4 +1,4 @@
-"""What the probe in the scheduler records, against what vLLM says of itself."""
+"""Compares the records of the probe in the scheduler with vLLM's own statistics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCKS = 32
 
 @dataclass
 class Listened:
-    """What a recorder sent."""
+    """Messages that a recorder sent."""
 
     steps: list[Step] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Listened:
 
 @dataclass
 class Said:
-    """What vLLM's front end said."""
+    """Statistics of vLLM's front end."""
 
     details: list[Any] = field(default_factory=list)
     work: list[Any] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Said:
 
 
 def check(home: Path, *, ahead: bool) -> None:
-    """Prints what was compared; exits with 1 where something differs."""
+    """Prints the comparison. Exits with 1 if something differs."""
     os.environ[MODE_ENV] = "steps"
     os.environ[SOCKET_ENV] = str(home / "steps.sock")
     listened, ended = Listened(), threading.Event()
@@ -95,7 +95,7 @@ async def _drive(home: Path, *, ahead: bool) -> tuple[Said, dict[str, tuple[int,
     said = Said()
 
     class Logger(StatLoggerBase):
-        """Keeps the statistics, and puts steps together from them as the plugin does."""
+        """Keeps the statistics, and builds steps from them as the plugin does."""
 
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             self.plugin = EnergyStatLogger(vllm_config, engine_index)
@@ -163,7 +163,7 @@ async def _drive(home: Path, *, ahead: bool) -> tuple[Said, dict[str, tuple[int,
 
 
 class _Rows:
-    """Takes what the front end's plugin would send."""
+    """Receives the messages that the front end's plugin would send."""
 
     def __init__(self, rows: list[Any]) -> None:
         self._rows = rows

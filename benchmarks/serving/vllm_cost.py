@@ -1,11 +1,12 @@
-"""What the plugins cost a real engine: its time per output token with and without, in turns.
+"""Measures the cost of the plugins to a real engine: its time per output token with and without
+them.
 
 One engine in this process, whose scheduler's methods are wrapped and unwrapped every few steps;
-beside it a zeusd on a simulated GPU, a ledger, and clock control in dry run, which receive what the
-wrapped scheduler sends. The mean of a turn counts, as some steps send and others do not. Steps in
-which the kernel took the processor away do not count, but for the engine's CPU time, which is given
-too. Each arm is compared with the plain engine's turn next to it. It goes on until the interval of
-each median is as narrow as wanted, or the time is over.
+beside it a zeusd on a simulated GPU, a ledger, and clock control in dry run, which receive the
+messages of the wrapped scheduler. The mean of a turn counts, because some steps send and others do
+not. Steps in which the kernel preempted the process do not count, except for the engine's CPU time,
+which is reported too. Each arm is compared with the adjacent turn of the plain engine. It runs
+until the interval of each median is as narrow as requested, or the time is over.
 """
 
 from __future__ import annotations

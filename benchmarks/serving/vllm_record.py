@@ -1,9 +1,10 @@
-"""Writes down what a real vLLM's scheduler and front end hand to the plugins, for CI to play back.
+"""Records what a real vLLM's scheduler and front end pass to the plugins, for CI to replay.
 
 One line of JSON per event, in order, with instants of CLOCK_MONOTONIC from the first: `arrived`,
-`scheduled` (who, tokens, what is computed after it, who has finished), `updated` (who is gone),
-`iteration` (running requests, finished ones) and, at the end, what the engine says of each step and
-request.
+`scheduled` (requests, tokens, what is computed after it, finished requests), `updated` (removed
+requests),
+`iteration` (running requests, finished ones) and, at the end, the engine's own statistics of each
+step and request.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`vllm serve` beside zeusd, a ledger and clock control: each of them is killed in turn.
+"""Runs `vllm serve` beside zeusd, a ledger and clock control, and kills each of them in turn.
 
-zeusd, the ledger and clock control are killed while vLLM serves; it must go on. Then vLLM is
+zeusd, the ledger and clock control are killed while vLLM serves; it must continue. Then vLLM is
 killed, with all its processes and requests in flight, and started again under the same load. At the
-end the sums must hold and no request may be there twice. Clocks must be unlocked within the lease's
-TTL when what locked them, or the engine whose statistics it needs, is gone.
+end the sums must agree, and no request may occur twice. Clocks must be unlocked within the lease's
+TTL after clock control, or the engine whose statistics it needs, is gone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEDGER = "http://127.0.0.1:9462"
 
 
 def server(home: Path) -> None:
-    """Prints what was seen; exits with 1 where something is wrong."""
+    """Prints the results. Exits with 1 if something is wrong."""
     os.environ[MODE_ENV] = "steps"
     os.environ["ZEUS_SERVING_TENANT_HEADER"] = "x-tenant"
     wrong: list[str] = []
@@ -216,7 +216,7 @@ class _Load(threading.Thread):
         self._goes.clear()
 
     def resume(self) -> None:
-        """Goes on."""
+        """Continues the process."""
         self._goes.set()
 
     def stop(self) -> None:

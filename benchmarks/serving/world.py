@@ -24,7 +24,7 @@ class World:
     """One server under one load.
 
     Attributes:
-        name: What it is called in tables.
+        name: Its name in tables.
         rate: Requests per second.
         seconds: Length of the run.
         seed: Of arrivals, lengths and noise.
@@ -37,7 +37,7 @@ class World:
         prompt_mean, output_mean: Tokens.
         cached: Share of the prompt found in the prefix cache.
         clocks: Relative clocks, in turn, each for `clock_s`.
-        dearer_at_s: From here on the model's bytes and FLOPs cost `dearer` times as much.
+        cost_step_at_s: From then on, bytes and FLOPs of the model cost `cost_factor` times as much.
         burst: Coefficient of variation of the time between arrivals; 1: Poisson.
         tile: Tokens of a step are padded to a multiple of it, up to 256.
         lost: Share of the sensor's updates that are lost, in runs of ten.
@@ -60,8 +60,8 @@ class World:
     cached: float = 0.0
     clocks: tuple[float, ...] = (1.0,)
     clock_s: float = 7.0
-    dearer_at_s: float | None = None
-    dearer: float = 1.5
+    cost_step_at_s: float | None = None
+    cost_factor: float = 1.5
     burst: float = 1.0
     tile: int = 1
     lost: float = 0.0
@@ -77,7 +77,7 @@ class World:
 
 @dataclass
 class Run:
-    """What a server did, and what is true of it.
+    """The steps of a server, and their true energy.
 
     Rows are of one request in one step, in the order of the steps.
     """
@@ -208,8 +208,8 @@ def serve(world: World, *, chunk: int = 2048, most: int = 256) -> Run:
         all_ids, all_flags = np.concatenate(ids), np.concatenate(flags)
         all_tokens, all_context = np.concatenate(tokens), np.concatenate(context)
         clock = world.clocks[int(now / world.clock_s) % len(world.clocks)]
-        dear = world.dearer_at_s is not None and now >= world.dearer_at_s
-        price = world.dearer if dear else 1.0
+        stepped = world.cost_step_at_s is not None and now >= world.cost_step_at_s
+        price = world.cost_factor if stepped else 1.0
         attention, kv = _own(all_tokens, all_context)
         out = all_ids.size
         length_s, joules = cost(
@@ -271,10 +271,10 @@ def shapley(
     """Each row's Shapley value of its step's energy, J.
 
     Args:
-        run: The run; its `step_j` is what is split.
+        run: The run; its `step_j` is divided.
         cost: Time and energy of a subset by its sums.
         orders: Orders per step; half are rotations of one random order per step, half reversed.
-            None: as many as leave less than a percent of chance in the figures.
+            None: enough for a sampling error below one percent.
     """
     generator = np.random.default_rng(run.world.seed + 1000)
     rows = run.request.size
@@ -284,8 +284,8 @@ def shapley(
     attention, kv = _own(run.tokens, run.context)
     own = np.stack([run.tokens.astype(float), attention, kv, np.ones(rows)])
     clock = run.clock[step]
-    dear_ns = np.inf if run.world.dearer_at_s is None else run.world.dearer_at_s * 1e9
-    price = np.where(run.begin_ns >= dear_ns, run.world.dearer, 1.0)[step]
+    step_ns = np.inf if run.world.cost_step_at_s is None else run.world.cost_step_at_s * 1e9
+    price = np.where(run.begin_ns >= step_ns, run.world.cost_factor, 1.0)[step]
     shuffled = np.lexsort((generator.random(rows), step))  # rows of a step stay together
     position = np.arange(rows) - first
     total = np.zeros(rows)
@@ -310,11 +310,11 @@ def shapley(
 
 
 def sense(run: Run, seen: float, *, period_s: float = 0.1, noise: float = 0.03) -> Sensor:
-    """What a sensor shows of a run.
+    """The readings of a sensor during a run.
 
     Args:
         run: The run.
-        seen: Share of each update that the sensor sees, at the update's end.
+        seen: Share of each update period that the sensor measures, at its end.
         period_s: Update period.
         noise: Of one update, relative.
     """

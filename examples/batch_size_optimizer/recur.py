@@ -1,10 +1,10 @@
-"""Runs a job again and again, as a scheduler would, and shows what was found.
+"""Runs a job repeatedly, as a scheduler would, and shows the best batch size.
 
     python recur.py                 # trials in a file
-    python recur.py --server        # trials on a server, which is started
+    python recur.py --server        # trials on a server, which this program starts
 
-Each run is a process of its own: `train.py`. Without ZEUSD_SOCK_PATH a simulated node of one V100
-is started, and stopped at the end.
+Each run is a separate process of `train.py`. Without ZEUSD_SOCK_PATH, a simulated node with one
+V100 is started, and stopped at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ JOB_ID = "toy"
 
 def main() -> None:
     options = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is stopped, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops node and server, too
     with contextlib.ExitStack() as stack:
         folder = options.folder
         if folder is None:
@@ -59,15 +59,15 @@ def parse() -> argparse.Namespace:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    add("--recurrences", type=int, default=12, help="how often the job runs (12)")
-    add("--server", action="store_true", help="keep the trials on a server")
-    add("--seed", type=int, help="makes the choice of batch sizes repeatable")
-    add("--folder", type=Path, help="where trials and logs go, and stay")
+    add("--recurrences", type=int, default=12, help="number of runs (12)")
+    add("--server", action="store_true", help="store the trials on a server")
+    add("--seed", type=int, help="make the choice of batch sizes reproducible")
+    add("--folder", type=Path, help="keep trials and logs in this folder")
     return parser.parse_args()
 
 
 def python(*arguments: str) -> None:
-    """Runs a step of its own, and ends here if it fails."""
+    """Runs a command, and exits if it fails."""
     command = [sys.executable, *arguments]
     if arguments[0] == "train.py":
         command[1] = str(HERE / "train.py")
@@ -96,7 +96,7 @@ def node(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def server(database: Path, folder: Path) -> Iterator[str]:
-    """A batch size server. Gives its URL."""
+    """Starts a batch size server, and returns its URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -117,7 +117,7 @@ def server(database: Path, folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def started(command: list[str], log_path: Path, answers: Callable[[], bool]) -> Iterator[None]:
-    """A program that runs beside, from when it answers."""
+    """Starts a program in the background, and waits until it answers."""
     with log_path.open("wb") as log:
         process = subprocess.Popen([sys.executable, *command], stdout=log, stderr=log)
     try:
@@ -133,7 +133,7 @@ def started(command: list[str], log_path: Path, answers: Callable[[], bool]) -> 
 
 
 def fail(sentence: str) -> NoReturn:
-    """Ends the program."""
+    """Stops the program."""
     print(f"recur.py: {sentence}", file=sys.stderr)
     raise SystemExit(1)
 

@@ -1,6 +1,6 @@
-"""Work for a simulated GPU: without, it would stay idle, whatever this process computes.
+"""Work for a simulated GPU, which otherwise stays idle while this process computes.
 
-A real node needs nothing of this.
+A real GPU does not need this module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHARE = 0.25
 
 
 class GpuWork:
-    """Training steps of a batch size, replayed on a GPU if that is simulated.
+    """Replays training steps of a batch size on a simulated GPU.
 
     Args:
         gpu: The GPU that this process trains on.
@@ -31,7 +31,7 @@ class GpuWork:
             with Client() as client:
                 devices = client.node().simulated
         except ZeusIpcError:
-            return  # no zeusd: the library measures in this process, and only real GPUs
+            return  # no zeusd: the library measures in this process, so the GPUs are real
         if devices is not None:
             nearest = min(MEASURED, key=lambda size: abs(size - batch_size))
             workload = f"nsdi23/v100/cifar100/shufflenetv2/adadelta/{nearest}"

@@ -1,4 +1,4 @@
-"""What is trained: a network that learns to answer as another one does. It costs a CPU nothing."""
+"""The training task: a small network learns to imitate another one. It needs little CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEARNING_RATE = 0.1
 
 
 def samples(number: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features (number, 32) and their classes (number); the same rule for all seeds."""
+    """Returns features (number, 32) and classes, by a rule that is the same for all seeds."""
     features = torch.randn(number, FEATURES, generator=torch.Generator().manual_seed(seed))
     rule = torch.Generator().manual_seed(7)
     hidden = torch.randn(FEATURES, 64, generator=rule) / math.sqrt(FEATURES)
@@ -25,16 +25,16 @@ def samples(number: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def network() -> nn.Module:
-    """With random weights, for features (batch, 32)."""
+    """A network with random weights, for features (batch, 32)."""
     return nn.Sequential(nn.Linear(FEATURES, 256), nn.ReLU(), nn.Linear(256, CLASSES))
 
 
 def learning_rate(batch_size: int) -> float:
-    """By the root of the batch size, so that one learning rate serves all sizes."""
+    """Scales with the square root of the batch size, so that one learning rate suits all sizes."""
     return LEARNING_RATE * math.sqrt(batch_size / 256)
 
 
 def accuracy(model: nn.Module, features: torch.Tensor, classes: torch.Tensor) -> float:
-    """Share that is classified right."""
+    """Share of samples that are classified correctly."""
     with torch.no_grad():
         return float((model(features).argmax(1) == classes).float().mean())

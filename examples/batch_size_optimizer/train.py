@@ -4,7 +4,7 @@
     python train.py --job-id toy                      # on the server at $ZEUS_SERVER_URL
     torchrun --nnodes 1 --nproc_per_node 2 train.py   # on two GPUs; the job is $ZEUS_JOB_ID
 
-With --checkpoint, a run that is stopped goes on where it was, if ZEUS_BSO_RUN_ID is the same.
+With --checkpoint, a stopped run resumes, if ZEUS_BSO_RUN_ID is the same.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def main() -> None:
 
 
 def train(optimizer: BatchSizeOptimizer, batch_size: int, checkpoint: Path | None) -> None:
-    """Trains until the optimizer says that training is finished.
+    """Trains until the optimizer ends training.
 
     Args:
-        optimizer: Of all processes, on rank 0.
+        optimizer: Covers all processes; only rank 0 has one.
         batch_size: Of all processes together.
-        checkpoint: Written after each epoch, and gone on from if it is there.
+        checkpoint: Written after each epoch. If the file exists, training resumes from it.
     """
     torch.set_num_threads(1)
     features, classes = samples(TRAIN_SAMPLES, seed=1)
@@ -110,7 +110,7 @@ def train(optimizer: BatchSizeOptimizer, batch_size: int, checkpoint: Path | Non
             if RANK == 0:
                 print(f"epoch {epoch + 1}: accuracy {found:.1%}", flush=True)
                 save(checkpoint, epoch + 1, model, parameters)
-            # All must stop after the same epoch, or some wait for the others forever.
+            # All ranks must stop after the same epoch, or some wait for the others forever.
             (finished,) = all_reduce([optimizer.training_finished], "max")  # False on the others
             if finished:
                 break
@@ -118,7 +118,7 @@ def train(optimizer: BatchSizeOptimizer, batch_size: int, checkpoint: Path | Non
 
 @contextlib.contextmanager
 def processes() -> Iterator[None]:
-    """All processes know each other, if there are several."""
+    """Initializes torch.distributed, if there are several processes."""
     if WORLD_SIZE > 1:
         dist.init_process_group("gloo")
     yield
@@ -127,7 +127,7 @@ def processes() -> Iterator[None]:
 
 
 def save(path: Path | None, epoch: int, model: nn.Module, parameters: torch.optim.SGD) -> None:
-    """Writes a checkpoint, whole or not at all."""
+    """Writes a checkpoint atomically."""
     if path is not None:
         state = {"epoch": epoch, "model": model.state_dict(), "sgd": parameters.state_dict()}
         torch.save(state, path.with_suffix(".new"))
@@ -135,7 +135,7 @@ def save(path: Path | None, epoch: int, model: nn.Module, parameters: torch.opti
 
 
 def load(path: Path | None, model: nn.Module, parameters: torch.optim.SGD) -> int:
-    """Continues from a checkpoint, if there is one. Returns how many epochs it has."""
+    """Continues from a checkpoint, if there is one. Returns the number of epochs trained so far."""
     if path is None or not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
@@ -152,20 +152,20 @@ def parse() -> argparse.Namespace:
     env = os.environ
     add("--job-id", default=env.get("ZEUS_JOB_ID"), help="what recurs ($ZEUS_JOB_ID)")
     add("--server-url", default=env.get("ZEUS_SERVER_URL"), help="($ZEUS_SERVER_URL)")
-    add("--store", type=Path, help="a file for the trials, in place of a server")
-    add("--eta", type=float, default=0.5, help="1 counts energy only, 0 time only (0.5)")
-    add("--seed", type=int, help="makes the choice of batch sizes repeatable")
-    add("--checkpoint", type=Path, help="file to keep training in, and to go on from")
+    add("--store", type=Path, help="file for the trials, instead of a server")
+    add("--eta", type=float, default=0.5, help="1 counts only energy, 0 only time (0.5)")
+    add("--seed", type=int, help="make the choice of batch sizes reproducible")
+    add("--checkpoint", type=Path, help="checkpoint file, from which a stopped run resumes")
     options = parser.parse_args()
     if not options.job_id:
         fail("name the recurring job: --job-id, or ZEUS_JOB_ID")
     if not (options.store or options.server_url):
-        fail("say who keeps the trials: --store bso.db, or --server-url, or ZEUS_SERVER_URL")
+        fail("name the store of trials: --store bso.db, --server-url, or ZEUS_SERVER_URL")
     return options
 
 
 def fail(sentence: str) -> NoReturn:
-    """Ends the program."""
+    """Exits with an error message."""
     print(f"train.py: {sentence}", file=sys.stderr)
     raise SystemExit(2)
 

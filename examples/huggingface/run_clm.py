@@ -1,10 +1,10 @@
-"""Trains a causal language model with `Trainer`, at the power limit that is best for it.
+"""Trains a causal language model with `Trainer`, at its best power limit.
 
     python run_clm.py --model_name_or_path MODEL --dataset_name DATASET --output_dir OUT
-    python run_clm.py --train_file TEXT --output_dir OUT        a tiny model, made here
+    python run_clm.py --train_file TEXT --output_dir OUT        a tiny model with random weights
 
-Every option of `TrainingArguments` is one here; `--help` shows all. The power limit optimizer is
-one line in `main`.
+It takes every option of `TrainingArguments`; `--help` shows all. One line in `main` adds the power
+limit optimizer.
 """
 
 from __future__ import annotations
@@ -38,38 +38,39 @@ TINY = {
 
 @dataclass
 class ModelArguments:
-    """What is trained."""
+    """Options for the model."""
 
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "a pretrained model, to go on from"}
+        default=None, metadata={"help": "pretrained model to continue from"}
     )
-    config_name: str | None = field(
-        default=None, metadata={"help": "a model's configuration, to begin again with"}
-    )
+    config_name: str | None = field(default=None, metadata={"help": "configuration of a new model"})
     tokenizer_name: str | None = field(
-        default=None, metadata={"help": "a tokenizer, if not that of the model or configuration"}
+        default=None, metadata={"help": "tokenizer, if not that of the model or configuration"}
     )
 
 
 @dataclass
 class DataArguments:
-    """What it is trained with."""
+    """Options for the data."""
 
-    dataset_name: str | None = field(default=None, metadata={"help": "a data set of the hub"})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "which part of it"})
+    dataset_name: str | None = field(default=None, metadata={"help": "data set of the hub"})
+    dataset_config_name: str | None = field(
+        default=None, metadata={"help": "configuration of the data set"}
+    )
     train_file: str | None = field(default=None, metadata={"help": "a text file"})
     validation_file: str | None = field(default=None, metadata={"help": "a text file"})
     validation_percent: int = field(
-        default=5, metadata={"help": "how much of the training data, if there is none to validate"}
+        default=5,
+        metadata={"help": "share of the training data for validation, if there is no other"},
     )
-    block_size: int = field(default=256, metadata={"help": "tokens in a sequence"})
+    block_size: int = field(default=256, metadata={"help": "tokens per sequence"})
     max_train_samples: int | None = field(
-        default=None, metadata={"help": "sequences to train with"}
+        default=None, metadata={"help": "number of training sequences"}
     )
 
 
 def load_texts(options: DataArguments) -> DatasetDict:
-    """The texts, as data sets `train` and `validation` with a column `text`."""
+    """Loads the texts as data sets `train` and `validation` with a column `text`."""
     if options.dataset_name is not None:
         data = load_dataset(options.dataset_name, options.dataset_config_name)
     elif options.train_file is not None:
@@ -84,7 +85,7 @@ def load_texts(options: DataArguments) -> DatasetDict:
 
 
 def make_tokenizer(texts: Dataset) -> PreTrainedTokenizerFast:
-    """A small byte-level tokenizer, for the tiny model."""
+    """Builds a small byte-level tokenizer for the tiny model."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -101,7 +102,7 @@ def make_tokenizer(texts: Dataset) -> PreTrainedTokenizerFast:
 def load_model(
     options: ModelArguments, texts: Dataset
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer: pretrained, new by a configuration, or tiny."""
+    """Loads model and tokenizer: pretrained, from a configuration, or tiny."""
     named = options.tokenizer_name or options.config_name or options.model_name_or_path
     tokenizer = AutoTokenizer.from_pretrained(named) if named else make_tokenizer(texts)
     if options.model_name_or_path is not None:
@@ -114,7 +115,7 @@ def load_model(
 
 
 def cut(texts: Dataset, tokenizer: PreTrainedTokenizerBase, block_size: int) -> Dataset:
-    """All texts one after another, in sequences of the same length."""
+    """Concatenates all texts, and cuts them into sequences of the same length."""
 
     def blocks(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         stream: list[int] = []

@@ -8,7 +8,7 @@ The model is Gemma 3 1B unless `--model_name_or_path` names another. A data set 
 
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
 
-Every option of `SFTConfig` is one here; `--help` shows all.
+It takes every option of `SFTConfig`; `--help` shows all.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from zeus_options import ZeusArguments, attach_optimizer, print_result
 
 @dataclass
 class Arguments:
-    """Model, adapters and data."""
+    """Options for model, adapters and data."""
 
     model_name_or_path: str = field(
         default="google/gemma-3-1b-it", metadata={"help": "a chat model"}
     )
-    dataset_name: str | None = field(default=None, metadata={"help": "a data set of the hub"})
-    dataset_split: str = field(default="train", metadata={"help": "which part of it"})
-    train_file: str | None = field(default=None, metadata={"help": "a JSONL file of chats"})
-    eval_percent: int = field(default=5, metadata={"help": "how much of the data to evaluate with"})
+    dataset_name: str | None = field(default=None, metadata={"help": "data set of the hub"})
+    dataset_split: str = field(default="train", metadata={"help": "configuration of the data set"})
+    train_file: str | None = field(default=None, metadata={"help": "JSONL file of chats"})
+    eval_percent: int = field(default=5, metadata={"help": "share of the data for evaluation"})
     load_in_4bit: bool = field(
-        default=True, metadata={"help": "keep the model's weights in 4 bits"}
+        default=True, metadata={"help": "store the model's weights in 4 bits"}
     )
     lora_r: int = field(default=16, metadata={"help": "rank of the adapters"})
-    lora_alpha: int = field(default=32, metadata={"help": "their scale, times the rank"})
+    lora_alpha: int = field(default=32, metadata={"help": "scale of the adapters, times the rank"})
     lora_dropout: float = field(default=0.05, metadata={"help": "their dropout"})
 
 
 def load_chats(options: Arguments) -> tuple[Dataset, Dataset]:
-    """What to train and what to evaluate with."""
+    """Loads the data sets for training and evaluation."""
     if options.dataset_name is not None:
         chats = load_dataset(options.dataset_name, split=options.dataset_split)
     elif options.train_file is not None:
@@ -61,7 +61,7 @@ def load_chats(options: Arguments) -> tuple[Dataset, Dataset]:
 
 
 def load_model(options: Arguments, args: SFTConfig) -> PreTrainedModel:
-    """The model on this process's device, in 4 bits if that is wanted."""
+    """Loads the model on this process's device, in 4 bits if requested."""
     on_gpu = args.device.type == "cuda"
     dtype = torch.bfloat16 if on_gpu and torch.cuda.is_bf16_supported() else torch.float32
     quantization = BitsAndBytesConfig(
@@ -69,7 +69,7 @@ def load_model(options: Arguments, args: SFTConfig) -> PreTrainedModel:
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
-        # FSDP shards tensors of one type: weights are stored as what they are computed in.
+        # FSDP shards tensors of one type, so weights are stored in the compute type.
         bnb_4bit_quant_storage=dtype if args.fsdp else torch.uint8,
     )
     return AutoModelForCausalLM.from_pretrained(
@@ -77,7 +77,7 @@ def load_model(options: Arguments, args: SFTConfig) -> PreTrainedModel:
         quantization_config=quantization if options.load_in_4bit else None,
         dtype=dtype,
         device_map={"": args.local_process_index if on_gpu else "cpu"},
-        attn_implementation="eager",  # what Gemma 3 is to be trained with
+        attn_implementation="eager",  # recommended for training Gemma 3
     )
 
 

@@ -1,6 +1,6 @@
-"""Work for simulated GPUs: without, they would stay idle, whatever the trainer computes.
+"""Work for simulated GPUs, which otherwise stay idle while the trainer computes.
 
-A real node needs nothing of this.
+Real GPUs do not need this module.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MEASURED = "nsdi23/v100/imagenet/resnet50/adadelta/32"
 
 
 class SimulatedSteps(TrainerCallback):
-    """Each optimizer step is one of a measured ResNet-50's, on the simulated GPUs of a monitor.
+    """Replays a measured step of ResNet-50 on a monitor's simulated GPUs with each optimizer step.
 
     Args:
-        devices: Where the simulated GPUs take their work.
+        devices: Endpoint of the simulated GPUs.
         monitor: The GPUs.
     """
 
@@ -32,15 +32,15 @@ class SimulatedSteps(TrainerCallback):
         self._work = SimulatedWork(devices, [gpu.uuid for gpu in gpus], workload)
 
     def on_step_end(self, *event: Any, **objects: Any) -> None:
-        """A step is done when the GPUs have done it."""
+        """Waits until the GPUs have completed the step."""
         self._work.run(1)
 
 
 def simulated_steps(monitor: ZeusMonitor) -> SimulatedSteps | None:
-    """A callback that keeps the monitor's GPUs busy; None where they are real."""
+    """Returns a callback that keeps the monitor's GPUs busy; None if they are real."""
     try:
         with Client() as client:
             devices = client.node().simulated
     except ZeusIpcError:
-        return None  # no zeusd: the library measures in this process, and only real GPUs
+        return None  # no zeusd: the library measures in this process, so the GPUs are real
     return None if devices is None else SimulatedSteps(devices, monitor)

@@ -1,4 +1,4 @@
-"""What both examples take on the command line for the power limit optimizer, and do with it."""
+"""Command line options for the power limit optimizer, shared by both examples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zeus.optimizer.power_limit import (
 
 @dataclass
 class ZeusArguments:
-    """The options of the power limit optimizer. Set none, and it takes its own defaults."""
+    """Options of the power limit optimizer. Those that are not set keep its defaults."""
 
     selector: str | None = field(
         default=None,
@@ -40,7 +40,7 @@ class ZeusArguments:
         },
     )
     eta_knob: float = field(
-        default=0.5, metadata={"help": "for zeus-cost: 1 counts energy only, 0 time only"}
+        default=0.5, metadata={"help": "for zeus-cost: 1 counts only energy, 0 only time"}
     )
     zeus_search: str | None = field(
         default=None,
@@ -55,11 +55,9 @@ class ZeusArguments:
     zeus_profile_steps: int | None = field(
         default=None, metadata={"help": "measured steps at each limit"}
     )
-    zeus_pl_step: int | None = field(
-        default=None, metadata={"help": "difference of one limit to the next, W"}
-    )
+    zeus_pl_step: int | None = field(default=None, metadata={"help": "distance between limits, W"})
     zeus_profile_path: str | None = field(
-        default=None, metadata={"help": "JSON file to keep the measurements in, for the next run"}
+        default=None, metadata={"help": "JSON file that stores the measurements for the next run"}
     )
 
     def __post_init__(self) -> None:
@@ -75,7 +73,7 @@ class ZeusArguments:
 
 
 def make_selector(options: ZeusArguments) -> OptimumSelector:
-    """What the options call best."""
+    """Returns the selector that the options name."""
     if options.selector == "energy":
         return Energy()
     if options.selector == "time":
@@ -89,9 +87,9 @@ def make_selector(options: ZeusArguments) -> OptimumSelector:
 def attach_optimizer(
     trainer: Trainer, args: TrainingArguments, options: ZeusArguments
 ) -> HFGlobalPowerLimitOptimizer:
-    """Adds the power limit optimizer to a trainer, with its figures in the trainer's log.
+    """Adds the power limit optimizer to a trainer, and logs its figures through the trainer.
 
-    One process of several has a GPU of its own; a process alone has all that it sees.
+    With several processes, each has its own GPU; a single process has all GPUs that it sees.
     """
     own_gpu = [args.local_process_index] if args.world_size > 1 else None
     monitor = ZeusMonitor(gpu_indices=own_gpu, cpu_indices=[])
@@ -115,7 +113,7 @@ def attach_optimizer(
 
 
 def print_result(optimizer: HFGlobalPowerLimitOptimizer, args: TrainingArguments) -> None:
-    """Says what was measured and chosen."""
+    """Prints the measurements and the choice."""
     if args.process_index != 0:
         return
     print(optimizer.report())

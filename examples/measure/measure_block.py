@@ -18,7 +18,7 @@ from zeus.monitor import Measurement, ZeusMonitor
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measures parts of a program.")
-    parser.add_argument("--gpu", type=int, default=0, help="counted after CUDA_VISIBLE_DEVICES (0)")
+    parser.add_argument("--gpu", type=int, default=0, help="index in CUDA_VISIBLE_DEVICES (0)")
     parser.add_argument("--epochs", type=int, default=2, help="2")
     parser.add_argument("--steps", type=int, default=10, help="in an epoch (10)")
     parser.add_argument("--log-file", type=Path, help="CSV file that gets a line for each window")
@@ -27,13 +27,13 @@ def main() -> None:
     monitor = ZeusMonitor(gpu_indices=[options.gpu], log_file=options.log_file)
     step = step_on(monitor.gpus[options.gpu], options.gpu)
 
-    # Any block.
+    # Any block of code.
     with monitor.window("loading") as loading:
         time.sleep(0.5)
     show("loading", loading.measurement)
 
-    # Windows nest. Opening and closing one reads the clock and does no more; energy is looked up
-    # when it is asked for, here after the epoch, so measuring each step holds no step up.
+    # Windows nest. Opening and closing one only reads the clock. Energies are computed when they
+    # are read, here after the epoch, so measuring each step delays none.
     for epoch in range(options.epochs):
         steps = []
         with monitor.window("epoch") as whole:
@@ -45,7 +45,7 @@ def main() -> None:
         for number, measurement in enumerate(steps):
             show(f"  step {number + 1}", measurement)
 
-    # Where no block fits: a window may begin in one function and end in another.
+    # A window may also begin in one function and end in another.
     monitor.begin_window("validation")
     step()
     so_far = monitor.estimate("validation")
@@ -56,9 +56,9 @@ def main() -> None:
 
 
 def show(what: str, taken: Measurement) -> None:
-    """A line about a window."""
+    """Formats a window as one line."""
     line = f"{what}: {taken.time:.3f} s, GPU {taken.total_energy:.1f} ± {taken.uncertainty:.1f} J"
-    if taken.cpu_energy:  # None where no CPU can be measured
+    if taken.cpu_energy:  # None if no CPU can be measured
         line += f", CPU {sum(taken.cpu_energy.values()):.1f} J"
     if taken.dram_energy:
         line += f", memory {sum(taken.dram_energy.values()):.1f} J"

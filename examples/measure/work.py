@@ -12,12 +12,15 @@ from zeus_ipc.simulation import SimulatedWork
 
 
 def step_on(gpu: GPU, index: int) -> Callable[[], None]:
-    """A function that has the GPU work for about 0.1 s. It may return before the GPU is done."""
+    """Returns a function that keeps the GPU busy for about 0.1 s.
+
+    It may return before the GPU is done.
+    """
     try:
         with Client() as client:
             devices = client.node().simulated
     except ZeusIpcError:
-        devices = None  # no zeusd: the library measures in this process, and only real GPUs
+        devices = None  # no zeusd: the library measures in this process, so the GPUs are real
     if devices is not None:
         return SimulatedWork(devices, [gpu.uuid], "model/compute").run
     try:
@@ -25,7 +28,7 @@ def step_on(gpu: GPU, index: int) -> Callable[[], None]:
     except ImportError:
         torch = None
     if torch is None or not torch.cuda.is_available():
-        sys.exit("There is nothing to work with: it takes PyTorch with CUDA, or a simulated node.")
+        sys.exit("This example needs PyTorch with CUDA, or a simulated node.")
     matrix = torch.randn(4096, 4096, device=torch.device("cuda", index))
 
     def multiply() -> None:

@@ -47,7 +47,7 @@ static void put_uint(uint64_t value) /* the long form is always allowed */
 
 /* Reading msgpack. */
 
-/* The head of a value: what it is, and its number, length or count. Returns what follows. */
+/* Reads the head of a value: its kind, and its number, length or count. Returns a pointer past it. */
 static const unsigned char *head(const unsigned char *p, char *kind, uint64_t *n)
 {
     static const struct { unsigned char first, last, bytes; char kind; } heads[] = {
@@ -95,7 +95,7 @@ static const unsigned char *skip(const unsigned char *p)
     return p;
 }
 
-/* The value of a map under a key, or NULL. What it does not look for, it skips. */
+/* Returns the value under a key of a map, or NULL. Skips other keys. */
 static const unsigned char *find(const unsigned char *p, const char *key)
 {
     char kind;
@@ -148,7 +148,7 @@ static void fail_if_error(const unsigned char *p)
     }
 }
 
-/* Asking. */
+/* Requests. */
 
 static uint64_t now_ns(void)
 {
@@ -167,7 +167,7 @@ static void begin(const char *op, unsigned arguments)
     put_str("deadline_ns"), put_uint(now_ns() + 5000000000ull);
 }
 
-/* Sends what was begun. Returns the result; of an error, the program ends. */
+/* Sends the request. Returns the result; on an error, the program ends. */
 static const unsigned char *ask(void)
 {
     if (zmq_send(dealer, out, used, 0) < 0)

@@ -1,9 +1,9 @@
-"""Goes the whole way on simulated GPUs: profile, plan, server, and training without and with it.
+"""Runs all steps on simulated GPUs: profile, plan, server, and training without and with the plan.
 
     python compare.py
 
-Each step is a command of its own, and is printed before it runs; the README has them one by one.
-Without ZEUSD_SOCK_PATH a simulated node of four A100s is started, and stopped at the end.
+Each step is a command that is printed before it runs; the README lists them. Without
+ZEUSD_SOCK_PATH, a simulated node with four A100s is started, and stopped at the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ APP = "zeus.optimizer.pipeline_frequency.server.router:app"
 
 def main() -> None:
     options = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is stopped, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops node and server, too
     with contextlib.ExitStack() as stack:
         folder = options.folder
         if folder is None:
@@ -55,9 +55,7 @@ def main() -> None:
             *("--inst-profile", profile, "--output-dir", plans, *shape),
             *("--num-stages", STAGES, "--p2p-power", p2p, "--points", 20, "--plot-interval", 0),
         )
-        fastest = max(
-            plans.glob("freqs_pipeline_*.py")
-        )  # the last one takes as long as none at all
+        fastest = max(plans.glob("freqs_pipeline_*.py"))  # the last one is as fast as full clocks
         url = stack.enter_context(server(fastest, folder))
         torchrun = ("-m", "torch.distributed.run", "--nnodes", "1", "--rdzv-backend", "c10d")
         torchrun += ("--local-addr", "127.0.0.1")
@@ -75,25 +73,25 @@ def parse() -> argparse.Namespace:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    add("--num-mbs", type=int, default=8, help="microbatches of an iteration (8)")
-    add("--iterations", type=int, default=4, help="to measure, of each kind (4)")
-    scale_help = "of the profile's times and energies; 10 is a whole stage of GPT-3 (4)"
+    add("--num-mbs", type=int, default=8, help="microbatches per iteration (8)")
+    add("--iterations", type=int, default=4, help="iterations to measure in each case (4)")
+    scale_help = "scale of the profile's times and energies; 10 is a whole stage of GPT-3 (4)"
     add("--scale", type=float, default=4.0, help=scale_help)
     add("--p2p-power", type=float, help="W, instead of measuring it")
-    add("--folder", type=Path, help="where profile and plans go, and stay")
+    add("--folder", type=Path, help="keep profile and plans in this folder")
     add("--output", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     if options.num_mbs < STAGES:
         fail(f"--num-mbs must be at least {STAGES}, one for each stage, not {options.num_mbs}")
     if options.folder is not None and (options.folder / "plans").exists():
-        fail(f"there are plans in {options.folder}; give a folder that is empty")
+        fail(f"there are plans in {options.folder}; choose an empty folder")
     options.folder = options.folder and options.folder.resolve()
     options.output = options.output and options.output.resolve()
     return options
 
 
 def python(*arguments: object) -> None:
-    """Runs a step of its own, and ends here if it fails."""
+    """Runs a command, and exits if it fails."""
     command = [sys.executable, *map(str, arguments)]
     shown(command)
     with subprocess.Popen(command, cwd=HERE, env=environment()) as process:
@@ -129,7 +127,7 @@ def node(folder: Path) -> Iterator[None]:
 
 
 def answers(socket: Path) -> bool:
-    """Whether a zeusd serves here."""
+    """Whether a zeusd answers at this socket."""
     try:
         with Client(str(socket), timeout_s=1.0) as client:
             return len(client.node().gpus) >= STAGES
@@ -138,7 +136,7 @@ def answers(socket: Path) -> bool:
 
 
 def gpu_model() -> str:
-    """Of the node's simulated GPUs, as their profiles are called."""
+    """Returns the kind of the simulated GPUs, as in the names of their profiles."""
     try:
         with Client() as client:
             found = client.node()
@@ -151,7 +149,7 @@ def gpu_model() -> str:
 
 @contextlib.contextmanager
 def server(plan: Path, folder: Path) -> Iterator[str]:
-    """The server, at a port that is free. Gives its address."""
+    """Starts the server on a free port, and returns its URL."""
     arguments = {"ZEUS_PFO_SCHEDULER_ARGS": json.dumps({"solution_path": str(plan)})}
     arguments["ZEUS_PFO_DATABASE"] = ":memory:"
     command = [sys.executable, "-m", "uvicorn", APP, "--host", "127.0.0.1", "--port", "0"]
@@ -167,7 +165,7 @@ def server(plan: Path, folder: Path) -> Iterator[str]:
 
 
 def address(process: subprocess.Popen[str]) -> str:
-    """Where it says that it listens."""
+    """Reads the address from the server's log."""
     assert process.stderr is not None
     said = ""
     found = None
@@ -177,13 +175,13 @@ def address(process: subprocess.Popen[str]) -> str:
             fail(f"the server did not start: {said.strip()}")
         said += line
         found = re.search(r"running on (http://\S+)", line)
-    # What it says from now on is of no interest, but must be read.
+    # The rest of the log does not matter, but must be read.
     threading.Thread(target=process.stderr.read, daemon=True).start()
     return found[1]
 
 
 def stop(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
-    """In order, or else by force."""
+    """Stops the process with SIGTERM, or SIGKILL if it does not end."""
     process.terminate()
     try:
         process.wait(20)
@@ -193,18 +191,18 @@ def stop(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """One thread for each process: there are more of them than cores."""
+    """Limits each process to one thread, since there are more processes than cores."""
     return {**os.environ, "OMP_NUM_THREADS": "1", **more}
 
 
 def shown(command: list[str], variables: Mapping[str, str] | None = None) -> None:
-    """Prints a command as one would type it."""
+    """Prints a command as a user would type it."""
     parts = [f"{name}={shlex.quote(value)}" for name, value in (variables or {}).items()]
     print("$", *parts, "python", *map(shlex.quote, command[1:]), flush=True)
 
 
 def fail(message: str) -> NoReturn:
-    """Ends the program as argparse does for options that make no sense."""
+    """Exits as argparse does for invalid options."""
     print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     sys.exit(2)
 

@@ -1,10 +1,10 @@
-"""Writes the profile of a pipeline that was measured: what a simulated node replays.
+"""Writes the measured profile of a pipeline, which a simulated node replays.
 
     python measured_profile.py --gpu a100 --num-stages 4 profile.csv
 
-GPT-3 175B in eight stages, as published with the paper on Perseus (SOSP 2024). Of fewer stages the
-last is always one: it has the vocabulary, and takes longest. The figures are those of a tenth of a
-stage; --scale 10 makes it a whole one.
+GPT-3 175B in eight stages, as published with the paper on Perseus (SOSP 2024). With fewer
+stages, the last one is always included: it has the vocabulary, and takes longest. The figures are
+those of a tenth of a stage; --scale 10 gives a whole one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="CSV file")
     parser.add_argument("--gpu", choices=["a100", "a40"], default="a100", help="a100")
     parser.add_argument("--num-stages", type=int, choices=range(2, STAGES + 1), default=4, help="4")
-    parser.add_argument("--scale", type=float, default=1.0, help="of times and energies (1)")
+    parser.add_argument("--scale", type=float, default=1.0, help="scale of times and energies (1)")
     options = parser.parse_args()
     if not 0 < options.scale <= 100:
         parser.error(f"--scale must be above 0 and at most 100, not {options.scale:g}")

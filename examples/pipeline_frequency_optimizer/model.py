@@ -11,7 +11,7 @@ WIDTH = 32
 
 
 class Block(nn.Module):
-    """Attention to what came before, and a feed-forward layer."""
+    """Causal self-attention and a feed-forward layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Block(nn.Module):
         self.register_buffer("later", later, persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of (batch, LENGTH, WIDTH)."""
+        """Takes and returns (batch, LENGTH, WIDTH)."""
         y = self.norms[0](x)
         x = x + self.attention(y, y, y, attn_mask=self.later, need_weights=False)[0]
         return x + self.feed_forward(self.norms[1](x))
@@ -33,8 +33,7 @@ class Block(nn.Module):
 def make_stage(stage: int, num_stages: int) -> nn.Module:
     """One stage of the model.
 
-    As in real ones the first and the last have other work than the rest: words become vectors, and
-    vectors words.
+    As in real models, the first and the last stage also have the embedding and the output layer.
     """
     torch.manual_seed(stage)
     parts: list[nn.Module] = [Block()]
@@ -46,10 +45,10 @@ def make_stage(stage: int, num_stages: int) -> nn.Module:
 
 
 def batch(number: int, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sentences, and for each word the next one, which follows from it by a rule.
+    """Sentences, with the next word for each word; a rule determines the next word.
 
-    The same number gives the same sentences in every process: the first stage needs the words and
-    the last what follows them.
+    The same number gives the same sentences in every process: the first stage needs the words, and
+    the last one the words that follow.
     """
     generator = torch.Generator().manual_seed(number)
     words = [torch.randint(WORDS, (size,), generator=generator)]
@@ -60,5 +59,5 @@ def batch(number: int, size: int, device: torch.device) -> tuple[torch.Tensor, t
 
 
 def loss(logits: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the next words."""
+    """Cross entropy of the predicted next words."""
     return nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten())

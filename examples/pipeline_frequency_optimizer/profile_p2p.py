@@ -1,7 +1,7 @@
-"""Measures what a GPU draws while it waits for another: the figure that a plan needs.
+"""Measures the power that a GPU draws while it waits for another one, which a plan needs.
 
-In a pipeline a GPU that has nothing to compute is blocked in a receive. Two processes play that:
-the first GPU's waits for a tensor that the second's sends late, and computes meanwhile.
+In a pipeline, a GPU that has nothing to compute is blocked in a receive. Two processes reproduce
+this: the first waits for a tensor, which the second sends late while its GPU computes.
 
     python profile_p2p.py --gpus 0 1 --duration 30 --output p2p.json
 
@@ -42,12 +42,12 @@ SIZE = 4096
 
 
 class Failed(Exception):
-    """Nothing was measured; one sentence says why."""
+    """Raised if nothing could be measured; the message says why."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What `run_optimization.py --p2p-power` reads."""
+    """The file that `run_optimization.py --p2p-power` reads."""
 
     power_w: float
     time_s: float
@@ -78,12 +78,12 @@ def parse() -> argparse.Namespace:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    gpus_help = "the one that waits, and its peer (0 1)"
+    gpus_help = "GPU that waits, and its peer (0 1)"
     add("--gpus", type=int, nargs=2, default=[0, 1], metavar=("GPU", "PEER"), help=gpus_help)
     add("--backend", choices=["nccl", "gloo"], default="nccl", help="gloo: simulated GPUs (nccl)")
-    add("--port", type=int, default=0, help="where the two processes meet (0: one that is free)")
-    add("--duration", type=float, default=60.0, help="seconds to wait, and measure (60)")
-    peer_help = "what the peer does meanwhile (compute)"
+    add("--port", type=int, default=0, help="port for the two processes (0: a free one)")
+    add("--duration", type=float, default=60.0, help="seconds to measure the wait (60)")
+    peer_help = "work of the peer meanwhile (compute)"
     add("--peer", choices=["compute", "sleep"], default="compute", help=peer_help)
     add("--output", type=Path, help="JSON file for run_optimization.py --p2p-power")
     options = parser.parse_args()
@@ -92,15 +92,15 @@ def parse() -> argparse.Namespace:
     if not 0 <= options.port < 1 << 16:
         fail(f"--port must be below {1 << 16}, not {options.port}")
     if min(options.gpus) < 0 or options.gpus[0] == options.gpus[1]:
-        fail("--gpus names two different GPUs, such as 0 1")
+        fail("--gpus needs two different GPUs, such as 0 1")
     output = options.output
     if output and (output.is_dir() or not os.access(output.resolve().parent, os.W_OK)):
-        fail(f"--output {output} cannot be written; name a file in a folder of yours")
+        fail(f"--output {output} cannot be written; name a file in a folder that you may write")
     return options
 
 
 def measure(options: argparse.Namespace) -> Result:
-    """Runs the two processes, and returns what the first has measured."""
+    """Runs the two processes, and returns the measurement of the first."""
     name = check(options)
     store = rendezvous(options.port)
     context = multiprocessing.get_context("spawn")
@@ -124,7 +124,7 @@ def measure(options: argparse.Namespace) -> Result:
 
 
 def check(options: argparse.Namespace) -> str:
-    """Finds what would fail before anything is started. Returns the first GPU's name."""
+    """Checks the arguments before anything is started. Returns the first GPU's name."""
     gpus = get_gpus()
     for index in options.gpus:
         if index >= len(gpus):
@@ -162,7 +162,7 @@ def check(options: argparse.Namespace) -> str:
 
 
 def rendezvous(port: int) -> Any:
-    """Where the two processes meet: kept here, so that no other program can take the port."""
+    """Opens the port on which the two processes meet, so that no other program can take it."""
     from torch.distributed import TCPStore
 
     try:
@@ -170,19 +170,19 @@ def rendezvous(port: int) -> Any:
     except (RuntimeError, OSError) as error:
         taken = errno.errorcode[errno.EADDRINUSE] in str(error)
         why = "is taken by another program" if taken else f"cannot be used ({first_line(error)})"
-        raise Failed(f"port {port} {why}; leave --port out for one that is free") from None
+        raise Failed(f"port {port} {why}; omit --port to use a free one") from None
 
 
 def result_of(
     processes: list[BaseProcess], pipes: list[Connection], options: argparse.Namespace
 ) -> tuple[float, float]:
-    """Waits for what the first process has measured, as long as both live."""
+    """Waits for the first process's measurement while both processes run."""
     most_s = START_TIMEOUT_S + SETTLE_S + options.duration
     ready = wait(pipes, most_s)
     if not ready:
         raise Failed(
             f"GPUs {options.gpus[0]} and {options.gpus[1]} did not get through within {most_s:g} "
-            "s; can they send to each other at all?"
+            "s; check that they can send to each other"
         )
     for pipe in ready:
         rank = pipes.index(pipe)
@@ -191,7 +191,7 @@ def result_of(
         except EOFError:
             raise Failed(ended(processes[rank], options.gpus[rank])) from None
         if isinstance(said, Broken):
-            # Who lost its peer tells so at once; that the peer is gone shows a moment later.
+            # The process that lost its peer reports at once; the peer's end shows a moment later.
             peer = processes[1 - rank]
             peer.join(2)
             if peer.exitcode:
@@ -204,13 +204,13 @@ def result_of(
 
 @dataclass(frozen=True)
 class Broken:
-    """A process could not go on, perhaps as its peer has ended."""
+    """Raised if a process could not continue, for example because its peer ended."""
 
     why: str
 
 
 def ended(process: BaseProcess, gpu: int) -> str:
-    """How a process has ended, in words."""
+    """Describes how a process ended."""
     process.join(5)
     code = process.exitcode or 0
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
@@ -218,7 +218,7 @@ def ended(process: BaseProcess, gpu: int) -> str:
 
 
 def run_rank(rank: int, port: int, options: argparse.Namespace, pipe: Connection) -> None:
-    """One of the two processes. It says what it has measured, or a sentence, or that it broke."""
+    """Runs one of the two processes, which reports its measurement, an error, or a lost peer."""
     threading.Thread(target=end_with_parent, daemon=True).start()
     gpu = options.gpus[rank]
     try:
@@ -230,7 +230,7 @@ def run_rank(rank: int, port: int, options: argparse.Namespace, pipe: Connection
 
 
 def end_with_parent() -> None:
-    """Who waits for a peer would outlive a parent that was killed."""
+    """Ends this process if its parent is killed: a wait for the peer would outlive it."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -238,7 +238,7 @@ def end_with_parent() -> None:
 
 
 def exchange(rank: int, port: int, gpu: int, options: argparse.Namespace) -> tuple[float, float]:
-    """Warms up; then rank 0 measures its wait for what rank 1 sends when the time is over."""
+    """Warms up; then rank 0 measures its wait for the message that rank 1 sends at the end."""
     import torch
     import torch.distributed as dist
 
@@ -266,7 +266,7 @@ def exchange(rank: int, port: int, gpu: int, options: argparse.Namespace) -> tup
                 else:
                     time.sleep(seconds)
                 transfer(rank, tensor)
-            threading.Event().wait()  # it is ended: who left now would break the other's receive
+            threading.Event().wait()  # until it is ended: leaving would break the peer's receive
         transfer(rank, tensor)
         # A window waits for the GPU at both ends, so this one ends with the receive.
         with monitor.window("blocked") as window:
@@ -304,12 +304,12 @@ def compute(seconds: float, device: Any, work: Instructions) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The one line of torch's errors that tells what happened."""
+    """Returns the line of torch's error that says what failed."""
     return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def fail(message: str) -> NoReturn:
-    """Ends the program as argparse does for options that make no sense."""
+    """Exits as argparse does for invalid options."""
     print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     sys.exit(2)
 

@@ -1,6 +1,6 @@
-"""Instructions for a simulated GPU: without, it would stay idle, whatever this process computes.
+"""Instructions for a simulated GPU, which otherwise stays idle while this process computes.
 
-A real node needs nothing of this.
+A real GPU does not need this module.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ MEASURED = {"A100": "perseus/a100/gpt3-175b/stage0", "A40": "perseus/a40/gpt3-17
 
 
 def node_is_simulated() -> bool:
-    """Whether the GPUs here are simulated."""
+    """Whether this node's GPUs are simulated."""
     return _devices() is not None
 
 
 def replayed_on(gpu_name: str) -> tuple[str, str | None]:
-    """Instructions that a simulated GPU of this name replays, and a note if another's are taken."""
+    """Returns a workload for a simulated GPU of this name, and a note if it is of another GPU."""
     for model, workload in MEASURED.items():
         if model in gpu_name:
             return workload, None
@@ -34,12 +34,12 @@ def replayed_on(gpu_name: str) -> tuple[str, str | None]:
 
 
 class Instructions(Callback):
-    """What this process computes, replayed on its GPU if that is simulated.
+    """Replays this process's computation on its GPU, if that is simulated.
 
-    As a callback it stands for the kernels of each instruction: they are launched when it begins,
-    and it lasts until they are done. Otherwise the GPU is blocked on communication, and draws what
-    a GPU draws then. Of several callbacks it comes first, so that the others hear of an
-    instruction's end when its kernels are done.
+    As a callback, it simulates the kernels of each instruction: they are launched when the
+    instruction begins, and it lasts until they are done. Between instructions, the GPU draws the
+    power of one that is blocked on communication. Put it before other callbacks, so that they are
+    called when an instruction's kernels are done.
 
     Args:
         gpu: The GPU of this process.
@@ -51,22 +51,22 @@ class Instructions(Callback):
         self._work = None if path is None else SimulatedWork(path, [gpu.uuid], workload)
 
     def on_instruction_begin(self, name: str) -> None:
-        """Its kernels are launched."""
+        """Launches the instruction's kernels."""
         if self._work is not None:
             self._work.launch(1, name)
 
     def on_instruction_end(self, name: str) -> None:
-        """Its kernels are done."""
+        """Waits for the instruction's kernels."""
         if self._work is not None:
             self._work.synchronize()
 
     def run(self, name: str) -> None:
-        """An instruction from its beginning to its end."""
+        """Runs an instruction from its beginning to its end."""
         self.on_instruction_begin(name)
         self.on_instruction_end(name)
 
     def on_train_end(self) -> None:
-        """The GPU falls idle."""
+        """Leaves the GPU idle."""
         if self._work is not None:
             self._work.close()
 
@@ -76,4 +76,4 @@ def _devices() -> str | None:
         with Client() as client:
             return client.node().simulated
     except ZeusIpcError:
-        return None  # no zeusd: the library measures in this process, and only real GPUs
+        return None  # no zeusd: the library measures in this process, so the GPUs are real

@@ -2,9 +2,9 @@
 
     torchrun --nnodes 1 --nproc_per_node 4 train_pipeline.py --server-url http://127.0.0.1:7787
 
-measures some iterations of each, and prints what they take side by side. Each process is a stage of
-the model on a GPU of its own. Where GPUs are simulated (--simulate PROFILE.csv) they replay the
-profile's instructions while the model is trained on the CPU.
+measures some iterations of each, and prints time and energy side by side. Each process is a stage
+of the model on its own GPU. Simulated GPUs (--simulate PROFILE.csv) replay the profile's
+instructions while the model is trained on the CPU.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def main() -> None:
         fail(f"--num-mbs must be at least {world}, one for each stage, not {options.num_mbs}")
     device = torch.device("cuda", gpu) if options.device == "cuda" else torch.device("cpu")
     if node_is_simulated() and options.simulate is None:
-        fail("the GPUs here are simulated; say what they run with --simulate PROFILE.csv")
+        fail("the GPUs are simulated; name the profile that they run with --simulate PROFILE.csv")
     torch.set_num_threads(1)
-    # What may be wrong is found before the processes wait for each other.
+    # Errors are found before the processes wait for each other.
     with told_in_a_sentence():
         monitor = ZeusMonitor(gpu_indices=[gpu], cpu_indices=[])
         kernels = Instructions(monitor.gpus[gpu], f"profile:{options.simulate}#stage={rank}")
@@ -57,7 +57,7 @@ def main() -> None:
         if options.server_url is None:
             say(f"full clocks: {full}")
             return
-        # From here on each instruction runs at the clock that the server's plan has for it.
+        # From here on, each instruction runs at its clock in the server's plan.
         with told_in_a_sentence():
             pfo = PipelineFrequencyOptimizer(
                 rank=rank,
@@ -70,7 +70,7 @@ def main() -> None:
                 tp_degree=1,
                 world_size=world,
                 server_url=options.server_url,
-                # The rest is for a server that has no plan yet, and makes it of what is measured.
+                # The rest is for a server without a plan, which makes one from the measurements.
                 schedule=options.schedule,
                 num_microbatches=options.num_mbs,
                 profile=options.profile and ProfilerSettings(every=options.profile),
@@ -86,14 +86,14 @@ def main() -> None:
 def profile(
     trainer: Trainer, callbacks: Sequence[Callback], pfo: PipelineFrequencyOptimizer
 ) -> None:
-    """Trains on while instructions are measured at each clock, and until there is a plan."""
+    """Trains while instructions are measured at each clock, until there is a plan."""
     begun = last_measured = time.monotonic()
 
     def ready() -> bool:
         nonlocal last_measured
         if pfo.profiling:
             last_measured = time.monotonic()
-        # Where a rank cannot measure there will be none; its warning says why.
+        # If a rank cannot measure, there will be no plan; its warning says why.
         return pfo.plan_version > 0 or time.monotonic() - last_measured > PLAN_TIMEOUT_S
 
     count = trainer.train_until(callbacks, ready)
@@ -104,7 +104,7 @@ def profile(
 def report(
     full: Phase, under_plan: Phase, expected: Plan | None, options: argparse.Namespace
 ) -> None:
-    """Prints what an iteration takes, and writes it if that is asked for."""
+    """Prints time and energy of an iteration, and writes them to a file if requested."""
     rows = [("full clocks", full.time_s, full.energy_j)]
     rows.append(("under the plan", under_plan.time_s, under_plan.energy_j))
     if expected is not None:
@@ -126,26 +126,34 @@ def parse() -> argparse.Namespace:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    add("--server-url", help="of the server that has the plan; without, full clocks only")
-    add("--num-mbs", type=positive_integer, default=8, help="microbatches of an iteration (8)")
+    add(
+        "--server-url",
+        help="URL of the server with the plan; without it, train only at full clocks",
+    )
+    add("--num-mbs", type=positive_integer, default=8, help="microbatches per iteration (8)")
     add("--schedule", choices=SCHEDULES, default="1f1b", help="1f1b")
-    add("--warmup", type=positive_integer, default=2, help="iterations before those measured (2)")
-    add("--iterations", type=positive_integer, default=8, help="to measure, of each kind (8)")
+    add("--warmup", type=positive_integer, default=2, help="warm-up iterations (2)")
+    add(
+        "--iterations",
+        type=positive_integer,
+        default=8,
+        help="iterations to measure in each case (8)",
+    )
     default = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", choices=["cuda", "cpu"], default=default, help="cuda where there is one")
-    add("--simulate", type=Path, metavar="PROFILE.csv", help="what simulated GPUs run")
-    profile_help = "first measure instructions at each N-th clock, for a server without a plan"
+    add("--device", choices=["cuda", "cpu"], default=default, help="default: cuda if available")
+    add("--simulate", type=Path, metavar="PROFILE.csv", help="profile that simulated GPUs replay")
+    profile_help = "first measure instructions at every N-th clock, for a server without a plan"
     add("--profile", type=positive_integer, default=0, metavar="N", help=profile_help)
-    add("--plan", type=Path, help="the plan's file, to print what it promises beside the rest")
+    add("--plan", type=Path, help="plan file, to print its prediction beside the rest")
     add("--output", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     if options.profile and options.server_url is None:
-        fail("--profile needs a server that makes the plan; give --server-url")
+        fail("--profile needs a server that makes the plan: add --server-url")
     return options
 
 
 def place() -> tuple[int, int, int]:
-    """This process's number, how many there are, and its number on its node: that of its GPU."""
+    """Returns this process's rank, the world size, and the local rank, which is its GPU."""
     try:
         rank, world, local_rank = (
             int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -162,7 +170,7 @@ def place() -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """All processes know each other: over NCCL if they train on GPUs, else over gloo."""
+    """Initializes torch.distributed: over NCCL if it trains on GPUs, else over gloo."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device)
@@ -173,14 +181,14 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def say(line: str) -> None:
-    """Prints on one of the processes only."""
+    """Prints on one process only."""
     if dist.get_rank() == 0:
         print(line, flush=True)
 
 
 @contextlib.contextmanager
 def told_in_a_sentence() -> Iterator[None]:
-    """Ends the program with the message of an error that the user can do something about."""
+    """Exits with the message of an error that the user can fix."""
     try:
         yield
     except (ZeusBaseError, ZeusIpcError, ImportError, ValueError, OSError) as error:
@@ -188,13 +196,13 @@ def told_in_a_sentence() -> Iterator[None]:
 
 
 def fail(message: str) -> NoReturn:
-    """Ends the program as argparse does for options that make no sense."""
+    """Exits as argparse does for invalid options."""
     print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     sys.exit(2)
 
 
 def positive_integer(text: str) -> int:
-    """A type of argparse."""
+    """Type of a command line option."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not positive")

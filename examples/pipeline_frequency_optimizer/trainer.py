@@ -20,13 +20,13 @@ MICROBATCH = 4
 
 @dataclass(frozen=True)
 class Phase:
-    """What some iterations took.
+    """Time, energy and result of some iterations.
 
     Attributes:
-        time_s: Of one.
-        energy_j: Of one, all GPUs.
-        first_loss, last_loss: Of the first and the last.
-        accuracy: Share of words foretold right, after all of them.
+        time_s: Per iteration.
+        energy_j: Per iteration, of all GPUs.
+        first_loss, last_loss: Of the first and the last iteration.
+        accuracy: Share of words predicted correctly, after all iterations.
     """
 
     time_s: float
@@ -55,13 +55,13 @@ class Trainer:
         self.optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
         stage = PipelineStage(module, self.rank, self.world, device)
         self.schedule = SCHEDULES[schedule](stage, num_mbs, loss_fn=model.loss)
-        # These are told what the schedule runs.
+        # Called for each instruction that the schedule runs.
         self.told = CallbackSet([])
         instrument(self.schedule, stage, self.told)
         self.trained = 0
 
     def train(self, callbacks: Sequence[Callback], warmup: int, iterations: int) -> Phase:
-        """Trains some iterations to get going, and then some that are measured."""
+        """Runs some warm-up iterations, and then some that are measured."""
         self.told.callbacks = list(callbacks)
         for _ in range(warmup):
             self.step()
@@ -80,7 +80,7 @@ class Trainer:
         return Phase(window.time / iterations, joules / iterations, losses[0], losses[-1], accuracy)
 
     def train_until(self, callbacks: Sequence[Callback], ready: Callable[[], bool]) -> int:
-        """Trains until all processes are ready. Returns how many iterations that took."""
+        """Trains until all processes are ready. Returns the number of iterations."""
         self.told.callbacks = list(callbacks)
         before = self.trained
         all_ready = torch.zeros((), device=self.device)
@@ -111,7 +111,10 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """Share of words foretold right, of sentences kept aside. It is no part of a plan."""
+        """Share of words of held-out sentences predicted correctly.
+
+        No plan contains the evaluation.
+        """
         sentences, following = self._batch(10**6)
         first, last = self.rank == 0, self.rank == self.world - 1
         logits = self.schedule.eval(

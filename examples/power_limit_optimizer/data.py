@@ -16,7 +16,7 @@ CLASSES = 10
 
 
 class RandomImages(Dataset[tuple[torch.Tensor, int]]):
-    """A few random images, over and over: they cost no time, and can be learned by heart."""
+    """A few random images that repeat: they take no time to load, and can be memorized."""
 
     def __init__(self, length: int, size: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -33,7 +33,7 @@ class RandomImages(Dataset[tuple[torch.Tensor, int]]):
 def loaders(
     options: Options, rank: int = 0, world_size: int = 1
 ) -> tuple[DataLoader[Any], DataLoader[Any], int]:
-    """This rank's share of the images to train with and to evaluate with, and how many classes."""
+    """Returns this rank's training and evaluation images, and the number of classes."""
     train: Any
     val: Any
     if options.data_dir is None:
@@ -45,14 +45,14 @@ def loaders(
         classes = len(train.classes)
     train_loader = _loader(train, options, rank, world_size, training=True)
     if not len(train_loader):
-        fail(f"{len(train)} images are less than a batch of {options.batch_size} on each GPU")
+        fail(f"{len(train)} images are fewer than a batch of {options.batch_size} on each GPU")
     return train_loader, _loader(val, options, rank, world_size, training=False), classes
 
 
 def _loader(
     images: Any, options: Options, rank: int, world_size: int, training: bool
 ) -> DataLoader[Any]:
-    # All ranks must train the same number of steps: what is left over is dropped.
+    # All ranks must train the same number of steps, so the remainder is dropped.
     sampler: DistributedSampler[Any] = DistributedSampler(
         images, world_size, rank, shuffle=training, seed=options.seed, drop_last=training
     )
@@ -70,7 +70,7 @@ def _loader(
 def _folder(path: Path, size: int) -> tuple[Any, Any]:
     for part in (path, path / "train", path / "val"):
         if not part.is_dir():
-            fail(f"there is no folder {part}; DATA_DIR holds train/CLASS/ and val/CLASS/")
+            fail(f"there is no folder {part}; DATA_DIR must have train/CLASS/ and val/CLASS/")
     torchvision = import_torchvision("reading DATA_DIR")
     from torchvision import transforms
 
@@ -86,5 +86,5 @@ def _folder(path: Path, size: int) -> tuple[Any, Any]:
     except FileNotFoundError as error:
         fail(" ".join(str(error).split()))
     if train.classes != val.classes:
-        fail(f"{path / 'train'} and {path / 'val'} do not hold the same classes")
+        fail(f"{path / 'train'} and {path / 'val'} do not have the same classes")
     return train, val

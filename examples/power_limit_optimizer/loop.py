@@ -1,4 +1,4 @@
-"""The training loop, and where the power limit optimizer meets it: `fit`."""
+"""The training loop; `fit` calls the power limit optimizer."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from zeus.utils.framework import all_reduce, rank
 
 
 class Trainer:
-    """Trains and evaluates an image classifier, on one device of perhaps several.
+    """Trains and evaluates an image classifier, on one device.
 
     Args:
         model: On its device, wrapped for data parallelism if there are several.
         device: The device.
-        gpu_work: What makes a simulated GPU busy.
+        gpu_work: Keeps a simulated GPU busy.
     """
 
     def __init__(
@@ -62,19 +62,19 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Any]) -> float:
-        """Share of the images that are classified right."""
+        """Share of images that are classified correctly."""
         self.model.eval()
         right = torch.zeros((), device=self.device)
         seen = 0
         for images, labels in batches:
-            with self.gpu_work.step(1 / 3):  # of a training step, most is backward
+            with self.gpu_work.step(1 / 3):  # most of a training step is the backward pass
                 right += (self._logits(images).argmax(1) == self._moved(labels)).sum()
             seen += len(labels)
         right_of_all, all_seen = all_reduce([right.item(), seen], "sum")
         return right_of_all / all_seen
 
     def _logits(self, images: torch.Tensor) -> torch.Tensor:
-        # Autocast, also with FSDP: its own mixed precision would take batch norm's weights too.
+        # Autocast, also with FSDP: its own mixed precision would convert batch norm's weights too.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.amp):
             logits: torch.Tensor = self.model(self._moved(images))
         return logits.float()
@@ -90,7 +90,7 @@ def fit(
     monitor: ZeusMonitor,
     plo: GlobalPowerLimitOptimizer,
 ) -> None:
-    """Trains all epochs while the power limit optimizer looks for the best limit, and keeps it."""
+    """Trains all epochs while the power limit optimizer finds the best limit."""
     options = trainer.options
     first = checkpoint.load(options.resume, trainer.model, trainer.optimizer)
     sampler = train_loader.sampler
@@ -102,7 +102,7 @@ def fit(
             batches = itertools.islice(train_loader, options.steps_per_epoch)
             with monitor.window("epoch") as window:
                 loss = trainer.train(plo.steps(batches), epoch)
-            with plo.paused():  # what is measured at a limit is training, and nothing else
+            with plo.paused():  # only training is measured at a limit
                 batches = itertools.islice(val_loader, options.steps_per_epoch)
                 accuracy = trainer.evaluate(batches)
                 checkpoint.save(options.checkpoint, epoch + 1, trainer.model, trainer.optimizer)
@@ -112,7 +112,7 @@ def fit(
             say(
                 f"epoch {epoch + 1}/{options.epochs}: loss {loss:.3f}, accuracy {accuracy:.1%}, "
                 f"{window.time:.1f} s, {joules:.0f} J, "
-                + ("looking for a limit" if limit_w is None else f"at {limit_w:g} W")
+                + ("searching" if limit_w is None else f"at {limit_w:g} W")
             )
         found = what_was_found(plo)
     say(f"training: {total_s:.1f} s, {total_j:.0f} J")
@@ -120,7 +120,7 @@ def fit(
 
 
 def what_was_found(plo: GlobalPowerLimitOptimizer) -> str:
-    """The limit, and what it saves a step against the highest one."""
+    """Formats the limit, and what a step saves compared with the highest one."""
     limit_w = chosen_limit_w(plo)
     if plo.disabled:
         return "no limit was chosen: see the warning above"
@@ -130,14 +130,14 @@ def what_was_found(plo: GlobalPowerLimitOptimizer) -> str:
 
 
 def chosen_limit_w(plo: GlobalPowerLimitOptimizer) -> float | None:
-    """The limit that the optimizer settled on; None while it looks, or where it gave up."""
+    """Returns the chosen limit; None during the search, or if the search gave up."""
     if plo.disabled or not isinstance(plo.state, Done):
         return None
     return plo.state.optimal_power_limit / 1000
 
 
 def say(line: str) -> None:
-    """Prints on one of the processes only."""
+    """Prints on one process only."""
     if rank() == 0:
         print(line, flush=True)
 
@@ -145,5 +145,5 @@ def say(line: str) -> None:
 def _joules(window: Window) -> float:
     try:
         return window.total_energy
-    except ZeusBaseError:  # zeusd is gone, or a sensor: training continues
+    except ZeusBaseError:  # zeusd or a sensor is gone: training continues
         return math.nan

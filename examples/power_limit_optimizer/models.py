@@ -1,4 +1,4 @@
-"""What is trained: a network of torchvision, or a tiny one that needs no torchvision."""
+"""The networks: one of torchvision, or a tiny one that needs no torchvision."""
 
 from __future__ import annotations
 
@@ -39,18 +39,20 @@ def tiny(classes: int) -> nn.Module:
 
 
 def make(arch: str, classes: int) -> nn.Module:
-    """A network by its name, with random weights."""
+    """Creates a network by name, with random weights."""
     if arch == "tiny":
         return tiny(classes)
     models = import_torchvision(f"--arch {arch}").models
     if arch not in models.list_models(module=models):
-        fail(f"torchvision has no image classifier {arch!r}; --arch takes its names, or tiny")
+        fail(
+            f"torchvision has no image classifier {arch!r}; --arch takes one of its names, or tiny"
+        )
     model: nn.Module = models.get_model(arch, num_classes=classes)
     return model
 
 
 def import_torchvision(wanted_for: str) -> Any:
-    """Torchvision, or one sentence about why it is not there."""
+    """Imports torchvision, or raises an error that says how to install it."""
     try:
         import torchvision
     except ModuleNotFoundError as error:
@@ -60,7 +62,7 @@ def import_torchvision(wanted_for: str) -> Any:
         )
     except (ImportError, RuntimeError) as error:
         fail(
-            f"torchvision does not fit torch {torch.__version__} ({error}); install the two "
+            f"torchvision does not match torch {torch.__version__} ({error}); install the two "
             "together"
         )
     return torchvision

@@ -1,4 +1,4 @@
-"""The command line that the scripts share, and errors told in one sentence."""
+"""The command line that the scripts share, and its errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_SLOWDOWN_ENV = "ZEUS_MAX_SLOWDOWN"
 
 
 class Options(argparse.Namespace):
-    """What the command line says."""
+    """The parsed command line."""
 
     data_dir: Path | None
     synthetic: bool
@@ -48,27 +48,39 @@ def parse(description: str, one_gpu: bool = False) -> Options:
         one_gpu: Whether the script takes --gpu.
     """
     parser = argparse.ArgumentParser(description=description.partition("\n\n")[0])
-    parser.add_argument("data_dir", nargs="?", type=Path, help="with train/CLASS/ and val/CLASS/")
+    parser.add_argument(
+        "data_dir", nargs="?", type=Path, help="folder with train/CLASS/ and val/CLASS/"
+    )
     add = parser.add_argument
     add("--synthetic", action="store_true", help="random images instead of DATA_DIR")
     if one_gpu:
-        add("--gpu", type=int, default=0, help="counted after CUDA_VISIBLE_DEVICES (0)")
+        add("--gpu", type=int, default=0, help="index in CUDA_VISIBLE_DEVICES (0)")
     add("--arch", default="resnet50", help="torchvision's name of a model, or tiny (resnet50)")
     add("--epochs", type=positive_integer, default=90, help="90")
-    add("--batch-size", type=positive_integer, default=256, help="for each GPU (256)")
-    add("--steps-per-epoch", type=positive_integer, help="at most, also of an evaluation (all)")
+    add("--batch-size", type=positive_integer, default=256, help="per GPU (256)")
+    add("--steps-per-epoch", type=positive_integer, help="limit, also for an evaluation (all)")
     add("--image-size", type=positive_integer, default=224, help="224")
     cores = len(os.sched_getaffinity(0))
-    add("--workers", type=int, default=min(4, cores), help="that read images, for each GPU (4)")
-    add("--lr", type=float, default=0.1, help="a tenth of it after each 30 epochs (0.1)")
-    add("--amp", action="store_true", help="compute in bfloat16 where that is safe")
+    add("--workers", type=int, default=min(4, cores), help="processes per GPU that read images (4)")
+    add(
+        "--lr",
+        type=float,
+        default=0.1,
+        help="learning rate, divided by ten after each 30 epochs (0.1)",
+    )
+    add("--amp", action="store_true", help="compute in bfloat16 where it is safe")
     add("--seed", type=int, default=0, help="0")
-    add("--checkpoint", type=Path, help="written after each epoch")
-    add("--resume", type=Path, help="a checkpoint of any of the scripts to go on from")
-    add("--profile-path", type=Path, help="keeps what was measured for the next run")
-    add("--warmup-steps", type=int, default=10, help="unmeasured, at each limit (10)")
-    add("--profile-steps", type=positive_integer, default=40, help="measured, at each limit (40)")
-    add("--pl-step", type=positive_integer, default=25, help="from one limit to the next, W (25)")
+    add("--checkpoint", type=Path, help="checkpoint file, written after each epoch")
+    add("--resume", type=Path, help="checkpoint of any of the scripts to resume from")
+    add("--profile-path", type=Path, help="JSON file that stores the measurements for the next run")
+    add("--warmup-steps", type=int, default=10, help="unmeasured steps at each limit (10)")
+    add(
+        "--profile-steps",
+        type=positive_integer,
+        default=40,
+        help="measured steps at each limit (40)",
+    )
+    add("--pl-step", type=positive_integer, default=25, help="distance between limits, W (25)")
     options = parser.parse_args(namespace=Options())
     if options.synthetic == (options.data_dir is not None):
         fail("give either DATA_DIR or --synthetic")
@@ -78,7 +90,7 @@ def parse(description: str, one_gpu: bool = False) -> Options:
 
 
 def selector() -> OptimumSelector | None:
-    """What ZEUS_MAX_SLOWDOWN asks for; None, the library's default, where it is empty."""
+    """Returns the factor in ZEUS_MAX_SLOWDOWN; None, for the library's default, if it is empty."""
     text = os.environ.get(MAX_SLOWDOWN_ENV, "1.1")
     if not text:
         return None
@@ -93,7 +105,7 @@ def selector() -> OptimumSelector | None:
 
 @contextlib.contextmanager
 def told_in_a_sentence() -> Iterator[None]:
-    """Ends the program with the message of an error that the user can do something about."""
+    """Exits with the message of an error that the user can fix."""
     try:
         yield
     except (ZeusBaseError, ZeusIpcError, ValueError) as error:
@@ -101,13 +113,13 @@ def told_in_a_sentence() -> Iterator[None]:
 
 
 def fail(message: str) -> NoReturn:
-    """Ends the program as argparse does for options that make no sense."""
+    """Exits as argparse does for invalid options."""
     print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     sys.exit(2)
 
 
 def positive_integer(text: str) -> int:
-    """A type of argparse."""
+    """Type of a command line option."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not positive")

@@ -12,7 +12,7 @@ from options import fail
 
 
 def place() -> tuple[int, int, int]:
-    """This process's number, how many there are, and its number on its node: that of its GPU."""
+    """Returns this process's rank, the world size, and the local rank, which is its GPU."""
     try:
         rank, world_size, local_rank = (
             int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -24,7 +24,7 @@ def place() -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """All processes know each other: over NCCL if they train on GPUs, else over gloo."""
+    """Initializes torch.distributed: over NCCL if it trains on GPUs, else over gloo."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device)

@@ -1,6 +1,6 @@
-"""Work for a simulated GPU: without, it would stay idle, whatever this process computes.
+"""Work for a simulated GPU, which otherwise stays idle while this process computes.
 
-A real node needs nothing of this.
+A real GPU does not need this module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zeus_ipc.simulation import SimulatedWork
 
 
 class GpuWork:
-    """What this process computes, replayed on its GPU if that is simulated.
+    """Replays this process's computation on its GPU, if that is simulated.
 
     Args:
         gpu: The GPU that the process trains on.
@@ -27,7 +27,7 @@ class GpuWork:
             with Client() as client:
                 devices = client.node().simulated
         except ZeusIpcError:
-            return  # no zeusd: the library measures in this process, and only real GPUs
+            return  # no zeusd: the library measures in this process, so the GPUs are real
         if devices is not None:
             # One unit is a training step that takes 0.1 s at the highest limit.
             measured = "nsdi23/v100/imagenet/resnet50/adadelta/32"
@@ -36,7 +36,7 @@ class GpuWork:
 
     @contextlib.contextmanager
     def step(self, units: float = 1.0) -> Iterator[None]:
-        """The block is a training step, or a part of one."""
+        """The block is a training step, or part of one."""
         if self._work is not None:
             self._work.launch(units)
         yield

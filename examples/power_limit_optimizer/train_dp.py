@@ -24,7 +24,7 @@ def main() -> None:
     optimum_selector = selector()
     rank, world_size, gpu = place()
     device = torch.device("cuda", gpu) if torch.cuda.is_available() else torch.device("cpu")
-    # What may be wrong is found before the processes wait for each other.
+    # Errors are found before the processes wait for each other.
     train_loader, val_loader, classes = data.loaders(options, rank, world_size)
     torch.manual_seed(options.seed)
     model = models.make(options.arch, classes)

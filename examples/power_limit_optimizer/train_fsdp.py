@@ -1,4 +1,4 @@
-"""Trains an image classifier that several GPUs share, fully sharded, and finds their best power
+"""Trains an image classifier on several GPUs, fully sharded, and finds their best power
 limit.
 
 torchrun --nnodes 1 --nproc_per_node gpu train_fsdp.py DATA_DIR
@@ -35,9 +35,10 @@ BLOCKS = {
 
 
 def shard(model: nn.Module, device: torch.device) -> None:
-    """Spreads parameters, gradients and the optimizer's state over all ranks.
+    """Shards parameters, gradients and the optimizer's state over all ranks.
 
-    Each block is gathered when its turn comes and let go after it; what is in no block, at once.
+    Each block is gathered when it runs and freed after it; parameters outside blocks are gathered
+    together.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for module in model.modules():
@@ -52,7 +53,7 @@ def main() -> None:
     optimum_selector = selector()
     rank, world_size, gpu = place()
     device = torch.device("cuda", gpu) if torch.cuda.is_available() else torch.device("cpu")
-    # What may be wrong is found before the processes wait for each other.
+    # Errors are found before the processes wait for each other.
     train_loader, val_loader, classes = data.loaders(options, rank, world_size)
     torch.manual_seed(options.seed)
     model = models.make(options.arch, classes)

@@ -1,4 +1,4 @@
-"""Trains an image classifier on one GPU, and finds the GPU's best power limit meanwhile.
+"""Trains an image classifier on one GPU, and finds its best power limit.
 
 python train_single.py DATA_DIR --gpu 0
 """

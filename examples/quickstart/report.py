@@ -1,4 +1,4 @@
-"""Shows what the optimizer found: the table, the saving, and a picture of the trade-off."""
+"""Shows the optimizer's result: the table, the saving, and a chart of the trade-off."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def print_table(
     console: Console, measurements: list[PowerLimitMeasurement], chosen_w: float, steps: int
 ) -> None:
     """Time, energy and cost of each limit, per training step."""
-    table = Table(title="What each power limit costs, per training step")
+    table = Table(title="Cost of each power limit, per training step")
     for column in ("limit (W)", "time (ms)", "energy (J)", "cost (J)", ""):
         table.add_column(column, justify="right")
     for one, cost in zip(measurements, COST.costs(measurements), strict=True):
@@ -36,7 +36,7 @@ def print_table(
 def print_saving(
     console: Console, measurements: list[PowerLimitMeasurement], chosen_w: float
 ) -> None:
-    """What the choice saves, and what it costs in time, against the highest limit."""
+    """Prints what the choice saves and how much time it costs, compared with the highest limit."""
     highest = measurements[0]
     chosen = next(one for one in measurements if one.power_limit == chosen_w)
     saved = 1 - chosen.energy / highest.energy
@@ -48,7 +48,7 @@ def print_saving(
 
 
 def truth_of(workload: str, product: str, limits_mw: list[int]) -> list[PowerLimitMeasurement]:
-    """What one step of a simulated workload costs at each limit, as the simulator has it."""
+    """Returns the true cost of a step of a simulated workload at each limit, from the simulator."""
     from zeusd.devices.simulated.models import DEVICES
     from zeusd.devices.simulated.workloads import find_workload
 
@@ -71,7 +71,7 @@ def check_against_truth(
     selector: OptimumSelector,
     truth: list[PowerLimitMeasurement],
 ) -> bool:
-    """Holds what was measured through the daemon against what the simulated GPU did.
+    """Compares the measurements with what the simulated GPU really did.
 
     Returns:
         Whether the choice is the best, or costs little more.
@@ -86,19 +86,19 @@ def check_against_truth(
     assert costs is not None
     cost = {one.power_limit: cost for one, cost in zip(truth, costs, strict=True)}
     regret = cost[chosen_w] / cost[best_w] - 1
-    found = "[green]the choice is right[/]"
+    found = "[green]the choice is the best[/]"
     if best_w != chosen_w:
         found = f"the choice costs {regret:.1%} more"
-        found = f"{found}, as other programs kept the CPUs busy" if time_off > 0.02 else found
+        found = f"{found}, because other programs kept the CPUs busy" if time_off > 0.02 else found
     console.print(
-        f"The simulated GPU's own best is {best_w:g} W: {found}. Measured through zeusd, time is "
+        f"The simulated GPU's true best is {best_w:g} W: {found}. Measured through zeusd, time is "
         f"within {time_off:.1%} of the truth and energy within {energy_off:.1%}."
     )
     return regret <= MOST_REGRET
 
 
 def draw(path: Path, measurements: list[PowerLimitMeasurement], chosen_w: float, name: str) -> None:
-    """A picture of time against energy, with the choice marked."""
+    """Draws time against energy, with the choice marked."""
     import matplotlib as mpl
 
     mpl.use("Agg")

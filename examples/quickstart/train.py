@@ -1,4 +1,4 @@
-"""Trains while the power limit optimizer looks for the best limit, then says what it found.
+"""Trains while the power limit optimizer finds the best limit, then prints the result.
 
     python train.py [--steps N] [--max-slowdown F] [--output DIR]
 
@@ -50,10 +50,10 @@ def train(optimizer: GlobalPowerLimitOptimizer, work: TrainingWork, steps: Itera
 
 
 def steps_to_choose(optimizer: GlobalPowerLimitOptimizer) -> Iterator[int]:
-    """Steps until a limit is chosen, and some at that limit.
+    """Yields steps until a limit is chosen, and some at that limit.
 
-    Usually as many as the search has planned; more where zeusd was slow to answer meanwhile, and
-    what was being measured then is measured again.
+    There are usually as many as the search has planned. There are more if zeusd was slow to answer:
+    a measurement that it interrupted is repeated.
     """
     for step in range(MOST_SEARCHES * optimizer.progress[1]):
         yield step
@@ -63,13 +63,13 @@ def steps_to_choose(optimizer: GlobalPowerLimitOptimizer) -> Iterator[int]:
 
 
 def limit_step_w(gpu: GPU) -> int:
-    """Difference of one limit to the next: 25 W, or more where the GPU's range is wide."""
+    """Difference between two limits: 25 W, or more if the GPU's range is wide."""
     low_mw, high_mw = gpu.get_power_management_limit_constraints()
     return max(1, round((high_mw - low_mw) / 25_000 / LIMITS)) * 25
 
 
 def show_progress(progress: Progress, optimizer: GlobalPowerLimitOptimizer) -> None:
-    """Has a bar follow the optimizer while it tries each limit."""
+    """Shows a progress bar while the optimizer tries each limit."""
     done, total = optimizer.progress
     task = progress.add_task("", total=total, completed=done)
 
@@ -85,7 +85,7 @@ def show_progress(progress: Progress, optimizer: GlobalPowerLimitOptimizer) -> N
 
 def main() -> int:
     """Runs the quickstart. Returns the exit code."""
-    parser = argparse.ArgumentParser(description="Find the best power limit while training.")
+    parser = argparse.ArgumentParser(description="Find the best power limit during training.")
     parser.add_argument("--steps", type=int, help="training steps (enough to try every limit)")
     parser.add_argument("--warmup-steps", type=int, default=10, help="at each limit (10)")
     parser.add_argument("--profile-steps", type=int, default=40, help="at each limit (40)")
@@ -113,7 +113,7 @@ def main() -> int:
     monitor = ZeusMonitor(gpu_indices=[0])
     gpu = monitor.gpus[0]
     simulated = node.simulated is not None
-    # On the GPU before the optimizer is: a site may let only those set limits who compute there.
+    # Before the optimizer: a site may let only users who compute on a GPU set its limits.
     work: TrainingWork = ReplayedResNet50(node, gpu.uuid) if simulated else TorchResNet50()
     optimizer = GlobalPowerLimitOptimizer(
         monitor,
@@ -122,7 +122,7 @@ def main() -> int:
         profile_steps=options.profile_steps,
         pl_step=limit_step_w(gpu),
         profile_path=profile_path,
-        search="exhaustive",  # to show what every limit costs; a job has no need to know
+        search="exhaustive",  # to show the cost of every limit; a job does not need this
     )
     console.print(f"Training: {work.name}")
     console.print(f"on {'a simulated ' if simulated else ''}{gpu.get_name()}, as a client of zeusd")
@@ -140,7 +140,7 @@ def main() -> int:
     state = optimizer.state
     if optimizer.disabled or not isinstance(state, Done) or not optimizer.measurements:
         console.print(
-            "[red]No limit was chosen: the run was too short, or see the warning above.[/]"
+            "[red]No limit was chosen: the run was too short, or the warning above says why.[/]"
         )
         return 1
     chosen_w = state.optimal_power_limit / 1000

@@ -24,7 +24,7 @@ from zeus_ipc.errors import ZeusIpcError
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The joules of every request.")
+    parser = argparse.ArgumentParser(description="The energy of each request.")
     parser.add_argument("--seconds", type=float, default=45.0, help="of load (45)")
     parser.add_argument("--rate", type=float, default=1.5, help="requests per second (1.5)")
     parser.add_argument("--seed", type=int, default=1, help="of the load (1)")

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Slurm epilog (Epilog= in slurm.conf, runs as root on each node after a job's last task): what the
-# job's processes still hold, and what the job asked for with --gpu-power, is restored, and what its GPUs
-# drew is written to the journal.
+# Slurm epilog (Epilog= in slurm.conf, runs as root on each node after a job's last task): it restores
+# what the job's processes still hold and what the job requested with --gpu-power, and writes the energy
+# of its GPUs to the journal.
 #
-# zeusd restores a process's settings by itself when the process ends. This is for what outlives its
-# job: a process that is stuck in the kernel, or that escaped the job's end. It takes well under a
-# second, exits 0 when there is nothing to release, and never drains the node. What it has to say is in
-# the journal (journalctl -t zeusd-epilog): slurmd 22.05 drops what epilogs print.
+# zeusd itself restores a process's settings when the process ends. The epilog is for processes that
+# outlive their job, because they are stuck in the kernel or escaped the job's end. It takes well under a
+# second, exits 0 if there is nothing to release, and never drains the node. Its messages are in the
+# journal (journalctl -t zeusd-epilog), because slurmd 22.05 drops the output of epilogs.
 set -u
 export PATH=${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin
 

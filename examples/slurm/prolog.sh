@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Slurm prolog (Prolog= in slurm.conf, runs as root on each node before a job's first task): the job's
-# GPUs begin at the site limit, whatever someone set on them outside zeusd, what they draw from now on is
-# charged to the job, and they get what it asked for with --gpu-power and --gpu-clocks (spank/).
+# Slurm prolog (Prolog= in slurm.conf, runs as root on each node before a job's first task): it sets the
+# job's GPUs to the site limit, even if someone set them outside zeusd; charges their energy to the job
+# from now on; and sets what the job requested with --gpu-power and --gpu-clocks (spank/).
 #
-# A prolog that fails drains the node; a power limit is no reason for that, so this never fails. What
-# went wrong is in the journal (journalctl -t zeusd-prolog): slurmd 22.05 drops what prologs print. What
-# zeusd refused the job is in /run/zeusd-slurm/JOBID, where the plugin finds it.
+# A prolog that fails drains the node. A power limit is no reason for that, so this one never fails.
+# Errors are in the journal (journalctl -t zeusd-prolog), because slurmd 22.05 drops the output of
+# prologs. A refusal by zeusd is in /run/zeusd-slurm/JOBID, where the plugin finds it.
 set -u
 export PATH=${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin
 
@@ -29,7 +29,7 @@ refused() {
     say "job $job: $1"
     mkdir -p -m 0755 /run/zeusd-slurm && printf '%s\n' "$1" >"/run/zeusd-slurm/$job"
 }
-# From the user's own sbatch, so nothing of it is trusted.
+# It comes from the user's own sbatch, so it is not trusted.
 watts=${SPANK_GPU_POWER:-} clocks=${SPANK_GPU_CLOCKS:-} applied=
 if [ -n "$watts" ] && [ -n "$job" ]; then
     if ! [[ $watts =~ ^[0-9]{1,4}$ ]]; then
@@ -44,7 +44,7 @@ fi
 if [ -n "$clocks" ] && [ -n "$job" ]; then
     if ! [[ $clocks =~ ^[0-9]{1,5},[0-9]{1,5}$ ]]; then
         refused "--gpu-clocks is not a range of MHz"
-    # Clocks have no ceilings, so a process of its own holds the lease until the epilog ends it. It tells
+    # Clocks have no ceilings, so a separate process holds the lease until the epilog ends it. It notifies
     # systemd when it has the lease.
     elif timeout 10 systemd-run --quiet --collect --unit "zeusd-job-$job" --service-type notify \
         --setenv "ZEUSD_SOCK_PATH=${ZEUSD_SOCK_PATH:-}" --setenv "SLURM_JOB_GPUS=$gpus" \
@@ -56,7 +56,7 @@ if [ -n "$clocks" ] && [ -n "$job" ]; then
         refused "--gpu-clocks=$clocks: ${said##*zeusctl: }"
     fi
 fi
-# What sacct and scontrol show of it.
+# Shown by sacct and scontrol.
 [ -z "$applied" ] || timeout 5 scontrol update "JobId=$job" "AdminComment=$applied" >/dev/null 2>&1 ||
     say "job $job: AdminComment could not be set"
 exit 0

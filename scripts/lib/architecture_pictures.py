@@ -16,11 +16,11 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
 
 class Picture:
-    """An SVG picture of boxes, arrows and words.
+    """An SVG picture of boxes, arrows and text.
 
     Args:
         height: Of the picture.
-        title: What it shows, for those who cannot see it.
+        title: Text alternative.
     """
 
     def __init__(self, height: int, title: str) -> None:
@@ -47,7 +47,7 @@ class Picture:
         size: float = 14,
         over: bool = False,
     ) -> None:
-        """Words, whose baseline is at y."""
+        """Draws text with its baseline at y."""
         weight = ' font-weight="600"' if bold else ""
         # So that a lane's line does not run through it.
         halo = f' stroke="{PAPER}" stroke-width="4" paint-order="stroke"' if over else ""
@@ -64,7 +64,7 @@ class Picture:
         )
 
     def lines(self, x: float, y: float, head: str, *rest: str) -> None:
-        """A heading and what belongs to it, line by line."""
+        """A heading and its lines."""
         self.text(x, y, head, bold=True)
         for number, words in enumerate(rest, start=1):
             self.text(x, y + 18 * number, words, size=13)
@@ -97,11 +97,11 @@ class Picture:
 
 
 def processes() -> None:
-    """Which processes there are, and what each may do."""
+    """Draws the processes, and what each may do."""
     picture = Picture(
         740,
-        "Clients speak ZeroMQ to zeusd, which alone has CAP_SYS_ADMIN: its server reads users in "
-        "turn, its core decides, its runtime keeps a journal and speaks with the driver",
+        "Clients speak ZeroMQ to zeusd, the only process with CAP_SYS_ADMIN: its server reads "
+        "users in turn, its core decides, its runtime keeps a journal and speaks with the driver",
     )
     picture.box(16, 16, 216, 84, USER)
     picture.lines(28, 38, "training job", "any user, no root", "import zeus  →  zeus_ipc")
@@ -114,15 +114,15 @@ def processes() -> None:
     picture.text(240, 126, "ZeroMQ, msgpack", anchor="middle")
     picture.text(240, 144, "/run/zeusd/zeusd.sock", anchor="middle", pale=True, size=13)
     picture.box(16, 164, 448, 402, ROOT)
-    picture.text(28, 188, "zeusd   (root, CAP_SYS_ADMIN alone, no network)", bold=True)
+    picture.text(28, 188, "zeusd   (root, only CAP_SYS_ADMIN, no network)", bold=True)
     picture.box(28, 202, 424, 100, SERVER)
     picture.lines(
         40,
         224,
         "server: speaks ZeroMQ's protocol",
-        "who is it, by the kernel's word; users in turn, a rate for",
-        "each; decodes and validates. What breaks the protocol",
-        "is closed; what comes too fast is read later",
+        "identity from the kernel; users in turn, a rate for",
+        "each; decodes and validates. Closes protocol violators,",
+        "and reads excess requests later",
     )
     picture.arrow(240, 302, 240, 338, both=True)
     picture.text(252, 325, "typed requests", size=13)
@@ -135,11 +135,11 @@ def processes() -> None:
     )
     picture.arrow(240, 404, 240, 424, both=True)
     picture.box(28, 428, 424, 126, PAPER)
-    picture.text(40, 449, "runtime: carries out", bold=True)
+    picture.text(40, 449, "runtime: does the I/O", bold=True)
     for row, (left, right) in enumerate(
         (
             ("one loop for everything", "a worker for each GPU"),
-            ("watch on each holder", "sampler: each tick of power"),
+            ("watch on each holder", "sampler: each update of power"),
             ("journal: intent first", "historian: energy of windows"),
         )
     ):
@@ -191,7 +191,7 @@ def _note(picture: Picture, x: float, y: float, *words: str, anchor: str = "star
 
 
 def one_set() -> None:
-    """What happens when a job sets a limit, and when it is killed."""
+    """Draws the path of a set, and of the restore after a kill."""
     height = 760
     job, server, zeusd, disk, gpu = 60, 150, 240, 330, 420
     picture = Picture(
@@ -212,16 +212,16 @@ def one_set() -> None:
         height,
     )
     _step(picture, 82, job, server, "set 200 W")
-    _note(picture, server + 8, 104, "this user's turn? who is it,", "says the kernel? validates")
+    _note(picture, server + 8, 104, "this user's turn? identity", "from the kernel; validates")
     _step(picture, 152, server, zeusd, "typed")
     _note(
         picture,
         zeusd + 8,
         174,
-        "may this user? within the range?",
+        "permitted? within the range?",
         "who holds it?",
     )
-    _step(picture, 226, zeusd, gpu, "first time: what holds it now?")
+    _step(picture, 226, zeusd, gpu, "first set: read the value")
     _step(picture, 258, gpu, zeusd, "250 W", dashed=True)
     _step(picture, 294, zeusd, disk, "250 → 200")
     _step(picture, 326, disk, zeusd, "on disk", dashed=True)
@@ -230,8 +230,8 @@ def one_set() -> None:
     _step(picture, 426, zeusd, server, "{}", dashed=True)
     _step(picture, 458, server, job, "{}", dashed=True)
     picture.text(job, 504, "killed", bold=True, anchor="middle", over=True)
-    _step(picture, 536, job, zeusd, "the kernel tells by a pidfd", dashed=True)
-    _note(picture, zeusd + 8, 558, "restoring: leased to nobody")
+    _step(picture, 536, job, zeusd, "the pidfd reports it", dashed=True)
+    _note(picture, zeusd + 8, 558, "restoring: no holder")
     _step(picture, 600, zeusd, gpu, "still 200 W?")
     _step(picture, 632, gpu, zeusd, "yes", dashed=True)
     _step(picture, 664, zeusd, gpu, "set 250 W")
@@ -246,22 +246,22 @@ def one_window() -> None:
     job, zeusd, gpu = 76, 250, 410
     picture = Picture(
         height,
-        "One window: zeusd reads the sensors at each tick all the time; the job only reads the "
+        "One window: zeusd reads the sensors at each update; the job only reads the "
         "clock at the window's begin and end, and asks later for the energy between the two",
     )
     _lanes(picture, [(job, "job", USER), (zeusd, "zeusd", ROOT), (gpu, "GPU", DEVICE)], height)
     for y in (84, 164, 244, 324, 404):
-        _step(picture, y, gpu, zeusd, "tick: energy, power")
+        _step(picture, y, gpu, zeusd, "update: energy, power")
     picture.box(job - 12, 122, 24, 178, USER)
     _note(picture, job + 18, 130, "begin_window:", "wait for the GPU,", "read the clock")
     _note(picture, job + 18, 216, "work")
     _note(picture, job + 18, 288, "end_window:", "the same, 1 µs")
     _note(picture, zeusd + 10, 188, "dates each change", "to some 0.1 ms")
-    _note(picture, zeusd + 10, 348, "keeps ticks for minutes,", "seconds for hours")
+    _note(picture, zeusd + 10, 348, "keeps updates for minutes,", "seconds for hours")
     _step(picture, 446, job, zeusd, "energy from t1 to t2?")
     _note(picture, job + 8, 466, "when it is first read; up", "to 256 windows at once")
-    _note(picture, zeusd + 10, 436, "waits for the tick that", "covers t2, if need be")
-    _note(picture, zeusd + 10, 484, "shares each tick's energy", "out over its time")
+    _note(picture, zeusd + 10, 436, "waits for the update that", "covers t2, if necessary")
+    _note(picture, zeusd + 10, 484, "divides each update's energy", "over its time")
     _step(picture, 540, zeusd, job, "26.0 J ± 0.5 J", dashed=True)
     _note(picture, job - 60, 584, "Both clocks are CLOCK_MONOTONIC of one node.")
     picture.save("architecture_window.svg")

@@ -1,4 +1,4 @@
-# Finds a Python and makes virtual environments; read by the other scripts.
+# Finds a Python and makes virtual environments; sourced by the other scripts.
 
 say() { printf '\n\033[1m== %s\033[0m\n' "$1" >&2; }
 
@@ -18,8 +18,8 @@ find_python() {
     return 1
 }
 
-# Where an environment goes: beside the sources, unless root works in a folder that others may not
-# enter, where the tests that act as another user could not execute it.
+# Prints the folder for an environment: beside the sources, unless root works in a folder that others
+# may not enter, because tests that act as another user could not execute it there.
 venv_folder() {
     local name=$1 sources=$2 folder=$2
     if [ "$(id -u)" = 0 ]; then
@@ -34,12 +34,12 @@ venv_folder() {
     echo "$sources/$name"
 }
 
-# A home that can be written: pip, matplotlib, shells and Hugging Face keep caches there.
+# Makes sure that the home is writable: pip, matplotlib, shells and Hugging Face keep caches there.
 have_home() {
     [ -n "${HOME:-}" ] && [ -d "$HOME" ] && [ -w "$HOME" ] && return
     export HOME=$1/home
     mkdir -p "$HOME"
-    say "your home cannot be written; what is kept there goes to $HOME"
+    say "your home is not writable; caches are in $HOME"
 }
 
 make_venv() {

@@ -1,8 +1,8 @@
-# Looks for the programs of tools.txt and installs what is missing; read by scripts/test.
+# Finds the programs of tools.txt, and installs missing ones; sourced by scripts/test.
 
 tools_list() { sed -e '/^#/d' -e '/^$/d' scripts/lib/tools.txt; }
 
-# Whether one of several alternatives is there: PROGRAM, /FILE (or a pattern), python3:MODULE.
+# Whether one of several alternatives is installed: PROGRAM, /FILE (or a pattern), python3:MODULE.
 is_there() {
     local alternatives one
     IFS='|' read -r -a alternatives <<<"$1"
@@ -16,7 +16,7 @@ is_there() {
     return 1
 }
 
-# The packages of each tool that is missing, of those named or of all; tool by tool.
+# Prints the packages of each missing tool, of those named or of all.
 missing_tools() {
     local line name shown_by packages one
     while read -r line; do
@@ -47,7 +47,7 @@ install_tools() {
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq
     for one in $(sed 's/^[^:]*://' <<<"$missing"); do
-        # Ubuntu has no chromium, for one.
+        # For example, Ubuntu has no chromium.
         if apt-cache show "$one" >/dev/null 2>&1; then packages+=("$one"); else absent+=("$one"); fi
     done
     [ ${#packages[@]} -eq 0 ] || apt-get install -y -qq --no-install-recommends "${packages[@]}"

@@ -34,7 +34,7 @@ class Links(Treeprocessor):
     """Rewrites the links of one page.
 
     Args:
-        md: What reads the page.
+        md: The Markdown parser.
         site_url: Of the site, ending with a slash.
         repo_url: Of the repository.
     """
@@ -93,14 +93,14 @@ class Tables(Treeprocessor):
 
 
 class _Extension(Extension):
-    """What reads every page, and every docstring.
+    """The link rewriter for every page and docstring.
 
     Args:
         site_url: Of the site, ending with a slash.
         repo_url: Of the repository.
 
     Attributes:
-        page: The page that is read, by its path within the documentation.
+        page: Path of the current page within the documentation.
     """
 
     def __init__(self, site_url: str, repo_url: str) -> None:
@@ -137,9 +137,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Says which page is read next."""
+    """Sets the current page."""
     assert _extension is not None
     _extension.page = page.file.src_uri
-    if page.is_homepage:  # said here, as GitHub would show it in the page
+    if page.is_homepage:  # added here, because GitHub would show it in the page
         page.meta["hide"] = ["navigation", "toc"]
     return markdown

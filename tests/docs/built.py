@@ -15,7 +15,7 @@ VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "met
 
 @dataclass
 class Document:
-    """What a built page has.
+    """The content of a built page.
 
     Attributes:
         ids: Everything a link can lead to.

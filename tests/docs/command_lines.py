@@ -51,12 +51,12 @@ def _logical_lines(script: str) -> Iterator[list[str]]:
     pending = ""
     for line in script.replace("\\\n", " ").splitlines():
         pending += line
-        # What is put in place of others' output is no option of ours.
+        # A substitution of another command's output is not an option of ours.
         lexer = shlex.shlex(pending, posix=True, punctuation_chars=";&|()<>")
         lexer.whitespace_split = True
         try:
             tokens = list(lexer)
-        except ValueError:  # a quotation goes on in the next line
+        except ValueError:  # a quotation continues in the next line
             pending += "\n"
             continue
         pending = ""
@@ -71,7 +71,7 @@ def _command(words: list[str]) -> Iterator[list[str]]:
 
 
 def complaint(words: list[str]) -> str:
-    """Why one of our commands would not take this line; empty if it would, or is none of ours."""
+    """Why one of our commands would reject this line; empty if it accepts it, or is not ours."""
     if words[0] in ("python", "python3") and words[1:2] == ["-m"] and len(words) > 2:
         name, arguments = f"python -m {words[2]}", words[3:]
         known = name in commands.CLICK or name in commands.ARGPARSE
@@ -79,7 +79,7 @@ def complaint(words: list[str]) -> str:
             return f"there is no {name}" if words[2].startswith("zeus") else ""
     else:
         name, arguments = words[0], words[1:]
-    # What a reader puts in there is a number wherever it matters.
+    # Placeholders stand for numbers where that matters.
     arguments = [re.sub(r"\$\w+|\$\{\w+\}|^[A-Z]+$", "1", one) for one in arguments]
     verb = f"{name} {arguments[0]}" if arguments else ""
     if verb in commands.ARGPARSE:

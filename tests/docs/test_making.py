@@ -1,4 +1,4 @@
-"""What makes the reference and mends links, piece by piece; nothing is built."""
+"""The functions that generate the reference and rewrite links; nothing is built."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Watts = Annotated[int, Field(ge=1, le=300)]
 
 
 class Sample(BaseModel):
-    """Of a device.
+    """States of a device.
 
     Attributes:
         name: What it is called,
@@ -54,7 +54,7 @@ def test_a_column_without_anything_is_left_out() -> None:
     assert table(("a", "b", "c"), [("1", "", "2")]).splitlines()[2] == "| 1 | 2 |"
 
 
-def test_what_is_said_of_attributes_is_found_wherever_it_is() -> None:
+def test_attribute_docs_are_found_in_every_place() -> None:
     assert listed_attributes(Sample.__doc__ or "") == {"name": "What it is called, at length."}
     assert attribute_docs(Sample) == {"limit_w": "The one in force.", "spans": "Pairs."}
     assert meanings(Sample)["name"] == "What it is called, at length."
@@ -80,7 +80,7 @@ def test_public_names_are_listed_defined_or_passed_on() -> None:
 
 @pytest.fixture
 def rewritten(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """What becomes of a link on docs/operate/policy.md."""
+    """Rewrites a link of docs/operate/policy.md."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts/site"))
     links = importlib.import_module("hooks").Links(Markdown(), SITE_URL, "https://host/repo/")
     links.page = "operate/policy.md"
@@ -90,7 +90,7 @@ def rewritten(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     ("link", "wanted"),
     [
-        ("zeusd.md#as-a-service", "zeusd.md#as-a-service"),
+        ("zeusd.md#units", "zeusd.md#units"),
         ("#below", "#below"),
         ("https://elsewhere/x", "https://elsewhere/x"),
         ("../../systemd/zeusd.toml", "https://host/repo/blob/main/systemd/zeusd.toml"),

@@ -1,4 +1,4 @@
-"""The reference has all that the code has.
+"""The reference has everything that the code has.
 
 What it must have is taken from what programs print, accept or answer, and from the sources, and not
 from the objects that the reference is made of.
@@ -215,7 +215,7 @@ def test_every_key_of_zeusd_toml_is_there_and_taken(site: Site, tmp_path: Path) 
 
 
 def test_every_key_that_zeusd_reads_is_there(site: Site) -> None:
-    """As its source reads them, where it turns a configuration into what the daemon needs."""
+    """Reads the settings in the source that turns a configuration into the daemon's settings."""
     tree = ast.parse((ROOT / "zeusd/config.py").read_text())
     sections = {
         one.name.removesuffix("Section").lower(): {
@@ -254,7 +254,7 @@ def test_every_environment_variable_is_there(site: Site) -> None:
     ours = {name for name in found if name.startswith("ZEUS")}
     assert {"ZEUSD_SOCK_PATH", "ZEUS_STALL_TIMEOUT_S", "ZEUS_TARGET_METRIC"} <= ours
     assert {"CUDA_VISIBLE_DEVICES", "NO_COLOR"} <= found
-    # What is set for others, and is nobody's to set.
+    # Variables that are set for others, and not by users.
     assert found - words - {"ZEUS_BSO_", "ZEUS_PFO_", "PYDANTIC_DISABLE_PLUGINS"} == set()
 
 
@@ -283,7 +283,7 @@ OUR_OWN = {
 
 
 def test_every_public_name_is_there(site: Site) -> None:
-    """What packages export, and whatever a page or an example imports."""
+    """The names that packages export, and those that a page or an example imports."""
     wanted: set[str] = set()
     for path in [*(ROOT / "zeus").rglob("__init__.py"), ROOT / "zeus_ipc/__init__.py"]:
         package = ".".join(path.parent.relative_to(ROOT).parts)

@@ -159,10 +159,10 @@ def _slugs(page: Path) -> set[str]:
 def address(site: Site) -> Iterator[str]:
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
-            """Says nothing."""
+            """Logs nothing."""
 
     class Server(ThreadingHTTPServer):
-        request_queue_size = 128  # a page's files are all asked for at once
+        request_queue_size = 128  # all files of a page are requested at once
 
     handler = functools.partial(Quiet, directory=str(site.folder))
     with Server(("127.0.0.1", 0), handler) as server:

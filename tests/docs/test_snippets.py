@@ -1,4 +1,4 @@
-"""Everything fenced in the documentation is what it says it is.
+"""Every fenced block of the documentation does what it says.
 
 Commands are run in bash on a simulated node, or have a reason why not and are at least read by the
 commands themselves; Python is run by the test that knows what the page takes for granted; data is
@@ -46,6 +46,7 @@ PYTHON = {
     "docs/serve/clocks.md": ("tests.zeus.serving.test_clock_docs",),
     "docs/train/batch_size_optimizer.md": ("tests.docs.pages.test_batch_size",),
     "docs/train/distributed.md": ("tests.docs.pages.test_extending",),
+    "docs/train/metrics.md": ("tests.docs.pages.test_measuring",),
     "docs/train/measuring_only.md": (
         "tests.zeus.measure.test_docs",
         "tests.zeus.measure.test_trainers",
@@ -61,9 +62,9 @@ PYTHON = {
         "tests.zeus.pipeline_frequency.server.test_own_scheduler",
     ),
     "docs/train/power_limit.md": ("tests.docs.pages.test_training",),
-    "docs/train/recurring_jobs.md": ("tests.docs.pages.test_simulating",),
+    "docs/train/price_and_deadlines.md": ("tests.docs.pages.test_simulating",),
     "docs/train/simulating.md": ("tests.docs.pages.test_simulating",),
-    "docs/train/training.md": ("tests.docs.pages.test_training", "tests.docs.pages.test_measuring"),
+    "docs/train/training.md": ("tests.docs.pages.test_training",),
     "docs/train/zeus_run.md": ("tests.zeus.run.test_dataloader",),
     "examples/batch_size_optimizer/README.md": ("tests.docs.pages.test_measuring",),
     "examples/power_limit_optimizer/README.md": ("tests.docs.pages.test_measuring",),
@@ -155,7 +156,7 @@ def test_commands_with_a_prompt_are_right_too(block: Block) -> None:
 @pytest.mark.parametrize("page", [pytest.param(page, id=name_of(page)) for page in PAGES])
 def test_commands_in_the_text_are_right_too(page: Path) -> None:
     for code in re.findall(rf"(?<!`)`({OURS} [^`\n]+)`", snippets.without_fences(page)):
-        # As in a synopsis: what is left out, repeated, or for the reader to fill in.
+        # As in a synopsis: parts that are optional, repeated, or placeholders.
         for one in simple_commands(re.sub(r"[][]|\.\.\.|…", "", code)):
             found = complaint(one)
             filled_in = any(re.fullmatch("[A-Z]+", word) for word in one)
@@ -164,7 +165,7 @@ def test_commands_in_the_text_are_right_too(page: Path) -> None:
 
 
 def missing_paths(block: Block) -> Iterator[str]:
-    """What a block names that the repository does not have."""
+    """Paths in a block that the repository does not have."""
     top = "examples|scripts|docs|systemd|benchmarks|tests|docker|packaging"
     for path in re.findall(rf"(?<![\w/@.-])(?:{top})/[\w./-]*\w", block.source):
         if not (ROOT / path).exists():
@@ -198,7 +199,7 @@ def sessions() -> list[Any]:
 
 @pytest.mark.parametrize("page", sessions())
 def test_commands_run(page: Path, daemon: RunningDaemon, tmp_path: Path) -> None:
-    """All of a page's in one shell, in a copy of what they read."""
+    """Runs all commands of a page in one shell, in a copy of the files that they read."""
     work = tmp_path / "zeusd"
     for name in ("examples", "systemd", "docs"):
         shutil.copytree(ROOT / name, work / name)

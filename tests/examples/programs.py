@@ -58,7 +58,7 @@ def start_with_torch(
 
 
 def without_torch(*arguments: str | Path) -> list[str]:
-    """`python`, for programs that say what is wrong before they import PyTorch"""
+    """`python`, for programs that report errors before they import PyTorch"""
     return [preloaded(*IMPORTED).python, *map(str, arguments)]
 
 

@@ -1,4 +1,4 @@
-"""examples/batch_size_optimizer: what its README starts."""
+"""examples/batch_size_optimizer: the commands of its README."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def reported(path: Path) -> int:
 
 
 def line(number: int, trial: Trial) -> str:
-    """What a run prints at its end."""
+    """The last output of a run."""
     reached = "reached" if trial.converged else "not reached"
     return (
         f"trial {number}: batch size {trial.batch_size}, target {reached} in {trial.epochs} epochs"
@@ -89,7 +89,7 @@ def test_two_gpus_train_with_one_size_and_stop_together(
     assert len(re.findall(r"^epoch ", ran.stdout, re.MULTILINE)) == trial.epochs
 
 
-def test_a_run_that_is_stopped_goes_on(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_continues(env: dict[str, str], tmp_path: Path) -> None:
     env["ZEUS_BSO_RUN_ID"] = "17"
     database, checkpoint = tmp_path / "bso.db", tmp_path / "toy.pt"
     command = with_torch("train.py", "--store", database, "--checkpoint", checkpoint)
@@ -115,7 +115,7 @@ def test_a_run_that_is_stopped_goes_on(env: dict[str, str], tmp_path: Path) -> N
     assert 2 <= first_epoch <= before + 1
 
 
-def test_what_is_wrong_is_one_sentence(env: dict[str, str], tmp_path: Path) -> None:
+def test_errors_are_reported_in_one_sentence(env: dict[str, str], tmp_path: Path) -> None:
     store = str(tmp_path / "bso.db")
     ran = run(with_torch("train.py", "--store", store, "--eta", "2"), FOLDER, env)
     assert ran.returncode == 2

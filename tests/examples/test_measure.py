@@ -53,7 +53,7 @@ def test_windows_nest_and_show_every_energy_that_can_be_measured(tmp_path: Path)
     assert len(log.read_text().splitlines()) == 1 + 1 + 2 + 16 + 1
 
 
-def test_what_is_wrong_is_told_in_a_sentence() -> None:
+def test_errors_are_reported_in_one_sentence() -> None:
     ran = run(python("measure_block.py"), FOLDER, environment("/nowhere"))
     assert ran.returncode == 1
     assert ran.stderr.startswith("measure_block.py: no zeusd listens at /nowhere")

@@ -1,4 +1,4 @@
-"""examples/pipeline_frequency_optimizer: what its README starts, on simulated GPUs."""
+"""examples/pipeline_frequency_optimizer: the commands of its README, on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 def locked_mhz(daemon: RunningDaemon) -> list[int | None]:
-    """What each GPU's clock is locked to."""
+    """The locked clock of each GPU."""
     with daemon.client() as client:
         uuids = [gpu.uuid for gpu in client.node().gpus]
         states = client.state(uuids)
@@ -113,7 +113,7 @@ def test_the_power_of_a_blocked_gpu_is_found(daemon: RunningDaemon, tmp_path: Pa
     ("arguments", "message"),
     [
         (["--gpus", "0", "4"], "there is no GPU 4: this process sees 4, and two are needed"),
-        (["--gpus", "2", "2"], "--gpus names two different GPUs"),
+        (["--gpus", "2", "2"], "--gpus needs two different GPUs"),
         ([], "this node is simulated, and NCCL needs real GPUs; use --backend gloo"),
         (["--duration", "0"], "--duration must be from 0.2 to 3600 seconds, not 0"),
         (["--duration", "nan"], "--duration must be from 0.2 to 3600 seconds, not nan"),
@@ -122,7 +122,7 @@ def test_the_power_of_a_blocked_gpu_is_found(daemon: RunningDaemon, tmp_path: Pa
         (["--backend", "gloo"], 'PyTorch is not installed; pip install "zeusd[torch]"'),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(
+def test_errors_are_reported_in_one_sentence(
     arguments: list[str], message: str, daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(name=__name__)")
@@ -143,17 +143,17 @@ def test_a_simulated_gpu_without_measurements_replays_another(tmp_path: Path) ->
     assert "V100" in written["gpu"]
 
 
-def test_a_node_without_zeusd_is_told() -> None:
+def test_a_node_without_zeusd_is_reported() -> None:
     command = without_torch("profile_p2p.py", *SHORT)
     refused(run(command, FOLDER, environment("/nowhere")), "no zeusd ")
 
 
-def test_a_port_that_is_taken_is_told(daemon: RunningDaemon) -> None:
+def test_a_port_that_is_taken_is_reported(daemon: RunningDaemon) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         command = with_torch("profile_p2p.py", *SHORT, "--port", str(port))
         ran = run(command, FOLDER, environment(daemon.socket))
-    refused(ran, f"port {port} is taken by another program; leave --port out")
+    refused(ran, f"port {port} is taken by another program; omit --port")
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_real_gpus_need_nccl_and_a_torch_that_sees_them(
         assert profile_p2p.check(options) == "NVIDIA A100-SXM4-80GB"
 
 
-def test_who_loses_its_peer_says_so_and_does_not_hang(
+def test_a_process_that_loses_its_peer_reports_it_and_does_not_hang(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     said = tmp_path / "errors"
@@ -287,12 +287,16 @@ def test_a_plan_saves_energy_and_hardly_any_time(
     [
         (0, [], "a pipeline has several stages, each a process: start it with torchrun"),
         (1, [], "a pipeline has several stages, each a process: start it with torchrun"),
-        (4, [], "the GPUs here are simulated; say what they run with --simulate PROFILE.csv"),
+        (
+            4,
+            [],
+            "the GPUs are simulated; name the profile that they run with --simulate PROFILE.csv",
+        ),
         (4, ["--num-mbs", "3"], "--num-mbs must be at least 4, one for each stage, not 3"),
         (4, ["--profile", "2"], "--profile needs a server that makes the plan"),
     ],
 )
-def test_what_training_needs_is_told(
+def test_missing_requirements_of_training_are_reported(
     ranks: int,
     arguments: list[str],
     message: str,

@@ -87,7 +87,7 @@ def test_data_parallel_ranks_choose_the_same_limit(daemon: RunningDaemon, tmp_pa
     assert lower or highest["energy"] / highest["time"] / 2 < reach * 100
 
 
-def test_ranks_that_shard_choose_the_same_limit_and_one_gpu_goes_on_from_them(
+def test_ranks_that_shard_choose_the_same_limit_and_one_gpu_continues_from_them(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     checkpoint = tmp_path / "run" / "model.pt"
@@ -142,13 +142,13 @@ def test_an_image_folder_is_read_by_torchvision(daemon: RunningDaemon, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "env", "message"),
     [
-        (["/nowhere"], {}, "there is no folder /nowhere; DATA_DIR holds train/CLASS/"),
+        (["/nowhere"], {}, "there is no folder /nowhere; DATA_DIR must have train/CLASS/"),
         (["--synthetic"], {}, "--arch resnet50 needs torchvision"),
         (TINY, {"ZEUS_MAX_SLOWDOWN": "0.9"}, "ZEUS_MAX_SLOWDOWN must be a number of at least 1"),
         (TINY, {}, "no zeusd listens at /nowhere"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(
+def test_errors_are_reported_in_one_sentence(
     arguments: list[str], env: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "torchvision.py").write_text("raise ModuleNotFoundError(name=__name__)")
@@ -156,7 +156,7 @@ def test_what_is_wrong_is_told_in_a_sentence(
     refused(run(with_torch("train_single.py", *arguments), FOLDER, env), message)
 
 
-def test_a_gpu_that_is_not_there_is_told_in_a_sentence(daemon: RunningDaemon) -> None:
+def test_a_gpu_that_is_not_there_is_reported_in_one_sentence(daemon: RunningDaemon) -> None:
     command = with_torch("train_single.py", *TINY, "--gpu", "7")
     ran = run(command, FOLDER, environment(daemon.socket))
     refused(ran, "There is no GPU 7: this process sees 2")

@@ -1,4 +1,4 @@
-"""What jobs used is written to Slurm's accounting, with stand-ins for Slurm's commands."""
+"""The energy of jobs is written to Slurm's accounting, with stand-ins for Slurm's commands."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_a_step_is_charged_what_its_job_is(
         "0::/system.slice/slurmstepd.scope/system",
     ],
 )
-def test_what_is_no_job_asks_nothing(plugin: Path, group: str) -> None:
+def test_processes_outside_a_job_request_nothing(plugin: Path, group: str) -> None:
     plugin.with_name("cgroup").write_text(f"{group}\n")
     said = subprocess.run([plugin], input="\n", capture_output=True, text=True, check=True).stdout
     assert said.split() == ["0", "0"]

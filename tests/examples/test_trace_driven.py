@@ -150,7 +150,7 @@ def test_a_study_that_is_ended_leaves_no_process(
         ),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(
+def test_errors_are_reported_in_one_sentence(
     arguments: tuple[str, ...], code: int, wrong: str
 ) -> None:
     ran = run(*arguments)

@@ -58,7 +58,7 @@ def test_a_job_recurs_and_trains_on_a_simulated_gpu(tmp_path: Path) -> None:
     assert "The last run took " in ran.stdout
 
 
-def test_what_is_wrong_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_errors_are_reported_in_one_sentence(tmp_path: Path) -> None:
     arguments = ["--log_base", str(tmp_path), "--num_recurrence", "1"]
     for more, message in [
         (["--simulate", "9xnothing"], "zeusd did not start: "),

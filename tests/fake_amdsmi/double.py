@@ -71,7 +71,7 @@ def build(major: int, minor: int) -> Path:
     folder = Path(tempfile.gettempdir()) / f"zeusd-amdsmi-double-{os.getuid()}-{digest}"
     folder.mkdir(exist_ok=True)
     if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else; remove it, or set TMPDIR.")
+        raise PermissionError(f"{folder} belongs to someone else; remove it, or set TMPDIR.")
     folder.chmod(0o755)
     library = folder / f"libamd_smi.so.{major}.{minor}"
     if not library.exists():
@@ -122,7 +122,7 @@ MI250X_SECOND = MI250X | {"has_cap": 0, "power_form": 0, "energy_absent": -1}
 
 
 class AmdSmiDouble:
-    """A node behind the C library.
+    """A node behind the stand-in for the C library.
 
     Args:
         directory: Where state, record, library and sysfs go.

@@ -119,7 +119,7 @@ class Call:
 
 
 class NvmlDouble:
-    """A node behind the C library.
+    """A node behind the stand-in for the C library.
 
     Args:
         directory: Where state and record go; other users must be able to enter it.
@@ -267,7 +267,7 @@ class NvmlDouble:
         self._set(gpu, "compute_pid", pid)
 
     def uses(self, gpu: int, **values: int) -> None:
-        """What processes and MIG instances use from now on: the fields of the state by name."""
+        """Sets the use of processes and MIG instances from now on, by fields of the state."""
         for name, value in values.items():
             self._set(gpu, name, value)
 
@@ -276,7 +276,7 @@ class NvmlDouble:
         self._set(gpu, "graphics_pid", pid)
 
     def set_load(self, gpu: int, load_mw: int) -> None:
-        """What the GPU draws from now on, as far as its limits let it: work begins or ends."""
+        """Sets the power that the GPU draws from now on, within its limits: work begins or ends."""
         self._set(gpu, "load_mw", load_mw)
 
     def burst(self, gpu: int, begin_ns: int, end_ns: int) -> None:
@@ -289,7 +289,7 @@ class NvmlDouble:
     def inject(
         self, gpu: int, symbol: str, code: int = 0, *, count: int = -1, delay_ms: int = 0
     ) -> None:
-        """Makes a symbol (or `*`) return a code, or take time, `count` times (-1: always).
+        """Makes a symbol (or `*`) return a code or take time, `count` times (-1: always).
 
         One field of nvmlDeviceGetFieldValues is called `field.<id>.<scope>`; it takes no delay.
         Of several faults that fit a call, the first injected counts.
@@ -301,7 +301,7 @@ class NvmlDouble:
             self.node.fault_count += 1
 
     def clear_faults(self) -> None:
-        """Everything works again; calls that an injected delay holds up go on at once."""
+        """Removes all faults; calls that an injected delay holds continue at once."""
         with self.locked():
             self.node.fault_count = 0
             self.node.fault_epoch += 1

@@ -19,7 +19,7 @@ MakeDouble = Callable[..., NvmlDouble]
 
 @pytest.fixture
 def nvml_double() -> Iterator[MakeDouble]:
-    """Makes doubles, each in a directory of its own that every user may enter."""
+    """Makes doubles, each in its own directory, which every user may enter."""
     with contextlib.ExitStack() as stack:
 
         def make(

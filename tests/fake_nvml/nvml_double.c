@@ -1,11 +1,11 @@
 /* A stand-in for libnvidia-ml.so.1 that records every setter call.
  *
- * All state lives in a file that the test maps too (NVML_DOUBLE_STATE), so that settings outlive
- * the process, as in a driver with persistence, and a test can look at them and change them.
+ * All state is in a file that the test maps too (NVML_DOUBLE_STATE), so that settings survive the
+ * process, as in a driver with persistence, and a test can read and change them.
  * Setters append one line each to NVML_DOUBLE_RECORD. Declarations are our own.
  *
- * Processes share the state, so whoever touches it holds the file's lock: what a setter writes and
- * what it records happen as one step, and the record is in the order of the writes. Every wait
+ * Processes share the state, so every access holds the file's lock: a setter's write and its record
+ * are one step, and the records are in the order of the writes. Every wait
  * (latency, injected delay) is outside the lock: a call stuck on one GPU delays no other.
  */
 #define _GNU_SOURCE
@@ -200,7 +200,7 @@ static int64_t mean_mw(const gpu_t *g, int64_t tick, int64_t window_us) {
 }
 
 /* Integrates true power until now, in whole microseconds (us * mW = nJ), and keeps the rest for the
- * next time: whoever reads often must not see less. The counter shows what the last tick saw. */
+ * next time: frequent readers must not get less. The counter shows the value of the last update. */
 static void integrate(gpu_t *g) {
     int64_t now = now_ns();
     int64_t tick = tick_until(g, now);

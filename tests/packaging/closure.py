@@ -1,4 +1,4 @@
-"""What an extra brings, by the metadata of what is installed here."""
+"""The distributions of an extra, by the metadata of what is installed here."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def distributions_of(extra: str | None) -> frozenset[str]:
 
 
 def folder_of(distributions: Iterable[str], folder: Path) -> None:
-    """Makes a folder with what the distributions brought, and nothing else, to import from."""
+    """Makes a folder from which only the files of these distributions can be imported."""
     for name in distributions:
         for top, path in _brought_by(name).items():
             link = folder / top
@@ -63,7 +63,7 @@ def folder_of(distributions: Iterable[str], folder: Path) -> None:
 
 @functools.cache
 def _brought_by(name: str) -> dict[str, Path]:
-    """What a distribution has put beside others: modules, packages, its metadata."""
+    """The top-level files of a distribution: modules, packages, its metadata."""
     found = distribution(name)
     tops = {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}
     return {top: Path(str(found.locate_file(top))).resolve() for top in sorted(tops)}

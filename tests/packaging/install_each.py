@@ -1,4 +1,4 @@
-"""Installs each extra alone, in a fresh environment, as a user would, and runs what it promises.
+"""Installs each extra alone in a fresh environment, as a user would, and runs its promises.
 
     python -m tests.packaging.install_each [EXTRA ...]
 
@@ -25,7 +25,7 @@ ROUNDS = 5
 
 
 def main() -> int:
-    """Prints a table; returns how many extras do not keep what they promise."""
+    """Prints a table. Returns the number of extras that break a promise."""
     asked = sys.argv[1:] or list(PROMISES)
     broken = 0
     print("| installed | MB, without / with bytecode | import, ms | |\n|---|--:|--:|---|")
@@ -67,7 +67,7 @@ def _try(extra: str, wheel: Path, pins: Path) -> str:
 
 
 def _import_ms(python: str) -> float:
-    """The least of a few, above what an interpreter that imports nothing takes."""
+    """The least of several times, above that of an interpreter that imports nothing."""
 
     def least(program: str) -> float:
         took = []

@@ -1,4 +1,4 @@
-"""What each extra promises: programs that run where it alone is installed, besides the base."""
+"""The promise of each extra: programs that run with only that extra installed."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 class Built(NamedTuple):
-    """What was built, and where the wheel is unpacked."""
+    """The built files, and the folder of the unpacked wheel."""
 
     wheel: Path
     sdist: Path
@@ -102,7 +102,7 @@ def test_the_source_distribution_is_the_project(built: Built) -> None:
 
 
 def run_with_only(extra: str, unpacked: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """An extra's promise, kept by the wheel with nothing to import but what the extra brings."""
+    """The wheel keeps an extra's promise with only that extra's distributions to import."""
     brought = folder / "brought"
     brought.mkdir()
     folder_of(distributions_of(None if extra == BASE else extra), brought)
@@ -129,7 +129,7 @@ def test_an_extra_brings_what_it_promises(extra: str, built: Built, tmp_path: Pa
 def test_without_the_extra_there_is_nothing_of_it(
     extra: str, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an extra promises does not run without it: the test above sees what is missing."""
+    """A promise fails without its extra, so the test above can fail."""
     monkeypatch.setitem(PROMISES, BASE, PROMISES[extra])
     done = run_with_only(BASE, built.unpacked, tmp_path)
     assert done.returncode != 0

@@ -79,7 +79,7 @@ def test_the_hooks_run_what_the_suite_runs() -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """What a release is checked by."""
+    """The checks of a release."""
     for name in ("scripts/check-release", "zeus_ipc/_version.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy2(ROOT / name, tmp_path / name)

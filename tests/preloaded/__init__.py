@@ -1,4 +1,4 @@
-"""Python programs in processes that are forked after the imports which take them longest.
+"""Python programs in processes that are forked after their slowest imports.
 
 For tests in which the start of a process is not the point: `import torch` alone takes a second, in
 each of a job's ranks, and imports are most of what a `zeusd` in a test computes.
@@ -43,7 +43,7 @@ def preloaded(*modules: str, env: tuple[tuple[str, str], ...] = ()) -> Preloaded
 
 
 class Preloaded:
-    """Starts Python programs, each in a process of its own.
+    """Starts Python programs, each in its own process.
 
     Args:
         modules: What all of them import. Modules of this project come from the working directory.
@@ -75,7 +75,7 @@ class Preloaded:
     def run(
         self, *arguments: str, cwd: Path, env: Mapping[str, str]
     ) -> subprocess.CompletedProcess[str]:
-        """As `subprocess.run([sys.executable, *arguments], capture_output=True, text=True)`.
+        """Like `subprocess.run([sys.executable, *arguments], capture_output=True, text=True)`.
 
         Args:
             arguments: `SCRIPT.py`, `-m MODULE` or `-c CODE`, and what it is given.

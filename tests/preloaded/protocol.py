@@ -1,4 +1,4 @@
-"""What is said at the socket of a server that starts programs.
+"""The messages at the socket of a server that starts programs.
 
 A request is its length, with the open files that the program gets, and then JSON. The answers are
 integers: the process ID of the program, and, when it has ended, its status as of `os.waitpid`.
@@ -48,7 +48,7 @@ def ask(
     env: Mapping[str, str],
     files: dict[int, int],
 ) -> socket.socket:
-    """Has the server at a socket start a program.
+    """Makes the server at a socket start a program.
 
     Args:
         path: The socket's.
@@ -68,7 +68,7 @@ def ask(
 
 
 def request(client: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """What a client asks for, and the open files of the program; None of one that only holds."""
+    """The client's request, and the open files of the program; None if it only keeps the server."""
     size, files, _, _ = socket.recv_fds(client, INTEGER.size, MOST_FILES)
     length = INTEGER.unpack(size)[0] if size else 0
     if not length:
@@ -87,7 +87,7 @@ def integer(server: socket.socket) -> int:
 
 
 def move(files: Mapping[int, int]) -> None:
-    """Gives open files the numbers that they are to have, by what they have."""
+    """Gives open files the descriptors that the program expects."""
     free = max(*files, *files.values()) + 1
     high = {number: free + place for place, number in enumerate(files)}
     for number, file in files.items():

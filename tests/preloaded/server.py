@@ -1,4 +1,4 @@
-"""Imports modules, and forks a process for each program that it is asked for.
+"""Imports modules, and forks a process for each requested program.
 
     python server.py SOCKET MODULE ...
 
@@ -34,7 +34,7 @@ Asked = tuple[dict[str, Any], list[int]]
 
 
 class Server:
-    """Forks programs, and tells those who asked for them how they end.
+    """Forks programs, and reports their exit codes to the clients.
 
     Args:
         door: The socket, which listens.
@@ -49,7 +49,7 @@ class Server:
         self._hold(sys.stdin)
 
     def serve(self) -> Asked | None:
-        """Returns in each child, with what it is to be; and None when nobody holds it any more."""
+        """Returns in each child with its program; returns None when no client is left."""
         child = False
         try:
             while self._holders:
@@ -102,7 +102,7 @@ class Server:
             _say(holder, 0)
 
     def _watch(self, pid: int, client: socket.socket) -> None:
-        """Tells the client when its program ends, and the program what the client says."""
+        """Reports the end of a program to the client, and passes the client's signals to it."""
         self._programs[pid] = client
         pidfd = os.pidfd_open(pid)
 
@@ -139,7 +139,7 @@ def _say(client: socket.socket, number: int) -> None:
 
 
 def kill(pid: int) -> None:
-    """Kills a program, and what it has started and left in its group."""
+    """Kills a program, and the processes that it left in its group."""
     for signaled in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             signaled(pid, signal.SIGKILL)
@@ -149,7 +149,7 @@ def kill(pid: int) -> None:
 
 
 def become(asked: dict[str, Any], files: list[int]) -> list[str]:
-    """This process gets what a new one is started with. Returns its arguments."""
+    """Sets up this process as a new one. Returns its arguments."""
     os.setpgid(0, 0)
     move(dict(zip(asked["files"], files, strict=True)))
     os.chdir(asked["cwd"])
@@ -185,7 +185,7 @@ def run(arguments: list[str]) -> None:
 
 
 def exit_code(arguments: list[str]) -> int:
-    """Runs the program. Returns what it ends with."""
+    """Runs the program. Returns its exit code."""
     try:
         run(arguments)
     except SystemExit as error:
@@ -218,7 +218,7 @@ def main(path: str, *modules: str) -> NoReturn:
         importlib.import_module(name)
     sys.path[0] = os.path.dirname(path)  # a folder without modules
     gc.collect()
-    gc.freeze()  # a child that looked through it for garbage would copy it
+    gc.freeze()  # a child that collected it would copy it
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(path)
         door.listen()

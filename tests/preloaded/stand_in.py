@@ -15,7 +15,7 @@ MODULES = ("torch.distributed.run",)
 
 
 def stand_in(path: str, python: str, arguments: list[str]) -> None:
-    """Has the server run a program, and lives and dies as that does."""
+    """Runs a program in the server, and ends as that does."""
     plain = arguments[1:] if arguments[:1] == ["-u"] else arguments
     first, second, *_ = [*plain, "", ""]
     if not (first.endswith(".py") or first == "-c" or (first == "-m" and second in MODULES)):

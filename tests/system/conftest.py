@@ -1,4 +1,4 @@
-"""What tests of whole systems share."""
+"""Fixtures of tests of whole systems."""
 
 from __future__ import annotations
 

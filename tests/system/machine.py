@@ -24,7 +24,7 @@ BOOT_S = 120.0
 
 
 class Machine:
-    """One container. Its changes are thrown away with it.
+    """A container, whose changes are discarded.
 
     Attributes:
         root: Its root folder, as this process sees it.
@@ -78,7 +78,7 @@ class Machine:
             self._process.kill()
             self._process.wait()
         self._remove_groups()
-        # Lazily: this process may have files of it mapped, which it lets go of when it ends.
+        # Lazily: this process may have files of it mapped, which it unmaps when it ends.
         if os.path.ismount(self.root):
             subprocess.run(["umount", "--lazy", str(self.root)], check=True)
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -91,7 +91,7 @@ class Machine:
         check: bool = True,
         **options: Any,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command inside and returns what it said."""
+        """Runs a command inside, and returns its output."""
         done = subprocess.run(
             self.command(*command, user=user, groups=groups),
             capture_output=True,
@@ -152,7 +152,7 @@ class Machine:
         return double
 
     def add_front(self, units: str) -> None:
-        """The second process that zeusd 0.1 had: a unit in this folder, and a user of its own."""
+        """The second process of zeusd 0.1: a unit in this folder, and its own user."""
         self.run("useradd", "--system", "--user-group", "zeusd-front")
         ends = "trap 'exit 1' TERM; sleep infinity & wait"  # not as systemd wishes
         text = f'[Service]\nUser=zeusd-front\nExecStart=/bin/sh -c "{ends}"\nRestart=always\n'

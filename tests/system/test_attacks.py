@@ -1,4 +1,4 @@
-"""What one user without rights does to the others: nothing that they notice.
+"""A user without permissions cannot disturb others noticeably.
 
 `benchmarks/reliability.py attack` runs the same attacks for longer, and measures latencies.
 """
@@ -34,10 +34,10 @@ def honest(daemon: Daemon) -> Iterator[Honest]:
 
 @pytest.mark.parametrize(
     "name",
-    # Whose are the subordinate uids says /etc/subuid, which is the machine's.
+    # /etc/subuid of this machine says who owns subordinate uids.
     [name for name, one in ATTACKS.items() if name != "a busy loop" and not one.as_root],
 )
-def test_no_attack_costs_an_honest_user_a_request_or_a_lease(
+def test_no_attack_makes_an_honest_user_lose_a_request_or_a_lease(
     daemon: Daemon, honest: Honest, name: str
 ) -> None:
     uid = 40_000 + list(ATTACKS).index(name)

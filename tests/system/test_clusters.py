@@ -114,7 +114,7 @@ def test_the_epilog_also_releases_what_a_sluid_names(daemon: RunningDaemon, tmp_
         job.communicate("\n", timeout=20)
 
 
-def test_the_prolog_gives_a_job_gpus_at_the_sites_maximum(
+def test_the_prolog_gives_a_job_gpus_at_the_site_limit(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     with daemon.client() as client:
@@ -132,7 +132,7 @@ def test_the_prolog_gives_a_job_gpus_at_the_sites_maximum(
         client.restore()
 
 
-def test_a_job_pays_from_its_prolog_to_its_epilog(tmp_path: Path) -> None:
+def test_a_job_is_charged_from_its_prolog_to_its_epilog(tmp_path: Path) -> None:
     job = {"SLURM_JOB_ID": "4714", "SLURM_JOB_UID": "0", "SLURM_JOB_GPUS": "1"}
     options = configuration(tmp_path, f'[accounting]\ndirectory = "{tmp_path}"\n')
     with running_daemon("--simulate", "2xv100-pcie", *options, gpus=2) as daemon:
@@ -153,7 +153,7 @@ def test_a_job_pays_from_its_prolog_to_its_epilog(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["prolog.sh", "epilog.sh"])
 def test_no_hook_ever_drains_a_node(daemon: RunningDaemon, tmp_path: Path, name: str) -> None:
-    """Whatever is wrong is told in slurmd's log, and the exit code is 0."""
+    """Every problem is reported in slurmd's log, and the exit code is 0."""
     nowhere = {"ZEUSD_SOCK_PATH": str(tmp_path / "none"), "SLURM_JOB_ID": "7"}
     done = run_hook(daemon, name, tmp_path, SLURM_JOB_GPUS="0", **nowhere)
     assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""zeusd in containers: what it does as pid 1 in namespaces of its own, and the files by rule.
+"""zeusd in containers: as pid 1 in its own namespaces, and the files of the images.
 
 The images themselves are built and run by docker/prove, which takes minutes.
 """
@@ -98,7 +98,7 @@ def doctor(process: subprocess.Popen[str]) -> tuple[int, dict[str, Any]]:
 
 
 @needs_root
-def test_who_cannot_be_seen_is_told_so_at_once_and_fills_no_log(secluded: Secluded) -> None:
+def test_an_invisible_client_is_refused_at_once_and_fills_no_log(secluded: Secluded) -> None:
     with secluded.client() as client:
         for call in (client.node, client.leases, lambda: client.set_power_limit("GPU-0", 1000)):
             with pytest.raises(errors.DaemonUnavailable, match="--pid=host, or hostPID: true") as e:
@@ -143,7 +143,7 @@ sys.stdin.read()
 
 
 @needs_root
-def test_as_pid_1_it_is_one_process_and_puts_everything_back_at_sigterm(secluded: Secluded) -> None:
+def test_as_pid_1_it_is_one_process_and_restores_everything_at_sigterm(secluded: Secluded) -> None:
     zeusd = secluded.pid
     assert f"NSpid:\t{zeusd}\t1\n" in Path(f"/proc/{zeusd}/status").read_text()
     assert Path(f"/proc/{zeusd}/task/{zeusd}/children").read_text() == ""
@@ -275,7 +275,7 @@ def test_the_pins_are_what_zeusd_needs_and_what_it_takes() -> None:
         assert requirement.specifier.contains(pins[requirement.name]), requirement
 
 
-def test_what_is_copied_is_there_and_reaches_the_builder() -> None:
+def test_copied_files_exist_and_reach_the_builder() -> None:
     lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
     allowed = [line[1:] for line in lines if line.startswith("!")]
     first = next(line for line in lines if not line.startswith("#"))
@@ -355,7 +355,7 @@ def test_clients_get_the_folder_and_may_not_write_in_it() -> None:
         }
 
 
-def test_what_compose_mounts_and_names_is_there() -> None:
+def test_files_and_images_in_compose_exist() -> None:
     compose = compose_file("compose.yaml")
     targets = stages()
     for name, one in compose["services"].items():
@@ -402,7 +402,7 @@ def test_prometheus_takes_its_configuration_and_asks_the_exporter(tmp_path: Path
     assert "prometheus" in services()
 
 
-def test_what_asks_whether_it_lives_gets_an_answer() -> None:
+def test_a_liveness_probe_gets_an_answer() -> None:
     """Health check and probes, on a right node."""
     (health,) = re.findall(r"HEALTHCHECK .*\n\s+CMD (\[.*\])", DOCKERFILE)
     zeusd = containers()["zeusd"]

@@ -1,4 +1,4 @@
-"""zeusd is killed and starts again: over what it left, a changed node, a full disk."""
+"""zeusd is killed and restarted: over leftovers, on a changed node, with a full disk."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from zeusd.identity import boot_id
 from zeusd.records import replay
 
 CRASHES = {
-    # What is replaced by a function that kills zeusd, before or after it did its work.
+    # Replaced by a function that kills zeusd, before or after it did its work.
     "before the journal's write": ("zeusd.runtime.journal.Journal._append", "before"),
     "between write and sync": ("os.fdatasync", "before"),
     "after the journal": ("zeusd.runtime.journal.Journal._append", "after"),
@@ -76,10 +76,10 @@ main()
 
 @pytest.mark.parametrize("place", list(CRASHES))
 @pytest.mark.parametrize("holder_dies", [True, False])
-def test_zeusd_killed_at_any_instant_leaves_a_value_that_somebody_answers_for(
+def test_zeusd_killed_at_any_instant_leaves_a_value_that_the_journal_covers(
     place: str, holder_dies: bool
 ) -> None:
-    """The device holds the baseline or what a living lease asked for, and never anything else."""
+    """The device holds the initial value or a running lease's value, and nothing else."""
     where, when = CRASHES[place]
     with public_directory() as directory:
         double = NvmlDouble(directory, [{}], privilege=0 if os.getuid() == 0 else 1)
@@ -120,7 +120,7 @@ def test_zeusd_killed_at_any_instant_leaves_a_value_that_somebody_answers_for(
             daemon.stop()
 
 
-def test_nobody_hears_of_a_node_without_gpus_while_zeusd_starts_again(site: Site) -> None:
+def test_no_client_gets_an_empty_node_while_zeusd_restarts(site: Site) -> None:
     with site.daemon.client(timeout_s=30) as client:
         uuid = site.double.uuid(0)
         client.set_power_limit(uuid, 200_000)
@@ -131,8 +131,8 @@ def test_nobody_hears_of_a_node_without_gpus_while_zeusd_starts_again(site: Site
         assert len(client.node().gpus) == 2
 
 
-def test_another_load_of_the_driver_voids_what_was_owed() -> None:
-    """Limits do not survive it: what the journal says is not in force, and nothing is written."""
+def test_another_load_of_the_driver_invalidates_pending_restores() -> None:
+    """Limits do not survive it: the journal's values are not in force, and nothing is written."""
     with contextlib.ExitStack() as stack:
         module = stack.enter_context(public_directory()) / "nvidia"
         module.mkdir()
@@ -246,7 +246,7 @@ def on_a_small_disk() -> Iterator[tuple[NvmlDouble, RunningDaemon, Path]]:
 
 
 def fill(small: Path, client: Client, uuid: str) -> None:
-    """Nothing more fits in, and sets say so, once the journal has used up what it had."""
+    """Nothing more can be written, and sets report it once the journal has used its reserve."""
     (small / "filler").write_bytes(bytes(shutil.disk_usage(small).free))
     with pytest.raises(errors.JournalFailed, match="free space"):
         for watts in range(100, 200):
@@ -254,7 +254,7 @@ def fill(small: Path, client: Client, uuid: str) -> None:
 
 
 @pytest.mark.needs("namespaces")
-def test_a_full_disk_changes_nothing_and_says_so(site: Site) -> None:
+def test_a_full_disk_changes_nothing_and_is_reported(site: Site) -> None:
     with on_a_small_disk() as (double, daemon, small):
         with daemon.client() as client:
             uuid = double.uuid(0)

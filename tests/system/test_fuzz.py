@@ -50,9 +50,16 @@ FIELDS = (
     ),
     *("sources", "windows", "domain", "start_ns", "end_ns", "limit"),
 )
-almost_requests = st.fixed_dictionaries(
-    {"v": st.just(PROTOCOL_VERSION), "id": st.integers(0, 9), "op": st.sampled_from([*OPERATIONS])},
-    optional=dict.fromkeys(FIELDS, values),
+almost_requests = st.builds(
+    lambda known, more: {**more, **known},
+    st.fixed_dictionaries(
+        {
+            "v": st.just(PROTOCOL_VERSION),
+            "id": st.integers(0, 9),
+            "op": st.sampled_from([*OPERATIONS]),
+        }
+    ),
+    st.dictionaries(st.sampled_from(FIELDS), values, max_size=6),
 )
 FUZZ = settings(
     max_examples=300,
@@ -108,7 +115,7 @@ def rss_kib(pid: int) -> int:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    """A daemon that refuses nobody for his pace: all of the garbage is to be looked at."""
+    """A daemon that limits no rates, so that it reads all of the garbage."""
     limits = configuration(tmp_path_factory.mktemp("fuzz"), "[server]\nrequests_per_second = 1e6\n")
     with running_daemon("--simulate", "2xv100-pcie:setter_ms=0", *limits, gpus=2) as running:
         yield running
@@ -133,7 +140,7 @@ def faults(client: Client) -> int:
 
 
 def settle(client: Client) -> None:
-    """Undoes what garbage may have asked for; a `quiesce` of it may still be under way."""
+    """Undoes what garbage may have requested; a `quiesce` may still be in progress."""
 
     def settled() -> bool:
         # A quiesce that waited for its turn may come between the two.

@@ -18,7 +18,7 @@ from tests.support import (
 from tests.system.sites import HOLDER, LIMIT, SET_LIMIT, WAKING, Site, ending, tell
 
 
-def test_a_stopped_process_loses_its_leases_and_is_told_when_it_wakes(site: Site) -> None:
+def test_a_stopped_process_loses_its_leases_and_learns_it_when_it_continues(site: Site) -> None:
     with ending(site.holder(HOLDER + WAKING)) as holder:
         assert tell(holder, "160000") == "done"
         holder.send_signal(signal.SIGSTOP)
@@ -33,7 +33,7 @@ def test_a_stopped_process_loses_its_leases_and_is_told_when_it_wakes(site: Site
         holder.send_signal(signal.SIGCONT)
         assert tell(holder, "160000") == "lease_expired"
         assert tell(holder, "160000") == "lease_expired"
-        time.sleep(1.5)  # time in which zeusd could set it again by itself
+        time.sleep(1.5)  # time in which zeusd could set it again
         assert len(site.double.calls(SET_LIMIT)) == writes
         assert tell(holder, "acquire") == "done"
         assert tell(holder, "160000") == "done"
@@ -41,7 +41,7 @@ def test_a_stopped_process_loses_its_leases_and_is_told_when_it_wakes(site: Site
 
 
 def test_a_process_stuck_in_c_code_with_the_gil_loses_its_leases(site: Site) -> None:
-    """libzmq's own thread lives on in it: that is no heartbeat."""
+    """libzmq's own thread keeps running in it, which is not a heartbeat."""
     stuck = HOLDER + "import ctypes\nctypes.PyDLL(None).sleep(60)\n"
     with ending(site.holder(stuck)):
         wait_for(site.restored, "the limits to be back")
@@ -49,7 +49,7 @@ def test_a_process_stuck_in_c_code_with_the_gil_loses_its_leases(site: Site) -> 
         assert {one["reason"] for one in restores} == {"expired"}
 
 
-def test_a_process_that_works_keeps_its_leases_whatever_its_main_thread_does(site: Site) -> None:
+def test_a_process_that_works_keeps_its_leases_regardless_of_its_main_thread(site: Site) -> None:
     busy = HOLDER + "import time\nend = time.time() + 4\nwhile time.time() < end: pass\n"
     with ending(site.holder(busy + "print('over', flush=True)\nsys.stdin.read()")) as holder:
         assert holder.stdout is not None
@@ -83,7 +83,7 @@ def test_exec_ends_the_leases_although_the_process_lives_on(site: Site) -> None:
     ["client.close()", "sys.exit(0)", "raise RuntimeError('boom')", "os._exit(3)", "os.abort()"],
 )
 def test_every_end_of_a_client_ends_its_leases_at_once(site: Site, ending_: str) -> None:
-    # It ends when it is told to: the limits are looked at before.
+    # It ends on request: the limits are checked before.
     source = HOLDER + f"sys.stdin.readline()\n{ending_}\nsys.stdin.read()\n"
     with ending(site.holder(source, stderr=subprocess.DEVNULL)) as holder:
         assert holder.stdin is not None
@@ -97,7 +97,7 @@ def test_every_end_of_a_client_ends_its_leases_at_once(site: Site, ending_: str)
 
 
 def test_a_lease_is_its_process_and_not_its_shell(site: Site) -> None:
-    """Nothing is bound to a session, a terminal or a parent that lives on."""
+    """A lease is not bound to a session, a terminal or a parent that keeps running."""
     shell = script(
         "import subprocess, sys\n"
         "tool = subprocess.Popen([sys.executable, '-c', sys.argv[2], sys.argv[1]], "
@@ -152,7 +152,7 @@ while [lease for lease in client.leases() if lease.pid == int(sys.argv[2])]:
 
 
 @pytest.mark.needs("namespaces")
-def test_who_gets_the_pid_of_a_dead_holder_gets_no_lease(site: Site) -> None:
+def test_a_process_that_reuses_the_pid_of_a_dead_holder_gets_no_lease(site: Site) -> None:
     namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command = [*namespace, sys.executable, "-c", PID_REUSE, site.daemon.socket]
     done = subprocess.run([*command, HOLDER + "sys.stdin.read()", HEIR], timeout=60)

@@ -93,7 +93,7 @@ def test_windows_are_right_and_a_batch_is_answered_whole(nvml_double: MakeDouble
         assert found[uuids[1]].tick_ns == pytest.approx(20_000_000, rel=0.02)
 
 
-def test_a_window_goes_on_over_a_killed_and_a_restarted_daemon(nvml_double: MakeDouble) -> None:
+def test_a_window_continues_over_a_killed_and_a_restarted_daemon(nvml_double: MakeDouble) -> None:
     double = nvml_double([{"tick_ms": 20}])
     uuid = double.uuid(0)
     with measuring(double) as (daemon, client):
@@ -110,7 +110,7 @@ def test_a_window_goes_on_over_a_killed_and_a_restarted_daemon(nvml_double: Make
         truth_j = 220 * (changed_ns - begin_ns) / 1e9 + 100 * (end_ns - changed_ns) / 1e9
         assert joules == pytest.approx(truth_j, rel=0.05)
         assert uncertainty_j < joules
-        # What was before is remembered too, as the ticks that were seen.
+        # Earlier samples are also in the history, as the updates that were read.
         assert client.timeline(uuid)[0][0] < begin_ns
 
 
@@ -130,7 +130,7 @@ def test_another_driver_is_another_history(nvml_double: MakeDouble) -> None:
         assert found[double.uuid(0)].energy_uj == [None]
 
 
-def test_a_driver_that_keeps_a_call_delays_no_other_gpu(nvml_double: MakeDouble) -> None:
+def test_a_driver_call_that_hangs_delays_no_other_gpu(nvml_double: MakeDouble) -> None:
     double = nvml_double([{"tick_ms": 20}, {"tick_ms": 20}])
     with measuring(double) as (daemon, client):
         double.inject(0, "nvmlDeviceGetFieldValues", delay_ms=60_000, count=1)
@@ -143,7 +143,7 @@ def test_a_driver_that_keeps_a_call_delays_no_other_gpu(nvml_double: MakeDouble)
         joules, _ = energy_j(client, double.uuid(1), begin_ns, end_ns)
         assert joules == pytest.approx(LOAD_MW / 1000 * (end_ns - begin_ns) / 1e9, rel=0.2)
         settle(client, double.uuid(1))
-        with pytest.raises(NotSupported, match="at the moment"):  # and nothing is made up
+        with pytest.raises(NotSupported, match="at the moment"):  # and nothing is invented
             energy_j(client, double.uuid(0), begin_ns, time.monotonic_ns())
         double.clear_faults()
         wait_for(lambda: daemon.records("sampler_unstuck"), "the GPU to be sampled again")
@@ -164,7 +164,7 @@ def test_readings_that_fail_now_and_then_cost_nothing(nvml_double: MakeDouble) -
         assert joules == pytest.approx(LOAD_MW / 1000 * (end_ns - begin_ns) / 1e9, rel=0.02)
 
 
-def test_a_lost_gpu_is_told_and_measured_again_when_it_is_back(nvml_double: MakeDouble) -> None:
+def test_a_lost_gpu_is_reported_and_measured_again_when_it_is_back(nvml_double: MakeDouble) -> None:
     double = nvml_double([{"tick_ms": 20}, {"tick_ms": 20}])
     uuid = double.uuid(0)
     with measuring(double) as (_, client):
@@ -182,7 +182,7 @@ def test_a_lost_gpu_is_told_and_measured_again_when_it_is_back(nvml_double: Make
         assert joules == pytest.approx(LOAD_MW / 1000 * (end_ns - begin_ns) / 1e9, rel=0.1)
 
 
-def test_what_is_asked_wrongly_is_refused_in_one_sentence(nvml_double: MakeDouble) -> None:
+def test_invalid_requests_are_refused_in_one_sentence(nvml_double: MakeDouble) -> None:
     double = nvml_double([{}])
     uuid = double.uuid(0)
     with measuring(double) as (_, client):
@@ -332,7 +332,7 @@ def test_a_stream_has_every_tick_of_its_gpus_and_of_no_other(nvml_double: MakeDo
         assert last.throttle_reasons is not None
 
 
-def test_who_reads_slowly_loses_samples_and_is_told_how_many(nvml_double: MakeDouble) -> None:
+def test_a_slow_subscriber_loses_samples_and_learns_how_many(nvml_double: MakeDouble) -> None:
     double = nvml_double([{"tick_ms": 20}] * 8)
     uuids = [double.uuid(index) for index in range(8)]
     with measuring(double) as (_, client):

@@ -86,7 +86,7 @@ def site() -> Iterator[Site]:
         ({"stale_after_set": 1, "round_mw": 1000, "delay_ms": 100}, 150_500, 150_000),
     ],
 )
-def test_what_the_gpu_holds_is_what_counts(
+def test_the_value_on_the_gpu_counts(
     site: Site, quirks: dict[str, int], asked_mw: int, holds_mw: int
 ) -> None:
     site.double.misbehave(0, **quirks)
@@ -107,7 +107,7 @@ def test_what_the_gpu_holds_is_what_counts(
     assert not site.daemon.records("outside_change")
 
 
-def test_a_driver_that_ignores_what_it_is_told_is_reported_and_tried_again(site: Site) -> None:
+def test_a_driver_that_ignores_writes_is_reported_and_retried(site: Site) -> None:
     holder = script(HOLDER, site.daemon.socket, "150000")
     assert holder.stdout is not None
     assert holder.stdout.readline() == "150000\n"
@@ -145,7 +145,7 @@ def test_a_stop_that_cannot_restore_names_what_and_fails(site: Site) -> None:
 
 
 @pytest.mark.parametrize("code", [3, 4, 10, 15, 16, 999])
-def test_errors_that_pass_keep_nothing_from_its_restore(site: Site, code: int) -> None:
+def test_transient_errors_prevent_no_restore(site: Site, code: int) -> None:
     """In every call, from the start of zeusd on; then they end."""
     holder = script(HOLDER, site.daemon.socket, "150000")
     assert holder.stdout is not None
@@ -155,7 +155,7 @@ def test_errors_that_pass_keep_nothing_from_its_restore(site: Site, code: int) -
     holder.wait()
     site.double.inject(0, "*", code)
     site.daemon.start_again()
-    time.sleep(2.0)  # some looks at the GPU, and some attempts, meet the errors
+    time.sleep(2.0)  # some readings of the GPU, and some attempts, meet the errors
     assert site.double.limit_mw(0) == 150_000
     site.double.clear_faults()
     wait_for(lambda: site.double.limit_mw(0) == LIMIT, "the restore", 10.0)

@@ -51,7 +51,7 @@ def build(tree: Path, output: Path, cache: Path) -> Path:
 
 
 def lintian(package: Path) -> subprocess.CompletedProcess[str]:
-    """What lintian says: it fails for an error or a warning."""
+    """The output of lintian, which fails for an error or a warning."""
     command = ["lintian", "--allow-root", "--fail-on=error,warning", str(package)]
     # It leaves files behind.
     env = {**os.environ, "TMPDIR": str(package.parent)}
@@ -85,7 +85,7 @@ def next_tree(folder: Path) -> Path:
 
 @dataclass
 class Node:
-    """A node, its GPUs, and what is made meanwhile: a later package, lintian's opinion."""
+    """A node, its GPUs, and what is built meanwhile: a later package, lintian's output."""
 
     machine: Machine
     double: NvmlDouble
@@ -209,7 +209,7 @@ def test_the_lock_is_what_pyproject_asks_for() -> None:
 class TestPackage:
     pytestmark = on_a_node
 
-    def test_it_touches_nothing_but_its_places(self, node: Node, tmp_path: Path) -> None:
+    def test_it_writes_only_to_its_own_paths(self, node: Node, tmp_path: Path) -> None:
         subprocess.run(["dpkg-deb", "--extract", str(node.package), str(tmp_path)], check=True)
         files = [path for path in tmp_path.rglob("*") if not path.is_dir()]
         places = re.compile(
@@ -237,7 +237,7 @@ class TestPackage:
 
     # ------------------------------------------------------------------------ its life on a node
 
-    def test_an_installation_of_scripts_install_is_not_shadowed(self, node: Node) -> None:
+    def test_an_installation_of_scripts_install_is_not_overridden(self, node: Node) -> None:
         unit = Path(f"{node.machine.root}/etc/systemd/system/zeusd.service")
         text = (REPOSITORY / "systemd/zeusd.service").read_text()
         unit.write_text(text.replace("@PREFIX@", "/opt/there"))
@@ -247,7 +247,7 @@ class TestPackage:
         assert "scripts/install --uninstall --prefix /opt/there" in refused.stderr
         assert not Path(f"{node.machine.root}/usr/bin/zeusctl").exists()
 
-    def test_installed_it_serves_everybody(self, node: Node) -> None:
+    def test_the_installed_zeusd_serves_all_users(self, node: Node) -> None:
         machine = node.machine
         node.apt("apt-get", "install", "--yes", node.put(node.package))
         node.configure("")
@@ -282,7 +282,7 @@ class TestPackage:
         assert (node.main_pid(), node.units()) == (before, units)
         assert node.leases() == []
 
-    def test_its_units_are_as_shut_in_as_ever(self, node: Node) -> None:
+    def test_its_units_are_sandboxed(self, node: Node) -> None:
         for unit, most in (("zeusd", 1.3), ("zeusd-restore", 1.3), ("zeusd-exporter", 1.2)):
             said = node.machine.run("systemd-analyze", "security", "--no-pager", unit).stdout
             (exposure,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", said)
@@ -325,7 +325,7 @@ class TestPackage:
         # One that is disabled or masked stays so.
         machine.systemctl("mask", "--now", "zeusd-exporter")
         machine.systemctl("disable", "--now", "zeusd")
-        wait_for(lambda: node.limits() == [LIMIT, LIMIT], "the stop to put back")
+        wait_for(lambda: node.limits() == [LIMIT, LIMIT], "the stop to restore")
         # What dpkg runs when it has unpacked another.
         node.apt("/var/lib/dpkg/info/zeusd.postinst", "configure", NEXT_VERSION)
         assert machine.systemctl("is-enabled", "zeusd", check=False) == "disabled"
@@ -335,9 +335,9 @@ class TestPackage:
         machine.systemctl("enable", "--now", "zeusd")
         node.wait_serving()
 
-    def test_a_removal_puts_everything_back_and_a_purge_leaves_nothing(self, node: Node) -> None:
+    def test_a_removal_restores_everything_and_a_purge_leaves_nothing(self, node: Node) -> None:
         machine = node.machine
-        # Whatever became of the tests before.
+        # Independent of earlier tests.
         machine.run("pkill", "--exact", "zeusctl", check=False)
         node.configure("")
         machine.systemctl("restart", "zeusd")

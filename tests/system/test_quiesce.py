@@ -51,7 +51,7 @@ def test_the_driver_is_closed_and_opened_again(nvml_double: MakeDouble) -> None:
         assert [double.limit_mw(gpu) for gpu in range(2)] == [250_000, 250_000]
         with pytest.raises(NodeQuiesced):
             client.state(gpus[0])
-        # What a reset does to a GPU, and what a reset is for: it comes back as another.
+        # A reset changes a GPU: it returns as another one.
         double.node.gpus[0].limit_mw = 200_000
         double.node.gpus[0].name = b"Tesla V100-PCIE-32GB"
         calls = len(double.calls())
@@ -71,7 +71,7 @@ def test_the_driver_is_closed_and_opened_again(nvml_double: MakeDouble) -> None:
         )
 
 
-def test_a_gpu_that_is_gone_after_a_reset_is_told(nvml_double: MakeDouble) -> None:
+def test_a_gpu_that_is_gone_after_a_reset_is_reported(nvml_double: MakeDouble) -> None:
     double = nvml_double([{}, {}], privilege=ALWAYS)
     with node(double, 2) as daemon, daemon.client() as client:
         gpus = [gpu.uuid for gpu in client.node().gpus]
@@ -132,7 +132,7 @@ def test_device_files_that_are_open_are_found(
         assert driver.open_device_files() == (str(tmp_path / "nvidiactl"),)
 
 
-def test_the_audit_trail_outlives_a_restart_and_garbage_in_its_place() -> None:
+def test_the_audit_log_outlives_a_restart_and_garbage_in_its_place() -> None:
     with running_daemon("--simulate", "1xv100-pcie") as daemon:
         with daemon.client() as client:
             client.set_power_limit(client.node().gpus[0].uuid, 150_000)
@@ -152,7 +152,7 @@ def test_the_audit_trail_outlives_a_restart_and_garbage_in_its_place() -> None:
             assert client.audit().records == [], "a restart alone is no record"
 
 
-def test_all_of_a_long_trail_reaches_its_reader() -> None:
+def test_all_of_a_long_audit_log_reaches_its_reader() -> None:
     """Records with the longest texts there are: a message that is too long would never arrive."""
     with running_daemon("--simulate", "1xv100-pcie:setter_ms=0") as daemon:
         with daemon.client() as client:

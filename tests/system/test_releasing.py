@@ -74,7 +74,7 @@ def test_os_exit_and_a_crash(daemon: RunningDaemon) -> None:
         wait_for(lambda: restored(daemon), "everything to be back")
 
 
-def test_what_a_descendant_took_is_its_own(daemon: RunningDaemon) -> None:
+def test_a_descendants_lease_is_its_own(daemon: RunningDaemon) -> None:
     parent = script(
         "import os, subprocess, sys\n"
         "child = subprocess.Popen([sys.executable, '-c', sys.argv[2], sys.argv[1], '0'])\n"
@@ -83,7 +83,7 @@ def test_what_a_descendant_took_is_its_own(daemon: RunningDaemon) -> None:
         HOLDER,
     )
     wait_for(lambda: not restored(daemon) and len(daemon.records("set")) == 3, "the sets")
-    parent.kill()  # the child lives on and holds on
+    parent.kill()  # the child keeps running and keeps its lease
     parent.wait()
     assert not restored(daemon)
     assert parent.stdin is not None

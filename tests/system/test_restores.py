@@ -1,4 +1,4 @@
-"""What a restore writes, when, and what delays it."""
+"""Which value a restore writes, when, and what delays it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.system.sites import LIMIT, QUICK_LEASES, SET_LIMIT, Site, ending
 from zeus_ipc import errors
 
 
-def test_the_baseline_is_what_was_found_and_no_lease_redefines_it(site: Site) -> None:
+def test_the_initial_value_is_what_was_found_and_no_lease_redefines_it(site: Site) -> None:
     site.double.set_outside(0, 220_000)
     with site.daemon.client() as client:
         uuid = site.double.uuid(0)
@@ -49,7 +49,7 @@ def test_a_gpu_that_cannot_be_restored_delays_no_other_and_is_retried(code: int)
             wait_for(site.restored, "the last one to be back")
 
 
-def test_a_wedged_gpu_delays_no_other_and_no_expiry() -> None:
+def test_a_hanging_gpu_delays_no_other_and_no_expiry() -> None:
     with contextlib.ExitStack() as stack:
         site = Site(stack, 4, QUICK_LEASES)
         with ending(site.holder()) as holder:
@@ -64,8 +64,8 @@ def test_a_wedged_gpu_delays_no_other_and_no_expiry() -> None:
             wait_for(site.restored, "the stuck one to be back")
 
 
-def test_the_requested_limit_comes_back_and_not_the_enforced_one() -> None:
-    """A board may enforce less than software asked for; that is not the site's wish."""
+def test_the_requested_limit_is_restored_and_not_the_enforced_one() -> None:
+    """A board may enforce less than software requested; that is not the site's limit."""
     with contextlib.ExitStack() as stack:
         site = Site(stack, 1, "")
         site.double._set(0, "board_limit_mw", 180_000)
@@ -85,7 +85,7 @@ def test_limits_that_a_driver_update_lowered_become_the_nearest(site: Site) -> N
         wait_for(lambda: site.daemon.records("restore_clamped"), "the record")
 
 
-def test_gpus_are_who_they_are_and_not_where_they_are(site: Site) -> None:
+def test_gpus_are_identified_by_uuid_and_not_by_index(site: Site) -> None:
     with ending(site.holder()) as holder:
         site.daemon.kill()
         first, second = site.double.node.gpus[0], site.double.node.gpus[1]
@@ -99,7 +99,7 @@ def test_gpus_are_who_they_are_and_not_where_they_are(site: Site) -> None:
         assert site.limits() == [140_000, LIMIT]
 
 
-def test_someone_elses_change_stays_and_clocks_come_back_all_the_same(site: Site) -> None:
+def test_an_outside_change_stays_and_clocks_are_restored(site: Site) -> None:
     with site.daemon.client() as client:
         uuid = site.double.uuid(0)
         client.set_power_limit(uuid, 150_000)
@@ -112,8 +112,8 @@ def test_someone_elses_change_stays_and_clocks_come_back_all_the_same(site: Site
     assert site.limits()[0] == 180_000
 
 
-def test_clocks_go_back_before_and_persistence_mode_after_the_power_limit(site: Site) -> None:
-    """The order is fixed: without persistence a driver may forget what is not back yet."""
+def test_clocks_are_restored_before_and_persistence_mode_after_the_power_limit(site: Site) -> None:
+    """The order is fixed: without persistence mode, a driver may forget pending restores."""
     with site.daemon.client() as client:
         uuid = site.double.uuid(0)
         client.set_persistence_mode(uuid, True)

@@ -1,4 +1,4 @@
-"""Who may set what is what the kernel says of a process."""
+"""Permissions follow the kernel's identity of a process."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_nothing_a_client_says_makes_it_another_user(wrapper: list[str]) -> None
 
 
 @pytest.mark.needs("two users")
-def test_only_who_computes_may_control_where_the_site_asks_for_that() -> None:
+def test_only_computing_users_may_control_if_the_site_requires_it() -> None:
     text = "[access]\nrequire_compute_process = true\nroot = 'never'\n"
     with contextlib.ExitStack() as stack:
         site = Site(stack, 1, text)

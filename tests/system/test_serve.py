@@ -95,7 +95,7 @@ def test_every_operation_of_the_protocol(daemon: RunningDaemon, client: Client) 
     assert client.release([first], [Control.POWER_LIMIT]) == 1
 
 
-def test_closing_the_client_gives_back_what_it_took(daemon: RunningDaemon) -> None:
+def test_closing_the_client_releases_its_leases(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         uuid = client.node().gpus[0].uuid
         client.set_power_limit(uuid, 150_000)
@@ -103,7 +103,7 @@ def test_closing_the_client_gives_back_what_it_took(daemon: RunningDaemon) -> No
     assert limit_w(daemon, uuid) == 250
 
 
-def test_errors_come_back_as_their_own_classes(client: Client) -> None:
+def test_errors_are_raised_as_their_own_classes(client: Client) -> None:
     uuid = client.node().gpus[0].uuid
     with pytest.raises(errors.OutOfRange, match="100 to 250 W"):
         client.set_power_limit(uuid, 251_000)
@@ -117,7 +117,9 @@ def test_errors_come_back_as_their_own_classes(client: Client) -> None:
     client.release()
 
 
-def test_the_loser_is_told_who_holds_the_lease(daemon: RunningDaemon, client: Client) -> None:
+def test_the_second_process_learns_who_holds_the_lease(
+    daemon: RunningDaemon, client: Client
+) -> None:
     uuid = client.node().gpus[0].uuid
     holder = script(
         "import sys; from zeus_ipc import Client\n"
@@ -233,9 +235,7 @@ def test_a_child_that_closes_the_inherited_client_ends_nothing(
         (msgpack.packb({"v": 1, "id": 5, "op": "energy", "gpus": ["x"] * 65}), "bad_request"),
     ],
 )
-def test_what_is_not_a_request_gets_an_error_that_says_so(
-    daemon: RunningDaemon, message: bytes, code: str
-) -> None:
+def test_an_invalid_request_gets_an_error(daemon: RunningDaemon, message: bytes, code: str) -> None:
     context = zmq.Context()
     with context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
@@ -261,7 +261,7 @@ def test_unknown_fields_are_ignored(daemon: RunningDaemon) -> None:
     context.term()
 
 
-def test_an_absent_daemon_a_stale_socket_and_a_refused_user_are_told_apart(
+def test_an_absent_daemon_a_stale_socket_and_a_refused_user_are_distinguished(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(errors.DaemonUnavailable, match="no such socket; start zeusd"):
@@ -270,6 +270,10 @@ def test_an_absent_daemon_a_stale_socket_and_a_refused_user_are_told_apart(
         dead.bind(str(tmp_path / "stale"))
     with pytest.raises(errors.DaemonUnavailable, match="left behind"):
         Client(tmp_path / "stale").node()
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path):
+        with pytest.raises(errors.DaemonUnavailable, match=f"{path} is not a socket; name"):
+            Client(path).node()
 
 
 @pytest.mark.needs("two users")
@@ -277,7 +281,7 @@ def test_an_absent_daemon_a_stale_socket_and_a_refused_user_are_told_apart(
     ("mode", "remedy"),
     [("0600", "for the right to use it"), ("0660", "to add you to the group daemon, then log in")],
 )
-def test_who_may_not_connect_is_told_what_to_do(mode: str, remedy: str) -> None:
+def test_a_user_who_may_not_connect_learns_what_to_do(mode: str, remedy: str) -> None:
     options = ("--socket-mode", mode, "--socket-group", "daemon")
     with running_daemon("--simulate", SPEC, *options) as private:
         pid = os.fork()
@@ -301,7 +305,7 @@ def test_a_client_that_gets_no_answer_gives_up_in_time(tmp_path: Path) -> None:
             Client(tmp_path / "s", timeout_s=0.2).node()
 
 
-def test_a_closed_client_says_so(daemon: RunningDaemon) -> None:
+def test_a_closed_client_raises_an_error(daemon: RunningDaemon) -> None:
     client = daemon.client()
     client.node()
     client.close()
@@ -326,7 +330,7 @@ def test_a_client_survives_a_restart_of_the_daemon() -> None:
         client.set_power_limit(uuid, 210_000)
 
 
-def test_a_killed_daemon_keeps_live_leases_and_puts_back_what_the_dead_left() -> None:
+def test_a_killed_daemon_keeps_live_leases_and_restores_what_dead_holders_set() -> None:
     with running_daemon("--simulate", SPEC, gpus=2) as daemon, daemon.client() as client:
         first, second = (gpu.uuid for gpu in client.node().gpus)
         client.set_power_limit(first, 200_000)
@@ -366,7 +370,7 @@ def test_a_second_daemon_does_not_take_the_socket(daemon: RunningDaemon, tmp_pat
         assert len(client.node().gpus) == 2
 
 
-def test_a_bad_simulation_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_a_bad_simulation_is_reported_in_one_sentence(tmp_path: Path) -> None:
     failed = subprocess.run(
         [sys.executable, "-m", "zeusd", "serve", "--socket", str(tmp_path / "s")]
         + ["--state-dir", str(tmp_path / "state"), "--simulate", "4xv9000"],
@@ -380,7 +384,7 @@ def test_a_bad_simulation_is_told_in_one_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in failed.stderr
 
 
-def test_without_a_driver_it_serves_no_gpus_and_goes_on_trying() -> None:
+def test_without_a_driver_it_serves_no_gpus_and_keeps_trying() -> None:
     with public_directory() as directory:
         library = directory / "libnvidia-ml.so.1"
         with running_daemon("--nvml-library", str(library), directory=directory) as daemon:
@@ -393,7 +397,7 @@ def test_without_a_driver_it_serves_no_gpus_and_goes_on_trying() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopping_puts_everything_back_and_ends_with_zero(number: int) -> None:
+def test_stopping_restores_everything_and_ends_with_zero(number: int) -> None:
     with running_daemon("--simulate", SPEC, gpus=2) as daemon, daemon.client() as client:
         uuid = client.node().gpus[0].uuid
         client.set_power_limit(uuid, 150_000)
@@ -404,7 +408,7 @@ def test_stopping_puts_everything_back_and_ends_with_zero(number: int) -> None:
         assert not os.path.exists(daemon.socket)
 
 
-def test_a_stop_tries_again_what_cannot_be_put_back_at_once() -> None:
+def test_a_stop_retries_a_restore_that_fails_at_first() -> None:
     with running_daemon("--simulate", SPEC, gpus=2) as daemon, daemon.client() as client:
         node = client.node()
         assert node.simulated is not None

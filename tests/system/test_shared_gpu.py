@@ -39,7 +39,7 @@ SPLIT = {
 
 @pytest.fixture
 def tenants() -> Iterator[list[tuple[int, Account]]]:
-    """A process of each user, and whom it is charged to."""
+    """A process of each user, and the account that is charged."""
     with ExitStack() as stack:
         found = []
         for uid in USERS:

@@ -155,7 +155,7 @@ class Cluster:
         )
 
     def salloc(self, *options: str, body: str) -> str:
-        """What a shell script said that ran in an allocation."""
+        """The output of a shell script in an allocation."""
         command = ["salloc", "--quiet", "--gres=gpu:1", *options, "sh", "-c", body]
         text = f"cd /tmp; {shlex.join(command)}"
         return self.machine.run("runuser", "-u", USER, "--", "sh", "-c", text).stdout
@@ -182,7 +182,7 @@ class Cluster:
         wait_for(lambda: self.state(job) in states, f"job {job} to be {states}")
 
     def accounted(self, job: str) -> str:
-        """State and what was applied, as accounting has them."""
+        """State and applied limit, from Slurm's accounting."""
         options = ("-n", "-P", "-X", "-j", job, "-o", "State,AdminComment")
         return self.machine.run("sacct", *options, check=False).stdout.strip()
 
@@ -262,7 +262,7 @@ def test_clocks_are_locked_before_the_job_begins(cluster: Cluster) -> None:
         ("--gpu-clocks=900,600", "--gpu-clocks=900,600: write MHz"),
     ],
 )
-def test_what_no_gpu_takes_is_refused_as_it_is_submitted(
+def test_a_value_that_no_gpu_accepts_is_refused_at_submission(
     cluster: Cluster, option: str, said: str
 ) -> None:
     done = cluster.sbatch(option)
@@ -360,7 +360,7 @@ def test_a_jobs_power_limit_is_restored_after_its_node_crashed(cluster: Cluster)
     wait_for(lambda: "power_limit_w" in cluster.output(job), "the job to begin")
     ends = "systemctl kill --signal=KILL zeusd test-slurmd; pkill -KILL slurmstepd; pkill -KILL -u "
     run("sh", "-c", ends + USER)  # at once: zeusd is back within a second
-    # What slurmctld does by itself after SlurmdTimeout.
+    # slurmctld does this after SlurmdTimeout.
     run("scontrol", "update", f"NodeName={cluster.host}", "State=DOWN", "Reason=crashed")
     cluster.wait_accounted(job, "NODE_FAIL|gpu_power_w=150")
     known = ("zeusctl", "leases", "--json")

@@ -1,4 +1,4 @@
-"""zeusd starts anywhere, or says why not; and its clients say what is wrong with it."""
+"""zeusd starts anywhere, or explains why not; clients explain what is wrong."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_killed_zeusd_is_started_again_at_once_every_time() -> None:
         (("--simulate", "4xabacus"), "abacus"),
     ],
 )
-def test_what_cannot_start_says_why_in_one_sentence(
+def test_a_failure_to_start_is_explained_in_one_sentence(
     options: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
     usual = ["--socket", str(tmp_path / "s"), "--state-dir", str(tmp_path / "state"), *SIMULATED]
@@ -54,7 +54,7 @@ def test_what_cannot_start_says_why_in_one_sentence(
     assert ran.stderr.startswith("zeusd: ")
 
 
-def test_a_second_zeusd_leaves_the_first_alone_and_says_so(tmp_path: Path) -> None:
+def test_a_second_zeusd_does_not_affect_the_first_and_reports_it(tmp_path: Path) -> None:
     with running_daemon(*SIMULATED, gpus=1) as daemon:
         command = [sys.executable, "-m", "zeusd", "serve", "--socket", daemon.socket, *SIMULATED]
         command += ["--state-dir", str(tmp_path)]
@@ -92,7 +92,7 @@ def test_root_starts_it_from_a_folder_that_nobody_else_may_enter() -> None:
             daemon.stop()
 
 
-def test_it_is_one_process_and_knows_nothing_of_libzmq() -> None:
+def test_it_is_one_process_and_does_not_load_libzmq() -> None:
     with running_daemon(*SIMULATED, gpus=1) as daemon:
         pid = daemon.process.pid
         assert Path(f"/proc/{pid}/task/{pid}/children").read_text() == ""
@@ -116,7 +116,7 @@ def test_a_client_names_a_stopped_zeusd_and_its_log() -> None:
 
 
 @pytest.mark.needs("root", "util-linux", "time namespaces")
-def test_a_client_in_another_time_namespace_is_told_so() -> None:
+def test_a_client_in_another_time_namespace_gets_an_error() -> None:
     """Its deadlines and windows would mean other times than zeusd's."""
     with running_daemon(*SIMULATED, gpus=1) as daemon:
         asking = (

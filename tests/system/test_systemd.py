@@ -115,7 +115,7 @@ class Node:
 
 
 class User:
-    """A process of an ordinary user inside, that talks to zeusd as it is told."""
+    """A process of an ordinary user inside, which sends zeusd what it is told to."""
 
     def __init__(self, node: Node, groups: tuple[str, ...]) -> None:
         self.node = node
@@ -195,7 +195,7 @@ def boot_node(gpus: int = 2, watchdog_s: int | None = 2, update: bool = False) -
 
 @pytest.fixture
 def user(node: Node) -> Iterator[User]:
-    """A member of group zeus; whatever it did is back afterwards."""
+    """A member of the group zeus; all its changes are restored afterwards."""
     node.machine.systemctl("start", "zeusd")
     node.wait_serving()
     user = node.user()
@@ -238,7 +238,7 @@ def test_zeusd_is_one_process_with_one_capability_and_without_libzmq(node: Node)
     assert "libzmq" not in node.machine.run("cat", f"/proc/{pid}/maps").stdout
 
 
-def test_zeusctl_is_there_for_everybody(node: Node) -> None:
+def test_everyone_can_run_zeusctl(node: Node) -> None:
     said = node.machine.run("zeusctl", "doctor", "--json", user=str(NOBODY))
     checks = {check["name"]: check for check in json.loads(said.stdout)["checks"]}
     assert checks["systemd"]["found"] == "zeusd's units are active"
@@ -369,7 +369,7 @@ def test_the_installer_refuses_what_would_not_work(
 # --------------------------------------------------------------------------------- who may do what
 
 
-def test_members_may_lower_and_everybody_may_read(node: Node, user: User) -> None:
+def test_members_may_lower_and_everyone_may_read(node: Node, user: User) -> None:
     stranger = node.user("")
     assert user.set(0, 200) == "ok"
     assert node.limits() == [200_000, LIMIT]
@@ -428,7 +428,7 @@ def test_a_restart_keeps_leases(node: Node, user: User) -> None:
     assert user.set(0, 190) == "ok"
 
 
-def test_a_search_goes_on_after_a_restart(node: Node, user: User) -> None:
+def test_a_search_continues_after_a_restart(node: Node, user: User) -> None:
     with node.machine.popen(
         PYTHON, "-c", TRAINING, user=str(NOBODY), groups=[node.zeus_gid]
     ) as training:
@@ -469,7 +469,9 @@ def test_a_stop_restores_and_stays_one(node: Node, user: User) -> None:
     assert user.set(0, 200) == "ok"
 
 
-def test_a_killed_zeusd_comes_back_with_the_leases_of_the_living(node: Node, user: User) -> None:
+def test_a_killed_zeusd_restarts_with_the_leases_of_running_processes(
+    node: Node, user: User
+) -> None:
     dying = node.user()
     assert user.set(0, 200) == "ok"
     assert dying.set(1, 150) == "ok"
@@ -482,7 +484,7 @@ def test_a_killed_zeusd_comes_back_with_the_leases_of_the_living(node: Node, use
     assert user("heartbeat") == ("ok", 1)
 
 
-def test_a_zeusd_that_stands_still_is_replaced(node: Node, user: User) -> None:
+def test_a_zeusd_that_hangs_is_replaced(node: Node, user: User) -> None:
     assert user.set(0, 200) == "ok"
     pid = node.main_pid()
     node.machine.systemctl("kill", "--signal=STOP", "--kill-whom=main", "zeusd")
@@ -509,7 +511,7 @@ def test_anyone_may_measure_and_follow_and_a_restart_loses_no_energy(
     assert abs(energy_mj - 220_000 * (end_ns - begin_ns) / 1e9) < 0.05 * energy_mj
 
 
-def test_fourteen_deaths_in_a_minute_are_survived(node: Node, user: User) -> None:
+def test_fourteen_crashes_in_a_minute_are_survived(node: Node, user: User) -> None:
     node.machine.systemctl("reset-failed", "zeusd")  # starts of other tests do not count
     assert user.set(0, 200) == "ok"
     for number in range(14):
@@ -522,7 +524,7 @@ def test_fourteen_deaths_in_a_minute_are_survived(node: Node, user: User) -> Non
         assert node.machine.show(unit, "ActiveState") == "active"
 
 
-def test_a_broken_installation_restores_all_the_same(node: Node, user: User) -> None:
+def test_a_broken_installation_still_restores(node: Node, user: User) -> None:
     assert user.set(0, 200) == "ok"
     fleet = ("--ceiling", "fleet", "--for", "600s", "--then", "130")
     node.machine.run("zeusctl", "set", "1", "-p", "220", *fleet)
@@ -614,7 +616,7 @@ print(json.dumps(results))
 
 
 @pytest.mark.parametrize("unit", ["zeusd", "zeusd-restore"])
-def test_what_the_sandbox_of_each_unit_denies(node: Node, unit: str) -> None:
+def test_the_sandbox_of_each_unit_denies_access(node: Node, unit: str) -> None:
     root = node.machine.root
     (root / "home/someone").mkdir(exist_ok=True)
     text = (root / f"etc/systemd/system/{unit}.service").read_text()
@@ -642,7 +644,7 @@ def test_what_the_sandbox_of_each_unit_denies(node: Node, unit: str) -> None:
 
 
 def test_the_probe_reads_the_same_inside_the_sandbox(node: Node) -> None:
-    """And it says so where a unit denies something: here, the vendor's library."""
+    """It reports what a unit denies: here, the vendor's library."""
     said = _probe_in_unit(node)
     assert said.get("differs") == [], said["said"]
     assert {f"GPU {gpu} power_limit_mw" for gpu in range(2)} <= set(said["same"])

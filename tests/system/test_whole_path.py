@@ -80,7 +80,7 @@ def job(
     return script(source, str(writable / "profile.json"), env=env, cwd=writable, **as_nobody())
 
 
-def test_an_unprivileged_job_finds_its_limit_and_every_write_is_accounted_for(
+def test_an_unprivileged_job_finds_its_limit_and_every_write_is_recorded(
     node: tuple[RunningDaemon, NvmlDouble, Path],
 ) -> None:
     daemon, double, directory = node
@@ -122,7 +122,7 @@ def _restores(calls: list[Call]) -> list[tuple[str, int]]:
     return last
 
 
-def test_killing_the_job_restores_the_limit_although_its_workers_live(
+def test_killing_the_job_restores_the_limit_although_its_workers_keep_running(
     node: tuple[RunningDaemon, NvmlDouble, Path],
 ) -> None:
     daemon, double, directory = node
@@ -144,10 +144,10 @@ def test_killing_the_job_restores_the_limit_although_its_workers_live(
     training.stdin.close()
 
 
-def test_a_job_that_makes_no_more_steps_lets_its_limit_go(
+def test_a_job_that_makes_no_more_steps_loses_its_limit(
     node: tuple[RunningDaemon, NvmlDouble, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its threads live on, as beside a collective that never ends."""
+    """Its threads keep running, as beside a collective that never ends."""
     daemon, double, directory = node
     monkeypatch.setenv("ZEUS_STALL_TIMEOUT_S", "2")
     configuration(directory, ALL_MAY + "[lease]\nttl_s = 2\nttl_min_s = 0.5\n")
@@ -155,7 +155,7 @@ def test_a_job_that_makes_no_more_steps_lets_its_limit_go(
     wait_for(lambda: daemon.records("reloaded"), "the shorter leases")
     training = job(daemon, directory)
     assert training.stdout is not None
-    assert json.loads(training.stdout.readline())["state"] == "Done"  # and it goes on living
+    assert json.loads(training.stdout.readline())["state"] == "Done"  # and it keeps running
     wait_for(lambda: double.limit_mw(0) == 250_000, "the limit to be back")
     assert training.poll() is None
     restores = daemon.wait_for_records("restore", 2)  # of the limit and of persistence mode
@@ -174,7 +174,7 @@ def test_killing_the_job_while_it_profiles(node: tuple[RunningDaemon, NvmlDouble
     wait_for(lambda: double.node.gpus[0].persistence == 0, "persistence mode to be back")
 
 
-def test_without_permission_training_goes_on_with_one_warning() -> None:
+def test_without_permission_training_continues_with_one_warning() -> None:
     with public_directory() as directory:
         double = NvmlDouble(directory, privilege=2)
         with running_daemon(
@@ -206,7 +206,7 @@ def test_without_permission_training_goes_on_with_one_warning() -> None:
     assert "CAP_SYS_ADMIN" in ran.stderr
 
 
-def test_losing_the_daemon_for_good_does_not_end_training(
+def test_losing_the_daemon_permanently_does_not_end_training(
     node: tuple[RunningDaemon, NvmlDouble, Path],
 ) -> None:
     daemon, double, directory = node
@@ -263,7 +263,7 @@ def test_in_process_without_a_daemon(tmp_path: Path) -> None:
         assert not list((tmp_path / "state").iterdir())
 
 
-def test_what_a_killed_job_left_behind_in_process_is_put_back_by_the_next(tmp_path: Path) -> None:
+def test_settings_of_a_job_killed_in_process_are_restored_by_the_next(tmp_path: Path) -> None:
     with public_directory() as directory:
         double = NvmlDouble(directory, privilege=1)
         env = {name: value for name, value in os.environ.items() if name != "ZEUSD_SOCK_PATH"}

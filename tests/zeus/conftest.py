@@ -36,7 +36,7 @@ def node(
 
 @pytest.fixture
 def work(node: VirtualNode) -> Work:
-    """What keeps its GPU busy."""
+    """The work that keeps its GPU busy."""
     return node.nvml.open_work([0], in_trainers.WORKLOAD)
 
 

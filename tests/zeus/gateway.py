@@ -1,4 +1,4 @@
-"""A Prometheus push gateway in this process, and what was pushed to it."""
+"""A Prometheus push gateway in this process, which records pushes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 class Series:
-    """What a gateway has."""
+    """The content of a gateway."""
 
     def __init__(self, text: str) -> None:
         self.types: dict[str, str] = {}
@@ -35,7 +35,7 @@ class Series:
 
 
 class Double:
-    """A push gateway that does as it is told.
+    """A push gateway that behaves as a test says.
 
     Attributes:
         does: `take`, `refuse`, or `hang` until it is told something else.
@@ -71,7 +71,7 @@ class Double:
         threading.Thread(target=partial(self._server.serve_forever, 0.01), daemon=True).start()
 
     def series(self) -> Series:
-        """What the last push held."""
+        """The content of the last push."""
         return Series(self.pushes[-1][1] if self.pushes else "")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of callbacks in other trainers share: a job, its search, what to expect of it."""
+"""Shared by the tests of callbacks in trainers: a job, its search, and its expected results."""
 
 from __future__ import annotations
 

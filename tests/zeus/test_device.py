@@ -82,7 +82,7 @@ def test_camel_case_names_work_with_one_warning_each(
         _ = gpus.getNothing
 
 
-def test_the_site_maximum_is_the_upper_end(virtual_node: OpenNode) -> None:
+def test_the_site_limit_is_the_upper_end(virtual_node: OpenNode) -> None:
     node = virtual_node("v100:setter_ms=0")
     node.nvml.set_outside(0, 200_000)
     node.client.acquire(node.nvml.uuid(0), ["power_limit"])
@@ -143,7 +143,7 @@ def test_a_configured_daemon_that_is_down_is_an_error_and_never_no_gpus(
         get_gpus()
 
 
-def test_without_daemon_and_driver_the_reason_is_told(
+def test_without_daemon_and_driver_the_reason_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ZEUSD_SOCK_PATH", raising=False)

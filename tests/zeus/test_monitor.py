@@ -69,7 +69,7 @@ def test_windows_overlap_and_nest_and_cross_threads(node: VirtualNode) -> None:
     assert set(outer.gpu_energy) == {1}
 
 
-def test_wrong_keys_are_told_in_the_known_words(node: VirtualNode) -> None:
+def test_wrong_keys_are_reported_in_the_known_words(node: VirtualNode) -> None:
     monitor = node.monitor()
     monitor.begin_window("a")
     with pytest.raises(ValueError, match="Measurement window 'a' already exists"):
@@ -107,7 +107,7 @@ def test_the_context_manager_repeats_and_nests(node: VirtualNode) -> None:
     assert outer.total_energy > inner.total_energy > 0
 
 
-def test_what_the_block_raises_passes_through(node: VirtualNode) -> None:
+def test_exceptions_of_the_block_are_raised(node: VirtualNode) -> None:
     monitor = node.monitor()
     with pytest.raises(KeyError), monitor.window("step") as window:
         node.clock.sleep(1)
@@ -175,7 +175,7 @@ def test_a_window_over_a_reload_of_the_driver_has_the_energy_of_both_sides(
         assert joules == pytest.approx(5 * 26, rel=0.02)  # idle without a context
 
 
-def test_a_window_shorter_than_a_tick_is_measured(node: VirtualNode) -> None:
+def test_a_window_shorter_than_an_update_period_is_measured(node: VirtualNode) -> None:
     monitor = node.monitor()
     node.clock.sleep(1)
     monitor.begin_window("a")
@@ -226,7 +226,7 @@ def test_a_step_of_20_ms_on_an_idle_gpu_has_its_own_energy(
         errors.append(abs(measurement.total_energy - truth_j) / truth_j)
         assert abs(measurement.total_energy - truth_j) <= measurement.uncertainty
     assert sum(errors) / len(errors) < 0.05
-    assert sum(counted) / len(counted) > 0.15  # what the counter at both ends makes of it
+    assert sum(counted) / len(counted) > 0.15  # the energy from the counter at both ends
 
 
 def test_a_gpu_without_a_counter_is_integrated_and_constant_power_is_not_zero(
@@ -278,7 +278,7 @@ def test_an_open_window_can_be_estimated_and_stays_open(node: VirtualNode) -> No
         monitor.estimate("a")
 
 
-def test_what_zeusd_does_not_remember_is_told(node: VirtualNode) -> None:
+def test_energies_older_than_the_history_are_reported(node: VirtualNode) -> None:
     node.clock.sleep(100)
     monitor = node.monitor(strict=True)
     monitor.begin_window("a")
@@ -509,7 +509,7 @@ def test_without_a_daemon_the_sampler_runs_here_and_streams(tmp_path: Path) -> N
         assert {sample.gpu for sample in samples} == {first}
         numbers = [sample.number for sample in samples]
         assert numbers == list(range(numbers[0], numbers[0] + 30))
-        # Only what was asked for is sampled.
+        # Only requested devices are sampled.
         begun_ns = samples[0].t_ns
         assert client.timeline(first)
         assert client.windows(second)[second].begins_ns > begun_ns

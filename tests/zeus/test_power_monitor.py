@@ -46,7 +46,7 @@ def now(node: VirtualNode) -> float:
 
 
 def draw(node: VirtualNode, watts: float) -> Callable[[float], None]:
-    """Has GPU 0 draw a power, and returns what changes it."""
+    """Makes GPU 0 draw a power, and returns a function that changes it."""
     load = ScriptedWorkload(watts)
     work = node.nvml.open_work([0], load)
     work.launch(1e6)

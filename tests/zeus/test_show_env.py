@@ -56,7 +56,7 @@ def show(capsys: pytest.CaptureFixture[str]) -> Shower:
 
 
 class Shower:
-    """What is shown, by section and name."""
+    """The output, by section and name."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -185,7 +185,7 @@ def test_without_a_daemon_the_driver_is_asked(
     assert shown["NVML 0 -> zeus 0"].startswith(nvml.specs[0].model.name)
     assert "fallen off the bus (NVML 15)" in shown["NVML 1"]
     assert nvml.specs[2].uuid in shown["NVML 2 -> zeus 1"]
-    assert nvml._initialised == 0  # it was let go of
+    assert nvml._initialised == 0  # it was released
 
 
 def test_without_a_driver_there_is_a_line_that_says_so(show: Shower) -> None:
@@ -194,7 +194,7 @@ def test_without_a_driver_there_is_a_line_that_says_so(show: Shower) -> None:
     assert "install or load the NVIDIA driver" in said
 
 
-def test_a_driver_that_is_stuck_keeps_nobody(show: Shower, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_hangs_delays_nobody(show: Shower, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     monkeypatch.setattr(gpus, "DRIVER_TIMEOUT_S", 0.05)
     monkeypatch.setattr(gpus, "_look", lambda *_: go_on.wait(30))
@@ -202,7 +202,7 @@ def test_a_driver_that_is_stuck_keeps_nobody(show: Shower, monkeypatch: pytest.M
     go_on.set()
 
 
-def test_gpus_that_cannot_be_told_apart_are_told_of(
+def test_gpus_that_cannot_be_distinguished_are_reported(
     show: Shower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(real, "NvmlBackend", lambda: SimulatedBackend("a40,v100-pcie"))
@@ -302,7 +302,7 @@ def test_packages_are_those_installed(show: Shower, monkeypatch: pytest.MonkeyPa
     assert "pynvml" not in show()["Packages"]
 
 
-def test_what_fails_unexpectedly_is_a_line_and_the_rest_is_shown(
+def test_an_unexpected_failure_is_one_line_and_the_rest_is_shown(
     show: Shower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object) -> None:
@@ -321,7 +321,7 @@ def test_what_fails_unexpectedly_is_a_line_and_the_rest_is_shown(
 
 
 def run(tmp_path: Path, source: str = "", *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command in a Python of its own, where importing torch ends it."""
+    """The command in a separate Python, where importing torch ends it."""
     (tmp_path / "torch.py").write_text("import os; os._exit(42)")
     return subprocess.run(
         [sys.executable, "-c", f"{source}\n{COMMAND}", *arguments],

@@ -181,7 +181,7 @@ def test_pytorch_knows_its_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Driver:
-    """What the driver shows of these GPUs, and device files that can be opened or not."""
+    """The driver's view of these GPUs, and device files that can be opened or not."""
 
     def __init__(self, folder: Path) -> None:
         self.proc, self.dev = folder / "proc", folder / "dev"
@@ -217,7 +217,7 @@ def test_in_a_container_indices_count_the_gpus_it_has(driver: Driver) -> None:
     assert seen("GPU-aaaa1111") == [], "it is the node's, but not the container's"
 
 
-def test_who_has_no_gpu_looks_at_all_of_them(driver: Driver) -> None:
+def test_a_process_without_gpus_lists_all_of_them(driver: Driver) -> None:
     """A container that has the socket and no GPU, as the exporter's and a monitor's."""
     assert seen(None) == [0, 1, 2]
 
@@ -231,7 +231,7 @@ def test_a_device_file_that_may_not_be_opened_does_not_count(driver: Driver) -> 
     """As in a control group that keeps the others' GPUs from a job."""
     driver.has(0, 1, 2)
     (driver.dev / "nvidia2").chmod(0)
-    if os.getuid() == 0:  # whom no mode keeps away: a child that is nobody tells
+    if os.getuid() == 0:  # no mode applies to root: a child with another user checks
         for folder in (driver.dev, *driver.dev.parents):
             if folder != Path(tempfile.gettempdir()) and folder.is_relative_to(
                 tempfile.gettempdir()

@@ -1,4 +1,4 @@
-"""Two nodes and a store, played by hand."""
+"""Two nodes and a store, controlled by a test."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def all_to(name: str) -> Policy:
 
 
 class Bench(FakeStore):
-    """Two nodes whose zeusd obeys at once, a store, and a clock that is moved by hand.
+    """Two nodes whose zeusd obeys at once, a store, and a clock that a test advances.
 
     Args:
         rules: What runs.
@@ -103,7 +103,7 @@ class Bench(FakeStore):
             command, ttl_ns = self.nodes[name].applied(holds, now_ns), None
 
     def pass_by(self, seconds: float, allocator: Allocator, names: tuple[str, ...]) -> None:
-        """Time passes; only these nodes are heard of. zeusd keeps deadlines where it runs."""
+        """Time passes; only these nodes send heartbeats. zeusd keeps deadlines where it runs."""
         for _ in range(int(seconds)):
             self.now += 1
             for name, machine in self.machines.items():

@@ -1,4 +1,4 @@
-"""One etcd for all tests of a process; each test has keys of its own."""
+"""One etcd for all tests of a process; each test has its own keys."""
 
 from __future__ import annotations
 

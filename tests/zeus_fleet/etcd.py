@@ -22,7 +22,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 class Certificates:
-    """An authority, and what it signed: `NAME.crt` and `NAME.key` for each common name.
+    """A certificate authority, and its certificates: `NAME.crt` and `NAME.key` per common name.
 
     Args:
         folder: Where they are.
@@ -54,7 +54,7 @@ def running_etcd(certificates: Certificates | None = None) -> Iterator[str]:
     program = needs.tool("etcd")
     secure = () if certificates is None else _secure(certificates)
     with tempfile.TemporaryDirectory() as name:
-        for attempt in range(5):  # somebody else may take a port meanwhile
+        for attempt in range(5):  # another process may take a port meanwhile
             client, peer = _free_ports(2)
             log = Path(name, f"log{attempt}")
             process = _start(program, Path(name, f"data{attempt}"), client, peer, log, secure)

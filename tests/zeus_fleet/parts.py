@@ -1,4 +1,4 @@
-"""What a simulated site is made of, and the rules that it runs."""
+"""The parts of a simulated site, and the rules that it runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Rules:
-    """What is shipped, or what a mutant has in its place."""
+    """The shipped rules, or those of a mutant."""
 
     node: Callable[..., FleetNode] = FleetNode
     allocator: Callable[[Timing, Policy], Allocator] = Allocator
@@ -65,7 +65,7 @@ class Machine:
     excused_until: float = 0.0
 
     def commanded(self, command: Ceilings, ttl_ns: int, now_ns: int, rules: Rules) -> None:
-        """zeusd has new ceilings, which may raise at once; lowering takes its time.
+        """zeusd has new ceilings, which may raise at once; lowering takes time.
 
         Args:
             command: What the agent asks for.
@@ -79,7 +79,7 @@ class Machine:
         self.hardware = [*map(max, self.hardware, self.ceilings)]
 
     def expire(self, now_ns: int) -> bool:
-        """zeusd's dead-man: whether the deadline has passed, and all ceilings are the minimum."""
+        """zeusd's deadline: whether it has passed, and all ceilings are the minimum."""
         if now_ns < self.deadline_ns:
             return False
         self.ceilings = [GPU.min_mw] * GPUS
@@ -109,7 +109,7 @@ class FakeStore:
         self.heartbeats: dict[str, Heartbeat] = {}
 
     def snapshot(self) -> Snapshot:
-        """What an allocator reads."""
+        """The allocator's view of the store."""
         return Snapshot(
             self.token,
             self.budget,
@@ -120,7 +120,7 @@ class FakeStore:
         )
 
     def commit(self, commit: Commit | None) -> bool:
-        """Writes a plan if what it compares still holds."""
+        """Writes a plan if its compared keys are unchanged."""
         if commit is None:
             return False
         numbers = {

@@ -1,4 +1,4 @@
-"""What an operator does, on a real etcd."""
+"""An operator's commands, on a real etcd."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: 
 
 
 class Signal:
-    """An address that says what a grid's operator asks for; set by hand."""
+    """An address with the requests of a grid's operator, set by the test."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, str]] = []

@@ -75,7 +75,7 @@ async def until(condition: Callable[[], Any], what: str) -> None:
 # -------------------------------------------------------------------------------------- the store
 
 
-def test_messages_come_back_as_they_were_written() -> None:
+def test_messages_are_read_back_as_they_were_written() -> None:
     grants = {f"n{one}": Grant(3, 250_000 + one, 500_000) for one in range(200)}
     plan = Plan(7, {"site": 300_000}, grants)
     pieces = wire.pieces_of(plan)
@@ -106,9 +106,7 @@ def test_a_late_heartbeat_does_not_replace_a_newer_one(etcd: str, prefix: str) -
     asyncio.run(play())
 
 
-def test_what_a_node_writes_instead_of_a_heartbeat_harms_nobody_else(
-    etcd: str, prefix: str
-) -> None:
+def test_invalid_data_in_place_of_a_heartbeat_harms_no_other_node(etcd: str, prefix: str) -> None:
     async def play() -> None:
         async with opened(etcd, prefix=prefix) as store:
             await store.set_budget(BUDGET, 0)
@@ -125,7 +123,7 @@ def test_what_a_node_writes_instead_of_a_heartbeat_harms_nobody_else(
     asyncio.run(play())
 
 
-def test_an_agent_goes_on_with_an_empty_store(etcd: str, prefix: str) -> None:
+def test_an_agent_continues_with_an_empty_store(etcd: str, prefix: str) -> None:
     async def play() -> None:
         async with opened(etcd, prefix=prefix) as store:
             assert await store.beat("a", beat(40)) == Answer(None, None)
@@ -168,7 +166,7 @@ def test_a_plan_is_written_only_over_what_it_was_made_from(etcd: str, prefix: st
     asyncio.run(play())
 
 
-def test_a_budget_that_somebody_changed_is_not_overwritten(etcd: str, prefix: str) -> None:
+def test_a_budget_that_someone_changed_is_not_overwritten(etcd: str, prefix: str) -> None:
     async def play() -> None:
         async with opened(etcd, prefix=prefix) as store:
             assert await store.set_budget(BUDGET, 0)
@@ -260,7 +258,7 @@ def test_a_process_sees_when_the_fleet_bounds_its_gpus(daemon: RunningDaemon) ->
 def test_watts_follow_the_budget_and_return_from_a_dead_agent(
     etcd: str, prefix: str, daemon: RunningDaemon
 ) -> None:
-    """Node a is a zeusd with two idle GPUs; node b is made up."""
+    """Node a is a zeusd with two idle GPUs; node b is synthetic."""
 
     async def play(gpus: ZeusdGpus, observer: Client) -> None:
         uuids = [gpu.uuid for gpu in observer.node().gpus]

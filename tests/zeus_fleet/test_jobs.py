@@ -93,7 +93,7 @@ def test_a_node_that_says_what_cannot_be_has_no_jobs(wrong: Work) -> None:
     assert targets == {"a": 2 * LOW, "b": 2 * HIGH}
 
 
-def test_a_profile_of_no_use_counts_as_unknown() -> None:
+def test_an_unusable_profile_counts_as_unknown() -> None:
     assert wire.profile_of([1, 2], [0.5, 1]) == Profile((1, 2), (0.5, 1.0))
     assert wire.profile_of([1, 2], [0.4, 0.2]) == Profile((1, 2), (1.0, 1.0))
     for limits, progress in (

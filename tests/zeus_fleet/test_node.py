@@ -1,4 +1,4 @@
-"""A node's side of the protocol: which limits it asks of zeusd, and what it says of itself."""
+"""A node's side of the protocol: the limits that it requests of zeusd, and its own messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from zeus_fleet.messages import Grant, Plan, Timing
 from zeus_fleet.node import FleetNode
 
 
-def test_other_gpus_make_up_for_one_that_does_not_go_down() -> None:
+def test_other_gpus_are_lowered_for_one_that_cannot_be() -> None:
     node = FleetNode("a", GPUS, [300_000, 300_000], Timing())
     command = node.tick(0)
     assert command is not None
@@ -45,7 +45,7 @@ def test_within_a_node_limits_are_lowered_before_others_are_raised() -> None:
     assert raised.limits_mw == (100_000, 300_000)
 
 
-def test_what_zeusd_may_have_done_is_reported_until_it_answers() -> None:
+def test_possible_effects_of_zeusd_are_reported_until_it_answers() -> None:
     node = FleetNode("a", GPUS, [100_000, 100_000], Timing())
     plan = Plan(1, {"site": 800_000}, {"a": Grant(1, 600_000, 600_000)})
     assert node.answered(node.heartbeat(1).number, plan, budget(1200), 2) is not None

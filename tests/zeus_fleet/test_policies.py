@@ -1,4 +1,4 @@
-"""What each policy promises, on random jobs."""
+"""The promises of each policy, on random jobs."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_larger_budget_slows_no_job(policy: Callable[[Sequence[Job], int], lis
         assert all(after >= before - 1e-6 for before, after in pairs)
 
 
-def test_a_larger_budget_slows_not_the_slowest_under_max_min() -> None:
+def test_a_larger_budget_does_not_slow_the_slowest_job_under_max_min() -> None:
     for jobs, total in cases():
         less, more = max_min(jobs, total), max_min(jobs, total + 1_000_000)
         assert min(progress(jobs, more), default=1) >= min(progress(jobs, less), default=1) - 1e-6
@@ -165,7 +165,7 @@ def test_an_unknown_job_counts_by_the_mean_of_its_kind_of_gpu() -> None:
 # ------------------------------------------------------------------------------ levels, profiles
 
 
-def test_a_level_hands_out_all_but_a_rounding() -> None:
+def test_a_common_level_distributes_everything_but_rounding() -> None:
     generator = random.Random(fresh())
     for _ in range(100):
         count = generator.randint(1, 8)
@@ -215,7 +215,7 @@ def test_a_profile_is_read_both_ways() -> None:
     ("limits", "values"),
     [((100,), (1.0,)), ((100, 100), (0.5, 1.0)), ((100, 200), (1.0, 0.9)), ((1, 2), (0.0, 1.0))],
 )
-def test_what_is_no_profile_is_refused(limits: tuple[int, ...], values: tuple[float, ...]) -> None:
+def test_an_invalid_profile_is_refused(limits: tuple[int, ...], values: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="profile"):
         Profile(limits, values)
 

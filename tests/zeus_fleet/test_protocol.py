@@ -16,7 +16,7 @@ from zeus_fleet.messages import Budget, Domain, Grant, Heartbeat, Plan, S, Timin
 
 @pytest.fixture
 def rules() -> Rules:
-    """What is shipped; mutants take its place further down."""
+    """The shipped rules; mutants replace them further down."""
     return Rules()
 
 
@@ -30,7 +30,7 @@ def test_a_silent_node_s_watts_are_used_when_it_has_lowered(rules: Rules) -> Non
     for _ in range(5):
         bench.round(leader, ("b",))
         bench.now += 1
-    bench.deliver("a", answer)  # the last that it hears
+    bench.deliver("a", answer)  # its last answer
     leader._policy = all_to("b")
     deadline_s = bench.nodes["a"].deadline_ns / S / (1 - DRIFT)
     ends = bench.now + 20
@@ -54,7 +54,7 @@ def test_a_heartbeat_between_read_and_commit_keeps_its_watts(rules: Rules) -> No
     commit = leader.plan(bench.snapshot(), bench.allocator_ns())
     assert commit is not None
     assert "a" in commit.heartbeats
-    bench.deliver("a", bench.beat("a"))  # it holds what the plan of now grants
+    bench.deliver("a", bench.beat("a"))  # it holds the grant of the current plan
     assert bench.hardware["a"] == [300_000, 300_000]
     bench.commit(commit)
     bench.deliver("b", bench.beat("b"))
@@ -97,7 +97,7 @@ def test_of_two_leaders_one_writes(rules: Rules) -> None:
     assert bench.held_w <= 800
 
 
-def test_watts_are_lowered_before_they_are_handed_out(rules: Rules) -> None:
+def test_watts_are_freed_before_they_are_granted(rules: Rules) -> None:
     bench = Bench(rules, 800)
     leader = bench.leader(all_to("a"))
     bench.settle(leader)
@@ -121,7 +121,7 @@ def test_a_cut_is_obeyed_without_an_allocator(rules: Rules) -> None:
 
 
 def test_a_plan_after_a_cut_raises_nothing_that_was_lowered(rules: Rules) -> None:
-    """One node reads the new plan, the other keeps what it took from the old one and the cut."""
+    """One node reads the new plan; the other keeps the grant of the old one, less the cut."""
     bench = Bench(rules, 1000)
     leader = bench.leader()
     bench.settle(leader)
@@ -138,7 +138,7 @@ def test_a_plan_after_a_cut_raises_nothing_that_was_lowered(rules: Rules) -> Non
 
 
 def test_a_command_that_is_held_up_raises_nothing_after_its_deadline(rules: Rules) -> None:
-    """The agent is stopped between its decision and zeusd; it goes on when b has its watts."""
+    """The agent is stopped between its decision and zeusd; it continues when b has its watts."""
     bench = Bench(rules, 800)
     leader = bench.leader(all_to("a"))
     for _ in range(3):
@@ -177,7 +177,7 @@ DIRECTED: dict[str, Callable[[Rules], None]] = {
     "no heartbeat compare": test_a_heartbeat_between_read_and_commit_keeps_its_watts,
     "no high": test_a_grant_on_its_way_is_charged_until_it_cannot_arrive,
     "deadline from the reply": test_a_silent_node_s_watts_are_used_when_it_has_lowered,
-    "charge by the grant": test_watts_are_lowered_before_they_are_handed_out,
+    "charge by the grant": test_watts_are_freed_before_they_are_granted,
     "grants kept after a cut": test_a_plan_after_a_cut_raises_nothing_that_was_lowered,
 }
 
@@ -282,7 +282,7 @@ def test_a_new_domain_is_obeyed_before_any_plan_knows_of_it() -> None:
     assert sum(bench.hardware["a"]) == FLOOR
 
 
-def test_a_reserve_is_not_handed_out() -> None:
+def test_a_reserve_is_not_granted() -> None:
     bench = Bench(Rules(), 1000)
     bench.budget = budget(1000, reserve_w=200)
     bench.settle(bench.leader())

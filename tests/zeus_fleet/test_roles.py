@@ -1,4 +1,4 @@
-"""Certificates and roles of etcd, as docs/operate/fleet.md sets them up."""
+"""Certificates and roles of etcd, as docs/operate/fleet_security.md sets them up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zeus_fleet.store import Store, StoreUnavailable
 
 pytestmark = pytest.mark.needs("etcd")
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "fleet.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "fleet_security.md"
 BUDGET = Budget(
     (Domain("site", 700_000, frozenset({"n01", "n02"})),), {"n01": 200_000, "n02": 200_000}
 )
@@ -56,7 +56,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     certificates = Certificates(tmp_path_factory.mktemp("certificates"))
     with running_etcd(certificates) as endpoint:
         cert, key = certificates.sign("root")
-        section = PAGE.read_text(encoding="utf-8").partition("## Certificates and roles")[2]
+        section = PAGE.read_text(encoding="utf-8").partition("## Roles")[2]
         block = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
         assert block is not None
         environment = {
@@ -114,3 +114,41 @@ def test_nobody_gets_in_without_a_certificate_of_the_authority(site: Site, tmp_p
         site.run(Tls(site.certificates.ca, *other.sign("root")), lambda store: store.read())
     with pytest.raises(ValueError, match="missing cannot be read"):
         site.run(Tls(tmp_path / "missing"), lambda store: store.read())
+
+
+def test_a_file_that_cannot_be_used_is_named(site: Site, tmp_path: Path) -> None:
+    ca, (cert, key) = site.certificates.ca, site.certificates.sign("reader")
+    _, another = site.certificates.sign("another")
+    text = tmp_path / "text"
+    text.write_text("no certificate")
+    with pytest.raises(ValueError, match="text has no certificate in PEM format"):
+        Store([site.endpoint], tls=Tls(text))
+    for wrong in (another, text, cert):
+        with pytest.raises(
+            ValueError, match=f"reader.crt and .*{wrong.name} are not a certificate"
+        ):
+            Store([site.endpoint], tls=Tls(ca, cert, wrong))
+    Store([site.endpoint], tls=Tls(ca, cert, key))
+
+
+def test_a_certificate_may_be_renewed_while_a_store_is_used(site: Site, tmp_path: Path) -> None:
+    cert, key = (tmp_path / name for name in ("node.crt", "node.key"))
+
+    def put(pair: tuple[Path, Path]) -> None:
+        cert.write_bytes(pair[0].read_bytes())
+        key.write_bytes(pair[1].read_bytes())
+
+    async def play(store: Store) -> None:
+        await store.read()
+        await store.close()
+        cert.write_bytes(site.certificates.sign("another")[0].read_bytes())  # its key follows
+        with pytest.raises(StoreUnavailable, match=r"node.crt and .*node.key are not"):
+            await store.read()
+        cert.unlink()
+        with pytest.raises(StoreUnavailable, match=r"node.crt cannot be read"):
+            await store.read()
+        put(site.certificates.sign("reader"))
+        await store.read()
+
+    put(site.certificates.sign("reader"))
+    site.run(Tls(site.certificates.ca, cert, key), play)

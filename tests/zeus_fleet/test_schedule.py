@@ -1,4 +1,4 @@
-"""Budgets by the clock, and what operators and signals write."""
+"""Scheduled budgets, and the writes of operators and signals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_ramp_falls_before_the_event_and_rises_after_it() -> None:
     assert due(budget, NOON + 2 * HOUR + 201).events == ()
 
 
-def test_what_is_written_is_never_above_what_events_allow_until_it_is_in_force() -> None:
+def test_a_written_limit_never_exceeds_events_before_it_is_in_force() -> None:
     generator = random.Random(fresh())
     for _ in range(50):
         events = []
@@ -97,7 +97,7 @@ def test_an_event_that_cannot_be_kept_is_refused(bad: Event, said: str) -> None:
         scheduled(site(), [event(), event()], NOON)
 
 
-def test_a_schedule_comes_back_as_it_was_written() -> None:
+def test_a_schedule_is_read_back_as_it_was_written() -> None:
     budget = scheduled(site(), [event(ramp_w_per_s=2)], NOON)
     assert wire.budget_from(wire.budget_bytes(budget)) == budget
 
@@ -158,6 +158,6 @@ def test_a_signal_s_events_take_the_place_of_its_former_ones() -> None:
         (signal(row("a", start="soon")), "'soon' is not a time"),
     ],
 )
-def test_what_is_no_signal_is_refused(data: bytes, said: str) -> None:
+def test_an_invalid_signal_is_refused(data: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         events_from(data, NOON)

@@ -69,7 +69,7 @@ def test_the_command_prints_a_row_for_each_budget() -> None:
     assert all(float(cell) <= 1 for row in rows for cell in row.split()[2::2])
 
 
-def test_told_policies_squeeze_no_latency_objective() -> None:
+def test_policies_that_know_of_latency_objectives_keep_them() -> None:
     arguments = ["simulate", "--cluster", "a40-sensitive", "--mixes", "2", "--budget", "50"]
     done = CliRunner().invoke(main, [*arguments, "--latency", "30"])
     assert done.exit_code == 0, done.output

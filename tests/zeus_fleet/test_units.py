@@ -1,4 +1,4 @@
-"""The units of zeus-fleet: what they start, and the variables that their file names."""
+"""The units of zeus-fleet: the programs that they start, and the variables of their file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see of a budget, and what is reported of an event."""
+"""The view of a budget, and the report of an event."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_nodes_are_seen_by_their_heartbeats() -> None:
     assert last.nodes[0].held_w == 250, "its floor, and what is stuck"
 
 
-def test_one_look_shows_whose_watts_were_granted_to_others() -> None:
+def test_the_status_shows_whose_watts_were_granted_to_others() -> None:
     """Without having waited: an allocator has."""
     plan = Plan(1, dict(BUDGET.spare_mw), {"a": Grant(2, 200_000, 200_000)})
     view = Watcher().look(replace(READ, plan=plan), 0.0, 0.0)

@@ -83,7 +83,7 @@ class World(FakeStore):
         heapq.heappush(self._events, (self.now + delay, self._count, event, arguments))
 
     def run(self) -> None:
-        """Plays it.
+        """Runs it.
 
         Raises:
             Violation: A sum was exceeded.
@@ -167,7 +167,7 @@ class World(FakeStore):
             self.at(0.001, self._applied, machine, incarnation, holds)
 
     def _expire(self, machine: Machine) -> None:
-        """The dead-man: a deadline has passed unless it was moved."""
+        """The deadline has passed unless it was extended."""
         if self._later(machine, self._expire):
             return
         if self.now < machine.down_until:  # it was restarted, and lowers before it listens
@@ -189,7 +189,7 @@ class World(FakeStore):
     # -------------------------------------------------------------------------------------- agent
 
     def _boot(self, machine: Machine) -> None:
-        """An agent starts, and finds what zeusd holds and what the store has of it."""
+        """An agent starts, with the state of zeusd and of the store."""
         if self._later(machine, self._boot):
             return
         beat = self.heartbeats.get(machine.name)
@@ -201,7 +201,7 @@ class World(FakeStore):
             [*map(max, machine.hardware, machine.ceilings)],
             self.rules.node_timing,
             deadline_ns=now_ns + self.rules.node_timing.hold_ns if machine.deadline_ns else 0,
-            number=0 if beat is None else beat.number + 16,  # some may be on their way
+            number=0 if beat is None else beat.number + 16,  # some may be in flight
         )
         self._act(machine, machine.core.tick(now_ns))
         self.at(self.random.uniform(0, 1), self._beat, machine, machine.incarnation)

@@ -1,4 +1,4 @@
-"""What a program waits for a daemon that does not answer, by the waits that it asks for."""
+"""How long a program waits for a daemon that does not answer, by the waits that it requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from zeus_ipc.errors import (
 
 
 class Daemon:
-    """As a transport. While it is silent, what is asked of it waits in vain: no time passes."""
+    """A fake transport. While it is silent, requests wait without an answer: no time passes."""
 
     used = True
     in_process = False
@@ -104,7 +104,7 @@ def late(
 def test_answers_that_come_late_draw_on_one_budget(
     daemon: Daemon, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a driver is stuck: zeusd says so at each request's deadline."""
+    """As with a driver that hangs: zeusd reports it at each request's deadline."""
     clock_s, _ = late(daemon, monkeypatch, math.inf)
     for _ in range(3):
         with bounded():
@@ -116,7 +116,7 @@ def test_answers_that_come_late_draw_on_one_budget(
     assert daemon.waited_here()[-1] == pytest.approx(WAIT_S)
 
 
-def test_what_cannot_be_known_yet_is_no_delay(
+def test_waiting_for_the_next_update_is_no_delay(
     daemon: Daemon, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the energy of a window that has just ended, which a sensor's next tick brings."""
@@ -148,7 +148,7 @@ def test_it_closes_when_the_daemon_answers_again(daemon: Daemon, client: Client)
     wait_for(lambda: not asking(daemon), "the thread to end")
 
 
-def test_who_is_not_in_a_hurry_waits_as_ever(daemon: Daemon, client: Client) -> None:
+def test_a_request_outside_of_bounded_waits_its_full_time(daemon: Daemon, client: Client) -> None:
     daemon.silent.set()
     for _ in range(2):
         with pytest.raises(RequestTimeout):
@@ -170,7 +170,7 @@ def test_a_client_that_is_forgotten_ends_the_thread(daemon: Daemon) -> None:
     wait_for(ended, "the thread to end")
 
 
-def test_what_counts_as_no_answer() -> None:
+def test_errors_that_count_as_no_answer() -> None:
     assert unanswered(RequestTimeout("..."))
     assert unanswered(DeadlineExceeded("..."))
     assert unanswered(SeveralGpusFailed({"a": LeaseHeld("..."), "b": DeadlineExceeded("...")}))

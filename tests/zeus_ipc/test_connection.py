@@ -196,7 +196,7 @@ def test_a_signal_handler_may_ask_while_its_thread_waits(path: str) -> None:
     assert got == ["inner", "outer"]
 
 
-def test_a_child_of_fork_has_a_connection_of_its_own(path: str) -> None:
+def test_a_child_of_fork_has_its_own_connection(path: str) -> None:
     with listening(path) as serve, transport_to(path) as transport:
         seen: list[str] = []
 
@@ -244,7 +244,7 @@ def clocks_of(path: str) -> Iterator[PreparedClocks]:
         yield PreparedClocks(Client(transport=transport, heartbeat=False), GPU)
 
 
-def test_clocks_never_wait_for_room_and_go_on_when_there_is_some(path: str) -> None:
+def test_clocks_never_wait_for_room_and_continue_when_there_is_some(path: str) -> None:
     full, seen = threading.Event(), []
 
     def slow(stream: socket.socket) -> None:
@@ -395,7 +395,7 @@ def test_an_interrupted_connect_is_tried_again(path: str) -> None:
             serving.join(20)
 
 
-def test_a_process_without_descriptors_gets_an_error_and_lives(path: str) -> None:
+def test_a_process_without_descriptors_gets_an_error_and_keeps_running(path: str) -> None:
     """libzmq would end it."""
     child = f"""
 import os, resource
@@ -426,7 +426,7 @@ for room in range(8):
     assert "no such socket" in said[-1]
 
 
-def test_closing_ends_what_waits(path: str) -> None:
+def test_closing_ends_waiting_requests(path: str) -> None:
     asked = threading.Event()
 
     def silent(stream: socket.socket) -> None:
@@ -454,7 +454,7 @@ def test_closing_ends_what_waits(path: str) -> None:
         GREETING + ready(b"ROUTER") + frame(b"no map"),
     ],
 )
-def test_what_is_not_zeusd_is_named(path: str, said: bytes) -> None:
+def test_another_server_than_zeusd_is_named(path: str, said: bytes) -> None:
     def talk(stream: socket.socket) -> None:
         exactly(stream, len(hello()))
         stream.sendall(said)

@@ -1,4 +1,4 @@
-"""The thread that says that the application is alive."""
+"""The thread that sends the application's heartbeats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zeus_ipc.heartbeat import Heartbeat
 
 
 class Daemon:
-    """A transport that answers by itself, and notes who asked for what."""
+    """A transport that answers by itself, and records the callers."""
 
     in_process = False
 
@@ -83,7 +83,7 @@ def test_a_forgotten_client_ends_its_thread() -> None:
     )
 
 
-def test_without_it_the_program_beats_itself() -> None:
+def test_without_the_thread_the_program_sends_heartbeats_itself() -> None:
     daemon = Daemon()
     with Client(transport=daemon, heartbeat=False) as client:
         client.set_power_limit("GPU-x", 1)
@@ -91,8 +91,8 @@ def test_without_it_the_program_beats_itself() -> None:
         assert daemon.beats() == 1
 
 
-def test_what_failed_unasked_is_raised_where_somebody_asks() -> None:
-    """The thread gets the reply that tells of it; the program must learn of it all the same."""
+def test_a_deferred_failure_is_raised_at_the_next_call() -> None:
+    """The thread gets the reply that reports it; the program must still learn of it."""
     daemon = Daemon()
     with Client(transport=daemon) as client:
         client.set_power_limit("GPU-x", 1)
@@ -108,7 +108,7 @@ def test_what_failed_unasked_is_raised_where_somebody_asks() -> None:
         client.set_power_limit("GPU-x", 1)
 
 
-def test_a_loss_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     daemon = Daemon()
     with Client(transport=daemon) as client:
         client.set_power_limit("GPU-x", 1)
@@ -121,7 +121,7 @@ def test_a_loss_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert len(told) == 1
 
 
-def test_it_falls_silent_when_progress_ends_and_speaks_again() -> None:
+def test_heartbeats_stop_when_progress_ends_and_resume_with_it() -> None:
     daemon = Daemon()
     with Client(transport=daemon, stall_timeout_s=0.3) as client:
         client.set_power_limit("GPU-x", 1)
@@ -139,7 +139,7 @@ def _unchanged(daemon: Daemon, event: threading.Event) -> bool:
     return daemon.beats() == before
 
 
-def test_a_child_of_fork_has_a_thread_of_its_own() -> None:
+def test_a_child_of_fork_has_its_own_thread() -> None:
     daemon = Daemon()
     with Client(transport=daemon) as client:
         client.set_power_limit("GPU-x", 1)

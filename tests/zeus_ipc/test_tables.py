@@ -1,4 +1,4 @@
-"""Tables in files, and what is no table."""
+"""Tables in files, and invalid tables."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_table_is_the_same_however_it_is_stored(tmp_path: Path, name: str, dat
         ("a.columns.csv", b"stage,0,1\ntime,1.5\n"),
     ],
 )
-def test_what_is_no_table_is_said_to_be_none(tmp_path: Path, name: str, data: bytes) -> None:
+def test_an_invalid_table_is_reported(tmp_path: Path, name: str, data: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(data)
     with pytest.raises(TableError):

@@ -154,7 +154,7 @@ def test_the_largest_request_fits_the_size_limit() -> None:
         b"\x81\xa1a\xa2\xff\xff",
     ],
 )
-def test_what_is_no_bounded_map_is_refused(data: bytes) -> None:
+def test_invalid_maps_are_refused(data: bytes) -> None:
     with pytest.raises(DecodeError):
         decode_request(data)
 

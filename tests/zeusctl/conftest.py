@@ -34,7 +34,7 @@ def with_ledger(folder: Path) -> tuple[str, str]:
 
 
 class Said(NamedTuple):
-    """What a command line said."""
+    """The output of a command line."""
 
     code: int
     out: str
@@ -71,12 +71,12 @@ def ctl(
     with daemon.client() as client:
         client.resume()
         client.restore()
-        client.release()  # this process knows of what it lost
+        client.release()  # this process knows its lost leases
 
 
 @pytest.fixture
 def node(daemon: RunningDaemon) -> Iterator[SimulatedNode]:
-    """What an experimenter may do to the devices; faults end with the test."""
+    """Changes that a test may make to the devices; faults end with the test."""
     with daemon.client() as client:
         path = client.node().simulated
     assert path is not None
@@ -88,7 +88,7 @@ def node(daemon: RunningDaemon) -> Iterator[SimulatedNode]:
 
 @contextlib.contextmanager
 def spawn(daemon: RunningDaemon, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """`zeusctl ARGUMENTS` as a process of its own, with pipes; it ends with the block."""
+    """`zeusctl ARGUMENTS` in its own process, with pipes; it ends with the block."""
     with subprocess.Popen(
         [sys.executable, "-m", "zeusctl", *arguments],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What keeps energy from being charged, as the doctor says it."""
+"""The doctor's checks for conditions that keep energy from being charged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROC = "proc /proc proc rw,nosuid{} 0 0\n"
         (None, ",hidepid=invisible", ["processes"]),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_each_problem_is_named(
     tmp_path: Path, conf: str | None, options: str, named: list[str]
 ) -> None:
     slurm, mounts = tmp_path / "slurm.conf", tmp_path / "mounts"

@@ -9,7 +9,7 @@ from tests.zeusd.devices.test_vendors import AMD, NVIDIA, bus
 from zeusctl.amd_checks import amd_checks, gpus_are_amds, vendors_check
 
 
-def test_it_looks_for_what_zeusd_looks_for(tmp_path: Path) -> None:
+def test_it_finds_the_vendor_that_zeusd_manages(tmp_path: Path) -> None:
     assert not gpus_are_amds(str(tmp_path))
     assert gpus_are_amds(str(bus(tmp_path, AMD)))
     assert list(vendors_check(str(tmp_path))) == []

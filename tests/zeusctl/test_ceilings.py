@@ -37,7 +37,7 @@ def test_the_least_of_the_ceilings_is_in_force_until_it_is_removed(
     assert limit_w(daemon, 0) == 250
 
 
-def test_who_bounds_a_gpu_is_shown_wherever_its_limit_is(ctl: Ctl) -> None:
+def test_ceilings_are_shown_beside_every_limit(ctl: Ctl) -> None:
     ctl("set", "0", "-p", "200", "--ceiling", "job:1234")
     ctl("set", "1", "-p", "220", "--ceiling", "fleet", "--for", "10min", "--then", "150")
     try:
@@ -85,7 +85,7 @@ def test_a_ceiling_falls_to_the_lower_bound_in_time(ctl: Ctl, daemon: RunningDae
         ),
     ],
 )
-def test_what_is_no_ceiling_is_refused_in_a_sentence(
+def test_an_invalid_ceiling_is_refused_in_one_sentence(
     ctl: Ctl, arguments: tuple[str, ...], words: str
 ) -> None:
     said = ctl("set", "0", *arguments)

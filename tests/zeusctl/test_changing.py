@@ -1,4 +1,4 @@
-"""The verbs that change something, and how it goes back."""
+"""The verbs that change something, and how it is restored."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_command_runs_even_if_zeusd_refuses_or_is_down(
 
 
 def test_all_or_nothing(ctl: Ctl, daemon: RunningDaemon) -> None:
-    """GPU 3 has no locked clocks: what was set before on it goes back too."""
+    """GPU 3 has no locked clocks: what was set before on it is restored, too."""
     said = ctl("set", "0,3", "-p", "200", "-g", "900")
     assert said.code == Exit.NOT_SUPPORTED
     wait_for(lambda: limits(daemon) == [250, 250, 400, 250], "everything to be back")
@@ -169,7 +169,7 @@ def test_a_signal_ends_the_command_and_then_the_setting(daemon: RunningDaemon) -
     wait_for(lambda: limits(daemon)[1] == 250, "the limit to be back")
 
 
-def test_who_loses_a_setting_is_told(daemon: RunningDaemon) -> None:
+def test_the_holder_is_informed_when_it_loses_a_setting(daemon: RunningDaemon) -> None:
     with spawn(daemon, "set", "1", "-p", "150", "--", "sleep", "100") as setter:
         wait_for(lambda: limits(daemon)[1] == 150, "the limit")
         with daemon.client() as client:
@@ -180,7 +180,7 @@ def test_who_loses_a_setting_is_told(daemon: RunningDaemon) -> None:
         setter.terminate()
 
 
-def test_held_by_somebody_else(ctl: Ctl, daemon: RunningDaemon) -> None:
+def test_held_by_someone_else(ctl: Ctl, daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         client.set_power_limit(client.node().gpus[0].uuid, 200_000)
         with spawn(daemon, "set", "0", "-p", "150", "--json") as other:
@@ -194,7 +194,7 @@ def test_held_by_somebody_else(ctl: Ctl, daemon: RunningDaemon) -> None:
     ("answer", "kept"),
     [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False), (None, False)],
 )
-def test_a_setting_that_nobody_confirms_goes_back(
+def test_a_setting_that_nobody_confirms_is_restored(
     daemon: RunningDaemon, answer: str | None, kept: bool
 ) -> None:
     within = "60s" if answer is not None else "200ms"
@@ -216,7 +216,7 @@ def test_a_setting_that_nobody_confirms_goes_back(
     assert limits(daemon)[0] == 250
 
 
-def test_what_is_persisted_lasts_until_a_reset(ctl: Ctl, daemon: RunningDaemon) -> None:
+def test_a_persisted_value_lasts_until_a_reset(ctl: Ctl, daemon: RunningDaemon) -> None:
     said = ctl("set", "all", "-p", "200", "--persist", "--json")
     assert said_json(said.out)["kept"] == "persisted"
     assert limits(daemon) == [200, 200, 200, 200]
@@ -358,7 +358,7 @@ def test_a_recording_that_zeusd_leaves_is_kept(tmp_path: Path) -> None:
     assert len(read(path)[0].columns["time"]) > 4
 
 
-def test_what_is_no_recording_is_told_with_its_line(ctl: Ctl, tmp_path: Path) -> None:
+def test_an_invalid_recording_is_reported_with_its_line(ctl: Ctl, tmp_path: Path) -> None:
     path = tmp_path / "samples.csv"
     ctl("record", "0", "-o", str(path), "-d", "1s")
     rows = path.read_text().splitlines()
@@ -374,7 +374,7 @@ def test_what_is_no_recording_is_told_with_its_line(ctl: Ctl, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("data", [b"time,gpu\xff\n1,2\n", b"gpu\x00\n", b"", b"\n\n"])
-def test_what_is_no_text_is_no_recording(tmp_path: Path, data: bytes) -> None:
+def test_a_binary_file_is_no_recording(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "r.csv"
     path.write_bytes(data)
     with pytest.raises(CommandError, match="is not a zeusctl recording"):
@@ -448,12 +448,12 @@ def test_quiesce_and_resume(ctl: Ctl, daemon: RunningDaemon) -> None:
         with pytest.raises(LeaseExpired, match="close the driver"):
             client.set_power_limit(uuid, 150_000)
     before = time.monotonic_ns()
-    with daemon.client() as client:  # the sampler goes on where it was
+    with daemon.client() as client:  # the sampler continues where it was
         window = (before, before + 10_000_000, False)
         assert client.windows(uuid, [window])[uuid].energy_uj[0] is not None
 
 
-def test_nothing_of_this_is_left(daemon: RunningDaemon) -> None:
+def test_all_limits_and_leases_are_restored_at_the_end(daemon: RunningDaemon) -> None:
     wait_for(lambda: limits(daemon) == [250, 250, 400, 250], "all limits to be back")
     with daemon.client() as client:
         wait_for(lambda: client.leases() == [], "all leases to have ended")

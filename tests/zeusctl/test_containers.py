@@ -1,4 +1,4 @@
-"""What `zeusctl doctor` says in containers, right ones and wrong ones."""
+"""The output of `zeusctl doctor` in containers, correct ones and wrong ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def line_of(out: str, name: str) -> str:
-    """What the doctor says under a name, with what to do."""
+    """The doctor's line with a name, with its advice."""
     before, found, after = out.partition(f"{name:10} ")
     assert found, out
     state = before.splitlines()[-1].strip()
@@ -57,7 +57,7 @@ def test_a_mounted_socket_file_is_a_fault(
     assert said.code == Exit.FAILED
 
 
-def test_a_pid_namespace_of_its_own_is_a_fault_where_the_folder_is_shared(
+def test_zeusd_in_its_own_pid_namespace_is_a_fault_if_the_folder_is_shared(
     ctl: Ctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(containers, "in_host_pid_namespace", lambda: False)
@@ -73,7 +73,7 @@ def test_a_pid_namespace_of_its_own_is_a_fault_where_the_folder_is_shared(
     assert shared.code == Exit.FAILED
 
 
-def test_a_client_in_a_pid_namespace_of_its_own_is_right(
+def test_a_client_in_its_own_pid_namespace_passes(
     ctl: Ctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As every training job in a container is: zeusd is not to be seen from there."""
@@ -123,7 +123,7 @@ def test_a_zeusd_without_the_drivers_right_is_a_fault(
         assert line_of(said.out, "container") == f"ok: {KIND}"
 
 
-def test_a_container_with_some_of_the_gpus_is_told_which_they_are(
+def test_a_container_with_some_of_the_gpus_learns_which(
     ctl: Ctl, real: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -143,7 +143,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("kernel")
-def test_who_listens_is_told_while_it_lives(tmp_path: Path) -> None:
+def test_the_listener_of_a_socket_is_found_while_it_listens(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     assert containers.listener_of(path) is None
     with socket.socket(socket.AF_UNIX) as listening:

@@ -42,7 +42,7 @@ parquet = late("pyarrow.parquet")
 
 
 def rows(ctl: Ctl, *options: str) -> dict[str, dict[str, str]]:
-    """The rows of the CSV, by what they are called."""
+    """The rows of the CSV, by name."""
     found = csv.DictReader(io.StringIO(ctl("energy", "--format", "csv", *options).out))
     return {f"{one['kind']} {one['name'] or one['user']}".strip(): one for one in found}
 
@@ -132,7 +132,7 @@ def test_a_wrong_command_line_says_what_is_wrong(
     assert part in said.err
 
 
-def test_the_folder_of_dcgm_exporter_says_who_holds_what(
+def test_the_folder_of_dcgm_exporter_determines_the_holders(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     with daemon.client() as client:
@@ -174,7 +174,7 @@ def test_a_prolog_and_an_epilog(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> No
     assert ctl("allocate", "--slurm").out == "job 903 holds no GPU\n"
 
 
-def test_the_ledger_outlives_a_kill_with_who_held_what(tmp_path: Path) -> None:
+def test_the_ledger_and_its_holders_survive_a_kill(tmp_path: Path) -> None:
     with running_daemon(*NODE, *with_ledger(tmp_path), gpus=4) as daemon:
         with daemon.client() as client:
             gpus = client.node().gpus
@@ -195,7 +195,7 @@ def test_the_ledger_outlives_a_kill_with_who_held_what(tmp_path: Path) -> None:
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_ledger_that_cannot_be_opened_is_an_error_and_limits_go_on(tmp_path: Path) -> None:
+def test_a_ledger_that_cannot_be_opened_is_an_error_and_limits_still_work(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     text = f'[accounting]\ndirectory = "{tmp_path}/file/x"\n'
     with running_daemon(
@@ -224,7 +224,7 @@ for arguments in json.load(sys.stdin):
 
 
 @pytest.mark.needs("root")
-def test_bob_sees_nothing_of_alice_by_any_option() -> None:
+def test_no_option_shows_a_user_another_users_energy() -> None:
     with public_directory() as directory:
         ledger = directory / "ledger"
         rules = '\n[[allow]]\nusers = ["*"]\n[daemon]\nsocket_mode = "0666"\n'

@@ -52,7 +52,7 @@ def test_how_much_a_gpu_drew_is_not_in_doubt() -> None:
     assert (shown.exact, shown.bounds, shown.reason) == (True, "exact", "")
 
 
-def test_all_users_used_what_is_not_nobodys() -> None:
+def test_users_together_used_everything_that_is_not_idle() -> None:
     idle, total = used("idle", 20, 10, 25, "weights"), used("total", 80, 0, 160, "weights")
     usage = Usage(sums=[total, idle], more=False, metered_uj=[100], begins_s=None)
     found = tightened(usage).sums[0]

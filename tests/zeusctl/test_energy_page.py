@@ -1,4 +1,4 @@
-"""The page of energy by day and user: what it says, and how a browser shows it."""
+"""The page of energy by day and user: its content, and how a browser shows it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_page_has_every_user_and_the_jobs_that_waste_most() -> None:
     days, jobs = month()
     text = page(days, jobs, "Energy of GPUs", sum(one.energy_j for one in days))
     assert "<script" not in text
-    assert "http" not in text  # it asks for nothing
+    assert "http" not in text  # it requests nothing
     assert "&lt;script&gt;" in text
     total = sum(one.energy_j for one in days) / 3.6e6
     assert text.count(f"{total:,.2f} kWh") == 2

@@ -46,7 +46,7 @@ def tool(name: str) -> str:
 
 @contextlib.contextmanager
 def serving(command: list[str], url: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A server of its own that answers."""
+    """A server that answers."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -106,7 +106,7 @@ def one(text: str, name: str, **labels: str) -> float:
 def test_a_prometheus_sees_what_happens_on_the_node(
     daemon: RunningDaemon, node: SimulatedNode, tmp_path: Path
 ) -> None:
-    """The real server, with the shipped rules, asks for a node on which something goes wrong."""
+    """The real server, with the shipped rules, scrapes a node with a fault."""
     port = free_port()
     with exporter(daemon) as url:
         target = url.removeprefix("http://").removesuffix("/metrics")
@@ -164,7 +164,7 @@ def test_a_prometheus_sees_what_happens_on_the_node(
 
 
 def queries() -> list[str]:
-    """What the dashboard asks for, of all nodes and GPUs."""
+    """The queries of the dashboard, for all nodes and GPUs."""
     dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text())
     found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     return [expr.replace("$instance", ".*").replace("$gpu", ".*") for expr in found]
@@ -215,7 +215,7 @@ def test_rules_and_dashboard_name_only_what_there_is(daemon: RunningDaemon) -> N
     }
 
 
-def test_what_zeusd_counts_is_what_is_exported(daemon: RunningDaemon, node: SimulatedNode) -> None:
+def test_zeusds_counters_are_exported(daemon: RunningDaemon, node: SimulatedNode) -> None:
     with exporter(daemon) as url:
         before = scrape(url)
         with daemon.client() as client:
@@ -279,7 +279,7 @@ def test_accounts_begin_at_0_and_add_up_to_what_is_accounted(daemon: RunningDaem
         accounted = sums.pop("accounted")
         assert sum(sums.values()) == pytest.approx(accounted, abs=1e-5)
         assert accounted > 0
-        for bound in ("lower", "upper"):  # what is exact has none
+        for bound in ("lower", "upper"):  # exact values have no bounds
             assert values(text).get(f"zeusd_account_energy_{bound}_joules_total", []) == []
         assert one(text, "zeusd_ledger_failing") == 0
 
@@ -326,7 +326,7 @@ def test_a_gpu_that_is_lost_is_exported_as_unreadable(
         }
 
 
-def test_energy_is_a_counter_that_goes_on_as_drawn(
+def test_energy_is_a_counter_that_grows_as_drawn(
     daemon: RunningDaemon, node: SimulatedNode
 ) -> None:
     def energy() -> float:
@@ -339,7 +339,7 @@ def test_energy_is_a_counter_that_goes_on_as_drawn(
     assert end_j - begin_j == pytest.approx(drawn_j, rel=0.25)
 
 
-def test_an_exporter_without_a_daemon_says_so_and_finds_it_again(tmp_path: Path) -> None:
+def test_an_exporter_without_a_daemon_reports_it_and_finds_it_again(tmp_path: Path) -> None:
     """One that is started first, outlives zeusd, and is asked all the while."""
     with running_daemon("--simulate", "1xv100-pcie") as node, exporter(node) as url:
         assert one(scrape(url), "zeusd_up") == 1
@@ -368,7 +368,7 @@ def test_a_quiesced_node_is_exported_as_one(daemon: RunningDaemon) -> None:
         assert one(scrape(url), "zeusd_quiesced") == 0
 
 
-def test_a_port_that_is_taken_is_told(daemon: RunningDaemon) -> None:
+def test_a_port_that_is_taken_is_reported(daemon: RunningDaemon) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,4 +1,4 @@
-"""What `--json` prints, held against files: who reads it must be able to go on reading it.
+"""The output of `--json`, compared with files: its readers must be able to read later versions.
 
 After a wanted change: `python -m tests.zeusctl.test_golden` writes the files again. A field that is
 taken away or changed asks for another number in the report's schema.
@@ -56,7 +56,7 @@ MOVING = {
 
 
 def still(value: Any, name: str = "") -> Any:
-    """The same whatever the time and the machine."""
+    """Replaces values that depend on time and machine."""
     if isinstance(value, dict):
         return {key: still(one, key) for key, one in value.items()}
     if isinstance(value, list) and name not in MOVING:
@@ -88,7 +88,7 @@ def test_each_verb_prints_what_it_always_printed(
 
 
 def answer(ctl: Callable[..., Any], daemon: RunningDaemon, name: str) -> Any:
-    """What a verb prints while someone holds a limit."""
+    """The output of a verb while someone holds a limit."""
     with daemon.client() as client:
         client.release()
         client.set_power_limit(client.node().gpus[0].uuid, 200_000)

@@ -1,4 +1,4 @@
-"""What the reading verbs say: in text, as JSON, and when something is wrong."""
+"""The output of the reading verbs: as text, as JSON, and for errors."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_gpu_that_cannot_be_read_does_not_hide_the_others(
     for call in READINGS:
         node.inject(2, call, 15)
     nothing = "GPU 2: it does not answer any request"
-    said = wait_for(  # a state is as good as new for two update periods
+    said = wait_for(  # a state may be two update periods old
         lambda: next((one for one in [ctl("status")] if nothing in one.out), None), nothing
     )
     assert said.code == 0
@@ -94,7 +94,7 @@ def test_a_gpu_that_cannot_be_read_does_not_hide_the_others(
     assert [gpu["error"] is None for gpu in gpus] == [True, True, False, True]
 
 
-def test_what_is_not_back_yet_is_shown_with_its_reason(
+def test_a_pending_restore_is_shown_with_its_reason(
     ctl: Ctl, node: SimulatedNode, daemon: RunningDaemon
 ) -> None:
     with daemon.client() as client:
@@ -135,7 +135,7 @@ def test_all_about_one_gpu(ctl: Ctl) -> None:
     assert ctl("show", "0-1").code == Exit.USAGE
 
 
-def test_leases_and_who_has_none(ctl: Ctl, daemon: RunningDaemon) -> None:
+def test_leases_are_listed_or_reported_as_none(ctl: Ctl, daemon: RunningDaemon) -> None:
     assert ctl("leases").out == "no leases\n"
     with daemon.client() as client:
         client.acquire(client.node().gpus[3].uuid, ["power_limit"])
@@ -146,7 +146,7 @@ def test_leases_and_who_has_none(ctl: Ctl, daemon: RunningDaemon) -> None:
     assert 0 < lease["expires_in_s"] <= 15
 
 
-def test_audit_tells_who_changed_what(ctl: Ctl, daemon: RunningDaemon) -> None:
+def test_audit_shows_who_changed_what(ctl: Ctl, daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         for watts in (150, 160, 170):
             client.set_power_limit(client.node().gpus[0].uuid, watts * 1000)
@@ -162,7 +162,7 @@ def test_audit_tells_who_changed_what(ctl: Ctl, daemon: RunningDaemon) -> None:
     assert {event["gpu"] for event in about} == {2}
 
 
-def test_who_uses_a_gpu_and_what_he_holds(ctl: Ctl, daemon: RunningDaemon) -> None:
+def test_processes_are_shown_with_users_and_leases(ctl: Ctl, daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         node = client.node()
         client.set_power_limit(node.gpus[1].uuid, 200_000)
@@ -242,7 +242,7 @@ def test_audit_follows(daemon: RunningDaemon) -> None:
 def test_a_healthy_node_has_nothing_to_do(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    said = wait_for(  # the first samples are taken as zeusd starts
+    said = wait_for(  # the first samples are taken when zeusd starts
         lambda: next((one for one in [ctl("doctor", "--json")] if "4 devices" in one.out), None),
         "all devices to be sampled",
     )
@@ -305,7 +305,7 @@ def test_the_doctor_sees_a_device_that_is_not_sampled(ctl: Ctl, node: SimulatedN
 # ------------------------------------------------------------------------------- what always counts
 
 
-def test_without_a_daemon_every_verb_says_so_in_one_sentence(ctl: Ctl, tmp_path: Path) -> None:
+def test_without_a_daemon_every_verb_reports_it_in_one_sentence(ctl: Ctl, tmp_path: Path) -> None:
     socket = ("--socket", str(tmp_path / "none.sock"))
     for verb in ("status", "gpus", "leases", "audit", "release", "resume", "quiesce"):
         said = ctl(*socket, verb)
@@ -355,7 +355,7 @@ def test_without_a_daemon_every_verb_says_so_in_one_sentence(ctl: Ctl, tmp_path:
         (("schema", "nonsense"), Exit.USAGE, "there are: status"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_code(
+def test_errors_are_reported_with_their_code(
     ctl: Ctl, arguments: tuple[str, ...], code: Exit, sentence: str
 ) -> None:
     said = ctl(*arguments)
@@ -378,7 +378,7 @@ def test_alone_it_says_what_it_can_do(ctl: Ctl) -> None:
     assert said.out == ctl("--help").out
 
 
-def test_a_full_disk_is_one_sentence(daemon: RunningDaemon) -> None:
+def test_a_full_disk_is_reported_in_one_sentence(daemon: RunningDaemon) -> None:
     """Standard output; files are in the table above."""
     with open("/dev/full", "w") as full:
         ran = subprocess.run(
@@ -435,7 +435,7 @@ def test_the_doctor_repeats_the_last_error_of_a_zeusd_that_does_not_stay(
 
 def test_ctrl_c_ends_with_130(daemon: RunningDaemon) -> None:
     """`record`, `set`, `status --watch` and `top` have tests of their own."""
-    # Not a shell's: it may have got the signal before it starts what it then waits for.
+    # Not in a shell: it may get the signal before it starts the program that it waits for.
     sleeper = (sys.executable, "-c", "import time; print('on', flush=True); time.sleep(100)")
     for arguments in (("audit", "--follow"), ("measure", "--", *sleeper)):
         with spawn(daemon, *arguments) as running:
@@ -445,7 +445,7 @@ def test_ctrl_c_ends_with_130(daemon: RunningDaemon) -> None:
             assert running.wait(20) == Exit.INTERRUPTED, arguments
 
 
-def test_a_bug_is_told_without_a_traceback(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_reported_without_a_traceback(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("oops")
 
@@ -492,8 +492,8 @@ def test_a_reader_that_has_enough_is_no_error(daemon: RunningDaemon) -> None:
         assert recorder.stderr.read() == ""
 
 
-@pytest.mark.needs("two users")  # whom zeusd runs as is an administrator
-def test_an_ordinary_user_reads_and_is_told_what_he_may_not(tmp_path: Path) -> None:
+@pytest.mark.needs("two users")  # the user that zeusd runs as is an administrator
+def test_an_ordinary_user_reads_and_learns_what_is_denied(tmp_path: Path) -> None:
     from tests.support import as_nobody, configuration
 
     rule = '[[allow]]\nusers = ["root"]\n'

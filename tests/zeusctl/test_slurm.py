@@ -1,4 +1,4 @@
-"""Which GPUs Slurm gave to a job, from what its Prolog is told."""
+"""The GPUs that Slurm gave to a job, from the Prolog's environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Gpu:
-    """As much of a GPU as is asked for."""
+    """A fake GPU with the attributes that are read."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -79,7 +79,7 @@ def test_a_gpu_that_is_not_there_is_an_error_and_no_gpu_is_none(driver: Path) ->
     assert chosen(driver) == []
 
 
-def test_a_run_is_told_by_sluid_or_else_by_restarts() -> None:
+def test_a_run_is_identified_by_sluid_or_else_by_restarts() -> None:
     old = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1000", "SLURM_JOB_RESTART_COUNT": "2"}
     assert job_of(old) == SlurmJob("7", "2", 1000, "")
     assert job_of({"SLURM_JOB_ID": "7"}) == SlurmJob("7", "0", None, "")

@@ -18,7 +18,7 @@ def test_slurm_names_the_jobs_gpus(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) ->
     assert ctl("reset", "slurm", "--ceiling", "job:7").code == 0
 
 
-def test_slurm_outside_of_a_job_is_told(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_outside_of_a_job_is_reported(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     said = ctl("status", "slurm")

@@ -30,7 +30,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 class Terminal:
-    """A program in a terminal of its own.
+    """A program in its own terminal.
 
     Attributes:
         text: What the terminal has shown so far, with its escapes.
@@ -52,7 +52,7 @@ class Terminal:
         os.close(slave)
 
     def read(self, timeout_s: float = 0.1) -> str:
-        """What is shown now."""
+        """The screen's content."""
         with contextlib.suppress(OSError):
             while select.select([self._master], [], [], timeout_s)[0]:
                 data = os.read(self._master, 65536)
@@ -130,7 +130,7 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     "completion": (("completion", "bash"), "", "_ZEUSCTL_COMPLETE", 0),
     "man": (("man", "pages"), "", "pages in pages", 0),
 }
-"""By verb: the command line, what is typed in the end, what is shown, and the exit code."""
+"""By verb: the command line, what is typed last, what is shown, and the exit code."""
 
 
 def test_there_is_a_session_for_every_verb() -> None:
@@ -252,7 +252,7 @@ def test_without_textual_top_says_how_to_have_it(daemon: RunningDaemon, tmp_path
         assert "\x1b[?1049h" not in session.text
 
 
-def test_without_a_terminal_top_prints_look_after_look(daemon: RunningDaemon) -> None:
+def test_without_a_terminal_top_prints_repeatedly(daemon: RunningDaemon) -> None:
     command = [sys.executable, "-m", "zeusctl", "top", "-i", "0.1", "-n", "2", "--json"]
     env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
     ran = subprocess.run(command, capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL)
@@ -269,7 +269,7 @@ SHELLS = ["bash", *(pytest.param(one, marks=pytest.mark.needs(one)) for one in (
 
 
 def complete(daemon: RunningDaemon, shell: str, tmp_path: Path, words: str) -> list[str]:
-    """What a real shell, told by `zeusctl completion`, would complete the words to."""
+    """The completions of a real shell with the script of `zeusctl completion`."""
     env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir(exist_ok=True)
@@ -290,7 +290,7 @@ def complete(daemon: RunningDaemon, shell: str, tmp_path: Path, words: str) -> l
     elif shell == "fish":
         source = f"source {path}; complete -C '{words} '"
     else:
-        # Outside of a widget zsh completes nothing: what the script hands over is printed instead.
+        # Outside of a widget zsh completes nothing, so the script's words are printed instead.
         shows = "for one; do [[ $one == completions* ]] && print -rl -- ${(P)one}; done"
         source = (
             f"compdef() {{ true }}; _describe() {{ {shows} }}; compadd() {{ {shows} }}; "

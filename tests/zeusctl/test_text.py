@@ -77,7 +77,7 @@ def test_reasons_leave_idleness_out() -> None:
     assert text.reasons(None) == []
 
 
-def test_columns_line_up_whatever_their_colour() -> None:
+def test_columns_line_up_with_and_without_colour() -> None:
     lines = text.table(("A", "N"), [["x", "1"], ["\x1b[31mlonger\x1b[0m", "22"]], right=(1,))
     assert [line.replace("\x1b[31m", "").replace("\x1b[0m", "") for line in lines] == [
         "A        N",

@@ -1,4 +1,4 @@
-"""The live view: what fits, in which order, and what keys do; in process, without a terminal."""
+"""The live view: what fits, in which order, and the keys; in process, without a terminal."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def source(node: RunningDaemon) -> Iterator[Source]:
 def run(
     source: Source, size: tuple[int, int], script: Callable[[TopApp, Any], Awaitable[None]]
 ) -> int | None:
-    """The live view on a terminal of this size, with a script of keys."""
+    """The live view in a terminal of this size, with a script of keys."""
 
     async def session() -> int | None:
         app = TopApp(source, 60.0, None)
@@ -71,7 +71,7 @@ def shown(app: TopApp, table: str, column: int = 0) -> list[str]:
 # ------------------------------------------------------------------------------------------- pure
 
 
-def test_the_columns_fit_whatever_the_width() -> None:
+def test_columns_fit_any_width() -> None:
     for width in range(40, 301):
         columns = fitting(width)
         assert sum(taken + 1 for _, taken in columns) <= width, width
@@ -117,7 +117,7 @@ def test_orders_and_patterns(source: Source) -> None:
 # ------------------------------------------------------------------------------------------- keys
 
 
-def test_what_does_not_fit_is_counted_and_scrolled_to(source: Source) -> None:
+def test_rows_that_do_not_fit_are_counted_and_can_be_scrolled_to(source: Source) -> None:
     async def script(app: TopApp, pilot: Pilot[int]) -> None:
         table = app.query_one("#gpus", Rows)
         assert table.styles.height is not None
@@ -179,7 +179,7 @@ def test_sorting_filtering_and_what_is_chosen(source: Source) -> None:
     assert run(source, (120, 40), script) == 0
 
 
-def test_ctrl_c_ends_it_as_everywhere(source: Source) -> None:
+def test_ctrl_c_ends_it(source: Source) -> None:
     async def script(app: TopApp, pilot: Pilot[int]) -> None:
         await pilot.press("h", "ctrl+c")
 

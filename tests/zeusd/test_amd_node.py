@@ -1,4 +1,4 @@
-"""zeusd on the C stand-in for libamd_smi: what a job and a crash write to the driver.
+"""zeusd on the C stand-in for libamd_smi: the writes of a job and of a crash to the driver.
 
 The tests share one zeusd, which the last one kills.
 """

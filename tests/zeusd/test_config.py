@@ -63,7 +63,9 @@ def test_a_good_file_becomes_a_policy(tmp_path: Path) -> None:
         ("[[gpu]]\nenforce = true\n", 1, "enforce needs a power_limit_w, gpu_clocks_mhz or"),
     ],
 )
-def test_a_bad_file_is_told_with_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
+def test_a_bad_file_is_reported_with_its_line(
+    tmp_path: Path, text: str, line: int, words: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(write(tmp_path, text))
     assert f"line {line}: " in str(caught.value)
@@ -125,7 +127,7 @@ def test_without_rules_nobody_but_members_of_zeus_may_change_anything() -> None:
     assert not access.require_compute_process
 
 
-def test_simulated_gpus_are_open_unless_the_file_says_who_may(tmp_path: Path) -> None:
+def test_simulated_gpus_are_open_unless_the_file_restricts_them(tmp_path: Path) -> None:
     simulated = "[nvml]\nsimulate = '1xa40'\n"
     lenient = load(write(tmp_path, simulated)).settings().access
     assert lenient.rules == OPEN.rules
@@ -134,7 +136,7 @@ def test_simulated_gpus_are_open_unless_the_file_says_who_may(tmp_path: Path) ->
     assert strict.rules != OPEN.rules
 
 
-def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
+def test_every_fault_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(write(tmp_path, "[server]\nmax_connections = 1\n[log]\nlevel = 'loud'\n"))
     assert "line 2: " in str(caught.value)
@@ -159,7 +161,7 @@ def test_check_config(tmp_path: Path) -> None:
     assert "none.toml: cannot be read (No such file or directory)" in failed.output
 
 
-def test_a_wrong_option_is_told_by_its_name() -> None:
+def test_a_wrong_option_is_named() -> None:
     failed = CliRunner().invoke(main, ["serve", "--socket-mode", "rw-rw-rw-"])
     assert failed.exit_code == 1
     assert "--socket-mode" in failed.output
@@ -172,8 +174,8 @@ def test_the_shipped_file_changes_nothing() -> None:
     assert load(str(SHIPPED)) == Config()
 
 
-def test_what_the_shipped_file_shows_are_the_defaults(tmp_path: Path) -> None:
-    """Every setting it shows exists, and has the value that it says it has."""
+def test_the_shipped_file_shows_the_defaults(tmp_path: Path) -> None:
+    """Every setting in it exists, and has the default that it shows."""
     shown = re.sub(r"(?m)^# (?=\[|[a-z_]+ = )", "", SHIPPED.read_text())
     config = load(write(tmp_path, shown))
     for section in ("lease", "restore", "access", "server", "log"):

@@ -30,7 +30,7 @@ def found(tmp_path: Path, text: str, known: bool = True) -> list[str]:
     return findings(load(str(path)), GPUS if known else None)
 
 
-def test_rules_that_do_what_they_say_are_silent(tmp_path: Path) -> None:
+def test_rules_with_effect_cause_no_finding(tmp_path: Path) -> None:
     text = f'[[gpu]]\nmatch = "GPU-1"\npower_limit_w = 150\n[[gpu]]\nmatch = "{NAME[:4]}*"\n'
     text += '[[allow]]\nusers = ["root", 4711, "*"]\ngpus = [0, "GPU-1"]\n'
     assert found(tmp_path, text) == []
@@ -75,7 +75,7 @@ def test_check_config_asks_a_running_node(tmp_path: Path) -> None:
     assert strict.exit_code == 1
 
 
-def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "zeusd.toml"
     path.touch()
     command = [sys.executable, "-m", "zeusd", "check-config", str(path)]
@@ -114,7 +114,7 @@ def test_a_running_zeusd_names_rules_without_effect_and_again_after_a_reload(
             wait_for(lambda: client.node().findings == [outside], "the GPUs")
 
 
-def test_wherever_a_cap_is_shown_it_is_said_whether_it_is_enforced(tmp_path: Path) -> None:
+def test_every_cap_is_shown_with_whether_it_is_enforced(tmp_path: Path) -> None:
     text = '[[gpu]]\nmatch = "Tesla*"\npower_limit_w = 200\nenforce = true\n'
     options = configuration(tmp_path, text + '[[gpu]]\nmatch = "*A100*"\npower_limit_w = 300\n')
     node = ("--simulate", "1xv100-pcie,a100-sxm-80", *options)

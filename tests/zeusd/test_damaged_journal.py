@@ -45,7 +45,7 @@ CHANGES: list[tuple[str, Entry | None]] = [
     (f"debt/{GPU1}/gpu_clocks", None),
 ]
 
-# What the devices hold, and what each control may hold after a start: that, or its target.
+# The values of the devices, and the allowed ones after a start: the same, or the target.
 HELD: dict[tuple[str, Control], ControlValue] = {
     (GPU0, LIMIT): (150_000,),
     (GPU0, CLOCKS): (600, 900),
@@ -117,7 +117,7 @@ def test_zeusd_starts_and_restores_all_else(
 
 
 class Devices:
-    """In place of the driver: `HELD`, and what is written."""
+    """Replaces the driver: reads `HELD`, and records writes."""
 
     def __init__(self) -> None:
         self.values = dict(HELD)

@@ -1,4 +1,4 @@
-"""Workload power profiles on the C stand-in for libnvidia-ml: what a lease and a crash write.
+"""Workload power profiles on the C stand-in for libnvidia-ml: the writes of a lease and a crash.
 
 The tests share one zeusd, which the last one kills.
 """
@@ -67,7 +67,7 @@ def test_a_killed_holders_profiles_are_cleared_and_nobody_elses(
 ) -> None:
     daemon, double = node
     double.request_outside(0, 13)
-    double.request_outside(1, 1)  # the holder asks for it too
+    double.request_outside(1, 1)  # the holder requests it, too
     before = len(double.calls())
     holder = hold(daemon, double)
     assert [double.profiles(gpu) for gpu in range(2)] == [{1, 7, 13}, {1, 7}]
@@ -118,7 +118,7 @@ def test_zeusctl_sets_profiles_by_name_and_shows_what_is_enforced(
 
 
 @pytest.mark.parametrize("old", [0, 1])
-def test_without_a_daemon_the_helper_clears_what_the_dead_requested(
+def test_without_a_daemon_the_helper_clears_profiles_of_dead_processes(
     tmp_path: Path, old: int
 ) -> None:
     subprocess.run([INSTALL, tmp_path], check=True)

@@ -1,4 +1,4 @@
-"""The journal's records: what is left of a file of which something is damaged."""
+"""The journal's records: what remains of a damaged file."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def garbled(byte: int, rng: random.Random) -> list[int]:
 
 
 def test_any_damaged_byte_loses_at_most_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What a line holds depends on nothing else: the lines that are whole are decoded once.
+    # A line does not depend on others, so whole lines are decoded once.
     monkeypatch.setattr(records, "_content", functools.lru_cache(100)(records._content))
     seed = seeds.fresh()
     rng = random.Random(seed)
@@ -192,19 +192,19 @@ def test_lines_without_a_checksum_count_in_no_other_format() -> None:
     "data",
     [old_journal(3), b'3 00000000 {"format":3}\n3 00000000 ["debt/x",{}]\n', b"\0\n\xff\nx\n"],
 )
-def test_what_is_not_known_is_said_and_does_not_count(data: bytes) -> None:
+def test_an_unknown_record_is_reported_and_does_not_count(data: bytes) -> None:
     said = replay(data, BOOT)
     assert said.entries == {}
     assert said.trouble is not None
 
 
-def test_a_record_of_a_later_format_among_others_is_said() -> None:
+def test_a_record_of_a_later_format_among_others_is_reported() -> None:
     data, _ = journal()
     said = replay(data + b'3 00000000 ["debt/x",{}]\n', BOOT)
     assert said.entries == replayed(changes())
     assert said.trouble is not None
 
 
-def test_nothing_is_nothing() -> None:
+def test_an_empty_input_gives_an_empty_result() -> None:
     said = replay(b"", BOOT)
     assert (said.entries, said.trouble, said.torn) == ({}, None, False)

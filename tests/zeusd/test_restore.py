@@ -1,4 +1,4 @@
-"""`zeusd restore`: what is left to do when no zeusd lives."""
+"""`zeusd restore`: pending restores without a zeusd."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Wreck:
-    """A zeusd that was killed while a process held everything, and what it left."""
+    """A zeusd that was killed while a process held everything, and its journal."""
 
     def __init__(
         self, directory: Path, daemon: RunningDaemon, double: NvmlDouble, helper: Path
@@ -137,7 +137,7 @@ def test_it_needs_nothing_but_the_standard_library(helper: Path) -> None:
     assert {name.split(".")[0] for name in imported - own} <= set(sys.stdlib_module_names)
 
 
-def test_it_puts_back_what_the_dead_held_and_nothing_twice(wreck: Wreck) -> None:
+def test_it_restores_what_dead_processes_held_and_nothing_twice(wreck: Wreck) -> None:
     wreck.kill()
     assert wreck.run().returncode == 0
     assert wreck.limits() == [LIMIT, LIMIT]
@@ -148,7 +148,7 @@ def test_it_puts_back_what_the_dead_held_and_nothing_twice(wreck: Wreck) -> None
     assert wreck.written() == BACK
 
 
-def test_it_leaves_everything_to_a_zeusd_that_lives(wreck: Wreck) -> None:
+def test_it_does_nothing_while_a_zeusd_runs(wreck: Wreck) -> None:
     wreck.calls = len(wreck.double.calls())
     done = wreck.run("--all")
     assert done.returncode == 0
@@ -156,7 +156,7 @@ def test_it_leaves_everything_to_a_zeusd_that_lives(wreck: Wreck) -> None:
     assert wreck.written() == []
 
 
-def test_it_spares_the_living_unless_it_is_told_not_to(wreck: Wreck) -> None:
+def test_it_keeps_leases_of_running_processes_unless_all_are_requested(wreck: Wreck) -> None:
     wreck.kill(holder=False)
     assert wreck.run().returncode == 0
     assert wreck.limits() == [150_000, 150_000]
@@ -164,7 +164,7 @@ def test_it_spares_the_living_unless_it_is_told_not_to(wreck: Wreck) -> None:
     assert wreck.written() == []
     assert wreck.run("--all").returncode == 0
     assert wreck.limits() == [LIMIT, LIMIT]
-    # The next zeusd tells the holder, which lives, that it lost its leases.
+    # The next zeusd informs the running holder that it lost its leases.
     wreck.daemon.start_again()
     wreck.daemon.wait_until_serving(2)
     lost = [key for key in journal(wreck) if key.startswith("lost/")]
@@ -172,7 +172,7 @@ def test_it_spares_the_living_unless_it_is_told_not_to(wreck: Wreck) -> None:
 
 
 @pytest.mark.parametrize("seconds", [3600.0, 0.5])
-def test_ceilings_bound_what_is_restored_and_fall_back_where_no_zeusd_keeps_their_deadline(
+def test_ceilings_bound_restores_and_fall_to_their_fallback_without_a_zeusd(
     wreck: Wreck, seconds: float
 ) -> None:
     """They were set after the lease that is restored; its holder had less than they allow."""
@@ -204,7 +204,7 @@ def journal(wreck: Wreck) -> list[str]:
     return [*replay(data, boot_id()).entries]
 
 
-def test_after_a_stop_that_was_cut_short_everything_goes_back(wreck: Wreck) -> None:
+def test_after_a_stop_that_was_cut_short_everything_is_restored(wreck: Wreck) -> None:
     wreck.double.inject(1, SET_LIMIT, 15)
     wreck.daemon.process.terminate()
     wait_for(lambda: wreck.daemon.records("restore_failed"), "the stop to meet its obstacle")
@@ -214,7 +214,7 @@ def test_after_a_stop_that_was_cut_short_everything_goes_back(wreck: Wreck) -> N
     assert wreck.limits() == [LIMIT, LIMIT]
 
 
-def test_a_failing_gpu_is_told_kept_in_the_journal_and_put_back_later(wreck: Wreck) -> None:
+def test_a_failing_gpu_is_reported_kept_in_the_journal_and_restored_later(wreck: Wreck) -> None:
     wreck.kill()
     wreck.double.inject(0, SET_LIMIT, 15)
     done = wreck.run()
@@ -246,7 +246,7 @@ def test_a_stuck_gpu_delays_no_other(wreck: Wreck) -> None:
     assert wreck.limits() == [150_000, LIMIT]
 
 
-def test_what_somebody_else_set_is_left_alone(wreck: Wreck) -> None:
+def test_a_value_set_by_someone_else_is_not_touched(wreck: Wreck) -> None:
     wreck.kill()
     wreck.double.set_outside(0, 200_000)
     assert wreck.run().returncode == 0
@@ -265,7 +265,7 @@ def write_journal(path: Path, boot: str, entries: dict[str, Entry]) -> None:
     path.write_bytes(b"".join([header(boot), *records]))
 
 
-def test_another_boot_and_another_driver_void_the_journal(wreck: Wreck) -> None:
+def test_another_boot_and_another_driver_invalidate_the_journal(wreck: Wreck) -> None:
     wreck.kill()
     path = wreck.daemon.state_dir / "journal"
     entries = replay(path.read_bytes(), boot_id()).entries
@@ -280,7 +280,7 @@ def test_another_boot_and_another_driver_void_the_journal(wreck: Wreck) -> None:
     assert wreck.written() == []
 
 
-def test_half_a_record_and_garbage_do_not_stop_it(wreck: Wreck) -> None:
+def test_a_partial_record_and_garbage_do_not_stop_it(wreck: Wreck) -> None:
     wreck.kill()
     with (wreck.daemon.state_dir / "journal").open("ab") as file:
         file.write(b'{"no": "record"}\n["debt/half')
@@ -323,7 +323,7 @@ def test_the_command_is_the_same_helper(wreck: Wreck) -> None:
 
 
 @pytest.mark.needs("two users")
-def test_who_may_not_read_the_journal_is_told_so() -> None:
+def test_a_user_who_may_not_read_the_journal_gets_an_error() -> None:
     with public_directory() as folder:
         private = folder / "state"
         private.mkdir(mode=0o700)

@@ -27,8 +27,8 @@ from functools import partial
 from zeus_ipc.controls import Control, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
 from zeusd.core.ceilings import PERSISTED, Ceiling
-from zeusd.core.effects import Forget, Note, Put, Read, Reading, Unwatch, Watch, Write
-from zeusd.core.leased import Leased
+from zeusd.core.effects import Forget, Note, Put, Read, Reading, Write
+from zeusd.core.leased import Leased, Watched
 from zeusd.core.leasing import MAX_WAITING, ZEUSD, Done, Lease, Set, SetQueue
 from zeusd.core.lifecycle import IN_FLIGHT, READY, Event, Phase, State
 from zeusd.core.model import (
@@ -58,6 +58,7 @@ class ControlMachine(Leased):
         override: Whether a restore overwrites what someone else set.
         closed: Why nothing new is taken now; None: it is.
         terms: How long leases last.
+        watched: See `Leased`.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class ControlMachine(Leased):
         override: bool = False,
         closed: Callable[[], Failure | None] = lambda: None,
         terms: Callable[[], LeaseTerms] = LeaseTerms,
+        *,
+        watched: Watched,
     ) -> None:
-        super().__init__(gpu, control, site, outbox, override, closed, terms)
+        super().__init__(gpu, control, site, outbox, override, closed, terms, watched=watched)
         self._found: ControlValue | None = None
         self._seen: ControlValue | None = None
         self._brought_down = object()
@@ -179,7 +182,7 @@ class ControlMachine(Leased):
             self._values = (restore.target, *restore.values)
             self._doubts = (restore.target, *restore.doubts)
         self.life.on(Event.RECOVER)
-        self._out.add(Watch(restore.holder))
+        self._watch(restore.holder)
         self._lasts_until(now_ns + (restore.ttl_ns >> restore.recoveries))
         if restore.ending or ending is not None:
             self._end(restore.ending or str(ending), restore.overwrite)
@@ -326,7 +329,7 @@ class ControlMachine(Leased):
         process = self.lease.holder
         loss = Loss(self.gpu, self.control, process, clause, self.lease.uid)
         if process not in self._lost:
-            self._out.add(Watch(process))
+            self._watch(process)
         self._lost[process] = loss
         self._out.add(Put(loss.key, loss.to_json()))
         self._end(reason, overwrite, then)
@@ -349,7 +352,7 @@ class ControlMachine(Leased):
         self._out.due_ns.pop(self._expiry)
         if self._out.due_ns.pop(self._brought_down) is not None:
             self._ceilings_moved = self._ceilings_moved or []  # still to be followed
-        self._out.add(Unwatch(holder))
+        self._unwatch(holder)
         in_flight = self.life.state in IN_FLIGHT
         if self._values or in_flight or overwrite is not None:
             # A zeusd that is killed before the value is restored must not take the lease for alive.
@@ -369,7 +372,7 @@ class ControlMachine(Leased):
             return
         if self.lease.acquired:
             return
-        self._out.add(Unwatch(self.lease.holder))
+        self._unwatch(self.lease.holder)
         self._out.add(Forget(self.key))
         self._out.due_ns.pop(self._expiry)
         self.life.on(Event.DROP)
@@ -431,7 +434,7 @@ class ControlMachine(Leased):
             self.lease = lease
             self._found, self._values, self._doubts = None, (), ()
             self.life.on(Event.TAKE)
-            self._out.add(Watch(process))
+            self._watch(process)
         assert self.lease is not None
         if item.value is None:
             self.lease.ttl_ns = item.ttl_ns

@@ -492,6 +492,7 @@ class Core:
             self._override,
             lambda: self.node.closed,
             lambda: self.node.settings.terms,
+            watched=self.node.watched,
         )
         machine.first = values.get(initial_key(uuid, control))
         if machine.spec.readable and first_seen and not target.pinned:

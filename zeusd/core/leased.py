@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeAlias
 
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
@@ -21,6 +22,9 @@ LOOKS = 5
 BUSY_SHARE = 0.05
 """A silent holder that used at least this share of one CPU between two checks is computing."""
 
+Watched: TypeAlias = dict[Process, list["Leased"]]
+"""Controls by watched process: the holder, and processes that lost a lease."""
+
 
 class Leased(Restorable):
     """The leasing half of a control.
@@ -33,6 +37,7 @@ class Leased(Restorable):
         override: Whether a restore overwrites outside changes.
         closed: Why new leases are refused now; None: they are accepted.
         terms: The site's lease TTLs.
+        watched: Lists this control under each process that it watches; shared by all controls.
     """
 
     def __init__(
@@ -44,10 +49,13 @@ class Leased(Restorable):
         override: bool = False,
         closed: Callable[[], Failure | None] = lambda: None,
         terms: Callable[[], LeaseTerms] = LeaseTerms,
+        *,
+        watched: Watched,
     ) -> None:
         super().__init__(gpu, control, site, outbox, override)
         self._closed = closed
         self._terms = terms
+        self._watched = watched
         self._lost: dict[Process, Loss] = {}
         self._expiry = object()
 
@@ -77,8 +85,19 @@ class Leased(Restorable):
     def recover_loss(self, loss: Loss) -> None:
         """Restores from the journal that this running process has lost a lease."""
         if loss.process not in self._lost:
-            self._out.add(Watch(loss.process))
+            self._watch(loss.process)
         self._lost[loss.process] = loss
+
+    def _watch(self, process: Process) -> None:
+        self._watched.setdefault(process, []).append(self)
+        self._out.add(Watch(process))
+
+    def _unwatch(self, process: Process) -> None:
+        controls = self._watched[process]
+        controls.remove(self)
+        if not controls:
+            del self._watched[process]
+        self._out.add(Unwatch(process))
 
     def heartbeat(self) -> None:
         """Handles a heartbeat of the holder."""
@@ -134,7 +153,7 @@ class Leased(Restorable):
         loss = self._lost.pop(process, None)
         if loss is not None:
             self._out.add(Forget(loss.key))
-            self._out.add(Unwatch(process))
+            self._unwatch(process)
 
     def _silent(self) -> None:
         """Checks whether a holder that sent no heartbeat for most of its TTL is computing."""

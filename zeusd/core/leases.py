@@ -196,7 +196,7 @@ class LeaseRequests:
         process, held = connection.peer.process, 0
         ttl_ns = self._node.settings.terms.ttl_ns
         lost: list[list[str]] = []
-        for machine in self._node.machines():
+        for machine in self._node.watched.get(process, ()):
             if machine.lease is not None and machine.held_by(process):
                 machine.heartbeat()
                 ttl_ns = min(ttl_ns, machine.lease.ttl_ns) if held else machine.lease.ttl_ns

@@ -7,6 +7,7 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import CpuInfo, GpuInfo
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
+from zeusd.core.leased import Watched
 from zeusd.core.model import Failure, GpuFacts, Process
 from zeusd.core.policy import Settings
 
@@ -49,6 +50,7 @@ class Node:
         self.quiesced_ns: int | None = None
         self.closed: Failure | None = None
         self.cpus: list[CpuInfo] = []
+        self.watched: Watched = {}
 
     @property
     def quiesced(self) -> Failure | None:

@@ -1,11 +1,11 @@
 /* acct_gather_energy/zeusd: the GPU energy that zeusd has charged to a job, in sacct's ConsumedEnergy.
  *
- * In each slurmstepd it asks zeusd what this node's ledger has for the step's job, and reports what
- * was added since the step began. Slurm adds up steps and nodes. slurmd and slurmctld load it too, and
- * get 0 joules from it. zeusd away: the figure stays as it was.
+ * In each slurmstepd it asks zeusd for the energy of the step's job in this node's ledger, and reports
+ * the increase since the step began. Slurm adds up steps and nodes. slurmd and slurmctld load it too,
+ * and get 0 joules from it. While zeusd does not answer, the figure stays as it was.
  *
  * READ BEFORE USE
- * - Slurm exits at start if it cannot load this plugin: the node is lost. Build it for each minor
+ * - Slurm exits at start if it cannot load this plugin: the node is then down. Build it for each minor
  *   version of Slurm (the Makefile refuses none; Slurm does), and install it before slurm.conf names it.
  * - Set PrologFlags=Contain. The job's figure is its extern step's; without one Slurm adds up
  *   the steps, and their times overlap.
@@ -79,7 +79,7 @@ static bool own_job(char *name, size_t size)
     return found;
 }
 
-/* ------------------------------------------------------------- one question to zeusd: ZMTP 3, msgpack */
+/* -------------------------------------------------------------- one request to zeusd: ZMTP 3, msgpack */
 
 static bool send_all(int fd, const unsigned char *bytes, size_t n)
 {
@@ -103,7 +103,7 @@ static bool receive_all(int fd, unsigned char *bytes, size_t n)
     return true;
 }
 
-/* The next message that is no command of the protocol. Returns its length, or 0. */
+/* Reads the next message that is not a command of the protocol. Returns its length, or 0. */
 static size_t next_message(int fd, unsigned char *to, size_t size)
 {
     for (;;) {
@@ -142,8 +142,8 @@ static unsigned char *put_uint(unsigned char *p, uint64_t value)
     return p;
 }
 
-/* Adds up the unsigned numbers under a key, wherever it stands in the answer. That is enough: the keys
- * that are asked for stand only in the sums, and a job's names hold no control characters. */
+/* Adds up the unsigned numbers under a key, anywhere in the reply. That is enough: the requested keys
+ * occur only in the sums, and a job's names contain no control characters. */
 static uint64_t sum_of(const unsigned char *p, size_t n, const char *key)
 {
     size_t length = strlen(key);
@@ -226,7 +226,7 @@ static struct {
     time_t began, polled;
 } step;
 
-/* A step that runs for long is looked at less often: to 1 % of its time, and every 30 s at least. */
+/* A long step is read less often: every 1 % of its time, and at least every 30 s. */
 static void look(void)
 {
     time_t now = time(NULL), wait = (now - step.began) / 100;

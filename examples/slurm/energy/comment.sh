@@ -4,7 +4,7 @@
 # Run it from a timer on one machine, as an operator of Slurm, after the nodes have written their files
 # (`zeusctl energy --since 2d --export FOLDER`). Nodes that each write AdminComment overwrite each
 # other. The form survives Slurm 22.05, which converts the text to lower case: zeusd=1,j=JOULES,
-# lo=,up=,b=BOUNDS,m=BASIS. What the comment holds of others stays, such as gpu_power_w=200 of the prolog.
+# lo=,up=,b=BOUNDS,m=BASIS. Other parts of the comment stay, such as gpu_power_w=200 of the prolog.
 # From Slurm 25.11 on, TRES=1 sets the job's energy instead, which sacct shows as ConsumedEnergyRaw.
 set -euo pipefail
 folder=${1:?usage: comment.sh FOLDER [SINCE]} since=${2:-2d}

@@ -1,14 +1,14 @@
 /* A SPANK plugin: #SBATCH --gpu-power=200 and --gpu-clocks=900[,1200].
  *
- * It parses and passes on, nothing else: what is asked for reaches the node's prolog as
- * SPANK_GPU_POWER and SPANK_GPU_CLOCKS, where root asks zeusd. Code that runs in sbatch is the user's,
- * so the prolog checks all of it again. What zeusd refused is in REFUSED/JOBID when the job begins;
- * the job then fails with that sentence, or, with on_refusal=warn, only prints it.
+ * It only parses the options and passes them to the node's prolog, as SPANK_GPU_POWER and
+ * SPANK_GPU_CLOCKS; there, root sends the request to zeusd. Code that runs in sbatch is the user's, so
+ * the prolog checks everything again. A refusal by zeusd is in REFUSED/JOBID when the job begins; the
+ * job then fails with that sentence or, with on_refusal=warn, only prints it.
  *
  * plugstack.conf: optional zeusd_spank.so [min=100] [max=500] [on_refusal=fail|warn]
  *
  * spank_job_control_* must not be called in the context of a prolog or epilog (slurmd crashes), so
- * every function looks at its context first.
+ * every function checks its context first.
  */
 #include <errno.h>
 #include <limits.h>
@@ -28,7 +28,7 @@ static long min_w = 1, max_w = 5000;
 static int warn_only;
 static char power[24], clocks[48];
 
-/* A whole number within bounds, up to `end`; -1: it is none. */
+/* Parses a whole number within bounds, up to `end`; -1 if it is invalid. */
 static long number(const char *text, long lowest, long highest, const char **end) {
     char *after;
     long value;
@@ -113,9 +113,9 @@ int slurm_spank_init_post_opt(spank_t spank, int count, char **arguments) {
     return 0;
 }
 
-/* On the node, in each task before it runs: what zeusd refused becomes the job's own error. Slurm
- * ignores what an optional plugin returns, and a required one that is missing drains nodes; so the
- * task itself ends here. */
+/* On the node, in each task before it runs: turns a refusal by zeusd into the job's own error. Slurm
+ * ignores the result of an optional plugin, and a missing required one drains nodes; so the task itself
+ * ends here. */
 int slurm_spank_task_init(spank_t spank, int count, char **arguments) {
     char path[PATH_MAX], text[512];
     uint32_t job = 0;

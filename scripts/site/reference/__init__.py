@@ -1,8 +1,8 @@
 """The reference part of the documentation's site, made from the code when the site is built.
 
-Every page is a string of Markdown that a pure function makes of the objects it is about: commands,
-models, error codes, metrics. Nothing of it is kept in the repository, so nothing of it can be out
-of date; `tests/docs` holds the pages against what the programs say of themselves.
+Each page is a string of Markdown that a pure function generates from the code's objects: commands,
+models, error codes, metrics. The pages are not stored in the repository, so they cannot be out of
+date; `tests/docs` compares them with the programs' own output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INDEX = "reference/index.md"
 
 _LEAD = """# Reference
 
-Made from the code when this site is built: what stands here is what the code has.
+Generated from the code when this site is built.
 
 """
 

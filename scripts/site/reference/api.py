@@ -1,6 +1,6 @@
-"""Every public name of the packages that others import: which there are, and where each stands.
+"""Every public name of the packages that others import, with its location.
 
-What is said of a name is its docstring, which mkdocstrings reads from the source.
+mkdocstrings reads the docstrings from the source.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Page:
 
     Attributes:
         title: Its heading.
-        lead: What the names are for.
-        modules: Whose public names it has.
+        lead: Purpose of the names.
+        modules: Modules whose public names it lists.
     """
 
     title: str
@@ -39,7 +39,7 @@ PAGES = {
     ),
     "reference/api/measure.md": Page(
         "zeus.measure",
-        "Measuring without choosing anything: a decorator, a block, callbacks, emissions and cost.",
+        "Measuring without changing anything: a decorator, a block, callbacks, emissions and cost.",
         (
             "zeus.measure",
             "zeus.measure.huggingface",
@@ -82,7 +82,7 @@ PAGES = {
     ),
     "reference/api/run.md": Page(
         "zeus.run",
-        "A command that is run again and again: `ZeusMaster` and `ZeusDataLoader`.",
+        "A command that is run repeatedly: `ZeusMaster` and `ZeusDataLoader`.",
         ("zeus.run", "zeus.job", "zeus.analyze"),
     ),
     "reference/api/policy.md": Page(
@@ -92,7 +92,7 @@ PAGES = {
     ),
     "reference/api/simulate.md": Page(
         "zeus.simulate",
-        "Playing recurring jobs on measured tables.",
+        "Simulating recurring jobs on measured tables.",
         (
             "zeus.simulate",
             "zeus.simulate.study",
@@ -121,17 +121,19 @@ PAGES = {
         ),
     ),
     "reference/api/device.md": Page(
-        "zeus.device", "GPUs and CPUs as a process sees them.", ("zeus.device", "zeus.device.cpu")
+        "zeus.device", "The GPUs and CPUs that a process sees.", ("zeus.device", "zeus.device.cpu")
     ),
     "reference/api/callback.md": Page(
-        "zeus.callback", "What is told of training, and several of them as one.", ("zeus.callback",)
+        "zeus.callback",
+        "The hooks of a training loop, and several callbacks as one.",
+        ("zeus.callback",),
     ),
     "reference/api/exceptions.md": Page(
         "zeus.exceptions", "All errors of `zeus`.", ("zeus.exceptions",)
     ),
     "reference/api/utils.md": Page(
         "zeus.utils",
-        "Small things, and names that scripts for earlier versions of ml-energy/zeus import.",
+        "Utilities, and names that scripts for earlier versions of ml-energy/zeus import.",
         ("zeus.utils.framework", "zeus.utils.metric", "zeus.run.console"),
     ),
     "reference/api/zeus_ipc.md": Page(
@@ -163,8 +165,8 @@ def pages() -> dict[str, str]:
 def public_names(module: str) -> list[str]:
     """The public names of a module, in the order of its source.
 
-    What `__all__` lists, else what is defined in it and does not begin with an underscore; and what
-    it imports for others (`from a import b as b`).
+    The names in `__all__`; without it, definitions that do not begin with an underscore, and
+    re-exports (`from a import b as b`).
     """
     tree = ast.parse(_source(module).read_text(encoding="utf-8"))
     listed: list[str] | None = None

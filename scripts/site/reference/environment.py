@@ -1,4 +1,4 @@
-"""Environment variables. No object in the code lists them; a test looks for each in the sources."""
+"""Environment variables. No object in the code lists them; a test searches the sources for each."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
         "Training": {
             STALL_TIMEOUT_ENV: (
                 "",
-                "Seconds without a training step or a window after which the process lets its "
-                "leases end; unset: only a process that stands still loses them.",
+                "Seconds without a training step or a window after which the process's "
+                "leases end; unset: only a process that stops or hangs loses them.",
             ),
             STATE_DIR_ENV: (
                 EMBEDDED_STATE_DIR,
-                "Where a process that works without zeusd keeps its journal. For others than root "
+                "Folder of the journal of a process that works without zeusd. Except for root, "
                 "the default is `zeusd` in XDG_RUNTIME_DIR, else a folder in /tmp.",
             ),
         },
@@ -70,34 +70,35 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
             run.USE_OPTIMAL_PL: (repr(defaults.use_optimal_pl), of_run["use_optimal_pl"]),
             run.RERUN_COST: ("", of_run["rerun_cost"]),
         },
-        "Optimizers that ask a server": {
+        "Optimizers with a server": {
             BATCH_SIZE_TOKEN_ENV: (
                 "",
-                "The token that the batch size server asks for: for training, and for `bso` with "
+                "The token that the batch size server requires: for training, and for `bso` with "
                 "`--server`.",
             ),
-            "ZEUS_BSO_READ_TOKEN": ("", "For `bso` with `--server`: enough to look."),
+            "ZEUS_BSO_READ_TOKEN": ("", "For `bso` with `--server`: the token for reading."),
             RUN_ID_ENV: (
                 "",
-                "Names a training run, so that one that is preempted and started again goes on "
-                "with its trial.",
+                "Names a training run, so that one that is preempted and restarted "
+                "continues its trial.",
             ),
-            PIPELINE_TOKEN_ENV: ("", "The token that the pipeline frequency server asks for."),
+            PIPELINE_TOKEN_ENV: ("", "The token that the pipeline frequency server requires."),
         },
         "Serving": {
             MODE_ENV: (
                 "",
-                "In vLLM's environment: `steps` has the scheduler's steps recorded, `stats` the "
-                "front end's statistics; else nothing is done there.",
+                "In vLLM's environment: `steps` records the scheduler's steps, `stats` the "
+                "front end's statistics; otherwise the plugin does nothing.",
             ),
             SERVING_SOCKET_ENV: (
                 DEFAULT_SOCKET,
-                "Where an engine sends its steps, and `python -m zeus.serving serve` takes them.",
+                "Socket to which an engine sends its steps, and from which "
+                "`python -m zeus.serving serve` reads them.",
             ),
             URL_ENV: (
                 "",
-                "In vLLM's environment: where the ledger answers; its metrics are added to the "
-                "engine's own.",
+                "In vLLM's environment: address of the ledger, whose metrics are added "
+                "to the engine's own.",
             ),
             TENANT_ENV: (
                 "",
@@ -109,17 +110,23 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
             PRICE_KEY_ENV: ("", "Your key for OpenEI."),
         },
         "Programs for ml-energy/zeus": {
-            LEVEL_ENV: ("INFO", "The level of loggers that `zeus.utils.logging.get_logger` makes."),
+            LEVEL_ENV: (
+                "INFO",
+                "Level of the loggers that `zeus.utils.logging.get_logger` creates.",
+            ),
         },
         "Commands": {
             "ZEUSD_EXPORTER_LISTEN": (DEFAULT_LISTEN, "Where `zeusd-exporter` listens."),
-            "ZEUS_FLEET_ETCD": ("localhost:2379", "Members of etcd for `zeus-fleet`, by spaces."),
+            "ZEUS_FLEET_ETCD": (
+                "localhost:2379",
+                "Members of etcd for `zeus-fleet`, separated by spaces.",
+            ),
             "ZEUS_FLEET_PREFIX": ("/zeus-fleet/", "Prefix of all its keys."),
             "ZEUS_FLEET_CACERT": ("", "etcd's CA: `zeus-fleet` uses TLS."),
             "ZEUS_FLEET_CERT": ("", "Client certificate of `zeus-fleet`."),
             "ZEUS_FLEET_KEY": ("", "Its private key."),
-            "ZEUS_FLEET_LISTEN": ("127.0.0.1:9860", "Where `zeus-fleet serve` listens."),
-            "ZEUS_FLEET_RECORD": ("", "File that it appends a record to each second."),
+            "ZEUS_FLEET_LISTEN": ("127.0.0.1:9860", "Address on which `zeus-fleet serve` listens."),
+            "ZEUS_FLEET_RECORD": ("", "File to which it appends a record each second."),
             "ZEUS_FLEET_NAME": ("host name", "Name of the node or allocator."),
             "ZEUS_FLEET_POLICY": ("water-filling", "Policy of `zeus-fleet allocate`."),
             "ZEUS_FLEET_LATENCY_SHARE": ("100", "Its `--latency-share`, %."),
@@ -130,22 +137,22 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
 
 
 OTHERS = {
-    "CUDA_VISIBLE_DEVICES": "Which GPUs a job has, read as CUDA reads it.",
-    "CUDA_DEVICE_ORDER": "How CUDA counts them.",
-    **dict.fromkeys(RANKS, "The rank of a process that knows no torch.distributed (yet)."),
+    "CUDA_VISIBLE_DEVICES": "The GPUs of a job, read as CUDA reads it.",
+    "CUDA_DEVICE_ORDER": "The order in which CUDA counts them.",
+    **dict.fromkeys(RANKS, "The rank of a process, if torch.distributed is not initialized."),
     "WORLD_SIZE": "Whether a process is one of several.",
     "NO_COLOR": "If set, output has no color.",
-    "TERM": "`dumb`: nothing is coloured.",
-    "XDG_CACHE_HOME": "Where the last known best batch sizes are kept; else ~/.cache.",
+    "TERM": "`dumb`: output has no color.",
+    "XDG_CACHE_HOME": "Folder of the last known best batch sizes; default: ~/.cache.",
     "XDG_RUNTIME_DIR": "See ZEUSD_STATE_DIR.",
-    "NOTIFY_SOCKET": "systemd's, for zeusd and `zeus-fleet node`: to say that they are ready.",
-    "LISTEN_FDS": "systemd's: the sockets it passes.",
-    "SLURM_SHARDS_ON_NODE": "Slurm's: the shards of GPUs that a job has, for `zeusctl allocate`.",
-    "STATE_DIRECTORY": "systemd's: where the energy ledger lies, unless zeusd.toml says otherwise.",
-    "WATCHDOG_USEC": "systemd's: how often it wants a heartbeat.",
+    "NOTIFY_SOCKET": "Set by systemd: where zeusd and `zeus-fleet node` report readiness.",
+    "LISTEN_FDS": "Set by systemd: the sockets that it passes.",
+    "SLURM_SHARDS_ON_NODE": "Set by Slurm: the job's shards of GPUs, for `zeusctl allocate`.",
+    "STATE_DIRECTORY": "Set by systemd: folder of the energy ledger; zeusd.toml may name another.",
+    "WATCHDOG_USEC": "Set by systemd: the interval of the watchdog.",
     "WATCHDOG_PID": "systemd's: from whom.",
-    "JOURNAL_STREAM": "systemd's: whether the log goes to the journal.",
-    "KUBERNETES_SERVICE_HOST": "For `zeusctl doctor`: what kind of container it is in.",
+    "JOURNAL_STREAM": "Set by systemd: whether the log goes to its journal.",
+    "KUBERNETES_SERVICE_HOST": "For `zeusctl doctor`: the kind of container.",
     "APPTAINER_NAME": "The same.",
     "SINGULARITY_NAME": "The same.",
 }

@@ -12,7 +12,7 @@ from .sources import attribute_docs
 
 _ERRORS = """# Error codes
 
-What each error means, and what to do about it. A code is never renamed. Its message says what
+The meaning of each error, and what to do about it. A code is never renamed. Its message says what
 failed, on which GPU, why, and what to do; where NVML refused, its return code is there, too.
 
 Programs that use `zeus_ipc` get the first class in the second column, those that use `zeus` the
@@ -22,30 +22,30 @@ second.
 
 _EXITS = """# Exit codes
 
-What the commands return to the shell.
+Exit codes of the commands.
 """
 
 _OTHERS = {
     "zeusd serve": {
         0: "stopped as asked",
-        1: "it could not start, ended in disorder, or could not restore everything when it stopped",
+        1: "it could not start, crashed, or could not restore everything when it stopped",
     },
-    "zeusd check-config": {0: "zeusd would take the file", 1: "it would not; the line is named"},
-    "zeusd restore": {0: "no restore is left that should be done", 1: "a restore is still pending"},
+    "zeusd check-config": {0: "zeusd accepts the file", 1: "zeusd rejects it; the line is named"},
+    "zeusd restore": {0: "no restore is pending", 1: "a restore is still pending"},
     "zeusd-exporter": {
         0: "stopped as asked",
         1: "it cannot listen, or prometheus_client is missing",
     },
     "zeusd-kubernetes": {
         0: "stopped as asked",
-        1: "there is no API server to ask, or the extra `kubernetes` is not installed",
+        1: "there is no API server, or the extra `kubernetes` is not installed",
     },
     "zeus-fleet": {0: "done", 1: "failed; the sentence says why"},
     "bso": {
         0: "done",
         1: "failed",
         2: "wrong usage",
-        3: "database or server cannot be used",
+        3: "the database or server cannot be used",
         4: "not allowed (token)",
         6: "no such job",
     },
@@ -67,13 +67,13 @@ def codes() -> dict[str, str]:
 
 
 def classes() -> dict[str, type[ZeusIpcError]]:
-    """The class of each code that has one of its own."""
+    """The class of each code that has its own class."""
     found = {
         one.__dict__["code"]: one
         for one in vars(errors).values()
         if isinstance(one, type) and issubclass(one, ZeusIpcError) and "code" in one.__dict__
     }
-    found.pop(ZeusIpcError.code, None)  # that of the base is for what has none
+    found.pop(ZeusIpcError.code, None)  # the base class's code is for errors without one
     return found
 
 
@@ -98,7 +98,7 @@ def error_codes() -> str:
 
 
 def _in_zeus(value: str) -> str:
-    """What a program that measures and optimizes sees of it."""
+    """The exceptions that a program sees when it measures and optimizes."""
     if value == ErrorCode.DEVICE_ERROR:
         return "by the device's code"
     if value == ErrorCode.SEVERAL_GPUS:
@@ -124,4 +124,4 @@ def exit_codes() -> str:
         for number, meaning in meanings.items()
     ]
     found += table(("command", "code", "meaning"), rows)
-    return found + "\nA command line that is wrong is 2 with all of them.\n"
+    return found + "\nA wrong command line is 2 for all commands.\n"

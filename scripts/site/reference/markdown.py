@@ -27,8 +27,8 @@ def prose(text: str) -> str:
 def paragraphs(text: str) -> str:
     """A docstring or a help text of several paragraphs.
 
-    Those that click is told to leave as they are (a backspace before them) are output; those that
-    are indented are Python.
+    Paragraphs that click must not reflow (a backspace before them) are output; indented ones are
+    Python.
     """
     found = []
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
@@ -53,5 +53,5 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def heading(level: int, title: str, anchor: str = "") -> str:
-    """A heading, with an anchor of its own where it has another than its words."""
+    """Formats a heading, with an anchor if the anchor differs from the heading's text."""
     return f"\n{'#' * level} {title}" + (f" {{#{anchor}}}" if anchor else "") + "\n\n"

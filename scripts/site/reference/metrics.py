@@ -87,7 +87,7 @@ class _Nothing:
 
 
 def of_collector(collector: Collector) -> list[Metric]:
-    """What a collector yields: families are there without a sample, too."""
+    """The metric families of a collector, including those without a sample."""
     return list(collector.collect())
 
 

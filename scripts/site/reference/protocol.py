@@ -36,13 +36,13 @@ Units are in the names: `mw` milliwatts, `mj` millijoules, `uj` microjoules, `mh
 nanoseconds of CLOCK_MONOTONIC, `ms` milliseconds.
 """
 
-_COMMON = "Each request has these beside its own."
+_COMMON = "Each request has these fields besides its own."
 
 _REPLIES = (common, node, readings, leases, accounting, administration, metrics)
 
 _BY_HAND = {
     "CALL_BUCKETS_S": "Upper ends of the buckets of `CallTimes`, seconds.",
-    "NO_END_NS": "A time that is never reached.",
+    "NO_END_NS": "A time that is never reached: no deadline.",
 }
 
 
@@ -114,7 +114,7 @@ def _anchor(one: type[object]) -> str:
 
 
 def _doc(model: type[BaseModel]) -> str:
-    """A set request says only what it sets; what holds for all of them is said by their base."""
+    """Fields of a set request: its own, and those of the base class."""
     own = model.__doc__ or ""
     if issubclass(model, asked._SetRequest):
         return f"{own}\n\n{(asked._SetRequest.__doc__ or '').partition(chr(10))[2]}"
@@ -122,7 +122,7 @@ def _doc(model: type[BaseModel]) -> str:
 
 
 def _result(model: type[BaseModel]) -> str:
-    """What answers a request, and what it costs."""
+    """The reply to a request, and its cost."""
     operation = OF_REQUEST[model]
     text = f"Result: {_link(operation.result)}"
     if operation.each:

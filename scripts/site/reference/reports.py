@@ -23,7 +23,7 @@ the reader may not know it.
 
 
 def parts() -> list[type[BaseModel]]:
-    """What reports are made of, in the order of the module."""
+    """The models that reports consist of, in the order of the module."""
     return [
         one
         for name, one in vars(reports).items()

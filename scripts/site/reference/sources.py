@@ -1,4 +1,4 @@
-"""What the code says of its own attributes: the strings below them, and what pydantic knows."""
+"""What the sources say about attributes: the strings below them, and pydantic's metadata."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def below(body: Iterable[ast.stmt]) -> dict[str, str]:
 
 
 def listed_attributes(docstring: str) -> dict[str, str]:
-    """What a Google-style docstring says under `Attributes:`, by name."""
+    """Reads the section `Attributes:` of a Google-style docstring, by name."""
     section = inspect.cleandoc(docstring).partition("Attributes:\n")[2]
     found: dict[str, str] = {}
     name = ""
@@ -81,7 +81,7 @@ def listed_attributes(docstring: str) -> dict[str, str]:
 
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """What each field of a model means: as its class says, else as its type does."""
+    """The meaning of each field of a model: from its class, else from its type."""
     of_types = below(_module(inspect.getfile(model)).body)
     found = {
         name: of_types[str(kind)]
@@ -94,13 +94,13 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class FieldFacts:
-    """What pydantic knows of a field.
+    """Pydantic's metadata of a field.
 
     Attributes:
-        name: As it is written, in a file or on the wire.
+        name: Its name in a file or on the wire.
         kind: Its type in words, such as `integer` or `list of string`.
-        bounds: What else a value must obey; empty for nothing.
-        default: As JSON; None: it must be given.
+        bounds: Other constraints on a value; empty if there are none.
+        default: As JSON; None: the field is required.
     """
 
     name: str
@@ -206,7 +206,7 @@ class _Words:
         return f"[{name}](#{self._module}.{name})"
 
     def bounds(self, schema: Mapping[str, Any]) -> list[str]:
-        """Of the value itself, and of what is in it."""
+        """Constraints of the value itself, and of its items."""
         if "anyOf" in schema:
             found = [bound for one in schema["anyOf"] for bound in self.bounds(one)]
             return list(dict.fromkeys(found))

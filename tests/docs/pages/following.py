@@ -75,7 +75,7 @@ def _programs(folder: Path) -> list[Path]:
 
 
 def shown_after(page: Path) -> dict[int, str]:
-    """The `text` block that stands after each `sh` block and tells what it prints, by its line."""
+    """The `text` block that follows each `sh` block and shows its output, by its line."""
     shown: dict[int, str] = {}
     before: Block | None = None
     for block in every(page):
@@ -86,7 +86,7 @@ def shown_after(page: Path) -> dict[int, str]:
 
 
 def shapes(output: str) -> list[str]:
-    """Its lines without what differs from run to run: numbers, paths, users, widths of columns."""
+    """Its lines without details that vary: numbers, paths, users, widths of columns."""
     found = []
     for line in output.splitlines():
         line = re.sub(r"(?<![\w.])/\S*[\w/]", "PATH", line)

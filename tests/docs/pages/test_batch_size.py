@@ -1,4 +1,4 @@
-"""What docs/train/batch_size_optimizer.md shows is run as it stands there."""
+"""Runs the code of docs/train/batch_size_optimizer.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OutOfMemoryError(RuntimeError):
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_what_the_docs_show_runs(
+def test_the_code_in_the_docs_runs(
     block: snippets.Block,
     kept: Between,
     node: VirtualNode,
@@ -77,5 +77,5 @@ def test_what_the_docs_show_runs(
     assert [trial.status for trial in trials] == ["ok"] if len(made) == 1 else ["oom", "ok"]
 
 
-def test_there_are_such_blocks() -> None:
+def test_the_pages_have_such_blocks() -> None:
     assert len(BLOCKS) == 4

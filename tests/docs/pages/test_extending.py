@@ -1,4 +1,4 @@
-"""The Python of the pages on distributed training, selectors and schedulers is run as it stands."""
+"""Runs the Python of the pages on distributed training, selectors and schedulers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORKLOAD = "nsdi23/v100/imagenet/resnet50/adadelta/32"
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualNode]:
-    """A V100 whose time passes only by training, and which `zeus` takes for this machine's."""
+    """A V100 in virtual time, which advances only by training, and which `zeus` uses."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     opened = VirtualNode("v100-pcie:setter_ms=0", tmp_path / "state")
     monkeypatch.setattr("zeus.monitor.ZeusMonitor", opened.monitor)
@@ -68,7 +68,7 @@ def test_distributed_training_finds_its_limit(
     assert node.limit_w() == 250
 
 
-def test_what_the_ranks_took_is_added(
+def test_the_energies_of_ranks_are_added(
     node: VirtualNode, work: Work, capsys: pytest.CaptureFixture[str]
 ) -> None:
     needs.module("torch")
@@ -82,7 +82,7 @@ def test_what_the_ranks_took_is_added(
 
 @pytest.fixture(scope="module")
 def selectors() -> dict[str, Any]:
-    """What the page's blocks define, but for the one that trains."""
+    """Defines the names of the page's blocks, except the one that trains."""
     space: dict[str, Any] = {}
     for block in snippets.of(SELECTOR):
         if "plo.steps" not in block.source:
@@ -137,7 +137,7 @@ def test_it_says_what_the_comments_say() -> None:
     ],
     ids=["cheap time", "dear time", "by tomorrow", "too late anyway"],
 )
-def test_each_selector_is_heard(
+def test_each_selector_is_used(
     node: VirtualNode,
     work: Work,
     selectors: dict[str, Any],
@@ -162,7 +162,7 @@ def test_with_costs_fewer_limits_are_tried(
     assert len(spared.measurements) < len(thorough.measurements) == 7
 
 
-def test_one_that_raises_ends_the_search_and_not_training(node: VirtualNode, work: Work) -> None:
+def test_a_rank_that_raises_ends_the_search_and_not_training(node: VirtualNode, work: Work) -> None:
     class Broken(OptimumSelector):
         def select(self, measurements: Any) -> float:
             raise ArithmeticError("no idea")
@@ -176,7 +176,7 @@ def test_one_that_raises_ends_the_search_and_not_training(node: VirtualNode, wor
 # -------------------------------------------------------------------------------------- schedulers
 
 
-def test_a_policy_of_ones_own_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_custom_policy_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     policy, simulation, _ = snippets.of(SCHEDULER)
     simulation.run(**_names(policy.run()))
     (shown,) = (block.source for block in every(SCHEDULER) if block.language == "text")

@@ -1,4 +1,4 @@
-"""A simulated node is put into each state of the runbook, and shows what the page shows."""
+"""Puts a simulated node into each state of the runbook, and compares the output with the page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ABOUT_THE_NODE = {"init", "shutdown", "driver_version", "device_count"}
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the page, and what the page says it prints."""
+    """A command of the page, and its output there."""
 
     line: int
     text: str
@@ -57,7 +57,7 @@ COMMANDS = _commands()
 
 
 class Scene:
-    """Four GPUs that work, and what happens to them."""
+    """Four busy GPUs, and the events that affect them."""
 
     def __init__(self, daemon: RunningDaemon) -> None:
         self.daemon = daemon
@@ -72,7 +72,7 @@ class Scene:
         self.holders: list[subprocess.Popen[str]] = []
 
     def hold(self, setting: str) -> subprocess.Popen[str]:
-        """A process that holds a lease, as a job does."""
+        """A process that holds a lease, like a job."""
         program = "from zeus_ipc import Client\nclient = Client()\n"
         program += "gpus = [gpu.uuid for gpu in client.node().gpus]\n"
         program += f"client.{setting}\nprint('held', flush=True)\ninput()\n"
@@ -96,7 +96,7 @@ class Scene:
         return sum(record.event == event for record in self.client.audit().records)
 
     def run(self, command: Command, pid: int | None = None) -> None:
-        """Runs it; it must print what the page shows, and may print more."""
+        """Runs it. The output must contain the lines on the page."""
         text = re.sub(r"--pid \d+", f"--pid {pid}", command.text)
         words = [word for word in shlex.split(text) if word != "sudo"]
         assert words[0] == "zeusctl"
@@ -143,7 +143,7 @@ def _clock_is(scene: Scene, gpu: int, wanted: Callable[[int], bool]) -> None:
     wait_for(there, f"GPU {gpu}'s clock")
 
 
-def test_somebody_holds_it(scene: Scene) -> None:
+def test_someone_holds_it(scene: Scene) -> None:
     holder = scene.hold("set_power_limit([gpus[0]], 125_000)")
     _clock_is(scene, 0, lambda mhz: mhz < 900)
     scene.follow("First look")
@@ -152,7 +152,7 @@ def test_somebody_holds_it(scene: Scene) -> None:
     scene.kill(holder)
 
 
-def test_set_past_zeusd(scene: Scene) -> None:
+def test_set_outside_zeusd(scene: Scene) -> None:
     scene.devices.set_outside(1, 150_000)
     holder = scene.hold("set_power_limit([gpus[2]], 200_000)")
     scene.devices.set_outside(2, 150_000)
@@ -170,7 +170,7 @@ def test_locked_clocks(scene: Scene) -> None:
     wait_for(lambda: not scene.client.leases(), "the lease's end")
 
 
-def test_not_back_yet(scene: Scene) -> None:
+def test_pending_restore(scene: Scene) -> None:
     holder = scene.hold("set_power_limit([gpus[3]], 125_000)")
     scene.devices.inject(3, "set_power_limit", _UNKNOWN)
     scene.kill(holder)

@@ -25,7 +25,7 @@ from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
 WORKLOAD = "nsdi23/v100/imagenet/resnet50/adadelta/32"
 
 MEASURING = snippets.of(ROOT / "docs/explain/measuring.md")
-METRIC = [one for one in snippets.of(ROOT / "docs/train/training.md") if "metric" in one.source]
+METRIC = snippets.of(ROOT / "docs/train/metrics.md")
 PIPELINE = snippets.of(ROOT / "docs/train/pipeline_frequency_client.md")
 BATCH_SIZE = snippets.of(ROOT / "examples/batch_size_optimizer/README.md")
 POWER_LIMIT = snippets.of(ROOT / "examples/power_limit_optimizer/README.md")
@@ -35,7 +35,7 @@ BLOCKS = [*MEASURING, *METRIC, *PIPELINE, *BATCH_SIZE, *POWER_LIMIT]
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualNode]:
-    """A V100 whose time passes only by training, and which `zeus` takes for this machine's."""
+    """A V100 in virtual time, which advances only by training, and which `zeus` uses."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     opened = VirtualNode("v100-pcie:setter_ms=0", tmp_path / "state")
     yield opened
@@ -48,7 +48,7 @@ def daemon() -> Iterator[RunningDaemon]:
         yield one
 
 
-def test_there_are_so_many() -> None:
+def test_the_pages_have_the_expected_number_of_blocks() -> None:
     assert (len(MEASURING), len(METRIC), len(PIPELINE)) == (2, 1, 2)
 
 
@@ -63,7 +63,7 @@ def test_measuring_a_step(node: VirtualNode, monkeypatch: pytest.MonkeyPatch) ->
 
 
 class SeenEnough(Exception):
-    """Of samples that would go on forever."""
+    """Ends an endless stream of samples."""
 
 
 def test_following_samples(daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_pushing_a_metric(node: VirtualNode, monkeypatch: pytest.MonkeyPatch) ->
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
-            """Says nothing."""
+            """Logs nothing."""
 
     (block,) = METRIC
     monkeypatch.setattr("zeus.metric.ZeusMonitor", lambda gpus, cpus: node.monitor())

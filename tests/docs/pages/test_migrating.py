@@ -1,4 +1,4 @@
-"""What the page for users of ml-energy/zeus lists as unchanged is there, as it is in 0.16.0."""
+"""Everything that the page for users of ml-energy/zeus lists as unchanged is as in 0.16.0."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _expected(text: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("module", "name"), LISTED, ids=[f"{m}.{n}" for m, n in LISTED])
-def test_what_is_listed_is_there_with_its_parameters(module: str, name: str) -> None:
+def test_listed_names_exist_with_their_parameters(module: str, name: str) -> None:
     thing = getattr(importlib.import_module(module), name)
     for key, text in THERE.items():
         owner, _, method = key.partition(".")
@@ -193,7 +193,7 @@ def test_all_methods_of_gpus_are_there_in_both_spellings(tmp_path: Path) -> None
     node.close()
 
 
-def test_what_is_said_to_be_refused_is() -> None:
+def test_imports_listed_as_refused_are_refused() -> None:
     text = PAGE.read_text(encoding="utf-8")
     (row,) = [line for line in text.splitlines() if "refused: an `ImportError`" in line]
     names = re.findall(r"`(zeus[\w.]+)`", row)

@@ -25,7 +25,7 @@ _TTL_S = 0.6
 
 
 def _frames() -> list[bytes]:
-    """The worked bytes, without what is said of them."""
+    """The bytes of the examples, without comments."""
     return [
         bytes.fromhex("".join(line.partition("#")[0] for line in block.source.splitlines()))
         for block in every(PAGE)
@@ -44,7 +44,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
         yield running
 
 
-def test_there_are_such_bytes() -> None:
+def test_the_page_has_such_bytes() -> None:
     operations = [decode_reply(frame).get("op") for frame in FRAMES]
     assert {"hello", "set_power_limit", "heartbeat", "state", "release"} <= set(operations)
     assert operations.count(None) >= 4  # replies
@@ -146,7 +146,7 @@ def test_it_prints_what_the_page_shows(folder: Path, daemon: RunningDaemon) -> N
     assert _limit_w(daemon) == 250
 
 
-def test_it_keeps_its_lease_by_heartbeats_and_loses_it_with_its_life(
+def test_heartbeats_keep_its_lease_and_its_death_ends_it(
     folder: Path, daemon: RunningDaemon
 ) -> None:
     ran = _limit(folder, daemon, "150", "600")

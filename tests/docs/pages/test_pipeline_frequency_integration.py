@@ -1,4 +1,4 @@
-"""docs/train/pipeline_frequency_integration.md: its code is run as it stands there."""
+"""Runs the code of docs/train/pipeline_frequency_integration.md."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def module(name: str, source: str, **names: Any) -> types.ModuleType:
 
 @pytest.fixture
 def framework(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Puts modules in place of those of a framework that is not installed here."""
+    """Replaces modules of a framework that is not installed."""
 
     def put(**modules: types.ModuleType) -> None:
         for name, made in modules.items():

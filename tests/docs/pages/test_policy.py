@@ -39,7 +39,7 @@ _USERS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """Who asks for what under which policy, and what the page says of it.
+    """A request of a user under a policy, and the page's result.
 
     Attributes:
         line: On the page.
@@ -122,7 +122,7 @@ def _outcome(world: World, wants: str) -> str:
         op = "restore"
     else:
         assert wants.startswith("the energy of"), wants
-        # Readings pass no rule: they are answered beside the core (zeusd/runtime/reads.py).
+        # No rule applies to readings: they are answered outside the core (zeusd/runtime/reads.py).
         asked = {"v": 1, "id": 1, "op": "energy", "gpus": [gpu]}
         assert Reads.serves(request_adapter.validate_python(asked))
         return "done"
@@ -132,7 +132,7 @@ def _outcome(world: World, wants: str) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[f"line{row.line}" for row in ROWS])
-def test_who_gets_what(row: Row, site: Any) -> None:
+def test_each_user_gets_what_the_page_says(row: Row, site: Any) -> None:
     world: World = site(row.policy)
     name, _, computes = row.who.partition(", who computes on ")
     user = _USERS[name]
@@ -149,7 +149,7 @@ def test_every_policy_has_rows_of_both_kinds() -> None:
         assert outcomes & {"permission_denied", "out_of_range"}, policy
 
 
-def test_a_cap_is_what_comes_back(site: Any) -> None:
+def test_a_cap_is_restored_after_a_job(site: Any) -> None:
     world: World = site("site_cap.toml")
     world.connect(1, **_USERS["alice"])
     assert _outcome(world, "200 W on GPU 0") == "done"
@@ -161,7 +161,7 @@ def test_the_policies_are_the_files() -> None:
     assert {path.name: path.read_text() for path in EXAMPLES.iterdir()} == POLICIES
 
 
-def test_the_refusals_are_said_so(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_refusals_are_reported(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As zeusctl prints them: zeusd's own say numbers of users, and UUIDs."""
     names = {user["uid"]: name for name, user in _USERS.items()}
     monkeypatch.setattr(text, "user_name", names.__getitem__)

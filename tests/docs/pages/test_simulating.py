@@ -1,4 +1,4 @@
-"""What simulating.md shows, and the job of recurring_jobs.md, are run as they stand there."""
+"""Runs the code of simulating.md, and the job of price_and_deadlines.md."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_the_python_runs_and_so_do_commands_on_what_it_wrote(
 
 
 def test_a_job_follows_the_price_of_its_page() -> None:
-    (block,) = snippets.of(ROOT / "docs/train/recurring_jobs.md")
+    (block,) = snippets.of(ROOT / "docs/train/price_and_deadlines.md")
     history = block.run()["history"]
     assert len({run.pl for run in history if run.bs == 56}) > 1, "one size, with the price's limit"
 
 
-def test_what_the_pages_show_is_so() -> None:
+def test_the_pages_match_the_program() -> None:
     job = synthetic_groups()[0]
     row = f"{job.group},{job.start_time},{job.end_time},{job.dataset},{job.runtime_ratio}"
     assert row in PAGE.read_text()

@@ -1,4 +1,4 @@
-"""What the pages on training show is run as it stands there."""
+"""Runs the code of the pages on training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_what_the_docs_show_runs(
+def test_the_code_in_the_docs_runs(
     block: snippets.Block,
     virtual_node: Callable[[str], VirtualNode],
     tmp_path: Path,
@@ -63,5 +63,5 @@ def test_what_the_docs_show_runs(
         assert (tmp_path / "power_limit.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_there_are_such_blocks() -> None:
+def test_the_pages_have_such_blocks() -> None:
     assert {block.path.name for block in BLOCKS} == {"README.md", "power_limit.md", "training.md"}

@@ -1,4 +1,4 @@
-"""The tutorial is followed from its first command to its last, as it stands."""
+"""Follows the tutorial from its first command to its last."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RESULT = re.compile(r"^([\d.]+) s, (\d+) ± (\d+) J$", re.MULTILINE)
 
 
 class Followed:
-    """What came of it: the log of zeusd, and what each block of commands printed."""
+    """The results: the log of zeusd, and the output of each block of commands."""
 
     def __init__(self, folder: Path) -> None:
         self.printed = follow(PAGE, folder)
@@ -26,7 +26,7 @@ class Followed:
         self._source = {block.line: block.source for block in every(PAGE)}
 
     def of(self, command: str) -> str:
-        """What the block printed that begins with this."""
+        """The output of the block that begins with this text."""
         (found,) = (
             text for line, text in self.printed.items() if self._source[line].startswith(command)
         )
@@ -57,7 +57,7 @@ def test_a_lower_limit_costs_time_and_saves_energy(followed: Followed) -> None:
     assert float(limited[1]) < 0.85 * float(plain[1])
 
 
-def test_the_killed_jobs_limit_is_back(followed: Followed) -> None:
+def test_the_limit_of_a_killed_job_is_restored(followed: Followed) -> None:
     assert "125 W" in followed.of("python limited.py")
     assert "0 leases" in followed.of("kill -9")
     assert re.search(r"^ +0 .* 250 +250 ", followed.of("kill -9"), re.MULTILINE)
@@ -70,7 +70,7 @@ def test_a_limit_is_chosen(followed: Followed) -> None:
     assert re.search(r"^ +\d+ .*<- chosen$", report, re.MULTILINE)
 
 
-def test_in_the_end_everything_is_back(followed: Followed) -> None:
+def test_finally_everything_is_restored(followed: Followed) -> None:
     assert followed.log[-1]["event"] == "stopped"
     written = [one for one in followed.log if one.get("control") == "power_limit" and "new" in one]
     assert [one["new"] for one in written][-1] == "250 W"

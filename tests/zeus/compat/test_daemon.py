@@ -1,4 +1,4 @@
-"""What asks a daemon: CPUs, power as it is streamed, and what is missing where there is none."""
+"""Compatibility of what queries a daemon: CPUs, streamed power, and the case without a daemon."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_energy_of_cpus_only_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     grown = second - first
     assert grown.cpu_mj > 0
     assert second.dram_mj is not None
-    # The two counters are read one after the other, and both go on meanwhile.
+    # The two counters are read one after the other, and both keep counting meanwhile.
     later = cpus.get_total_energy_consumption(0)
     assert second.cpu_mj / 5 - 0.01 <= second.dram_mj <= later.cpu_mj / 5 + 0.01
     assert cpus.get_total_energy_consumption(1).dram_mj is None
@@ -145,7 +145,7 @@ def test_one_gpu_can_be_followed(daemon: RunningDaemon) -> None:
         client.stop()
 
 
-def test_what_cannot_be_followed_is_refused(
+def test_servers_that_cannot_be_followed_are_refused(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = ZeusdConfig.uds(daemon.socket)

@@ -48,7 +48,7 @@ CASES = list(_cases())
 
 
 def published(case: Case) -> list[list[Step]]:
-    """What each step of each epoch is, until all limits are measured, as published."""
+    """The kind of each step of each epoch, until all limits are measured, as published."""
     epochs: list[list[Step]] = []
     index = 0  # of the limit
     wait = case.wait
@@ -76,7 +76,7 @@ def published(case: Case) -> list[list[Step]]:
 
 
 def trained(case: Case, node: VirtualNode, epochs: int, between: str) -> list[list[Step]]:
-    """What each step is here."""
+    """The kind of each step here."""
     plo = GlobalPowerLimitOptimizer(
         node.monitor(),
         Energy(),

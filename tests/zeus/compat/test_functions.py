@@ -1,4 +1,4 @@
-"""What programs for ml-energy/zeus call and this project has no other use for."""
+"""Functions that programs for ml-energy/zeus call and this project has no other use for."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_gloo_never_drops_the_last_reference_to_a_reduction(
     assert [work() is None for work in begun] == [True, False]
 
 
-def test_frameworks_that_are_not_there_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_frameworks_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert framework.cupy_is_available() is False
     with pytest.raises(RuntimeError, match=r"cupy cannot be imported.*install it"):
@@ -279,7 +279,7 @@ def test_half_a_criterion_is_refused(arguments: dict[str, Any]) -> None:
 # --------------------------------------------------------------------------------- and others
 
 
-def test_there_is_no_system_on_chip_and_the_monitor_says_so(node: VirtualNode) -> None:
+def test_a_missing_system_on_chip_is_reported_by_the_monitor(node: VirtualNode) -> None:
     from zeus.device.soc import ZeusSoCInitError
 
     with pytest.raises(ZeusSoCInitError, match="https://"):

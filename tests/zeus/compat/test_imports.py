@@ -61,7 +61,7 @@ def test_old_modules_do_not_hide_those_that_are_here() -> None:
         assert hasattr(sys.modules[path], "__getattr__"), path
 
 
-def test_a_name_that_never_was_is_missing_as_ever() -> None:
+def test_an_unknown_name_raises_the_usual_error() -> None:
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         exec("from zeus.utils.env import nothing")
     with pytest.raises(ModuleNotFoundError):
@@ -71,7 +71,7 @@ def test_a_name_that_never_was_is_missing_as_ever() -> None:
     assert not hasattr(zeus.utils.framework, "nothing")
 
 
-def test_what_is_refused_is_listed() -> None:
+def test_refused_imports_are_listed() -> None:
     refused = {
         path
         for module, name in NAMES

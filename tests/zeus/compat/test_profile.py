@@ -77,7 +77,7 @@ def test_sweeps_hold_the_other_duration_at_its_most(
     assert measured.fixed_param == ("cooldown_duration", 3.0)
     assert waited.sweep_param == ("cooldown_duration", [0.5, 3.0])
     assert waited.fixed_param == ("measurement_duration", 2.0)
-    assert slept == [3.0] * 4 + [0.5] * 2 + [3.0] * 2  # what warms up waits for nothing
+    assert slept == [3.0] * 4 + [0.5] * 2 + [3.0] * 2  # warming up does not wait
     for entry in (*measured.entries, *waited.entries):
         assert len(entry.trials) == 2
         assert entry.is_valid

@@ -185,10 +185,10 @@ def test_mnist_on_several_ranks(node: VirtualNode, work: Work, server: RunningSe
     first[0].on_train_end()
 
 
-def test_capriccio_is_told_by_hand(
+def test_capriccio_is_marked_by_hand(
     node: VirtualNode, work: Work, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch size optimizer hears of the beginning and of evaluations only."""
+    """The batch size optimizer gets only the beginning and evaluations."""
     monkeypatch.setenv("ZEUS_SERVER_URL", server.url)
     from zeus.utils.lr_scaler import SquareRootScaler
 

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class RecordedService:
-    """Answers by path, and keeps what it was asked.
+    """Answers by path, and records the requests.
 
     Attributes:
         answers: Status and JSON by path.

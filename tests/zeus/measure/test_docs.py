@@ -1,4 +1,4 @@
-"""What the page on measuring alone shows is run as it stands there."""
+"""Runs the code of the page on measuring only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCKS = [block for block in snippets.of(PAGE) if "Trainer" not in block.source]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_what_the_page_shows_runs(
+def test_the_code_on_the_page_runs(
     block: snippets.Block,
     node: VirtualNode,
     work: Work,

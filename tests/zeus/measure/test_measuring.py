@@ -102,7 +102,7 @@ def test_a_generator_is_refused() -> None:
 
 
 class Figures:
-    """What was logged."""
+    """The log."""
 
     def __init__(self) -> None:
         self.logged: list[tuple[dict[str, float], int]] = []
@@ -152,7 +152,7 @@ def test_a_loop_gets_its_figures_and_a_summary(
     assert node.client.leases() == [], "nothing was set"
 
 
-def test_a_second_training_has_a_summary_of_its_own(node: VirtualNode, work: Work) -> None:
+def test_a_second_training_has_its_own_summary(node: VirtualNode, work: Work) -> None:
     callback = EnergyCallback(node.monitor(), carbon_intensity=500, print_summary=False)
     train(callback, node, work, epochs=2)
     first = callback.summary
@@ -186,9 +186,7 @@ def test_emissions_can_be_asked_of_a_provider(node: VirtualNode, work: Work) -> 
     assert callback.summary.co2 == pytest.approx(callback.summary.kwh * 250, rel=0.01)
 
 
-def test_what_cannot_be_logged_or_measured_never_ends_training(
-    node: VirtualNode, work: Work
-) -> None:
+def test_failures_of_logging_or_measuring_never_end_training(node: VirtualNode, work: Work) -> None:
     def full(figures: dict[str, float], step: int) -> None:
         raise OSError("disk full")
 

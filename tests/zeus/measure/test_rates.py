@@ -126,7 +126,9 @@ def test_a_key_comes_from_the_environment(
     assert maps.asked[0][1]["disableEstimations"] == "true"
 
 
-def test_what_electricity_maps_refuses_or_does_not_know_is_said(maps: RecordedService) -> None:
+def test_refusals_and_unknown_values_of_electricity_maps_are_reported(
+    maps: RecordedService,
+) -> None:
     client = ElectrictyMapsClient(PLACE, token="secret", url=maps.url)
     maps.answers["/carbon-intensity/latest"] = (401, {"error": "Invalid auth-token"})
     with pytest.raises(ZeusCarbonIntensityHTTPError, match=r"401\); give your key as token") as one:

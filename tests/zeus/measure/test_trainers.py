@@ -87,7 +87,7 @@ def test_lightning_logs_figures_to_its_loggers(
     assert {"energy/step_J", "energy/epoch_J", "energy/total_kWh", "energy/co2_g"} <= set(header)
 
 
-def test_what_the_page_shows_runs(
+def test_the_code_on_the_page_runs(
     node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

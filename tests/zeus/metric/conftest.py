@@ -59,7 +59,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         patch.setattr(metric, "CLOSE_S", 0.5)
         metric._close_all()
-    # What one goes on to say would be taken for the next test's.
+    # Otherwise its later warnings would appear in the next test.
     wait_for(
         lambda: all(one.name != "zeus-metric" for one in threading.enumerate()),
         "the threads of the metrics to end",

@@ -1,4 +1,4 @@
-"""Metrics of windows, and what was pushed of them."""
+"""Metrics of windows, and their pushes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def spend(node: VirtualNode, one: Metric, name: str, seconds: float) -> None:
 
 
 def totals(double: Double, kind: str) -> list[float]:
-    """What a counter has come to, to the microjoule."""
+    """The value of a counter, to the microjoule."""
     found = Series(pushed(double, "energy_counter"))
     return [round(joules, 6) for joules in found.of(f"energy_monitor_{kind}_energy_joules_total")]
 

@@ -1,4 +1,4 @@
-"""What a metric does when its process forks and ends."""
+"""The behavior of a metric when its process forks and ends."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
     double.close()
 
 
-def test_what_runs_when_the_process_ends_is_pushed_once(ended: Ended) -> None:
+def test_windows_open_when_the_process_ends_are_pushed_once(ended: Ended) -> None:
     assert ended.returncode == 0
     kinds = sorted(path.split("metric/")[1].split("/")[0] for path, _ in ended.double.pushes)
     assert kinds == ["energy_counter", "energy_histogram", "power_gauge"]

@@ -1,4 +1,4 @@
-"""What is pushed of windows, and under which names."""
+"""The series that are pushed for windows, and their names."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def test_nodes_ranks_and_metrics_do_not_overwrite_each_other(
     for host, rank in (("alpha", "0"), ("alpha", "1"), ("beta", "2")):
         monkeypatch.setattr(socket, "gethostname", lambda: host)
         monkeypatch.setenv("RANK", rank)
-        _pushgateway._numbers.clear()  # each is a process of its own
+        _pushgateway._numbers.clear()  # each stands for its own process
         ones: list[Metric] = [
             histogram(gateway, "all"),
             histogram(gateway, "all", gpu_bucket_range=[1]),

@@ -18,7 +18,7 @@ from zeus.metric import Metric
 from zeus_ipc.errors import RequestTimeout
 
 
-def test_a_gateway_that_is_down_is_told_of_once_and_nothing_is_lost(
+def test_a_gateway_that_is_down_is_reported_once_and_nothing_is_lost(
     node: VirtualNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.socket() as probe:
@@ -36,7 +36,7 @@ def test_a_gateway_that_is_down_is_told_of_once_and_nothing_is_lost(
     assert "training continues" in told(caplog)[0]
     double = Double(port)
     try:
-        # Nothing ends any more: it is tried again all the same.
+        # No window ends any more, but the push is retried.
         wait_for(lambda: pushed(double, "energy_histogram"), "the histogram")
         assert Series(pushed(double, "energy_histogram")).of(f"{GPU_J}_count") == [3, 3]
         wait_for(lambda: pushed(double, "energy_counter"), "the counter")
@@ -89,7 +89,7 @@ def test_a_gateway_that_hangs_delays_neither_windows_nor_the_end_for_long(
     assert len(told(caplog)) == 2
 
 
-def test_a_silent_gateway_is_given_up_after_a_while(
+def test_a_silent_gateway_is_abandoned_after_a_while(
     node: VirtualNode,
     double: Double,
     monkeypatch: pytest.MonkeyPatch,
@@ -106,7 +106,7 @@ def test_a_silent_gateway_is_given_up_after_a_while(
     assert "timed out" in told(caplog)[0]
 
 
-def test_what_answers_but_is_no_gateway_ends_nothing(
+def test_a_server_that_is_no_gateway_ends_nothing(
     node: VirtualNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -130,7 +130,7 @@ def test_what_answers_but_is_no_gateway_ends_nothing(
     assert "takes no metrics (220 mail.example.org" in told(caplog)[0]
 
 
-def test_a_mishap_of_its_own_does_not_end_the_thread(
+def test_an_error_of_its_own_does_not_end_the_thread(
     node: VirtualNode,
     double: Double,
     monkeypatch: pytest.MonkeyPatch,
@@ -189,7 +189,7 @@ def test_windows_that_end_while_zeusd_is_away_are_counted_later(
     ] * 2
 
 
-def test_what_will_never_be_known_is_left_out_and_the_rest_goes_on(
+def test_unknowable_energies_are_left_out_and_the_rest_continues(
     node: VirtualNode, double: Double, caplog: pytest.LogCaptureFixture
 ) -> None:
     node.clock.sleep(100)

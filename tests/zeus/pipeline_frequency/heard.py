@@ -10,7 +10,7 @@ from zeus.optimizer.pipeline_frequency.optimizer import PipelineFrequencyOptimiz
 
 
 class Heard(Callback):
-    """Takes the optimizer's arguments, and writes down what it is told.
+    """Takes the optimizer's arguments, and records the calls.
 
     Attributes:
         events: What it was told.

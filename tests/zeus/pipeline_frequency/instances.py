@@ -1,4 +1,4 @@
-"""Random planning problems of nine kinds, and what is true of every answer to them.
+"""Random planning problems of nine kinds, and the invariants of every answer to them.
 
 The figures are found step by step through the schedule's graph, not by the planner's arrays.
 """
@@ -151,7 +151,7 @@ def uniform_policies(instance: Instance) -> list[tuple[float, float]]:
 
 
 def every_plan(instance: Instance) -> list[tuple[float, float]]:
-    """Time and effective energy of each plan that there is."""
+    """Time and effective energy of each possible plan."""
     found = []
     profile, pipeline = instance.profile, instance.pipeline
     choices = [profile.options(one.stage, one.name) for one in pipeline.instructions]
@@ -222,7 +222,7 @@ def check_frontier(instance: Instance, frontier: Frontier) -> None:
 
 @dataclass
 class Answer:
-    """One plan that was asked for, and by how much it is worse than something simpler, in shares.
+    """A requested plan, and by how much it is worse than something simpler, as shares.
 
     Attributes:
         late: Above the deadline.
@@ -243,7 +243,7 @@ def ask(
     time_s: float,
     straggler: bool,
 ) -> Answer:
-    """Asks for a plan within a time, and compares."""
+    """Requests a plan within a time, and compares it."""
 
     def cost(time_s: float, energy_j: float) -> float:
         return instance.effective_j(time_s, energy_j) if straggler else energy_j

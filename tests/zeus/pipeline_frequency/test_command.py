@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from tests import snippets
 from tests.zeus.pipeline_frequency.toys import DATA
 from zeus.optimizer.pipeline_frequency.command import main
+from zeus.optimizer.pipeline_frequency.planner import Planner
 from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.profile import (
     INSTRUCTIONS,
@@ -161,7 +162,7 @@ def test_a_zero_bubble_schedule_with_the_whole_iteration(tmp_path: Path) -> None
         assert [name for name, _ in stage].count("backward_weight") == 4
 
 
-def test_a_schedule_of_ones_own_needs_no_numbers(tmp_path: Path) -> None:
+def test_a_custom_schedule_needs_no_numbers(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     order = [["forward", 0], ["backward", 0]]
     arcs = [[[0, "forward", 0], [1, "forward", 0]], [[1, "backward", 0], [0, "backward", 0]]]
@@ -195,7 +196,7 @@ def test_a_schedule_of_ones_own_needs_no_numbers(tmp_path: Path) -> None:
         ((*USUAL, "--max-power", "900", "--straggler", "3"), "a bound on power asks for one plan"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(
+def test_errors_are_reported_in_one_sentence(
     tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
     found = run("--output-dir", str(tmp_path / "plans"), *arguments)
@@ -212,6 +213,18 @@ def test_a_folder_that_exists_is_not_written_to(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["file/plans", 300 * "a"])
+def test_a_folder_that_cannot_be_created_is_found_before_planning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(Planner, "__init__", lambda *_, **__: pytest.fail("it planned"))
+    found = run("--output-dir", str(tmp_path / name), *USUAL)
+    assert found.exit_code == 1
+    assert "plans cannot be created" in found.stderr or "aaa cannot be created" in found.stderr
+    assert "Traceback" not in found.output
+
+
 def test_both_ways_to_start_it(tmp_path: Path) -> None:
     for command in (
         ["-m", "zeus.optimizer.pipeline_frequency"],
@@ -225,10 +238,10 @@ def test_both_ways_to_start_it(tmp_path: Path) -> None:
         runpy.run_module("zeus.optimizer.pipeline_frequency", run_name="__main__")
 
 
-def test_what_the_page_shows_runs(
+def test_the_code_on_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The Python as it stands there, and the command's output but for its folder."""
+    """Runs the page's Python, and compares the command's output, except for its folder."""
     page = ROOT / "docs/train/pipeline_frequency.md"
     profile = InstructionProfile.read(PROFILE).pick([0, 1, 2, 7])
     rows = [

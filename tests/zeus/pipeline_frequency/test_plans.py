@@ -127,7 +127,7 @@ def test_a_written_plan_is_a_literal_that_the_reference_can_evaluate(tmp_path: P
         ("[" * 5000, "not a Python literal"),
     ],
 )
-def test_what_is_no_plan_is_told_and_never_run(tmp_path: Path, text: str, says: str) -> None:
+def test_an_invalid_plan_is_reported_and_never_run(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "bad.py"
     path.write_text(text)
     with pytest.raises(PipelineFrequencyError, match=says) as error:
@@ -137,7 +137,7 @@ def test_what_is_no_plan_is_told_and_never_run(tmp_path: Path, text: str, says: 
     assert not Path("ran").exists()
 
 
-def test_a_folder_without_a_frontier_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_frontier_is_reported(tmp_path: Path) -> None:
     with pytest.raises(PipelineFrequencyError, match="run_optimization"):
         Frontier.read(tmp_path)
     (tmp_path / "frontier.json").write_text('{"plans": [{}]}')
@@ -171,7 +171,7 @@ def test_figures_of_the_references_plans_are_read(tmp_path: Path) -> None:
     assert math.isnan(found.time_s)
 
 
-def test_a_time_between_two_plans_is_worth_a_plan_of_its_own() -> None:
+def test_a_time_between_two_plans_is_worth_its_own_plan() -> None:
     found = frontier()
     assert found.lacks(1.2, found.by_straggler(1.2))
     assert not found.lacks(1.0005, found.by_straggler(1.0005))

@@ -66,7 +66,7 @@ def test_chunks_have_rows_of_their_own(tmp_path: Path) -> None:
     profile = InstructionProfile.read(tmp_path / "p.csv")
     assert len(profile.options(0, "forward", 0)) == 1
     assert len(profile.options(0, "forward", 1)) == 2
-    # What is not told apart takes what chunk 0 takes.
+    # Chunks that are not distinguished use the rows of chunk 0.
     assert profile.options(0, "backward", 7) == profile.options(0, "backward", 0)
 
 
@@ -91,14 +91,14 @@ def test_chunks_have_rows_of_their_own(tmp_path: Path) -> None:
         (HEADER + GOOD + "2,forward,1410,0.05,20\n", "stage 1 has no row"),
     ],
 )
-def test_bad_input_is_told_with_its_place(tmp_path: Path, text: str, says: str) -> None:
+def test_bad_input_is_reported_with_its_place(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(PipelineFrequencyError) as error:
         profile_of(tmp_path, text)
     assert says in error.value.message
     assert "profile.csv" in error.value.message
 
 
-def test_files_that_are_no_csv_are_told(tmp_path: Path) -> None:
+def test_files_that_are_no_csv_are_reported(tmp_path: Path) -> None:
     with pytest.raises(PipelineFrequencyError, match="cannot be read"):
         InstructionProfile.read(tmp_path / "missing.csv")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x01" * 100)
@@ -106,7 +106,7 @@ def test_files_that_are_no_csv_are_told(tmp_path: Path) -> None:
         InstructionProfile.read(tmp_path / "binary")
 
 
-def test_picking_stages_numbers_them_anew() -> None:
+def test_picking_stages_numbers_them_again() -> None:
     whole = measured("a100")
     picked = whole.pick([7, 0])
     assert picked.num_stages == 2
@@ -115,7 +115,7 @@ def test_picking_stages_numbers_them_anew() -> None:
         whole.pick([8])
 
 
-def test_a_profile_in_milliseconds_is_told(tmp_path: Path) -> None:
+def test_a_profile_in_milliseconds_is_reported(tmp_path: Path) -> None:
     """Nothing in it contradicts anything else, except that no GPU draws so little."""
     path = tmp_path / "profile.csv"
     lines = [

@@ -86,7 +86,7 @@ def test_one_chunk_is_1f1b() -> None:
     assert set(once.arcs) == set(plain.arcs)
 
 
-def test_bad_numbers_are_told() -> None:
+def test_bad_numbers_are_reported() -> None:
     with pytest.raises(PipelineFrequencyError, match="at least one of its stages"):
         one_f_one_b(0, 4)
     with pytest.raises(PipelineFrequencyError, match="at least one of its microbatches"):
@@ -97,7 +97,7 @@ def test_bad_numbers_are_told() -> None:
         one_f_one_b(1000, 1000)
 
 
-def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
+def test_a_custom_schedule(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(
         json.dumps(
@@ -141,7 +141,7 @@ def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_bad_schedule_is_told(tmp_path: Path, data: str, says: str) -> None:
+def test_a_bad_schedule_is_reported(tmp_path: Path, data: str, says: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(data)
     with pytest.raises(PipelineFrequencyError, match=says) as error:
@@ -234,6 +234,6 @@ def test_an_action_table_is_read_from_csv(tmp_path: Path) -> None:
         ([["0F0", "0B0"], ["1B0", "1F0"]], "circular dependencies"),
     ],
 )
-def test_a_bad_action_table_is_told(table: list[list[str]], says: str) -> None:
+def test_a_bad_action_table_is_reported(table: list[list[str]], says: str) -> None:
     with pytest.raises(PipelineFrequencyError, match=says):
         from_actions("bad", table)

@@ -49,7 +49,7 @@ def test_torchs_own_action_tables_are_schedules(name: str, parts: int) -> None:
 
 
 class Heard(Callback):
-    """Writes down what it is told."""
+    """Records the calls."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -256,7 +256,7 @@ def test_the_planners_interleaved_order_is_that_of_torch(numbers: tuple[int, int
 
 
 class OnGpu:
-    """A stage whose device is a GPU, as far as it says."""
+    """A stage that claims to have a GPU."""
 
     def __init__(self, events: list[str]) -> None:
         self.device = torch.device("cuda", 1)

@@ -41,7 +41,7 @@ def random_profile(
 def every_plan(
     profile: InstructionProfile, pipeline: Pipeline, p2p_power_w: float
 ) -> list[tuple[float, float, float]]:
-    """Time, effective energy and energy of each plan that there is."""
+    """Time, effective energy and energy of each possible plan."""
     found = []
     choices = [profile.options(one.stage, one.name) for one in pipeline.instructions]
     for chosen in itertools.product(*choices):

@@ -1,4 +1,4 @@
-"""The default policy: what it learns of neighbours, what it stays away from, what it forgets."""
+"""The default policy: what it learns of neighbors, what it avoids, and what it forgets."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_profiling_is_not_held_against_a_size() -> None:
     assert estimate.mean == pytest.approx(200, rel=0.1)
 
 
-def test_a_run_that_was_given_up_makes_its_size_dearer_or_one_that_misses() -> None:
+def test_a_run_that_was_given_up_makes_its_size_more_expensive_or_one_that_misses() -> None:
     policy = policy_of()
     policy.observe_run(JOB, run_of(256, 20, 10.0))
     before = {e.batch_size: e for e in policy.estimates(JOB)}[16]
@@ -182,7 +182,7 @@ def test_a_window_lets_a_size_forget() -> None:
     assert mean(0) < 400
 
 
-def test_asking_what_is_believed_changes_no_choice() -> None:
+def test_reading_estimates_changes_no_choice() -> None:
     def sizes(ask: bool) -> list[int]:
         policy = policy_of(2)
         found = []
@@ -211,7 +211,7 @@ def test_estimates_bracket_the_truth_and_add_up() -> None:
     assert within >= 8
 
 
-def test_random_histories_never_break_it() -> None:
+def test_random_histories_keep_the_invariants() -> None:
     seed = seeds.fresh()
     rng = random.Random(seed)
     for _ in range(25):
@@ -260,7 +260,7 @@ def test_runs_without_epochs_may_be_all_that_a_window_has() -> None:
     assert bound >= 2 * 250.0
 
 
-def test_a_size_that_is_not_the_job_s_is_said() -> None:
+def test_a_size_that_is_not_the_job_s_is_reported() -> None:
     with pytest.raises(ValueError, match="7 is none of the batch sizes"):
         policy_of().observe(JOB, 7, 1.0, True)
 
@@ -305,7 +305,7 @@ def test_a_curve_is_what_exact_regression_says() -> None:
     assert np.cov(draws.T) == pytest.approx(covariance, abs=0.01)
 
 
-def test_scatter_within_a_size_tells_how_large_the_noise_is() -> None:
+def test_scatter_within_a_size_determines_the_noise() -> None:
     x = np.array([0.0, 1.0])
     prior = Prior(np.zeros((1, 2)), np.zeros(1), ((0.1, 0.0, 0.0),), (0.05, 0.3))
 

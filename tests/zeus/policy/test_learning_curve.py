@@ -20,7 +20,7 @@ FLAT = [0.5 - 0.4 * math.exp(-epoch / 2) for epoch in EPOCHS]
 RISING = [0.7 - 0.6 * epoch**-0.5 for epoch in EPOCHS]
 
 
-def test_a_curve_that_has_flattened_is_hopeless_and_one_that_rises_is_not() -> None:
+def test_a_flat_curve_is_stopped_and_a_rising_one_is_not() -> None:
     assert hopeless(FLAT[:15], 0.8, True, 50)
     assert not hopeless(FLAT[:15], 0.49, True, 50)
     assert not hopeless(RISING[:8], 0.6, True, 50)
@@ -36,7 +36,7 @@ def test_a_loss_falls() -> None:
     assert hopeless(falling[:15], 0.2, False, 50)
 
 
-def test_what_is_not_known_is_not_hopeless() -> None:
+def test_an_unknown_metric_does_not_stop_a_run() -> None:
     few = FLAT[: LEAST_EPOCHS - 1]
     assert reach_probability(few, 0.9, True, 1) == 1
     assert reach_probability([*few, None, math.nan, math.inf], 0.9, True, 1) == 1
@@ -53,7 +53,7 @@ def test_more_epochs_make_it_likelier() -> None:
     assert found[-1] > 0.6
 
 
-def test_few_runs_that_would_reach_their_target_are_hopeless() -> None:
+def test_few_runs_that_would_reach_their_target_are_stopped() -> None:
     draw = random.Random(seeds.fresh())
     wrong = 0
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Runs that miss their target: what they say, and what they do not; many sizes; other GPUs."""
+"""Runs that miss their target: what they prove, and what they do not; many sizes; other GPUs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_cheap_size_that_misses_often_is_not_the_best() -> None:
         assert sizes[-20:].count(128) >= 15, sizes
 
 
-def test_a_miss_says_little_of_its_neighbor() -> None:
+def test_a_miss_hardly_affects_its_neighbor() -> None:
     policy = policy_of()
     policy.observe_run(JOB, reached(128))
     before = {e.batch_size: e for e in policy.estimates(JOB)}
@@ -108,7 +108,7 @@ def test_a_miss_says_little_of_its_neighbor() -> None:
     assert after[64].explored
 
 
-def test_a_job_that_became_dearer_is_not_taken_for_one_that_misses() -> None:
+def test_a_job_that_became_more_expensive_is_not_treated_as_missing_its_target() -> None:
     """A size that has always reached its target is given up for its cost again and again."""
     policy = policy_of()
     for _ in range(10):
@@ -214,7 +214,7 @@ def test_another_gpu_begins_with_the_best_size_and_knows_the_cliff() -> None:
     assert sizes.count(32) >= 12, sizes
 
 
-def test_what_was_learnt_elsewhere_gives_way_to_what_is_seen_here() -> None:
+def test_knowledge_from_elsewhere_yields_to_local_runs() -> None:
     """Here the best size is 512."""
     job = dataclasses.replace(JOB, network="on another GPU")
     policy = policy_of(job=job)
@@ -244,7 +244,7 @@ def test_knowledge_as_a_file(tmp_path: Path) -> None:
         load(path)
 
 
-def test_a_file_keeps_what_was_learnt_in_each_place(tmp_path: Path) -> None:
+def test_a_file_keeps_what_was_learned_in_each_place(tmp_path: Path) -> None:
     path = tmp_path / "knowledge.json"
     whole, capped, other = (
         Place("V100", (100.0, 250.0)),
@@ -254,7 +254,7 @@ def test_a_file_keeps_what_was_learnt_in_each_place(tmp_path: Path) -> None:
     of_other = dataclasses.replace(learnt(), place=other, reached=(9.0,) * len(SIZES))
     save(path, of_other)
     assert load(path, whole) == of_other  # all there is
-    for best in (16, 64):  # the second time in place of the first
+    for best in (16, 64):  # the second one replaces the first
         save(path, dataclasses.replace(learnt(), place=whole, best=best))
     assert len(json.loads(path.read_text())["elsewhere"]) == 1
     # Of the same GPU model rather than of many runs; and then of the same range.
@@ -284,4 +284,4 @@ def test_nothing_is_known_before_a_run_has_reached_its_target() -> None:
     policy = policy_of()
     assert policy.knowledge(JOB) is None
     policy.observe(JOB, 128, 5.0, True)
-    assert policy.knowledge(JOB) is None  # its epochs were not told
+    assert policy.knowledge(JOB) is None  # its epochs were not reported

@@ -51,13 +51,13 @@ def test_a_size_is_asked_for_until_its_result_is_there_and_others_are_refused() 
         manager.report_batch_size_result(32, 1.0, True)
 
 
-def test_what_misses_in_every_direction_leaves_the_default() -> None:
+def test_misses_in_every_direction_leave_the_default() -> None:
     manager = PruningExploreManager([32, 64], 64)
-    assert walk(manager, {32, 64}, {}) == [64, 64]  # a second round, of what is left
+    assert walk(manager, {32, 64}, {}) == [64, 64]  # a second round, over the remaining sizes
     assert manager.batch_sizes == [64]
 
 
-def test_a_default_that_is_no_size_is_said() -> None:
+def test_a_default_that_is_no_size_is_reported() -> None:
     with pytest.raises(ValueError, match="default batch size 7 is not among"):
         PruningExploreManager(SIZES, 7)
     with pytest.raises(ValueError, match="no default batch size"):
@@ -130,7 +130,7 @@ def test_beside_others_the_cheapest_that_reached_the_target_is_used() -> None:
     assert policy.predict_beside(JOB, [8]) == 64
 
 
-def test_a_replayed_log_walks_without_being_asked_and_searches_on_beside_others() -> None:
+def test_a_replayed_log_advances_the_walk_and_predicts_beside_other_runs() -> None:
     policy = Pruning(verbose=False, replay=True)
     policy.register_job(JOB, SIZES)
     for size in (64, 32, 16):
@@ -140,7 +140,7 @@ def test_a_replayed_log_walks_without_being_asked_and_searches_on_beside_others(
     assert policy.predict(JOB) == 8
 
 
-def test_asking_what_is_believed_changes_no_choice() -> None:
+def test_reading_estimates_changes_no_choice() -> None:
     def chosen(ask: bool) -> list[int]:
         policy = Pruning(verbose=False, seed=5)
         policy.register_job(JOB, SIZES)

@@ -17,7 +17,7 @@ JOB = Job("d", "n", "Adam", 0.5, 10, 64, 0.1, command=["run", "{bs}", "--x={bs}"
 
 
 class Always(BatchSizeOptimizer):
-    """The same size, and no bound of its own."""
+    """The same size, without its own bound."""
 
     name = "always"
 
@@ -67,7 +67,7 @@ def test_no_early_stop_is_no_number_times_infinity() -> None:
     assert loop.begin().cost_bound == math.inf
 
 
-def test_a_run_that_never_began_is_a_bad_one_for_the_policy_and_costs_nothing() -> None:
+def test_a_run_that_never_began_counts_as_a_miss_and_costs_nothing() -> None:
     policy = Always()
     loop = Recurrences(policy, JOB, 2.0)
     loop.begin()

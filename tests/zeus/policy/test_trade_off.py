@@ -49,13 +49,13 @@ def test_a_signal_stands_at_its_value_over_the_mean_of_its_day() -> None:
     assert hours.relative(6 * HOUR_S, 18 * HOUR_S) == pytest.approx(1.0)  # half of the run each
 
 
-def test_what_a_signal_does_not_know_is_not_made_up() -> None:
+def test_unknown_values_of_a_signal_are_not_invented() -> None:
     once = Signal([(0.0, 4.0), (HOUR_S, 8.0)])
     assert once.at(-1.0) is None
     assert once.at(2 * HOUR_S - 1) == 8.0
     assert once.at(2 * HOUR_S) is None
     assert once.relative(2 * HOUR_S, 3 * HOUR_S) is None
-    # A run that is longer than what is known counts with what is.
+    # A run that is longer than the known signal counts with the known part.
     assert once.relative(HOUR_S, 9 * HOUR_S) == pytest.approx(8.0 / 6.0)
 
 
@@ -138,13 +138,13 @@ def option(
 def test_the_least_energy_that_is_done_in_time_is_chosen() -> None:
     slow, quick = option(32, 100.0, 100.0), option(64, 200.0, 50.0)
     assert least_energy([slow, quick], 130.0, 0.95) == (slow, True)
-    # e^(1.645 * 0.1) = 1.18 times its median is what the slow one needs in 95 % of runs.
+    # The slow size needs e^(1.645 * 0.1) = 1.18 times its median in 95 % of runs.
     assert least_energy([slow, quick], 117.0, 0.95) == (quick, True)
     assert least_energy([slow, quick], 117.0, 0.9) == (slow, True)
     assert least_energy([slow, quick], 40.0, 0.95) == (quick, False)
 
 
-def test_what_misses_its_target_is_not_done_in_time() -> None:
+def test_a_run_that_misses_its_target_is_not_done_in_time() -> None:
     assert option(32, 1.0, 10.0, reach=0.8).done_within(1e6) == pytest.approx(0.8)
     assert option(32, 1.0, 10.0).done_within(0.0) == 0.0
     assert fastest([option(32, 1.0, 10.0, reach=0.5), option(64, 1.0, 15.0)]).batch_size == 64
@@ -236,7 +236,7 @@ def test_other_sizes_are_tried_for_time_and_for_energy_as_there_is_time() -> Non
     assert seen[12.0][-1] == 16
 
 
-def test_a_run_that_goes_on_has_what_it_began_with() -> None:
+def test_a_run_that_continues_has_what_it_began_with() -> None:
     loop, policy = learnt(TradeOff(0.5, done_by=time(0, tzinfo=timezone.utc)))
     now = loop.begin(0.0, chosen=(256, 0.3))
     assert (now.batch_size, now.eta_knob) == (256, 0.3)
@@ -246,7 +246,7 @@ def test_a_run_that_goes_on_has_what_it_began_with() -> None:
 # ---- signals, in the loop
 
 
-def test_a_dear_hour_takes_energy_for_time() -> None:
+def test_an_expensive_hour_saves_energy_at_the_cost_of_time() -> None:
     dear = Signal(
         [(hour * HOUR_S, 4.0 if hour == 18 else 1.0) for hour in range(24)], period_s=DAY_S
     )
@@ -263,7 +263,7 @@ def test_a_signal_counts_over_the_time_that_the_run_before_took() -> None:
         [(hour * HOUR_S, 4.0 if hour == 18 else 1.0) for hour in range(24)], period_s=DAY_S
     )
     loop, _ = learnt(TradeOff(0.5, dear))
-    # Of 600 s half are dear.
+    # Half of the 600 s are expensive.
     assert loop.begin(19 * HOUR_S - 300.0).eta_knob == pytest.approx(eta_of(0.5, 2.5 * 24 / 27))
 
 

@@ -79,7 +79,7 @@ class Job:
         self.steps += 1
 
     def until(self, there: Callable[[], bool], train: Callable[[], None] = lambda: None) -> None:
-        """Trains until something is so in this process."""
+        """Trains until a condition holds in this process."""
         while not there():
             assert self.steps < MOST_STEPS, f"{self.case}: {self.optimizer.state}"
             self.step(train)
@@ -98,11 +98,11 @@ class Job:
         return isinstance(self.optimizer.state, Done)
 
     def end(self, **more: Any) -> None:
-        """Ends the case's training, and writes down what was seen."""
+        """Ends the case's training, and writes the observations."""
         optimizer = self.optimizer
         assert isinstance(optimizer.state, Done)
         chosen_mw = optimizer.state.optimal_power_limit
-        with contextlib.suppress(AssertionError):  # what is there instead is written down
+        with contextlib.suppress(AssertionError):  # the actual state is recorded
             wait_for(lambda: self.limit_mw() == chosen_mw, "the chosen limit", 10)
         seen = {
             "disabled": optimizer.disabled,
@@ -182,7 +182,7 @@ def adaptive(job: Job) -> None:
 
 
 def profile(job: Job) -> None:
-    """Each process looks for a profile of its own, and not all have one."""
+    """Each process looks for its own profile, and not all have one."""
     for owner in (0, 1):
         path = job.folder / f"of-{owner}" / f"{job.rank}.json"
         job.begin(f"profile-of-{owner}", profile_path=path, optimum_selector=Energy())

@@ -70,7 +70,7 @@ class SimulatedJob:
 
     @property
     def world(self) -> int:
-        """As torch.distributed says, which may not be initialised yet."""
+        """As torch.distributed reports it, which may not be initialized yet."""
         return len(self.processes) if self.met else 1
 
     def __getitem__(self, rank: int) -> Process:
@@ -182,7 +182,7 @@ class Taken:
 
 
 class Monitor:
-    """As `ZeusMonitor`, of what a process computes itself: waiting for others takes no time."""
+    """Like `ZeusMonitor`, for the process's own computation: waiting for others takes no time."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -266,7 +266,7 @@ class Gpus:
 
 @dataclass
 class Process:
-    """One process: a training loop of steps and what goes wrong in it."""
+    """One process: a training loop of steps with failures."""
 
     job: SimulatedJob
     rank: int
@@ -339,7 +339,7 @@ class Process:
         self.steps += 1
 
     def call(self, what: str, *arguments: Any) -> None:
-        """What a training loop calls."""
+        """The calls of a training loop."""
         self.job.current = self
         getattr(self.optimizer, what)(*arguments)
 

@@ -111,7 +111,7 @@ def test_an_unknown_search_is_refused(node: VirtualNode) -> None:
         optimizer(node, search="fast")
 
 
-def test_a_selector_of_ones_own_is_asked_about_every_limit(node: VirtualNode, work: Work) -> None:
+def test_a_custom_selector_gets_every_limit(node: VirtualNode, work: Work) -> None:
     seen: list[int] = []
 
     class Third(OptimumSelector):
@@ -247,7 +247,7 @@ def test_a_profile_names_what_it_was_measured_on(
     assert chosen_w(again) == chosen_w(plo)
 
 
-def test_a_job_that_was_ended_goes_on_where_it_was(
+def test_a_job_that_was_ended_continues_where_it_was(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
     path = tmp_path / "profile.json"
@@ -273,7 +273,7 @@ def partial(path: Path) -> Path:
     return path.with_name(path.name + ".partial")
 
 
-def test_another_selector_goes_on_from_a_profile(
+def test_another_selector_continues_from_a_profile(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
     path = tmp_path / "profile.json"
@@ -294,7 +294,7 @@ def test_another_selector_goes_on_from_a_profile(
         ({"range": [100, 250]}, "is of limits from 100 to 250 W, and here they are 100 to 300 W"),
     ],
 )
-def test_a_profile_of_other_gpus_is_measured_anew(
+def test_a_profile_of_other_gpus_is_measured_again(
     node: VirtualNode, work: Work, tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
     path = tmp_path / "profile.json"
@@ -312,7 +312,7 @@ def test_a_profile_of_other_gpus_is_measured_anew(
 # -------------------------------------------------------------------------------- after the choice
 
 
-def test_training_that_has_changed_is_measured_anew(
+def test_training_that_has_changed_is_measured_again(
     node: VirtualNode, work: Work, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     path = tmp_path / "profile.json"
@@ -334,7 +334,7 @@ def test_training_that_has_changed_is_measured_anew(
     assert json.loads(path.read_text())["measurements"][0]["time"] == pytest.approx(40, rel=0.1)
 
 
-def test_a_profile_of_another_workload_is_found_out_soon(
+def test_a_profile_of_another_workload_is_detected_soon(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
     path = tmp_path / "profile.json"
@@ -403,21 +403,21 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[GlobalPowerLimitOptimizer
     return make
 
 
-def test_a_zeusd_that_was_away_is_told_when_it_is_back(
+def test_a_zeusd_that_was_away_is_informed_when_it_is_back(
     node: VirtualNode, work: Work, away: Callable[[GlobalPowerLimitOptimizer], list[bool]]
 ) -> None:
     plo = optimizer(node)
     train(plo, work, 25)
     gone = away(plo)
     plo.on_train_end()
-    assert node.limit_w() < 300  # zeusd keeps what a living process holds
+    assert node.limit_w() < 300  # zeusd keeps the settings of a running process
     wait_for(lambda: len(gone) > 3, "it to be told again")
     gone.clear()
     wait_for(lambda: node.limit_w() == 300, "the limit to be back")
     wait_for(lambda: not node.client.leases(), "all leases to end")  # one after another
 
 
-def test_what_is_wanted_again_is_not_given_back_late(
+def test_a_limit_that_is_wanted_again_is_not_released_late(
     node: VirtualNode, work: Work, away: Callable[[GlobalPowerLimitOptimizer], list[bool]]
 ) -> None:
     plo = optimizer(node)
@@ -433,7 +433,7 @@ def test_what_is_wanted_again_is_not_given_back_late(
     assert node.limit_w() == chosen_w(plo) < 300
 
 
-def test_what_the_cost_was_made_for_is_told_from_what_trains(
+def test_gpus_of_the_cost_are_distinguished_from_gpus_that_train(
     node: VirtualNode, work: Work, caplog: pytest.LogCaptureFixture
 ) -> None:
     plo = optimizer(node, ZeusCost(0.5, world_size=4))

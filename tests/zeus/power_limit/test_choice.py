@@ -57,6 +57,6 @@ def test_the_choice_is_the_best_of_the_table(
     assert [one.power_limit for one in optimizer.measurements] == list(reversed(table.limits_w))
     for gpu in range(table.gpus):
         assert node.limit_w(gpu) == best_of_table(table, asked)
-    # What was measured would have had each of the others choose its best, too.
+    # Each of the others would have chosen its best from these measurements, too.
     for kind, selector in selectors.items():
         assert selector.select(optimizer.measurements) == best_of_table(table, kind), kind

@@ -1,4 +1,4 @@
-"""The core on its own: what it has its shell do, whatever comes of that."""
+"""The core alone: the commands that it gives its shell, for any outcome of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Shell:
         self.answers = True
         self.leases_lost = 0
         self.held = HIGHEST
-        self.wanted: int | None = None  # what was not answered
+        self.wanted: int | None = None  # the unanswered command
         self.done: list[Action] = []
         self.unread: deque[tuple[do.Part | None, int, float]] = deque()
         self.open: tuple[int, float, set[int]] | None = None
@@ -162,7 +162,7 @@ def test_a_search_ends_at_the_choice(adaptive: bool) -> None:
 
 @pytest.mark.parametrize("phase", [Ready, Warmup, Profiling, Done])
 @pytest.mark.parametrize("lose", [False, True])
-def test_a_search_waits_for_zeusd_and_then_goes_on(phase: type, lose: bool) -> None:
+def test_a_search_waits_for_zeusd_and_then_continues(phase: type, lose: bool) -> None:
     shell = Shell()
     while not isinstance(shell.core.state, phase):
         shell.step()
@@ -181,7 +181,7 @@ def test_a_search_waits_for_zeusd_and_then_goes_on(phase: type, lose: bool) -> N
     assert len(shell.said()) == 1
 
 
-def test_a_moment_of_silence_is_not_worth_a_word() -> None:
+def test_a_short_silence_causes_no_warning() -> None:
     shell = Shell()
     for _ in range(5):
         shell.step()
@@ -193,7 +193,7 @@ def test_a_moment_of_silence_is_not_worth_a_word() -> None:
 
 
 @pytest.mark.parametrize("phase", [Warmup, Profiling, Done])
-def test_a_lease_that_was_lost_is_taken_again(phase: type) -> None:
+def test_a_lease_that_was_lost_can_be_acquired_again(phase: type) -> None:
     shell = Shell()
     while not isinstance(shell.core.state, phase) or shell.held == HIGHEST:
         shell.step()
@@ -207,7 +207,7 @@ def test_a_lease_that_was_lost_is_taken_again(phase: type) -> None:
     shell.assert_chosen()
 
 
-def test_a_driver_that_does_not_return_keeps_no_step_waiting() -> None:
+def test_a_driver_that_does_not_return_delays_no_step() -> None:
     shell = Shell()
     shell.done.clear()
     shell.answers = False  # of the limits; zeusd itself answers
@@ -255,7 +255,7 @@ def test_the_choice_is_checked_once_beside_the_highest_limit() -> None:
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_whatever_happens_windows_are_of_one_limit_and_a_choice_is_made(block: int) -> None:
+def test_windows_are_of_one_limit_and_a_choice_is_made_in_any_case(block: int) -> None:
     """The shell asserts that no window counts during which another limit was in force."""
     for seed in range(50 * block, 50 * (block + 1)):
         chance = random.Random(seed)
@@ -287,7 +287,7 @@ def test_whatever_happens_windows_are_of_one_limit_and_a_choice_is_made(block: i
             raise
 
 
-def test_estimates_stand_while_the_choice_is_checked() -> None:
+def test_estimates_are_kept_while_the_choice_is_checked() -> None:
     shell = Shell(adaptive=True)
     shell.run()
     chosen = shell.core.chosen

@@ -1,4 +1,4 @@
-"""Processes of one torch.distributed job, each with a GPU of a real zeusd, and what goes wrong."""
+"""Processes of one torch.distributed job, each with a GPU of a real zeusd, and their failures."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def ended(*jobs: subprocess.Popen[str]) -> None:
 
 
 def seen(folder: Path, case: str, ranks: int) -> list[dict[str, Any]]:
-    """What each process saw of a case."""
+    """The observations of each process in a case."""
     return [json.loads((folder / f"{case}-{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -108,7 +108,7 @@ def of_least_energy(all_seen: list[dict[str, Any]]) -> None:
 
 
 def given_up(all_seen: list[dict[str, Any]]) -> list[str]:
-    """All are at the highest limit. Returns what each said, the reason only."""
+    """All are at the highest limit. Returns the reason that each gave."""
     for one in all_seen:
         assert one["disabled"]
         assert one["chosen_w"] == one["limit_w"] == HIGHEST_W
@@ -158,7 +158,7 @@ def test_two_processes(daemon: RunningDaemon, tmp_path: Path) -> None:
 
     of_least_energy(seen(tmp_path, "adaptive", 2))
 
-    # A profile of rank 0's is believed at once, another's is none.
+    # A profile of rank 0's is used at once, another's is ignored.
     assert chosen(seen(tmp_path, "profile-of-0", 2)) == 150
     assert not any(one["pieces"] for one in seen(tmp_path, "profile-of-0", 2))
     of_least_energy(seen(tmp_path, "profile-of-1", 2))
@@ -212,7 +212,7 @@ def test_a_process_that_is_killed_leaves_no_limit_behind(
     wait_for(lambda: limits_w(daemon, 4) == [HIGHEST_W] * 4, "all limits to go back")
 
 
-def test_those_who_train_on_without_the_others_give_up(
+def test_ranks_that_continue_without_the_others_give_up(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     with socket.socket() as free:

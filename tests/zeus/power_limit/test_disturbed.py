@@ -28,7 +28,7 @@ STEPS = 40
 
 @dataclass
 class Job:
-    """Steps of a job that draws a power of its own unless it is capped.
+    """Steps of a job that draws its own power unless it is capped.
 
     Attributes:
         seed: For the noise.
@@ -115,8 +115,8 @@ def chosen(search: Adaptive, job: Job, selector: OptimumSelector, current: int =
 
 
 @pytest.mark.parametrize("what", DISTURBED)
-def test_a_constraint_is_kept_whatever_disturbs_the_search(what: str) -> None:
-    """In all of 15 jobs but one at most; the benchmark says it of all tables."""
+def test_a_constraint_is_kept_under_every_disturbance(what: str) -> None:
+    """In all but at most one of 15 jobs; the benchmark shows all tables."""
     selector = MaxSlowdownConstraint(FACTOR)
     off = []
     for seed in range(15):
@@ -178,7 +178,7 @@ def stay(limit_mw: int, position: int, *step_s: float) -> list[Sample]:
 HIGH, LOW = LIMITS[0], LIMITS[4]
 
 
-def test_what_agrees_is_believed() -> None:
+def test_measurements_that_agree_are_accepted() -> None:
     samples = [*stay(HIGH, 0, 1.0, 1.01), *stay(LOW, 20, 1.1, 1.09), *stay(HIGH, 40, 1.02)]
     review = Review(samples)
     assert (review.trusted, review.doubt, review.changed) == (samples, None, False)
@@ -191,7 +191,7 @@ def test_a_lower_limit_that_is_faster_has_the_higher_one_measured_again() -> Non
     assert again.doubt == HIGH  # one piece may be an interruption
     review = Review([*samples, *stay(HIGH, 40, 1.0, 1.01)])
     assert review.changed
-    assert review.trusted == stay(HIGH, 40, 1.0, 1.01)  # the start was slow: it says nothing
+    assert review.trusted == stay(HIGH, 40, 1.0, 1.01)  # the start was slow, so it is ignored
     kept = Review([*samples, *stay(HIGH, 40, 1.15, 1.16)])  # so it is, in this job
     assert (kept.doubt, kept.changed) == (None, False)
 

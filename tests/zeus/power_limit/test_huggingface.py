@@ -86,7 +86,7 @@ def hf_trainer(
     after: list[transformers.TrainerCallback] | None = None,
     **options: Any,
 ) -> transformers.Trainer:
-    """A trainer whose epochs have as many steps as it is told."""
+    """A trainer whose epochs have a given number of steps."""
     batches = steps * options.get("gradient_accumulation_steps", 1)
     arguments = {
         "per_device_train_batch_size": 1,
@@ -175,7 +175,7 @@ def test_a_trainer_may_pass_its_model_by_position(node: VirtualNode) -> None:
 # --------------------------------------------------------------------------------------- training
 
 
-def test_the_best_limit_is_found_and_goes_back_at_the_end(
+def test_the_best_limit_is_found_and_the_old_one_restored_at_the_end(
     node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
 ) -> None:
     plo = callback(node)
@@ -242,7 +242,7 @@ def test_checkpoints_more_often_than_a_limit_needs_steps(
     assert_right(plo, expected)
 
 
-def test_what_a_later_callback_orders_is_not_measured_either(
+def test_an_evaluation_requested_by_a_later_callback_is_not_measured(
     node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
 ) -> None:
     class Orders(transformers.TrainerCallback):
@@ -285,7 +285,7 @@ def test_a_step_is_an_optimizer_step(
     assert_right(plo, expected)
 
 
-def test_it_goes_on_from_a_checkpoint(
+def test_it_continues_from_a_checkpoint(
     node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 20}
@@ -325,14 +325,14 @@ def test_after_an_error_the_same_callback_trains_again(
     with pytest.raises(type(error)):
         trainer.train()
     work.wait()
-    node.clock.sleep(60)  # someone looks for the fault
+    node.clock.sleep(60)  # someone debugs the failure
     with plo:
         trainer.train()
     assert_right(plo, expected)
     assert_given_back(node)
 
 
-def test_as_a_context_manager_it_gives_limits_back_after_an_error(
+def test_as_a_context_manager_it_restores_limits_after_an_error(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
     plo = callback(node)
@@ -376,7 +376,7 @@ def test_a_second_training_sets_limits_again(
     assert_given_back(node)
 
 
-def test_an_error_of_ours_ends_the_search_and_not_the_training(
+def test_an_internal_error_ends_the_search_and_not_the_training(
     node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plo = callback(node)
@@ -567,7 +567,7 @@ def test_sft_trainer(
 
 
 @pytest.mark.parametrize("block", snippets.of(ROOT / "docs" / "train" / "huggingface.md"), ids=str)
-def test_what_the_docs_show_runs(
+def test_the_code_in_the_docs_runs(
     block: snippets.Block,
     node: VirtualNode,
     work: Work,

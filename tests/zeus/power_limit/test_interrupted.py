@@ -1,4 +1,4 @@
-"""The README's loop and its search go on, whatever happens to zeusd in whichever phase."""
+"""The README's loop and its search continue when zeusd fails in any phase."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 class Loop:
-    """The README's loop, as it stands there, with something that happens in some steps.
+    """The README's loop, with an event in some steps.
 
     Args:
         daemon: A zeusd.
@@ -64,7 +64,7 @@ class Loop:
         return self.optimizer
 
     def run(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Raises what reaches the loop, which is nothing."""
+        """Raises what reaches the loop: nothing."""
         loop = self
 
         class Remembered(GlobalPowerLimitOptimizer):
@@ -144,10 +144,10 @@ ALL = ["warm-up", "profiling", "evaluation", "after the choice"]
     [(kill, start), (stop_in_order, start), (freeze, thaw)],
     ids=["killed", "stopped in order", "frozen"],
 )
-def test_the_search_goes_on_when_zeusd_is_back(
+def test_the_search_continues_when_zeusd_is_back(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch, away: Event, back: Event
 ) -> None:
-    """In each phase once, away for a few steps; then it chooses, and holds what it has chosen."""
+    """Away for a few steps once in each phase; then it chooses, and keeps its choice."""
     left = list(ALL)
     since: list[int] = []
 
@@ -192,10 +192,10 @@ def test_the_search_goes_on_when_zeusd_is_back(
     [*((kill, phase) for phase in ALL), (freeze, "profiling"), (freeze, "after the choice")],
     ids=lambda one: getattr(one, "__name__", one),
 )
-def test_training_goes_on_without_zeusd(
+def test_training_continues_without_zeusd(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch, away: Event, phase: str
 ) -> None:
-    """For good. What cannot be known is nan; the reasons are said once each."""
+    """Permanently. Unknown energies are nan; each reason is reported once."""
     gone: list[int] = []
     loop = Loop(daemon, lambda: bool(gone) and loop.steps > gone[0] + 100)
 

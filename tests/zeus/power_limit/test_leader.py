@@ -52,14 +52,14 @@ def test_the_selector_of_rank_0_decides(make_job: MakeJob, selector: Any, limit_
 def test_in_lockstep_all_change_limits_at_the_same_steps(
     make_job: MakeJob, search: str, seed: int
 ) -> None:
-    # Within a step processes come in any order: who begins it before rank 0 sees no command of it.
+    # Within a step, processes come in any order: one that begins before rank 0 gets no command.
     job = make_job(4, search=search, randomness=random.Random(seed)).begin().run(500)
     assert len(job[0].limits) > 2
     for process in job.processes[1:]:
         assert process.limits == job[0].limits
 
 
-def test_one_that_begins_a_step_early_changes_limits_with_the_others(make_job: MakeJob) -> None:
+def test_a_rank_that_begins_a_step_early_changes_limits_with_the_others(make_job: MakeJob) -> None:
     job = make_job(2, search="exhaustive").begin()
     ahead = job[1]
     while not job.done():
@@ -74,7 +74,7 @@ def test_one_that_begins_a_step_early_changes_limits_with_the_others(make_job: M
 
 @pytest.mark.parametrize("step_s", [0.003, 0.02, 0.1])
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
-def test_steps_shorter_than_the_sensors_ticks(
+def test_steps_shorter_than_the_update_period(
     make_job: MakeJob, step_s: float, search: str
 ) -> None:
     job = make_job(4, step_s=step_s, search=search).begin()
@@ -140,9 +140,7 @@ def test_a_limit_that_one_refuses_is_left_out_by_all(
 
 
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
-def test_pieces_that_only_rank_0_cuts_are_measured_all_the_same(
-    make_job: MakeJob, search: str
-) -> None:
+def test_pieces_that_only_rank_0_cuts_are_measured_anyway(make_job: MakeJob, search: str) -> None:
     job = make_job(3, search=search).begin()
     while not job.done():
         job.run(7)
@@ -152,7 +150,7 @@ def test_pieces_that_only_rank_0_cuts_are_measured_all_the_same(
     job.assert_whole()
 
 
-def test_a_pause_of_rank_0_in_a_long_piece_is_not_taken_for_silence_of_others(
+def test_a_pause_of_rank_0_in_a_long_piece_does_not_count_as_silence_of_others(
     make_job: MakeJob,
 ) -> None:
     # Rank 0 cuts its piece in two, and all go on before the others' second is whole. Their next
@@ -233,7 +231,7 @@ def test_second_dies_alone_are_not_searched(make_job: MakeJob) -> None:
     job.assert_given_up()
 
 
-def test_a_piece_that_is_lost_after_a_limit_was_refused_keeps_nobody_waiting() -> None:
+def test_a_piece_that_is_lost_after_a_refused_limit_delays_nobody() -> None:
     lead = Leader(
         2, lambda _: Exhaustive([HIGH, LOW], 1, 4), lambda found, _: found[0], lambda *_: None
     )
@@ -311,7 +309,7 @@ def test_only_the_profile_of_rank_0_counts(make_job: MakeJob, tmp_path: Path, ra
 
 
 @pytest.mark.parametrize("launched", [True, False])
-def test_a_profile_is_believed_by_optimizers_made_before_the_processes_meet(
+def test_a_profile_is_used_by_optimizers_created_before_the_process_group(
     make_job: MakeJob, tmp_path: Path, launched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "profile.json"
@@ -319,7 +317,7 @@ def test_a_profile_is_believed_by_optimizers_made_before_the_processes_meet(
     job.assert_chosen(150)
     kept = path.read_text()
 
-    if launched:  # by torchrun, as its environment says
+    if launched:  # by torchrun, according to its environment
         monkeypatch.setenv("WORLD_SIZE", "2")
     again = make_job(2, optimum_selector=Energy(), profile_path=path)
     again.met = False
@@ -334,7 +332,7 @@ def test_a_profile_is_believed_by_optimizers_made_before_the_processes_meet(
     assert len(told) == (0 if launched else 2)
 
 
-def test_training_that_changes_is_measured_anew_by_all(make_job: MakeJob) -> None:
+def test_training_that_changes_is_measured_again_by_all(make_job: MakeJob) -> None:
     job = make_job(3, optimum_selector=Energy()).begin().run(500)
     job.assert_chosen(150)
     first = [len(process.limits) for process in job.processes]

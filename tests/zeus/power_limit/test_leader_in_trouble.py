@@ -19,7 +19,7 @@ from zeus.utils import framework
 # ------------------------------------------------------------------------------------- in trouble
 
 
-def test_one_that_never_begins_is_named(make_job: MakeJob) -> None:
+def test_a_rank_that_never_begins_is_named(make_job: MakeJob) -> None:
     job = make_job(3).begin()
     job[2].dead = True
     with pytest.warns(UserWarning, match="highest limit: rank 2 did not begin"):
@@ -40,7 +40,7 @@ def test_silence_is_a_matter_of_steps_too(make_job: MakeJob) -> None:
 
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
 @pytest.mark.parametrize("after", [5, 12, 40])
-def test_one_that_dies_is_named(
+def test_a_rank_that_dies_is_named(
     make_job: MakeJob, search: str, after: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = make_job(3, search=search, profile_steps=60).begin().run(after)
@@ -62,7 +62,7 @@ def test_without_rank_0_the_others_give_up(make_job: MakeJob, search: str, after
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_that_may_not_set_limits_says_so_to_all(
+def test_a_rank_that_may_not_set_limits_reports_it_to_all(
     make_job: MakeJob, rank: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = make_job(3)
@@ -79,7 +79,7 @@ def test_one_that_may_not_set_limits_says_so_to_all(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_that_loses_its_permission(make_job: MakeJob, rank: int) -> None:
+def test_a_rank_loses_its_permission(make_job: MakeJob, rank: int) -> None:
     job = make_job(3, search="exhaustive").begin().run(25)
     assert not job.done()
     job[rank].denied = True
@@ -89,7 +89,7 @@ def test_one_that_loses_its_permission(make_job: MakeJob, rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_that_cannot_measure(make_job: MakeJob, rank: int) -> None:
+def test_a_rank_cannot_measure(make_job: MakeJob, rank: int) -> None:
     job = make_job(3).begin().run(5)
     job[rank].blind = True
     with pytest.warns(UserWarning, match="energy cannot be measured: no sensor"):
@@ -98,7 +98,7 @@ def test_one_that_cannot_measure(make_job: MakeJob, rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_whose_training_ends_first(make_job: MakeJob, rank: int) -> None:
+def test_a_rank_whose_training_ends_first(make_job: MakeJob, rank: int) -> None:
     job = make_job(3).begin().run(12)
     job[rank].call("on_train_end")
     assert job[rank].limit == HIGH
@@ -113,7 +113,7 @@ def test_one_whose_training_ends_first(make_job: MakeJob, rank: int) -> None:
 
 @pytest.mark.parametrize("after", [0, 5, 13, 30])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_that_is_cut_off_goes_to_the_highest_limit_and_so_do_the_others(
+def test_when_a_rank_is_cut_off_all_go_to_the_highest_limit(
     make_job: MakeJob, rank: int, after: int
 ) -> None:
     job = make_job(3, search="exhaustive").begin().run(after)
@@ -127,7 +127,7 @@ def test_one_that_is_cut_off_goes_to_the_highest_limit_and_so_do_the_others(
     job.assert_given_up()
 
 
-def test_one_that_is_cut_off_after_the_choice_keeps_it(make_job: MakeJob) -> None:
+def test_a_rank_that_is_cut_off_after_the_choice_keeps_it(make_job: MakeJob) -> None:
     job = make_job(3, optimum_selector=Energy()).begin().run(500)
     for process in job.processes:
         process.cut_off = True
@@ -163,7 +163,7 @@ def test_a_selector_that_fails_stops_all(make_job: MakeJob) -> None:
 
 @dataclass
 class Fate:
-    """What is in store for a job, from a seed."""
+    """The events of a job, from a seed."""
 
     seed: int
 
@@ -183,7 +183,7 @@ class Fate:
             warmup_steps=chance.choice([0, 2, 10]),
         )
         self.free = chance.random() < 0.5
-        # Who is alone with its interruptions may have no word to say for long.
+        # A rank that is alone with its interruptions may be silent for long.
         self.faults = self.starved = False
         for process in job.processes:
             process.slow = chance.uniform(0.7, 1.4)
@@ -224,7 +224,7 @@ class Fate:
 
 @pytest.mark.parametrize("block", range(10))
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_whatever_happens_all_end_at_one_limit_or_at_the_highest(
+def test_all_ranks_end_at_one_limit_or_at_the_highest_in_any_case(
     make_job: MakeJob, block: int
 ) -> None:
     for seed in range(40 * block, 40 * (block + 1)):
@@ -263,7 +263,7 @@ def check_fate(job: SimulatedJob, fate: Fate) -> None:
         job.assert_chosen()
 
 
-def test_a_note_of_another_version_is_told_as_that() -> None:
+def test_a_note_of_another_version_is_reported_as_that() -> None:
     class Notes:
         def check(self, keys: list[str]) -> bool:
             return keys == ["command/0"]

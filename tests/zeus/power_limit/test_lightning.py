@@ -79,7 +79,7 @@ def test_the_package_that_the_program_uses_is_taken() -> None:
     subprocess.run(with_torch("-c", textwrap.dedent(program)), cwd=ROOT, check=True)
 
 
-def test_the_best_limit_is_found_and_goes_back_at_the_end(
+def test_the_best_limit_is_found_and_the_old_one_restored_at_the_end(
     node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
 ) -> None:
     plo = plugin(node)
@@ -176,7 +176,7 @@ def test_a_module_that_optimizes_by_hand(
     assert_right(plo, expected)
 
 
-def test_it_goes_on_from_a_checkpoint(
+def test_it_continues_from_a_checkpoint(
     node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
 ) -> None:
     saves = pl.callbacks.ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=20)
@@ -190,7 +190,7 @@ def test_it_goes_on_from_a_checkpoint(
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no more memory"), KeyboardInterrupt()])
-def test_after_an_error_limits_go_back_and_the_same_callback_trains_again(
+def test_after_an_error_limits_are_restored_and_the_same_callback_trains_again(
     node: VirtualNode,
     work: Work,
     expected: dict[float, float],
@@ -225,7 +225,7 @@ def test_validation_alone_changes_nothing(node: VirtualNode, work: Work, tmp_pat
     assert_given_back(node)
 
 
-def test_an_error_of_ours_ends_the_search_and_not_the_training(
+def test_an_internal_error_ends_the_search_and_not_the_training(
     node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plo = plugin(node)
@@ -266,7 +266,7 @@ def test_figures_go_to_every_logger(node: VirtualNode, work: Work, tmp_path: Pat
 
 
 @pytest.mark.parametrize("block", snippets.of(ROOT / "docs" / "train" / "lightning.md"), ids=str)
-def test_what_the_docs_show_runs(
+def test_the_code_in_the_docs_runs(
     block: snippets.Block,
     node: VirtualNode,
     work: Work,

@@ -282,7 +282,7 @@ def test_a_minimum_with_half_a_watt(virtual_node: OpenNode, tmp_path: Path) -> N
     assert limits == [250, 200, 150, 125.5]
 
 
-def test_without_permission_one_warning_and_training_goes_on(virtual_node: OpenNode) -> None:
+def test_without_permission_one_warning_and_training_continues(virtual_node: OpenNode) -> None:
     node = virtual_node("v100:setter_ms=0:unprivileged")
     work = node.nvml.open_work([0], WORKLOAD)
     with pytest.warns(UserWarning, match="CAP_SYS_ADMIN") as caught:
@@ -295,7 +295,7 @@ def test_without_permission_one_warning_and_training_goes_on(virtual_node: OpenN
     assert node.limit_w() == 250
 
 
-def test_who_may_not_set_a_limit_before_the_model_is_there_sets_it_then(
+def test_a_limit_refused_before_the_model_is_on_the_gpu_is_set_then(
     node: VirtualNode, work: Work
 ) -> None:
     """Where a site lets only those set limits who compute, and the optimizer comes first."""
@@ -334,7 +334,7 @@ def test_a_gpu_that_fails_in_the_middle_ends_only_the_search(
     assert plo.monitor.measurement_states == {}
 
 
-def test_a_window_of_a_microsecond_is_measured_all_the_same(node: VirtualNode) -> None:
+def test_a_window_of_a_microsecond_is_measured_anyway(node: VirtualNode) -> None:
     instant = node.nvml.open_work([0], ModelWorkload(ModelLoad(1e-6, 0.4, 240.0)))
     plo = optimizer(node, Energy(), profile_steps=1)
     train(plo, instant, 1000, until_done=True)
@@ -417,7 +417,7 @@ def test_a_selector_that_fails_ends_only_the_search(node: VirtualNode, work: Wor
     assert node.limit_w() == 250
 
 
-def test_a_selector_of_ones_own(node: VirtualNode, work: Work) -> None:
+def test_a_custom_selector(node: VirtualNode, work: Work) -> None:
     class SecondHighest(OptimumSelector):
         def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
             return measurements[1].power_limit
@@ -457,7 +457,7 @@ def test_of_two_optimizers_on_one_gpu_the_second_is_refused(node: VirtualNode, w
     assert not third.disabled
 
 
-def test_one_that_was_only_told_of_steps_yields_to_the_next(node: VirtualNode, work: Work) -> None:
+def test_an_optimizer_that_only_got_steps_yields_to_the_next(node: VirtualNode, work: Work) -> None:
     first, second = optimizer(node, Energy()), optimizer(node, Energy())
     train(first, work, 5)
     train(second, work, 5)
@@ -467,7 +467,7 @@ def test_one_that_was_only_told_of_steps_yields_to_the_next(node: VirtualNode, w
     assert not second.disabled
 
 
-def test_what_ended_without_a_choice_says_so(node: VirtualNode, work: Work) -> None:
+def test_a_search_that_ended_without_a_choice_is_reported(node: VirtualNode, work: Work) -> None:
     plo = optimizer(node, Energy())
     with plo:
         train(plo, work, 70)
@@ -489,7 +489,7 @@ def test_what_ended_without_a_choice_says_so(node: VirtualNode, work: Work) -> N
     assert len(failed.report().estimates) >= 2
 
 
-def test_the_limit_goes_back_when_training_ends(node: VirtualNode, work: Work) -> None:
+def test_the_limit_is_restored_when_training_ends(node: VirtualNode, work: Work) -> None:
     plo = optimizer(node, Energy())
     assert node.nvml.persistence_mode(0)
     train(plo, work, 100)
@@ -502,7 +502,7 @@ def test_the_limit_goes_back_when_training_ends(node: VirtualNode, work: Work) -
     assert node.limit_w() == 250
 
 
-def test_an_administrators_cap_is_the_highest_limit_and_comes_back(
+def test_an_administrators_cap_is_the_highest_limit_and_is_restored(
     virtual_node: OpenNode,
 ) -> None:
     node = virtual_node("v100:setter_ms=0")
@@ -549,7 +549,7 @@ def test_a_profile_is_written_once_and_used_by_the_next_run(
         ("not json", "not a power limit profile"),
     ],
 )
-def test_a_profile_that_does_not_fit_is_measured_anew(
+def test_a_profile_that_does_not_fit_is_measured_again(
     node: VirtualNode, work: Work, tmp_path: Path, content: str, words: str
 ) -> None:
     path = tmp_path / "profile.json"
@@ -625,7 +625,7 @@ def test_a_search_publishes_what_each_limit_is_worth(node: VirtualNode, work: Wo
 
 
 class BoundGpus:
-    """GPUs whose fleet's ceiling is raised after some looks; None: there is none."""
+    """GPUs whose fleet ceiling is raised after some readings; None: there is none."""
 
     def __init__(self, looks: int | None) -> None:
         self.looks = looks
@@ -656,7 +656,7 @@ def test_a_search_waits_for_its_highest_limit(
     assert gpus.done == ([] if looks is None else [("acquire", [0]), ("publish", True)])
 
 
-def test_a_search_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus: Any = BoundGpus(10**9)
     fleet.borrow(gpus, [0], wait_s=0.0)
     assert gpus.looks > 10**9 - 5

@@ -1,4 +1,4 @@
-"""What a report says of estimates."""
+"""How a report shows estimates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_more_is_more_and_less_is_less(time_s: float, energy_j: float, words: st
     assert "-12.9" not in str(report)
 
 
-def test_without_a_choice_it_says_why() -> None:
+def test_without_a_choice_the_report_says_why() -> None:
     report = Report((HIGHEST,), None, 12, "GPU 0 is <lost>", None)
     assert report.sentence.endswith(
         "The search ended: GPU 0 is <lost>. This optimizer holds no limit now."

@@ -1,4 +1,4 @@
-"""Searches on their own: what they measure, when they end, and what they make of noise."""
+"""Searches alone: what they measure, when they end, and how they treat noise."""
 
 from __future__ import annotations
 
@@ -134,9 +134,7 @@ def test_estimates_are_right_within_what_they_say(seed: int) -> None:
     assert sum(one > 3 for one in off) <= 1, off
 
 
-def test_what_was_measured_is_known_better_and_what_lies_between_better_than_what_does_not() -> (
-    None
-):
+def test_measured_limits_are_known_best_and_interpolated_ones_better_than_others() -> None:
     job = Job(0)
     known = Estimates(LIMITS, 1, 150)
     for limit in (300_000, 200_000, 150_000):
@@ -152,7 +150,7 @@ def test_what_was_measured_is_known_better_and_what_lies_between_better_than_wha
     assert again[200_000] < errors[200_000]
 
 
-def test_the_spread_of_steps_is_learnt_from_pieces() -> None:
+def test_the_spread_of_steps_is_learned_from_pieces() -> None:
     quiet, noisy = Estimates(LIMITS, 1, 150), Estimates(LIMITS, 1, 150)
     for known, noise in ((quiet, 0.005), (noisy, 0.1)):
         job = Job(3, noise)
@@ -177,7 +175,7 @@ def test_a_gpu_that_slows_down_is_not_mistaken_for_a_better_limit() -> None:
     assert after > before * 1.01
 
 
-def test_nothing_is_known_of_nothing() -> None:
+def test_a_posterior_needs_measurements() -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
         Estimates(LIMITS, 1, 150).posterior(0)
 
@@ -193,7 +191,7 @@ def test_the_exhaustive_search_measures_every_limit_from_the_highest_down() -> N
     assert [one.steps for one in searching.estimates(450)] == [40] * 9
 
 
-def test_what_an_interruption_left_is_measured_for_the_steps_that_are_missing() -> None:
+def test_after_an_interruption_only_the_missing_steps_are_measured() -> None:
     searching = Exhaustive(LIMITS, 10, 40)
     searching.ran(300_000, 15)
     trial = searching.next(0, 0)
@@ -256,7 +254,7 @@ def test_a_job_that_draws_far_less_than_any_limit_is_left_at_the_highest(seed: i
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_job_whose_power_the_lowest_limit_does_not_lower_is_tried_there_and_nowhere_else(
+def test_a_job_that_the_lowest_limit_does_not_slow_tries_only_that_limit(
     seed: int,
 ) -> None:
     job = Job(seed, draws_w=85.0)
@@ -289,7 +287,7 @@ class _Flat(Job):
 
 
 def test_the_search_ends_once_it_knows_that_no_limit_lowers_the_power() -> None:
-    """It measures the highest limit beside the lowest, and does not go on to tell them apart."""
+    """It measures the highest limit beside the lowest, and stops before they are distinguished."""
     for seed in range(12):
         job = _Flat(seed, draws_w=88.0)
         assert set(search(adaptive(Energy()), job)) == {LIMITS[0], LIMITS[-1]}
@@ -303,7 +301,7 @@ class _Bursts(Job):
         return 90.0 * min(1.0, (limit_mw / 200_000) ** 0.3)
 
 
-def test_a_job_whose_power_the_lowest_limit_lowers_is_searched_also_if_it_draws_less() -> None:
+def test_a_job_that_the_lowest_limit_slows_is_searched_even_if_it_draws_less() -> None:
     job = _Bursts(0, noise=0.01, draws_w=90.0)
     searching = adaptive(Energy())
     search(searching, job)
@@ -339,7 +337,7 @@ def test_a_limit_that_is_left_out_is_never_tried_nor_estimated() -> None:
     assert 200_000 not in [one.power_limit_mw for one in searching.estimates(job.position)]
 
 
-def test_what_an_earlier_run_measured_is_not_measured_again() -> None:
+def test_measurements_of_an_earlier_run_are_not_repeated() -> None:
     job = Job(0)
     first = adaptive(ZeusCost(0.5))
     search(first, job)

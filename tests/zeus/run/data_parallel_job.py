@@ -38,7 +38,7 @@ class Job:
         self.model = DistributedDataParallel(torch.nn.Linear(8, 1))
 
     def train(self, metric: float) -> list[int]:
-        """Trains until the loader says so. Returns the epochs."""
+        """Trains until the loader ends training. Returns the epochs."""
         train = ZeusDataLoader(
             SAMPLES,
             batch_size=4,
@@ -62,7 +62,7 @@ class Job:
 
 
 def refusals() -> list[str]:
-    """What is said to arguments that make no sense, without what follows a comma."""
+    """The errors for invalid arguments, up to the first comma."""
     said = []
     wrong = DistributedSampler(SAMPLES, num_replicas=8, rank=7)
     options: list[dict[str, Any]] = [{"distributed": "dp"}, {"distributed": "dp", "sampler": wrong}]

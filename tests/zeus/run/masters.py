@@ -1,4 +1,4 @@
-"""What `ZeusMaster` is tested with: scripted policies, and scripts that say what they trained."""
+"""Helpers for tests of `ZeusMaster`: scripted policies, and scripts that report their arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("training_script.py")
 
 
 class Scripted(BatchSizeOptimizer):
-    """Takes given sizes in order; what it observes is there for all of its copies to see."""
+    """Takes given sizes in order; all of its copies share its observations."""
 
     observed: list[Run]
 
@@ -44,12 +44,12 @@ class Scripted(BatchSizeOptimizer):
         self.observed.append(run)
 
     def cost_bound(self, job: Job, beta_knob: float, failures: int) -> float | None:
-        """None, or what was given."""
+        """None, or the given value."""
         return self.bound
 
 
 def result(cost: float, reached: bool = True, **more: Any) -> dict[str, Any]:
-    """What a run writes, of 10 epochs."""
+    """The result file of a run with 10 epochs."""
     given = {"energy": 4 * cost, "time": 2.0, "cost": cost, "num_epochs": 10, "reached": reached}
     return {"result": {**given, **more}}
 
@@ -90,6 +90,6 @@ class Jobs:
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """What the scripts were told."""
+        """The arguments that the scripts got."""
         lines = (self.folder / "calls.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]

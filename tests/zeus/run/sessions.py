@@ -60,7 +60,7 @@ def train_epoch(
 
 
 def train(run: RunSession, work: Work, *, epochs: int, **options: Any) -> Verdict:
-    """Trains until the verdict says so; the target is reached in the last of some epochs."""
+    """Trains until the verdict ends it; the target is reached in the last of some epochs."""
     verdict = Verdict(False)
     while not verdict.stop:
         verdict = train_epoch(run, work, reached=run.epochs == epochs - 1, **options)
@@ -69,7 +69,7 @@ def train(run: RunSession, work: Work, *, epochs: int, **options: Any) -> Verdic
 
 
 def train_and_cost(run: RunSession, work: Work, *, epochs: int, **options: Any) -> list[float]:
-    """As `train`; what each epoch cost."""
+    """Like `train`; returns the cost of each epoch."""
     total = [0.0]
     for number in range(epochs):
         verdict = train_epoch(run, work, reached=number == epochs - 1, **options)
@@ -85,6 +85,6 @@ def power(folder: Path, name: str = "bs64.power.json") -> dict[str, Any]:
 
 
 def result(folder: Path) -> dict[str, Any]:
-    """What a run has written of itself."""
+    """The files that a run has written."""
     found: dict[str, Any] = json.loads((folder / "zeus+bs64.train.json").read_text())
     return found

@@ -171,7 +171,9 @@ def test_a_run_that_will_hardly_reach_its_target_ends_without_an_error(
     assert found["next_cost"] == pytest.approx(found["cost"] + 1e4)
 
 
-def test_limits_go_back_when_training_fails(node: VirtualNode, work: Work, folder: Path) -> None:
+def test_limits_are_restored_when_training_fails(
+    node: VirtualNode, work: Work, folder: Path
+) -> None:
     train, evaluate = loaders()
 
     def training() -> None:
@@ -199,7 +201,7 @@ def test_a_data_set_need_not_know_its_length(work: Work, folder: Path) -> None:
     assert len(json.loads((folder / "bs4.power.json").read_text())["train_power"]) == 7
 
 
-def test_loaders_are_told_apart(work: Work, folder: Path) -> None:
+def test_loaders_are_distinguished(work: Work, folder: Path) -> None:
     train, evaluate = loaders()
     with pytest.raises(ValueError, match="Specify max_epochs only to the train dataloader"):
         loaders()
@@ -232,14 +234,12 @@ def test_an_evaluation_alone_needs_no_job(monkeypatch: pytest.MonkeyPatch) -> No
         ({"distributed": "dp"}, RuntimeError, "needs a process group"),
     ],
 )
-def test_arguments_that_make_no_sense(
-    options: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_invalid_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         zeus_run.ZeusDataLoader(samples(), batch_size=4, **options)
 
 
-def test_what_the_docs_show_runs(
+def test_the_code_in_the_docs_runs(
     node: VirtualNode, work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, starts = snippets.of(ROOT / "docs" / "train" / "zeus_run.md")
@@ -309,7 +309,7 @@ def test_two_processes_train_as_one_job(tmp_path: Path) -> None:
             "ValueError: 2 processes train together",
         )
     }
-    # The target is what the first process says it is; all stop after the same epoch.
+    # The first process's metric decides; all stop after the same epoch.
     assert [one["epochs"] for one in seen] == [[0, 1, 2], [0, 1, 2]]
     # Batches of 4 in each of two processes.
     result = json.loads((tmp_path / "job+bs8.train.json").read_text())

@@ -35,7 +35,7 @@ def test_a_history_is_read_in_both_forms(tmp_path: Path) -> None:
     assert read_history(tmp_path) == HISTORY
     assert read_history(tmp_path / "history.json") == HISTORY
     assert read_history(str(tmp_path / "history.py")) == HISTORY
-    # What reads ml-energy/zeus's file reads ours.
+    # A reader of ml-energy/zeus's file can read ours.
     names = {"HistoryEntry": HistoryEntry}
     assert eval((tmp_path / "history.py").read_text(), names) == HISTORY
     (tmp_path / "history.json").unlink()
@@ -65,7 +65,7 @@ def test_a_history_of_nothing(tmp_path: Path) -> None:
         ("history.json", "no JSON"),
     ],
 )
-def test_what_is_no_history_is_refused_and_not_run(
+def test_an_invalid_history_is_refused_and_not_run(
     name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`ZeusMaster`, with scripts that say what they would have trained."""
+"""`ZeusMaster`, with scripts that report what they would have trained."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_runs_of_new_sizes_may_be_given_up_by_their_curve(
     master.run(job, 2, [32, 64], beta_knob=2.0, eta_knob=0.5)
     # Neither of the first run, nor of a size that has reached the target.
     assert [call["env"].get("ZEUS_RERUN_COST") for call in jobs.calls] == [None, told, None]
-    # That a run would have cost more than this is what is known of it.
+    # All that is known of the run is that it would have cost more than this.
     known = {"energy": 160.0, "time": 2.0, "eta_knob": 0.5}
     assert Scripted.observed[1] == Run(32, 40.0, False, 5, 0.0, 140.0, True, **known)
     assert "batch size 32 was given up by its learning curve" in capsys.readouterr().out
@@ -171,14 +171,14 @@ def test_a_target_that_is_out_of_reach(jobs: Jobs) -> None:
         ),
     ],
 )
-def test_a_script_that_fails_is_told_with_the_end_of_its_log(
+def test_a_script_that_fails_is_reported_with_the_end_of_its_log(
     jobs: Jobs, does: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RuntimeError, match=message):
         jobs.master(Scripted(64)).run(jobs.job({64: does}), 1, [64], 2.0, 0.5)
 
 
-def test_a_size_that_never_trained_is_left_where_others_do(
+def test_a_size_that_never_trains_counts_as_a_miss_if_others_train(
     jobs: Jobs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     full = {"code": 1, "says": ["torch.OutOfMemoryError: CUDA out of memory"]}
@@ -233,7 +233,7 @@ def test_a_script_that_fails_after_its_result_counts(
     assert "ended with exit code 2, but its result was written before" in capsys.readouterr().out
 
 
-def test_a_result_of_before_is_not_taken_for_this_runs(jobs: Jobs) -> None:
+def test_an_earlier_result_does_not_count_for_this_run(jobs: Jobs) -> None:
     master = jobs.master(Scripted(64))
     logdir = master.build_logdir(jobs.job({}), 1, 0.5, 2.0)
     arguments: dict[str, Any] = {
@@ -259,7 +259,7 @@ def test_a_master_that_is_interrupted_leaves_no_script_behind(jobs: Jobs) -> Non
         wait_for(lambda: pid.exists() and pid.read_text(), "the script to run")
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    # What a shell runs in the background, these tests perhaps, ignores it.
+    # A shell's background process, such as these tests, may ignore it.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=interrupt).start()
     try:
@@ -296,7 +296,7 @@ def test_a_subclass_may_run_jobs_in_its_own_way(jobs: Jobs, node: VirtualNode) -
         ({}, {"batch_sizes": [32, 128]}, ValueError, "64"),
     ],
 )
-def test_arguments_that_make_no_sense(
+def test_invalid_arguments(
     jobs: Jobs,
     job: dict[str, Any],
     arguments: dict[str, Any],

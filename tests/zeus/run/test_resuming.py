@@ -36,7 +36,7 @@ def train(jobs: Jobs, policy: BatchSizeOptimizer, job: Job, times: int = 3) -> l
     return jobs.master(policy, seed=5).run(job, times, SIZES, 2.0, 0.5)
 
 
-def test_what_is_learnt_is_for_these_gpus_and_power_limits(jobs: Jobs) -> None:
+def test_knowledge_is_for_these_gpus_and_power_limits(jobs: Jobs) -> None:
     path = jobs.folder / "knowledge.json"
     does = {size: result(900.0 if size > 32 else 100.0 + size, max_power=250.0) for size in SIZES}
     job = jobs.job(does)
@@ -52,7 +52,7 @@ def test_what_is_learnt_is_for_these_gpus_and_power_limits(jobs: Jobs) -> None:
 
 
 def killed_by(number: int, jobs: Jobs, job: Job) -> int:
-    """Trains in a process of its own, which is killed once a script sleeps; returns the script."""
+    """Trains in a separate process, which is killed once a script sleeps; returns the script."""
     master = jobs.master(Scripted(64, 32, 16), seed=5)
     child = os.fork()
     if not child:
@@ -72,7 +72,7 @@ def end(script: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_it_goes_on_and_waits_for_the_orphan(
+def test_it_continues_and_waits_for_the_orphan(
     jobs: Jobs, number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     does = {64: result(100.0), 32: {**result(60.0), "sleeps": True}, 16: result(50.0)}
@@ -102,7 +102,7 @@ def test_an_orphan_that_has_ended_without_a_result_is_run_again(jobs: Jobs) -> N
     assert [call["argv"][0] for call in jobs.calls] == ["64", "32", "32", "16"]
 
 
-def test_what_was_learnt_is_known_again_and_the_default_is_not_begun_with(jobs: Jobs) -> None:
+def test_knowledge_is_used_again_and_the_first_run_does_not_use_the_default(jobs: Jobs) -> None:
     """The sizes are those of a master that was never interrupted."""
     does = {size: result(10.0 + size, epochs=10) for size in SIZES}
     job = jobs.job(does)
@@ -118,7 +118,7 @@ def test_what_was_learnt_is_known_again_and_the_default_is_not_begun_with(jobs: 
     assert [int(call["argv"][0]) for call in jobs.calls] == whole[3:]
 
 
-def test_a_job_that_is_done_or_is_another_begins_anew(jobs: Jobs) -> None:
+def test_a_job_that_is_done_or_is_another_starts_over(jobs: Jobs) -> None:
     job = jobs.job({64: result(9.0)})
     for _ in range(2):
         assert len(train(jobs, Scripted(64), job, times=1)) == 1
@@ -183,7 +183,7 @@ def daily_curve(jobs: Jobs, price: float) -> str:
     return str(path)
 
 
-def test_a_run_has_the_eta_of_its_beginning_also_where_it_is_gone_on_with(jobs: Jobs) -> None:
+def test_a_run_has_the_eta_of_its_beginning_also_where_it_is_continued(jobs: Jobs) -> None:
     does = {size: result(100.0, max_power=400.0) for size in SIZES}
     job = jobs.job({64: {"killed": True}})
 
@@ -208,7 +208,7 @@ def test_until_a_run_has_reached_the_target_a_deadline_takes_the_fastest(jobs: J
     master.run(jobs.job(does), 3, SIZES, 2.0, 0.5)
     etas = [float(call["env"]["ZEUS_ETA_KNOB"]) for call in jobs.calls]
     assert etas[0] == 0.0
-    # There is time for trials, which are for energy. Then what is known under the eta of its limit.
+    # There is time for trials, which save energy. Then the knowledge under the eta of its limit.
     assert etas[1] == 1.0
 
 

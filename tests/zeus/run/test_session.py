@@ -32,7 +32,7 @@ LIMITS = [250, 225, 200, 175, 150, 125, 100]
 
 
 def truth(node: VirtualNode, work: Work) -> dict[int, tuple[float, float]]:
-    """What each limit really does: seconds and watts of an iteration."""
+    """The true time and power of an iteration at each limit."""
     points = {}
     for limit in LIMITS:
         node.client.set_power_limit(node.nvml.uuid(0), limit * 1000)
@@ -141,9 +141,7 @@ def test_a_run_that_knows_its_limit_has_it_from_the_first_iteration(
     assert (tmp_path / "bs64.power.json").read_bytes() == kept
 
 
-def test_a_run_that_ended_early_is_gone_on_from(
-    node: VirtualNode, work: Work, tmp_path: Path
-) -> None:
+def test_a_run_that_ended_early_is_continued(node: VirtualNode, work: Work, tmp_path: Path) -> None:
     seen: list[float] = []
 
     def look(number: int) -> None:
@@ -165,10 +163,10 @@ def test_a_run_that_ended_early_is_gone_on_from(
     assert not (tmp_path / "bs64.power.json.partial").exists()
 
 
-def test_a_profile_of_the_reference_is_chosen_from_anew(
+def test_a_profile_of_the_reference_is_chosen_from_again(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
-    # It says 250 W, by units mixed up, and has no lowest limit; measured it is.
+    # It contains 250 W, in the wrong unit, and no lowest limit, so the run measures again.
     old = {
         "job_id": "rec01+try01",
         "train_power": {"250000": 240.0, "150000": 140.0},
@@ -198,7 +196,7 @@ def test_a_profile_of_the_reference_is_chosen_from_anew(
         (None, "is not a power profile"),
     ],
 )
-def test_a_profile_that_does_not_fit_is_measured_anew(
+def test_a_profile_that_does_not_fit_is_measured_again(
     node: VirtualNode, work: Work, tmp_path: Path, change: dict[str, Any] | None, reason: str
 ) -> None:
     path = tmp_path / "bs64.power.json"
@@ -209,7 +207,7 @@ def test_a_profile_that_does_not_fit_is_measured_anew(
     assert len(files.load_profile(path).train_power) == len(LIMITS)
 
 
-def test_what_was_begun_counts_although_the_finished_profile_is_of_another_gpu(
+def test_partial_measurements_count_although_the_finished_profile_is_of_another_gpu(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
     known = {"train_power": {"250000": 240.0}, "train_throughput": {"250000": 10.0}}
@@ -316,7 +314,7 @@ def test_an_evaluation_amid_an_epoch_is_in_no_window(
 def test_epochs_that_end_early_are_taken_as_they_are(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
-    # The loader says 1000 iterations, and the loop leaves it after 15 each time.
+    # The loader has 1000 iterations, and the loop leaves it after 15 each time.
     run = session(node, settings(tmp_path, warmup_iters=5, measure_iters=20))
     train(run, work, epochs=20, iterations=15, known=1000)
     assert len(power(tmp_path)["train_power"]) == len(LIMITS)
@@ -335,7 +333,7 @@ def test_an_epoch_of_few_iterations_has_a_whole_window(
     assert len(power(tmp_path)["train_power"]) == len(LIMITS)
 
 
-def test_epochs_of_two_iterations_are_measured_all_the_same(
+def test_epochs_of_two_iterations_are_measured_anyway(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
     run = session(node, settings(tmp_path))

@@ -98,7 +98,7 @@ def test_a_limit_that_the_gpu_refuses_is_left_out(
     assert limits == [250, 225, 200, 175, 100]
 
 
-def test_energy_that_cannot_be_known_is_assumed_and_training_goes_on(
+def test_energy_that_cannot_be_known_is_assumed_and_training_continues(
     node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from zeus_ipc.errors import DaemonUnavailable
@@ -143,7 +143,7 @@ def test_files_that_cannot_be_written_cost_a_warning(
     assert node.limit_w() == 250
 
 
-def test_a_folder_that_cannot_be_made_is_told_before_training(
+def test_a_folder_that_cannot_be_made_is_reported_before_training(
     node: VirtualNode, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""What the master tells the loader by environment variables."""
+"""The environment variables by which the master configures the loader."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_defaults_are_those_of_the_reference() -> None:
     )
 
 
-def test_what_is_written_is_read() -> None:
+def test_settings_are_read_back() -> None:
     settings = Settings(
         1 / 3, "/logs", "rec01+try02", 12345.678901234567, 0.1, "/m", 0, 7, False, 3.5
     )
@@ -55,6 +55,6 @@ def test_truth_in_any_case(text: str, value: bool) -> None:
         ({**NEEDED, "ZEUS_PROFILE_PARAMS": "10,0"}, "two whole numbers of iterations"),
     ],
 )
-def test_what_makes_no_sense_is_told_in_a_sentence(env: dict[str, str], message: str) -> None:
+def test_invalid_settings_are_reported_in_one_sentence(env: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Settings.from_env(env)

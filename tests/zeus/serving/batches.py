@@ -1,4 +1,4 @@
-"""What a recorder's double does with batches: what the receiver would make of them."""
+"""A recorder's double: what the receiver would make of its batches."""
 
 from __future__ import annotations
 

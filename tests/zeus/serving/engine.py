@@ -1,4 +1,4 @@
-"""A serving engine that only sleeps, with clock control: for tests, as a process of its own.
+"""A serving engine that only sleeps, with clock control: for tests, in its own process.
 
 Each second it prints how many steps it has run and the longest call of the control. Commands on
 stdin: `stop` serves no more steps while requests wait, `go` goes on, `quit` closes the control.
@@ -38,7 +38,7 @@ def main() -> None:
                 return
             serving = command != "stop"
             if not serving:
-                queue = Queue(1, 100, 0.1)  # the last that is heard of it
+                queue = Queue(1, 100, 0.1)  # its last message
         begin = time.monotonic()
         time.sleep(0.005)
         end = time.monotonic()

@@ -33,7 +33,7 @@ def serve(
     rate: float = 3.0,
     seen: float = 1.0,
     noise: float = 0.02,
-    dearer_at_s: float | None = None,
+    cost_step_at_s: float | None = None,
     clocks: tuple[float, ...] = (),
     begin_ns: int = 10**15,
 ) -> Served:
@@ -62,8 +62,8 @@ def serve(
     head = np.repeat(1.0 / sizes, sizes)
     row_j = 2.0 * head + 2e-3 * tokens * prefill + ~prefill * (0.03 + 1e-5 * context)
     price = np.ones(total)
-    if dearer_at_s is not None:
-        price[int(dearer_at_s * 100) :] = 1.6
+    if cost_step_at_s is not None:
+        price[int(cost_step_at_s * 100) :] = 1.6
     if clocks:
         price = np.array(clocks)[(np.arange(total) // 500) % len(clocks)]
     row_j = row_j * price[slot]

@@ -30,7 +30,7 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 class EngineProcess:
-    """`engine.py`, and what it printed last."""
+    """`engine.py`, and its last output."""
 
     def __init__(self, daemon: RunningDaemon, *arguments: str) -> None:
         options: dict[str, Any] = as_nobody()
@@ -161,7 +161,7 @@ def test_zeusd_that_hangs_or_dies_stops_no_engine() -> None:
             engine.end()
 
 
-def test_clocks_that_another_process_holds_are_left_alone(daemon: RunningDaemon) -> None:
+def test_clocks_that_another_process_holds_are_not_touched(daemon: RunningDaemon) -> None:
     with daemon.client() as other:
         gpus = [gpu.uuid for gpu in other.node().gpus]
         other.set_gpu_clocks(gpus[1], 600, 900)
@@ -243,7 +243,7 @@ def test_a_tenant_that_zeusd_lists_is_refused(
         control.close()
 
 
-def test_wrong_arguments_are_told_at_once() -> None:
+def test_wrong_arguments_are_reported_at_once() -> None:
     with pytest.raises(ValueError, match="gpus"):
         ClockControl([], 0.5, 0.025)
     with pytest.raises(ValueError, match="tpot_s"):
@@ -263,7 +263,7 @@ def test_without_zeusd_it_says_why(tmp_path: Path) -> None:
 
 def test_a_control_thread_that_hangs_loses_the_lease(tmp_path: Path) -> None:
     """Heartbeats come from the thread that sets clocks, from no other."""
-    # This process computes meanwhile, or waits for a CPU: that is not to count as a heartbeat.
+    # This process computes or waits for a CPU meanwhile, which must not count as a heartbeat.
     strict = configuration(tmp_path, "[lease]\nbusy_ttl_s = 0\n")
     with (
         running_daemon("--simulate", "2xv100-pcie", *strict, gpus=2) as daemon,
@@ -320,7 +320,7 @@ def test_the_effective_clock(daemon: RunningDaemon) -> None:
     cases: dict[tuple[int | None, int | None], float] = {
         (1000, 0): 1000.0,  # capped
         (1375, None): 1380.0,
-        (210, 1): 1380.0,  # idle: it lowered its clock by itself
+        (210, 1): 1380.0,  # idle: the GPU lowered its clock by itself
         (None, None): 1380.0,
     }
     queue = Queue(0, 0, 0.0)

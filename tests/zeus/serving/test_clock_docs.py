@@ -1,4 +1,4 @@
-"""What docs/serve/clocks.md shows is run as it stands there."""
+"""Runs the code of docs/serve/clocks.md."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def message(seconds: float = 0.01, waiting: int = 0, worker: str = "w", **more: 
 
 
 class Sink:
-    """Keeps what it is told."""
+    """Records the messages."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Step, Queue] | None] = []
@@ -69,7 +69,7 @@ def test_the_newer_layout_says_what_was_timed() -> None:
     assert found == decode(message(0.02))
 
 
-def test_only_one_worker_is_heard() -> None:
+def test_only_one_worker_is_accepted() -> None:
     sink = Sink()
     feed = ForwardPassFeed(sink, rank=1)
     feed.message(message(rank=0), 1.0)
@@ -106,7 +106,7 @@ def test_the_age_of_a_queue() -> None:
     assert age.seen(5.0, 0) == (0.0, [2.0])
 
 
-def test_what_requests_saw_is_estimated() -> None:
+def test_the_latencies_of_requests_are_estimated() -> None:
     sink = Sink()
     feed = ForwardPassFeed(sink)
     for number in range(64):
@@ -116,7 +116,7 @@ def test_what_requests_saw_is_estimated() -> None:
 
 
 def test_the_command_beside_an_engine() -> None:
-    """The engine is a publisher; it is cut off, comes back, and then the command is killed."""
+    """The engine publishes, is cut off and returns; then the command is killed."""
     with (
         public_directory() as directory,
         running_daemon("--simulate", "v100-pcie", "--socket-mode", "0666", gpus=1) as daemon,

@@ -1,4 +1,4 @@
-"""What a serving instance needs of a power budget: how it is found, and that zeusd shows it."""
+"""The power that a serving instance needs of a budget: how it is found, and that zeusd shows it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_need_is_what_is_drawn_and_a_margin_unless_a_limit_cuts_it_off() -> No
 
 
 def test_a_need_that_is_granted_does_not_grow() -> None:
-    """Under any limit from the least on, it settles above what the GPU would draw without one."""
+    """Under any limit, it settles above what the GPU would draw without one."""
     for wish in (90.0, 180.0, 240.0):
         need, limit = PowerNeed(), 100.0
         for second in range(60):

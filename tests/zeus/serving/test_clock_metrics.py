@@ -57,7 +57,7 @@ def test_metrics() -> None:
     assert "effective" not in text.replace("effective GPU", ""), "not known: no series"
 
 
-def test_what_was_needed_is_forgotten_after_some_minutes() -> None:
+def test_needed_power_is_forgotten_after_some_minutes() -> None:
     needs = Needs()
     assert math.isnan(needs.power_w)
     needs.seen(0.0, 1980, 500.0)

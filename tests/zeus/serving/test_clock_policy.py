@@ -1,4 +1,4 @@
-"""The clock policy alone: what it never does, and when it must be at the highest clock."""
+"""The clock policy alone: what it never does, and when it must use the highest clock."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def low(policy: ClockPolicy) -> Engine:
         max_size=40,
     ),
 )
-def test_strange_numbers_never_raise_and_clocks_are_offered(
+def test_impossible_numbers_never_raise_and_clocks_are_offered(
     floor: float | None, calls: list[tuple[str, tuple[float, ...]]]
 ) -> None:
     policy = ClockPolicy(CLOCKS, 0.5, 0.025, floor)
@@ -113,12 +113,12 @@ def test_strange_numbers_never_raise_and_clocks_are_offered(
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(*[strange] * 9), min_size=1, max_size=20))
-def test_it_recovers_from_strange_numbers(numbers: list[tuple[float, ...]]) -> None:
+def test_it_recovers_from_impossible_numbers(numbers: list[tuple[float, ...]]) -> None:
     policy = ClockPolicy(CLOCKS, 0.5, 0.025)
     low(policy)
     for one in numbers:
         policy.step(Step(*one[:6]), Queue(*one[6:]))
-    for _ in range(2):  # the first may follow a time that is far ahead: it has gone back
+    for _ in range(2):  # the first may follow a time far ahead: it has jumped back
         policy.step(Step(1.0, 1.008, 0, 8, 4000, 1980), EMPTY)
     engine = Engine(policy)
     engine.now = 10.0
@@ -271,7 +271,7 @@ def test_a_capped_clock_is_not_learned_as_the_one_asked_for() -> None:
     engine = Engine(policy, lambda mhz: 1980 / mhz)
     engine.steps(3000)
     learned = policy.stretch
-    for _ in range(500):  # held at 700 MHz, as the effective clock says
+    for _ in range(500):  # at 700 MHz, the effective clock
         begin, engine.now = engine.now, engine.now + 0.008 * 1980 / 700
         policy.step(Step(begin, engine.now, 0, 8, 4000, 700), EMPTY)
     for mhz, stretch in policy.stretch.items():
@@ -285,7 +285,7 @@ def test_a_floor_is_kept_and_what_was_learned_can_be_given() -> None:
     assert again.stretch == policy.stretch
 
 
-def test_prompts_on_a_mixture_of_experts_are_no_surprise() -> None:
+def test_prompts_on_a_mixture_of_experts_are_predicted() -> None:
     """A prompt touches all experts, few sequences a part of them: such steps are several times as
     long, at any clock, and must be predicted so.
     """
@@ -326,7 +326,7 @@ def test_busy_time_grows_with_longer_steps_less_the_busier_the_engine() -> None:
     assert longer_busy(longer_busy(0.7, 1.5), 1 / 1.5) == pytest.approx(0.7)
 
 
-def test_energy_that_is_told_once_holds_nothing_up() -> None:
+def test_energy_that_was_reported_once_delays_nothing() -> None:
     policy = ClockPolicy(CLOCKS, 0.5, 0.025)
     engine = Engine(policy)
     engine.steps(10)
@@ -356,7 +356,7 @@ def test_the_boards_energy_keeps_a_clock_that_pays() -> None:
             if number % 50 == 49:
                 policy.energy(told, engine.now, joules)
                 told, joules = engine.now, 0.0
-        # Not the last one: now and then it looks at the highest clock.
+        # Except the last one: it tries the highest clock now and then.
         reached.append(statistics.median(clocks[4500:]))
     assert reached[0] < 1700
     assert reached[1] == 1980

@@ -20,7 +20,7 @@ from zeus.serving.wire import Step as WireStep
 S = 10**9
 
 
-def test_arrivals_steps_and_ends_are_what_the_policy_is_told() -> None:
+def test_the_policy_gets_arrivals_steps_and_ends() -> None:
     sink = Sink()
     feed = RecordedFeed(sink)
     assert feed.take(Arrival("1", "a", 1 * S, 100))

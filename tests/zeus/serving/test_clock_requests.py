@@ -13,7 +13,7 @@ from zeus.serving.clock_requests import RequestFeed
 
 
 class Sink:
-    """Keeps what it is told."""
+    """Records the calls."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[Step, Queue]] = []

@@ -19,7 +19,7 @@ from zeus.serving.clock_tune import POLICY, Row, Tuner
 
 @pytest.fixture(scope="module")
 def told() -> list[str]:
-    """What `tuned` said meanwhile."""
+    """The output of `tuned`."""
     return []
 
 

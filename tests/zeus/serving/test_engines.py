@@ -1,4 +1,4 @@
-"""Adapters of engines, against stand-ins that have what the real ones have."""
+"""Adapters of engines, against stand-ins with the attributes of the real ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from zeus_ipc.errors import RequestRejected
 
 
 class Recorded(TakesBatches):
-    """Keeps what it is told."""
+    """Records the calls."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[list[str], list[bool], list[int], list[int]]] = []
@@ -51,7 +51,7 @@ class Recorded(TakesBatches):
 
 def _scheduler_class() -> type:
     class Scheduler:
-        """Schedules what the test says, and moves requests on at once, as vLLM does."""
+        """Schedules as the test says, and advances requests at once, as vLLM does."""
 
         def __init__(self) -> None:
             self.requests: dict[str, Any] = {}
@@ -76,7 +76,7 @@ def _scheduler_class() -> type:
     return Scheduler
 
 
-def test_the_vllm_probe_sees_who_is_in_a_step():
+def test_the_vllm_probe_records_the_requests_of_a_step():
     cls = _scheduler_class()
     assert vllm_probe.install(cls)
     assert vllm_probe.install(cls)  # twice wraps once
@@ -180,7 +180,7 @@ def test_the_vllm_probe_does_not_take_a_request_for_the_one_before_under_its_id(
     ]
 
 
-def test_a_vllm_that_lacks_something_goes_on(caplog):
+def test_a_vllm_that_lacks_something_continues(caplog):
     assert not vllm_probe.install(type("Scheduler", (), {}))
     cls = _scheduler_class()
     vllm_probe.install(cls)
@@ -194,7 +194,7 @@ def test_a_vllm_that_lacks_something_goes_on(caplog):
     # Neither an outer id nor a prompt's length: the engine's id, and all is decode.
     assert recorded.steps == [(["a"], [False], [5], [0]), (["a"], [False], [1], [5])]
 
-    scheduler._zeus_probe._requests = {}  # what the probe reads is gone
+    scheduler._zeus_probe._requests = {}  # the attributes that the probe reads are gone
     scheduler.requests["b"] = SimpleNamespace(num_computed_tokens=0)
     scheduler.plan = [({"b": 1}, set()), ({"b": 1}, set())]
     for _ in range(2):
@@ -223,7 +223,7 @@ def test_the_vllm_plugin_does_nothing_unless_asked(monkeypatch):
     assert cls.schedule is not plain
 
     del home.Scheduler
-    vllm_probe.register()  # says so and goes on
+    vllm_probe.register()  # reports it and continues
 
 
 # ----------------------------------------------------------------------------------- transformers
@@ -231,7 +231,7 @@ def test_the_vllm_plugin_does_nothing_unless_asked(monkeypatch):
 
 def _processor_module() -> tuple[ModuleType, type]:
     class ContinuousBatchProcessor:
-        """Composes the batches that the test says."""
+        """Composes batches as the test says."""
 
         def __init__(self, batches: list[list[Any]]) -> None:
             self.batches = batches
@@ -320,7 +320,7 @@ def test_a_forward_pass_is_a_step_of_equal_rows():
         msgpack.packb([*PASS[:5], {"prefills": 1}]),
     ],
 )
-def test_what_is_no_forward_pass_is_rejected(data):
+def test_an_invalid_forward_pass_is_rejected(data):
     with pytest.raises(RequestRejected):
         decode(data)
 
@@ -410,7 +410,7 @@ def test_a_response_says_where_its_energy_is(path, given, expected):
     assert sent[1] == {"type": "http.response.body", "body": b"x"}
 
 
-def test_what_is_not_http_passes():
+def test_other_protocols_than_http_pass():
     seen: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -469,7 +469,7 @@ def test_the_front_end_puts_steps_together():
     assert np.mean(errors) < 0.05
 
 
-def test_a_request_that_never_ends_does_not_hold_up_its_steps_for_ever():
+def test_a_request_that_never_ends_does_not_hold_up_its_steps_forever():
     front = FrontEnd()
     front.iteration(0, 2, [])
     front.iteration(10**9, 2, [Finished("a", 0.5, 1.0, 5, 0, 2)])

@@ -101,7 +101,7 @@ def test_an_unknown_method_is_refused():
 
 
 def test_a_changed_price_gets_weights_of_its_own():
-    served = serve(seeds.fresh(), seconds=90, dearer_at_s=45)
+    served = serve(seeds.fresh(), seconds=90, cost_step_at_s=45)
 
     done = _settled(served)
 
@@ -120,7 +120,7 @@ def test_each_clock_level_has_weights_of_its_own():
     assert _mean_error(done, served) < 0.03
 
 
-def test_a_start_leans_on_the_weights_of_its_clock():
+def test_a_start_uses_the_weights_of_its_clock():
     earlier = Ledger()
     known = serve(seeds.fresh(), seconds=90, clocks=(1.0, 0.6))
     earlier.add_updates(known.updates)
@@ -148,7 +148,7 @@ def test_a_start_leans_on_the_weights_of_its_clock():
 # ----------------------------------------------------------------------------------- conservation
 
 
-def test_energy_of_missing_updates_is_nobodys():
+def test_energy_of_missing_updates_is_unattributed():
     served = serve(seeds.fresh())
     kept = np.ones(served.updates.count, bool)
     kept[200:260] = False

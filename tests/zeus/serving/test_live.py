@@ -1,4 +1,4 @@
-"""What runs beside an engine: recorder, meter, accountant, service."""
+"""The parts beside an engine: recorder, meter, accountant, service."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_messages_survive_the_wire():
         pack_owner("a", None),
     ],
 )
-def test_what_is_no_message_is_rejected(data):
+def test_an_invalid_message_is_rejected(data):
     with pytest.raises(RequestRejected):
         unpack(data)
 
@@ -120,7 +120,7 @@ def test_random_bytes_are_rejected():
             continue
 
 
-def test_a_recorder_goes_on_without_a_listener_and_finds_it_later(tmp_path, monkeypatch):
+def test_a_recorder_continues_without_a_listener_and_finds_it_later(tmp_path, monkeypatch):
     path = str(tmp_path / "steps.sock")
     recorder = Recorder(path=path)
     recorder.step(0, 1, ["a"], [True], [1], [0])
@@ -193,7 +193,7 @@ def test_a_meter_adds_gpus_on_the_updates_of_the_first():
     assert meter.updates() == []
 
 
-def test_a_restart_of_zeusd_leaves_a_hole_and_counts_nothing_twice():
+def test_a_restart_of_zeusd_leaves_a_gap_and_counts_nothing_twice():
     meter = Meter(["x"])
     for n in range(5):
         meter.sample("x", n * 100 * MS, 1_000_000 * n, n, None)
@@ -266,7 +266,7 @@ def test_an_accountant_answers_provisionally_and_then_finally():
 
 
 @pytest.mark.parametrize("request_id", ["cmpl-a-0", "cmpl-a-1", "1_cmpl-a-0", "chat", "0_chat"])
-def test_the_front_end_says_whose_all_sequences_of_a_request_are(request_id):
+def test_the_owner_of_a_request_covers_all_its_sequences(request_id):
     accountant = Accountant(["x"], method="tokens")
     for name in ("cmpl-a-0", "chat"):
         accountant.owner(Owner(name, "search"))
@@ -294,7 +294,7 @@ def test_work_of_rows_counts_tokens_context_outputs_and_weights():
 
 
 @pytest.mark.parametrize("told", ["by the model", "by each step", "not"])
-def test_roofline_needs_an_engine_that_tells_flops_and_bytes(told):
+def test_roofline_needs_an_engine_that_reports_flops_and_bytes(told):
     served = serve(seeds.fresh(), seconds=20)
     accountant = Accountant(["x"], method="roofline")
     if told == "by the model":
@@ -322,13 +322,13 @@ def test_roofline_needs_an_engine_that_tells_flops_and_bytes(told):
 
 
 @pytest.mark.parametrize("source", [{"feed": "tcp://127.0.0.1:1"}, {"front_end": True}])
-def test_roofline_is_refused_at_once_where_nobody_tells_flops(source):
+def test_roofline_is_refused_at_once_without_flops(source):
     options = {"feed": "", "front_end": False} | source
     with pytest.raises(ValueError, match="use --method regression or tokens"):
         run(Options("m", (), None, None, "", None, "roofline", **options))
 
 
-def test_a_listener_is_told_the_work_first(tmp_path):
+def test_a_new_listener_gets_the_work_first(tmp_path):
     path = str(tmp_path / "steps.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
@@ -372,7 +372,7 @@ def test_lost_steps_refuse_the_requests_beside_them():
     assert parts == pytest.approx(totals.measured_j)
 
 
-def test_an_accountant_without_zeusd_goes_on_in_bounded_memory(monkeypatch):
+def test_an_accountant_without_zeusd_continues_in_bounded_memory(monkeypatch):
     monkeypatch.setattr(digest_module, "KEPT_NS", 120 * 10**9)
     served = serve(seeds.fresh(), seconds=200, rate=0.5)
     accountant = Accountant(["x"])

@@ -132,7 +132,7 @@ def _has(module: str) -> bool:
 
 
 class FakeClient:
-    """Two GPUs of 100 J each, whatever the window."""
+    """Two GPUs of 100 J each, in any window."""
 
     def windows(self, gpus: Any, windows: Any = ()) -> dict[str, Any]:
         values = [100_000_000] * len(windows)
@@ -160,7 +160,7 @@ def test_a_benchmark_gets_its_energy(tmp_path):
         bench.add(path, energy)
 
 
-def test_a_command_that_is_not_there_is_not_found_whatever_folders_are_in_the_path(monkeypatch):
+def test_a_missing_command_is_not_found_with_any_folders_in_the_path(monkeypatch):
     def denied(*_: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied", "no-such-command")  # of a closed folder
 

@@ -14,7 +14,7 @@ NEW_TOKENS = 5
 
 
 class Recorded:
-    """Keeps what it is told."""
+    """Records the calls."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[list[str], list[bool], list[int], list[int]]] = []
@@ -37,7 +37,7 @@ def test_the_composition_of_every_batch_is_seen(monkeypatch):
         "transformers.generation.continuous_batching.continuous_api"
     ).ContinuousBatchProcessor
     for name in ("prepare_next_batch", "update_batch"):
-        monkeypatch.setattr(home, name, getattr(home, name))  # put back at the end
+        monkeypatch.setattr(home, name, getattr(home, name))  # restored at the end
     recorded = Recorded()
     assert install(recorded)
     model = transformers.LlamaForCausalLM(

@@ -1,4 +1,4 @@
-"""The vLLM plugins, played what a real vLLM 0.32 gave them.
+"""The vLLM plugins, with replayed calls of a real vLLM 0.32.
 
 `python benchmarks/serving_vllm.py record` wrote the file: eleven requests of a small model on the
 CPU, with chunked prefill, preemption, a prefix cache, two aborts and one with two sequences.
@@ -27,7 +27,7 @@ CACHED = 256
 
 
 class Recorded(TakesBatches):
-    """Keeps what it is told."""
+    """Records the calls."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int, list[str], list[bool], list[float], list[float]]] = []
@@ -45,7 +45,7 @@ class Recorded(TakesBatches):
 
 
 class Clock:
-    """Stands at the instant of the event that is played."""
+    """A clock at the instant of the replayed event."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -55,7 +55,7 @@ class Clock:
 
 
 class Played:
-    """A scheduler and a front end that do what was recorded."""
+    """A scheduler and a front end that replay a recording."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         lines = [json.loads(line) for line in FILE.read_text().splitlines()]
@@ -126,7 +126,7 @@ class Played:
             self.logged.step(*row)
 
     def names(self) -> list[str]:
-        """What callers call the sequences."""
+        """The ids that callers use for the sequences."""
         found = []
         for name, one in self.said["requests"].items():
             several = one["sequences"] > 1
@@ -193,7 +193,7 @@ def test_the_front_end_alone_finds_the_same_rows(played: Played) -> None:
     theirs, own = _tokens(exact)
     for name in ("a", "b", "c", "d", "e", "again", "f", "g"):
         assert (round(prefill[name]), round(decode[name])) == (theirs[name], own[name])
-    # vLLM reports no end of what was aborted, and gives all sequences the same name.
+    # vLLM does not report the end of aborted requests, and gives all sequences the same name.
     assert sorted(found.finished) == sorted(
         re.sub("^0_", "", name) for name in played.names() if "gone" not in name
     )

@@ -22,7 +22,7 @@ from zeus_ipc.simulation import SimulatedWork
 
 
 class Engine:
-    """Runs steps of 10 ms until it is stopped, whatever else has ended."""
+    """Runs steps of 10 ms until it is stopped, even if everything else has ended."""
 
     def __init__(self, path: str) -> None:
         self.steps = 0
@@ -53,7 +53,7 @@ class Engine:
                 self._recorder.finish(name)
 
 
-def test_a_killed_zeusd_leaves_a_hole_and_the_rest_adds_up(tmp_path: Path) -> None:
+def test_a_killed_zeusd_leaves_a_gap_and_the_rest_adds_up(tmp_path: Path) -> None:
     with running_daemon("--simulate", "a100:setter_ms=0", gpus=1) as daemon:
         with daemon.client() as client:
             gpu = client.node().gpus[0].uuid

@@ -20,7 +20,7 @@ def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, list(map(str, arguments)))
 
 
-def test_groups_are_made_up(tmp_path: Path) -> None:
+def test_groups_are_synthesized(tmp_path: Path) -> None:
     path = tmp_path / "groups.csv.xz"
     made = run("synthetic-groups", "--groups", "8", "--seed", "3", "-o", path)
     assert made.exit_code == 0, made.output
@@ -71,7 +71,7 @@ def test_results_are_shown_and_drawn(tmp_path: Path) -> None:
         (("plot", "/no.csv", "-o", "x.png"), "/no.csv cannot be used: No such"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(arguments: tuple[str, ...], wrong: str) -> None:
+def test_errors_are_reported_in_one_sentence(arguments: tuple[str, ...], wrong: str) -> None:
     found = run(*arguments)
     assert found.exit_code == 1
     assert found.output.startswith("Error: ")

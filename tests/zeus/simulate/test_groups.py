@@ -29,7 +29,7 @@ def mean_ratios(jobs: list[GroupJob]) -> dict[str, float]:
     return {dataset: statistics.mean(some) for dataset, some in ratios.items()}
 
 
-def test_made_up_groups_are_as_they_are_described() -> None:
+def test_synthetic_groups_match_their_description() -> None:
     many = [synthetic_groups(60, seed) for seed in range(20)]
     for jobs in many:
         groups = by_group(jobs)
@@ -76,7 +76,7 @@ TABLE_OF_TAGS = ("inst_id", "user", "gpu_type_spec", "group", "workload")
 
 
 def tables(folder: Path, header: bool = False) -> tuple[Path, Path]:
-    """Seven groups of two jobs, the first two alike in length; and what is to be left out."""
+    """Seven groups of two jobs, the first two of similar length; and rows that must be left out."""
     jobs, tags = ([TABLE_OF_JOBS], [TABLE_OF_TAGS]) if header else ([], [])
     lengths = (10.0, 12.0, 1e3, 1e4, 1e5, 1e6, 1e7)
     for number, length in enumerate(lengths):
@@ -156,7 +156,9 @@ def test_small_groups_can_be_left_out(tmp_path: Path) -> None:
         (b"\xff\xfe\x00,", "is not a CSV file"),
     ],
 )
-def test_what_is_no_table_of_jobs_is_told(tmp_path: Path, text: str | bytes, wrong: str) -> None:
+def test_an_invalid_table_of_jobs_is_reported(
+    tmp_path: Path, text: str | bytes, wrong: str
+) -> None:
     jobs, tags = tables(tmp_path)
     jobs.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=wrong) as raised:
@@ -204,7 +206,7 @@ HEADER = "group,start_time,end_time,dataset,runtime_ratio\n"
         (HEADER + "a,1,2,squad,1\na,2,3,imagenet,1\n", "group a has jobs of more than one"),
     ],
 )
-def test_what_is_no_file_of_groups_is_told(tmp_path: Path, text: str, wrong: str) -> None:
+def test_an_invalid_file_of_groups_is_reported(tmp_path: Path, text: str, wrong: str) -> None:
     path = tmp_path / "groups.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=wrong):
@@ -212,7 +214,7 @@ def test_what_is_no_file_of_groups_is_told(tmp_path: Path, text: str, wrong: str
 
 
 @pytest.mark.parametrize("ending", ["gz", "xz"])
-def test_what_is_not_compressed_is_told(tmp_path: Path, ending: str) -> None:
+def test_an_uncompressed_file_is_reported(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"groups.csv.{ending}"
     path.write_text(HEADER)
     with pytest.raises(ValueError, match=rf"groups\.csv\.{ending} is not a CSV file of groups"):

@@ -130,7 +130,9 @@ def test_labels_say_what_differs() -> None:
     assert list(by_label(series(runs()))) == ["gp"]
 
 
-def test_what_cannot_be_drawn_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_that_cannot_be_drawn_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ValueError, match=r"runs\.jpg must end with \.png, \.svg, \.pdf"):
         draw(runs(), tmp_path / "runs.jpg")
     with pytest.raises(ValueError, match="no run was simulated"):

@@ -35,13 +35,13 @@ ROWS = [ROW, replace(ROW, run=2, power_limit=150, reached=True)]
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_rows_come_back_as_they_were(tmp_path: Path, ending: str) -> None:
+def test_rows_are_read_back_as_they_were_written(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"runs.{ending}"
     write_rows(ROWS, path)
     assert read_rows(path) == ROWS
 
 
-def test_a_file_of_no_rows_comes_back(tmp_path: Path) -> None:
+def test_a_file_without_rows_is_read_back(tmp_path: Path) -> None:
     for path in (tmp_path / "none.csv", tmp_path / "none.parquet"):
         write_rows([], path)
         assert read_rows(path) == []
@@ -57,7 +57,7 @@ def test_a_file_of_no_rows_comes_back(tmp_path: Path) -> None:
         ("runs.parquet", "PAR", "is not a Parquet file"),
     ],
 )
-def test_what_holds_no_runs_is_told(tmp_path: Path, name: str, text: str, wrong: str) -> None:
+def test_files_without_runs_are_reported(tmp_path: Path, name: str, text: str, wrong: str) -> None:
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(ValueError, match=wrong):
@@ -72,12 +72,12 @@ def test_without_pyarrow_there_is_csv(tmp_path: Path, monkeypatch: pytest.Monkey
         write_rows(ROWS, tmp_path / "runs.parquet")
 
 
-def test_jobs_are_told_apart_by_what_is_no_property_of_a_run() -> None:
+def test_jobs_are_distinguished_by_what_is_no_property_of_a_run() -> None:
     other = [
         [replace(row, **{name: value}) for row in ROWS]
         for name, value in (("seed", 1), ("gpu", "a40"), ("eta_knob", 0.0), ("policy", "gts"))
     ]
-    # Also when their runs are mixed, and whatever the batch size.
+    # Also when their runs are mixed, for any batch size.
     mixed = [row for pair in zip(ROWS, *other, strict=True) for row in pair]
     assert [job.runs for job in series(mixed)] == [tuple(ROWS), *map(tuple, other)]
 

@@ -1,4 +1,4 @@
-"""The simulator gives the same runs as the published one, and plays groups and odd tables well."""
+"""The simulator gives the same runs as the published one, also for groups and odd tables."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def test_the_first_runs_cost_what_was_published() -> None:
 
 
 @pytest.mark.parametrize("name", ["gp", "pruning-gts"])
-def test_every_call_plays_the_same(name: str) -> None:
+def test_every_call_simulates_the_same_runs(name: str) -> None:
     playing = simulator(make_policy(name, seed=3), seed=3)
     once = playing.simulate_one_job(LIBRISPEECH, 40, 2.0, 0.5)
     assert playing.simulate_one_job(LIBRISPEECH, 40, 2.0, 0.5) == once
 
 
-def test_what_was_learnt_under_other_power_limits_is_used(tmp_path: Path) -> None:
+def test_knowledge_from_other_power_limits_is_used(tmp_path: Path) -> None:
     path = tmp_path / "knowledge.json"
     policy = make_policy("gp", seed=3)
     known: dict[str, Any] = {"knowledge": path, "gpu_model": "V100"}
@@ -126,7 +126,7 @@ def test_the_default_policy_loses_less_than_the_published() -> None:
 
 
 class Fixed(BatchSizeOptimizer):
-    """Sizes that a test names, one after the other; keeps what it is told."""
+    """Sizes that a test gives, one after the other; records its observations."""
 
     def __init__(self, sizes: list[int], bound: float | None = None) -> None:
         self.sizes = sizes
@@ -139,7 +139,7 @@ class Fixed(BatchSizeOptimizer):
         return "fixed"
 
     def __deepcopy__(self, memo: object) -> Fixed:
-        return self  # a simulation works with copies; the test looks at this one
+        return self  # a simulation works with copies; the test inspects this one
 
     def register_job(self, job: Job, batch_sizes: list[int]) -> None:
         self.registered = batch_sizes
@@ -161,7 +161,7 @@ class Fixed(BatchSizeOptimizer):
         return self.bound
 
 
-def test_a_policy_hears_epochs_overhead_and_utilization() -> None:
+def test_a_policy_gets_epochs_overhead_and_utilization() -> None:
     policy = Fixed([192, 192])
     simulator(policy).simulate_one_job(LIBRISPEECH, 2, math.inf, 0.5)
     first, second = policy.seen
@@ -176,7 +176,7 @@ def test_a_policy_hears_epochs_overhead_and_utilization() -> None:
     assert second.utilization == pytest.approx(0.61, abs=0.01)
 
 
-def test_a_policy_s_own_bound_stops_a_run_and_is_told_with_it() -> None:
+def test_a_policy_s_own_bound_stops_a_run_and_is_reported_with_it() -> None:
     policy = Fixed([192, 8, 192])
     playing = simulator(policy)
     policy.bound = 1.4e7
@@ -202,7 +202,7 @@ def test_a_run_without_one_epoch_within_the_bound_never_begins() -> None:
     assert not policy.seen[1].converged
 
 
-def test_a_default_that_misses_the_target_is_said_at_once() -> None:
+def test_a_default_that_misses_the_target_is_reported_at_once() -> None:
     job = Job("movielens-1m", "ncf", "adam", 0.41, 100, default_bs=8)
     with pytest.raises(RuntimeError, match="The default batch size 8 did not converge"):
         simulator(pruning()).simulate_one_job(job, 5, 2.0, 0.5)
@@ -225,7 +225,7 @@ def test_twenty_misses_in_a_row_end_it() -> None:
         (Job("squad", "bert_base_uncased", "adamw", 84.0, 6, 33), "33 is not among"),
     ],
 )
-def test_what_was_not_measured_is_said(job: Job, message: str) -> None:
+def test_sizes_that_were_not_measured_are_reported(job: Job, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         simulator(pruning()).simulate_one_job(job, 3, 2.0, 0.5)
 
@@ -245,7 +245,7 @@ def test_what_was_not_measured_is_said(job: Job, message: str) -> None:
         ),
     ],
 )
-def test_a_bad_table_is_said_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+def test_a_bad_table_is_reported_with_its_place(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "train.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
@@ -259,7 +259,7 @@ def group(*rows: tuple[float, float, float]) -> list[dict[str, float]]:
     return [{"start_time": a, "end_time": b, "runtime_ratio": ratio} for a, b, ratio in rows]
 
 
-def test_jobs_that_overlap_are_told_so_and_end_in_their_order() -> None:
+def test_overlapping_jobs_know_it_and_end_in_their_order() -> None:
     policy = Fixed([192, 96, 48, 156])
     runs = simulator(policy).simulate_one_alibaba_group(
         LIBRISPEECH,
@@ -281,7 +281,7 @@ def test_energy_and_time_follow_the_runtime_ratio_and_costs_do_not() -> None:
     assert tripled.cost / tripled.epochs == pytest.approx(plain.cost / plain.epochs)
 
 
-def test_a_failed_job_begins_anew_when_it_ended_and_takes_as_long() -> None:
+def test_a_failed_job_starts_over_when_it_ended_and_takes_as_long() -> None:
     policy = Fixed([192, 8, 96, 48])
     playing = simulator(policy)
     bounds = iter([math.inf, 1.4e7, math.inf, math.inf])
@@ -305,7 +305,7 @@ def test_in_a_group_the_bound_is_of_the_cheapest_run() -> None:
     )
     assert [(run.bs, run.reached) for run in runs] == [
         (48, True),
-        (192, True),  # 1.4 times as dear
+        (192, True),  # 1.4 times as expensive
         (8, False),  # twice
         (48, True),
     ]

@@ -48,7 +48,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(paths[0]), str(paths[1])
 
 
-def test_what_is_expected_of_recurrences(toy: tuple[str, str]) -> None:
+def test_the_expected_cost_of_recurrences(toy: tuple[str, str]) -> None:
     measurements = Measurements(*toy)
     found = {(one.batch_size, one.power_limit): one for one in all_expected(measurements, TOY, 0.5)}
     # 32 never reaches the target and 64 not within the epochs that a run may have.
@@ -218,7 +218,7 @@ def test_no_bound_is_possible() -> None:
         ({"summary_train": "/nowhere.csv"}, "/nowhere.csv cannot be read: No such file"),
     ],
 )
-def test_what_cannot_be_simulated_is_told(change: dict[str, object], wrong: str) -> None:
+def test_jobs_that_cannot_be_simulated_are_reported(change: dict[str, object], wrong: str) -> None:
     case = replace(Case(LIBRISPEECH), **change)
     study = run_study([case])
     assert not study.rows

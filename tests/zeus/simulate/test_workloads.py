@@ -30,7 +30,7 @@ def test_they_are_in_the_order_of_their_length() -> None:
     assert times == sorted(times)
 
 
-def test_what_was_not_measured_is_told() -> None:
+def test_workloads_that_were_not_measured_are_reported() -> None:
     with pytest.raises(ValueError, match="no workload with the data set 'mnist'; there are movie"):
         workload("mnist")
     with pytest.raises(ValueError, match="no traces of a h100; there are a40"):

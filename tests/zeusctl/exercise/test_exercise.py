@@ -80,7 +80,7 @@ def test_a_control_that_the_driver_does_not_offer_after_all_fails_nothing() -> N
 
 
 class _Noted:
-    """A load that only notes what is asked of it."""
+    """A load that only records the calls."""
 
     name = "noted"
 
@@ -133,7 +133,7 @@ def test_every_control_of_a_gpu_is_exercised_and_all_is_as_it_was(
         assert client.leases() == []
 
 
-def test_a_driver_that_rounds_is_found_out(ctl: Ctl, node: SimulatedNode) -> None:
+def test_a_driver_that_rounds_is_detected(ctl: Ctl, node: SimulatedNode) -> None:
     node.misbehave(0, round_to_mw=500)
     (gpu,) = _exercised(ctl, "0")["gpus"]
     assert gpu["power_limit_rounding"] == {"step": 500, "toward": "down"}
@@ -147,7 +147,7 @@ def test_a_driver_that_ignores_a_limit_fails_a_check(ctl: Ctl, node: SimulatedNo
     assert failed["text"] == "125 W: unchanged"
 
 
-def test_a_gpu_that_somebody_computes_on_is_refused(
+def test_a_gpu_that_someone_computes_on_is_refused(
     ctl: Ctl, daemon: RunningDaemon, node: SimulatedNode
 ) -> None:
     with daemon.client() as client:
@@ -163,7 +163,7 @@ def test_a_gpu_that_somebody_computes_on_is_refused(
     assert "computes on GPU 0" in said.err
 
 
-def test_a_gpu_that_somebody_holds_is_refused(ctl: Ctl, daemon: RunningDaemon) -> None:
+def test_a_gpu_that_someone_holds_is_refused(ctl: Ctl, daemon: RunningDaemon) -> None:
     with spawn(daemon, "set", "1", "-p", "200") as holder, daemon.client() as client:
         wait_for(client.leases, "the lease")
         said = ctl("exercise", "1", "--yes")
@@ -183,7 +183,7 @@ def test_a_gpu_that_would_not_be_restored_to_what_it_holds_is_refused(
     node.set_outside(1, 250_000)
 
 
-def test_nobody_is_asked_without_a_terminal(ctl: Ctl) -> None:
+def test_without_a_terminal_there_is_no_prompt(ctl: Ctl) -> None:
     said = ctl("exercise", "0")
     assert said.code == Exit.USAGE
     assert "add --yes if they are yours" in said.err
@@ -238,7 +238,7 @@ def site() -> Iterator[tuple[RunningDaemon, NvmlDouble]]:
         yield daemon, double
 
 
-def test_zeusd_is_killed_and_the_stand_in_is_left_as_it_was(
+def test_zeusd_is_killed_and_the_stand_in_is_unchanged(
     site: tuple[RunningDaemon, NvmlDouble],
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

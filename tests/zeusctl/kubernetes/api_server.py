@@ -74,7 +74,7 @@ class ApiServer:
             self._change("DELETED", pod)
 
     def compact(self) -> None:
-        """Forgets all changes so far and ends the watches; who comes back is too late."""
+        """Forgets all changes so far and ends the watches; a client that returns is too late."""
         with self._moved:
             self._version += 1
             self._oldest = self._version

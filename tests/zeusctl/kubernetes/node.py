@@ -1,4 +1,4 @@
-"""Pods, and a kubelet that says which GPUs they have."""
+"""Pods, and a kubelet that reports their GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def a_pod(
     node: str = NODE,
     **spec: Any,
 ) -> dict[str, Any]:
-    """A pod's object, with a uid of its own."""
+    """A pod's object, with its own uid."""
     annotations = {} if watts is None else {"zeusd.dev/power-limit": watts}
     limits = {NVIDIA: str(gpus)} if gpus else {}
     return {
@@ -83,7 +83,7 @@ def claim(name: str, *resources: tuple[str, str, str, list[str]], namespace: str
 
 
 class Kubelet:
-    """kubelet's PodResources, on a socket; `pods` is what it answers."""
+    """kubelet's PodResources, on a socket; it answers with `pods`."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -64,7 +64,7 @@ def test_a_pod_that_has_ended_holds_nothing_though_kubelet_still_lists_it() -> N
     assert held(devices) == {"research/a": [Part("GPU-0", 1)], "research/b": [Part("GPU-0", 1)]}
 
 
-def test_a_device_that_is_not_here_is_told_and_charged_to_nobody() -> None:
+def test_a_device_that_is_not_here_is_reported_and_charged_to_nobody() -> None:
     found, unknown = holdings({("ml", "a"): ["GPU-9", "MIG-c", "nvidia1/gi3"]}, [], GPUS, SPLIT)
     assert (found, unknown) == (set(), {"GPU-9", "MIG-c", "nvidia1/gi3"})
 
@@ -77,7 +77,7 @@ def test_a_static_pod_is_found_by_the_name_that_its_control_group_has() -> None:
 
 
 class Zeusd:
-    """What an agent asks a zeusd with one GPU to do."""
+    """Requests of an agent to a zeusd with one GPU."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -97,7 +97,7 @@ class Zeusd:
 
 
 class Answers:
-    """A kubelet that answers what it is given, one after the other, and then ends the agent."""
+    """A kubelet with given answers, one after the other, which then ends the agent."""
 
     def __init__(self) -> None:
         self.script: list[Callable[[], dict[tuple[str, str], list[str]]]] = []
@@ -119,7 +119,7 @@ def away() -> dict[tuple[str, str], list[str]]:
 
 
 class Agent:
-    """An agent whose zeusd and kubelet are made up."""
+    """An agent with a fake zeusd and a fake kubelet."""
 
     def __init__(self, *pods: Pod) -> None:
         self.zeusd, self.kubelet, self.known = Zeusd(), Answers(), Known()
@@ -128,7 +128,7 @@ class Agent:
         self.accounts = Accounts(client, [self.known], self.kubelet, period_s=0)
 
     def run(self, *script: Callable[[], dict[tuple[str, str], list[str]]]) -> list[str]:
-        """Asks kubelet so often; returns what zeusd was asked to do meanwhile."""
+        """Runs the agent for a number of polls; returns its requests to zeusd."""
         self.zeusd.asked.clear()
         self.kubelet.ended.clear()
         self.kubelet.script = [*script]
@@ -137,13 +137,13 @@ class Agent:
 
 
 def test_a_kubelet_that_restarts_ends_no_holding_of_a_pod_that_runs() -> None:
-    """Its socket is gone for a while, and then it lists no pod until it has heard of them."""
+    """Its socket is gone for a while; then it lists no pod until it knows them again."""
     pods = {name: pod_of(a_pod(name)) for name in ("a", "b")}
     agent = Agent(*pods.values())
     assert agent.run(answers(a="GPU-0")) == ["+research/a"]
     assert agent.run(away, away, answers(), answers(a="GPU-0")) == []
     assert agent.run(answers(), answers(b="GPU-0")) == ["-research/a", "+research/b"]
-    # One that ended meanwhile, and one that has the name of one that is gone.
+    # One that ended meanwhile, and one with the name of a deleted one.
     agent.known.found = [replace(pods["b"], ended=True)]
     assert agent.run(away, answers()) == ["-research/b"]
     agent.known.found = [pods["a"]]
@@ -152,7 +152,7 @@ def test_a_kubelet_that_restarts_ends_no_holding_of_a_pod_that_runs() -> None:
     assert agent.run(answers()) == ["-research/a"]
 
 
-def test_another_zeusd_is_told_again_who_holds_what() -> None:
+def test_another_zeusd_is_informed_again_of_holders() -> None:
     agent = Agent()
     assert agent.run(answers(a="GPU-0")) == ["+research/a"]
     agent.zeusd.trouble = DaemonUnavailable("no socket")

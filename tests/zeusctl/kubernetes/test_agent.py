@@ -59,7 +59,7 @@ class Cluster:
         self._ends: list[Callable[[], None]] = []
 
     def start(self, *namespaces: str) -> Callable[[], None]:
-        """Starts an agent; returns what ends it."""
+        """Starts an agent; returns a function that ends it."""
         settings = client.Configuration(host=self.api.url)
         changed, ended = threading.Event(), threading.Event()
         apis = [client.CoreV1Api(client.ApiClient(settings)) for _ in range(len(namespaces) + 1)]
@@ -170,7 +170,7 @@ def test_an_init_container_waits_until_the_limit_is_in_force(
     program = tmp_path / "zeusctl"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m zeusctl "$@"\n')
     program.chmod(0o755)
-    page = (REPOSITORY / "docs/operate/clusters.md").read_text()
+    page = (REPOSITORY / "docs/operate/kubernetes.md").read_text()
     block = page.partition('```yaml title="wait for the limit"\n')[2].partition("```")[0]
     (container,) = yaml.safe_load(block)["initContainers"]
     pod = a_pod(watts="150")
@@ -208,7 +208,7 @@ def test_two_pods_on_one_gpu_get_the_lower_limit(cluster: Cluster) -> None:
     cluster.wait(180, HIGHEST_W)
 
 
-def test_a_value_that_the_gpu_does_not_take_is_told_to_the_pods_user(cluster: Cluster) -> None:
+def test_a_value_that_the_gpu_does_not_take_is_reported_to_the_pods_user(cluster: Cluster) -> None:
     cluster.start("research")
     cluster.run(a_pod(watts="600"), 0)
     wait_for(lambda: cluster.told("PowerLimitRefused"), "the event")
@@ -244,7 +244,7 @@ def test_an_api_server_that_is_away_ends_no_limit(cluster: Cluster) -> None:
     cluster.wait(150, 160)
 
 
-def test_what_happened_while_no_agent_ran_is_made_up_for(cluster: Cluster) -> None:
+def test_events_while_no_agent_ran_are_caught_up(cluster: Cluster) -> None:
     end = cluster.start("research")
     gone = cluster.run(a_pod("gone", "150"), 0)
     stays = cluster.run(a_pod("stays", "160"), 1)
@@ -287,7 +287,7 @@ def test_without_kubelet_limits_stay(cluster: Cluster, caplog: pytest.LogCapture
     assert cluster.limits() == [150, HIGHEST_W]
 
 
-def test_while_the_driver_is_closed_pods_are_told_nothing(
+def test_while_the_driver_is_closed_pods_get_no_events(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
@@ -302,7 +302,7 @@ def test_while_the_driver_is_closed_pods_are_told_nothing(
     assert not cluster.told("PowerLimitRefused")
 
 
-def test_while_zeusd_sees_no_gpus_pods_are_told_nothing() -> None:
+def test_while_zeusd_sees_no_gpus_pods_get_no_events() -> None:
     told: list[Any] = []
     devices = {("research", "training"): ["GPU-1"]}
     parts: Any = (

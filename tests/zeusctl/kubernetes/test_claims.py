@@ -105,7 +105,7 @@ def test_the_api_server_is_asked_about_this_node_and_not_too_often(
     assert found.uuid(f"{DRIVER}/{NODE}/gpu-1") == MIG
 
 
-def test_a_service_account_that_may_not_list_slices_is_told_what_it_needs(
+def test_a_service_account_that_may_not_list_slices_learns_which_role_it_needs(
     api: ApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = [0.0]

@@ -38,7 +38,7 @@ def test_every_manifest_is_valid_in_each_version(minor: int) -> None:
     assert {"DaemonSet", "RoleBinding", "ValidatingAdmissionPolicy", "Pod"} <= seen
 
 
-def test_the_check_is_strict() -> None:
+def test_the_check_of_manifests_is_strict() -> None:
     (pod,) = manifests("training-pod.yaml")
     pod["spec"]["containers"][0]["volumeMount"] = []
     with pytest.raises(kubernetes_validate.ValidationError, match="volumeMount"):

@@ -1,4 +1,4 @@
-"""What pods ask for, and what follows; pure."""
+"""The requests of pods, and their consequences; pure."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_pod_without_its_gpus_yet_is_waited_for() -> None:
         (a_pod(), ["GPU-5abc"], "zeusd does not know it"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(
+def test_impossible_requests_are_refused_with_the_reason(
     pod: dict[str, Any], ids: list[str], said: str
 ) -> None:
     found = planned(pod, *ids)

@@ -1,4 +1,4 @@
-"""Reads a probe's report as whoever is sent one would: by its types."""
+"""Reads a probe's report by its types, like a reader who is sent one."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def stand_in(
     *gpus: dict[str, Any],
     read_us: int = 40,
 ) -> Iterator[tuple[NvmlDriver, NvmlDouble]]:
-    """The stand-in with a clock of its own, and a driver of it; idle until a load begins."""
+    """The stand-in with its own clock and driver; idle until a load begins."""
     idle = {"load_mw": LOAD_MW, "idle_mw": IDLE_MW, "start_ns": START_NS}
     described = [idle | one for one in gpus]
     double = NvmlDouble(folder, described, clock_ns=START_NS + 10**10, read_us=read_us)

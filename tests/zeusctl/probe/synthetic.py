@@ -41,7 +41,7 @@ def ticks(
 
 
 def read(times: Sequence[int], updates: Sequence[float], values: Sequence[int]) -> Series:
-    """What readings at `times` show of a sensor that holds `values` from its updates on."""
+    """The readings at `times` of a sensor that has `values` from its updates on."""
     series, number = Series(), 0
     for t_ns in times:
         while number + 1 < len(updates) and updates[number + 1] <= t_ns:

@@ -1,4 +1,4 @@
-"""The probe's analysis finds what synthetic sensors were made with.
+"""The probe's analysis finds the parameters of synthetic sensors.
 
 Thresholds were chosen on sensors of 20 and 100 ms with seeds below 100 (`TUNED`). What is asserted
 is asserted on other periods, phases, windows and seeds.
@@ -82,7 +82,7 @@ def test_a_period_is_found_where_readings_stall_and_updates_are_rare_at_first(
     assert found.phase_ms is not None
 
 
-def test_a_sensor_that_is_armed_anew_each_time_has_a_period_and_no_phase() -> None:
+def test_a_sensor_that_is_rearmed_each_time_has_a_period_and_no_phase() -> None:
     chance = random.Random(7)
     times = polls(chance, 30.0)
     updates, values = [float(times[0])], [0]
@@ -114,7 +114,7 @@ def test_changes_at_random_times_have_no_period() -> None:
     assert find_period(read(times, updates, values).changes(), times[0]) is None
 
 
-def test_a_sensor_that_stands_still_has_no_period() -> None:
+def test_a_sensor_that_does_not_update_has_no_period() -> None:
     assert find_period(Series((n * MS, 5) for n in range(1000)).changes(), 0) is None
 
 
@@ -166,7 +166,9 @@ def test_readings_that_the_load_does_not_move_tell_no_window() -> None:
 
 
 @pytest.mark.parametrize(("scale", "same"), [(1.0, True), (1.4, False)])
-def test_a_counter_of_another_scope_than_the_power_is_told_apart(scale: float, same: bool) -> None:
+def test_a_counter_of_another_scope_than_the_power_is_distinguished(
+    scale: float, same: bool
+) -> None:
     chance = random.Random(11)
     times = polls(chance, 10.0)
     updates = ticks(chance, times, 100, 30, 0.1)
@@ -184,7 +186,7 @@ def test_a_counter_of_another_scope_than_the_power_is_told_apart(scale: float, s
     assert found.restarts == 0
 
 
-def test_a_counter_that_begins_anew_is_counted_and_not_integrated() -> None:
+def test_a_counter_that_restarts_is_counted_and_not_integrated() -> None:
     times = [n * 10 * MS for n in range(1, 1001)]
     energies = [5 * 10**6 + 70 * n if n < 500 else 70 * (n - 500) for n in range(1000)]
     found = compare_energy(

@@ -99,7 +99,7 @@ def test_torch_numbers_are_found_by_pci_address(monkeypatch: pytest.MonkeyPatch)
 
 
 class _Noted:
-    """Notes the bursts it is told."""
+    """Records the bursts."""
 
     name = "none"
 

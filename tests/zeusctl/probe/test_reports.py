@@ -40,7 +40,7 @@ def _again(path: Path) -> Report:
 
 
 def _same(first: Gpu, second: Gpu) -> None:
-    """Both are of one product, as far as a probe can tell."""
+    """Both are of one product, as far as a probe can determine."""
     for name in ("name", "architecture", "memory_mib", "clocks", "power_limits"):
         assert getattr(first, name) == getattr(second, name), name
     for name in ("power_instant_mw", "energy_field_mj"):
@@ -127,7 +127,7 @@ def test_a_daemon_serves_a_node_made_of_a_report() -> None:
         (None, "cannot read the report"),
     ],
 )
-def test_what_is_no_report_is_named_in_one_sentence(
+def test_an_invalid_report_is_named_in_one_sentence(
     text: str | None, said: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "report.json"

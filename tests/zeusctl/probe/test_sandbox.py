@@ -39,7 +39,7 @@ done
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What stands in for systemd's programs; where properties are written to."""
+    """Stand-ins for systemd's programs; and the file to which properties are written."""
     for name, text in (("systemd-run", SYSTEMD_RUN), ("systemctl", "#!/bin/sh\nexit 1\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -69,7 +69,7 @@ def test_the_probe_runs_again_inside_the_sandbox(
     assert [gpu["name"] for gpu in body["gpus"]] == ["Tesla V100-PCIE-16GB"]
 
 
-def test_what_the_sandbox_denies_is_named() -> None:
+def test_reads_denied_by_the_sandbox_are_named() -> None:
     report = read((ROOT / "docs/reference/hardware/stand-in/a100-sxm-80.json").read_text())
     inner = from_json(report.to_json())
     assert sandbox.compare(report, inner)["differs"] == []

@@ -1,4 +1,4 @@
-"""The probe on simulated nodes: it finds what the device table has."""
+"""The probe on simulated nodes: it finds the values of the device table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_simulated_product_agrees_with_the_table(key: str) -> None:
     assert gpu.doubts == []
 
 
-def test_what_differs_from_the_table_is_named() -> None:
+def test_differences_from_the_table_are_named() -> None:
     report = probed("a40", load=False)
     other = replace(
         DEVICES["a40"],
@@ -47,7 +47,7 @@ def test_what_differs_from_the_table_is_named() -> None:
     assert rows["window that power sees"].verdict == "not known"
 
 
-def test_a_product_that_the_table_lacks_is_said_to_be_missing() -> None:
+def test_a_product_that_the_table_lacks_is_reported() -> None:
     report = probed("t4", load=False)
     assert model_of("NVIDIA Nonesuch") is None
     unknown = replace(report, gpus=[replace(report.gpus[0], name="NVIDIA Nonesuch")])

@@ -1,4 +1,4 @@
-"""The probe finds what the C stand-in was set to, and notices a driver that lies.
+"""The probe finds the settings of the C stand-in, and detects wrong values.
 
 Nothing was tuned on these stand-ins: thresholds come from test_analysis.py.
 """
@@ -36,7 +36,7 @@ FAST: dict[str, Any] = {
 }
 
 
-def test_what_two_stand_ins_were_set_to_is_found(
+def test_the_settings_of_two_stand_ins_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = probed(tmp_path, monkeypatch, ODD, FAST, plan=SHORT, load=True)
@@ -68,7 +68,7 @@ def test_what_two_stand_ins_were_set_to_is_found(
 
 
 @pytest.mark.parametrize(("windowed", "share"), [(1, 0.3), (0, 1.0)])
-def test_what_a_counter_sees_is_told_from_what_its_power_reading_sees(
+def test_the_windows_of_counter_and_power_reading_are_distinguished(
     windowed: int, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     truth = {"tick_us": 60_000, "window_us": 18_000, "counter_windowed": windowed}
@@ -103,7 +103,7 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_driver_that_lies_is_noticed(
+def test_a_driver_that_returns_wrong_values_is_detected(
     lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, said = LIES[lie]
@@ -126,7 +126,7 @@ def test_readings_that_fail_now_and_then_are_counted(
     assert "7 of" in report.gpus[0].doubts[0].text
 
 
-def test_readings_that_stall_are_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalling_readings_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stand_in(tmp_path, monkeypatch, {}) as (driver, double):
         quiet = probe(driver, Plan(seconds=1, calls=1))
         driver.clock = Clock(double.now_ns, lambda seconds: double.pass_time(seconds + 0.07))
@@ -146,7 +146,7 @@ def test_a_gpu_that_cannot_be_opened_is_reported_beside_the_others(
     assert [gpu.index for gpu in report.gpus] == [0]
 
 
-def test_no_setter_is_called_and_nothing_tells_the_board(
+def test_no_setter_is_called_and_the_report_has_no_board_identity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stand_in(tmp_path, monkeypatch, {}, {}) as (driver, double):

@@ -1,13 +1,13 @@
-"""A node on which anything may happen at any time, and what must be true of it all the same.
+"""A node with any events at any time, and the invariants that must hold.
 
-The model is the world around a core: processes that live, hang and die, devices with queues and
-faults, a journal, outside hands. Tests and `benchmarks/chaos.py` choose what happens; the model
-does it, and checks.
+The model is the environment of a core: processes that run, hang and die, devices with queues and
+faults, a journal, outside changes. Tests and `benchmarks/chaos.py` choose the events; the model
+performs them, and checks the invariants.
 
-What must be true, always: a value that zeusd wrote is in force only if the journal lists it, or if
-it is the restore target. A process that says it is alive keeps its leases. And in the end, when
-nothing fails any more: every control without a living holder is at its restore target, or at a
-value that someone else chose.
+At any time, a value that zeusd wrote is in force only if the journal lists it, or if it is the
+restore target; and a process that sends heartbeats keeps its leases. Finally, when nothing fails
+any more, every control without a running holder is at its restore target, or at a value that
+someone else chose.
 """
 
 from __future__ import annotations
@@ -89,7 +89,14 @@ class Program:
     silent_s: float = 0.0
     """It sends no heartbeat because it computes, for so long already."""
     wants: bool = False
-    """It has asked for something since it last let go of everything."""
+    """It has made a request since it last released everything."""
+    beats: bool = False
+    """It has made a request, so its client sends heartbeats."""
+
+
+def _is_busy(program: Program) -> bool:
+    """Whether a process sends heartbeats, or computes; else nothing comes of it as time passes."""
+    return program.alive and not program.stopped and (program.beats or program.computing)
 
 
 class Model(World):
@@ -122,15 +129,15 @@ class Model(World):
         return program
 
     def request(self, program: Program, op: str, **arguments: object) -> None:
-        """A process asks for something; one that is stopped, or in C code, cannot."""
+        """A process requests something; a stopped one, or one in C code, cannot."""
         if program.alive and not program.stopped and not program.computing and self.up:
             if program.conn == 0:
                 self._reconnect(program)
             if op not in ("release", "heartbeat"):
-                program.wants = True
+                program.wants = program.beats = True
             self._guarded(lambda: self.ask(program.conn, op, **arguments))
             if op == "release" and not arguments.get("gpus") and self.up:
-                program.wants = False  # what was asked is done, or will be
+                program.wants = False  # the request is done, or will be
 
     def set(
         self, program: Program, gpu: str, control: Control, choice: int, block: bool = True
@@ -187,9 +194,9 @@ class Model(World):
         self.cpu_share[program.process] = 1.0 if busy else 0.0
 
     def pass_time(self, seconds: float) -> None:
-        """Time passes; processes that run say so every few seconds."""
+        """Time passes; processes that run send heartbeats."""
         while seconds > 0:
-            step = min(seconds, TTL_S / 5)
+            step = min(seconds, TTL_S / 5) if any(map(_is_busy, self.programs)) else seconds
             due_ns = self.core.next_deadline_ns()
             if due_ns is not None and self.up:
                 self.woken_for(due_ns)
@@ -206,7 +213,8 @@ class Model(World):
                         program.blameless = False
                 else:
                     program.silent_s = 0.0
-                    self.request(program, "heartbeat")
+                    if program.beats:
+                        self.request(program, "heartbeat")
             if self.up:
                 self._guarded(lambda: self.apply(self.core.tick(self.now_ns)))
 
@@ -232,7 +240,7 @@ class Model(World):
         self.values[key] = tuple(sorted({*self.values[key]} ^ {profile}))
 
     def misbehave(self, gpu: str, odd: Odd) -> None:
-        """From now on the driver does not do quite what it is told on one GPU."""
+        """From now on the driver does not write exactly the requested values on one GPU."""
         self.behave()
         if gpu not in self.odd:
             self.odd[gpu] = replace(odd, stale=[])
@@ -246,16 +254,16 @@ class Model(World):
                 del self.odd[gpu]
 
     def hide_controls(self, gpu: str, controls: frozenset[Control]) -> None:
-        """The driver fails whenever these controls of a GPU are asked for."""
+        """The driver fails whenever these controls of a GPU are accessed."""
         self.hidden[gpu] = controls
 
     def look_again(self) -> None:
-        """zeusd looks at its GPUs again."""
+        """zeusd reads its GPUs again."""
         if self.up and self.driver_open:
             self._guarded(self.find_gpus)
 
     def crash(self, lost_calls: int) -> None:
-        """zeusd is killed here and now. What a worker had begun may still reach its device."""
+        """zeusd is killed now. A call that a worker had begun may still reach its device."""
         begun: dict[str, Read | Write] = {}
         for call in self.held:
             begun.setdefault(call.gpu, call)
@@ -285,7 +293,7 @@ class Model(World):
         self._guarded(lambda: self.start_core(alive))
 
     def stop_zeusd(self, restore: bool) -> None:
-        """An orderly end, followed by a crash if it takes too long."""
+        """An orderly stop, followed by a crash if it takes too long."""
         if not self.up:
             return
         self._guarded(lambda: self.apply(self.core.stop(self.now_ns, restore)))
@@ -367,7 +375,7 @@ class Model(World):
             self._guarded(lambda: self.apply(self.core.jobs_present(self.now_ns, set())))
 
     def look_around(self) -> None:
-        """zeusd reads what controls hold that nobody holds."""
+        """zeusd reads the controls that nobody holds."""
         if self.up:
             self._guarded(lambda: self.apply(self.core.look_around(self.now_ns)))
 
@@ -419,7 +427,7 @@ class Model(World):
 
     @staticmethod
     def _made_of(restore: PendingRestore, value: ControlValue) -> bool:
-        """Whether a driver may have made this of a value that was written and never confirmed.
+        """Whether a driver may have turned a written, unconfirmed value into this one.
 
         The target is listed without being in doubt: what is made of it is where it belongs.
         """
@@ -443,7 +451,7 @@ class Model(World):
             if odd.clamp_mw is None or entry is None:
                 continue
             if self._made_of(PendingRestore.from_json(entry), self.values[limit]):
-                # Its range changes without a reload: what it made of the write is not to be known.
+                # Its range changes without a reload, so the result of the write is unknown.
                 self.ours.discard(limit)
         self.odd.clear()
         self.look_again()
@@ -452,9 +460,10 @@ class Model(World):
             self.compute(program, False)
         if self.core.node.quiesced_ns is not None:
             self.request(self.start_program(admin=True), "resume")
-        for _ in range(4):
+        # First the longest lease ends; then what follows from that is tried again where it failed.
+        for seconds in (70, 16, 16, 16):
             self._drain()
-            self.pass_time(70)
+            self.pass_time(seconds)
             self._drain()
         for gpu in GPUS:
             for control in CONTROLS:
@@ -470,7 +479,7 @@ class Model(World):
         for gpu in GPUS:
             for control in CONTROLS:
                 machine = self.machine(gpu, control)
-                assert machine.phase is Phase.FREE, f"{control.value} of {gpu} is never put back"
+                assert machine.phase is Phase.FREE, f"{control.value} of {gpu} is never restored"
         left = [key for key in self.journal if key.startswith(("debt/", "lost/"))]
         resting = {key for key in self.journal if key.startswith("resting/")}
         for gpu in GPUS:
@@ -500,7 +509,7 @@ class Model(World):
                 allowed = max(machine.highest(), machine._resting or ())
                 assert value <= allowed, f"{gpu} rests at {value}, above its ceiling"
             return
-        assert machine.phase is Phase.HELD, "all faults are gone, and it is still not put back"
+        assert machine.phase is Phase.HELD, "all faults are gone, and it is still not restored"
         assert machine.lease is not None
         holder = machine.lease.holder
         program = next(one for one in self.programs if one.process == holder)
@@ -516,7 +525,7 @@ class Model(World):
             assert value in (*allowed, lowest), f"{gpu} holds {value}, above its ceiling"
         newest_lost = self._newest_lost(gpu, control)
         if key in self.ours and machine.value is not None and not newest_lost:
-            # After a crash the newest of them may have been meant only, or be what the driver made.
+            # After a crash the newest one may have been only intended, or be a rounded value.
             listed = {_own(control, one) for one in (*machine._values, machine.target)}
             assert _own(control, value) in listed or self._made_of(
                 machine._pending_restore(), value
@@ -528,7 +537,7 @@ class Model(World):
         return control not in READABLE and pending_key(gpu, control) in missing
 
     def _forget_resting(self) -> None:
-        """What is at rest stays as it is when a reload names another target for the next time."""
+        """A control at rest stays as it is when a reload sets another target."""
         for gpu, control in list(self.ours):
             key = pending_key(gpu, control)
             entry = self.late.get(key) if key in self.late else self.journal.get(key)
@@ -575,7 +584,7 @@ class Model(World):
         try:
             action()
             while self._gone:
-                # The runtime tells at once when the core asks it to watch the dead.
+                # The runtime reports at once when the core asks it to watch a dead process.
                 self.apply(self.core.process_gone(self.now_ns, self._gone.pop()))
         except CrashError:
             self.crash(0)
@@ -598,7 +607,7 @@ class Model(World):
         super()._device(call)
 
     def _check_not_clobbered(self, write: Write) -> None:
-        """A restore writes over what zeusd wrote, and not over what it saw someone else set."""
+        """A restore overwrites zeusd's own values, and not outside changes that it noticed."""
         seen = self._seen.pop((write.gpu, write.control), None)
         asked = write.restore.overwrite != "ours"
         keeps = self.settings.site.outside_change == "keep" and not asked
@@ -607,7 +616,7 @@ class Model(World):
         )
 
     def _submit(self, call: Read | Write) -> None:
-        """What a ceiling allows is decided when the call begins: it may change while it waits."""
+        """The value that a ceiling allows is decided when the call begins; it may change later."""
         if isinstance(call, Write) and call.control is Control.POWER_LIMIT:
             machine = self.machine(call.gpu, call.control)
             over = "" if machine.lease is None else machine.lease.over
@@ -647,7 +656,7 @@ class Model(World):
             self._apply(write)
 
     def _apply(self, call: Write) -> None:
-        """What the driver makes of it is zeusd's own."""
+        """A rounded value counts as zeusd's own."""
         before = self.values[(call.gpu, call.control)]
         super()._apply(call)
         if call.control is Control.POWER_PROFILE:
@@ -655,7 +664,7 @@ class Model(World):
             assert {*before} & {*FOREIGN} == {*after} & {*FOREIGN}, (
                 f"what others request on {call.gpu} is {before}, and zeusd makes it {after}"
             )
-        # What is written again as it was is as if nobody had written it.
+        # An outside write of the same value is as if nobody had written it.
         if call.control not in READABLE or self.values[(call.gpu, call.control)] != before:
             self.ours.add((call.gpu, call.control))
 
@@ -680,14 +689,14 @@ class Model(World):
 
 
 def _own(control: Control, value: ControlValue) -> ControlValue:
-    """A value without what others have requested."""
+    """A value without the requests of others."""
     if control is not Control.POWER_PROFILE:
         return value
     return tuple(one for one in value if one not in FOREIGN)
 
 
 def _may_become(asked: ControlValue | None, value: ControlValue, control: Control) -> bool:
-    """Whether some driver makes this of what it is asked for."""
+    """Whether some driver turns the requested value into this one."""
     if not asked or control is not Control.POWER_LIMIT:
         return asked == value
     clamps = [odd.clamp_mw for odd in ODD_DRIVERS if odd.clamp_mw is not None]

@@ -1,4 +1,4 @@
-"""Who may do what: the whole matrix, decided by what the kernel says of a peer."""
+"""Permissions: the whole matrix, decided by the kernel's identity of a peer."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_connection_follows_other_rules_and_a_gpu_that_is_another_by_now() -> 
     assert world.limit_w() == 210
 
 
-def test_only_who_computes_on_a_gpu_may_lease_it_where_the_site_asks_for_that() -> None:
+def test_only_computing_users_may_lease_a_gpu_if_the_site_requires_it() -> None:
     access = Access(
         rules=(AllowRule(everyone=True),),
         admin_gids=frozenset({ADMINS}),

@@ -78,7 +78,7 @@ def test_a_user_reads_as_that_user_and_administrators_and_readers_as_everybody(
         assert (reader(ALICE), reader(4)) == expected
 
 
-def test_metrics_name_others_only_to_those_who_may_know(world: World) -> None:
+def test_metrics_name_other_users_only_to_permitted_users(world: World) -> None:
     def total(kind: str, uid: int, amount: int) -> LedgerTotal:
         amounts = dict.fromkeys(("active_uj", "idle_uj", "lower_uj", "upper_uj"), amount)
         return LedgerTotal(kind=kind, name="", uid=uid, **amounts)
@@ -110,12 +110,14 @@ def test_metrics_name_others_only_to_those_who_may_know(world: World) -> None:
         {"edges": DAY, "by": "colour"},
     ],
 )
-def test_what_cannot_be_summed_is_refused(world: World, arguments: dict[str, Any]) -> None:
+def test_requests_that_cannot_be_summed_are_refused(
+    world: World, arguments: dict[str, Any]
+) -> None:
     with pytest.raises(ValueError, match=r"edges|name|by"):
         world.call(ALICE, "usage", **arguments)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-", "7;rm", "ä", "x" * 321])
-def test_a_job_has_a_name_that_no_terminal_or_path_minds(world: World, name: str) -> None:
+def test_a_jobs_name_is_safe_for_terminals_and_paths(world: World, name: str) -> None:
     with pytest.raises(ValueError, match="name"):
         world.call(ADMIN, "allocate", gpus=[GPU0], name=name)

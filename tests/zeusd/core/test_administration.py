@@ -1,4 +1,4 @@
-"""What administrators may do to a node, and what everybody may know of it."""
+"""What administrators may do to a node, and what everyone may know of it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_only_administrators_may(world: World, op: str, arguments: dict[str, Any
 # ------------------------------------------------------------------------------------------ restore
 
 
-def test_a_restore_ends_leases_and_tells_their_holders(world: World) -> None:
+def test_a_restore_revokes_leases_and_informs_their_holders(world: World) -> None:
     world.set_power(ALICE, 200)
     world.call(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
     outcomes = restore(world)["result"]["gpus"][GPU0]["controls"]
@@ -113,7 +113,7 @@ def test_a_restore_of_one_control_leaves_the_others(world: World) -> None:
     assert world.limit_w() == 200
 
 
-def test_a_restore_undoes_what_was_set_past_zeusd(world: World) -> None:
+def test_a_restore_overwrites_an_outside_change(world: World) -> None:
     """Held, free, or adopted as the target by a lease since: the site limit is in force."""
     world.values[POWER] = (120_000,)
     world.values[CLOCKS] = (300, 300)
@@ -128,7 +128,7 @@ def test_a_restore_undoes_what_was_set_past_zeusd(world: World) -> None:
     assert "error" not in world.set_power(ALICE, 290), "the site limit is the most again"
 
 
-def test_a_restore_overwrites_what_was_set_past_zeusd_during_a_lease(world: World) -> None:
+def test_a_restore_overwrites_an_outside_change_during_a_lease(world: World) -> None:
     world.set_power(ALICE, 200)
     world.values[POWER] = (120_000,)
     restore(world)
@@ -136,13 +136,13 @@ def test_a_restore_overwrites_what_was_set_past_zeusd_during_a_lease(world: Worl
     assert world.call(ADMIN, "leases")["result"]["leases"] == []
 
 
-def test_a_restore_goes_back_to_what_the_site_configured() -> None:
+def test_a_restore_writes_the_configured_site_limit() -> None:
     world = make_world(SitePolicy(rules=(GpuRule("*", 220_000, (300, 1200)),)))
     restore(world)
     assert (world.limit_w(), world.values[CLOCKS]) == (220, (300, 1200))
 
 
-def test_a_restore_that_fails_says_so_and_goes_on_when_something_was_owed(world: World) -> None:
+def test_a_restore_that_fails_is_reported_and_retried_if_one_was_pending(world: World) -> None:
     world.set_power(ALICE, 200)
     world.faults[POWER] = 15
     outcome = restore(world, controls=["power_limit"])["result"]["gpus"][GPU0]["controls"]
@@ -156,7 +156,7 @@ def test_a_restore_that_fails_says_so_and_goes_on_when_something_was_owed(world:
 
 
 @pytest.mark.parametrize(("code", "said"), [(3, "not_offered"), (4, "permission")])
-def test_a_wish_that_fails_owes_nothing(world: World, code: int, said: str) -> None:
+def test_a_failed_request_leaves_nothing_pending(world: World, code: int, said: str) -> None:
     """Nobody had changed the clock: a GPU that refuses is not leased to nobody forever."""
     world.faults[CLOCKS] = code
     outcome = restore(world, controls=["gpu_clocks"])["result"]["gpus"][GPU0]["controls"]
@@ -178,7 +178,7 @@ def test_a_restore_that_a_crash_cuts_short_is_finished(world: World) -> None:
     assert world.limit_w() == 300
 
 
-def test_a_restore_of_an_unknown_gpu_is_told(world: World) -> None:
+def test_a_restore_of_an_unknown_gpu_gets_an_error(world: World) -> None:
     reply = restore(world, gpus=["GPU-no", GPU0])["result"]["gpus"]
     assert reply["GPU-no"]["error"]["code"] == "unknown_gpu"
     assert reply[GPU0]["controls"]["power_limit"] == "ok"
@@ -193,7 +193,7 @@ def persist(world: World, watts: int) -> None:
     assert reply["result"]["gpus"] == {GPU0: {}}
 
 
-def test_what_is_persisted_stays_and_is_the_most_that_may_be_set(world: World) -> None:
+def test_a_persisted_value_stays_and_is_the_highest_that_may_be_set(world: World) -> None:
     persist(world, 240)
     world.apply(world.core.peer_closed(world.now_ns, ADMIN))
     world.advance(60)
@@ -205,7 +205,7 @@ def test_what_is_persisted_stays_and_is_the_most_that_may_be_set(world: World) -
     assert world.call(ALICE, "hello")["result"]["gpus"][0]["persisted"] == ["power_limit"]
 
 
-def test_what_is_persisted_outlives_zeusd_and_a_reload_and_ends_with_a_restore(
+def test_a_persisted_value_survives_zeusd_and_a_reload_and_ends_with_a_reset(
     world: World,
 ) -> None:
     persist(world, 240)
@@ -229,8 +229,8 @@ def test_what_is_persisted_outlives_zeusd_and_a_reload_and_ends_with_a_restore(
     assert "error" not in world.set_power(ALICE, 290)
 
 
-def test_a_reset_of_what_was_persisted_is_owed_until_it_is_done(world: World) -> None:
-    """Neither a full disk nor a kill leaves the value without anybody who answers for it."""
+def test_a_reset_of_a_persisted_value_is_pending_until_it_succeeds(world: World) -> None:
+    """Neither a full disk nor a kill leaves a value without a record that covers it."""
     persist(world, 240)
     world.journal_broken = True
     assert "disk is full" in restore(world)["result"]["gpus"][GPU0]["controls"]["power_limit"]
@@ -256,7 +256,7 @@ def test_an_administrator_may_persist_a_higher_limit_than_before(world: World) -
     assert "error" not in world.set_power(ALICE, 250)
 
 
-def test_what_was_not_set_cannot_be_persisted(world: World) -> None:
+def test_a_control_that_was_not_set_cannot_be_persisted(world: World) -> None:
     world.set_power(ALICE, 200)
     reply = world.call(ADMIN, "persist", gpus=[GPU0], controls=["power_limit"])
     assert reply["result"]["gpus"][GPU0]["error"]["code"] == "bad_request"
@@ -267,7 +267,7 @@ def test_what_was_not_set_cannot_be_persisted(world: World) -> None:
 # --------------------------------------------------------------------------------- the driver's end
 
 
-def test_quiesce_puts_everything_back_and_nothing_touches_the_driver_until_resume(
+def test_quiesce_restores_everything_and_nothing_calls_the_driver_until_resume(
     world: World,
 ) -> None:
     world.set_power(ALICE, 200)
@@ -298,8 +298,8 @@ def test_a_quiesced_node_stays_so_over_a_restart(world: World) -> None:
     assert "error" not in world.set_power(ALICE, 200)
 
 
-def test_a_gpu_that_cannot_be_put_back_does_not_keep_the_driver_open() -> None:
-    """It is what a reset is for: what is owed is tried again after it."""
+def test_a_gpu_that_cannot_be_restored_does_not_keep_the_driver_open() -> None:
+    """A reset is for this: pending restores are retried after it."""
     world = make_world(gpus=2)
     world.set_power(ALICE, 200)
     world.set_power(ALICE, 200, GPU1)
@@ -307,7 +307,7 @@ def test_a_gpu_that_cannot_be_put_back_does_not_keep_the_driver_open() -> None:
     result = world.call(ADMIN, "quiesce")["result"]
     assert result["owed"] == [[GPU0, "power_limit"]]
     assert world.values[(GPU1, Control.POWER_LIMIT)] == (300_000,)
-    world.advance(10)  # no attempt is made meanwhile: the world would fail
+    world.advance(10)  # no attempt is made meanwhile: it would fail
     world.faults.clear()
     world.call(ADMIN, "resume")
     assert world.limit_w() == 300
@@ -352,14 +352,14 @@ def test_a_gpu_that_does_not_answer_does_not_keep_the_administrator() -> None:
     world.hold = False
     assert stuck == world.held
     world.run_held()
-    world.advance(60)  # what was under way is over; nothing new is tried
+    world.advance(60)  # the call in progress is over; nothing new is tried
     assert world.limit_w() == 200
     world.call(ADMIN, "resume")
     assert world.limit_w() == 300
 
 
-def test_who_asks_again_for_what_is_under_way_gets_the_same_answer(world: World) -> None:
-    """As a client does that lost its connection."""
+def test_a_repeated_request_gets_the_answer_of_the_one_in_progress(world: World) -> None:
+    """Like a client that lost its connection."""
     world.set_power(ALICE, 200)
     world.hold = True
     first = world.ask(ADMIN, "quiesce")
@@ -447,8 +447,8 @@ def test_the_policy_says_what_this_user_may(world: World) -> None:
     assert all(one.allowed for one in admins.gpus[GPU0].values())
 
 
-def test_what_the_policy_allows_is_what_a_set_may_do(world: World) -> None:
-    """Neither says more than the other."""
+def test_the_policy_reply_equals_what_a_set_may_do(world: World) -> None:
+    """Neither has more than the other."""
     for conn in (ADMIN, ALICE):
         ((low, high),) = world.call(conn, "policy")["result"]["gpus"][GPU0]["power_limit"]["ranges"]
         for milliwatts, fits in (
@@ -480,7 +480,7 @@ def test_the_audit_trail_has_every_change_and_many_sets_are_one_record(world: Wo
     assert sets.number < back.number < end.number
 
 
-def test_a_failed_set_is_a_record_of_its_own(world: World) -> None:
+def test_a_failed_set_is_its_own_record(world: World) -> None:
     begin = audit(world).records[-1].number
     world.set_power(ALICE, 200)
     world.faults[POWER] = 999
@@ -490,7 +490,7 @@ def test_a_failed_set_is_a_record_of_its_own(world: World) -> None:
     assert "internal driver error" in str(results[1])
 
 
-def test_who_did_it_is_for_that_user_and_administrators(world: World) -> None:
+def test_the_author_of_a_change_is_shown_to_that_user_and_administrators(world: World) -> None:
     world.set_power(ALICE, 200)
     assert audit(world).records[-1].pid == 102
     assert audit(world, ALICE).records[-1].pid == 102
@@ -499,7 +499,7 @@ def test_who_did_it_is_for_that_user_and_administrators(world: World) -> None:
     assert (seen.command, seen.job) == (None, None)
 
 
-def test_the_trail_names_program_and_job(world: World) -> None:
+def test_the_audit_log_names_program_and_job(world: World) -> None:
     """Of a process that may be gone when someone asks who slowed a GPU down."""
     process = world.connect(7, pid=707, uid=1002, command="train", job="77")
     world.set_power(7, 200)
@@ -508,7 +508,7 @@ def test_the_trail_names_program_and_job(world: World) -> None:
     assert (found.event, found.command, found.job) == ("lease_ended", "train", "77")
 
 
-def test_the_trail_is_bounded_and_says_what_it_dropped(world: World) -> None:
+def test_the_audit_log_is_bounded_and_says_what_it_dropped(world: World) -> None:
     for turn in range(1200):
         world.set_power(ALICE, 200 + turn % 2)
         world.call(ALICE, "release")
@@ -521,7 +521,7 @@ def test_the_trail_is_bounded_and_says_what_it_dropped(world: World) -> None:
     assert [one.number for one in earlier] == list(range(first - 50, first))
 
 
-def test_a_dumped_trail_goes_on_after_a_restart(world: World) -> None:
+def test_a_dumped_audit_log_continues_after_a_restart(world: World) -> None:
     world.set_power(ALICE, 200)
     before = audit(world).records
     dumped = world.core.audit_log.dump()
@@ -565,7 +565,7 @@ def test_the_metrics_count_what_happened(world: World) -> None:
     assert found.connections == 3
 
 
-def test_the_metrics_name_what_is_not_back(world: World) -> None:
+def test_the_metrics_name_pending_restores(world: World) -> None:
     world.set_power(ALICE, 200)
     world.faults[POWER] = 15
     world.call(ALICE, "release")

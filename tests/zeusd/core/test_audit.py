@@ -15,7 +15,7 @@ def test_a_revoked_lease_names_who_revoked_it() -> None:
     assert record["reason"] == "the lease of process 102 of user 1002"
 
 
-def test_what_somebody_else_sets_on_an_idle_gpu_is_noticed_once() -> None:
+def test_an_outside_change_on_an_idle_gpu_is_recorded_once() -> None:
     world = make_world()
     world.look_around()
     assert world.events("outside_change") == []
@@ -29,7 +29,7 @@ def test_what_somebody_else_sets_on_an_idle_gpu_is_noticed_once() -> None:
     assert len(world.events("outside_change")) == 2
 
 
-def test_what_zeusd_wrote_is_no_change_by_somebody_else() -> None:
+def test_zeusds_own_write_is_not_an_outside_change() -> None:
     world = make_world()
     world.set_power(ALICE, 200)
     world.look_around()
@@ -57,7 +57,7 @@ def test_a_lost_gpu_is_one_record() -> None:
 
 
 def test_a_gpu_that_answers_again_has_returned() -> None:
-    """Though nobody looked for GPUs; not while it answers some calls only."""
+    """Without a scan for GPUs; and not while it answers only some calls."""
     world = make_world()
     world.reads_fail = True
     world.faults[POWER] = 15

@@ -1,4 +1,4 @@
-"""Named ceilings: the least of them is what may be set, and what comes back."""
+"""Named ceilings: the lowest of them is the highest value that may be set, and is restored."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_least_of_the_ceilings_counts() -> None:
     assert ceilings.next_deadline_ns() is None
 
 
-def test_an_idle_gpu_is_brought_under_a_ceiling_and_back(world: World) -> None:
+def test_an_idle_gpu_is_lowered_to_a_ceiling_and_raised_again(world: World) -> None:
     assert bound(world, 250) == {"highest": [250_000]}
     assert world.limit_w() == 250
     assert bound(world, 200, "job:7") == {"highest": [200_000]}
@@ -59,7 +59,7 @@ def test_an_idle_gpu_is_brought_under_a_ceiling_and_back(world: World) -> None:
     assert [key for key in world.journal if key.startswith(("debt/", "ceiling/", "resting/"))] == []
 
 
-def test_a_lease_stays_below_it_and_gets_back_what_was_asked_for(world: World) -> None:
+def test_a_lease_stays_below_it_and_gets_its_requested_value_later(world: World) -> None:
     world.set_power(ALICE, 240)
     bound(world, 200)
     assert world.limit_w() == 200
@@ -72,7 +72,7 @@ def test_a_lease_stays_below_it_and_gets_back_what_was_asked_for(world: World) -
     assert world.limit_w() == 260, "a restore does not raise it above the ceiling"
 
 
-def test_a_lower_limit_that_somebody_else_chose_is_left_alone(world: World) -> None:
+def test_a_lower_limit_set_outside_is_not_touched(world: World) -> None:
     world.values[POWER] = (150_000,)
     bound(world, 250)
     assert world.limit_w() == 150
@@ -80,7 +80,7 @@ def test_a_lower_limit_that_somebody_else_chose_is_left_alone(world: World) -> N
     assert world.limit_w() == 150
 
 
-def test_what_it_left_behind_is_forgotten_once_somebody_else_changes_it(world: World) -> None:
+def test_a_value_left_by_a_ceiling_is_forgotten_once_it_is_changed_outside(world: World) -> None:
     bound(world, 240)
     world.values[POWER] = (215_000,)
     bound(world, None)
@@ -151,7 +151,7 @@ def test_a_ceiling_that_is_held_up_ends_no_later(world: World) -> None:
     assert world.limit_w() == 150
 
 
-def test_ceilings_survive_a_restart_and_what_they_left_behind_is_undone(world: World) -> None:
+def test_ceilings_survive_a_restart_and_values_left_by_them_are_restored(world: World) -> None:
     bound(world, 200)
     world.start_core(alive=set())
     connect(world)
@@ -161,7 +161,7 @@ def test_ceilings_survive_a_restart_and_what_they_left_behind_is_undone(world: W
     assert world.limit_w() == 300
 
 
-def test_what_a_ceiling_left_behind_is_undone_though_zeusd_is_killed_on_the_way(
+def test_a_value_left_by_a_ceiling_is_restored_although_zeusd_is_killed_on_the_way(
     world: World,
 ) -> None:
     bound(world, 200)
@@ -207,7 +207,7 @@ def test_only_administrators_set_them(world: World) -> None:
         (200, {"control": "gpu_clocks"}, "not_supported"),
     ],
 )
-def test_a_ceiling_that_makes_no_sense_is_refused(
+def test_an_invalid_ceiling_is_refused(
     world: World, watts: int, more: dict[str, Any], code: str
 ) -> None:
     assert bound(world, watts, **more)["error"]["code"] == code
@@ -262,7 +262,7 @@ def test_a_site_limit_is_written_without_any_lease_if_it_is_enforced(
     world.values[POWER] = (300_000,)  # the GPU was reset, or someone has set it
     world.look_around()
     assert world.limit_w() == watts
-    world.values[POWER] = (300_000,)  # it was lost, and came back
+    world.values[POWER] = (300_000,)  # it was lost, and has returned
     world.find_gpus()
     world.look_around()
     assert world.limit_w() == watts
@@ -297,7 +297,7 @@ def test_clocks_of_a_rule_are_written_without_any_lease_if_they_are_enforced(enf
     world.values[CLOCKS] = ()
     world.call(ADMIN, "resume")
     assert world.values[CLOCKS] == clocks
-    world.values[CLOCKS] = ()  # the GPU was lost, and came back
+    world.values[CLOCKS] = ()  # the GPU was lost, and has returned
     world.faults[GPU0, None] = 15
     world.set_power(ALICE, 200)
     world.faults.clear()
@@ -305,7 +305,7 @@ def test_clocks_of_a_rule_are_written_without_any_lease_if_they_are_enforced(enf
     assert world.values[CLOCKS] == clocks
 
 
-def test_a_lease_that_is_given_up_leaves_what_a_ceiling_left_in_force_to_be_followed() -> None:
+def test_a_value_that_a_ceiling_left_in_force_is_followed_after_the_lease_is_released() -> None:
     world = make_world(enforcing(210, True))
     world.hold = True
     world.ask(ALICE, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000)
@@ -313,7 +313,7 @@ def test_a_lease_that_is_given_up_leaves_what_a_ceiling_left_in_force_to_be_foll
     world.values[GPU0, Control.POWER_LIMIT] = (250_000,)
     world.hold = False
     world.journal_broken = True
-    world.start_core(alive={Process(102, 77)})  # what stands above 220 W cannot be lowered yet
+    world.start_core(alive={Process(102, 77)})  # a value above 220 W cannot be lowered yet
     connect(world)
     world.journal_broken = False
     world.advance(70)

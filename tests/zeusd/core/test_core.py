@@ -1,4 +1,4 @@
-"""Leases, sets and restores, by what reaches the devices, the journal and the clients."""
+"""Leases, sets and restores, by their effects on devices, journal and clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pending(world: World) -> list[str]:
     return [key for key in world.journal if key.startswith("debt/")]
 
 
-def test_a_set_takes_the_lease_and_a_release_puts_the_limit_back(world: World) -> None:
+def test_a_set_acquires_the_lease_and_a_release_restores_the_limit(world: World) -> None:
     process = world.connect(1)
     assert world.set_power(1, 200) == {}
     assert world.limit_w() == 200
@@ -49,7 +49,7 @@ def test_the_death_of_the_holder_restores_all_its_controls_and_no_others(world: 
     assert pending(world) == [f"debt/{GPU1}/power_limit"]
 
 
-def test_a_second_process_is_told_who_holds_the_lease(world: World) -> None:
+def test_a_second_process_learns_who_holds_the_lease(world: World) -> None:
     holder = world.connect(1, uid=1234)
     world.connect(2)
     world.set_power(1, 200)
@@ -194,7 +194,7 @@ def test_a_set_that_arrives_during_a_restore_waits_for_it(world: World) -> None:
     assert world.answer(2, request) is not None
 
 
-def test_a_limit_lowered_outside_before_the_first_set_is_where_it_goes_back_to(
+def test_a_limit_lowered_outside_before_the_first_set_is_the_restore_target(
     world: World,
 ) -> None:
     process = world.connect(1)
@@ -250,7 +250,7 @@ def test_the_other_restore_policies(restore: str, watts: int) -> None:
     assert world.limit_w() == watts
 
 
-def test_reset_goes_back_and_keeps_the_lease(world: World) -> None:
+def test_reset_restores_and_keeps_the_lease(world: World) -> None:
     world.connect(1)
     world.connect(2)
     world.set_power(1, 200)
@@ -460,7 +460,7 @@ def test_a_process_that_dies_before_its_first_write_leaves_nothing(world: World)
     assert not world.watched
 
 
-def test_the_audit_trail_names_old_and_new_value_and_who(world: World) -> None:
+def test_the_audit_log_names_old_and_new_value_and_who(world: World) -> None:
     process = world.connect(1, uid=4711, command="train", job="77")
     world.set_power(1, 200)
     (change,) = world.events("set")

@@ -66,7 +66,7 @@ LAYOUTS = [
         Kind.POD,
         STATIC_UID,
     ),
-    # a job in a pod: the pod is what holds the GPU
+    # a job in a pod: the pod holds the GPU
     (f"/kubepods/pod{UID}/{CONTAINER}{STEPD}/job_5/step_0/user/task_0", Kind.POD, UID),
     # Docker and Podman
     (f"/system.slice/docker-{CONTAINER}.scope", Kind.CONTAINER, CONTAINER),
@@ -105,7 +105,7 @@ def test_each_layout_is_known(path: str, kind: Kind, name: str) -> None:
 
 
 @pytest.mark.parametrize("path", NOTHING)
-def test_what_only_looks_like_a_workload_is_none(path: str) -> None:
+def test_a_name_that_only_resembles_a_workload_is_none(path: str) -> None:
     assert workload_of([ControlGroup(path)]) is None
 
 

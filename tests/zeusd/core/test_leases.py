@@ -50,7 +50,7 @@ def test_heartbeats_keep_all_leases_of_the_process(world: World) -> None:
     assert world.limit_w() == 200
 
 
-def test_a_set_counts_as_a_sign_of_life_of_that_lease(world: World) -> None:
+def test_a_set_counts_as_a_heartbeat_of_that_lease(world: World) -> None:
     world.connect(1)
     world.set_power(1, 200)
     world.advance(TTL_S - 1)
@@ -71,7 +71,7 @@ def test_the_core_asks_to_be_woken_when_a_lease_ends(world: World) -> None:
     assert world.core.next_deadline_ns() is None
 
 
-def test_who_lost_a_lease_is_told_by_every_set_until_it_acquires_anew(world: World) -> None:
+def test_every_set_of_a_lost_lease_fails_until_it_is_acquired_again(world: World) -> None:
     world.connect(1)
     world.set_power(1, 200)
     world.advance(TTL_S + 0.1)
@@ -128,7 +128,7 @@ def test_a_loss_is_remembered_over_a_restart_and_forgotten_with_the_process(worl
     assert not world.watched
 
 
-def test_losses_of_the_dead_are_dropped_at_the_start(world: World) -> None:
+def test_lost_leases_of_dead_processes_are_dropped_at_the_start(world: World) -> None:
     world.connect(1)
     world.set_power(1, 200)
     world.advance(TTL_S + 0.1)
@@ -149,7 +149,7 @@ def test_a_ttl_may_be_asked_for_within_the_bounds() -> None:
         assert world.limit_w() == 300
 
 
-def test_a_ttl_survives_a_restart_and_begins_anew(world: World) -> None:
+def test_a_ttl_survives_a_restart_and_starts_over(world: World) -> None:
     process = world.connect(1)
     world.call(1, "acquire", gpus=[GPU0], controls=["power_limit"], ttl_ms=60_000)
     world.set_power(1, 200)
@@ -161,8 +161,8 @@ def test_a_ttl_survives_a_restart_and_begins_anew(world: World) -> None:
     assert world.limit_w() == 300
 
 
-def test_a_process_that_lost_its_last_connection_has_a_moment_to_come_back(world: World) -> None:
-    """exec() closes the connection, and the pidfd does not tell."""
+def test_a_process_that_lost_its_last_connection_has_a_moment_to_reconnect(world: World) -> None:
+    """exec() closes the connection, and the pidfd does not report it."""
     world.connect(1)
     world.connect(2, pid=1)
     world.set_power(1, 200)
@@ -179,7 +179,9 @@ def test_a_process_that_lost_its_last_connection_has_a_moment_to_come_back(world
     assert world.limit_w() == 300
 
 
-def test_a_zeusd_that_stood_still_hears_what_waits_before_it_judges(world: World) -> None:
+def test_a_zeusd_that_was_stopped_reads_waiting_messages_before_it_expires_leases(
+    world: World,
+) -> None:
     process = world.connect(1)
     world.set_power(1, 200)
     world.stall(100)  # SIGSTOP of zeusd, not of the client
@@ -203,7 +205,7 @@ def test_a_stall_is_forgiven_once_for_each_heartbeat(world: World) -> None:
 
 
 def test_a_restart_is_forgiven_once_for_each_heartbeat(world: World) -> None:
-    """To make zeusd start again keeps no hung holder's lease alive."""
+    """Restarting zeusd does not keep a hung holder's lease alive."""
     process = world.connect(1)
     world.set_power(1, 200)
     for _ in range(20):
@@ -224,7 +226,7 @@ def test_a_living_holder_keeps_its_lease_over_restarts(world: World) -> None:
     assert world.limit_w() == 200
 
 
-def test_a_connection_alone_is_no_sign_of_life(world: World) -> None:
+def test_a_connection_alone_does_not_count_as_a_heartbeat(world: World) -> None:
     """ZeroMQ connects again by itself, in a process that hangs."""
     world.connect(1)
     world.set_power(1, 200)
@@ -260,9 +262,7 @@ def test_it_keeps_it_only_while_it_computes(world: World) -> None:
 
 
 @pytest.mark.parametrize(("share", "keeps"), [(1.0, True), (0.0, False)])
-def test_a_first_look_that_comes_late_decides_nothing(
-    world: World, share: float, keeps: bool
-) -> None:
+def test_a_late_first_reading_decides_nothing(world: World, share: float, keeps: bool) -> None:
     holder = world.connect(1)
     answer = world.call(1, "acquire", gpus=[GPU0], controls=["power_limit"], ttl_ms=2000)
     assert "error" not in answer
@@ -390,7 +390,7 @@ def test_configured_clocks_that_the_device_refuses_become_unlocked() -> None:
 # --------------------------------------------------------------------------------- driver, reload
 
 
-def test_another_load_of_the_driver_voids_what_the_journal_says(world: World) -> None:
+def test_another_load_of_the_driver_invalidates_the_journal(world: World) -> None:
     alive = world.connect(1)
     world.connect(2)
     world.set_power(1, 200)
@@ -410,7 +410,7 @@ def test_another_load_of_the_driver_voids_what_the_journal_says(world: World) ->
     assert "driver was reloaded" in answer["error"]["message"]
 
 
-def test_the_same_driver_voids_nothing(world: World) -> None:
+def test_the_same_driver_invalidates_nothing(world: World) -> None:
     process = world.connect(1)
     world.set_power(1, 200)
     world.start_core(alive={process})
@@ -443,8 +443,8 @@ def test_a_reload_is_what_a_crash_afterwards_goes_by(world: World) -> None:
     assert world.journal["debt/GPU-0000/power_limit"]["target"] == [220_000]
 
 
-def test_a_lease_that_was_given_back_stays_so_over_a_crash(world: World) -> None:
-    """Its holder lives and beats; the value must go back all the same."""
+def test_a_released_lease_stays_released_over_a_crash(world: World) -> None:
+    """Its holder is alive and sends heartbeats; the value must still be restored."""
     process = world.connect(1)
     world.set_power(1, 200)
     world.faults[POWER] = 15
@@ -459,7 +459,7 @@ def test_a_lease_that_was_given_back_stays_so_over_a_crash(world: World) -> None
     assert world.call(1, "leases")["result"]["leases"] == []
 
 
-def test_what_waits_for_its_turn_is_not_applied_after_a_release(world: World) -> None:
+def test_a_queued_set_is_not_applied_after_a_release(world: World) -> None:
     world.connect(1)
     world.connect(2)
     world.set_power(1, 200)
@@ -477,7 +477,7 @@ def test_what_waits_for_its_turn_is_not_applied_after_a_release(world: World) ->
     assert not world.watched
 
 
-def test_what_the_dead_asked_for_is_not_applied(world: World) -> None:
+def test_requests_of_dead_processes_are_not_applied(world: World) -> None:
     world.connect(1)
     dying = world.connect(2)
     world.set_power(1, 200)
@@ -514,8 +514,8 @@ def test_a_restart_keeps_what_a_stop_restores(world: World) -> None:
     assert code(world.set_power(1, 190)) == "lease_expired"
 
 
-def test_what_waits_when_a_stop_begins_takes_no_lease(world: World) -> None:
-    """Else the stop would restore what one process held, and leave what the next one set."""
+def test_requests_queued_when_a_stop_begins_acquire_no_lease(world: World) -> None:
+    """Otherwise the stop would restore one process's value, and leave the next one's."""
     world.connect(1)
     world.connect(2)
     world.set_power(1, 200)
@@ -543,7 +543,7 @@ def test_a_stop_tries_at_once_what_failed_before(world: World) -> None:
     assert world.core.unrestored == []
 
 
-def test_who_computes_may_be_known_too_late_for_a_stop() -> None:
+def test_a_late_list_of_computing_users_does_not_delay_a_stop() -> None:
     world = World(access=Access(rules=(AllowRule(everyone=True),), require_compute_process=True))
     world.compute_uids = frozenset({1000})
     world.connect(1, uid=1000)

@@ -1,4 +1,4 @@
-"""The table of a control's states is what runs, and what the documentation shows."""
+"""The table of a control's states is the code that runs, and is in the documentation."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> set[tuple[State, Event]]:
 
 
 def fits(world: World) -> World:
-    """A restore asks for the device's range, and its answer is on the way."""
+    """A restore requests the device's range, and its answer is in flight."""
     world.set_power(ALICE, 150)
     world.range_mw = (100_000, 250_000)
     world.hold = True
     world.kill(Process(102, 77))
-    world._device(world.held.pop(0))  # what it holds
+    world._device(world.held.pop(0))  # the reading
     world._device(world.held.pop(0))  # the target is refused
     assert world.machine(GPU0).life.state is State.FITTING
     return world
@@ -115,7 +115,7 @@ def rare_stories() -> None:
     world.faults[POWER], world.reads_fail = 999, True
     world.run_held()
     assert world.machine(GPU0).life.state is State.PENDING
-    for ends_first in (True, False):  # a call is under way as the driver is closed
+    for ends_first in (True, False):  # a call is in flight when the driver is closed
         world = make_world()
         world.set_power(ALICE, 150)
         world.hold = True
@@ -127,7 +127,7 @@ def rare_stories() -> None:
         assert world.machine(GPU0).life.state is State.AWAY_BUSY
 
 
-def test_nothing_in_the_table_is_dead(taken: set[tuple[State, Event]]) -> None:
+def test_every_entry_of_the_table_is_used(taken: set[tuple[State, Event]]) -> None:
     rows = {(state, event) for state, events in TABLE.items() for event in events}
     rare_stories()
     for seed in (*EVENTFUL, *range(4000)):

@@ -1,4 +1,4 @@
-"""Drivers that round, clamp, ignore, or show old values; and GPUs that fail while looked at."""
+"""Drivers that round, clamp, ignore, or return old values; and GPUs that fail during a probe."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def world() -> World:
         (Odd(stale_reads=1, round_to_mw=1000), 150_500, 150_000),
     ],
 )
-def test_what_the_driver_makes_of_a_value_is_ours(
+def test_a_rounded_value_counts_as_zeusds_own(
     world: World, odd: Odd, asked_mw: int, holds_mw: int
 ) -> None:
     holder = world.connect(1)
@@ -75,7 +75,7 @@ def test_a_crash_before_a_rounded_value_was_read_back_does_not_strand_it(
     ],
 )
 @pytest.mark.parametrize("again", ["is made", "is killed before", "fails"])
-def test_what_the_driver_made_of_an_unconfirmed_write_is_ours_for_the_next_one(
+def test_a_rounded_unconfirmed_write_counts_as_zeusds_own_for_the_next_zeusd(
     world: World, odd: Odd, asked_mw: int, made_mw: int, again: str
 ) -> None:
     """zeusd is killed before it has read the value back, and the holder sets another."""
@@ -104,7 +104,7 @@ def test_what_the_driver_made_of_an_unconfirmed_write_is_ours_for_the_next_one(
     assert not world.events("outside_change")
 
 
-def test_what_the_driver_made_of_the_target_is_ours_when_the_site_has_chosen_another() -> None:
+def test_a_rounded_target_counts_as_zeusds_own_after_the_site_limit_changed() -> None:
     """zeusd is killed during a restore, and its configuration is another when it starts again."""
     world = World(SitePolicy(rules=(GpuRule("*", power_limit_mw=250_000),)))
     holder = world.connect(1)
@@ -167,9 +167,7 @@ def test_a_failing_gpu_is_tried_within_4_s_and_does_not_fill_the_log(world: Worl
 
 
 @pytest.mark.parametrize("code", [3, 4, 10, 15, 16, 999])
-def test_a_control_that_fails_while_the_gpu_is_looked_at_is_restored_all_the_same(
-    world: World, code: int
-) -> None:
+def test_a_control_that_fails_during_a_probe_is_still_restored(world: World, code: int) -> None:
     world.connect(1)
     world.set_power(1, 150)
     world.call(1, "set_gpu_clocks", gpus=[GPU0], min_mhz=300, max_mhz=900)
@@ -198,7 +196,7 @@ def test_a_control_that_is_found_later_is_offered_from_then_on(world: World) -> 
     assert world.set_power(1, 200) == {}
 
 
-def test_what_is_pending_on_a_gpu_that_is_not_found_is_named_when_zeusd_stops() -> None:
+def test_a_restore_pending_on_a_missing_gpu_is_named_when_zeusd_stops() -> None:
     world = World(limits_mw=(300_000, 300_000))
     world.connect(1)
     world.set_power(1, 150)

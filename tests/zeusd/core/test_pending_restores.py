@@ -1,4 +1,4 @@
-"""What the journal says of one control: whether one record says enough for another."""
+"""The journal's records of one control: whether one record covers another."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_target_needs_no_record_of_its_own() -> None:
     assert of(LIMIT, (150_000,)).covers(of(LIMIT, (150_000,), (250_000,)))
 
 
-def test_what_cannot_be_read_may_be_anything_once_it_was_changed() -> None:
+def test_an_unreadable_control_may_hold_any_value_once_it_was_changed() -> None:
     other = of(CLOCKS, (600, 900), (700, 700))
     assert CLOCKS.covers(other)
     assert not of(CLOCKS).covers(other), "it was only acquired"
@@ -71,7 +71,7 @@ def test_another_restore_is_not_the_same(durable: PendingRestore) -> None:
         assert of(LIMIT, (120_000,)).including(durable) == of(LIMIT, (120_000,))
 
 
-def test_an_earlier_doubt_needs_a_record_and_reaches_both_who_restore() -> None:
+def test_earlier_doubts_need_a_record_and_reach_daemon_and_helper() -> None:
     newest = replace(LIMIT, doubts=((150_000,),))
     both = replace(LIMIT, doubts=((120_000,), (150_000,)))
     assert both.covers(newest)
@@ -81,7 +81,7 @@ def test_an_earlier_doubt_needs_a_record_and_reaches_both_who_restore() -> None:
 
 
 def test_a_value_that_a_lease_sets_again_needs_no_record() -> None:
-    """Whichever of the two is read after a crash, it says what may be in force."""
+    """Either of the two, read after a crash, contains what may be in force."""
     first = replace(of(LIMIT, (150_000,)), doubts=((150_000,),))
     second = replace(of(LIMIT, (150_000,), (200_000,)), doubts=((200_000,),))
     assert not first.covers(second)

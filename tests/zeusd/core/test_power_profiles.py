@@ -1,4 +1,4 @@
-"""The leased set: what a lease adds to what others have requested, and takes out again."""
+"""The leased set: what a lease adds to the requests of others, and what it clears."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ask(world: World, *profiles: int, conn: int = ALICE, **more: Any) -> dict[st
     return found
 
 
-def test_a_lease_adds_to_what_others_request_and_takes_its_own_out_again(world: World) -> None:
+def test_a_lease_adds_to_what_others_request_and_clears_only_its_own(world: World) -> None:
     world.values[MINE] = (8,)
     assert ask(world, 3, 1) == {"applied": [1, 3, 8]}
     world.values[MINE] = (1, 3, 9)  # someone clears 8 and requests 9
@@ -41,11 +41,11 @@ def test_a_lease_adds_to_what_others_request_and_takes_its_own_out_again(world: 
     assert world.events("restore_clamped") == []
 
 
-def test_what_others_take_back_while_a_set_is_under_way_stays_away(world: World) -> None:
+def test_a_profile_that_others_clear_during_a_set_stays_cleared(world: World) -> None:
     world.values[MINE] = (7, 9)
     world.hold = True
     number = world.ask(ALICE, "set", gpus=[GPU0], control="power_profile", value=[])
-    world._device(world.held.pop(0))  # what is in force is read
+    world._device(world.held.pop(0))  # the value in force is read
     world.values[MINE] = (9,)
     world.hold = False
     world._device(world.held.pop(0))
@@ -58,7 +58,7 @@ def test_what_others_take_back_while_a_set_is_under_way_stays_away(world: World)
     assert world.values[MINE] == (9,)
 
 
-def test_a_reset_requests_nothing_that_others_have_taken_back_meanwhile(world: World) -> None:
+def test_a_reset_requests_no_profile_that_others_have_cleared_meanwhile(world: World) -> None:
     world.values[MINE] = (8,)
     ask(world)
     world.call(ALICE, "release")
@@ -68,7 +68,7 @@ def test_a_reset_requests_nothing_that_others_have_taken_back_meanwhile(world: W
     assert world.values[MINE] == ()
 
 
-def test_what_was_requested_before_the_lease_is_requested_after_it(world: World) -> None:
+def test_profiles_requested_before_the_lease_are_requested_after_it(world: World) -> None:
     world.values[MINE] = (1, 8)
     ask(world, 1, 2)
     assert world.values[MINE] == (1, 2, 8)
@@ -80,7 +80,7 @@ def test_what_was_requested_before_the_lease_is_requested_after_it(world: World)
     assert world.values[MINE] == (1, 8)
 
 
-def test_after_a_crash_only_the_leases_own_are_taken_out(world: World) -> None:
+def test_after_a_crash_only_the_leases_own_profiles_are_cleared(world: World) -> None:
     world.values[MINE] = (8,)
     ask(world, 1)
     world.values[MINE] = (1, 8, 9)
@@ -89,7 +89,7 @@ def test_after_a_crash_only_the_leases_own_are_taken_out(world: World) -> None:
     assert world.machine(GPU0, PROFILE).target == (8, 9)
 
 
-def test_an_administrators_restore_takes_out_nobody_elses(world: World) -> None:
+def test_an_administrators_restore_clears_no_profile_of_others(world: World) -> None:
     ask(world, 1)
     world.values[MINE] = (1, 9)
     world.connect(3, uid=0)
@@ -147,7 +147,7 @@ def test_a_set_is_changed_by_what_zeusd_wants_otherwise(
     assert merged(found, before, wanted) == becomes
 
 
-def test_a_restore_takes_out_what_was_added_and_fails_like_any_other() -> None:
+def test_a_restore_clears_the_added_profiles_and_fails_like_any_other() -> None:
     plan = Plan(target=(8,), values=((8,), (1, 8)), merges=True)
     steps = restore_steps(plan)
     assert next(steps) == Look()
@@ -162,8 +162,8 @@ def test_a_restore_takes_out_what_was_added_and_fails_like_any_other() -> None:
     assert stopped.value.value.kind == "already_back"
 
 
-def test_a_restore_is_over_when_what_was_added_is_gone() -> None:
-    """Whatever others choose while it is written, by a driver that may ignore it."""
+def test_a_restore_is_complete_when_the_added_profiles_are_cleared() -> None:
+    """Others choose profiles while it is written, with a driver that may ignore it."""
     plan = Plan(target=(8,), values=((8,), (1, 8)), merges=True)
     for holds, kind in (((1,), "failed"), ((1, 7), "failed"), ((), "restored"), ((7,), "restored")):
         steps = restore_steps(plan)

@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: no GPU is left throttled, and nobody alive loses a lease."""
+"""For any events in any order: no GPU stays throttled, and no running process loses a lease."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ controls = st.sampled_from(CONTROLS)
 
 
 class Node(RuleBasedStateMachine):
-    """Hypothesis chooses what happens, and makes the shortest story of whatever goes wrong."""
+    """Hypothesis chooses the events, and finds the shortest failing history."""
 
     @initialize(policy=st.sampled_from(POLICIES))
     def begin(self, policy: SitePolicy) -> None:

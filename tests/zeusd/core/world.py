@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -77,10 +78,9 @@ LEDGER: dict[type[Message], Message] = {
 LIMITS = ("power_limit_min_mw", "power_limit_max_mw", "power_limit_default_mw")
 
 
-def facts(
-    uuid: str, index: int, power_limit_mw: int = 300_000, profiles: ControlValue = ()
-) -> GpuFacts:
-    info = GpuInfo(
+@functools.cache
+def _info(uuid: str, index: int) -> GpuInfo:
+    return GpuInfo(
         uuid=uuid,
         index=index,
         pci_address=f"00000000:0{index}:00.0",
@@ -107,17 +107,22 @@ def facts(
             for number in range(10)
         ],
     )
+
+
+def facts(
+    uuid: str, index: int, power_limit_mw: int = 300_000, profiles: ControlValue = ()
+) -> GpuFacts:
     values: dict[Control, ControlValue] = {
         Control.POWER_LIMIT: (power_limit_mw,),
         Control.PERSISTENCE_MODE: (0,),
         Control.POWER_PROFILE: profiles,
     }
-    return GpuFacts(info, values)
+    return GpuFacts(_info(uuid, index).model_copy(), values)
 
 
 @dataclass
 class Odd:
-    """A driver that does not do quite what it is told with the power limit of one GPU."""
+    """A driver that does not write exactly the requested power limit on one GPU."""
 
     round_to_mw: int = 1
     round_up: bool = False
@@ -243,7 +248,7 @@ class World:
         return self.core
 
     def find_gpus(self) -> None:
-        """The driver is opened, and its GPUs are told to the core."""
+        """The driver is opened, and its GPUs are passed to the core."""
         self.driver_open = True
         found = [
             self._facts(uuid, index)
@@ -303,7 +308,7 @@ class World:
         return reply
 
     def set_power(self, conn: int, watts: int, gpu: str = GPU0, **more: Any) -> dict[str, Any]:
-        """Sets a power limit; the GPU's result, empty if it holds exactly what was asked."""
+        """Sets a power limit. Returns the GPU's result, empty if it holds the requested value."""
         reply = self.call(conn, "set_power_limit", gpus=[gpu], power_limit_mw=watts * 1000, **more)
         if "error" in reply:
             return reply
@@ -314,7 +319,7 @@ class World:
         return self.values[(gpu, Control.POWER_LIMIT)][0] / 1000
 
     def look_around(self) -> None:
-        """Reads what controls hold that nobody holds."""
+        """Reads the controls that nobody holds."""
         self.apply(self.core.look_around(self.now_ns))
 
     def reload(self, site: SitePolicy) -> None:
@@ -332,7 +337,7 @@ class World:
         self.stall((end_ns - self.now_ns) / 1e9)
 
     def woken_for(self, due_ns: int) -> None:
-        """zeusd asked to be woken then: what stays due after each tick would keep it busy forever.
+        """zeusd asked to be woken then: a time that stays due after each tick would keep it busy.
 
         Raises:
             AssertionError: It has been woken for what was due, and still is, `MOST_WAKES` times.
@@ -351,7 +356,7 @@ class World:
         self.apply(self.core.process_gone(self.now_ns, process))
 
     def run_held(self) -> None:
-        """Carries out what was kept back, and what follows from it."""
+        """Performs the calls that were held, and those that follow."""
         while self.held:
             self._device(self.held.pop(0))
 
@@ -361,7 +366,7 @@ class World:
     # ---------------------------------------------------------------------------------- effects
 
     def keep(self, key: str, entry: dict[str, Any] | PendingRestore | None) -> None:
-        """Journals what no device waits for: at once, or when the journal is whole again."""
+        """Writes records that no device waits for: at once, or when the journal is whole again."""
         if isinstance(entry, PendingRestore):
             entry = entry.to_json()
         self.newest.pop(key, None)
@@ -380,7 +385,7 @@ class World:
             self.journal[key] = entry
 
     def announce(self, write: Write) -> bool:
-        """Journals what a write may put in force; whether it may be made."""
+        """Writes the record of a write. Returns whether the write may be made."""
         key = write.key
         states = [None if key in self.void else self.journal.get(key)]
         states += [self.late[key]] if key in self.late else []
@@ -400,7 +405,7 @@ class World:
             self.keep(key, restore.including(PendingRestore.from_json(self.journal[key])))
 
     def keep_late(self) -> None:
-        """Journals what is late, if that can be done now."""
+        """Writes late records, if that is possible now."""
         if not self.journal_broken:
             for key, entry in [*self.late.items()]:
                 newest = self.newest.get(key)
@@ -410,7 +415,7 @@ class World:
                     self.outdated.add(key)
 
     def _check_kind(self, reply: Reply) -> None:
-        """The reply is what the operation promises."""
+        """The reply has the fields of its operation."""
         operation, result = self._asked[reply.conn, reply.body["id"]], reply.body.get("result")
         if result is not None:
             kinds = (operation.result, Refused) if operation.each else operation.result
@@ -460,7 +465,7 @@ class World:
                 self.notes.append(effect)
 
     def usage(self, process: Process) -> Usage | None:
-        """What the kernel says of a process: asleep, unless `cpu_share` says otherwise."""
+        """The kernel's state of a process: asleep, unless `cpu_share` is set."""
         share = self.cpu_share.get(process, 0.0)
         return Usage(self.now_ns, round(share * self.now_ns), process in self.stopped)
 
@@ -495,7 +500,7 @@ class World:
         self.apply(self.core.device_done(self.now_ns, call.ticket, result))
 
     def range_of(self, gpu: str) -> tuple[int, int]:
-        """What the driver says that a power limit may be."""
+        """The driver's range of a power limit."""
         odd = self.odd.get(gpu)
         return self.range_mw if odd is None or odd.clamp_mw is None else odd.clamp_mw
 
@@ -506,7 +511,7 @@ class World:
         return self.values[(gpu, control)]
 
     def _changed(self, call: Write) -> bool:
-        """Whether the control holds what is not zeusd's, where that is looked at."""
+        """Whether the control holds a value that is not zeusd's, where that is checked."""
         found, spec = self.values[(call.gpu, call.control)], SPECS[call.control]
         if not call.expected or found in call.expected:
             return False
@@ -547,11 +552,11 @@ class World:
         return Applied(holds)
 
     def _apply(self, call: Write) -> None:
-        """What the driver makes of a write."""
+        """The value that the driver writes."""
         key = (call.gpu, call.control)
         odd = self.odd.get(call.gpu)
         if odd is None or call.control is not Control.POWER_LIMIT:
-            # What is ignored and cannot be read cannot be noticed by anybody.
+            # An ignored write of an unreadable control cannot be noticed.
             if odd is None or not odd.ignores or call.control not in READABLE:
                 self.values[key] = call.value
             return

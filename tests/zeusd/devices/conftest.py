@@ -1,4 +1,4 @@
-"""What tests of devices share."""
+"""Fixtures of tests of devices."""
 
 from __future__ import annotations
 

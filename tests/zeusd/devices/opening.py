@@ -1,4 +1,4 @@
-"""What opens NVML in this process, and asks it."""
+"""Opens NVML in this process, and queries it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The AMD backend on the C stand-in for libamd_smi: what differs from other vendors."""
+"""The AMD backend on the C stand-in for libamd_smi: its differences from other vendors."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_the_library_is_initialised_once(open_amd: Opener) -> None:
     assert failure(amd.power_limit_mw, gpu).outcome is Outcome.INVALID  # a handle of before
 
 
-def test_an_initialisation_that_hangs_is_given_up_and_not_repeated(
+def test_an_initialization_that_hangs_is_abandoned_and_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     double = AmdSmiDouble(tmp_path)
@@ -141,7 +141,7 @@ def test_an_initialisation_that_hangs_is_given_up_and_not_repeated(
     amd.shutdown()
 
 
-def test_what_is_missing_is_one_clear_sentence(tmp_path: Path) -> None:
+def test_a_missing_library_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "module/amdgpu").mkdir(parents=True)
     error = failure(AmdBackend("/nowhere/libamd_smi.so", str(tmp_path)).init)
     assert "cannot load /nowhere/libamd_smi.so" in str(error)
@@ -174,7 +174,7 @@ def test_a_gpu_is_named_by_its_unique_id_and_counted_by_its_address(open_amd: Op
     assert amd.driver_version() == "6.12.12"
 
 
-def test_dies_that_share_a_unique_id_are_told_apart(open_amd: Opener) -> None:
+def test_dies_that_share_a_unique_id_are_distinguished(open_amd: Opener) -> None:
     amd, _, _ = open_amd({"unique_id": "5a"}, {"unique_id": "5a"})
     assert [amd.uuid(amd.device_handle(index)) for index in range(2)] == [
         "GPU-000000000000005a",
@@ -276,7 +276,7 @@ def test_a_guest_with_all_ones_has_no_cap(open_amd: Opener) -> None:
     assert failure(amd.power_limits, gpu).outcome is Outcome.UNSUPPORTED
 
 
-def test_a_refused_cap_is_told_from_a_gpu_in_reset(open_amd: Opener) -> None:
+def test_a_refused_cap_is_distinguished_from_a_gpu_in_reset(open_amd: Opener) -> None:
     amd, double, gpu = open_amd({"refuse": 1})
     error = failure(amd.set_power_limit, gpu, 400_000)
     assert (error.outcome, error.code) == (Outcome.TRANSIENT, 2)
@@ -416,7 +416,7 @@ def test_clocks_are_a_range_with_steps_to_choose_from(open_amd: Opener) -> None:
 
 
 @pytest.mark.parametrize("scale", [1, 1000], ids=["degrees", "millidegrees"])
-def test_the_unit_of_temperatures_is_found_out(open_amd: Opener, scale: int) -> None:
+def test_the_unit_of_temperatures_is_detected(open_amd: Opener, scale: int) -> None:
     amd, double, gpu = open_amd({"temperature_scale": scale})
     assert amd.temperature_c(gpu) == 45
     double.node.gpus[0].temperature_c = 2112

@@ -14,7 +14,7 @@ def counts(joules: float) -> int:
 def run(
     counter: EnergyCounter, seconds: float, share: float, watts: int = 500, from_s: float = 0.0
 ) -> list[int | None]:
-    """Ten readings a second; the counter sees `share` of what is drawn, after 1000 J."""
+    """Ten readings a second; the counter counts `share` of the energy, from 1000 J on."""
     found = []
     for tick in range(round(seconds * 10) + 1):
         t_s = from_s + tick / 10
@@ -28,13 +28,13 @@ def test_the_unit_is_the_firmwares() -> None:
     assert microjoules(1 << 40) == (1 << 40) * 1_000_000 // 65_536
 
 
-def test_what_is_absent_is_none() -> None:
+def test_a_missing_value_is_none() -> None:
     counter = EnergyCounter()
     assert counter.energy_uj(0, ABSENT, 500) is None
     assert counter.energy_uj(0, 0, 500) is None
 
 
-def test_a_counter_of_32_bits_goes_on_after_its_wrap() -> None:
+def test_a_counter_of_32_bits_continues_after_its_wrap() -> None:
     counter = EnergyCounter()
     before = counter.energy_uj(0, (1 << 32) - counts(10), None)
     after = counter.energy_uj(S, counts(40), None)
@@ -52,7 +52,7 @@ def test_a_smaller_value_that_no_power_explains_is_a_new_start() -> None:
     assert counter.energy_uj(S, counts(5), None) == 5_000_000
 
 
-def test_a_counter_that_disagrees_with_power_is_not_believed_until_it_agrees() -> None:
+def test_a_counter_that_disagrees_with_power_is_not_used_until_it_agrees() -> None:
     counter = EnergyCounter()
     assert None not in run(counter, 10, share=1.0)
     found = run(counter, 10, share=0.1, from_s=20)

@@ -1,4 +1,4 @@
-"""What every backend keeps to, whatever its vendor: the same cases on each."""
+"""The contract of every backend, of any vendor: the same cases on each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from zeusd.devices.simulated import SimulatedBackend
 
 @dataclass
 class Case:
-    """A node of two GPUs, and what a test may do to it.
+    """A node with two GPUs, and the changes that a test may make to it.
 
     Attributes:
         backend: Its backend, initialised.
@@ -220,7 +220,7 @@ def _some_profiles(backend: Backend, gpu: Handle) -> tuple[ControlValue, ...]:
     return tuple(tuple(found[:count]) for count in (1, 3) if found)
 
 
-def test_what_is_enforced_of_power_profiles_is_requested_and_free_of_conflicts(case: Case) -> None:
+def test_enforced_power_profiles_are_requested_and_free_of_conflicts(case: Case) -> None:
     backend, gpu = case.backend, case.gpu
     profiles = backend.power_profiles(gpu)
     assert backend.offers(gpu, Control.POWER_PROFILE) == bool(profiles)
@@ -316,7 +316,7 @@ def test_the_state_is_in_the_ports_units(case: Case) -> None:
     assert backend.processes(gpu) == []
 
 
-def test_a_gpu_that_is_lost_says_so_and_leaves_the_other_alone(case: Case) -> None:
+def test_a_lost_gpu_is_reported_and_the_other_still_works(case: Case) -> None:
     backend, gpu, other = case.backend, case.gpu, case.backend.device_handle(1)
     case.lose()
     low, _ = backend.control_range(other, Control.POWER_LIMIT)

@@ -67,7 +67,7 @@ def test_some_work_may_stay_queued(node: tuple[SimulatedBackend, str]) -> None:
         two_s = time.monotonic() - start
     from zeusd.devices.simulated.workloads import catalog
 
-    assert two_s >= 0.99 * catalog()[FAST].unit_s[-1]  # what was queued was still to be done
+    assert two_s >= 0.99 * catalog()[FAST].unit_s[-1]  # the queue was still to be processed
 
 
 def test_the_work_of_a_killed_process_ends(node: tuple[SimulatedBackend, str]) -> None:
@@ -88,7 +88,9 @@ def test_the_work_of_a_killed_process_ends(node: tuple[SimulatedBackend, str]) -
     SimulatedWork(path, [nvml.uuid(0)], "model/compute").close()
 
 
-def test_refusals_are_errors_and_the_connection_goes_on(node: tuple[SimulatedBackend, str]) -> None:
+def test_refusals_are_errors_and_the_connection_continues(
+    node: tuple[SimulatedBackend, str],
+) -> None:
     nvml, path = node
     with pytest.raises(RequestRejected, match="no workload"):
         SimulatedWork(path, [nvml.uuid(0)], "doom")
@@ -100,7 +102,7 @@ def test_refusals_are_errors_and_the_connection_goes_on(node: tuple[SimulatedBac
         SimulatedWork(path + ".none", [nvml.uuid(1)], "model/memory")
 
 
-def test_garbage_harms_nobody(node: tuple[SimulatedBackend, str]) -> None:
+def test_garbage_harms_no_other_client(node: tuple[SimulatedBackend, str]) -> None:
     seed = seeds.fresh()
     chance = random.Random(seed)
     nvml, path = node

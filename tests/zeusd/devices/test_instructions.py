@@ -67,7 +67,7 @@ def test_the_tables_clocks_are_the_devices(gpu: str) -> None:
     assert clocks <= set(DEVICES[gpu].clocks_mhz)
 
 
-def test_what_waits_draws_the_blocking_power_and_what_is_closed_none() -> None:
+def test_a_waiting_gpu_draws_the_blocking_power_and_closed_work_none() -> None:
     nvml, clock = node()
     idle_w = DEVICES["a100-sxm-80"].idle_w[0]
     work = nvml.open_work([0], "perseus/a100/gpt3-175b/stage0")
@@ -126,7 +126,7 @@ def test_a_change_in_the_middle_takes_effect_in_the_middle() -> None:
     assert took_s == pytest.approx(50 * table[1410] + 50 * table[900], abs=0.02)
 
 
-def test_a_clock_on_its_way_goes_on_in_the_next_instruction() -> None:
+def test_a_clock_on_its_way_continues_in_the_next_instruction() -> None:
     """Many short instructions after a change take as long as one long instruction."""
     lengths = []
     for parts in (1, 40):
@@ -188,7 +188,7 @@ def test_a_low_power_limit_slows_instructions_and_caps_their_power() -> None:
     assert nvml.throttle_reasons(0) & 4
 
 
-def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
+def test_instructions_that_cannot_run_are_refused(tmp_path: Path) -> None:
     nvml, _ = node("a100:setter_ms=0,v100")
     for name in ("stage8", "stage-1", "stagex", "stage", ""):
         with pytest.raises(ValueError, match="there are perseus/a100"):
@@ -207,7 +207,7 @@ def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------- a profile of one's own
 
 
-def test_a_profile_of_ones_own_runs_in_process(tmp_path: Path) -> None:
+def test_a_custom_profile_runs_in_process(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     path.write_text(SHORT)
     nvml, clock = node()
@@ -234,7 +234,7 @@ def test_a_profile_of_ones_own_runs_in_process(tmp_path: Path) -> None:
         (SHORT.replace("1410,0.01,3", "1410"), "stage=2", "not a profile"),
     ],
 )
-def test_a_profile_that_is_none_is_told(
+def test_an_invalid_profile_is_reported(
     tmp_path: Path, text: str, fragment: str, said: str
 ) -> None:
     path = tmp_path / "own.csv"

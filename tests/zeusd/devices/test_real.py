@@ -138,7 +138,7 @@ def test_names_that_come_as_bytes_become_text(
     assert nvml.driver_version() == "595.58.03"
 
 
-def test_mig_is_told(open_nvml: Opener) -> None:
+def test_mig_is_reported(open_nvml: Opener) -> None:
     nvml, _ = open_nvml({"architecture": 8, "mig": 1})
     assert nvml.mig_enabled(nvml.device_handle(0)) is True
 
@@ -215,7 +215,7 @@ def test_a_missing_library_and_an_absent_driver_have_their_codes(
     pynvml._nvmlGetFunctionPointer_cache.clear()
 
 
-def test_what_is_no_library_is_not_found_and_the_next_one_loads(
+def test_an_invalid_library_is_not_found_and_the_loaded_one_stays(
     open_nvml: Opener, tmp_path: Path
 ) -> None:
     nvml, _ = open_nvml()

@@ -13,7 +13,7 @@ from zeusd.devices.port import GpuProcess
 MIB = 1024 * 1024
 
 
-def test_processes_are_listed_once_whatever_they_do(open_nvml: Opener) -> None:
+def test_processes_are_listed_once_with_any_activity(open_nvml: Opener) -> None:
     nvml, double = open_nvml()
     gpu = nvml.device_handle(0)
     assert nvml.processes(gpu) == []
@@ -45,7 +45,7 @@ def test_processes_of_a_split_gpu_name_their_instance(open_nvml: Opener) -> None
     assert code_of(nvml.utilization_percent, gpu) == Return.NOT_SUPPORTED
 
 
-def test_each_process_has_a_sample_of_its_own_use(open_nvml: Opener) -> None:
+def test_each_process_has_a_sample_of_its_use(open_nvml: Opener) -> None:
     nvml, double = open_nvml({"compute_pid": 4242, "second_pid": 4343})
     gpu = nvml.device_handle(0)
     assert nvml.process_utilization(gpu, 0) == []  # NOT_FOUND is an answer
@@ -78,7 +78,7 @@ def test_mig_devices_have_sizes_and_from_hopper_on_a_use(
     assert [one.sm_percent for one in nvml.mig_instances(gpu, measure=True)] == (
         [40.0, 90.0] if measured else [None, None]
     )
-    double.uses(0, mig_slices_1=0)  # reconfigured, while the other goes on
+    double.uses(0, mig_slices_1=0)  # reconfigured, while the other continues
     assert {one.sm_percent for one in nvml.mig_instances(gpu)} == {None}
     (left,) = nvml.mig_instances(gpu, measure=True)
     assert (left.uuid, left.sm_percent) == (both[1].uuid, 90.0 if measured else None)

@@ -17,7 +17,7 @@ _PROFILE_CALL = "nvmlDeviceWorkloadPowerProfile"
 
 
 @pytest.mark.parametrize("shift", [0, 20])
-def test_profiles_are_told_with_what_they_conflict_with(open_nvml: Opener, shift: int) -> None:
+def test_profiles_are_reported_with_what_they_conflict_with(open_nvml: Opener, shift: int) -> None:
     """The table's places are not the profiles' numbers."""
     nvml, _ = open_nvml(GB200 | {"profile_shift": shift})
     gpu = nvml.device_handle(0)

@@ -78,7 +78,7 @@ def test_a_gpu_without_a_module_is_soon_no_longer_asked_for_it(open_nvml: Opener
     assert sorted(plan.fields) == [(83, 0), (185, 0), (185, 2), (186, 0)]
 
 
-def test_a_memory_power_that_is_measured_is_told(open_nvml: Opener) -> None:
+def test_a_memory_power_that_is_measured_is_reported(open_nvml: Opener) -> None:
     nvml, _ = open_nvml({"memory_power_mw": 41_000})
     assert nvml.sensors(nvml.device_handle(0)).memory_power_average_mw == 41_000
 
@@ -96,7 +96,7 @@ def test_a_gpu_that_serves_no_field_is_asked_call_by_call(open_nvml: Opener) -> 
     assert plan.fields == []
 
 
-def test_power_comes_from_a_call_where_only_energy_is_a_field(open_nvml: Opener) -> None:
+def test_power_is_read_by_a_call_if_only_energy_is_a_field(open_nvml: Opener) -> None:
     nvml, double = open_nvml()
     gpu = nvml.device_handle(0)
     for symbol in ("field.186.0", "field.186.1"):
@@ -107,7 +107,7 @@ def test_power_comes_from_a_call_where_only_energy_is_a_field(open_nvml: Opener)
         assert sensors.power_instant_mw == pytest.approx(220_000, abs=10)
 
 
-def test_mishaps_never_cost_a_field(open_nvml: Opener) -> None:
+def test_failures_never_lose_a_field(open_nvml: Opener) -> None:
     nvml, double = open_nvml()
     gpu = nvml.device_handle(0)
     double.inject(0, "field.83.0", Return.UNKNOWN)
@@ -117,7 +117,7 @@ def test_mishaps_never_cost_a_field(open_nvml: Opener) -> None:
     assert nvml.sensors(gpu).energy_mj is not None
 
 
-def test_a_reading_in_which_every_field_met_with_a_mishap_is_an_error(open_nvml: Opener) -> None:
+def test_a_reading_in_which_every_field_failed_is_an_error(open_nvml: Opener) -> None:
     nvml, double = open_nvml()
     for field in (83, 185, 186):
         for scope in (0, 1, 2):
@@ -131,7 +131,7 @@ def test_a_gpu_lost_in_one_field_is_lost(open_nvml: Opener) -> None:
     assert code_of(nvml.sensors, nvml.device_handle(0)) == Return.GPU_IS_LOST
 
 
-def test_what_a_gpu_lacks_is_learnt_anew_after_a_driver_reload(open_nvml: Opener) -> None:
+def test_missing_features_are_probed_again_after_a_driver_reload(open_nvml: Opener) -> None:
     nvml, double = open_nvml({"has_energy": 0})
     gpu = nvml.device_handle(0)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""The simulated node against what is known of the real ones."""
+"""The simulated node, compared with known properties of real ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_specs_name_gpus_in_order_with_stable_identities() -> None:
 @pytest.mark.parametrize(
     "spec", ["", "4x", "gtx1080", "0xv100", "65xv100", "v100:x=1", "v100:seed=a"]
 )
-def test_what_is_no_spec_is_told_with_what_is(spec: str) -> None:
+def test_an_invalid_spec_is_reported_with_valid_ones(spec: str) -> None:
     with pytest.raises(ValueError, match="cannot simulate"):
         parse_spec(spec)
 
@@ -223,7 +223,7 @@ def test_power_and_counter_move_together_at_the_tick_and_never_stand_still(
     assert gaps_ms == {tick_ms}
 
 
-def test_the_counter_is_unbiased_whatever_the_reading_pattern() -> None:
+def test_the_counter_is_unbiased_for_any_reading_pattern() -> None:
     seed = seeds.fresh()
     chance = random.Random(seed)
     nvml, clock = node(f"a100-sxm-80:seed={seed}:setter_ms=0")
@@ -309,7 +309,7 @@ def test_a_lower_limit_never_speeds_up_and_is_kept(key: str) -> None:
 
 
 def test_energy_has_a_minimum_inside_the_range_of_clocks() -> None:
-    """What makes power limits worth choosing: neither end of the range is best."""
+    """Power limits are worth choosing: neither end of the range is best."""
     device = DEVICES["a100-sxm-80"]
     load = ModelLoad(1.0, 0.88, 460, 1.0)
     energy_j = {
@@ -453,7 +453,7 @@ def test_a_shrunken_maximum_takes_the_limit_with_it() -> None:
     assert code_of(nvml.set_power_limit, 0, 230_000) == Return.INVALID_ARGUMENT
 
 
-def test_what_cannot_run_is_refused() -> None:
+def test_instructions_that_cannot_run_are_refused() -> None:
     nvml, _ = node("v100")
     with pytest.raises(ValueError, match="no workload"):
         nvml.open_work([0], "doom")

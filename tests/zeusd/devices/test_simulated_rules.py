@@ -1,4 +1,4 @@
-"""What a faithful node must get right: bits, lifetimes, pace, and hostile neighbours."""
+"""Details of a faithful node: bits, lifetimes, rates, and hostile neighbors."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_settings_last_while_a_client_or_persistence_holds_the_gpu() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_counter_starts_anew_when_the_driver_is_loaded_again(seed: int) -> None:
+def test_the_counter_starts_over_when_the_driver_is_loaded_again(seed: int) -> None:
     nvml, _ = node(f"v100:seed={seed}")
     before_mj = nvml.sensors(0).energy_mj
     nvml.reload_driver()
@@ -235,7 +235,7 @@ def devices(tmp_path: Path) -> Iterator[str]:
     ],
     ids=str,
 )
-def test_a_senseless_message_is_refused_and_the_devices_go_on(
+def test_a_senseless_message_is_refused_and_the_devices_continue(
     devices: str, message: dict[str, Any]
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hostile:

@@ -45,7 +45,7 @@ def refused(options: Options) -> tuple[str, FoundBackend]:
     return str(caught.value), found
 
 
-def test_a_machine_without_gpus_says_so_in_one_sentence(tmp_path: Path) -> None:
+def test_a_machine_without_gpus_is_reported_in_one_sentence(tmp_path: Path) -> None:
     text, found = refused(Options(sysfs=str(tmp_path)))
     assert text.startswith("nvmlInit")
     assert text.endswith("; there is no AMD Instinct GPU either")
@@ -73,7 +73,7 @@ def test_the_gpus_on_the_bus_decide(
         assert found.driver["module"] == f"{tmp_path}/module/amdgpu"
 
 
-def test_of_two_vendors_one_is_managed_and_that_is_said_once(
+def test_of_two_vendors_one_is_managed_and_that_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = FoundBackend(Options(sysfs=str(bus(tmp_path, NVIDIA, AMD))))

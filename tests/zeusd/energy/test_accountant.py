@@ -1,4 +1,4 @@
-"""One GPU's account over time: conservation, buckets and what is known too late."""
+"""One GPU's account over time: conservation, buckets, and late information."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def charged(settlement: Settlement) -> dict[Account, int]:
     return dict(found)
 
 
-def test_each_holder_pays_for_its_time() -> None:
+def test_each_holder_is_charged_for_its_time() -> None:
     accountant = Accountant(Position(0, 0))
     accountant.add(holder(ALICE, 10, 20))
     accountant.add(holder(BOB, 15))
@@ -55,7 +55,7 @@ def test_each_holder_pays_for_its_time() -> None:
     assert [span.claim for span in accountant.spans] == [Claim(BOB)]
 
 
-def test_what_is_settled_is_never_charged_again() -> None:
+def test_settled_energy_is_never_charged_again() -> None:
     accountant = Accountant(Position(0, 0))
     accountant.add(holder(ALICE, 0))
     accountant.settle(10 * SECOND_NS, steady(100), 0)
@@ -66,7 +66,7 @@ def test_what_is_settled_is_never_charged_again() -> None:
     assert (again.rows, sum(again.metered.values())) == ({}, 0)
 
 
-def test_idle_seconds_of_a_holder_are_a_figure_of_their_own() -> None:
+def test_idle_seconds_of_a_holder_are_their_own_figure() -> None:
     accountant = Accountant(Position(0, 0))
     accountant.add(holder(ALICE, 0))
     idle = [Span(Fact.IDLE, 4 * SECOND_NS, 7 * SECOND_NS)]
@@ -111,7 +111,7 @@ def test_a_meter_that_is_reinterpolated_charges_nothing_negative() -> None:
     assert charged(found) == {ALICE: 0, BOB: 50_000_000}
 
 
-def test_what_nobody_may_be_charged_for_is_excluded() -> None:
+def test_processes_that_may_not_be_charged_are_excluded() -> None:
     accountant = Accountant(Position(0, 0))
     accountant.add(holder(ALICE, 0))
     accountant.add(Span(Fact.EXCLUDED, 3 * SECOND_NS, 5 * SECOND_NS, reason="suspend"))

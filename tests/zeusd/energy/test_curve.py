@@ -84,7 +84,7 @@ def test_over_long_windows_it_is_what_the_counter_says(
 def test_any_window_has_an_energy_and_an_uncertainty(
     powers_mw: list[int], window_ns: int | None, aligned: bool, data: st.DataObject
 ) -> None:
-    """Also one of no length, one that begins before what is known, and one that ends after it."""
+    """Also a window of no length, one before the known range, and one that ends after it."""
     curve = curve_of(powers_mw, window_ns)
     known = BEGIN + len(powers_mw) * TICK
     begin = data.draw(st.integers(BEGIN - 2 * TICK, known + TICK))
@@ -97,7 +97,7 @@ def test_any_window_has_an_energy_and_an_uncertainty(
 
 
 @pytest.mark.parametrize("step_ms", [7, 31, 50, 88])
-def test_a_step_inside_a_tick_is_found_where_it_was(step_ms: int) -> None:
+def test_a_step_of_power_within_a_period_is_located(step_ms: int) -> None:
     mixed = (60_000 * step_ms + 300_000 * (100 - step_ms)) // 100
     curve = curve_of([60_000] * 5 + [mixed] + [300_000] * 5)
     begin = BEGIN + 5 * TICK
@@ -126,13 +126,13 @@ def test_an_aligned_window_on_a_quiet_gpu_gets_all_that_was_drawn(
     energy = curve.window(begin, begin + length_ms * MS, True)
     assert energy.energy_uj == pytest.approx(busy * length_ms, rel=0.01)
     if begin_ms + length_ms <= 100:
-        # Without that hint the tick's energy is shared out evenly, and the uncertainty says so.
+        # Without that hint, the period's energy is divided evenly, with a larger uncertainty.
         blind = curve.window(begin, begin + length_ms * MS, False)
         assert blind.energy_uj < 0.9 * busy * length_ms
         assert abs(blind.energy_uj - busy * length_ms) <= blind.uncertainty_uj
 
 
-def test_work_between_two_readings_of_a_sensor_that_sees_a_quarter_is_owned_up_to() -> None:
+def test_the_uncertainty_covers_work_between_two_readings_of_a_quarter_sensor() -> None:
     curve = curve_of([60_000] * 20, 25 * MS)
     begin = BEGIN + 10 * TICK + 20 * MS  # readings are of the last 25 ms of each tick
     energy = curve.window(begin, begin + 20 * MS, True)
@@ -142,7 +142,7 @@ def test_work_between_two_readings_of_a_sensor_that_sees_a_quarter_is_owned_up_t
     assert steady.uncertainty_uj < 0.2 * steady.energy_uj
 
 
-def test_windows_before_the_kept_ticks_are_taken_from_coarser_rows() -> None:
+def test_windows_before_the_kept_updates_use_coarser_rows() -> None:
     history = History(memoryview(bytearray(SIZE)))
     step = 20 * MS
     for number in range(50_000):  # 1,000 s, of which 400 are kept in full
@@ -191,7 +191,7 @@ def test_truth_lies_within_the_uncertainty_under_every_load() -> None:
     assert sum(covered) / len(covered) >= 0.94
 
 
-def test_a_counter_that_sees_all_is_made_use_of() -> None:
+def test_a_counter_that_covers_the_whole_period_is_used() -> None:
     """Whether hardware's counter sees more than its power reading is not known: both are met."""
     seed = seeds.fresh()
     errors: dict[str, list[float]] = {}

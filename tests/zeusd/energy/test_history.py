@@ -55,7 +55,7 @@ def test_a_day_and_more_is_remembered() -> None:
     assert ring is history.tiers[1]
 
 
-def test_what_an_earlier_process_kept_is_gone_on_with() -> None:
+def test_the_history_of_an_earlier_process_continues() -> None:
     block = memory()
     fill(History(block), 0, 500)
     after = History(block)
@@ -69,7 +69,7 @@ def test_what_an_earlier_process_kept_is_gone_on_with() -> None:
     assert after.t_ns[500] == SECOND_NS + 500 * TICK
 
 
-def test_an_empty_history_knows_nothing() -> None:
+def test_an_empty_history_has_no_values() -> None:
     history = History(memory())
     assert history.last() is None
     assert history.begins_ns is None

@@ -40,7 +40,7 @@ class Ticking:
         return gained
 
 
-def test_what_each_architectures_sensor_sees() -> None:
+def test_the_window_of_each_architectures_sensor() -> None:
     assert sensor_window_ns(4, "Tesla P100-PCIE-16GB") == 10 * MS
     assert sensor_window_ns(5, "Tesla V100-SXM2-16GB") == 10 * MS
     assert sensor_window_ns(6, "Tesla T4") is None
@@ -60,7 +60,7 @@ def test_the_counter_is_followed_and_power_where_there_is_none() -> None:
 
 
 @pytest.mark.parametrize("window_ns", [None, 25 * MS, 10 * MS])
-def test_over_long_it_is_the_counters_whatever_the_load(window_ns: int | None) -> None:
+def test_long_windows_equal_the_counter_under_any_load(window_ns: int | None) -> None:
     seed = seeds.fresh()
     chance = random.Random(seed)
     gpu = Ticking(window_ns)
@@ -103,9 +103,7 @@ def test_a_steady_load_is_steady_from_the_first_tick_on(
 
 @pytest.mark.parametrize("after_ticks", range(1, 12))
 @pytest.mark.parametrize("counts", [True, False])
-def test_nothing_is_counted_twice_when_nobody_looked_for_a_while(
-    after_ticks: int, counts: bool
-) -> None:
+def test_nothing_is_counted_twice_after_a_pause_of_readings(after_ticks: int, counts: bool) -> None:
     """The reader was stopped for ten ticks, at any moment of its search and after it."""
     tick_ns = 20 * MS
     channel = Channel(0, History(memoryview(bytearray(SIZE))), 5, "Tesla V100", 300_000)
@@ -131,7 +129,7 @@ def test_nothing_is_counted_twice_when_nobody_looked_for_a_while(
 
 
 @pytest.mark.parametrize("phase", [0.1, 0.4, 0.7, 0.95])
-def test_a_counter_that_appears_between_two_ticks_is_gone_on_with(phase: float) -> None:
+def test_a_counter_that_appears_between_two_ticks_is_continued(phase: float) -> None:
     """As a superchip's, once it is known to count the GPU: the tick that follows is one tick."""
     channel = Channel(0, History(memoryview(bytearray(SIZE))), 10, "NVIDIA GB200", 1_000_000)
     appears_ns = round((30 + phase) * TICK)
@@ -141,7 +139,7 @@ def test_a_counter_that_appears_between_two_ticks_is_gone_on_with(phase: float) 
         t_ns = max(channel.next_read_ns, t_ns + 5 * MS)
         ticks = t_ns // TICK
         counter_mj = 1_000 + ticks * 16_600 if t_ns >= appears_ns else None
-        # Readings of power move a little at each tick, or nobody could tell ticks apart.
+        # Power readings vary a little at each update, or updates could not be distinguished.
         edge = channel.observe(reading(t_ns, counter_mj, 166_000 + ticks % 2))
         if edge is not None:
             edges.append(edge)
@@ -150,7 +148,7 @@ def test_a_counter_that_appears_between_two_ticks_is_gone_on_with(phase: float) 
     assert last.counted_uj - first.counted_uj == pytest.approx(drawn_uj, abs=0.2 * 16_600_000)
 
 
-def test_a_counter_that_starts_anew_costs_nothing() -> None:
+def test_a_counter_that_restarts_loses_nothing() -> None:
     gpu = Ticking()
     gpu.tick(100_000)
     gpu.counter_mj = 0
@@ -182,7 +180,7 @@ def test_a_counter_that_is_missing_for_once_is_not_integrated_twice() -> None:
     assert gpu.tick(100_000, count=3) == 100_000 * 300
 
 
-def test_a_counter_that_stands_still_is_replaced_by_power_until_it_moves() -> None:
+def test_a_counter_that_does_not_update_is_replaced_by_power_until_it_moves() -> None:
     gpu = Ticking()
     gpu.tick(100_000)
     still = reading(gpu.t_ns, gpu.counter_mj, 200_000)
@@ -197,11 +195,11 @@ def test_a_counter_that_stands_still_is_replaced_by_power_until_it_moves() -> No
     assert gpu.tick(300_000) == 300_000 * 100
 
 
-def test_a_counter_that_sees_all_of_a_tick_is_told_by_its_steps() -> None:
+def test_a_counter_that_covers_the_whole_period_is_recognized_by_its_steps() -> None:
     chance = random.Random(1)
     gpu = Ticking(25 * MS)
     for _ in range(200):
-        # What was read last says little of the whole tick.
+        # The last reading says little about the whole period.
         gpu.counter_mj = (gpu.counter_mj or 0) + chance.randrange(6_000, 30_000)
         gpu.tick(chance.randrange(60_000, 300_000), counts=False)
     assert gpu.meter.window_ns is None
@@ -211,7 +209,7 @@ def test_a_counter_that_sees_all_of_a_tick_is_told_by_its_steps() -> None:
     assert other.meter.window_ns == 25 * MS
 
 
-def test_a_counter_that_goes_away_for_good_is_replaced_by_power() -> None:
+def test_a_counter_that_disappears_permanently_is_replaced_by_power() -> None:
     gpu = Ticking()
     gpu.tick(100_000)
     believed = [gpu.meter.plausible(reading(gpu.t_ns, None, 100_000)) for _ in range(25)]

@@ -1,4 +1,4 @@
-"""What an account is charged, by process."""
+"""The charge of an account, by process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_parts_add_up_to_the_charge(uses: list[int], uj: int, known: bool) -
 
 
 def test_processes_without_end_fill_no_disk() -> None:
-    """Energy of those beyond the bound is their account's, as ever."""
+    """Energy of those beyond the bound is their account's, as always."""
     accountant = Accountant(Position(0, 0))
     for pid in range(MAX_PROCESSES + 50):
         begin_ns = pid * SECOND_NS

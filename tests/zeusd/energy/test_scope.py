@@ -1,4 +1,4 @@
-"""What a superchip's energy counter counts, found out from its powers."""
+"""The scope of a superchip's energy counter, determined from its powers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GPU_W, MODULE_W = 166, 464
 
 
 class Chip:
-    """A GPU of a superchip at constant power, whose counter counts some power of its own."""
+    """A GPU of a superchip at constant power, whose counter counts a given power."""
 
     def __init__(self, counted_w: float, gpu_w: int | None = GPU_W, module_w: int = MODULE_W):
         self.test = ScopeTest()
@@ -67,7 +67,7 @@ def test_a_gpu_without_a_module_is_not_tested() -> None:
 def test_a_comparison_begins_again_after_a_pause() -> None:
     chip = Chip(counted_w=GPU_W)
     chip.run(4)
-    chip.t_ns += GAP_NS  # nobody looked, and the counter went on otherwise
+    chip.t_ns += GAP_NS  # no readings, and the counter changed its scope
     chip.energy_mj += 10_000_000
     assert chip.run(4) is Scope.UNKNOWN
     assert chip.run(1.3) is Scope.GPU
@@ -81,7 +81,7 @@ def test_a_counter_that_starts_again_is_tested_again() -> None:
     assert chip.run(6) is Scope.MODULE
 
 
-def test_energy_is_the_gpus_whatever_its_counter_counts() -> None:
+def test_energy_is_the_gpus_for_every_counter_scope() -> None:
     """Power is integrated until the counter is known to count the GPU alone."""
     for counted_w in (GPU_W, MODULE_W, 300):
         chip = Chip(counted_w)

@@ -46,7 +46,7 @@ def test_the_rest_goes_to_the_largest_remainders() -> None:
     assert shares(2**62 - 1, [1, 2]) == [third, 2 * third]
 
 
-def test_a_holder_pays_for_all_that_its_gpu_draws() -> None:
+def test_a_holder_is_charged_everything_that_its_gpu_draws() -> None:
     strangers = [Claim(BOB), Claim(MONITOR)]
     for idle in (False, True):
         situation = Situation([Claim(JOB)], strangers, listed=True, idle=idle, unknown="down")
@@ -95,7 +95,7 @@ def test_several_share_by_use_and_its_bounds_are_those_of_activity() -> None:
     assert {one.method for one in split(100, 4, nobody)} == {Method.EQUAL}
 
 
-def test_what_an_idle_gpu_draws_is_shared_by_rule_and_the_rest_by_use() -> None:
+def test_idle_power_is_shared_by_rule_and_the_rest_by_use() -> None:
     situation = Situation(
         present=[Claim(ALICE), Claim(BOB)], used=[Claim(ALICE, 100)], idle_uw=40_000_000
     )
@@ -141,7 +141,7 @@ def test_every_method_says_what_its_bounds_are() -> None:
     assert {one for one in Method if BOUNDS[one] is not Bounds.EXACT} == {*REASONS}
     assert bounds_of([]) is bounds_of(["allocated", "exclusive", "none"]) is Bounds.EXACT
     assert bounds_of(["allocated", "equal"]) is Bounds.PRESENCE
-    # True only if the driver's samples are complete, whatever else is in the sum.
+    # True only if the driver's samples are complete, with any other methods in the sum.
     assert bounds_of(["weights", "utilization"]) is Bounds.ACTIVITY
     assert bounds_of(["allocated", "of a later version"]) is Bounds.ACTIVITY
     # By rule, and nobody's doing.
@@ -152,7 +152,7 @@ def test_every_method_says_what_its_bounds_are() -> None:
     assert "," not in reason_of([one.value for one in Method])
 
 
-def test_a_service_pays_only_where_it_is_alone() -> None:
+def test_a_service_is_charged_only_if_it_is_alone() -> None:
     watched = split(100, 4, Situation(present=[Claim(ALICE), Claim(MONITOR, 0)], listed=True))
     assert [(one.account, one.method) for one in watched] == [(ALICE, Method.EXCLUSIVE)]
     (alone,) = split(100, 4, Situation(present=[Claim(MONITOR, 0)], listed=True))

@@ -12,7 +12,7 @@ SECOND = 1_000 * MS
 
 
 class Sensor:
-    """Changes at given times; looked at as a tracker asks, a little late."""
+    """A sensor that changes at given times; read when a tracker asks, a little late."""
 
     def __init__(self, changes_ns: list[int], seed: int) -> None:
         self.changes_ns = changes_ns
@@ -66,7 +66,9 @@ def every(period_ms: float, seconds: float, jitter_ms: float = 0.0, seed: int = 
 
 
 @pytest.mark.parametrize("period_ms", [20, 37.3, 100, 101.2, 250, 1000])
-def test_a_tick_is_found_and_dated_within_a_millisecond_at_a_few_looks(period_ms: float) -> None:
+def test_an_update_is_found_and_dated_within_a_millisecond_by_few_readings(
+    period_ms: float,
+) -> None:
     seed = seeds.fresh()
     seconds = max(30.0, 160 * period_ms / 1000)
     sensor = Sensor(every(period_ms, seconds, seed=seed), seed)
@@ -82,7 +84,7 @@ def test_a_tick_is_found_and_dated_within_a_millisecond_at_a_few_looks(period_ms
     assert (len(sensor.looks) - looked) / ticks < 3.0
 
 
-def test_ticks_that_come_early_and_late_are_still_dated() -> None:
+def test_early_and_late_updates_are_still_dated() -> None:
     sensor = Sensor(every(100, 60, jitter_ms=0.4), 7)
     sensor.run(60 * SECOND)
     errors = sorted(sensor.errors_ms(5 * SECOND))
@@ -102,7 +104,7 @@ def test_another_period_is_found_again() -> None:
     assert errors[int(0.95 * len(errors))] < 1.0
 
 
-def test_a_sensor_that_stands_still_is_told_of_and_not_hammered() -> None:
+def test_a_sensor_that_does_not_update_is_reported_and_not_hammered() -> None:
     changes = every(100, 5)
     sensor = Sensor(changes + [change + 60 * SECOND for change in changes], 5)
     sensor.run(5 * SECOND)
@@ -116,7 +118,7 @@ def test_a_sensor_that_stands_still_is_told_of_and_not_hammered() -> None:
     assert max(errors) < 1.5
 
 
-def test_ticks_that_nobody_looked_at_are_counted() -> None:
+def test_missed_updates_are_counted() -> None:
     sensor = Sensor(every(100, 30), 1)
     sensor.run(10 * SECOND)
     before = sensor.ticks[-1]
@@ -126,14 +128,14 @@ def test_ticks_that_nobody_looked_at_are_counted() -> None:
     assert min(sensor.errors_ms(tick.t_ns)) < 1.0
 
 
-def test_what_changes_at_every_look_is_looked_at_calmly() -> None:
+def test_a_sensor_that_changes_at_every_reading_is_read_at_a_limited_rate() -> None:
     sensor = Sensor(every(0.5, 10), 1)
     sensor.run(10 * SECOND)
     looks = [t_ns for t_ns in sensor.looks if t_ns > 5 * SECOND]
     assert 200 < len(looks) < 260
 
 
-def test_a_sensor_without_a_period_is_not_searched_for_ever() -> None:
+def test_a_sensor_without_a_period_is_not_searched_forever() -> None:
     chance = random.Random(4)
     changes = [0]
     while changes[-1] < 60 * SECOND:
@@ -147,7 +149,7 @@ def test_a_sensor_without_a_period_is_not_searched_for_ever() -> None:
     assert len(seen) == pytest.approx(len(there), abs=2)
 
 
-def test_failed_looks_are_tried_again_ever_more_rarely_and_then_all_begins_anew() -> None:
+def test_failed_readings_are_retried_with_growing_pauses_and_then_everything_restarts() -> None:
     sensor = Sensor(every(100, 100), 1)
     sensor.run(10 * SECOND)
     pauses = []
@@ -164,7 +166,7 @@ def test_failed_looks_are_tried_again_ever_more_rarely_and_then_all_begins_anew(
     assert max(sensor.errors_ms(t_ns + 5 * SECOND)) < 1.5
 
 
-def test_one_failed_look_costs_no_tick() -> None:
+def test_one_failed_reading_loses_no_update() -> None:
     sensor = Sensor(every(100, 30), 1)
     sensor.run(10 * SECOND)
     sensor.tracker.failed(sensor.looks[-1])

@@ -1,4 +1,4 @@
-"""Kills processes that write the ledger, one after another, and checks what each has left.
+"""Kills processes that write the ledger, one after another, and checks the files that they left.
 
     python -m tests.zeusd.ledger.killed DIRECTORY SEED
 
@@ -25,7 +25,7 @@ KILLS = 200
 
 
 def keep_accounts(world: World, rng: random.Random, accounts: Accounts, begun: int) -> None:
-    """Continues until it is killed: what a zeusd does, much faster. Says when it has begun."""
+    """Runs until it is killed: the work of a zeusd, much faster. Reports when it has begun."""
     os.write(begun, b"!")
     while True:
         name, gpu = f"job{rng.randrange(4)}", f"GPU-{rng.randrange(2)}"
@@ -70,7 +70,7 @@ def main(directory: Path, seed: int) -> None:
                 keep_accounts(world, random.Random(seed + number), accounts, begun)
             finally:
                 os._exit(1)
-        os.read(heard, 1)  # a busy machine takes its time
+        os.read(heard, 1)  # a busy machine is slow
         time.sleep(rng.uniform(0, 0.008))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

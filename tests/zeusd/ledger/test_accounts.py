@@ -1,4 +1,4 @@
-"""A node's accounts: who is charged what, over restarts, reboots, suspends and lost epilogs."""
+"""The ledger of a node: who is charged, over restarts, reboots, suspends and lost epilogs."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_suspended_job_keeps_its_gpu_and_is_charged_what_that_draws_idle(world
     assert accounts.held == ["GPU-0"]
     assert usage(accounts) == {"7": 300 * 10 + 50 * 60}
     (one,) = accounts.totals()
-    assert 0.95 <= one.idle_uj / (50 * 60 * 1_000_000) <= 1  # the driver says so once a second
+    assert 0.95 <= one.idle_uj / (50 * 60 * 1_000_000) <= 1  # the driver reports it once a second
     events.write_text("populated 0\nfrozen 0\n")  # cancelled while it was suspended
     for _ in range(8):
         world.tick(50, 20, idle=True)
@@ -212,7 +212,7 @@ def test_a_group_that_is_made_again_soon_is_the_same_job(world: World) -> None:
     assert usage(accounts) == {"7": 3000}
 
 
-def test_a_restart_loses_nothing_that_somebody_held(world: World) -> None:
+def test_a_restart_loses_nothing_that_someone_held(world: World) -> None:
     accounts = world.accounts()
     allocate(accounts, world, "7")
     world.tick(100, 10)
@@ -225,7 +225,7 @@ def test_a_restart_loses_nothing_that_somebody_held(world: World) -> None:
     assert usage(accounts) == {"7": 100 + 100 + 6000 + 100}
 
 
-def test_what_was_drawn_while_zeusd_was_down_and_nobody_held_is_unattributed(
+def test_energy_without_a_holder_while_zeusd_was_down_is_unattributed(
     world: World,
 ) -> None:
     accounts = world.accounts()
@@ -262,7 +262,7 @@ def test_a_reboot_ends_what_was_held_and_never_charges_more_than_was_counted(
 
 
 def test_a_driver_that_is_loaded_again_begins_a_new_history_without_a_step(tmp_path: Path) -> None:
-    """Also where another driver, with a GPU of its own, stays."""
+    """Also if another driver, with its own GPU, stays."""
     world = World(tmp_path, gpus=2)
     accounts = world.accounts()
     allocate(accounts, world, "7")
@@ -277,7 +277,7 @@ def test_a_driver_that_is_loaded_again_begins_a_new_history_without_a_step(tmp_p
     assert usage(accounts) == {"7": 1000 + 100, "8": 1000 + 200}
 
 
-def test_what_is_drawn_in_a_suspend_is_nobodys(world: World) -> None:
+def test_energy_drawn_during_a_suspend_is_unattributed(world: World) -> None:
     accounts = world.accounts()
     allocate(accounts, world, "7")
     for _ in range(3):
@@ -369,7 +369,7 @@ def test_a_user_sees_the_users_own_rows_and_the_others_as_one_sum(tmp_path: Path
         **{f"uid {uid}": 100 for uid in (1000, 1001, 1002)},
         "ml": 100,
     }
-    # Whatever is asked for, no answer is about one other user.
+    # No answer to any query is about a single other user.
     assert usage(accounts, "user", reader=1001, uid=1000) == {}
     assert usage(accounts, "job", reader=1001, uid=1000) == {}
     assert usage(accounts, "job", reader=1001, name="job0") == {}
@@ -538,7 +538,7 @@ def test_any_schedule_adds_up_by_every_view(tmp_path: Path) -> None:
         assert isinstance(answer, Usage)
         assert sum(one.active_uj + one.idle_uj for one in answer.sums) == truth
         assert sum(answer.metered_uj) == truth
-    # Whatever the clock did, quarters of an hour add up to the whole, and none is negative.
+    # With any clock, quarters of an hour add up to the whole, and none is negative.
     begin_s = START_S - START_S % 900 - 2 * 86_400
     quarters = [*range(begin_s, begin_s + 4 * 86_400, 900)]
     answer = accounts.usage(GetUsage(id=1, edges=quarters, by="user"), None)
@@ -564,7 +564,7 @@ def test_any_schedule_adds_up_by_every_view(tmp_path: Path) -> None:
 
 
 def test_jobs_of_half_a_minute_are_all_in_counters_scraped_once_a_minute(world: World) -> None:
-    """What Prometheus's increase sees of a user's counter is what the ledger has."""
+    """Prometheus's increase of a user's counter equals the ledger."""
     accounts = world.accounts()
     scraped: list[int] = []
     for number in range(20):
@@ -585,7 +585,7 @@ def test_jobs_of_half_a_minute_are_all_in_counters_scraped_once_a_minute(world: 
     assert stored == sum(30 * (100 + number) for number in range(20))
 
 
-def test_a_jobs_counter_goes_on_over_restarts_and_ends_some_minutes_after_it(
+def test_a_jobs_counter_continues_over_restarts_and_ends_some_minutes_after_it(
     world: World,
 ) -> None:
     accounts = world.accounts()
@@ -612,7 +612,7 @@ def test_a_jobs_counter_goes_on_over_restarts_and_ends_some_minutes_after_it(
     assert accounts.workloads() == []
 
 
-def test_what_fails_after_a_settlement_was_stored_charges_nothing_twice(
+def test_a_failure_after_a_stored_settlement_charges_nothing_twice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accounts = world.accounts()
@@ -630,7 +630,7 @@ def test_what_fails_after_a_settlement_was_stored_charges_nothing_twice(
     assert usage(accounts) == {"7": 200}
 
 
-def test_a_ledger_of_the_first_version_goes_on(world: World) -> None:
+def test_a_ledger_of_the_first_version_continues(world: World) -> None:
     accounts = world.accounts()
     allocate(accounts, world, "7")
     world.tick(100, 10)

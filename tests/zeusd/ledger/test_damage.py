@@ -58,7 +58,7 @@ def test_a_power_failure_at_any_byte_of_the_log_leaves_a_ledger_that_agrees(
 
 
 @pytest.mark.parametrize("damage", ["no database", "pages", "empty"])
-def test_a_damaged_ledger_is_set_aside_and_another_begins(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_ledger_is_moved_aside_and_another_begins(tmp_path: Path, damage: str) -> None:
     world = World(tmp_path)
     accounts = world.accounts()
     for number in range(200):
@@ -97,7 +97,7 @@ def test_nobody_but_zeusd_may_open_the_ledger(tmp_path: Path) -> None:
     assert world.directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_ledger_of_a_later_version_or_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+def test_a_ledger_of_a_later_version_or_another_kind_is_not_touched(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.accounts().close()
     db = sqlite3.connect(world.directory / "energy.db")

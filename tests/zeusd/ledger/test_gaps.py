@@ -1,4 +1,4 @@
-"""What is not known of one GPU, for a while, has a name and leaves all else as it was."""
+"""Missing data of one GPU has a name, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zeusd.energy.split import Account, Kind
 SLICES = 7
 
 
-def test_a_gpu_that_is_lost_has_a_gap_of_its_own_and_the_others_none(tmp_path: Path) -> None:
+def test_a_gpu_that_is_lost_has_its_own_gap_and_the_others_none(tmp_path: Path) -> None:
     world = World(tmp_path, gpus=2)
     accounts = world.accounts()
     allocate(accounts, world, "7", gpus=["GPU-1"])

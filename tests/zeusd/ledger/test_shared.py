@@ -1,4 +1,4 @@
-"""Who is charged for a GPU that several use, where the truth is known."""
+"""Charges for a GPU that several users share, compared with the truth."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ METHODS = ("equal", "utilization")
 
 
 class Shared:
-    """A GPU that two processes use, and what each really drew."""
+    """A GPU that two processes use, and the true energy of each."""
 
     def __init__(self, directory: Path) -> None:
         self.world = World(directory)
@@ -50,7 +50,7 @@ class Shared:
                 self.truth_uj[pid] += WATTS[pid] * SECOND_NS // 10_000 // len(pids)
             self.gpu.tick(IDLE_W + watts)
         for pid in WATTS:
-            self.truth_uj[pid] += IDLE_W * SECOND_NS // 2000  # what it draws idle, by rule
+            self.truth_uj[pid] += IDLE_W * SECOND_NS // 2000  # idle power, by rule
         end_ns = self.gpu.now_ns
         uses = tuple(
             PidUse(pid, end_ns, round(1000 * 10 * part)) for pid, part in ticks.items() if part
@@ -145,7 +145,7 @@ def test_a_part_beside_one_that_nobody_holds_is_not_charged_the_whole_gpu(shared
     assert one.methods == ["weights"]
 
 
-def test_processes_that_only_hold_memory_are_said_to_have_used_nothing(shared: Shared) -> None:
+def test_processes_that_only_hold_memory_have_used_nothing(shared: Shared) -> None:
     """Each second, on any GPU where two of them wait; no list is lost for it."""
     for _ in range(3):
         begin_ns = shared.gpu.now_ns
@@ -198,7 +198,7 @@ def test_each_method_has_bounds_of_its_own_kind(shared: Shared) -> None:
         )
     answer = accounts.usage(GetUsage(id=1, edges=ALL, by="gpu"), None)
     assert isinstance(answer, Usage)
-    (gpus,) = answer.sums  # how much it drew is not in doubt, only for whom
+    (gpus,) = answer.sums  # the total is certain, only the shares are not
     assert gpus.lower_uj == gpus.upper_uj == gpu.energy_uj
 
 

@@ -93,7 +93,7 @@ class World:
         ignored_units: Iterable[str] | None = None,
         retention: Retention | None = None,
     ) -> Accounts:
-        """Opens the ledger, as a zeusd does that starts now."""
+        """Opens the ledger, like a zeusd that starts now."""
         connection = open_ledger(self.directory)
         clocks = Clocks(lambda: self.now_ns, self.utc_ns, lambda: self.now_ns + self.slept_ns)
         known = [*self.gpus, "cpu:0"]

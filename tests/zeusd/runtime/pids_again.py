@@ -1,4 +1,4 @@
-"""Processes in a pid namespace with 300 pids, which come again and again: whom a list charges.
+"""Processes in a pid namespace with 300 pids, which are reused: whom a list charges.
 
 unshare --pid --fork --mount-proc python -m tests.zeusd.runtime.pids_again 10000
 """
@@ -21,7 +21,7 @@ LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
 
 def start(pid: int, uid: int | None) -> None:
-    """A process with this pid; with a user, it lives until it is killed."""
+    """A process with this pid; with a user, it runs until it is killed."""
     LAST_PID.write_text(str(pid - 1))
     ready, say = os.pipe()
     found = os.fork()

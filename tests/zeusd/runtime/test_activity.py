@@ -1,4 +1,4 @@
-"""What the processes of a shared GPU used of it, as a simulated driver measures it."""
+"""The use of a shared GPU by its processes, as a simulated driver measures it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_one_process_alone_is_not_measured_and_its_time_not_another_ones_later()
     assert node.reader._since_ns > since_ns
 
 
-def test_a_driver_that_measures_no_use_is_not_asked_for_ever() -> None:
+def test_a_driver_that_measures_no_use_is_not_asked_forever() -> None:
     node = Node("1xv100-pcie")
     node.backend.share(0, [Tenant(11, 60), Tenant(12, 20)])
     node.backend.inject(0, "process_utilization", Return.NOT_SUPPORTED)

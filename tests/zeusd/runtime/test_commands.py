@@ -1,4 +1,4 @@
-"""What a process is called: its program, its script, or what zeusctl runs for it."""
+"""The name of a process: its program, its script, or the command that zeusctl runs."""
 
 from __future__ import annotations
 

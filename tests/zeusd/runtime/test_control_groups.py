@@ -65,7 +65,7 @@ def test_a_path_that_root_owns_counts_whole(tree: Tree) -> None:
     assert tree.workload(STEP) == Workload(Kind.JOB, "7")
 
 
-# What the groups below a user's own are called, when a user wants to be taken for someone else.
+# Names of groups below a user's own, by which the user imitates someone else.
 FORGERIES = [
     "job_77",
     "slurm/uid_0/job_77",
@@ -92,7 +92,7 @@ def test_names_below_a_users_own_group_are_the_users(tree: Tree, name: str) -> N
 
 @needs_root
 @pytest.mark.parametrize("name", FORGERIES[:-2])
-def test_names_that_users_made_elsewhere_are_nobodys(tree: Tree, name: str) -> None:
+def test_names_that_users_made_elsewhere_count_for_nobody(tree: Tree, name: str) -> None:
     """A group that its owner was given, below one of root's."""
     tree.make(f"some.slice/{name}")
     os.chown(tree.root / "some.slice", 1000, 1000)
@@ -143,7 +143,7 @@ def test_each_hierarchy_is_looked_up_where_it_is_mounted(tree: Tree, tmp_path: P
 
 
 def test_a_hierarchy_that_cannot_be_seen_whole_is_not_checked(tree: Tree) -> None:
-    """As in a container: a namespace of its own, a part of the tree, or none of it."""
+    """As in a container: its own namespace, a part of the tree, or none of it."""
     assert tree.groups("0::/../../system.slice\n") == [
         ControlGroup("/../../system.slice", checked=False)
     ]

@@ -51,7 +51,7 @@ def reader(groups: Groups) -> CpuUse:
     return CpuUse(str(groups.root), os.getuid(), {42: 1000, 43: 1001}.get)
 
 
-def test_time_is_counted_by_workload_from_look_to_look(groups: Groups) -> None:
+def test_time_is_counted_by_workload_between_readings(groups: Groups) -> None:
     use = reader(groups)
     groups.use(JOB, 500, "")
     groups.use(f"{JOB}/step_0/user/task_0", 400, "42\n")
@@ -72,7 +72,7 @@ def test_time_is_counted_by_workload_from_look_to_look(groups: Groups) -> None:
 
 
 def test_version_1_counts_in_one_hierarchy(tmp_path: Path) -> None:
-    """systemd makes the same groups in several, and in version 2 beside them."""
+    """systemd makes the same groups in several hierarchies, and beside them in version 2."""
     groups = Groups(tmp_path / "tree")
     job, user = "slurm/uid_1000/job_7", "user.slice/user-1001.slice"
 
@@ -147,7 +147,7 @@ def test_a_group_that_is_made_again_counts_from_nothing(groups: Groups) -> None:
     assert use.read() == {Account(Kind.USER, uid=1000): 30}
 
 
-def test_a_job_whose_processes_are_gone_is_nobodys(groups: Groups) -> None:
+def test_cpu_time_of_a_job_without_processes_is_unattributed(groups: Groups) -> None:
     use = reader(groups)
     groups.use(JOB, 1)
     use.read()
@@ -167,7 +167,7 @@ def test_groups_that_a_user_made_count_for_that_user(groups: Groups) -> None:
     assert use.read() == {Account(Kind.USER, uid=1001): 100}
 
 
-def test_packages_are_charged_by_cpu_time_in_a_ledger_of_their_own(
+def test_packages_are_charged_by_cpu_time_in_their_own_ledger(
     tmp_path: Path, groups: Groups
 ) -> None:
     world = World(tmp_path)

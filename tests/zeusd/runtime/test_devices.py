@@ -1,4 +1,4 @@
-"""GPUs are looked at until each control is known."""
+"""GPUs are probed until each control is known."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def nvml() -> SimulatedBackend:
 
 @pytest.mark.parametrize("code", [3, 4, 10, 15, 16, 999])
 @pytest.mark.parametrize("call", CALLS)
-def test_an_error_while_a_gpu_is_looked_at_is_not_the_last_word(
+def test_an_error_while_a_gpu_is_inspected_is_not_final(
     nvml: SimulatedBackend, call: str, code: int
 ) -> None:
     nvml.inject(0, call, code, count=2)
@@ -36,7 +36,7 @@ def test_an_error_while_a_gpu_is_looked_at_is_not_the_last_word(
     assert set(facts.info.controls) == {one.value for one in Control} - {"power_profile"}
 
 
-def test_news_are_reported_once(nvml: SimulatedBackend) -> None:
+def test_each_change_of_a_gpus_controls_is_reported_once(nvml: SimulatedBackend) -> None:
     nvml.inject(0, "power_limits", 999, count=1)
     inspector = Inspector(nvml, 0)
     first = inspector.look()
@@ -49,7 +49,7 @@ def test_news_are_reported_once(nvml: SimulatedBackend) -> None:
     assert inspector.look() is None
 
 
-def test_what_is_never_offered_is_known_after_some_looks() -> None:
+def test_a_control_that_is_never_offered_is_known_after_some_attempts() -> None:
     nvml = SimulatedBackend("1xp100")
     nvml.init()
     nvml.inject(0, "persistence_mode", 3)

@@ -18,7 +18,7 @@ from zeusd.records import Entry, doubts_of, replay
 
 
 class Disk:
-    """Counts what is synced, and says what the journal holds."""
+    """Counts syncs, and returns the journal's content."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.syncs = 0
@@ -100,9 +100,7 @@ def test_a_limit_that_a_lease_sets_again_is_not_synced_again(client: Client, dis
     assert disk.syncs > before, "another lease"
 
 
-def test_what_one_request_changes_on_several_gpus_is_synced_once(
-    client: Client, disk: Disk
-) -> None:
+def test_changes_of_one_request_on_several_gpus_are_synced_once(client: Client, disk: Disk) -> None:
     gpus = [gpu.uuid for gpu in client.node().gpus]
     before = disk.syncs
     client.set_gpu_clocks(gpus, 600, 900)

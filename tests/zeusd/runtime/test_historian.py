@@ -14,8 +14,8 @@ LOOK_UPS = 30_000
 """A wait that does not end at its timeout is met once in some thousand."""
 
 
-def test_a_source_that_shows_nothing_is_told_of_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However short a wait is, it has an end, also for what was asked while one was answered."""
+def test_a_source_that_shows_nothing_is_reported_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every wait ends, even a short one, also for requests made while another was answered."""
     monkeypatch.setattr(module, "PATIENCE_NS", -299_990_000)  # three ticks less: 10 µs
     # Over before it begins, as on a busy machine.
     monkeypatch.setattr(Historian, "_timeout_s", lambda self: 1e-9 if self._waiting else None)

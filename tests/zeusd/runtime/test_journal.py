@@ -33,7 +33,7 @@ def reread(directory: Path, boot: str = BOOT) -> dict[str, dict[str, object]]:
     return entries
 
 
-def test_what_was_put_is_there_after_a_restart_and_what_was_forgotten_is_not(
+def test_stored_entries_survive_a_restart_and_forgotten_ones_do_not(
     tmp_path: Path,
 ) -> None:
     journal = opened(tmp_path / "state")
@@ -106,7 +106,7 @@ def test_a_torn_last_record_is_dropped_and_the_rest_counts(tmp_path: Path) -> No
     assert reread(tmp_path) == {"a": {"x": 1}}
 
 
-def test_an_unreadable_journal_is_put_aside_and_zeusd_starts(tmp_path: Path) -> None:
+def test_an_unreadable_journal_is_moved_aside_and_zeusd_starts(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     put(journal, "a", {"x": 1})
     journal.close()
@@ -152,7 +152,7 @@ def leave(kind: str, path: Path, target: Path) -> None:
 
 @pytest.mark.parametrize("name", ["journal", "journal.lock", "journal.new"])
 @pytest.mark.parametrize("kind", LEFTOVERS)
-def test_what_cannot_be_trusted_is_put_aside_unread_and_unfollowed(
+def test_an_untrusted_journal_is_moved_aside_unread_and_unfollowed(
     tmp_path: Path, kind: str, name: str
 ) -> None:
     target = tmp_path / "target"
@@ -171,7 +171,7 @@ def test_what_cannot_be_trusted_is_put_aside_unread_and_unfollowed(
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "writable", FOREIGN])
-def test_a_state_directory_that_cannot_be_trusted_is_put_aside(tmp_path: Path, kind: str) -> None:
+def test_a_state_directory_that_cannot_be_trusted_is_moved_aside(tmp_path: Path, kind: str) -> None:
     """To write the journal is to have zeusd write to GPUs."""
     state, target = tmp_path / "state", tmp_path / "target"
     target.mkdir()
@@ -195,7 +195,7 @@ def test_a_state_directory_that_cannot_be_trusted_is_put_aside(tmp_path: Path, k
     assert len(list(tmp_path.glob("state.bad-*"))) == 1
 
 
-def test_a_directory_that_others_put_back_is_given_up(
+def test_a_directory_that_others_recreate_is_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = tmp_path / "state"
@@ -205,7 +205,7 @@ def test_a_directory_that_others_put_back_is_given_up(
         opened(state)
 
 
-def test_lines_that_are_no_records_do_not_take_the_others_with_them(tmp_path: Path) -> None:
+def test_invalid_lines_do_not_affect_valid_records(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     put(journal, "a", {"x": 1})
     journal.close()
@@ -241,7 +241,7 @@ def test_where_nothing_can_be_written_zeusd_starts_and_every_put_fails_until_it_
     assert reread(tmp_path / "state") == {"a": {"x": 1}, "b": {"x": 2}}
 
 
-def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_does_not_grow_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REWRITE_AFTER", 50)
     journal = opened(tmp_path)
     for number in range(500):
@@ -291,7 +291,7 @@ class FullDisk:
         return self._write(fd, data[:9] if self.full else data)
 
 
-def test_what_one_event_changes_is_written_and_synced_at_once(
+def test_all_changes_of_one_event_are_written_and_synced_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = opened(tmp_path)
@@ -310,7 +310,7 @@ def test_what_one_event_changes_is_written_and_synced_at_once(
     journal.close()
 
 
-def test_what_is_durable_already_is_written_without_a_sync(
+def test_a_value_with_a_durable_record_is_written_without_a_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = opened(tmp_path)
@@ -346,7 +346,7 @@ def test_on_a_full_disk_intents_are_forgotten_and_the_rest_is_written_later(
         with pytest.raises(OSError, match="full"):
             journal.write([Change(key, {"x": number})])
     durable = {key: journal.durable(key) for key in ("kept", "gone", "intent", "noted")}
-    # What is to be deleted covers nothing, although it is still on disk; nor does what comes after.
+    # An entry to be deleted covers nothing, although it is still on disk; nor do later ones.
     assert durable == {"kept": {"x": 1}, "gone": None, "intent": None, "noted": None}
     assert journal.states("kept") == [{"x": 1}, {"x": 2}], "which of them, a kill decides"
     assert journal.states("gone") == [None, {"x": 7}]
@@ -367,7 +367,7 @@ def failing(number: int) -> Callable[..., None]:
     return fail
 
 
-def test_a_journal_that_cannot_be_rewritten_goes_on_as_it_is(
+def test_a_journal_that_cannot_be_rewritten_stays_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk may have room for a record and none for a second journal."""
@@ -408,7 +408,7 @@ def test_the_format_of_zeusd_0_1_is_migrated(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("journal.bad-*"))
 
 
-def test_a_journal_of_a_later_zeusd_is_kept_aside(tmp_path: Path) -> None:
+def test_a_journal_of_a_later_zeusd_is_moved_aside(tmp_path: Path) -> None:
     later = '{"format":7,"boot":"boot-1"}\n["a",{"x":1}]\n'
     tmp_path.chmod(0o700)
     (tmp_path / "journal").write_text(later)

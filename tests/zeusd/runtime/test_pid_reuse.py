@@ -1,4 +1,4 @@
-"""Pids that the kernel gives again: processes of two users that all have the same pid.
+"""Pids that the kernel reuses: processes of two users that all have the same pid.
 
 It runs in a pid namespace of its own, where the next pid can be chosen. For more of them:
 `unshare --mount --pid --fork --mount-proc python -m tests.zeusd.runtime.test_pid_reuse 10000`.
@@ -58,7 +58,7 @@ def child(uid: int) -> tuple[int, int]:
 
 
 def main(forks: int) -> None:
-    """Lists each process while it lives, and asks what the account of the GPU makes of it."""
+    """Lists each process while it runs, and asks how the account of the GPU charges it."""
     spans: list[Span] = []
     exits, accountant = Exits(), Accountant(Position(time.monotonic_ns(), 0))
     begin_ns = accountant.position.t_ns
@@ -85,7 +85,7 @@ def main(forks: int) -> None:
         os.close(pipe)
         gone_ns = time.monotonic_ns()
         (present,) = presence._gpus["GPU-0"].processes.values()
-        while exits.ended_ns(present.pidfd) is None:  # another thread is about to note it
+        while exits.ended_ns(present.pidfd) is None:  # another thread is about to record it
             time.sleep(0)
         gone_ns = max(gone_ns, exits.ended_ns(present.pidfd) or 0)
         truth.append((account, before_ns, gone_ns))

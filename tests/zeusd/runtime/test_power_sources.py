@@ -18,7 +18,7 @@ from zeusd.runtime.power_sources import (
 
 
 def meter(root: Path, number: int, label: str, watts: float, inside: str = "") -> Path:
-    """A meter as `acpi_power_meter` lays it out: beside the device's files, or under `device`."""
+    """A meter in the layout of `acpi_power_meter`: beside the device's files, or under `device`."""
     place = root / f"hwmon{number}" / inside
     place.mkdir(parents=True)
     (root / f"hwmon{number}" / "name").write_text("power_meter\n")
@@ -110,13 +110,13 @@ def test_a_superchip_is_counted_once_and_its_cpu_where_there_is_no_rapl(
                 "a sample of each source",
             )
             begin_ns = time.monotonic_ns()
-            time.sleep(1.5)  # what is measured
+            time.sleep(1.5)  # the measured time
             end_ns = time.monotonic_ns()
             found = client.windows(names, [(begin_ns, end_ns, False)])
             for name, watts in zip(names, [*[166] * 4, 91, 464, 464, 173, 97], strict=True):
                 energy_uj, error_uj = found[name].energy_uj[0], found[name].uncertainty_uj[0]
                 expected_uj = watts * (end_ns - begin_ns) / 1e3
-                # 2 % are noise; what a busy machine has sampled late is in the uncertainty.
+                # 2 % are noise; the uncertainty covers late samples of a busy machine.
                 assert energy_uj == pytest.approx(expected_uj, rel=0.02, abs=2 * error_uj), name
             state = client.state(gpus)[gpus[0]]
             assert state.power_mw == pytest.approx(166_000, abs=3_000)

@@ -26,7 +26,7 @@ def zone(path: Path, name: str, energy_uj: int, *, range_uj: int = RANGE) -> Pat
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Two packages, of which the second has no memory of its own; as Linux lays them out."""
+    """Two packages, of which the second has no memory domain, in Linux's layout."""
     root = tmp_path / "powercap"
     first = zone(root / "intel-rapl:0", "package-1", 500)
     zone(first / "intel-rapl:0:0", "core", 10)
@@ -55,7 +55,7 @@ def test_packages_are_found_by_name_and_psys_is_none(tree: Path) -> None:
     assert find_packages(str(tree / "nothing")) == []
 
 
-def test_what_may_not_be_read_is_left_out(tree: Path) -> None:
+def test_unreadable_counters_are_left_out(tree: Path) -> None:
     (tree / "intel-rapl:0" / "energy_uj").unlink()
     (tree / "intel-rapl:0" / "energy_uj").mkdir()
     assert [one.info.name for one in find_packages(str(tree))] == ["package-0"]
@@ -81,7 +81,7 @@ class Sampled:
         return self.history.energy_uj[self.history.ticks.end - 1]
 
 
-def test_a_counter_that_wraps_around_goes_on(tree: Path) -> None:
+def test_a_counter_that_wraps_around_continues(tree: Path) -> None:
     sampled = Sampled(tree / "intel-rapl:1")
     (tree / "intel-rapl:1" / "energy_uj").write_text(str(RANGE - 7_000_000))
     sampled.read(0)
@@ -91,7 +91,7 @@ def test_a_counter_that_wraps_around_goes_on(tree: Path) -> None:
     assert sampled.history.power_mw[sampled.history.ticks.end - 1] == 100_000
 
 
-def test_a_counter_that_was_set_back_neither_gives_nor_takes(tree: Path) -> None:
+def test_a_counter_that_was_reset_adds_and_removes_no_energy(tree: Path) -> None:
     sampled = Sampled(tree / "intel-rapl:1")
     (tree / "intel-rapl:1" / "energy_uj").write_text(str(RANGE // 2))
     sampled.read(0)
@@ -102,7 +102,7 @@ def test_a_counter_that_was_set_back_neither_gives_nor_takes(tree: Path) -> None
     assert sampled.energy_uj() == 3_000_000
 
 
-def test_what_was_drawn_while_nobody_looked_counts_also_over_a_wrap(tree: Path) -> None:
+def test_energy_between_two_readings_counts_also_over_a_wrap(tree: Path) -> None:
     first = Sampled(tree / "intel-rapl:1")
     (tree / "intel-rapl:1" / "energy_uj").write_text(str(RANGE - 2_000_000))
     first.read(0)

@@ -139,7 +139,7 @@ def test_a_process_begins_after_the_one_that_had_its_pid(node: Node) -> None:
     assert node.present() == [(ALICE, 1.0, 1.255), (BOB, 1.255, None)]
 
 
-def test_who_cannot_be_identified_is_unattributed_and_not_the_neighbour(node: Node) -> None:
+def test_an_unidentified_process_is_unattributed_and_not_charged_to_a_neighbour(node: Node) -> None:
     node.processes.start(5, 0, ALICE)
     node.listed(5)
     node.listed(5, 77)
@@ -157,7 +157,7 @@ def test_a_monitor_has_no_weight(node: Node) -> None:
     assert not is_ignored(Account(Kind.JOB, "dcgm"), ["dcgm*"])
 
 
-def test_lists_that_failed_or_are_far_apart_tell_nothing_of_the_time_between(node: Node) -> None:
+def test_failed_or_distant_lists_prove_nothing_about_the_time_between(node: Node) -> None:
     node.processes.start(5, 0, ALICE)
     node.listed(5)
     node.now_ns += LIST_NS

@@ -50,7 +50,7 @@ CLIENT = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.a
 def connected(
     tmp_path: Path, *wrapper: str, before: str = "", **options: Any
 ) -> Iterator[tuple[Peer, Any]]:
-    """A client that connected, and who the kernel says it is; `before` is what it does first."""
+    """A client that connected, and its identity by the kernel; `before` is its first action."""
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
@@ -70,7 +70,7 @@ def connected(
                 client.wait()
 
 
-def test_the_kernel_says_who_connected(tmp_path: Path) -> None:
+def test_the_kernel_identifies_the_client(tmp_path: Path) -> None:
     with connected(tmp_path) as (peer, client):
         assert (peer.conn, peer.process.pid) == (7, client.pid)
         assert (peer.uid, peer.gid) == (os.getuid(), os.getgid())
@@ -102,13 +102,13 @@ def test_all_groups_of_the_peer_are_known() -> None:
 
 
 @pytest.mark.needs("namespaces")
-def test_who_lives_in_a_pid_namespace_of_its_own_is_not_on_the_host(tmp_path: Path) -> None:
+def test_a_process_in_its_own_pid_namespace_is_not_on_the_host(tmp_path: Path) -> None:
     with connected(tmp_path, "unshare", "--pid", "--fork", "--kill-child") as (peer, _):
         assert peer.uid == 0
         assert not peer.on_host
 
 
-def test_who_lives_in_a_foreign_pid_namespace_is_nobody() -> None:
+def test_a_process_in_a_foreign_pid_namespace_is_unknown() -> None:
     """The kernel then has no number for it; the server refuses its requests."""
 
     class Foreign(socket.socket):
@@ -120,7 +120,7 @@ def test_who_lives_in_a_foreign_pid_namespace_is_nobody() -> None:
 
 
 @pytest.mark.needs("user namespaces")
-def test_who_claims_to_be_root_in_a_user_namespace_is_whom_the_kernel_says() -> None:
+def test_root_in_a_user_namespace_has_the_kernels_identity() -> None:
     with public_directory() as directory:
         wrapper = ("unshare", "--user", "--map-root-user")
         with connected(directory, *wrapper, **as_nobody()) as (peer, _):
@@ -185,7 +185,7 @@ while True:
 """
 
 
-def test_who_waits_for_a_cpu_is_busy_like_who_has_one() -> None:
+def test_a_process_that_waits_for_a_cpu_counts_as_busy() -> None:
     core = {min(os.sched_getaffinity(0))}
     commands = ("while True: pass", STARVED)
     rival, starved = (subprocess.Popen([sys.executable, "-c", command]) for command in commands)

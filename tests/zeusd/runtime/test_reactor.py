@@ -67,7 +67,7 @@ def test_the_deadline_of_the_core_is_kept() -> None:
     reactor.close()
 
 
-def test_an_event_that_fails_is_logged_and_the_loop_goes_on(
+def test_an_event_that_fails_is_logged_and_the_loop_continues(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reactor = Reactor()
@@ -85,7 +85,7 @@ def test_an_event_that_fails_is_logged_and_the_loop_goes_on(
     reactor.close()
 
 
-def test_what_a_thread_posts_after_the_end_reaches_no_other_file() -> None:
+def test_posts_of_a_thread_after_the_end_reach_no_other_file() -> None:
     reactor = Reactor()
     before = set(os.listdir("/proc/self/fd"))
     reactor.close()

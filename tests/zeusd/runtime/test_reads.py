@@ -1,4 +1,4 @@
-"""What is read beside the core: at the same time once, from what is known while that is new."""
+"""Reads outside the core: concurrent ones are one call, and recent values are reused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PERIOD_NS = 20_000_000
 
 
 class Scene:
-    """`Reads`, with workers, a sampler and time played by hand."""
+    """`Reads`, with workers, a sampler and a clock that a test controls."""
 
     def __init__(self) -> None:
         self.world = World(limits_mw=(300_000, 300_000))
@@ -87,7 +87,7 @@ class Scene:
 
 
 def _read(reading: Reading, power_mw: int) -> Message:
-    """What a worker answers."""
+    """A worker's answer."""
     processes = [
         ProcessInfo(pid=uid, uid=uid, command="x", job="7", memory_mib=1, compute=True)
         for uid in (65534, 1)
@@ -161,7 +161,7 @@ def test_a_state_from_before_a_write_counts_no_more(scene: Scene) -> None:
     assert (found[8], found[9]) == (2, 2)
 
 
-def test_processes_are_listed_once_a_second_whatever_is_written(scene: Scene) -> None:
+def test_processes_are_listed_once_a_second_during_any_write(scene: Scene) -> None:
     scene.ask("processes", gpus=[GPU0])
     scene.finish()
     scene.reads.written(GPU0)
@@ -234,7 +234,7 @@ def test_requests_of_one_connection_are_bounded_and_its_end_frees_them(scene: Sc
     assert all("error" not in body for _, body in scene.replies[1:])
 
 
-def test_what_is_late_unknown_or_out_of_reach_is_said_at_once(scene: Scene) -> None:
+def test_late_unknown_or_unreachable_requests_fail_at_once(scene: Scene) -> None:
     scene.state(deadline_ns=scene.now_ns - 1)
     assert scene.replies[-1][1]["error"]["code"] == "deadline_exceeded"
     scene.state("GPU-x")

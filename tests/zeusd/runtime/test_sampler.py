@@ -51,7 +51,7 @@ class Sampled:
 
 
 @pytest.mark.parametrize(("kind", "tick_ms"), [("v100", 20), ("a100-sxm-80", 100), ("p100", 20)])
-def test_each_tick_is_seen_at_about_one_reading(
+def test_each_update_takes_about_one_reading(
     kind: str, tick_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Sampled(f"4x{kind}:setter_ms=0")
@@ -104,7 +104,7 @@ def test_one_senseless_reading_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert node.energy_j(0, begin_ns, node.clock()) == pytest.approx(truth_j, rel=0.005)
 
 
-def test_a_gpu_that_is_lost_and_comes_back_is_measured_over_the_gap() -> None:
+def test_a_gpu_that_is_lost_and_returns_is_measured_over_the_gap() -> None:
     node = Sampled("v100:setter_ms=0")
     node.clock.sleep(2)
     begin_ns, begin_j = node.clock(), node.nvml.true_energy_j(0)
@@ -156,7 +156,7 @@ def test_a_source_that_breaks_the_sampler_is_left_out() -> None:
     assert node.sources[1].history.ticks.end - before == pytest.approx(100, abs=2)
 
 
-def test_what_is_refused_now_and_then_is_asked_for_again_and_what_always_is_not() -> None:
+def test_a_reading_refused_now_and_then_is_retried_and_one_always_refused_is_not() -> None:
     node = Sampled("v100:setter_ms=0")
     node.clock.sleep(2)
     node.nvml.inject(0, "temperature_c", 3, count=5)

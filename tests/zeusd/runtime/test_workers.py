@@ -98,7 +98,7 @@ def test_a_write_is_read_back_until_it_is_clear_what_the_device_holds(
     assert worker.write(asked_w, 250) == Applied((holds_mw,))
 
 
-def test_one_stale_reading_is_no_change_by_somebody_else(worker: Worker) -> None:
+def test_one_stale_reading_is_no_change_by_someone_else(worker: Worker) -> None:
     worker.nvml.misbehave(0, Quirks(stale_reads=3))
     assert worker.write(200, 250) == Applied((200_000,))  # two of the three are used up here
     assert worker.write(150, 200) == Applied((150_000,))

@@ -43,14 +43,14 @@ STARTS = tuple(
 
 
 def conversation(rng: random.Random) -> tuple[Role, bytes]:
-    """What a hostile peer may send: parts of real conversations, with some bytes changed."""
+    """Bytes of a hostile peer: parts of real conversations, with some bytes changed."""
     role, start = rng.choice(STARTS)
     data = bytearray(start if rng.random() < 0.8 else b"")
     for _ in range(rng.randrange(5)):
         data += rng.choice(PARTS) if rng.random() < 0.8 else rng.randbytes(rng.randrange(20))
     for _ in range(rng.choice((0, 0, 1, 1, 2, 5))):
         if data:
-            # Most of what matters is at the edges: flags, lengths, names.
+            # Most bugs are at the edges: flags, lengths, names.
             position = rng.randrange(len(data))
             if rng.random() < 0.7:
                 data[position] = rng.choice((0, 1, 2, 4, 5, 6, 8, 127, 255, rng.randrange(256)))
@@ -60,7 +60,7 @@ def conversation(rng: random.Random) -> tuple[Role, bytes]:
 
 
 def outcome(role: Role, data: bytes, cuts: list[int]) -> tuple[list[Event], str, bytes]:
-    """Events, the refusal if there is one, and what is sent, for data cut at these places."""
+    """Events, the refusal if there is one, and the bytes sent, for data cut at these places."""
     engine, events, refusal = Engine(role), [], ""
     try:
         for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):

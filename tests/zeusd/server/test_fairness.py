@@ -137,7 +137,7 @@ def test_connections_handshakes_and_their_rate_are_bounded() -> None:
     assert user.refused == 3
 
 
-def test_who_breaks_rules_without_end_is_kept_out_for_a_moment_and_others_are_not() -> None:
+def test_a_user_who_keeps_violating_the_protocol_is_blocked_briefly_and_others_are_not() -> None:
     turns: Turns[Peer] = Turns(Limits())
     attacker, honest = turns.user(1, 0), turns.user(2, 0)
     for _ in range(7):

@@ -19,7 +19,7 @@ def connects(path: str) -> bool:
         return True
 
 
-def test_mode_is_right_whatever_the_umask(tmp_path: Path) -> None:
+def test_the_mode_does_not_depend_on_the_umask(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     old = os.umask(0o077)
     try:
@@ -42,7 +42,7 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     listener.close()
 
 
-def test_a_live_daemons_socket_is_left_alone(tmp_path: Path) -> None:
+def test_the_socket_of_a_running_daemon_is_not_touched(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     first = Listener(path, 0o600, None)
     with pytest.raises(ListenError, match="another daemon listens"):
@@ -51,7 +51,9 @@ def test_a_live_daemons_socket_is_left_alone(tmp_path: Path) -> None:
     first.close()
 
 
-def test_a_socket_that_someone_else_holds_without_our_lock_is_left_alone(tmp_path: Path) -> None:
+def test_a_socket_that_another_process_holds_without_our_lock_is_not_touched(
+    tmp_path: Path,
+) -> None:
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(path)
@@ -62,7 +64,7 @@ def test_a_socket_that_someone_else_holds_without_our_lock_is_left_alone(tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "directory"])
-def test_what_is_not_a_socket_is_not_removed(tmp_path: Path, kind: str) -> None:
+def test_a_file_that_is_no_socket_is_not_removed(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "s"
     if kind == "file":
         path.write_text("precious")
@@ -76,7 +78,7 @@ def test_what_is_not_a_socket_is_not_removed(tmp_path: Path, kind: str) -> None:
     assert path.exists()
 
 
-def test_clear_words_for_what_an_operator_gets_wrong(tmp_path: Path) -> None:
+def test_operator_errors_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ListenError, match="longer than 107 bytes"):
         Listener(str(tmp_path / ("x" * 120)), 0o600, None)
     with pytest.raises(ListenError, match="the group no-such-group does not exist"):
@@ -85,7 +87,9 @@ def test_clear_words_for_what_an_operator_gets_wrong(tmp_path: Path) -> None:
         Listener("/proc/nowhere/s", 0o600, None)
 
 
-def test_who_connects_before_zeusd_accepts_may_not_send_descriptors_either(tmp_path: Path) -> None:
+def test_clients_that_connect_before_zeusd_accepts_may_not_send_descriptors_either(
+    tmp_path: Path,
+) -> None:
     path = str(tmp_path / "s")
     listener = Listener(path, 0o600, None)
     with socket.socket(socket.AF_UNIX) as client, socket.socket(socket.AF_UNIX) as refusing:

@@ -1,4 +1,4 @@
-"""The server's small parts: who owns a uid, what a request costs, what is reported how often."""
+"""The server's small parts: the owner of a uid, the cost of a request, the rate of reports."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def request(**fields: object) -> bytes:
         (request(op="set_power_limit", gpus=["x"]), 7, ErrorCode.BAD_REQUEST, "power_limit_mw"),
     ],
 )
-def test_what_is_wrong_with_a_request(data: bytes, request_id: int, code: str, words: str) -> None:
+def test_errors_of_a_request(data: bytes, request_id: int, code: str, words: str) -> None:
     with pytest.raises(Invalid) as caught:
         decode(data)
     reply = decode_reply(encode(caught.value.reply))
@@ -74,7 +74,7 @@ def test_what_is_wrong_with_a_request(data: bytes, request_id: int, code: str, w
     assert words in reply["error"]["message"]
 
 
-def test_an_unknown_operation_is_told_which_there_are() -> None:
+def test_an_unknown_operation_gets_the_list_of_operations() -> None:
     with pytest.raises(Invalid) as caught:
         decode(request(op="fly"))
     assert caught.value.reply["error"].details["operations"] == list(OPERATIONS)
@@ -84,7 +84,7 @@ def cost(request: Request) -> float:
     return OF_REQUEST[type(request)].cost_of(request)
 
 
-def test_what_costs_zeusd_more_costs_its_user_more() -> None:
+def test_expensive_requests_count_more_for_their_user() -> None:
     heartbeat = cost(decode(request(op="heartbeat")))
     assert heartbeat == 1.0
     one = cost(decode(request(op="windows", sources=["a"], windows=[1, 2, 0])))
@@ -127,7 +127,7 @@ def test_reports_name_the_user_and_come_once_a_minute(caplog: pytest.LogCaptureF
     assert {record.uid for record in caplog.records} == {0, 4_000_000}
 
 
-def test_what_was_left_out_is_reported_when_the_minute_is_over(
+def test_omitted_log_lines_are_reported_when_the_minute_is_over(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Also where nothing else happens any more."""

@@ -70,7 +70,7 @@ class Running:
         self._thread.start()
 
     def on_loop(self, call: Any) -> Any:
-        """What a call returns that is made on the loop's thread."""
+        """The result of a call that is made on the loop's thread."""
         done, found = threading.Event(), []
 
         def run() -> None:
@@ -149,7 +149,7 @@ def dealer(
 
 
 @pytest.mark.parametrize("kind", [zmq.DEALER, zmq.REQ])
-def test_libzmq_asks_and_is_answered(running: Running, context: Any, kind: int) -> None:
+def test_a_libzmq_client_gets_answers(running: Running, context: Any, kind: int) -> None:
     peer = dealer(context, running.path, kind)
     for number in range(1, 100):
         peer.send(ask(number))
@@ -218,7 +218,7 @@ def publish(running: Running, name: str, number: int) -> None:
     running.on_loop(lambda: running.server.publish(name, sample))
 
 
-def test_samples_reach_who_subscribes_and_nobody_else(
+def test_samples_reach_only_subscribers(
     running: Running, context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -232,7 +232,7 @@ def test_samples_reach_who_subscribes_and_nobody_else(
     publish(running, "GPU-1", 2)
     assert msgpack.unpackb(first.recv_multipart()[1]) == {"g": "GPU-1", "n": 2}
     assert [msgpack.unpackb(second.recv_multipart()[1])["n"] for _ in range(2)] == [1, 2]
-    second.unsubscribe(b"GPU-1")  # once was subscribed twice: libzmq tells of the last only
+    second.unsubscribe(b"GPU-1")  # one of two subscriptions: libzmq reports only the last
     second.unsubscribe(b"GPU-2")
     wait_for(lambda: running.streamed[-1] == {"GPU-1"}, "the cancellation")
     first.close()
@@ -255,7 +255,7 @@ def test_samples_reach_who_subscribes_and_nobody_else(
     ],
     ids=["endless parts", "5,001 parts", "10 MiB", "garbage", "wrong type", "short PING"],
 )
-def test_an_attacker_is_closed_logged_once_and_nobody_else_notices(
+def test_an_attacker_is_disconnected_and_logged_once_and_others_are_unaffected(
     running: Running, context: Any, attack: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -275,7 +275,7 @@ def test_an_attacker_is_closed_logged_once_and_nobody_else_notices(
     assert "broke a rule of the protocol" in caplog.text
 
 
-def test_what_came_before_the_end_still_counts(running: Running) -> None:
+def test_messages_before_the_end_still_count(running: Running) -> None:
     """Sets without a reply, and a goodbye, of a program that ends at once."""
     with shaken(running.path) as stream:
         stream.sendall(b"".join(frame(ask(number)) for number in range(60)))
@@ -294,7 +294,7 @@ def test_a_client_that_does_not_read_is_not_read_until_it_does(running: Running)
             assert msgpack.unpackb(message(stream))["id"] == number
 
 
-def test_a_client_that_is_owed_too_much_is_closed(running: Running) -> None:
+def test_a_client_with_too_many_pending_replies_is_disconnected(running: Running) -> None:
     running.echo.payload = bytes(2 << 20)
     with shaken(running.path) as stream:
         stream.sendall(frame(ask(1)))
@@ -360,10 +360,10 @@ def test_a_handshake_that_does_not_end_is_ended(
         assert msgpack.unpackb(message(honest))["id"] == 1
 
 
-def test_what_zeusd_itself_has_not_read_is_no_slow_handshake(
+def test_a_handshake_that_zeusd_has_not_read_is_not_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A user over the rate is read late; connections made meanwhile must not pay for it."""
+    """A user over the rate is read late; connections made meanwhile must not suffer."""
     monkeypatch.setattr(server_module, "HANDSHAKE_NS", 20_000_000)
     with serving(tmp_path, Limits(requests_per_second=100.0)) as running:
         with shaken(running.path) as flood, contextlib.ExitStack() as stack:
@@ -384,7 +384,7 @@ def test_what_zeusd_itself_has_not_read_is_no_slow_handshake(
         assert running.users()[0].faults == 0
 
 
-def test_who_sends_too_fast_is_read_later_and_never_closed(
+def test_a_client_that_sends_too_fast_is_read_later_and_never_closed(
     tmp_path: Path, context: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

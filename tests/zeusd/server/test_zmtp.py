@@ -1,4 +1,4 @@
-"""The protocol engine: what it makes of bytes, however they are cut, and what it refuses."""
+"""The protocol engine: its events for bytes that are cut anywhere, and its refusals."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ BROKEN_HANDSHAKES = {
 
 @pytest.mark.parametrize("data", BROKEN_HANDSHAKES.values(), ids=BROKEN_HANDSHAKES)
 @pytest.mark.parametrize("step", [1, 7, 10_000])
-def test_what_breaks_a_rule_is_refused(data: bytes, step: int) -> None:
+def test_violations_of_the_protocol_are_refused(data: bytes, step: int) -> None:
     engine = Engine(Role.ROUTER)
     with pytest.raises(ProtocolError):
         for start in range(0, len(data), step):

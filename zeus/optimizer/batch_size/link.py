@@ -23,6 +23,7 @@ from zeus.optimizer.batch_size.common import (
     Trials,
 )
 from zeus.optimizer.batch_size.exceptions import ZeusBSOError, ZeusBSORuntimeError
+from zeus_ipc.outage import Outage
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,8 @@ class Link:
         lease_s = trial.lease_s
         self._beat_s = None if lease_s is None else max(_SHORTEST_S, lease_s / HEARTBEATS)
         self._unsent: TrainingResult | None = None
-        self._away = self._refused = False
+        self._outage = Outage(log, "reports of this run are received again")
+        self._refused = False
         self._reason: Reason | None = None
         self._deadline = 0.0
         self._stop = threading.Event()
@@ -119,7 +121,7 @@ class Link:
         self._unsent = result
         if self._refused:
             return None
-        if self._away:
+        if self._outage.lasts:
             self._wake.set()
             return None
         try:
@@ -150,17 +152,19 @@ class Link:
         pause_s = BACKOFF_S[0]
         try:
             while not self._stop.is_set():
-                self._wake.wait(pause_s * random.uniform(0.8, 1.2) if self._away else self._beat_s)
+                self._wake.wait(
+                    pause_s * random.uniform(0.8, 1.2) if self._outage.lasts else self._beat_s
+                )
                 self._wake.clear()
                 if self._stop.is_set() or self._refused:
                     continue
                 try:
                     result = self._unsent
-                    if self._away and result is not None:
+                    if self._outage.lasts and result is not None:
                         patiently(functools.partial(self._send, result), 0)
                     elif self._beat_s is not None:
                         patiently(lambda: self._trials.heartbeat(self._trial), 0)
-                    self._back()
+                    self._outage.succeeded()
                     pause_s = BACKOFF_S[0]
                 except ZeusBSORuntimeError as error:
                     self._fail(error)
@@ -200,13 +204,5 @@ class Link:
                 log.warning(
                     "%s; training continues, and this run is not reported any more", sentence
                 )
-        elif self._away:
-            log.debug("still nobody there: %s", sentence)
         else:
-            self._away = True
-            log.warning("%s; training continues, and reports are sent later", sentence)
-
-    def _back(self) -> None:
-        if self._away:
-            self._away = False
-            log.warning("reports of this run are received again")
+            self._outage.failed(f"{sentence}; training continues, and reports are sent later")

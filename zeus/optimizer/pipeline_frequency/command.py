@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +192,6 @@ def _run(
         click.echo(
             "note: --unit-time and --noise-factor have no effect: no time is rounded", err=True
         )
-    if output_dir.exists():
-        raise PipelineFrequencyError(f"{output_dir} exists already; give a new folder")
     profile = InstructionProfile.read(inst_profile)
     if stages is not None:
         profile = profile.pick(_numbers(stages))
@@ -207,37 +207,54 @@ def _run(
     # Imported only now, because it takes longer than all checks of the arguments.
     from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, PowerBound
 
-    planner = Planner(
-        profile,
-        pipeline,
-        p2p_power_w=p2p_power,
-        gpus_per_stage=gpus_per_stage or profile.tensor_parallel,
-        energy_per=energy_per,
-        changes=Changes(change_time, max_changes),
-        exact=exact,
-    )
-    if bounded:
-        peak_w, ramp = (math.inf if one is None else one for one in (max_power, max_ramp))
-        bound = PowerBound(peak_w, ramp, ramp_window)
-        if max_slowdown is not None:
-            deadline = max_slowdown * planner.fastest_time_s
-        frontier = planner.bounded([bound], deadline)
-    elif deadline is not None:
-        frontier = planner.deadline(deadline)
-    elif max_slowdown is not None:
-        frontier = planner.max_slowdown(max_slowdown)
-    elif straggler is not None:
-        frontier = planner.straggler(straggler)
-    else:
-        with progress_bar("planning") as tell:
-            frontier = planner.frontier(points, tell)
-    frontier.write(output_dir)
-    text = summary(frontier, planner.fastest_time_s)
-    (output_dir / "job.log").write_text(f"{text}\n", encoding="utf-8")
-    click.echo(text)
-    if plot_interval > 0:
-        _plot(profile, pipeline, frontier, output_dir, plot_interval)
-    click.echo(f"Plans are in {output_dir}; index 0 is the slowest.")
+    with _new_folder(output_dir):
+        planner = Planner(
+            profile,
+            pipeline,
+            p2p_power_w=p2p_power,
+            gpus_per_stage=gpus_per_stage or profile.tensor_parallel,
+            energy_per=energy_per,
+            changes=Changes(change_time, max_changes),
+            exact=exact,
+        )
+        if bounded:
+            peak_w, ramp = (math.inf if one is None else one for one in (max_power, max_ramp))
+            bound = PowerBound(peak_w, ramp, ramp_window)
+            if max_slowdown is not None:
+                deadline = max_slowdown * planner.fastest_time_s
+            frontier = planner.bounded([bound], deadline)
+        elif deadline is not None:
+            frontier = planner.deadline(deadline)
+        elif max_slowdown is not None:
+            frontier = planner.max_slowdown(max_slowdown)
+        elif straggler is not None:
+            frontier = planner.straggler(straggler)
+        else:
+            with progress_bar("planning") as tell:
+                frontier = planner.frontier(points, tell)
+        frontier.write(output_dir)
+        text = summary(frontier, planner.fastest_time_s)
+        (output_dir / "job.log").write_text(f"{text}\n", encoding="utf-8")
+        click.echo(text)
+        if plot_interval > 0:
+            _plot(profile, pipeline, frontier, output_dir, plot_interval)
+        click.echo(f"Plans are in {output_dir}; index 0 is the slowest.")
+
+
+@contextlib.contextmanager
+def _new_folder(path: Path) -> Iterator[None]:
+    """Creates the folder before the work, and deletes it if that leaves nothing in it."""
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        raise PipelineFrequencyError(f"{path} exists already; give a new folder") from None
+    except OSError as error:
+        raise PipelineFrequencyError(f"{path} cannot be created: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def summary(frontier: Frontier, fastest_time_s: float) -> str:

@@ -37,6 +37,7 @@ from zeus.optimizer.pipeline_frequency.iteration_times import Least
 from zeus.optimizer.pipeline_frequency.node_reports import NodeReports
 from zeus.utils import framework
 from zeus.utils.http import detail
+from zeus_ipc.outage import Outage
 from zeus_ipc.overriding import override
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class ServerConnection:
         self._node: NodeReports | None = None
         self._generation = 0
         self._reported: set[str] = set()
-        self._away = False
+        self._outage = Outage(log, f"the pipeline frequency server at {self._url} answers again")
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._settled = threading.Event()
@@ -226,7 +227,7 @@ class ServerConnection:
                     self._send_profile(http)
                     self._report(http)
                     pause_s = BACKOFF_S[0]
-                    self._back()
+                    self._outage.succeeded()
                 except _JobGone:
                     self.job_id = ""
                     self._leave()
@@ -447,17 +448,9 @@ class ServerConnection:
             error = ServerError(
                 f"the store of torch.distributed does not answer ({error}); the ranks need it"
             )
-        if not self._away:
-            self._away = True
-            log.warning("%s; training continues, and zeus retries", str(error).rstrip("."))
-        else:
-            log.debug("still no pipeline frequency server: %s", error)
+        sentence = str(error).rstrip(".")
+        self._outage.failed(f"{sentence}; training continues and it is tried again")
         self._settled.set()
-
-    def _back(self) -> None:
-        if self._away:
-            self._away = False
-            log.warning("the pipeline frequency server at %s is available", self._url)
 
     def _say(self, kind: str, sentence: str) -> None:
         if kind not in self._reported:

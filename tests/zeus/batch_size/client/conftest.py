@@ -24,7 +24,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def kept(empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Between:
-    """The trials, and what is between them and the optimizers of `optimize`."""
+    """The trials, and the transport between them and the optimizers of `optimize`."""
     path = tmp_path / "bso.db"
     shutil.copy(empty_database, path)
     between = Between(path)

@@ -96,7 +96,7 @@ def ignored(case: str) -> None:
 
 
 def over(case: str) -> None:
-    """What comes after a run is no end of it, and signals do what they did."""
+    """Work after a run does not end it, and signals have their usual effect."""
     begun(case).on_evaluate(0.9)
     if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         os._exit(9)
@@ -110,7 +110,7 @@ def in_a_thread(case: str) -> None:
 
 
 def worker(case: str) -> None:
-    """A child, such as a data loader's, is told to end: the run goes on."""
+    """A child, such as a data loader's, is terminated: the run continues."""
     optimizer = begun(case)
     child = os.fork()
     if not child:

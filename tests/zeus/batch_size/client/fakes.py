@@ -1,4 +1,4 @@
-"""A monitor that measures what it is told, and trials that can be out of reach."""
+"""A monitor that measures given values, and trials that can be unreachable."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class _Unread(Measurement):
 
 
 class Between:
-    """Trials that are kept elsewhere, and what is between.
+    """Trials in another place, and the transport to it.
 
     Args:
         path: Of the store that keeps them.
@@ -106,7 +106,7 @@ class Between:
         self.changed: dict[str, Any] = {}
 
     def __call__(self, path: Any) -> _Opened:
-        """In place of `Store`."""
+        """Replaces `Store`."""
         if isinstance(self.fails, ZeusBSORuntimeError):
             self.asked.append("open")
             raise self.fails
@@ -114,7 +114,7 @@ class Between:
         return _Opened(self, Store(path, lease_s=self.lease_s))
 
     def store(self) -> Store:
-        """What is kept."""
+        """The stored trials."""
         return Store(self.path)
 
     def away(self) -> None:
@@ -170,7 +170,7 @@ class _Opened:
 def epochs(
     optimizer: BatchSizeOptimizer, monitor: Any, *metrics: Any, joules: float = 100.0
 ) -> int:
-    """Trains until it is told to stop, an epoch of 2 s for each metric. Returns how many."""
+    """Trains until it must stop, with an epoch of 2 s for each metric. Returns the epochs."""
     for number, metric in enumerate(metrics, 1):
         monitor.use(2.0, joules)
         optimizer.on_evaluate(metric)

@@ -1,4 +1,4 @@
-"""Who keeps the trials is away: training continues, and is reported later if it can be."""
+"""The trials' store is unreachable: training continues, and is reported later if possible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def threads() -> int:
 
 
 def cheapest_is(size: int, optimize: Optimize, kept: Between, monitor: FakeMonitor) -> None:
-    """A run that is told so."""
+    """A run for which the store is unreachable."""
     kept.changed = {"best_batch_size": size}
     optimizer = optimize()
     optimizer.get_batch_size()
@@ -59,7 +59,7 @@ def test_away_from_the_start(
     caplog.clear()
     assert optimize().get_batch_size() == 16
     assert "batch size 16, the best that is known" in caplog.text
-    # What was best is no longer among the sizes, or was found on other GPUs.
+    # The best size is no longer among the sizes, or was found on other GPUs.
     assert optimize(batch_sizes=[32, 64]).get_batch_size() == 64
     assert optimize(like=FakeMonitor("A40")).get_batch_size() == 64
     assert optimize(job_id="cifar-other").get_batch_size() == 64
@@ -71,7 +71,7 @@ def test_the_start_waits_once(optimize: Optimize, kept: Between) -> None:
     optimizer = optimize(wait_s=0.1, raise_on_failure=True)
     tried = len(kept.asked)
     assert tried >= 3
-    assert optimizer.get_batch_size() == 64  # who is away is no failure of the run
+    assert optimizer.get_batch_size() == 64  # an unreachable store is no failure of the run
     assert len(kept.asked) == tried + 1
 
 
@@ -195,7 +195,7 @@ def test_a_run_that_ends_while_nobody_answers(
     assert kept.trials()[1].converged  # they came back in time
 
 
-def test_who_does_not_know_the_run_any_more_is_left_alone(
+def test_a_server_that_does_not_know_the_run_any_more_gets_no_reports(
     optimize: Optimize, kept: Between, monitor: FakeMonitor, caplog: pytest.LogCaptureFixture
 ) -> None:
     optimizer = optimize()
@@ -213,7 +213,7 @@ def test_who_does_not_know_the_run_any_more_is_left_alone(
     assert caplog.text.count("is not reported any more") == 1
 
 
-def test_a_mistake_there_is_as_if_they_were_away(
+def test_an_error_of_the_store_counts_as_unreachable(
     optimize: Optimize, kept: Between, monitor: FakeMonitor, caplog: pytest.LogCaptureFixture
 ) -> None:
     optimizer = optimize()
@@ -281,4 +281,4 @@ def test_a_refusal_does_not_end_what_has_begun_and_is_not_waited_for(
     refused = optimize(wait_s=60)
     kept.fails = ZeusBSORuntimeError("no size is left", 409)
     refused.get_batch_size()
-    assert kept.asked == ["register", "begin_trial"]  # what is refused is not asked for again
+    assert kept.asked == ["register", "begin_trial"]  # refused requests are not repeated

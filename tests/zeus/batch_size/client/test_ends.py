@@ -1,4 +1,4 @@
-"""How a process ends is known to who keeps the trials, and is not changed by it."""
+"""The store learns how a process ends, and the end itself is unchanged."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class _Another(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_another_server_is_not_taken_for_one() -> None:
+def test_another_http_server_is_not_accepted() -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), _Another) as other:
         thread = threading.Thread(target=other.serve_forever)
         thread.start()

@@ -1,4 +1,4 @@
-"""What a run costs, by the monitor of a simulated node, also where a power limit is searched."""
+"""The cost of a run, by the monitor of a simulated node, also during a power limit search."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_cost_is_what_the_monitors_windows_measure(
     assert trial.overhead_time == trial.overhead_energy == 0
 
 
-def test_what_searching_a_power_limit_takes_is_overhead(
+def test_the_power_limit_search_counts_as_overhead(
     optimize: Optimize, kept: Between, node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
     def run(profile: Path) -> tuple[float, float]:

@@ -45,7 +45,7 @@ def test_reasons(error: BaseException | None, reason: str) -> None:
     assert reason_of(error) == reason
 
 
-def test_errors_that_go_round_in_circles() -> None:
+def test_circular_error_chains() -> None:
     first, second = ValueError(), ValueError()
     first.__cause__, second.__cause__ = second, first
     assert reason_of(first) == "failed"

@@ -74,7 +74,7 @@ def test_a_lower_metric_may_be_better(optimize: Optimize, monitor: FakeMonitor) 
     assert optimizer.converged
 
 
-def test_waiting_for_who_keeps_the_trials_does_not_count(
+def test_waiting_for_the_trials_store_does_not_count(
     optimize: Optimize, monitor: FakeMonitor, kept: Between
 ) -> None:
     optimizer = optimize()
@@ -155,7 +155,7 @@ def test_a_run_stops_after_all_its_epochs(
     assert kept.trials()[0].status == "ok"
 
 
-def test_whoever_wants_it_is_told_of_a_failure_by_an_error(
+def test_raise_on_failure_reports_a_failure_by_an_error(
     optimize: Optimize, monitor: FakeMonitor, kept: Between
 ) -> None:
     optimizer = optimize(max_epochs=2, raise_on_failure=True)
@@ -194,7 +194,7 @@ def test_calls_out_of_order(optimize: Optimize) -> None:
     optimizer.on_train_end()
 
 
-def test_other_ranks_are_told_by_rank_0(
+def test_other_ranks_get_the_answer_from_rank_0(
     optimize: Optimize, kept: Between, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "3")
@@ -222,7 +222,7 @@ def test_other_ranks_are_told_by_rank_0(
         ({"like": FakeMonitor("Tesla V100", "A40")}, r"several models \(A40, Tesla V100\)"),
     ],
 )
-def test_what_cannot_work_is_said_at_once(
+def test_arguments_that_cannot_work_are_reported_at_once(
     optimize: Optimize, options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ZeusBSOConfigError, match=says):
@@ -301,7 +301,7 @@ class Tensor:
 
 
 @pytest.mark.parametrize("metric", [math.nan, math.inf, -math.inf, None, "good"])
-def test_what_is_no_number_is_no_target(
+def test_a_metric_that_is_not_finite_does_not_reach_the_target(
     optimize: Optimize,
     monitor: FakeMonitor,
     kept: Between,
@@ -344,7 +344,7 @@ def test_epochs_without_an_evaluation_count(
     assert (trial.status, trial.converged, trial.epochs, trial.energy) == ("ok", False, 5, 500)
 
 
-def test_epochs_may_be_told_by_their_ends_only(
+def test_epochs_may_be_reported_by_their_ends_only(
     optimize: Optimize, monitor: FakeMonitor, kept: Between
 ) -> None:
     optimizer = optimize()
@@ -377,7 +377,7 @@ def test_evaluations_within_an_epoch(
 
 
 def stopped(optimizer: BatchSizeOptimizer, monitor: FakeMonitor, *metrics: float) -> None:
-    """Trains so many epochs, then the process is told to end."""
+    """Trains a number of epochs; then the process is terminated."""
     optimizer.get_batch_size()
     with pytest.raises(KeyboardInterrupt), optimizer:
         epochs(optimizer, monitor, *metrics)
@@ -385,7 +385,7 @@ def stopped(optimizer: BatchSizeOptimizer, monitor: FakeMonitor, *metrics: float
         raise KeyboardInterrupt
 
 
-def test_a_run_that_was_stopped_goes_on(
+def test_a_run_that_was_stopped_continues(
     optimize: Optimize,
     monitor: FakeMonitor,
     kept: Between,
@@ -421,7 +421,7 @@ def test_a_run_that_was_stopped_goes_on(
     fourth.on_train_end()
 
 
-def test_a_run_that_was_taken_for_lost_is_taken_back(
+def test_a_run_that_was_considered_lost_continues(
     optimize: Optimize, monitor: FakeMonitor, kept: Between
 ) -> None:
     kept.lease_s = 0.0
@@ -437,7 +437,7 @@ def test_a_run_that_was_taken_for_lost_is_taken_back(
     assert (kept.trials()[0].status, kept.trials()[0].epochs) == ("ok", 2)
 
 
-def test_a_run_that_crashed_has_ended_whatever_its_name(
+def test_a_run_that_crashed_has_ended_under_any_name(
     optimize: Optimize, monitor: FakeMonitor, kept: Between
 ) -> None:
     optimizer = optimize(run_id="a")
@@ -483,7 +483,7 @@ def test_a_size_for_which_memory_does_not_suffice_is_not_tried_again(
     optimizer.on_train_end()
 
 
-def test_a_crash_is_one_and_who_retries_after_it_is_not(
+def test_a_crash_counts_once_and_a_retry_after_it_does_not(
     optimize: Optimize, monitor: FakeMonitor, kept: Between
 ) -> None:
     optimizer = optimize()
@@ -498,7 +498,7 @@ def test_a_crash_is_one_and_who_retries_after_it_is_not(
     assert [trial.status for trial in kept.trials()] == ["failed", "cancelled"]
 
 
-def test_a_run_that_ends_early_says_nothing(
+def test_a_run_that_ends_early_gives_no_information(
     optimize: Optimize, monitor: FakeMonitor, kept: Between, caplog: pytest.LogCaptureFixture
 ) -> None:
     optimizer = optimize()
@@ -510,7 +510,7 @@ def test_a_run_that_ends_early_says_nothing(
     assert not monitor.measurement_states
 
 
-def test_what_a_child_of_fork_does_is_not_the_runs(
+def test_a_child_of_fork_does_not_affect_the_run(
     optimize: Optimize, kept: Between, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     optimizer = optimize()
@@ -571,7 +571,7 @@ def test_windows_that_someone_closed(
     assert caplog.text.count("cannot be measured") == 1
 
 
-def test_our_own_mistakes_do_not_end_training(
+def test_internal_errors_do_not_end_training(
     optimize: Optimize,
     monitor: FakeMonitor,
     kept: Between,

@@ -14,7 +14,7 @@ from zeus.policy.signal import eta_of
 
 
 def dear_now(path: Path) -> str:
-    """A file by which this hour and its neighbors are dear, so that none ends meanwhile."""
+    """A file by which this hour and its neighbors are expensive, so that none ends meanwhile."""
     hour = datetime.now(timezone.utc).hour
     dear = {(hour + n) % 24 for n in (-1, 0, 1)}
     rows = (f"{n:02}:00+00:00,{4 if n in dear else 1}" for n in range(24))
@@ -60,7 +60,7 @@ def test_a_run_whose_trial_nobody_keeps_has_the_jobs_eta(
     assert (optimizer.trial_number, optimizer.eta_knob) == (None, 0.5)
 
 
-def test_a_signal_that_cannot_be_read_is_said_before_training(optimize: Optimize) -> None:
+def test_a_signal_that_cannot_be_read_is_reported_before_training(optimize: Optimize) -> None:
     with pytest.raises(ZeusBSORuntimeError, match=r"the signal cannot be read: .*nowhere"):
         optimize(signal="/nowhere/price.csv")
 

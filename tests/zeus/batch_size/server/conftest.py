@@ -24,7 +24,7 @@ Serve = Callable[..., TestClient]
 
 
 class Clock:
-    """A clock that stands still.
+    """A clock that does not advance.
 
     Attributes:
         now_s: What it shows.
@@ -48,7 +48,7 @@ def store_of_0_1(directory: Path, clock: Clock) -> Store:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[PostgreSQL]:
-    """A PostgreSQL for the worker; each test has a database of its own."""
+    """A PostgreSQL for the worker; each test has its own database."""
     with postgresql() as found:
         yield found
 

@@ -1,4 +1,4 @@
-"""`bso serve` as a process of its own."""
+"""`bso serve` in its own process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RunningServer(ServerProcess):
         wait_for(lambda: self.log().count("startup complete") >= self.workers, "all workers")
 
     def worker_pids(self) -> list[int]:
-        """Those that serve; beside them there is multiprocessing's resource tracker."""
+        """The serving processes, without multiprocessing's resource tracker."""
         tasks = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         found = []
         for pid in map(int, tasks.read_text().split()):

@@ -127,7 +127,7 @@ def test_no_database_is_made_by_looking_for_one(bso: Bso) -> None:
         ("", {"DATABASE_URL": "mysql://h/n"}, "mysql databases are not supported", 2),
     ],
 )
-def test_what_keeps_a_server_from_starting_is_one_sentence(
+def test_failures_to_start_a_server_are_reported_in_one_sentence(
     bso: Bso,
     monkeypatch: pytest.MonkeyPatch,
     arguments: str,
@@ -143,7 +143,7 @@ def test_what_keeps_a_server_from_starting_is_one_sentence(
     assert len(said.splitlines()) == 1
 
 
-def test_what_is_not_installed_is_named(tmp_path: Path) -> None:
+def test_a_missing_package_is_named(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "for name in sys.argv[1].split(','): sys.modules[name] = None\n"

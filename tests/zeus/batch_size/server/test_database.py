@@ -86,7 +86,7 @@ def test_an_open_needs_no_alembic_once_the_tables_are_there(tmp_path: Path) -> N
     assert ran.stdout == "0\n", ran.stderr
 
 
-def test_tables_of_another_release_are_left_alone(database: str) -> None:
+def test_tables_of_another_release_are_not_touched(database: str) -> None:
     found = Database(database)
     found.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")))
     found.close()
@@ -120,13 +120,13 @@ def test_a_database_may_be_named_in_several_ways(given: str, used: str) -> None:
         ("sqlite://", "name a file"),
     ],
 )
-def test_what_is_no_database_is_told(given: str, words: str) -> None:
+def test_a_file_that_is_no_database_is_reported(given: str, words: str) -> None:
     with pytest.raises(ZeusBSOConfigError, match=words) as told:
         Store(given)
     assert "secret" not in told.value.message
 
 
-def test_a_database_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_used_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database, though long enough to be taken for one" * 99)
     for path, words in (
         (tmp_path / "text", "not a database"),
@@ -143,7 +143,7 @@ def test_a_database_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
     assert "secret" not in told.value.message
 
 
-def test_who_waits_for_another_writer_gets_its_turn(tmp_path: Path) -> None:
+def test_a_writer_that_waits_for_another_gets_its_turn(tmp_path: Path) -> None:
     database = Database(tmp_path / "bso.db")
     other = sqlite3.connect(tmp_path / "bso.db", isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
@@ -172,7 +172,7 @@ def test_who_waits_for_another_writer_gets_its_turn(tmp_path: Path) -> None:
 
 
 def _waiting(database: Database, thread: threading.Thread) -> int:
-    """How many wait for a lock in the end; where nobody does, the thread goes on to its end."""
+    """Number of threads that finally wait for a lock; without any, the thread runs to its end."""
     blocked = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
 
     def count() -> int:
@@ -232,7 +232,7 @@ def test_a_restarted_postgresql_is_found_again(cluster: PostgreSQL) -> None:
     store.close()
 
 
-def test_what_others_make_fail_is_done_again(cluster: PostgreSQL) -> None:
+def test_a_transaction_that_others_made_fail_is_repeated(cluster: PostgreSQL) -> None:
     database = Database(cluster.new_database())
     tries = []
 

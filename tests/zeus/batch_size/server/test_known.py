@@ -1,4 +1,4 @@
-"""What is known of a job, kept up to date: the same as if it were found out from the beginning."""
+"""Incremental knowledge of a job equals knowledge computed from the beginning."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def refusal_or(choose: Any) -> Choice | str:
 
 
 @pytest.mark.parametrize("policy", ["gp", "gp, by a signal", "pruning-gts", "gts"])
-def test_it_decides_as_if_it_had_just_read_everything(policy: Any) -> None:
+def test_cached_decisions_equal_fresh_ones(policy: Any) -> None:
     policy, _, by_signal = policy.partition(", ")
     of_job = {"policy": policy, "signal": "price" if by_signal else None}
     trade_off = TradeOff(0.5, PRICES) if by_signal else None
@@ -194,7 +194,7 @@ def test_a_job_begins_with_what_its_family_knows(store: Store) -> None:
     assert store.begin_trial("job on A40", "first").batch_size == best
     store.register(spec(job_id="job alone", gpu_model="A40"))
     assert store.begin_trial("job alone", "first").batch_size == spec().default_batch_size
-    # Its own choices stay the same, whatever the family learns later.
+    # Its own choices do not change when the family learns more.
     job, trials = store.job("job on A40")
     assert job.knowledge is not None
     assert Known(job).choose(1).batch_size == trials[0].batch_size

@@ -98,7 +98,7 @@ def test_a_job_with_a_deadline_says_so(page: Page, server: RunningServer) -> Non
     assert eta[titles.index("eta")] == "0"  # how long a run takes is not known yet: all for time
 
 
-def test_a_job_is_seen_as_it_goes_on(page: Page, server: RunningServer) -> None:
+def test_the_page_shows_a_job_as_it_continues(page: Page, server: RunningServer) -> None:
     http = server.http
     opened(page, server)
     page.wait_for("document.querySelector('#none').innerText.includes('No job has registered')")
@@ -127,7 +127,7 @@ def test_a_job_is_seen_as_it_goes_on(page: Page, server: RunningServer) -> None:
     assert "1 running" in text(page, "#title")
     http.post("/report", content=result(running, 2, 1000.0).model_dump_json())
     page.wait_for("document.querySelector('#trials tbody tr').innerText.includes('500 J')")
-    # What is under the mouse is told.
+    # The page shows what is under the mouse.
     x, y = page.run(
         "(() => { const box = document.querySelectorAll('#posterior .hit')[2]"
         ".getBoundingClientRect(); return [box.x + box.width / 2, box.y + 50]; })()"
@@ -155,7 +155,7 @@ def test_sizes_that_are_kept_out_are_released_with_the_token(
     assert not any(one["excluded"] for one in http.get("/jobs/job").json()["estimates"])
 
 
-def test_what_jobs_say_of_themselves_is_never_run(page: Page, server: RunningServer) -> None:
+def test_metadata_of_jobs_is_never_executed(page: Page, server: RunningServer) -> None:
     name = EVIL.replace("/", "")
     registered(server.http, name, gpu_model=EVIL)
     opened(page, server)

@@ -29,7 +29,7 @@ from zeus.optimizer.batch_size.store import Store
 
 
 class Client:
-    """A training job that repeats what was not answered.
+    """A training job that repeats unanswered requests.
 
     Args:
         url: The server's.
@@ -145,7 +145,7 @@ def test_workers_that_are_killed_lose_nothing(served: tuple[RunningServer, str])
     wait_for(lambda: len(server.worker_pids()) == 4, "killed workers to be started again")
     shown = server.http.get("/jobs/job").json()
     assert "Traceback" not in server.log()
-    # Each run has a trial of its own, with just what it was answered for.
+    # Each run has its own trial, with the values that it got.
     numbers = sorted(trial.trial_number for trial in begun.values())
     assert numbers == list(range(1, 19))
     kept = {trial["trial_number"]: trial for trial in shown["trials"]}
@@ -165,7 +165,7 @@ def test_workers_that_are_killed_lose_nothing(served: tuple[RunningServer, str])
     store.close()
 
 
-def test_a_killed_server_comes_back_with_all_it_knew(tmp_path: Path) -> None:
+def test_a_killed_server_restarts_with_its_whole_state(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         server.http.post("/jobs", json=body())
         headers = {IDEMPOTENCY_HEADER: "one"}

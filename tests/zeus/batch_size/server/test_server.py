@@ -1,4 +1,4 @@
-"""What the server answers: to ml-energy/zeus's clients, to ours, and to those who only look."""
+"""The server's answers: to ml-energy/zeus's clients, to ours, and to readers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Answer = Any
 
 
 def ok(answer: Answer, status: int = 200) -> Any:
-    """What it says, where it is as it should be."""
+    """Its reply, which must be a success."""
     assert answer.status_code == status, answer.text
     return answer.json()
 
@@ -178,7 +178,7 @@ _READING = ["/jobs", "/jobs/job", "/metrics"]
 _OPEN = ["/", "/healthz", "/info"]
 
 
-def test_what_changes_something_needs_the_token(serve: Serve) -> None:
+def test_requests_that_change_something_need_the_token(serve: Serve) -> None:
     http = serve(TOKEN="secret")
     right = {"Authorization": "Bearer secret"}
     ok(http.post("/jobs", json=body(), headers=right), 201)
@@ -215,7 +215,7 @@ def test_pages_of_other_sites_change_nothing(serve: Serve) -> None:
         for site in ("cross-site", "same-site"):
             answer = http.request(method, path, json=body(), headers={"Sec-Fetch-Site": site})
             refused(answer, 403)
-    # Older browsers say only where the page is from, and then what they send must be JSON.
+    # Older browsers send only the page's origin, and then the body must be JSON.
     elsewhere = {"Origin": "http://evil.example"}
     text = {"Content-Type": "text/plain"}
     trial = {"job_id": "job", "batch_size": 64, "trial_number": 1}
@@ -242,13 +242,13 @@ def test_pages_of_other_sites_change_nothing(serve: Serve) -> None:
         ({"target_metric": "NaN"}, "target_metric"),
     ],
 )
-def test_a_job_that_makes_no_sense_is_told(serve: Serve, more: Any, words: str) -> None:
+def test_an_invalid_job_is_reported(serve: Serve, more: Any, words: str) -> None:
     http = serve()
     assert words in refused(http.post("/jobs", json=body(**more)), 422)
     assert ok(http.get("/jobs")) == []
 
 
-def test_reports_that_make_no_sense_change_nothing(serve: Serve) -> None:
+def test_invalid_reports_change_nothing(serve: Serve) -> None:
     http = serve()
     ok(http.post("/jobs", json=body()), 201)
     trial = ok(http.post("/jobs/job/trials"), 201)
@@ -285,7 +285,7 @@ def test_a_name_of_any_signs_can_be_used(serve: Serve) -> None:
     assert http.get("/metrics").status_code == 200
 
 
-def test_who_need_not_be_known_hears_of_no_path_or_host(
+def test_errors_of_the_database_contain_no_path_or_host(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = serve()

@@ -102,7 +102,7 @@ def test_the_same_key_gets_the_same_trial(store: Store, clock: Clock) -> None:
     first = store.begin_trial("job", "one")
     store.report(result(first, 1, 1000.0))
     clock.now_s += 100
-    # Another request finds it lost; who asks again lives.
+    # Another request finds it lost; a repeated request keeps it alive.
     assert store.begin_trial("job", "two").trial_number == 2
     assert store.job("job")[1][0].status == "lost"
     again = store.begin_trial("job", "one")
@@ -118,7 +118,7 @@ def test_the_same_key_gets_the_same_trial(store: Store, clock: Clock) -> None:
             store.begin_trial("job", key)
 
 
-def test_what_is_unknown_is_told(store: Store) -> None:
+def test_an_unknown_job_is_reported(store: Store) -> None:
     for call in (
         lambda: store.begin_trial("job", "key"),
         lambda: store.job("job"),
@@ -146,7 +146,7 @@ def test_what_is_unknown_is_told(store: Store) -> None:
     assert len(store.job("job")[1]) == 1
 
 
-def test_leases_run_out_and_heartbeats_keep_them(store: Store, clock: Clock) -> None:
+def test_leases_expire_without_heartbeats(store: Store, clock: Clock) -> None:
     store.register(spec())
     trial = store.begin_trial("job", "one")
     for _ in range(5):
@@ -188,7 +188,7 @@ def test_requests_at_the_same_time_choose_beside_each_other(store: Store) -> Non
     explored = store.begin_trial("job", "second").batch_size
     beside = [store.begin_trial("job", f"beside {n}").batch_size for n in range(3)]
     assert explored == 32
-    assert beside == [64] * 3  # the best that is known
+    assert beside == [64] * 3  # the best known size
 
 
 def test_ends_keep_sizes_out_until_the_job_is_released(store: Store) -> None:
@@ -210,7 +210,7 @@ def test_ends_keep_sizes_out_until_the_job_is_released(store: Store) -> None:
 
 
 def _begin_at(store: Store, size: int, n: int) -> NewTrial:
-    """A trial of this size; others are cancelled, which says nothing."""
+    """A trial of this size; others are cancelled, which has no effect."""
     for k in range(200):
         trial = store.begin_trial("job", f"looked for {size} {n} {k}")
         if trial.batch_size == size:
@@ -252,7 +252,7 @@ def test_a_deleted_job_is_gone(store: Store) -> None:
     assert len(store.job("job2")[1]) == 1
 
 
-def test_what_happened_is_all_written_down(store: Store, clock: Clock) -> None:
+def test_every_event_is_stored(store: Store, clock: Clock) -> None:
     store.register(spec())
     trial = store.begin_trial("job", "one")
     clock.now_s += 5

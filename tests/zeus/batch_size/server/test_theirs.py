@@ -1,4 +1,4 @@
-"""Databases of ml-energy/zeus's server are taken over."""
+"""Databases of ml-energy/zeus's server can be imported."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def take_over(tmp_path: Path) -> Callable[[object], Result]:
     return lambda source: CliRunner().invoke(main, ["import", str(source), "--db", where])
 
 
-def test_jobs_go_on_where_they_were(
+def test_jobs_continue_where_they_were(
     source: Path, tmp_path: Path, take_over: Callable[[object], Result]
 ) -> None:
     before = source.read_bytes()
@@ -99,7 +99,7 @@ def test_jobs_go_on_where_they_were(
     store.close()
 
 
-def test_what_is_here_already_stays(
+def test_existing_jobs_stay(
     source: Path, tmp_path: Path, take_over: Callable[[object], Result]
 ) -> None:
     take_over(source)
@@ -111,7 +111,7 @@ def test_what_is_here_already_stays(
     store.close()
 
 
-def test_an_empty_one_and_others_are_told_apart(
+def test_an_empty_one_and_others_are_distinguished(
     tmp_path: Path, take_over: Callable[[object], Result]
 ) -> None:
     empty, other, text = (tmp_path / name for name in ("empty.db", "other.db", "text.db"))

@@ -34,7 +34,7 @@ LIMITS = [(300.0, 1.0), (220.0, 1.1), (180.0, 1.5)]
 
 @pytest.fixture
 def priced(database: str, clock: Clock) -> Iterator[Store]:
-    """A store that knows one signal, in the dear hour."""
+    """A store that knows one signal, in the expensive hour."""
     clock.now_s = DEAR_S
     found = Store(database, clock=clock, signals={"price": PRICES})
     yield found
@@ -46,7 +46,7 @@ def begin(store: Store, key: str) -> NewTrial:
 
 
 def reach(store: Store, trial: NewTrial, energy: float, time: float, **more: Any) -> float | None:
-    """A run that reaches its target in one report; what it cost."""
+    """A run that reaches its target in one report; returns its cost."""
     of_run = {"energy": energy, "time": time, "metric": 0.9, **more}
     return store.report(result(trial, 4, 1.0, **of_run)).cost
 
@@ -90,7 +90,7 @@ def test_a_run_is_judged_under_the_eta_that_it_began_with(priced: Store, clock: 
         assert priced.report(result(asked, 1, 1.0, **of_run)).stop_train == stops
 
 
-def test_energy_and_time_are_learnt_and_not_their_cost(priced: Store, clock: Clock) -> None:
+def test_energy_and_time_are_learned_and_not_their_cost(priced: Store, clock: Clock) -> None:
     """The larger, the faster and the more energy: the best size depends on the eta."""
     priced.register(spec(signal="price", batch_sizes=[64, 256], default_batch_size=64))
     for number in range(12):
@@ -107,7 +107,7 @@ def test_energy_and_time_are_learnt_and_not_their_cost(priced: Store, clock: Clo
 
 
 def test_the_best_size_is_that_of_the_jobs_eta(priced: Store) -> None:
-    """In a dear hour all trials count energy, by which 64 is the best; else 256 would be."""
+    """In an expensive hour all trials count energy, by which 64 is the best; else 256 would be."""
     priced.register(spec(signal="price", batch_sizes=[64, 256], default_batch_size=64))
     for number in range(8):
         trial = begin(priced, f"{number}")

@@ -1,4 +1,4 @@
-"""What reports and ends make of a trial, and what a job chooses by them: no database."""
+"""How reports and ends change a trial, and what a job then chooses, without a database."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def began(number: int = 1, batch_size: int = 64, **more: Any) -> Trial:
 
 
 def report(epoch: int, metric: float | None = 0.1, **more: Any) -> TrainingResult:
-    """An epoch takes a second and 300 J: 300 J of cost, whatever eta."""
+    """An epoch takes a second and 300 J: 300 J of cost, for any eta."""
     given = {"time": float(epoch), "energy": MAX_POWER * epoch, "current_epoch": epoch, **more}
     return TrainingResult(job_id="job", batch_size=64, trial_number=1, metric=metric, **given)
 
@@ -76,7 +76,7 @@ def over(
         (1, None, None, False, False, "train on"),  # no number is no target
     ],
 )
-def test_what_a_report_comes_to(
+def test_the_cost_of_a_report(
     epoch: int, metric: float, bound: float | None, stop: bool, converged: bool, words: str
 ) -> None:
     after, answer = reported(job(), began(cost_bound=bound), report(epoch, metric), 5.0, 3)
@@ -104,7 +104,7 @@ def test_a_learning_curve_may_end_a_trial() -> None:
     assert (answer.stop_train, answer.converged, after.stopped_by_cost) == (True, False, True)
     assert after.cost_bound == answer.cost_bound == 12 * 300 + 1500
     assert answer.message.endswith("target 0.5 before the run has cost 5100 J")
-    # Its epochs would end before: it is one that misses the target, whatever it may cost.
+    # Its epochs would end before: it misses the target at any cost.
     after, answer = reported(job(max_epochs=16), trial, said, 0.0, 1)
     assert (answer.stop_train, after.stopped_by_cost, after.cost_bound) == (True, False, 9000.0)
     assert answer.message.endswith("in max_epochs 16")
@@ -163,7 +163,7 @@ def test_a_report_may_be_repeated_or_come_late() -> None:
     assert "already reported" in answer.message
 
 
-def test_a_lost_trial_that_reports_is_taken_back() -> None:
+def test_a_lost_trial_that_reports_is_running_again() -> None:
     gone = ended(began(), "lost", 100.0, 1)
     back, answer = reported(job(), gone, report(1), 200.0, 2)
     assert back.running
@@ -175,7 +175,7 @@ def test_a_lost_trial_that_reports_is_taken_back() -> None:
 
 
 @pytest.mark.parametrize("reason", ["failed", "oom", "cancelled"])
-def test_what_has_ended_otherwise_stays_so_unless_it_reached_the_target(reason: Any) -> None:
+def test_a_trial_that_has_ended_stays_ended_unless_it_reached_the_target(reason: Any) -> None:
     gone = ended(began(), reason, 100.0, 1)
     after, answer = reported(job(), gone, report(1), 200.0, 2)
     assert after.status == reason
@@ -267,7 +267,7 @@ def test_a_size_is_parked_after_two_crashes_in_a_row() -> None:
         assert excluded(job(), [*log, over(32, 5), over(32, 6, "failed")]) == {}
 
 
-def test_what_nobody_lives_to_report_parks_a_size_in_the_end() -> None:
+def test_trials_that_never_report_park_a_size() -> None:
     log = [over(64, 1), *(over(32, n, "lost") for n in range(2, 6))]
     assert excluded(job(), log) == {}
     assert list(excluded(job(), [*log, over(32, 6, "lost")])) == [32]
@@ -278,7 +278,7 @@ def test_what_nobody_lives_to_report_parks_a_size_in_the_end() -> None:
 
 @pytest.mark.parametrize("policy", ["gp", "pruning-gts", "gts"])
 @pytest.mark.parametrize("end", ["failed", "oom", "lost"])
-def test_a_job_whose_every_run_dies_ends_with_a_sentence(policy: Any, end: Any) -> None:
+def test_a_job_whose_every_run_crashes_ends_with_one_message(policy: Any, end: Any) -> None:
     record = job(policy=policy)
     log: list[Trial] = []
     with pytest.raises(ZeusBSORuntimeError, match="bso release") as refused:
@@ -317,7 +317,7 @@ def test_the_bound_of_the_reference_is_beta_times_the_cheapest() -> None:
     assert choose(job(policy="pruning-gts", beta_knob=1.5), log, 4).cost_bound == 1200.0
 
 
-def test_regret_is_what_was_spent_beyond_the_best() -> None:
+def test_regret_is_the_cost_beyond_the_best() -> None:
     log = [
         over(64, 1, cost=1500.0),
         over(16, 2, "failed", energy=100.0, time=100.0 / MAX_POWER),

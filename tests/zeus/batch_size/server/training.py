@@ -1,4 +1,4 @@
-"""Jobs that train without a GPU: they cost what they are told to."""
+"""Jobs that train without a GPU, with given costs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Cost = Callable[[int], float | None]
 
 
 def body(job_id: str | None = "job", **more: Any) -> dict[str, Any]:
-    """What registers a job."""
+    """The body that registers a job."""
     return {
         "job_id": job_id,
         "job_id_prefix": "job",
@@ -66,7 +66,7 @@ def result(trial: NewTrial, epoch: int, cost: float | None, **more: Any) -> Trai
 
 
 def train(trials: Trials, trial: NewTrial, cost: Cost = convex) -> ReportResponse:
-    """Trains until it is told to stop."""
+    """Trains until it must stop."""
     epoch = 0
     while True:
         epoch += 1

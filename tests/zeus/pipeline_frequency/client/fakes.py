@@ -1,4 +1,4 @@
-"""A server that does what a test says, and torch.distributed without torch."""
+"""A server that behaves as a test says, and torch.distributed without torch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Prefixed:
 
 
 def fake_torch(store: Store | None) -> SimpleNamespace:
-    """What is asked of torch, on a machine without CUDA."""
+    """The functions of torch that are called, on a machine without CUDA."""
     return SimpleNamespace(
         cuda=SimpleNamespace(is_initialized=lambda: False, is_available=lambda: False),
         distributed=SimpleNamespace(
@@ -65,7 +65,7 @@ def fake_torch(store: Store | None) -> SimpleNamespace:
 
 
 class FakeServer:
-    """Serves schedules, and whatever else a test says.
+    """Serves schedules, and other answers that a test sets.
 
     Attributes:
         asked: Method, path and body of each request.

@@ -69,7 +69,7 @@ class Stage:
             num_microbatches=MICROBATCHES,
             **options,
         )
-        # What was asked for, with the iteration in which it was.
+        # The requests, with their iterations.
         controller = self.optimizer._controller
         send = controller.set_frequency
 
@@ -118,7 +118,7 @@ class Stage:
         self.optimizer.on_step_end()
 
     def everywhere(self, here: bool) -> bool:
-        """Whether something is so in all ranks."""
+        """Whether a condition holds in all ranks."""
         left = torch.tensor([0.0 if here else 1.0])
         dist.all_reduce(left)
         return not left.item()

@@ -45,7 +45,7 @@ def profile() -> str:
 
 
 def frontier() -> Frontier:
-    """Two plans, told apart by their clocks."""
+    """Two plans, with different clocks."""
 
     def plan(top: int, time_s: float, energy_j: float) -> Plan:
         stages = tuple(
@@ -109,7 +109,7 @@ def end(job: subprocess.Popen[str]) -> None:
 
 
 def seen(job: subprocess.Popen[str], folder: Path, case: str) -> list[dict[str, Any]]:
-    """What each rank saw of a case that ended in order."""
+    """The observations of each rank in a case that ended normally."""
     try:
         output = job.communicate(timeout=110)[0]
     finally:
@@ -192,7 +192,7 @@ def test_a_job_profiles_itself_and_trains_under_the_plan_of_that(
                 for waiting_w in sorted((device.idle_w[0], truth.blocking_w))
             )
             assert 0.75 * least_j < drawn_j < 1.25 * most_j
-    # The plan is made of clocks that were measured, and slows down who has time.
+    # The plan consists of measured clocks, and slows down the stages that have slack.
     last = str(max(map(int, ranks[0]["clocks"])))
     mean = [sum(one["clocks"][last]) / len(one["clocks"][last]) for one in ranks]
     assert all(len(one["clocks"][last]) == 2 * MICROBATCHES for one in ranks)

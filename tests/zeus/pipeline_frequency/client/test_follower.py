@@ -1,4 +1,4 @@
-"""Which clock each instruction gets, whatever the program does."""
+"""The clock of each instruction, for any calls of the program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLOCKS = [1410, 0, 900, 1200]
 
 
 class Told(list[str]):
-    """What was said."""
+    """The warnings."""
 
 
 def follower(plan: tuple[tuple[str, int], ...] = PLAN) -> tuple[Follower, Told]:
@@ -49,7 +49,7 @@ def test_a_program_that_only_ends_steps_is_followed_too() -> None:
     assert told == []
 
 
-def test_without_a_plan_clocks_are_the_gpus_own_and_nothing_is_said() -> None:
+def test_without_a_plan_clocks_are_the_defaults_and_there_is_no_warning() -> None:
     made, told = follower(())
     assert step(made, ("a", "b", "c")) == [FREE] * 3
     assert told == []
@@ -83,7 +83,7 @@ def test_a_pause_lasts_until_the_next_step() -> None:
         (("Forward",), [FREE], "'Forward', but 'forward'"),
     ],
 )
-def test_what_does_not_fit_is_told_once_and_the_next_step_fits(
+def test_a_mismatch_is_reported_once_and_the_next_step_fits(
     names: tuple[str, ...], clocks: list[int], said: str
 ) -> None:
     made, told = follower()
@@ -100,7 +100,7 @@ def test_an_unannounced_evaluation_costs_one_step_and_no_more() -> None:
         made.instruction(name)
     made.end_step()
     for _ in range(6):
-        made.instruction("forward")  # of an evaluation, and nobody says so
+        made.instruction("forward")  # of an evaluation that is not announced
     assert [made.instruction(name) for name, _ in PLAN] == [FREE] * 4
     made.end_step()
     assert [made.instruction(name) for name, _ in PLAN] == CLOCKS
@@ -150,7 +150,7 @@ def test_an_empty_plan_ends_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_is_called_clocks_are_the_plans_and_steps_find_back(seed: int) -> None:
+def test_clocks_follow_the_plan_and_steps_recover_after_any_calls(seed: int) -> None:
     """Random calls: never an error, never another clock than the plan's, and a step that does what
     the plan says is always followed.
     """

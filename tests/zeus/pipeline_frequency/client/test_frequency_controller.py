@@ -1,4 +1,4 @@
-"""Clocks through a real zeusd, or without one, and what goes wrong with them."""
+"""Clocks through a real zeusd or without one, and failures of both."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
 
 
-def test_clocks_are_set_and_go_back(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
+def test_clocks_are_set_and_restored(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
     controller = FrequencyController(0)
     assert controller.working
     assert controller.supported[0] == 1410
@@ -141,7 +141,7 @@ def test_of_many_clocks_the_last_counts(gpu: Gpu) -> None:
     controller.end()
 
 
-def test_what_could_not_be_sent_is_sent_with_the_next_instruction(
+def test_a_message_that_could_not_be_sent_is_sent_with_the_next_instruction(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     controller = FrequencyController(0)
@@ -196,7 +196,7 @@ def test_a_clock_that_the_gpu_does_not_offer_is_the_nearest(
 
 
 @pytest.mark.parametrize("device", [-1, 4, True, "0", 1.0])
-def test_a_gpu_that_is_none_is_told_at_once(zeus: RunningDaemon, device: object) -> None:
+def test_an_invalid_gpu_is_reported_at_once(zeus: RunningDaemon, device: object) -> None:
     with pytest.raises(ValueError, match="GPU"):
         FrequencyController(device)
 
@@ -204,7 +204,7 @@ def test_a_gpu_that_is_none_is_told_at_once(zeus: RunningDaemon, device: object)
 # ---------------------------------------------------------------------------------- what goes wrong
 
 
-def test_clocks_that_may_not_be_set_are_told_once_and_training_goes_on(
+def test_clocks_that_may_not_be_set_are_reported_once_and_training_continues(
     zeus: RunningDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu = Gpu(zeus, 2)
@@ -249,7 +249,7 @@ def test_a_gpu_of_another_process_is_waited_for(
     assert "set again" in warnings(caplog)[1]
 
 
-def test_a_lease_that_was_lost_is_taken_again(
+def test_a_lease_that_was_lost_can_be_acquired_again(
     gpu: Gpu, zeus: RunningDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     controller = FrequencyController(0)
@@ -283,7 +283,7 @@ def test_an_nvml_error_is_met_by_another_try(gpu: Gpu, caplog: pytest.LogCapture
     gpu.devices.clear_faults()
 
 
-def test_a_daemon_that_goes_and_comes_costs_nothing(
+def test_a_daemon_that_restarts_costs_nothing(
     monkeypatch: pytest.MonkeyPatch, fast: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -354,7 +354,7 @@ if how == "fork":
 
 
 @pytest.mark.parametrize("how", ["exit", "raise", "kill"])
-def test_clocks_go_back_however_the_process_ends(
+def test_clocks_are_restored_however_the_process_ends(
     zeus: RunningDaemon, gpu: Gpu, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = {**os.environ, "ZEUSD_SOCK_PATH": zeus.socket}
@@ -425,7 +425,7 @@ def test_an_ordinary_user_may_where_the_site_lets_him(monkeypatch: pytest.Monkey
 # ------------------------------------------------------------------------------------ without zeusd
 
 
-def test_in_process_clocks_are_set_and_go_back(
+def test_in_process_clocks_are_set_and_restored(
     virtual_node: OpenNode, monkeypatch: pytest.MonkeyPatch, fast: None
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -19,7 +19,7 @@ from zeus.optimizer.pipeline_frequency.iteration_times import (
 
 
 class Gpu:
-    """A GPU that does what it is given when told to, 10 ms each; nothing may wait for it."""
+    """A GPU that runs its queue on request, 10 ms per item; nothing may wait for it."""
 
     def __init__(self) -> None:
         self.now_ms = 0.0
@@ -127,7 +127,7 @@ def test_an_iteration_without_an_end_does_not_count(no_gpu: None) -> None:
     assert found[-1][1] >= 0.01
 
 
-def test_a_gpu_that_comes_into_use_in_between_spoils_nothing(
+def test_a_gpu_that_comes_into_use_in_between_falsifies_no_time(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = IterationTimes()

@@ -24,7 +24,7 @@ RANKS = 3
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In a folder of its own, whose name leaves room for that of a socket."""
+    """In its own folder, whose name leaves room for that of a socket."""
     monkeypatch.setattr(connection, "REPORT_INTERVAL_S", 0.05)
     with tempfile.TemporaryDirectory(prefix="zeus") as folder:
         monkeypatch.setattr(node_reports.tempfile, "gettempdir", lambda: folder)
@@ -119,7 +119,7 @@ def test_a_server_that_takes_one_report_at_a_time_gets_that(server: FakeServer) 
         assert all(rank.link._thread.is_alive() for rank in ranks)
 
 
-def test_a_leader_that_is_stuck_holds_nobody_up(
+def test_a_leader_that_hangs_delays_nobody(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a process that it forked keeps its socket open."""

@@ -45,7 +45,7 @@ def test_the_order_is_one_f_one_b() -> None:
 
 @dataclass
 class Training:
-    """One rank, its GPU, and what is true of it."""
+    """One rank, its GPU, and its true profile."""
 
     node: VirtualNode
     controller: FrequencyController
@@ -152,7 +152,7 @@ def test_time_and_energy_are_recovered_within_two_percent(
 def test_a_host_that_notices_late_that_an_instruction_is_over_changes_neither_time_nor_energy(
     train: Callable[..., Training], gpu: str
 ) -> None:
-    """Its GPU waits meanwhile: a reading of that time is of two things."""
+    """Its GPU waits meanwhile, so a reading of that time is a mixture."""
     rank = train(gpu, 3)
     rank.late = 0.08
     profiler = rank.profiler(every=8, precision=0.02, most_iterations=40)
@@ -201,7 +201,7 @@ def test_the_sweep_keeps_its_bounds(train: Callable[..., Training]) -> None:
     assert len({row.frequency for row in rows}) < 11
 
 
-def test_a_pause_and_strange_calls_do_not_spoil_the_figures(
+def test_a_pause_and_odd_calls_do_not_falsify_the_figures(
     train: Callable[..., Training],
 ) -> None:
     rank = train("a100", 5)
@@ -273,7 +273,7 @@ def test_without_readings_the_sweep_is_given_up(train: Callable[..., Training]) 
         assert said in profiler.failure
 
 
-def test_short_instructions_are_told_apart(virtual_node: OpenNode, tmp_path: Path) -> None:
+def test_short_instructions_are_distinguished(virtual_node: OpenNode, tmp_path: Path) -> None:
     """5 ms and 9 ms, of a sensor that ticks each 100 ms."""
     path = tmp_path / "own.csv"
     path.write_text(
@@ -319,7 +319,7 @@ def test_short_instructions_are_told_apart(virtual_node: OpenNode, tmp_path: Pat
         ({"floor_mhz": -5}, "floor_mhz"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(options: dict[str, float], said: str) -> None:
+def test_invalid_settings_are_reported(options: dict[str, float], said: str) -> None:
     with pytest.raises(PipelineFrequencyError, match=said):
         ProfilerSettings(**options)
 

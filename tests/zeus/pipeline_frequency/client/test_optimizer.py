@@ -1,4 +1,4 @@
-"""The optimizer of one rank: its plan, its server, and what goes wrong with either."""
+"""The optimizer of one rank: its plan, its server, and failures of both."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_nothing_that_a_program_does_is_an_error(
         call()
 
 
-def test_an_error_of_ours_ends_our_work_and_not_the_training(
+def test_an_internal_error_ends_the_clocks_and_not_the_training(
     rank: Callable[..., Rank], server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = rank(server.url)
@@ -295,14 +295,14 @@ def test_an_error_of_ours_ends_our_work_and_not_the_training(
         ({"num_microbatches": 0}, "num_microbatches"),
     ],
 )
-def test_wrong_arguments_are_told_at_once(
+def test_wrong_arguments_are_reported_at_once(
     rank: Callable[..., Rank], wrong: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
         PipelineFrequencyOptimizer(**{**ONE, "server_url": "http://127.0.0.1:1", **wrong})
 
 
-def test_without_torch_distributed_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_distributed_the_remedy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(RuntimeError, match="init_process_group"):
         PipelineFrequencyOptimizer(**ONE, server_url="http://127.0.0.1:1")
@@ -318,7 +318,7 @@ def test_a_server_that_is_not_there_costs_nothing_and_is_waited_for(
     server.stop()
     begin = time.monotonic()
     one = rank(f"http://127.0.0.1:{port}")
-    assert time.monotonic() - begin < 5  # not `wait_s`: who refuses is not waited for
+    assert time.monotonic() - begin < 5  # not `wait_s`: a server that refuses is not waited for
     assert one.step() == [-1] * 4
     assert len(warnings(caplog)) == 1
     assert "cannot be reached" in warnings(caplog)[0]
@@ -354,7 +354,7 @@ def test_why_there_is_no_plan_is_in_the_ranks_log_once(
     assert told == "the server has no plan: ranks run another order than the schedule 1f1b says"
 
 
-def test_a_server_that_never_answers_does_not_hold_training_up(
+def test_a_server_that_never_answers_does_not_delay_training(
     rank: Callable[..., Rank], server: FakeServer
 ) -> None:
     server.silent.set()
@@ -380,7 +380,7 @@ def test_a_server_that_never_answers_does_not_hold_training_up(
         ("progress", (200, [1, 2])),
     ],
 )
-def test_whatever_the_server_answers_it_is_asked_again(
+def test_the_server_is_asked_again_after_any_answer(
     rank: Callable[..., Rank], server: FakeServer, path: str, failure: tuple[int, Any]
 ) -> None:
     server.failures[path] = [failure] * 3
@@ -403,7 +403,7 @@ def test_a_server_without_plans_that_change_is_enough(
     assert len(warnings(caplog)) == 1
 
 
-def test_a_store_that_breaks_is_told(
+def test_a_store_that_breaks_is_reported(
     rank: Callable[..., Rank], server: FakeServer, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.broken = True
@@ -475,7 +475,9 @@ def test_it_is_a_callback_among_others(rank: Callable[..., Rank], server: FakeSe
     assert not one.optimizer._controller.working
 
 
-def test_clocks_go_back_when_training_fails(rank: Callable[..., Rank], server: FakeServer) -> None:
+def test_clocks_are_restored_when_training_fails(
+    rank: Callable[..., Rank], server: FakeServer
+) -> None:
     one = rank(server.url)
 
     def train() -> None:
@@ -547,7 +549,7 @@ def test_instructions_are_profiled_sent_and_then_planned(
     assert warnings(caplog) == []
 
 
-def test_what_cannot_be_profiled_is_told_and_training_goes_on(
+def test_a_failed_profile_is_reported_and_training_continues(
     rank: Callable[..., Rank], server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = ProfilerSettings(start_after=0, iterations=1, most_iterations=2)

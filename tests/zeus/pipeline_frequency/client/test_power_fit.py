@@ -63,7 +63,7 @@ def readings(
 
 @pytest.mark.parametrize(("tick_ms", "window_ms"), [(100, 25), (100, 100), (20, 10), (100, 50)])
 @pytest.mark.parametrize("scale", [0.2, 1.0, 2.0])
-def test_powers_are_found_whatever_sensor_and_length(
+def test_powers_are_found_for_any_sensor_and_length(
     tick_ms: int, window_ms: int, scale: float
 ) -> None:
     chance = random.Random(f"{tick_ms}:{window_ms}:{scale}")
@@ -77,7 +77,7 @@ def test_powers_are_found_whatever_sensor_and_length(
     assert found[WAITING].watts == pytest.approx(84, abs=12)
 
 
-def test_the_deviation_is_honest() -> None:
+def test_the_stated_deviation_covers_the_error() -> None:
     """Over many short measurements, truth lies within two deviations nearly always."""
     inside = total = 0
     for seed in range(60):
@@ -110,16 +110,16 @@ def test_mixtures_know_what_each_reading_saw() -> None:
     ]
     found = mixtures(spans, shown, None)
     assert found[0] == ({"a": pytest.approx(5 / 7), "b": pytest.approx(2 / 7)}, 0.002)
-    assert len(found) == 3  # the last one ends after what is known
+    assert len(found) == 3  # the last one ends after the known range
 
 
-def test_a_tick_that_was_missed_is_no_reading_of_all_the_time_since() -> None:
+def test_a_missed_update_is_no_reading_of_the_whole_time_since() -> None:
     spans = [Span(0, 500, "a"), Span(500, 1000, "b")]
     shown = [(100, 1), (200, 1), (300, 1), (600, 2), (700, 3)]
     assert mixtures(spans, shown, None)[2] == ({"b": 1.0}, 0.002)
 
 
-def test_what_cannot_be_told_is_not_told() -> None:
+def test_powers_that_cannot_be_determined_are_not_returned() -> None:
     assert fit([]) == {}
     assert fit([({"a": 0.5, "b": 0.5}, 100.0)] * 20) == {}
     assert mixtures([], [(1, 1), (2, 2)], None) == []

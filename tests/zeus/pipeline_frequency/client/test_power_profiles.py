@@ -96,7 +96,7 @@ def test_a_plan_has_profiles_in_place_of_clocks(
     assert node.client.leases() == []
 
 
-def test_a_profile_that_loses_is_said_once_and_training_continues(
+def test_a_profile_that_loses_is_reported_once_and_training_continues(
     node: VirtualNode, begin: Callable[..., PipelineFrequencyOptimizer], caplog: Any
 ) -> None:
     node.nvml.set_profiles_outside(0, (6,))

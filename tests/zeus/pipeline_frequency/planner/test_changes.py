@@ -108,7 +108,7 @@ def test_of_the_best_plans_the_one_with_the_fewest_changes(slow: int) -> None:
     assert plan.clock_changes == 1
 
 
-def test_bad_costs_are_told() -> None:
+def test_bad_costs_are_reported() -> None:
     with pytest.raises(PipelineFrequencyError, match="seconds"):
         Changes(time_s=-1.0)
     with pytest.raises(PipelineFrequencyError, match="below 0"):

@@ -27,7 +27,7 @@ from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
 
 
 def fresh(what: str) -> random.Random:
-    """Another one each time; what it was is printed where a test fails."""
+    """A different seed each time; a failing test prints it."""
     seed = seeds.fresh(what)
     return random.Random(seed)
 
@@ -67,7 +67,7 @@ def test_times_that_differ_by_rounding_are_one(seed: int) -> None:
 
 @pytest.mark.parametrize("turn", range(2))
 def test_a_planner_that_is_asked_first_is_not_above_the_frontier(turn: int) -> None:
-    """More than 200 instructions, which only parts of the frontier are looked into for."""
+    """More than 200 instructions, for which only parts of the frontier are searched."""
     rnd = fresh(f"instance {turn}")
     instance = random_instance(rnd, "not convex")
     while not 200 < len(instance.pipeline.instructions) < 400:
@@ -160,7 +160,7 @@ def test_times_may_be_whole_numbers() -> None:
 
 
 @pytest.mark.parametrize("ask_for", ["deadline", "straggler", "max_slowdown"])
-def test_a_time_that_is_no_number_is_told(ask_for: str) -> None:
+def test_a_time_that_is_no_number_is_reported(ask_for: str) -> None:
     planner = Planner(measured("a100", 4), one_f_one_b(4, 2), p2p_power_w=80.0)
     with pytest.raises(PipelineFrequencyError, match=r"number of seconds|at least 1"):
         getattr(planner, ask_for)(float("nan"))

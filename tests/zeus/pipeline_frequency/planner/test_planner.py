@@ -30,7 +30,7 @@ from zeus.optimizer.pipeline_frequency.timeline import timeline, totals
 
 
 def fresh(turn: int) -> random.Random:
-    """Another one each time; what it was is printed where a test fails."""
+    """A different seed each time; a failing test prints it."""
     seed = seeds.fresh(f"turn {turn}")
     return random.Random(seed)
 
@@ -45,7 +45,7 @@ def evaluated(
 def check(
     profile: InstructionProfile, pipeline: Pipeline, frontier: Frontier, p2p_power_w: float
 ) -> None:
-    """Every plan is what it says it is, no plan beats its bound, and none beats another."""
+    """Every plan has its stated time and energy; none beats its bound or dominates another."""
     for plan in frontier.plans:
         assert evaluated(profile, pipeline, plan, p2p_power_w) == pytest.approx(
             (plan.time_s, plan.energy_j), rel=1e-9
@@ -126,7 +126,7 @@ def test_the_published_savings_without_slowdown(gpu: str, percent: float) -> Non
 
 @pytest.mark.parametrize("turn", range(4))
 def test_small_pipelines_are_solved_exactly(turn: int) -> None:
-    """Against every plan that there is; energies and times of any scale."""
+    """Compares with all possible plans; energies and times of any scale."""
     rnd = fresh(turn)
     for _ in range(4):
         stages, microbatches = rnd.choice([(1, 1), (1, 3), (2, 1), (2, 2), (3, 1)])
@@ -194,7 +194,7 @@ def test_the_rest_of_a_stage_runs_at_the_clock_that_costs_no_time() -> None:
 
 
 def test_a_straggler_makes_plans_slower_than_the_cheapest() -> None:
-    """GPUs wait anyway: what is least is the effective energy, not the energy and then idling."""
+    """GPUs wait anyway: the effective energy is minimized, not the energy and idling apart."""
     profile, pipeline = measured("a100", 4), one_f_one_b(4, 8)
     planner = Planner(profile, pipeline, p2p_power_w=83.64)
     cheapest = planner.deadline(1e9).plans[0]
@@ -211,7 +211,7 @@ def test_a_straggler_makes_plans_slower_than_the_cheapest() -> None:
     )
 
 
-def test_a_deadline_that_no_plan_keeps_is_told() -> None:
+def test_a_deadline_that_no_plan_keeps_is_reported() -> None:
     planner = Planner(measured("a100", 4), one_f_one_b(4, 4), p2p_power_w=83.64)
     with pytest.raises(PipelineFrequencyError, match=r"the fastest takes 1\.04"):
         planner.deadline(1.0)
@@ -314,7 +314,7 @@ def test_progress_ends_where_it_said_it_would() -> None:
     assert told[-1][0] == told[-1][1]
 
 
-def test_what_does_not_fit_is_told() -> None:
+def test_a_plan_that_does_not_fit_is_reported() -> None:
     with pytest.raises(PipelineFrequencyError, match="8 stages and the pipeline 4"):
         Planner(measured("a100"), one_f_one_b(4, 4), p2p_power_w=80)
     with pytest.raises(PipelineFrequencyError, match="blocking power"):
@@ -400,7 +400,7 @@ def test_rounding_keeps_deadlines_and_uses_them(gpu: str) -> None:
     times = problem.longest(problem.durations(options))
     assert (times <= limits * (1 + 1e-11)).all()
     assert (times >= 0.99 * np.minimum(limits, problem.max_time_s)).all()
-    # Nothing can be slower by itself: not after rounding, and not after plans were joined.
+    # No instruction can be slowed down alone, neither after rounding nor after plans were joined.
     joined = rounding.fill(np.where(np.arange(problem.count)[:, None] % 2, options, 0))
     for found, until in ((options, limits), (joined, problem.longest(problem.durations(joined)))):
         for place in range(problem.count):
@@ -436,7 +436,7 @@ def test_exact_plans_without_highspy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_planning_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """Nor does a solver's library, whatever it prints by itself."""
+    """Nor does a solver's library, even if it prints."""
     profile, pipeline = random_profile(random.Random(3), 2, 2), one_f_one_b(2, 2)
     assert Planner(profile, pipeline, p2p_power_w=60.0).frontier(5).plans
     assert capfd.readouterr() == ("", "")

@@ -46,7 +46,7 @@ def _peak_w(instance: Instance, stages: Stages, of: set[int] | None = None) -> f
 
 
 def _every(instance: Instance) -> list[tuple[float, float, Stages]]:
-    """Time, energy and stages of each plan that there is."""
+    """Time, energy and stages of each possible plan."""
     pipeline = instance.pipeline
     choices = [instance.profile.options(one.stage, one.name) for one in pipeline.instructions]
     found = []
@@ -131,7 +131,7 @@ def test_a_ramp_is_the_largest_difference_between_two_windows() -> None:
     draw = Draw(np.array([0.0, 2.0, 5.0]), np.array([100.0, 400.0]))
     assert draw.peak_w == 400
     assert draw.ramp_w_per_s(1.0) == pytest.approx(300)
-    # The mean over four seconds of five, beside that over the next four.
+    # The mean over four of five seconds, beside that over the next four.
     step_s = 0.01
     times = np.arange(0, 15, step_s)
     watts = np.where(times % 5 < 2, 100.0, 400.0)
@@ -166,7 +166,7 @@ def test_changes_of_clocks_that_take_time_are_counted() -> None:
     assert peak_w <= 700
 
 
-def test_what_cannot_be_is_one_sentence() -> None:
+def test_an_impossible_bound_is_reported_in_one_sentence() -> None:
     planner = _pipeline()
     with pytest.raises(PipelineFrequencyError, match="at its lowest settings the pipeline draws"):
         planner.bounded([PowerBound(peak_w=350)])

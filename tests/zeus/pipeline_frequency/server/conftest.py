@@ -1,4 +1,4 @@
-"""Servers in the tests' own process, where no process of its own is needed."""
+"""Servers in the tests' own process, for tests that need no separate one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers of their own for tests, ranks that talk to them, and frontiers to choose from."""
+"""Servers for tests, ranks that talk to them, and frontiers to choose from."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def frontier(plans: int = 20, stages: int = 2, microbatches: int = 2) -> Frontie
 
 
 class RunningServer(ServerProcess):
-    """uvicorn with the server, as a process of its own.
+    """uvicorn with the server, in its own process.
 
     Args:
         directory: Where it runs and keeps what it keeps.
@@ -92,13 +92,13 @@ Http = Any
 
 
 def job_body(dp: int = 1, pp: int = 2, tp: int = 1, **more: Any) -> dict[str, Any]:
-    """What registers a job."""
+    """The body that registers a job."""
     degrees = {"dp_degree": dp, "pp_degree": pp, "tp_degree": tp, "world_size": dp * pp * tp}
     return {"job_id": "", **degrees, **more}
 
 
 def rank_bodies(dp: int = 1, pp: int = 2, tp: int = 1) -> list[dict[str, Any]]:
-    """What registers its ranks; stages are the slowest to change."""
+    """The bodies that register its ranks; stages change slowest."""
     places = [(p, d, t) for p in range(pp) for d in range(dp) for t in range(tp)]
     return [
         {
@@ -128,7 +128,7 @@ def register(http: Http, dp: int = 1, pp: int = 2, tp: int = 1, **more: Any) -> 
 
 
 class Training:
-    """Ranks that train: each takes its plans when it is told to, and reports.
+    """Ranks that train: each takes plans and reports on request.
 
     Args:
         http: The server.
@@ -221,7 +221,7 @@ class Training:
 
 
 class Clock:
-    """A time that passes when it is told to."""
+    """A clock that advances on request."""
 
     def __init__(self) -> None:
         self.now_s = 1_000_000.0
@@ -240,7 +240,7 @@ def refused(response: Any, status: int) -> str:
 
 
 def profile_body(rank: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """What a rank measured at four clocks."""
+    """A rank's measurements at four clocks."""
     rows = [
         {
             "instruction": name,

@@ -57,7 +57,7 @@ def watch(replicas: int = 1, tensor: int = 1) -> DriftWatch:
 
 
 def run(watch: DriftWatch, ranks: int, iterations: range, pace: Pace) -> list[int]:
-    """Every rank reports each iteration. Returns those after which plans are to be made again."""
+    """Every rank reports each iteration. Returns the iterations after which new plans are due."""
     found = []
     for iteration in iterations:
         for rank in range(ranks):
@@ -73,7 +73,7 @@ def run(watch: DriftWatch, ranks: int, iterations: range, pace: Pace) -> list[in
     return found
 
 
-def test_a_stage_that_gets_slower_is_seen_and_its_times_are_told() -> None:
+def test_a_stage_that_gets_slower_is_detected_and_its_times_are_reported() -> None:
     seen = watch()
     assert run(seen, 2, range(50), lambda rank, name, n: 1.06 if rank else 1.0) == [
         RULES.window + RULES.patience - 2
@@ -98,7 +98,7 @@ def test_of_an_instruction_that_waits_the_others_count() -> None:
     assert set(seen.paces.values()) == {1.0}
 
 
-def test_what_makes_all_slower_or_is_no_drift_changes_no_plan() -> None:
+def test_a_common_slowdown_or_no_drift_changes_no_plan() -> None:
     rnd = random.Random(fresh())
     assert run(watch(), 2, range(60), lambda rank, name, n: 1.3) == []
     assert run(watch(), 2, range(60), lambda rank, name, n: 2.5 if rank else 1.0) == []
@@ -145,7 +145,7 @@ def planner(profile: InstructionProfile) -> Planner:
 
 
 def reports(frontier: Frontier, plan: int, truth: InstructionProfile, iteration: int) -> list[Any]:
-    """What each rank says of an iteration under a plan."""
+    """The report of each rank on an iteration under a plan."""
     runs = timeline(truth, one_f_one_b(STAGES, MICROBATCHES), frontier.plans[plan].stages)
     end_s = max(one.end_s for one in runs)
     found = []
@@ -167,7 +167,7 @@ def reports(frontier: Frontier, plan: int, truth: InstructionProfile, iteration:
 
 
 def test_a_stage_that_gets_6_percent_slower_is_planned_for() -> None:
-    """No new profile is measured; the plan is nearly that of one who knows."""
+    """No new profile is measured; the plan is almost that from the true profile."""
     profile = measured("a100").pick([0, 3, 7])
     truth = slower(profile, 1, 1.06)
     job = Job(JobInfo(**job_body(1, STAGES)), 0.0)
@@ -207,7 +207,7 @@ def test_a_stage_that_gets_6_percent_slower_is_planned_for() -> None:
     assert new_s == pytest.approx(best_s, rel=0.002)
     assert new_j == pytest.approx(best_j, rel=0.002)
     assert new_s <= 1.0501 * fastest_s
-    assert old_s > 1.06 * fastest_s  # what was asked for was not kept any more
+    assert old_s > 1.06 * fastest_s  # the deadline was no longer kept
 
 
 def test_a_plan_that_was_chosen_by_its_number_stays_about_as_fast() -> None:
@@ -228,7 +228,7 @@ def test_a_plan_that_was_chosen_by_its_number_stays_about_as_fast() -> None:
     assert job.initial == Choice(automatic=True)
 
 
-def test_the_server_plans_again_and_all_ranks_are_told(serve: Serve, tmp_path: Any) -> None:
+def test_the_server_plans_again_and_all_ranks_get_the_plan(serve: Serve, tmp_path: Any) -> None:
     profile = measured("a100").pick([0, 3, 7])
     frontier = planner(profile).frontier(12)
     folder = tmp_path / "plans"

@@ -73,7 +73,7 @@ def one_round(http: Any, job_id: str, joules: float, world: int = 2) -> list[int
     return clocks
 
 
-def test_a_scheduler_of_ones_own_goes_round_by_round(serve: Serve, plug_in: str) -> None:
+def test_a_custom_scheduler_runs_round_by_round(serve: Serve, plug_in: str) -> None:
     http = serve({"start": 1600}, SCHEDULER=f"{plug_in}:Descending", REGISTER_TIMEOUT=5)
     job_id = register(http)
     assert "+Descending+" in job_id
@@ -103,9 +103,7 @@ def test_the_manuals_scheduler_runs(
     assert one_round(http, job_id, 7, world=4) == [900] * 4
 
 
-def test_its_rounds_are_taken_up_after_a_restart(
-    serve: Serve, plug_in: str, tmp_path: Path
-) -> None:
+def test_its_rounds_continue_after_a_restart(serve: Serve, plug_in: str, tmp_path: Path) -> None:
     settings = {"SCHEDULER": f"{plug_in}:Descending", "DATABASE": str(tmp_path / "d.sqlite")}
     http = serve({"start": 1600}, **settings)
     job_id = register(http)
@@ -142,7 +140,7 @@ def test_schedules_and_results_are_dumped(serve: Serve, plug_in: str, tmp_path: 
         ("Silent", 500, "no schedule for ranks 0, 1"),
     ],
 )
-def test_a_scheduler_that_fails_is_told_in_a_sentence(
+def test_a_scheduler_that_fails_is_reported_in_one_sentence(
     serve: Serve, plug_in: str, name: str, status: int, words: str
 ) -> None:
     http = serve(SCHEDULER=f"{plug_in}:{name}")

@@ -100,7 +100,7 @@ def test_a_straggler_is_shown(page: Page, tmp_path: Path) -> None:
             assert "1 straggler" in text(page, "#jobs")
 
 
-def test_what_jobs_say_of_themselves_is_never_run(page: Page, tmp_path: Path) -> None:
+def test_metadata_of_jobs_is_never_executed(page: Page, tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         job_id = register(server.http, job_metadata=EVIL)
         body = rank_bodies()[0]
@@ -121,7 +121,7 @@ def test_what_jobs_say_of_themselves_is_never_run(page: Page, tmp_path: Path) ->
         assert page.run("window.ran") is None
 
 
-def test_jobs_come_and_are_picked(page: Page, tmp_path: Path) -> None:
+def test_new_jobs_appear_and_can_be_selected(page: Page, tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         page.open(server.url)
         page.wait_for("document.querySelector('#none').innerText.includes('No job')")
@@ -149,7 +149,7 @@ def test_the_token_is_asked_for(page: Page, tmp_path: Path) -> None:
         assert ok(server.http.get(f"/jobs/{job_id}"))["plan"] == 3
 
 
-def test_a_server_that_is_away_is_told_of_and_found_again(page: Page, tmp_path: Path) -> None:
+def test_a_server_that_is_away_is_reported_and_found_again(page: Page, tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         register(server.http, job_metadata="kept")
         page.open(server.url)

@@ -1,4 +1,4 @@
-"""How ranks go over from one plan to another, and who is a straggler."""
+"""How ranks switch from one plan to another, and which pipeline is a straggler."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_all_ranks_go_over_to_another_plan_between_the_same_two_iterations(
     assert len(ran) > chosen["at_iteration"]
 
 
-def test_an_update_is_told_once(serve: Serve, folder: str) -> None:
+def test_an_update_is_reported_once(serve: Serve, folder: str) -> None:
     http = serve({"solution_path": folder})
     job_id = register(http)
     version = ok(http.get(f"/schedule/{job_id}?rank=0"))["version"]
@@ -99,7 +99,7 @@ def test_an_update_is_told_once(serve: Serve, folder: str) -> None:
         ({"automatic": True}, 19, False),
     ],
 )
-def test_plans_are_chosen_by_many_wishes(
+def test_plans_are_chosen_by_many_kinds_of_request(
     serve: Serve, folder: str, wish: dict[str, Any], plan: int, note: bool
 ) -> None:
     http = serve({"solution_path": folder})
@@ -125,7 +125,7 @@ def test_plans_are_chosen_by_many_wishes(
         ({"straggler_s": 3, "dp_rank": 5}, "no pipeline 5"),
     ],
 )
-def test_a_wish_that_means_nothing_is_refused(
+def test_a_meaningless_request_is_refused(
     serve: Serve, folder: str, wish: dict[str, Any], words: str
 ) -> None:
     http = serve({"solution_path": folder})
@@ -141,7 +141,7 @@ def test_where_there_is_one_plan_there_is_no_choice(serve: Serve, plan_file: str
     assert "no frontier" in refused(http.post(f"/choose/{job_id}", json={"plan": 0}), 409)
 
 
-def test_a_straggler_told_of_gets_the_fastest_plan(serve: Serve, folder: str) -> None:
+def test_a_reported_straggler_gets_the_fastest_plan(serve: Serve, folder: str) -> None:
     http = serve({"solution_path": folder})
     job_id = register(http, 3)
     wish = {"straggler_s": 2.4, "dp_rank": 1}
@@ -178,7 +178,7 @@ def test_the_server_sees_a_straggler_and_its_recovery(serve: Serve, folder: str)
 
 
 @pytest.mark.parametrize("wish", [{"plan": 7}, {"straggler_s": 2.2}])
-def test_a_plan_that_somebody_chose_stays(serve: Serve, folder: str, wish: dict[str, Any]) -> None:
+def test_a_plan_that_someone_chose_stays(serve: Serve, folder: str, wish: dict[str, Any]) -> None:
     http = serve({"solution_path": folder})
     training = Training(http, register(http, 2), rank_bodies(2), frontier(), {0: 1.3})
     ok(http.post(f"/choose/{training.job_id}", json=wish))
@@ -188,7 +188,7 @@ def test_a_plan_that_somebody_chose_stays(serve: Serve, folder: str, wish: dict[
     assert len({one["plan"] for one in shown["pipelines"]}) == 1
 
 
-def test_a_rank_that_begins_anew_is_not_told_to_wait_for_ever(serve: Serve, folder: str) -> None:
+def test_a_rank_that_restarts_does_not_wait_forever(serve: Serve, folder: str) -> None:
     http = serve({"solution_path": folder})
     job_id = register(http)
     report = {"rank": 0, "iteration": 100_000, "version": 1}
@@ -216,7 +216,7 @@ def test_plans_begin_ahead_of_what_all_ranks_will_have_reached() -> None:
     assert reached + 40 * common.REPORT_INTERVAL_S < chosen.at_iteration < reached + 200
 
 
-def test_what_was_seen_under_other_plans_makes_no_straggler() -> None:
+def test_times_under_other_plans_make_no_straggler() -> None:
     job = job_module.Job(common.JobInfo(**job_body(2, 1)), 0.0)
     for body in rank_bodies(2, 1):
         job.register(common.RankInfo(**body))
@@ -245,7 +245,7 @@ def test_what_was_seen_under_other_plans_makes_no_straggler() -> None:
     assert run(chosen.at_iteration + needed, 1, 2)
 
 
-def test_before_an_iteration_has_ended_the_plans_time_tells_the_pace() -> None:
+def test_the_plans_time_is_the_pace_until_an_iteration_has_ended() -> None:
     """A second of iterations of a tenth of one is ten, though none was seen to end."""
     job = job_module.Job(common.JobInfo(**job_body(1, 2)), 0.0)
     for body in rank_bodies(1, 2):
@@ -260,7 +260,7 @@ def test_before_an_iteration_has_ended_the_plans_time_tells_the_pace() -> None:
 
 
 def test_long_iterations_are_not_waited_for_longer_than_needed() -> None:
-    """Most reports then see no movement, and that one does says little about the pace."""
+    """Most reports then show no movement, and one that does says little about the pace."""
     clock = Clock()
     job = job_module.Job(common.JobInfo(**job_body(1, 2)), clock())
     for body in rank_bodies(1, 2):
@@ -277,20 +277,20 @@ def test_long_iterations_are_not_waited_for_longer_than_needed() -> None:
 def test_iterations_under_the_plan_before_are_not_held_against_the_new_one(
     serve: Serve, folder: str
 ) -> None:
-    """A rank that hears late reports old iterations together with the new version."""
+    """A rank that learns of the plan late reports old iterations with the new version."""
     http = serve({"solution_path": folder})
     job_id = register(http, 2)
     ok(http.post(f"/choose/{job_id}", json={"plan": 0}))
     for body in rank_bodies(2):
         report = {"rank": body["rank"], "version": 2, "iteration": 50}
-        # Pipeline 1 ran the fastest plan until now: two thirds of what the slowest promises.
+        # Pipeline 1 ran the fastest plan until now: two thirds of the slowest plan's time.
         time_s = 2.0 if body["dp_rank"] else 3.0
         report["iter_times"] = [[n, time_s] for n in range(1, 50)]
         ok(http.post(f"/progress/{job_id}", json=report))
     assert ok(http.get(f"/jobs/{job_id}"))["stragglers"] == []
 
 
-def test_one_ranks_mistake_does_not_move_everybodys_switch() -> None:
+def test_one_ranks_mistake_does_not_move_everyones_switch() -> None:
     clock = Clock()
     job = job_module.Job(common.JobInfo(**job_body(2, 2)), clock())
     for body in rank_bodies(2, 2):

@@ -1,4 +1,4 @@
-"""The server as operators start it: a process of its own, killed, started twice, badly set up."""
+"""The server as operators start it: in its own process, killed, started twice, misconfigured."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def settings(tmp_path: Path) -> dict[str, str]:
     return {"SCHEDULER_ARGS": json.dumps({"solution_path": "plans"})}
 
 
-def test_it_starts_by_the_line_in_the_manual(tmp_path: Path) -> None:
+def test_it_starts_with_the_command_in_the_docs(tmp_path: Path) -> None:
     (tmp_path / "path").mkdir()
     (tmp_path / "path/freqs_pipeline_00042.py").write_text(PLAN)
     port = free_port()
@@ -115,7 +115,9 @@ assert app.settings.scheduler.__name__ == "OnlineSolution"
         ("DATABASE", "/proc/nowhere/x", "the database /proc/nowhere/x cannot be used"),
     ],
 )
-def test_a_bad_setting_is_one_sentence(tmp_path: Path, name: str, value: str, words: str) -> None:
+def test_a_bad_setting_is_reported_in_one_sentence(
+    tmp_path: Path, name: str, value: str, words: str
+) -> None:
     (tmp_path / "evil.py").write_text("[open('/tmp/x')]")
     env = {n: v for n, v in os.environ.items() if not n.startswith("ZEUS_PFO_")}
     env[f"ZEUS_PFO_{name}"] = value
@@ -127,7 +129,7 @@ def test_a_bad_setting_is_one_sentence(tmp_path: Path, name: str, value: str, wo
     assert len(ran.stderr.splitlines()) <= 5
 
 
-def test_a_killed_server_comes_back_with_all_it_knew(
+def test_a_killed_server_restarts_with_its_whole_state(
     tmp_path: Path, settings: dict[str, str]
 ) -> None:
     with running_server(tmp_path, settings) as server:
@@ -143,7 +145,7 @@ def test_a_killed_server_comes_back_with_all_it_knew(
         shown = ok(server.http.get(f"/jobs/{training.job_id}"))
         assert shown["plan"] == 4
         assert [one["at_iteration"] for one in shown["pipelines"]] == [chosen["at_iteration"]] * 2
-        # The ranks go on, and change when they would have.
+        # The ranks continue, and switch when they would have.
         training.step(chosen["at_iteration"] + 3 - training.iteration)
         assert training.plans() == {0: {4}, 1: {4}}
         # One that begins again gets its schedule at once.
@@ -197,7 +199,7 @@ def test_a_second_server_on_the_same_state_is_refused(
         assert second.process.wait(TIMEOUT_S) == 3
         assert "another server process has dump/pfo.sqlite" in server.log()
         assert "Traceback" not in server.log()
-        # The first goes on.
+        # The first continues.
         register(server.http)
 
 

@@ -1,4 +1,4 @@
-"""What the server knows again after a restart, and what it forgets."""
+"""What the server remembers after a restart, and what it forgets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_everything_is_there_again_after_a_restart(
         for one in shown["ranks"]:
             del one["heard_ago_s"]
     assert after == before
-    # Ranks that go on, or begin again, notice nothing.
+    # Ranks that continue, or restart, notice nothing.
     training.http = again
     training.step(3)
     rank = ok(again.get(f"/schedule/{job_id}?rank=0"))
@@ -54,7 +54,7 @@ def test_everything_is_there_again_after_a_restart(
     assert ok(again.get(f"/schedule/{half}?rank=1"))["frequencies"]
 
 
-def test_a_change_for_a_straggler_is_on_disk_before_any_rank_hears_of_it(
+def test_a_change_for_a_straggler_is_on_disk_before_it_is_sent_to_any_rank(
     serve: Serve, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_manager, "FLUSH_S", 3600.0)
@@ -69,7 +69,7 @@ def test_a_change_for_a_straggler_is_on_disk_before_any_rank_hears_of_it(
     assert [one["version"] for one in state["in_force"]] == [2, 1]
 
 
-def test_jobs_that_nothing_is_heard_of_are_forgotten(serve: Serve, folder: str) -> None:
+def test_jobs_without_messages_are_forgotten(serve: Serve, folder: str) -> None:
     http = serve({"solution_path": folder}, MAX_JOB_IDLE_TIME=2)
     idle = register(http)
     kept = register(http)

@@ -31,7 +31,7 @@ SETTINGS = ServerSettings.from_env({})
 
 
 class Watching(FrequencyScheduler):
-    """Keeps what it is told."""
+    """Records its arguments."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ def result(rank: int, time: float, energy: float) -> ProfilingResult:
     )
 
 
-def test_schedules_stay_until_results_come_and_the_last_for_ever() -> None:
+def test_schedules_stay_until_results_come_and_the_last_forever() -> None:
     scheduler = made(Watching, 1, 2, 1)
     assert clocks(scheduler) == clocks(scheduler) == {0: 0, 1: 1}
     results = [result(0, 1, 1), result(1, 1, 1)]
@@ -147,7 +147,7 @@ def test_a_frontier_can_be_run_without_a_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "args", [{"deadline_s": 1, "plan": 2}, {"max_slowdown": 0.5}, {"plan": -1}, {"deadline_s": "x"}]
 )
-def test_wishes_that_make_no_sense_are_told(tmp_path: Path, args: dict[str, Any]) -> None:
+def test_invalid_wishes_are_reported(tmp_path: Path, args: dict[str, Any]) -> None:
     frontier().write(tmp_path)
     for cls, more in ((FrontierSolution, {"solution_path": str(tmp_path)}), (OnlineSolution, {})):
         with pytest.raises(PipelineFrequencyError, match="exclude one another"):

@@ -123,13 +123,13 @@ def test_a_time_that_no_plan_is_near_is_planned_and_jobs_share_what_was_found(
     assert [sorted(one) for one in ran] == [["points", "problem"], ["asks", "problem"]]
 
 
-def test_a_profile_that_cannot_be_planned_is_told(serve: Serve) -> None:
+def test_a_profile_that_cannot_be_planned_is_reported(serve: Serve) -> None:
     http = serve()
     job_id = register(http, num_microbatches=3)
     for body in rank_bodies():
         ok(http.post(f"/profile/{job_id}", json=profile_body(body, instructions=order_of(body))))
     assert "another order" in planned(http, job_id)["error"]
-    # The ranks hear of it, too.
+    # The ranks learn it, too.
     report = {"rank": 1, "iteration": 3, "version": 0}
     update = ok(http.post(f"/progress/{job_id}", json=report))
     assert update["frequencies"] is None
@@ -182,7 +182,7 @@ def test_the_references_form_of_a_profile_is_taken(serve: Serve) -> None:
     assert "energy" in refused(http.post(f"/profile/{job_id}", json=body), 422)
 
 
-def test_what_a_library_prints_is_no_part_of_a_plan(
+def test_output_of_a_library_does_not_get_into_a_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a solver's banner, from C."""

@@ -1,4 +1,4 @@
-"""What the server answers."""
+"""The server's answers."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_rank_that_has_not_registered_has_no_schedule(serve: Serve, plan_file:
 # -------------------------------------------------------------------------------------- waiting
 
 
-def test_who_waits_for_a_rank_that_never_comes_is_told_which(serve: Serve, plan_file: str) -> None:
+def test_a_rank_that_waits_for_a_missing_rank_learns_which(serve: Serve, plan_file: str) -> None:
     http = serve({"solution_path": plan_file}, REGISTER_TIMEOUT=0.2)
     job_id = ok(http.post("/register_job", json=job_body(3, 2, 4)))
     for body in rank_bodies(3, 2, 4)[:3]:
@@ -172,7 +172,9 @@ def test_a_client_may_ask_for_a_shorter_wait(serve: Serve, plan_file: str) -> No
     refused(http.get(f"/schedule/{job_id}?rank=0&timeout_s=nan"), 422)
 
 
-def test_who_waits_gets_the_schedule_when_the_last_rank_comes(serve: Serve, plan_file: str) -> None:
+def test_waiting_ranks_get_the_schedule_when_the_last_rank_registers(
+    serve: Serve, plan_file: str
+) -> None:
     http = serve({"solution_path": plan_file})
     job_id = ok(http.post("/register_job", json=job_body()))
     first, second = rank_bodies()
@@ -188,7 +190,7 @@ def test_who_waits_gets_the_schedule_when_the_last_rank_comes(serve: Serve, plan
     assert found[0]["frequencies"] == STAGES[0]
 
 
-def test_all_ranks_are_told_what_the_scheduler_failed_for(serve: Serve, plan_file: str) -> None:
+def test_all_ranks_learn_why_the_scheduler_failed(serve: Serve, plan_file: str) -> None:
     http = serve({"solution_path": plan_file})
     job_id = ok(http.post("/register_job", json=job_body(1, 3, 1)))
     bodies = rank_bodies(1, 3, 1)
@@ -281,9 +283,7 @@ def test_changes_need_the_token_where_there_is_one(serve: Serve, folder: str) ->
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
-def test_what_another_sites_page_could_send_is_refused(
-    serve: Serve, folder: str, kind: str | None
-) -> None:
+def test_cross_site_requests_are_refused(serve: Serve, folder: str, kind: str | None) -> None:
     http = serve({"solution_path": folder})
     job_id = register(http)
     headers = {} if kind is None else {"Content-Type": kind}
@@ -304,7 +304,9 @@ def test_requests_without_end_are_refused(serve: Serve, folder: str) -> None:
     assert "bytes" in refused(http.post("/register_job", content=chunks()), 413)
 
 
-def test_what_is_no_number_is_refused_and_breaks_nothing(serve: Serve, folder: str) -> None:
+def test_a_value_that_is_not_finite_is_refused_and_breaks_nothing(
+    serve: Serve, folder: str
+) -> None:
     http = serve({"solution_path": folder})
     job_id = register(http)
     headers = {"Content-Type": "application/json"}

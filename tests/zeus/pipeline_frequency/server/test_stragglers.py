@@ -1,4 +1,4 @@
-"""Who is late, and what the others do then."""
+"""Which pipeline is late, and how the others respond."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_pipeline_that_stays_late_is_a_straggler() -> None:
     assert run(watch, SOON - 2, [1.0, 1.2, 1.0], 1) == [(1.0, pytest.approx(1.2), 1.0)]
 
 
-def test_what_delays_all_pipelines_is_no_straggler() -> None:
+def test_a_delay_of_all_pipelines_is_no_straggler() -> None:
     watch = StragglerWatch([[0], [1]])
     assert run(watch, 0, [1.3, 1.3], 50) == []
     assert watch.paces == (1.3, 1.3)
@@ -75,14 +75,14 @@ def test_a_straggler_that_changes_is_followed_both_ways() -> None:
     assert run(watch, RISEN + 20, [1.0, 1.175], 20) == []
 
 
-def test_a_while_above_what_is_known_of_it_is_not_followed() -> None:
+def test_times_above_the_known_range_are_not_followed() -> None:
     """It saves little, and noise that lasts as long would send plans up, and down again."""
     watch = StragglerWatch([[0], [1]], slowdowns=[1.0, 1.2])
     assert run(watch, 0, [1.0, 1.25], RISEN - 4) == []
     assert run(watch, RISEN - 4, [1.0, 1.2], 40) == []
 
 
-def test_it_is_taken_for_no_later_than_it_was_at_its_best() -> None:
+def test_the_smallest_observed_delay_is_assumed() -> None:
     """The others are slowed down to it; were they slower, training would be."""
     watch = StragglerWatch([[0], [1]], Rules(window=1, patience=5))
     late = [1.30, 1.22, 1.25, 1.21, 1.28]
@@ -110,7 +110,7 @@ def test_after_a_change_of_plans_only_what_came_later_counts() -> None:
     assert run(watch, 101 + SOON - 2, [1.0, 1.2], 1)
 
 
-def test_without_reports_of_all_ranks_nothing_is_decided_nor_kept_for_ever() -> None:
+def test_without_reports_of_all_ranks_nothing_is_decided_nor_kept_forever() -> None:
     watch = StragglerWatch([[0, 1], [2, 3]])
     for iteration in range(3 * PENDING):
         for rank in (0, 1, 2):
@@ -120,7 +120,7 @@ def test_without_reports_of_all_ranks_nothing_is_decided_nor_kept_for_ever() -> 
 
 
 def test_each_rank_of_a_large_job_may_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one of them costs must not grow with their number."""
+    """The cost of each must not grow with their number."""
     made: list[object] = []
 
     class Counted(deque[float]):
@@ -138,7 +138,7 @@ def test_each_rank_of_a_large_job_may_begin_again(monkeypatch: pytest.MonkeyPatc
     assert len(made) == known
 
 
-def test_one_pipeline_alone_has_nobody_who_waits() -> None:
+def test_a_single_pipeline_has_no_straggler() -> None:
     watch = StragglerWatch([[0, 1]])
     for iteration in range(50):
         assert not watch.observe(0, iteration, 9.0)
@@ -177,7 +177,7 @@ def test_batches_make_no_difference() -> None:
         assert other.paces == one.paces
 
 
-def test_random_stragglers_are_found_and_plans_do_not_go_to_and_fro() -> None:
+def test_random_stragglers_are_found_and_plans_do_not_oscillate() -> None:
     seed = seeds.fresh()
     chance = random.Random(seed)
     made = frontier(60)
@@ -223,7 +223,7 @@ def test_without_a_straggler_all_get_what_was_asked_for() -> None:
     assert plans_for(frontier(), 7, [1.0, 1.0, 1.0]) == [7, 7, 7]
 
 
-def test_the_others_wait_for_a_straggler_at_the_least_energy() -> None:
+def test_the_others_minimize_energy_while_they_wait_for_a_straggler() -> None:
     made = frontier(101)
     plans = plans_for(made, made.fastest(), [1.0, 1.2, 1.0])
     assert plans == [made.by_straggler(2.4), made.fastest(), made.by_straggler(2.4)]
@@ -251,7 +251,7 @@ def test_of_two_stragglers_the_one_that_is_less_late_is_slowed_down_to_the_other
     assert min(times) > 2.55
 
 
-def test_no_plan_makes_training_slower_than_the_straggler_or_the_wish_does() -> None:
+def test_no_plan_makes_training_slower_than_the_straggler_or_the_request_does() -> None:
     seed = seeds.fresh()
     chance = random.Random(seed)
     for _ in range(300):

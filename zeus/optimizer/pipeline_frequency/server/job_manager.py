@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import sqlite3
 import time
 from collections.abc import Callable, Coroutine
 from datetime import datetime
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
@@ -33,13 +29,12 @@ from zeus.optimizer.pipeline_frequency.common import (
 )
 from zeus.optimizer.pipeline_frequency.placed_schedules import BY_NAME
 from zeus.optimizer.pipeline_frequency.plans import Frontier
-from zeus.optimizer.pipeline_frequency.profile import Row, write_profile
 from zeus.optimizer.pipeline_frequency.server import drift, planning
-from zeus.optimizer.pipeline_frequency.server.job import Job, RankProgress, Refused, ranks_in_words
+from zeus.optimizer.pipeline_frequency.server.job import Job, Refused, ranks_in_words
+from zeus.optimizer.pipeline_frequency.server.job_records import JobRecords, Rounds
 from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler, OnlineSolution
 from zeus.optimizer.pipeline_frequency.server.settings import ServerSettings
-from zeus.optimizer.pipeline_frequency.server.storage import Record, Storage
-from zeus.utils.atomic import write_text
+from zeus.optimizer.pipeline_frequency.server.storage import Storage
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +48,8 @@ class JobManager:
     """The jobs; see the module.
 
     Args:
-        settings: The server's settings.
-        storage: Storage of the state, which is continued.
+        settings: How the server is set up.
+        storage: Where the state is kept; the jobs that it holds go on.
         clock: Unix time, s.
     """
 
@@ -65,11 +60,9 @@ class JobManager:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.settings = settings
-        self.jobs: dict[str, Job] = {}
-        self._storage = storage
+        self._records = JobRecords(storage, settings)
         self._clock = clock
         self._schedulers: dict[str, FrequencyScheduler] = {}
-        self._past: dict[str, dict[int, dict[int, ProfilingResult]]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._events: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -80,7 +73,9 @@ class JobManager:
         self._closing = False
         self.waiting = 0
         """Requests for a schedule that are open."""
-        self._load()
+        self.jobs: dict[str, Job]
+        self._past: dict[str, Rounds]
+        self.jobs, self._past = self._records.load()
 
     # ------------------------------------------------------------------------------- start and stop
 
@@ -105,7 +100,7 @@ class JobManager:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._planner.close()
         self._flush()
-        self._storage.close()
+        self._records.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -131,8 +126,8 @@ class JobManager:
 
     def _forget_idle(self, before_s: float) -> None:
         for job_id in [one for one, job in self.jobs.items() if job.heard_s < before_s]:
-            logger.info("dropping job %s: no requests for too long", job_id)
-            self._write(partial(self._storage.forget, job_id))
+            logger.info("forgetting job %s: nothing was heard of it for too long", job_id)
+            self._records.forget(job_id)
             del self.jobs[job_id]
             for of_job in (self._schedulers, self._past, self._locks):
                 of_job.pop(job_id, None)
@@ -172,7 +167,7 @@ class JobManager:
         while job_id in self.jobs:
             job_id = new_job_id(info, name, datetime.fromtimestamp(now_s))
         job = Job(info.model_copy(update={"job_id": job_id}), now_s)
-        self._put([(job_id, "job", 0, job.state())])
+        self._records.put_state(job)
         self.jobs[job_id] = job
         logger.info("job %s registered", job_id)
         return job_id
@@ -184,15 +179,15 @@ class JobManager:
         if not job.register(rank):
             return
         try:
-            self._put([(job_id, "rank", rank.rank, rank.model_dump())])
+            self._records.put_rank(job_id, rank)
         except PipelineFrequencyError:
             del job.ranks[rank.rank]
             if before is not None:
                 job.ranks[rank.rank] = before
             raise
         if job.complete:
-            logger.info("job %s: all %d ranks have registered", job_id, job.info.world_size)
-            self._dump(job_id, "ranks", [job.ranks[n].model_dump() for n in sorted(job.ranks)])
+            logger.info("job %s: all %d ranks are there", job_id, job.info.world_size)
+            self._records.dump_ranks(job)
             self._spawn(self._advance(job_id))
 
     async def schedule(
@@ -232,8 +227,7 @@ class JobManager:
             if job.frontier is not None:
                 return  # not needed: this scheduler leaves the choice to the server
             raise Refused(409, "there is no schedule yet that this could be a result of")
-        key = job.round * job.info.world_size + result.rank
-        self._put([(job_id, "result", key, result.model_dump())])
+        self._records.put_result(job, result)
         job.results[result.rank] = result
         if len(job.results) == job.info.world_size:
             self._spawn(self._advance(job_id))
@@ -294,7 +288,7 @@ class JobManager:
             )
         if job.profiles.get(profile.rank) == profile:
             return
-        self._put([(job_id, "profile", profile.rank, profile.model_dump())])
+        self._records.put_profile(job_id, profile)
         job.profiles[profile.rank] = profile
         if self._may_plan(job):
             self._start_planning(job_id)
@@ -319,8 +313,8 @@ class JobManager:
                     done = job.round
                     schedules = await asyncio.to_thread(_next, scheduler, results)
                     job.take_schedules(schedules)
-                    self._put_round(job)
-                    self._dump_round(job_id, done, results, job)
+                    self._records.put_round(job)
+                    self._records.dump_round(job, done, results)
             except Exception as error:
                 job.failure = _refusal(self.settings.scheduler.__name__, error)
                 logger.error("job %s: %s", job_id, job.failure.message, exc_info=error)
@@ -393,8 +387,8 @@ class JobManager:
         problem = planning.problem_of(job.info, profiles, scheduler.p2p_power_w)
         frontier = await self._planner.frontier(problem, scheduler.points)
         self._take_frontier(job, frontier, scheduler.choice)
-        folder = self.settings.dump_dir / job_id
-        await asyncio.to_thread(_write_plans, folder, planning.rows_of(profiles), frontier)
+        rows = planning.rows_of(profiles)
+        await asyncio.to_thread(self._records.dump_plans, job_id, rows, frontier)
 
     async def _replan(self, job: Job, paces: dict[drift.Kind, float]) -> None:
         """Plans a job again with the present times of its instructions."""
@@ -411,8 +405,7 @@ class JobManager:
             if job.frontier.problem is not before.problem:
                 return  # meanwhile planned from a new profile
             job.take_replanned(frontier, self._clock())
-            records: list[Record] = [(job_id, "frontier", 0, frontier.to_json())]
-            self._put([*records, (job_id, "job", 0, job.state())])
+            self._records.put_frontier(job, frontier)
             logger.info("job %s: planned again, as times have changed (%s)", job_id, words)
             self._make_what_lacks(job_id)
         except PipelineFrequencyError as error:
@@ -442,12 +435,7 @@ class JobManager:
         if job.frontier.problem is not before.problem:
             return
         job.take_plans(asks, plans, self._clock())
-        self._put(
-            [
-                (job_id, "frontier", 0, job.frontier.to_json()),
-                (job_id, "job", 0, job.state()),
-            ]
-        )
+        self._records.put_frontier(job, job.frontier)
         logger.info("job %s: made plans for %s", job_id, asks)
 
     def _take_frontier(self, job: Job, frontier: Frontier, initial: Choice) -> None:
@@ -455,40 +443,8 @@ class JobManager:
         if job_id not in self.jobs:
             return  # dropped meanwhile
         job.take_frontier(frontier, initial, self._clock())
-        self._put([(job_id, "frontier", 0, frontier.to_json()), (job_id, "job", 0, job.state())])
+        self._records.put_frontier(job, frontier)
         self._make_what_lacks(job_id)
-
-    # -------------------------------------------------------------------------------------- storing
-
-    def _load(self) -> None:
-        records: dict[str, dict[str, dict[int, Any]]] = {}
-        for job_id, kind, key, body in self._storage.all():
-            records.setdefault(job_id, {}).setdefault(kind, {})[key] = body
-        for job_id, kinds in records.items():
-            try:
-                self.jobs[job_id] = self._restored(job_id, kinds)
-            except (PipelineFrequencyError, ValueError, KeyError, TypeError) as error:
-                logger.warning("job %s cannot be restored and is left out: %s", job_id, error)
-
-    def _restored(self, job_id: str, kinds: dict[str, dict[int, Any]]) -> Job:
-        job = Job.restored(kinds["job"][0])
-        for body in kinds.get("rank", {}).values():
-            job.ranks[body["rank"]] = RankInfo.model_validate(body)
-        for rank, values in kinds.get("progress", {}).get(0, []):
-            job.progress[rank] = RankProgress(*values)
-        for rank, body in kinds.get("profile", {}).items():
-            job.profiles[rank] = RankProfile.model_validate(body)
-        if "frontier" in kinds:
-            job.frontier = Frontier.from_json(kinds["frontier"][0])
-        past = self._past.setdefault(job_id, {})
-        for key, body in kinds.get("result", {}).items():
-            number, rank = divmod(key, job.info.world_size)
-            past.setdefault(number, {})[rank] = ProfilingResult.model_validate(body)
-        if job.round >= 0:
-            job.results = past.pop(job.round, {})
-            bodies = kinds["round"][job.round]
-            job.schedules = {one["rank"]: FrequencySchedule.model_validate(one) for one in bodies}
-        return job
 
     def _hear(self, job_id: str) -> Job:
         job = self.job(job_id)
@@ -497,64 +453,17 @@ class JobManager:
         return job
 
     def _flush(self) -> None:
-        records: list[Record] = []
-        for job_id in self._reported & self.jobs.keys():
-            # One record for a job: a row for each rank would be most of the server's work.
-            progress = self.jobs[job_id].progress
-            values = [[rank, [*vars(one).values()]] for rank, one in progress.items()]
-            records.append((job_id, "progress", 0, values))
-        records += [
-            (job_id, "job", 0, self.jobs[job_id].state())
-            for job_id in self._heard
-            if job_id in self.jobs
-        ]
+        present = self.jobs.keys()
+        self._records.put_progress(
+            [self.jobs[one] for one in self._reported & present],
+            [self.jobs[one] for one in self._heard & present],
+        )
         self._reported.clear()
         self._heard.clear()
-        if records:
-            self._put(records)
 
     def _put_state(self, job: Job) -> None:
         if job.info.job_id in self.jobs:
-            self._put([(job.info.job_id, "job", 0, job.state())])
-
-    def _put_round(self, job: Job) -> None:
-        bodies = [job.schedules[rank].model_dump() for rank in sorted(job.schedules)]
-        job_id = job.info.job_id
-        self._put([(job_id, "round", job.round, bodies), (job_id, "job", 0, job.state())])
-
-    def _put(self, records: list[Record]) -> None:
-        self._write(lambda: self._storage.put(records))
-
-    def _write(self, what: Callable[[], None]) -> None:
-        try:
-            what()
-        except (sqlite3.Error, OSError) as error:
-            logger.error("the state cannot be written: %s", error)
-            raise Refused(
-                503,
-                f"the server cannot write its state to {self.settings.database_path} ({error}); "
-                "see to its disk and send this again",
-            ) from None
-
-    def _dump_round(
-        self, job_id: str, number: int, results: list[ProfilingResult], job: Job
-    ) -> None:
-        if results:
-            self._dump(job_id, f"{number}.prof", [result.model_dump() for result in results])
-        bodies = [
-            job.schedules[rank].model_dump(include={"rank", "frequencies"})
-            for rank in sorted(job.schedules)
-        ]
-        self._dump(job_id, f"{job.round}.sched", bodies)
-
-    def _dump(self, job_id: str, name: str, bodies: list[dict[str, Any]]) -> None:
-        """Writes a file for inspection; a failure is only logged."""
-        if not self.settings.dump_data:
-            return
-        try:
-            _write_json(self.settings.dump_dir / job_id / f"{name}.json", bodies)
-        except OSError as error:
-            logger.warning("job %s: %s.json cannot be written: %s", job_id, name, error)
+            self._records.put_state(job)
 
     def _notify(self, job_id: str) -> None:
         event = self._events.pop(job_id, None)
@@ -591,18 +500,3 @@ def _what_is_missing(job: Job, waited_s: float) -> str:
         if missing:
             return f"{waited} {ranks_in_words(missing)} had not sent results of the last schedule"
     return f"{waited} the scheduler had not given a schedule; ask again"
-
-
-def _write_plans(folder: Path, rows: list[Row], frontier: Frontier) -> None:
-    """Writes files for inspection, and to start another server with."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_profile(rows, folder / "profile.csv")
-        frontier.write(folder)
-    except OSError as error:
-        logger.warning("the plans cannot be written to %s: %s", folder, error)
-
-
-def _write_json(path: Path, bodies: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(bodies))
