@@ -42,7 +42,7 @@ from zeusd.server.zmtp import Engine, Role, State
 REQUEST = b"x" * 56
 REPLY = b"y" * 45
 SPACING_S = 0.001
-"""Pause between sends that nobody answers, so that no queue fills."""
+"""Pause between sends that get no reply, so that no queue fills."""
 
 BARE, HTTP, SEND = "bare AF_UNIX ping-pong", "httpx over AF_UNIX", "bare AF_UNIX send"
 DEALER, DEALER_SEND = "pyzmq DEALER ping-pong", "pyzmq DEALER send"
