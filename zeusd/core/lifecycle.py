@@ -2,7 +2,7 @@
 
 `TABLE[state][event]` is the next state; an event that a state does not list is a bug in zeusd, and
 raises. `control.Control` decides which event comes next and keeps the lease, the values and the
-timers; only this table changes the state. The table in docs/explain/control_states.md is generated
+timers; only this table changes the state. The table in docs/explain/controls.md is generated
 from it.
 """
 
