@@ -197,7 +197,7 @@ def sets() -> None:
             busy.join()
             for client in clients.values():
                 client.close()
-    print(f"Sets of a power limit, {SETS} each by turns: ms")
+    print(f"Setting a power limit, {SETS} times each, alternating: ms")
     for name, values in took.items():
         p99 = statistics.quantiles(values, n=100)[98]
         print(f"  {name:24} median {statistics.median(values):.2f}, 99th percentile {p99:.2f}")

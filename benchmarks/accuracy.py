@@ -486,7 +486,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--devices", nargs="*", default=DEVICES)
     parser.add_argument("--loads", nargs="*", default=[*LOADS, BURSTS, BUSY_BURSTS])
-    parser.add_argument("--picture", help="where to draw it")
+    parser.add_argument("--picture", help="file for the picture")
     parser.add_argument("--reference", help="interpreter of an environment with ml-energy/zeus")
     options = parser.parse_args()
     lengths = LENGTHS_MS

@@ -74,7 +74,7 @@ def print_table(
     for number, name in enumerate(names):
         attack = ATTACKS[name]
         if attack.as_root and owner_of(SUBUIDS.start) is None:
-            print(f"| {name}: not run, since /etc/subuid gives uid {SUBUIDS.start} to nobody |")
+            print(f"| {name}: not run, since /etc/subuid assigns uid {SUBUIDS.start} to no one |")
             continue
         with started() as daemon, contextlib.closing(Honest(daemon)) as honest:
             uid = daemon.attacker_uid(number)
@@ -88,14 +88,14 @@ def print_table(
     print(
         f"\nGoal: at most {RATIO:g} times the busy loop's p50 and p99, no error, no lease lost, one"
     )
-    print("line a minute that names the user of each who breaks the protocol.")
-    print("\n".join(f"- short of it: {line}" for line in short) or "- met by all")
+    print("line a minute with the user of each client that violates the protocol.")
+    print("\n".join(f"- missed: {line}" for line in short) or "- all meet it")
     return len(short)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say which attacks are run, and for how long."""
-    parser.add_argument("--seconds", type=float, default=9.0, help="beside each attack (9)")
+    parser.add_argument("--seconds", type=float, default=9.0, help="seconds of each attack (9)")
     parser.add_argument("--only", action="append", choices=list(ATTACKS), metavar="ATTACK")
 
 

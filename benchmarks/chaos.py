@@ -46,7 +46,7 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seed", type=int, help="run this one and show what it violates")
+    parser.add_argument("--seed", type=int, help="run only this schedule and print its violations")
     options = parser.parse_args()
     if options.seed is not None:
         try:
@@ -54,7 +54,7 @@ def main() -> int:
         except Exception:
             traceback.print_exc()
             return 1
-        print(f"schedule {options.seed}: nothing violated")
+        print(f"schedule {options.seed}: no violations")
         return 0
     chunks = range(options.first_seed, options.first_seed + options.schedules, CHUNK)
     began = time.monotonic()

@@ -263,10 +263,10 @@ class Run:
         above, most = fleet_audit.excesses(
             every, lambda at: allowed_w(self.budgets, at), self.began
         )
-        print(f"{self.samples} samples of all limits, one each {every_s:g} s and what it takes: ")
+        print(f"{self.samples} samples of all limits, {every_s:g} s between them: ")
         print(f"  above the budget {self.above}; {self.used / self.samples:.2f} of it on average")
-        print(f"{len(found)} changes of a limit that the drivers were told:")
-        print(f"  above the budget {len(above)}; nearest {most:.3f} of it")
+        print(f"{len(found)} limits that the drivers received:")
+        print(f"  above the budget {len(above)}; at most {most:.3f} of it")
         for one in above[:20]:
             at = one.at_s - self.began
             print(f"  {at:.3f} s: {one.held_w:g} W of {one.allowed_w:g} W")
@@ -276,7 +276,7 @@ class Run:
         print(f"at their minimum without a fault that explains it: {idle:.4f} of the time of nodes")
         kinds = Counter(fault.what for fault in self.faults)
         print(", ".join(f"{what} {count}" for what, count in sorted(kinds.items())))
-        print(f"the longest that this program was not run: {self.longest_s:.2f} s")
+        print(f"longest time that this program did not run: {self.longest_s:.2f} s")
         return not above and not self.above
 
 
@@ -286,7 +286,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--every", type=float, default=0.02, help="between samples, s")
+    parser.add_argument("--every", type=float, default=0.02, help="seconds between samples")
     parser.add_argument("--keep", type=Path, help="keep the logs in this folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:

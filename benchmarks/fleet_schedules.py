@@ -80,14 +80,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=60.0, help="length of each, in the world")
+    parser.add_argument("--seconds", type=float, default=60.0, help="simulated length of each")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--mutants", action="store_true", help="take each rule out in turn")
-    parser.add_argument("--seed", type=int, help="run this one and show what it violates")
+    parser.add_argument("--mutants", action="store_true", help="remove each rule in turn")
+    parser.add_argument("--seed", type=int, help="run only this schedule and print its violations")
     options = parser.parse_args()
     if options.seed is not None:
         World(options.seed, seconds=options.seconds).run()
-        print(f"schedule {options.seed}: nothing violated")
+        print(f"schedule {options.seed}: no violations")
         return 0
     began = time.monotonic()
     print("| rules | schedules | violations | held of the budget | raises per schedule |")

@@ -42,7 +42,7 @@ from zeusd.server.zmtp import Engine, Role, State
 REQUEST = b"x" * 56
 REPLY = b"y" * 45
 SPACING_S = 0.001
-"""Pause between sends that nobody answers, so that no queue fills."""
+"""Pause between sends that get no reply, so that no queue fills."""
 
 BARE, HTTP, SEND = "bare AF_UNIX ping-pong", "httpx over AF_UNIX", "bare AF_UNIX send"
 DEALER, DEALER_SEND = "pyzmq DEALER ping-pong", "pyzmq DEALER send"
@@ -342,12 +342,14 @@ def print_goals(cases: dict[str, Case]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=100, help="turns of all cases (100)")
-    parser.add_argument("--per-round", type=int, default=50, help="calls of a case in a turn (50)")
+    parser.add_argument("--rounds", type=int, default=100, help="rounds of all cases (100)")
+    parser.add_argument(
+        "--per-round", type=int, default=50, help="calls of each case in a round (50)"
+    )
     parser.add_argument(
         "--unpinned",
         action="store_true",
-        help="let the kernel place everything; by default the client has a core of its own",
+        help="let the kernel place all processes; by default the client has its own core",
     )
     options = parser.parse_args()
     assert threading.active_count() == 1, "threads of this process would disturb the figures"

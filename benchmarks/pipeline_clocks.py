@@ -157,7 +157,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--per-round", type=int, default=200)
-    parser.add_argument("--unpinned", action="store_true", help="no core for the loop alone")
+    parser.add_argument(
+        "--unpinned", action="store_true", help="do not reserve a core for the loop"
+    )
     arguments = parser.parse_args()
     cases = run(arguments.rounds, arguments.per_round, not arguments.unpinned)
     floor = cases[0]

@@ -42,8 +42,12 @@ def write_profile(path: Path, scale: float, slower: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--slower", type=float, default=1.06, help="the middle stage (1.06)")
-    parser.add_argument("--scale", type=float, default=8.0, help="of the instructions' times (8)")
+    parser.add_argument(
+        "--slower", type=float, default=1.06, help="slowdown factor of the middle stage (1.06)"
+    )
+    parser.add_argument(
+        "--scale", type=float, default=8.0, help="factor of the instructions' times (8)"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="zeus-drift-") as name:
         folder = Path(name)
@@ -76,9 +80,9 @@ def main() -> None:
     print(
         f"planned: {planned_s:.3f} s; with the slower stage no plan is faster than {best_s:.3f} s"
     )
-    print(f"planned again {shown['replans']} times; seen after {len(meanwhile)} iterations:")
+    print(f"planned again {shown['replans']} times; detected after {len(meanwhile)} iterations:")
     for one in shown["pipelines"]:
-        print(f"  now promised: {one['planned_time_s']:.3f} s")
+        print(f"  new planned time: {one['planned_time_s']:.3f} s")
     print("| | iterations | median, s | energy of an iteration, J |")
     print("|---|--:|--:|--:|")
     parts = (("before", before), ("meanwhile", meanwhile), ("after", after))

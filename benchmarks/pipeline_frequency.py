@@ -239,8 +239,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--instances", default=",".join(INSTANCES))
     parser.add_argument("--gpus", default="a100,a40")
-    parser.add_argument("--points", type=int, help="at most so many plans")
-    parser.add_argument("--lowtime", metavar="PYTHON", help="an interpreter that has lowtime")
+    parser.add_argument("--points", type=int, help="maximum number of plans")
+    parser.add_argument(
+        "--lowtime", metavar="PYTHON", help="interpreter of an environment with lowtime"
+    )
     parser.add_argument("--seconds", type=float, default=120.0, help="for each run of lowtime")
     parser.add_argument("--compare", type=int, default=40, help="plans of each run of lowtime")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)

@@ -84,7 +84,9 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--instances", type=int, default=1000)
-    parser.add_argument("--exact", type=int, default=90, help="small instances, by brute force")
+    parser.add_argument(
+        "--exact", type=int, default=90, help="number of small instances, solved by brute force"
+    )
     parser.add_argument("--seed", type=int, default=random.randrange(10**9))
     arguments = parser.parse_args()
     print(f"seeds from {arguments.seed}")

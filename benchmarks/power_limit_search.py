@@ -263,7 +263,9 @@ def main() -> int:
     parser.add_argument("--disturbance", choices=["every", *DISTURBANCES], default="every")
     parser.add_argument("--part", choices=["all", "tuned", "others"], default="others")
     parser.add_argument("--search", choices=["both", "adaptive"], default="both")
-    parser.add_argument("--worst", type=int, default=0, help="name this many worst workloads")
+    parser.add_argument(
+        "--worst", type=int, default=0, help="print this many of the worst workloads"
+    )
     options = parser.parse_args()
     names = [
         name

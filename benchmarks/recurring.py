@@ -451,14 +451,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, help="20; of the goals 4")
+    parser.add_argument("--seeds", type=int, help="number of seeds (20; for the goals 4)")
     parser.add_argument("--details", action="store_true", help="settings, drift and shapes")
-    parser.add_argument("--quick", action="store_true", help="of these the measured workloads only")
-    parser.add_argument("--transfer", action="store_true", help="from one GPU to the others only")
-    parser.add_argument("--targets", action="store_true", help="other targets only")
-    parser.add_argument("--first-seed", type=int, default=0, help="of --targets")
+    parser.add_argument("--quick", action="store_true", help="only the measured workloads")
+    parser.add_argument(
+        "--transfer", action="store_true", help="only transfer from one GPU to the others"
+    )
+    parser.add_argument("--targets", action="store_true", help="only other targets")
+    parser.add_argument("--first-seed", type=int, default=0, help="first seed of --targets")
     parser.add_argument("--held-out", type=int, action="append", metavar="SEED")
-    parser.add_argument("--reference", metavar="PYTHON", help="an interpreter with zeus 0.16")
+    parser.add_argument(
+        "--reference", metavar="PYTHON", help="interpreter of an environment with zeus 0.16"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     args = parser.parse_args()
     console = Console(width=max(130, Console().width))
@@ -466,7 +470,7 @@ def main() -> None:
         with ProcessPoolExecutor(args.jobs) as pool:
             goals = all_goals(pool, range(args.seeds or 4))
         console.print(table(goals))
-        console.print("Where gp loses:")
+        console.print("Where gp is worse:")
         for loss in goals.losses:
             console.print(f"- {loss}")
         return

@@ -87,8 +87,8 @@ def site(
 
 def measure_restore(runs: int) -> None:
     """Prints how long after a holder's death the last of 8 GPUs was written."""
-    print(f"SIGKILL of the holder to the last of 8 limits restored, {runs} runs, ms")
-    print(f"{'one setter takes':>18} {'p50':>8} {'p99':>8} {'max':>8} {'p99 beyond it':>14}")
+    print(f"SIGKILL of the lease's holder until the last of 8 limits is restored, {runs} runs, ms")
+    print(f"{'one setter takes':>18} {'p50':>8} {'p99':>8} {'max':>8} {'p99 minus it':>14}")
     cases: list[tuple[float, str | None, int]] = [(0.0, None, 0), (12.0, None, 0)]
     if others_may_be_played():
         cases += [(12.0, "480 reads/s", 0), (12.0, "reads without end", 0)]
@@ -203,8 +203,12 @@ def main() -> int:
     parser.add_argument("--runs", type=int, help="restore: 200; systemd: 20")
     add_options(parser)
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--socket", metavar="PATH", help="attack the zeusd that systemd runs here")
-    where.add_argument("--systemd", action="store_true", help="attack one in a booted container")
+    where.add_argument(
+        "--socket", metavar="PATH", help="attack the zeusd of this machine's systemd"
+    )
+    where.add_argument(
+        "--systemd", action="store_true", help="attack a zeusd in a booted container"
+    )
     options = parser.parse_args()
     short = 0
     if "restore" in options.what:

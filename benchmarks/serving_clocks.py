@@ -175,13 +175,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table. Returns 1 where a goal is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(REPORT_SEEDS))
-    parser.add_argument("--only", default="", help="scenarios whose name has this in it")
-    parser.add_argument("--tuning", action="store_true", help="what settings were tuned on")
+    parser.add_argument("--only", default="", help="only scenarios whose name contains this")
+    parser.add_argument(
+        "--tuning", action="store_true", help="the scenarios that settings were tuned on"
+    )
     options = parser.parse_args(arguments)
     seeds = TUNING_SEEDS if options.tuning else options.seeds
     times: list[float] = []
     missed = 0
-    print("energy against the highest clock %, violations % | p99 in ms | T: tuned on its like")
+    print("energy against the highest clock %, violations % | p99 in ms | T: tuned on similar ones")
     print(
         f"{'scenario':38} {'max':>6} | {'static':>19} | {'feedback':>13} | {'policy':>13}"
         f" | {'TTFT p99':>9} {'TPOT p99':>11} | chg/min | top"

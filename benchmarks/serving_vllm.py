@@ -41,8 +41,12 @@ def main() -> None:
     record = commands.add_parser("record")
     record.add_argument("file", type=Path)
     cost = commands.add_parser("cost")
-    cost.add_argument("--minutes", type=float, default=10.0, help="for each model, at most (10)")
-    cost.add_argument("--sequences", type=int, default=16, help="that decode at once (16)")
+    cost.add_argument(
+        "--minutes", type=float, default=10.0, help="limit for each model, minutes (10)"
+    )
+    cost.add_argument(
+        "--sequences", type=int, default=16, help="sequences that decode at once (16)"
+    )
     cost.add_argument("--hidden", type=int, help="hidden size of the model")
     cost.add_argument("--layers", type=int, help="layers of the model")
     commands.add_parser("server")

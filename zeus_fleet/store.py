@@ -371,7 +371,7 @@ class Store:
             if _REFUSED in what:
                 raise StoreUnavailable(
                     f"etcd at {failed} refuses this user; grant it the role that "
-                    "docs/operate/fleet.md names"
+                    "docs/operate/fleet_security.md names"
                 ) from error
             raise StoreUnavailable(f"etcd at {failed} does not answer: {what}") from error
 

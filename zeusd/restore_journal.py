@@ -42,7 +42,7 @@ class PendingRestore:
 
 
 class OwnerlessJournal:
-    """A journal that nobody owns, locked, with its pending restores."""
+    """A journal that no zeusd owns, locked, with its pending restores."""
 
     def __init__(
         self, path: Path, boot: str, entries: dict[str, Entry], say: Callable[[str], None]
@@ -150,7 +150,7 @@ def _is_complete(entry: Entry) -> bool:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[bool]:
-    """Whether nobody owns the journal; locks it."""
+    """Whether no zeusd owns the journal; locks it."""
     # Opened for reading, because the disk may be full or read-only.
     flags = os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     try:

@@ -278,9 +278,11 @@ HEAD = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog=sys.argv[0], description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tuned", action="store_true", help="the worlds used for tuning")
-    parser.add_argument("--world", action="append", help="only this one; may be repeated")
-    parser.add_argument("--no-live", action="store_true", help="leave out live figures")
+    parser.add_argument(
+        "--tuned", action="store_true", help="use the worlds that settings were tuned on"
+    )
+    parser.add_argument("--world", action="append", help="only this world; may be repeated")
+    parser.add_argument("--no-live", action="store_true", help="without live figures")
     options = parser.parse_args()
     print("worlds used for tuning" if options.tuned else "worlds not used for tuning")
     print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD))

@@ -199,7 +199,7 @@ WAYS: dict[str, Callable[[int], tuple[Arm, Arm]]] = {
 def main() -> int:
     """Prints a line for each way. Returns 1 where a goal is missed."""
     parser = argparse.ArgumentParser(prog=sys.argv[0], description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--samples", type=int, default=200, help="turns of each way")
+    parser.add_argument("--samples", type=int, default=200, help="rounds of each variant")
     options = parser.parse_args()
     missed = []
     print("µs per step: middle half, in parentheses the 5th and 95th percentile of turns")

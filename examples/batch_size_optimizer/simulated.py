@@ -14,7 +14,7 @@ MEASURED = (64, 128, 256, 512, 1024, 2048)
 """Batch sizes whose training steps were measured on a real V100 (ShuffleNet V2, CIFAR-100)."""
 
 SHARE = 0.25
-"""Of each measured step, so that nobody waits long."""
+"""Fraction of a measured step that a step here runs, so that the example ends soon."""
 
 
 class GpuWork:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-PAGE = "https://zeusd-project.github.io/zeusd/migrating/#what-is-not-here"
+PAGE = "https://zeusd-project.github.io/zeusd/migrating/#what-is-missing"
 
 
 class OldModule(NamedTuple):
