@@ -5,6 +5,7 @@
     python benchmarks/recurring.py --transfer [--seeds 20]
     python benchmarks/recurring.py --targets [--seeds 20] [--first-seed 0]
     python benchmarks/recurring.py --held-out SEED [--held-out SEED ...] [--seeds 20]
+    python benchmarks/recurring.py --floor SEED [--floor SEED ...] [--seeds 20]
 
 Without an option: each goal with its figure beside zeus 0.16, a grid and successive halving, and
 where the default policy loses (`recurring_goals.py`). zeus 0.16 is `pruning-gts` here, which gives
@@ -29,6 +30,8 @@ the costs of the first n recurrences, retries and power profiling with them, ove
 - `--targets`: the measured workloads with all other targets that their usual size always reached.
 - `--held-out`: invented jobs of thirteen kinds (`recurring_held_out.py`), other ones for each SEED.
   The settings of `gp` were chosen on SEED 1 and 2.
+- `--floor`: what the regret on invented jobs is made of, and what is left of it with a policy that
+  knows how they were invented (`recurring_floor.py`).
 
 Seeds are N consecutive numbers from 0, or from `--first-seed`, of policies and of runs.
 """
@@ -47,6 +50,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
+from recurring_floor import INFORMED, floor_table, play_parts
 from recurring_goals import all_goals, table
 from recurring_held_out import CLIFFS, KINDS, jobs_of
 from recurring_plays import (
@@ -216,6 +220,19 @@ def held_out(jobs_seeds: Sequence[int], seeds: int, pool: ProcessPoolExecutor) -
     ]
     outcomes = track(pool.map(play_held_out, tasks, chunksize=8), "invented", len(tasks))
     return held_out_table(ALL_POLICIES, dict(zip(tasks, outcomes, strict=True)))
+
+
+def floor(jobs_seeds: Sequence[int], seeds: int, pool: ProcessPoolExecutor) -> Table:
+    """Plays all invented jobs of these seeds with `gp`, and with a policy that knows more."""
+    tasks = [
+        (jobs_seed, number, policy, seed)
+        for jobs_seed in jobs_seeds
+        for number in range(len(jobs_of(jobs_seed)))
+        for policy in ("gp", INFORMED)
+        for seed in range(seeds)
+    ]
+    regrets = track(pool.map(play_parts, tasks, chunksize=8), "floor", len(tasks))
+    return floor_table(dict(zip(tasks, regrets, strict=True)))
 
 
 # --- from one GPU to another ----------------------------------------------------------------------
@@ -457,11 +474,12 @@ def main() -> None:
     parser.add_argument("--targets", action="store_true", help="other targets only")
     parser.add_argument("--first-seed", type=int, default=0, help="of --targets")
     parser.add_argument("--held-out", type=int, action="append", metavar="SEED")
+    parser.add_argument("--floor", type=int, action="append", metavar="SEED")
     parser.add_argument("--reference", metavar="PYTHON", help="an interpreter with zeus 0.16")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     args = parser.parse_args()
     console = Console(width=max(130, Console().width))
-    if not (args.details or args.transfer or args.targets or args.held_out):
+    if not (args.details or args.transfer or args.targets or args.held_out or args.floor):
         with ProcessPoolExecutor(args.jobs) as pool:
             goals = all_goals(pool, range(args.seeds or 4))
         console.print(table(goals))
@@ -483,6 +501,10 @@ def main() -> None:
     if args.held_out:
         with ProcessPoolExecutor(args.jobs) as pool:
             console.print(held_out(args.held_out, args.seeds, pool))
+        return
+    if args.floor:
+        with ProcessPoolExecutor(args.jobs) as pool:
+            console.print(floor(args.floor, args.seeds, pool))
         return
     same = beside_reference(args.reference, console) if args.reference else True
     with ProcessPoolExecutor(args.jobs) as pool:
