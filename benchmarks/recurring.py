@@ -62,10 +62,12 @@ from recurring_plays import (
     TRANSFER_TO,
     Case,
     Outcome,
+    chance_of,
     is_worse,
     mean,
     measurements,
     other_targets,
+    play_all,
     play_case,
     play_held_out,
     play_synthetic,
@@ -74,7 +76,6 @@ from recurring_plays import (
     workload_job,
 )
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from zeus.policy import JITPowerLimitOptimizer, make_policy
@@ -122,12 +123,12 @@ def targets(seeds: Sequence[int], pool: ProcessPoolExecutor) -> tuple[Table, str
         for policy in POLICIES
         for seed in seeds
     ]
-    outcomes = track(pool.map(play_case, cases, chunksize=8), "targets", len(cases))
-    found = dict(zip(cases, outcomes, strict=True))
+    found = play_all(pool, play_case, cases, "targets")
     table = Table(title="R_N where gp has more than the published policy")
-    for column in ("workload", "GPU", "target", *POLICIES, "standard error"):
+    columns = ("workload", "GPU", "target", *POLICIES, "standard error", "more with", "sign test p")
+    for column in columns:
         table.add_column(column, justify="left" if column in ("workload", "GPU") else "right")
-    worse = clearly = 0
+    worse = clearly = by_sign = 0
     for gpu, number, target in pairs:
         ours, theirs = (
             [found[Case(gpu, number, policy, n, 0.5, 2.0, "usual", target)] for n in seeds]
@@ -139,6 +140,8 @@ def targets(seeds: Sequence[int], pool: ProcessPoolExecutor) -> tuple[Table, str
         more = [a.r_n - b.r_n for a, b in zip(ours, theirs, strict=True)]
         error = statistics.stdev(more) / math.sqrt(len(more)) if len(more) > 1 else math.inf
         clearly += statistics.fmean(more) > 2 * error
+        chance = chance_of(more)
+        by_sign += chance < 0.05
         row = (
             WORKLOADS[number].dataset,
             gpu,
@@ -146,15 +149,19 @@ def targets(seeds: Sequence[int], pool: ProcessPoolExecutor) -> tuple[Table, str
             mean(ours, "r_n"),
             mean(theirs, "r_n"),
         )
-        table.add_row(*(one if isinstance(one, str) else f"{one:.2f}" for one in (*row, error)))
+        table.add_row(
+            *(one if isinstance(one, str) else f"{one:.2f}" for one in (*row, error)),
+            f"{sum(one > 0 for one in more)} of {len(more)} seeds",
+            f"{chance:.3f}",
+        )
     said = []
     for policy in POLICIES:
         mine = [found[case] for case in cases if case.policy == policy]
         stuck = sum(one.stuck for one in mine)
         said.append(f"{policy} {mean(mine, 'r_n'):.2f}, stuck {stuck}/{len(mine)}")
     return table, (
-        f"worse on {worse} of {len(pairs)}, on {clearly} by over two standard errors; mean R_N "
-        + "; ".join(said)
+        f"worse on {worse} of {len(pairs)}, on {clearly} by over two standard errors, on {by_sign} "
+        "with p < 0.05 in a sign test; mean R_N " + "; ".join(said)
     )
 
 
@@ -218,8 +225,7 @@ def held_out(jobs_seeds: Sequence[int], seeds: int, pool: ProcessPoolExecutor) -
         for policy in ALL_POLICIES
         for seed in range(seeds)
     ]
-    outcomes = track(pool.map(play_held_out, tasks, chunksize=8), "invented", len(tasks))
-    return held_out_table(ALL_POLICIES, dict(zip(tasks, outcomes, strict=True)))
+    return held_out_table(ALL_POLICIES, play_all(pool, play_held_out, tasks, "invented"))
 
 
 def floor(jobs_seeds: Sequence[int], seeds: int, pool: ProcessPoolExecutor) -> Table:
@@ -231,8 +237,7 @@ def floor(jobs_seeds: Sequence[int], seeds: int, pool: ProcessPoolExecutor) -> T
         for policy in ("gp", INFORMED)
         for seed in range(seeds)
     ]
-    regrets = track(pool.map(play_parts, tasks, chunksize=8), "floor", len(tasks))
-    return floor_table(dict(zip(tasks, regrets, strict=True)))
+    return floor_table(play_all(pool, play_parts, tasks, "floor"))
 
 
 # --- from one GPU to another ----------------------------------------------------------------------
@@ -247,8 +252,7 @@ def transfer(seeds: int, pool: ProcessPoolExecutor) -> Table:
         for with_it in (False, True)
         for seed in range(seeds)
     ]
-    values = track(pool.map(play_transfer, tasks, chunksize=4), "transfer", len(tasks))
-    found = dict(zip(tasks, values, strict=True))
+    found = play_all(pool, play_transfer, tasks, "transfer")
     table = Table(title=f"R_30 without, and with what was learnt on {TRANSFER_FROM}, c*")
     for column in ("workload", *TRANSFER_TO):
         table.add_column(column, justify="left" if column == "workload" else "right")
@@ -479,40 +483,32 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     args = parser.parse_args()
     console = Console(width=max(130, Console().width))
-    if not (args.details or args.transfer or args.targets or args.held_out or args.floor):
+    parts = (args.details, args.transfer, args.targets, args.held_out, args.floor)
+    seeds = args.seeds or (20 if any(parts) else 4)
+    if not args.details:
         with ProcessPoolExecutor(args.jobs) as pool:
-            goals = all_goals(pool, range(args.seeds or 4))
-        console.print(table(goals))
-        console.print("Where gp loses:")
-        for loss in goals.losses:
-            console.print(f"- {loss}")
-        return
-    args.seeds = args.seeds or 20
-    if args.transfer:
-        with ProcessPoolExecutor(args.jobs) as pool:
-            console.print(transfer(args.seeds, pool))
-        return
-    if args.targets:
-        with ProcessPoolExecutor(args.jobs) as pool:
-            first = args.first_seed
-            for part in targets(range(first, first + args.seeds), pool):
-                console.print(part)
-        return
-    if args.held_out:
-        with ProcessPoolExecutor(args.jobs) as pool:
-            console.print(held_out(args.held_out, args.seeds, pool))
-        return
-    if args.floor:
-        with ProcessPoolExecutor(args.jobs) as pool:
-            console.print(floor(args.floor, args.seeds, pool))
+            if args.transfer:
+                console.print(transfer(seeds, pool))
+            if args.targets:
+                for part in targets(range(args.first_seed, args.first_seed + seeds), pool):
+                    console.print(part)
+            if args.held_out:
+                console.print(held_out(args.held_out, seeds, pool))
+            if args.floor:
+                console.print(floor(args.floor, seeds, pool))
+            if not any(parts):
+                goals = all_goals(pool, range(seeds))
+                console.print(table(goals))
+                console.print("Where gp loses:")
+                for loss in goals.losses:
+                    console.print(f"- {loss}")
         return
     same = beside_reference(args.reference, console) if args.reference else True
     with ProcessPoolExecutor(args.jobs) as pool:
         rows = {}
         for setting in SETTINGS[: 1 if args.quick else None]:
-            cases = of_setting(setting, args.seeds)
-            outcomes = track(pool.map(play_case, cases, chunksize=4), setting[0], len(cases))
-            rows[setting[0]] = (cases, dict(zip(cases, outcomes, strict=True)))
+            cases = of_setting(setting, seeds)
+            rows[setting[0]] = (cases, play_all(pool, play_case, cases, setting[0]))
         console.print(pairs_table(*rows[SETTINGS[0][0]]))
         console.print(settings_table(rows))
         if not args.quick:
@@ -521,10 +517,9 @@ def main() -> None:
                 for number in range(len(DRIFT) + len(SHAPES))
                 for policy in POLICIES
                 for window in ((0, 10) if number < len(DRIFT) else (0,))
-                for seed in range(max(1, args.seeds // 2))
+                for seed in range(max(1, seeds // 2))
             ]
-            outcomes = track(pool.map(play_synthetic, jobs, chunksize=4), "made up", len(jobs))
-            found = dict(zip(jobs, outcomes, strict=True))
+            found = play_all(pool, play_synthetic, jobs, "made up")
             console.print(
                 synthetic_table(
                     "regret over 80 recurrences under drift, c*",
