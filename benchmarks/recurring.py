@@ -5,6 +5,7 @@
     python benchmarks/recurring.py --transfer [--seeds 20]
     python benchmarks/recurring.py --targets [--seeds 20] [--first-seed 0]
     python benchmarks/recurring.py --held-out SEED [--held-out SEED ...] [--seeds 20]
+    python benchmarks/recurring.py --floor SEED [--floor SEED ...] [--seeds 20]
 
 Without an option: each goal with its figure beside zeus 0.16, a grid and successive halving, and
 where the default policy loses (`recurring_goals.py`). zeus 0.16 is `pruning-gts` here, which
@@ -30,6 +31,8 @@ must produce
 - `--targets`: the measured workloads with all other targets that their usual size always reached.
 - `--held-out`: invented jobs of thirteen kinds (`recurring_held_out.py`), other ones for each SEED.
   The settings of `gp` were chosen on SEED 1 and 2.
+- `--floor`: what the regret on invented jobs is made of, and what is left of it with a policy that
+  knows how they were invented (`recurring_floor.py`).
 
 Seeds are N consecutive numbers from 0, or from `--first-seed`, of policies and of runs.
 """
@@ -48,6 +51,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
+from recurring_floor import INFORMED, floor_table, play_parts
 from recurring_goals import all_goals, table
 from recurring_held_out import CLIFFS, KINDS, jobs_of
 from recurring_plays import (
@@ -59,10 +63,12 @@ from recurring_plays import (
     TRANSFER_TO,
     Case,
     Outcome,
+    chance_of,
     is_worse,
     mean,
     measurements,
     other_targets,
+    play_all,
     play_case,
     play_held_out,
     play_synthetic,
@@ -71,7 +77,6 @@ from recurring_plays import (
     workload_job,
 )
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from zeus.policy import JITPowerLimitOptimizer, make_policy
@@ -119,12 +124,12 @@ def targets(seeds: Sequence[int], pool: ProcessPoolExecutor) -> tuple[Table, str
         for policy in POLICIES
         for seed in seeds
     ]
-    outcomes = track(pool.map(play_case, cases, chunksize=8), "targets", len(cases))
-    found = dict(zip(cases, outcomes, strict=True))
+    found = play_all(pool, play_case, cases, "targets")
     table = Table(title="R_N where gp has more than the published policy")
-    for column in ("workload", "GPU", "target", *POLICIES, "standard error"):
+    columns = ("workload", "GPU", "target", *POLICIES, "standard error", "more with", "sign test p")
+    for column in columns:
         table.add_column(column, justify="left" if column in ("workload", "GPU") else "right")
-    worse = clearly = 0
+    worse = clearly = by_sign = 0
     for gpu, number, target in pairs:
         ours, theirs = (
             [found[Case(gpu, number, policy, n, 0.5, 2.0, "usual", target)] for n in seeds]
@@ -136,6 +141,8 @@ def targets(seeds: Sequence[int], pool: ProcessPoolExecutor) -> tuple[Table, str
         more = [a.r_n - b.r_n for a, b in zip(ours, theirs, strict=True)]
         error = statistics.stdev(more) / math.sqrt(len(more)) if len(more) > 1 else math.inf
         clearly += statistics.fmean(more) > 2 * error
+        chance = chance_of(more)
+        by_sign += chance < 0.05
         row = (
             WORKLOADS[number].dataset,
             gpu,
@@ -143,15 +150,19 @@ def targets(seeds: Sequence[int], pool: ProcessPoolExecutor) -> tuple[Table, str
             mean(ours, "r_n"),
             mean(theirs, "r_n"),
         )
-        table.add_row(*(one if isinstance(one, str) else f"{one:.2f}" for one in (*row, error)))
+        table.add_row(
+            *(one if isinstance(one, str) else f"{one:.2f}" for one in (*row, error)),
+            f"{sum(one > 0 for one in more)} of {len(more)} seeds",
+            f"{chance:.3f}",
+        )
     said = []
     for policy in POLICIES:
         mine = [found[case] for case in cases if case.policy == policy]
         stuck = sum(one.stuck for one in mine)
         said.append(f"{policy} {mean(mine, 'r_n'):.2f}, stuck {stuck}/{len(mine)}")
     return table, (
-        f"worse on {worse} of {len(pairs)}, on {clearly} by over two standard errors; mean R_N "
-        + "; ".join(said)
+        f"worse on {worse} of {len(pairs)}, on {clearly} by over two standard errors, on {by_sign} "
+        "with p < 0.05 in a sign test; mean R_N " + "; ".join(said)
     )
 
 
@@ -215,8 +226,19 @@ def held_out(jobs_seeds: Sequence[int], seeds: int, pool: ProcessPoolExecutor) -
         for policy in ALL_POLICIES
         for seed in range(seeds)
     ]
-    outcomes = track(pool.map(play_held_out, tasks, chunksize=8), "invented", len(tasks))
-    return held_out_table(ALL_POLICIES, dict(zip(tasks, outcomes, strict=True)))
+    return held_out_table(ALL_POLICIES, play_all(pool, play_held_out, tasks, "invented"))
+
+
+def floor(jobs_seeds: Sequence[int], seeds: int, pool: ProcessPoolExecutor) -> Table:
+    """Plays all invented jobs of these seeds with `gp`, and with a policy that knows more."""
+    tasks = [
+        (jobs_seed, number, policy, seed)
+        for jobs_seed in jobs_seeds
+        for number in range(len(jobs_of(jobs_seed)))
+        for policy in ("gp", INFORMED)
+        for seed in range(seeds)
+    ]
+    return floor_table(play_all(pool, play_parts, tasks, "floor"))
 
 
 # --- from one GPU to another ----------------------------------------------------------------------
@@ -231,8 +253,7 @@ def transfer(seeds: int, pool: ProcessPoolExecutor) -> Table:
         for with_it in (False, True)
         for seed in range(seeds)
     ]
-    values = track(pool.map(play_transfer, tasks, chunksize=4), "transfer", len(tasks))
-    found = dict(zip(tasks, values, strict=True))
+    found = play_all(pool, play_transfer, tasks, "transfer")
     table = Table(title=f"R_30 without, and with what was learnt on {TRANSFER_FROM}, c*")
     for column in ("workload", *TRANSFER_TO):
         table.add_column(column, justify="left" if column == "workload" else "right")
@@ -460,42 +481,39 @@ def main() -> None:
     parser.add_argument("--targets", action="store_true", help="only other targets")
     parser.add_argument("--first-seed", type=int, default=0, help="first seed of --targets")
     parser.add_argument("--held-out", type=int, action="append", metavar="SEED")
+    parser.add_argument("--floor", type=int, action="append", metavar="SEED")
     parser.add_argument(
         "--reference", metavar="PYTHON", help="interpreter of an environment with zeus 0.16"
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     args = parser.parse_args()
     console = Console(width=max(130, Console().width))
-    if not (args.details or args.transfer or args.targets or args.held_out):
+    parts = (args.details, args.transfer, args.targets, args.held_out, args.floor)
+    seeds = args.seeds or (20 if any(parts) else 4)
+    if not args.details:
         with ProcessPoolExecutor(args.jobs) as pool:
-            goals = all_goals(pool, range(args.seeds or 4))
-        console.print(table(goals))
-        console.print("Where gp is worse:")
-        for loss in goals.losses:
-            console.print(f"- {loss}")
-        return
-    args.seeds = args.seeds or 20
-    if args.transfer:
-        with ProcessPoolExecutor(args.jobs) as pool:
-            console.print(transfer(args.seeds, pool))
-        return
-    if args.targets:
-        with ProcessPoolExecutor(args.jobs) as pool:
-            first = args.first_seed
-            for part in targets(range(first, first + args.seeds), pool):
-                console.print(part)
-        return
-    if args.held_out:
-        with ProcessPoolExecutor(args.jobs) as pool:
-            console.print(held_out(args.held_out, args.seeds, pool))
+            if args.transfer:
+                console.print(transfer(seeds, pool))
+            if args.targets:
+                for part in targets(range(args.first_seed, args.first_seed + seeds), pool):
+                    console.print(part)
+            if args.held_out:
+                console.print(held_out(args.held_out, seeds, pool))
+            if args.floor:
+                console.print(floor(args.floor, seeds, pool))
+            if not any(parts):
+                goals = all_goals(pool, range(seeds))
+                console.print(table(goals))
+                console.print("Where gp is worse:")
+                for loss in goals.losses:
+                    console.print(f"- {loss}")
         return
     same = beside_reference(args.reference, console) if args.reference else True
     with ProcessPoolExecutor(args.jobs) as pool:
         rows = {}
         for setting in SETTINGS[: 1 if args.quick else None]:
-            cases = of_setting(setting, args.seeds)
-            outcomes = track(pool.map(play_case, cases, chunksize=4), setting[0], len(cases))
-            rows[setting[0]] = (cases, dict(zip(cases, outcomes, strict=True)))
+            cases = of_setting(setting, seeds)
+            rows[setting[0]] = (cases, play_all(pool, play_case, cases, setting[0]))
         console.print(pairs_table(*rows[SETTINGS[0][0]]))
         console.print(settings_table(rows))
         if not args.quick:
@@ -504,10 +522,9 @@ def main() -> None:
                 for number in range(len(DRIFT) + len(SHAPES))
                 for policy in POLICIES
                 for window in ((0, 10) if number < len(DRIFT) else (0,))
-                for seed in range(max(1, args.seeds // 2))
+                for seed in range(max(1, seeds // 2))
             ]
-            outcomes = track(pool.map(play_synthetic, jobs, chunksize=4), "made up", len(jobs))
-            found = dict(zip(jobs, outcomes, strict=True))
+            found = play_all(pool, play_synthetic, jobs, "made up")
             console.print(
                 synthetic_table(
                     "regret over 80 recurrences under drift, c*",

@@ -27,12 +27,12 @@ from recurring_plays import (
     is_worse,
     mean,
     other_targets,
+    play_all,
     play_case,
     play_held_out,
     play_transfer,
 )
 from recurring_server import decisions
-from rich.progress import track
 from rich.table import Table
 
 from zeus.simulate.workloads import GPUS, WORKLOADS
@@ -99,8 +99,7 @@ class Goals:
         self.losses: list[str] = []
 
     def _play(self, play: Callable[[Any], Any], tasks: list[Any], what: str) -> dict[Any, Any]:
-        outcomes = track(self._pool.map(play, tasks, chunksize=4), what, len(tasks))
-        return dict(zip(tasks, outcomes, strict=True))
+        return play_all(self._pool, play, tasks, what)
 
     def measured(self) -> None:
         """Six workloads on four GPUs."""

@@ -24,6 +24,9 @@ from zeus.simulate.workloads import WORKLOADS, power_trace, train_trace
 RECURRENCES = 100
 _NORMAL = np.vectorize(NormalDist().cdf)
 ETA, BETA = 0.5, 2.0
+USUAL_EPOCHS = (10.0, 40.0)
+MAX_EPOCHS_OVER_USUAL = (2.5, 5.0)
+NOISES, NOISE_SHARES = (0.03, 0.08, 0.15, 0.3), (0.3, 0.4, 0.2, 0.1)
 
 
 @dataclass(frozen=True)
@@ -273,7 +276,7 @@ def jobs_of(seed: int, each: int = 8) -> list[HeldOut]:
             reach = np.clip(reach, 0.0, 1.0)
             reach[reach < 0.1] = 0.0
             reach[default] = 1.0
-            usual = rng.uniform(10, 40)
+            usual = rng.uniform(*USUAL_EPOCHS)
             # The GPU determines the cost of an epoch, the kind determines the number of epochs.
             epochs = np.exp(log_cost - log_cost[default]) * epoch_cost[default] / epoch_cost * usual
             made.append(
@@ -286,8 +289,8 @@ def jobs_of(seed: int, each: int = 8) -> list[HeldOut]:
                     np.maximum(epochs, 1.0),
                     epoch_cost,
                     utilization,
-                    float(rng.choice([0.03, 0.08, 0.15, 0.3], p=[0.3, 0.4, 0.2, 0.1])),
-                    math.ceil(usual * rng.uniform(2.5, 5)),
+                    float(rng.choice(NOISES, p=NOISE_SHARES)),
+                    math.ceil(usual * rng.uniform(*MAX_EPOCHS_OVER_USUAL)),
                     float(rng.uniform(0, 0.5)),
                 )
             )

@@ -10,9 +10,10 @@ import os
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from recurring_held_out import (
@@ -24,6 +25,7 @@ from recurring_held_out import (
 from recurring_held_out import (
     RECURRENCES as HELD_OUT_RECURRENCES,
 )
+from rich.progress import track
 
 from zeus.job import Job
 from zeus.policy import JITPowerLimitOptimizer, make_policy
@@ -114,6 +116,14 @@ def outcome(ratio: np.ndarray, stops: int, stuck: bool) -> Outcome:
     return Outcome(r_10, r_30, r_n, float(ratio[-5:].mean()), stops, stuck)
 
 
+def play_all(
+    pool: Executor, play: Callable[[Any], Any], tasks: Sequence[Any], what: str
+) -> dict[Any, Any]:
+    """Plays all tasks, in any process: what came of each."""
+    outcomes = track(pool.map(play, tasks, chunksize=4), what, len(tasks))
+    return dict(zip(tasks, outcomes, strict=True))
+
+
 def policy_of(name: str, seed: int, window_size: int = 0) -> BatchSizeOptimizer:
     """Any of `ALL_POLICIES`."""
     simple = {"grid": Grid, "successive halving": SuccessiveHalving}
@@ -126,6 +136,15 @@ def mean(outcomes: Sequence[Outcome], of: str) -> float:
     """Of one attribute, over the jobs that were not stuck."""
     values = [getattr(o, of) for o in outcomes if not math.isnan(getattr(o, of))]
     return statistics.fmean(values) if values else math.nan
+
+
+def chance_of(more: Sequence[float]) -> float:
+    """Sign test: probability that so many of these differences are positive if half are expected
+    to be."""
+    differ = [one for one in more if one]
+    positive = sum(one > 0 for one in differ)
+    ways = sum(math.comb(len(differ), count) for count in range(positive, len(differ) + 1))
+    return float(ways / 2 ** len(differ))
 
 
 def is_worse(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 from zeus.utils import web
 from zeus_fleet import metrics
@@ -25,8 +25,6 @@ KEPT = 3600
 """Number of records that the page shows."""
 
 log = logging.getLogger("zeus_fleet")
-
-_FRESH = {"Cache-Control": "no-store"}
 
 
 class Reader(Protocol):
@@ -98,26 +96,18 @@ def _add(app: FleetServer) -> None:
         if view is not None:
             nodes = [{**asdict(node), "state": node.state} for node in view.nodes]
             answer["view"] = {**asdict(view), "nodes": nodes}
-        return JSONResponse(answer, headers=_FRESH)
+        return web.fresh(answer)
 
     @app.get("/history")
     async def history(after: float = 0.0) -> JSONResponse:
         rows = [asdict(one) for one in app.history if one.at_s > after]
-        return JSONResponse(rows, headers=_FRESH)
+        return web.fresh(rows)
 
     @app.get("/metrics")
     async def figures() -> PlainTextResponse:
-        return PlainTextResponse(
-            metrics.text(app.view, not app.trouble),
-            media_type="text/plain; version=0.0.4; charset=utf-8",
-        )
+        return web.figures(metrics.text(app.view, not app.trouble))
 
     @app.get("/healthz")
     async def health() -> JSONResponse:
         trouble = app.trouble
         return JSONResponse({"status": trouble or "ok"}, status_code=503 if trouble else 200)
-
-    @app.get("/")
-    async def page() -> HTMLResponse:
-        assert __package__ is not None
-        return web.page(__package__)

@@ -288,7 +288,7 @@ class _Known:
         paid = _paid(
             reached[:, within] - best, missed[:, within] - best, reach[:, within], fit.noise
         )
-        return self._sizes[int(np.flatnonzero(within)[_most_informative(paid)])]
+        return self._sizes[int(np.flatnonzero(within)[most_informative(paid)])]
 
     def best_cost(self) -> float:
         """Expected cost of a run of the best size, if it reaches the target, J; infinite before
@@ -445,7 +445,7 @@ def _paid(reached: Array, missed: Array, reach: Array, noise: float) -> Array:
     return np.asarray(within * if_reached + (1 - within) * if_missed)
 
 
-def _most_informative(paid: Array) -> int:
+def most_informative(paid: Array) -> int:
     """Which of the sizes has the least regret for what its run tells about the best one.
 
     Args:

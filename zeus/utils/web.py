@@ -7,15 +7,16 @@ import hashlib
 import hmac
 import logging
 import re
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from functools import lru_cache
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from pydantic import ValidationError
 
 from zeus import __version__
@@ -26,13 +27,14 @@ MOST_BYTES = 32 * 2**20
 
 _TOO_LARGE = f"a request has at most {MOST_BYTES} bytes"
 
+Settings = TypeVar("Settings")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Application(FastAPI):
-    """A server; nothing is opened before it starts to serve.
+    """A server, with the `page.html` of its package; nothing is opened before it starts to serve.
 
     Args:
         title: Its title.
@@ -41,6 +43,10 @@ class Application(FastAPI):
 
     def __init__(self, title: str, **options: Any) -> None:
         super().__init__(title=title, version=__version__, docs_url=None, redoc_url=None, **options)
+
+        @self.get("/")
+        async def index() -> HTMLResponse:
+            return page(type(self).__module__.rpartition(".")[0])
 
     async def opens(self) -> None:
         """Opens resources.
@@ -78,6 +84,16 @@ class Application(FastAPI):
         await receive()
         await self.closes()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def from_environment(read: Callable[[], Settings], server: str) -> Settings:
+    """Returns a server's settings; exits with one line if they are wrong."""
+    try:
+        return read()
+    except ZeusBaseError as error:
+        sys.stderr.write(f"{server} server: {error.message}\n")
+        # The exit code by which uvicorn's supervisor does not retry.
+        raise SystemExit(3) from None
 
 
 def own_process() -> bool:
@@ -120,6 +136,16 @@ def refusal(status: int, sentence: str) -> JSONResponse:
     return JSONResponse({"detail": sentence}, status_code=status)
 
 
+def fresh(content: Any) -> JSONResponse:
+    """A response that may not be cached."""
+    return JSONResponse(content, headers={"Cache-Control": "no-store"})
+
+
+def figures(text: bytes) -> PlainTextResponse:
+    """Metrics in the text format of Prometheus."""
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
 def needs_json(request: Request) -> None:
     """A dependency: requires JSON with its content type.
 
@@ -151,6 +177,16 @@ def check_token(request: Request, tokens: Collection[str], setting: str) -> None
             f"this server asks for a token ({setting}): send it as Authorization: Bearer TOKEN",
             {"WWW-Authenticate": "Bearer"},
         )
+
+
+def add_log(app: FastAPI, logger: logging.Logger) -> None:
+    """Logs each request and its status."""
+
+    @app.middleware("http")
+    async def log(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = await answer(request)
+        logger.debug("%s %s: %d", request.method, request.url.path, response.status_code)
+        return response
 
 
 def add_validation_errors(app: FastAPI) -> None:

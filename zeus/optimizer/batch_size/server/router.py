@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 import secrets
-import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, HTTPException, Request
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from zeus import __version__
 from zeus.optimizer.batch_size.common import (
@@ -34,10 +33,7 @@ from zeus.optimizer.batch_size.common import (
     TrainingResult,
     TrialId,
 )
-from zeus.optimizer.batch_size.exceptions import (
-    ZeusBSOConfigError,
-    ZeusBSORuntimeError,
-)
+from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.server import metrics, views
 from zeus.optimizer.batch_size.server.settings import PREFIX, ServerSettings
 from zeus.optimizer.batch_size.server.signals import Signals
@@ -50,8 +46,6 @@ logger = logging.getLogger(__name__)
 RELEASE_URL = "/jobs/{job_id}/release"
 
 _LOGGERS = ("zeus.optimizer.batch_size.server", "zeus.optimizer.batch_size.database")
-
-_FRESH = {"Cache-Control": "no-store"}
 
 
 class BSOServer(web.Application):
@@ -103,7 +97,7 @@ def create_app(settings: ServerSettings) -> BSOServer:
     _add_reading(app)
     _add_errors(app)
     if settings.log_level == "DEBUG":
-        _add_log(app)
+        web.add_log(app, logger)
     return app
 
 
@@ -166,19 +160,16 @@ def _add_reading(app: BSOServer) -> None:
     def jobs() -> JSONResponse:
         now_s = time.time()
         found = [views.summary(job, now_s) for job in app.store.overviews()]
-        return JSONResponse(found, headers=_FRESH)
+        return web.fresh(found)
 
     @app.get(f"{JOBS_URL}/{{job_id}}", dependencies=reading)
     def job(job_id: str) -> JSONResponse:
         record, trials = app.store.job(job_id)
-        return JSONResponse(views.detail(record, trials, time.time()), headers=_FRESH)
+        return web.fresh(views.detail(record, trials, time.time()))
 
     @app.get("/metrics", dependencies=reading)
     def figures() -> PlainTextResponse:
-        return PlainTextResponse(
-            metrics.text(app.store.overviews()),
-            media_type="text/plain; version=0.0.4; charset=utf-8",
-        )
+        return web.figures(metrics.text(app.store.overviews()))
 
     @app.get("/healthz")
     def health() -> dict[str, Any]:
@@ -194,11 +185,6 @@ def _add_reading(app: BSOServer) -> None:
             "lease_s": app.settings.lease_s,
         }
 
-    @app.get("/")
-    def page() -> HTMLResponse:
-        assert __package__ is not None
-        return web.page(__package__)
-
 
 def _add_errors(app: BSOServer) -> None:
     @app.exception_handler(ZeusBSORuntimeError)
@@ -208,14 +194,6 @@ def _add_errors(app: BSOServer) -> None:
         return web.refusal(error.status or 503, error.public)
 
     web.add_validation_errors(app)
-
-
-def _add_log(app: BSOServer) -> None:
-    @app.middleware("http")
-    async def log(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = await answer(request)
-        logger.debug("%s %s: %d", request.method, request.url.path, response.status_code)
-        return response
 
 
 @contextmanager
@@ -251,13 +229,4 @@ def _may_read(request: Request) -> None:
         web.check_token(request, tokens, f"{PREFIX}READ_TOKEN")
 
 
-def _settings() -> ServerSettings:
-    try:
-        return ServerSettings.from_env()
-    except ZeusBSOConfigError as error:
-        sys.stderr.write(f"batch size server: {error.message}\n")
-        # The exit code by which uvicorn's supervisor does not retry.
-        raise SystemExit(3) from None
-
-
-app = create_app(_settings())
+app = create_app(web.from_environment(ServerSettings.from_env, "batch size"))

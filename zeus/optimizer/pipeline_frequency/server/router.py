@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import FrameType
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import Field, TypeAdapter
 
 from zeus import __version__
@@ -132,7 +131,7 @@ def create_app(settings: ServerSettings) -> PFOServer:
     _add_reading(app)
     _add_errors(app)
     if settings.log_level == "DEBUG":
-        _add_log(app)
+        web.add_log(app, logger)
     return app
 
 
@@ -167,12 +166,12 @@ def _add_reading(app: PFOServer) -> None:
         now_s = time.time()
         found = [views.summary(job, now_s) for job in app.manager.jobs.values()]
         found.sort(key=lambda one: -one["created_s"])
-        return JSONResponse(found, headers={"Cache-Control": "no-store"})
+        return web.fresh(found)
 
     @app.get("/jobs/{job_id}")
     async def job(job_id: str) -> JSONResponse:
         found = views.detail(app.manager.job(job_id), time.time())
-        return JSONResponse(found, headers={"Cache-Control": "no-store"})
+        return web.fresh(found)
 
     @app.get(common.GET_SERVER_INFO_URL)
     async def info() -> dict[str, Any]:
@@ -191,14 +190,7 @@ def _add_reading(app: PFOServer) -> None:
 
     @app.get("/metrics")
     async def figures() -> PlainTextResponse:
-        return PlainTextResponse(
-            metrics.text(app.manager.jobs), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
-
-    @app.get("/")
-    async def page() -> HTMLResponse:
-        assert __package__ is not None
-        return web.page(__package__)
+        return web.figures(metrics.text(app.manager.jobs))
 
 
 def _add_errors(app: PFOServer) -> None:
@@ -209,26 +201,9 @@ def _add_errors(app: PFOServer) -> None:
     web.add_validation_errors(app)
 
 
-def _add_log(app: PFOServer) -> None:
-    @app.middleware("http")
-    async def log(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = await answer(request)
-        logger.debug("%s %s: %d", request.method, request.url.path, response.status_code)
-        return response
-
-
 def _authorized(request: Request) -> None:
     if request.app.settings.token:
         web.check_token(request, [request.app.settings.token], "ZEUS_PFO_TOKEN")
 
 
-def _settings() -> ServerSettings:
-    try:
-        return ServerSettings.from_env()
-    except PipelineFrequencyError as error:
-        sys.stderr.write(f"pipeline frequency server: {error.message}\n")
-        # An exit code after which uvicorn's supervisor does not retry.
-        raise SystemExit(3) from None
-
-
-app = create_app(_settings())
+app = create_app(web.from_environment(ServerSettings.from_env, "pipeline frequency"))
