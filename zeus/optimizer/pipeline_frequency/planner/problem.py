@@ -179,9 +179,11 @@ class Problem:
         self.times = np.full((len(self.curves), width + 1), np.inf)
         self.costs = np.full((len(self.curves), width + 1), np.inf)
         self.hull_below = np.zeros((len(self.curves), width + 1), dtype=np.intp)
+        self._clocks = np.zeros((len(self.curves), width), dtype=np.intp)
         unit_j = self._exact_unit_j()
         for place, curve in enumerate(self.curves):
             size = len(curve.mhz)
+            self._clocks[place, :size] = curve.mhz
             self.times[place, :size] = curve.time_s
             self.costs[place, :size] = np.rint(curve.cost_j / unit_j) * unit_j
             below = np.searchsorted(curve.hull, np.arange(size), side="right") - 1
@@ -294,10 +296,10 @@ class Problem:
         return clocks
 
     def clocks(self, options: Ints) -> Ints:
-        """MHz of each instruction, of one option for each."""
-        return np.array(
-            [self.curves[kind].mhz[option] for kind, option in zip(self.kind, options, strict=True)]
-        )
+        """MHz of each instruction, of one option for each, of a plan or (instructions, plans)."""
+        return np.asarray(
+            self._clocks[self.kind[:, None], options.reshape(self.count, -1)]
+        ).reshape(options.shape)
 
     def offered_figures(self, kind: int) -> tuple[Floats, Floats]:
         """Times, s, and effective energies, J, of all that the profile has for a curve."""

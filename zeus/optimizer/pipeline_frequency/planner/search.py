@@ -139,7 +139,7 @@ class Search:
 
     # -------------------------------------------------------------------------------- plans
 
-    def everywhere(self, tell: Callable[[int, int], None]) -> None:
+    def everywhere(self, tell: Callable[[int, int], None] = lambda done, steps: None) -> None:
         """Looks for plans of all times.
 
         Args:
