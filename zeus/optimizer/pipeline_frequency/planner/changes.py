@@ -227,7 +227,9 @@ class Steady:
                 prices[-1] *= np.exp2(np.where(self._few(plans), -dearer, dearer))
         chance = np.random.default_rng(0)
         for _ in range(_ROUNDS if added else 0):
-            one = chance.integers(len(pool.number), size=size)
+            # Where neighbours lie far apart in energy, more is tried.
+            at_j = chance.uniform(pool.cost_j[-1], pool.cost_j[0], size)
+            one = np.searchsorted(-pool.cost_j, -at_j)
             other = np.clip(one + chance.integers(-1, 2, size), 0, len(pool.number) - 1)
             part = chance.random(size) / 2
             prices = (1 - part) * tried[:, pool.number[one]] + part * tried[:, pool.number[other]]
