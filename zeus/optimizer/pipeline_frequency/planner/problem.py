@@ -29,6 +29,9 @@ EnergyPer = Literal["gpu", "stage"]
 _NAMED = 1_000_000
 """Numbers of settings with names begin here, above all clocks."""
 
+_NARROW = 24
+"""Plans from which on `take`, several times, is faster than an index: in a contiguous array."""
+
 _CELLS = 4096
 """Of a table that finds the slowest option within a time in a few steps."""
 
@@ -213,7 +216,7 @@ class Problem:
         """
         ends = np.zeros((self.count + 1, durations.shape[1]))
         for level, before in (order or self.forward).levels:
-            ends[level] = ends[before].max(axis=1) + durations[level]
+            ends[level] = last_of(ends, before) + durations[level]
         return ends
 
     def longest(self, durations: Floats) -> Floats:
@@ -327,6 +330,16 @@ class Problem:
         cost_j = np.array([cost_j[0] for _, cost_j in figures])[self.kind].sum()
         time_s = float(self.longest(durations[:, None])[0])
         return time_s, float(self.energy(cost_j, time_s))
+
+
+def last_of(ends: Floats, before: Ints) -> Floats:
+    """When the last of those before each instruction ends (instructions, plans)."""
+    if ends.shape[1] < _NARROW:
+        return np.asarray(ends[before].max(axis=1))
+    found: Floats = ends.take(before[:, 0], axis=0)
+    for others in before.T[1:]:
+        np.maximum(found, ends.take(others, axis=0), out=found)
+    return found
 
 
 def _codes(offered: Sequence[Sequence[Option]]) -> dict[Setting, int]:

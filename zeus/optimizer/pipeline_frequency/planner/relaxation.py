@@ -8,6 +8,7 @@ Source: J. Kelley, "Critical-Path Planning and Scheduling: Mathematical Basis", 
 
 from __future__ import annotations
 
+import bisect
 import importlib
 import sys
 from collections.abc import Sequence
@@ -281,7 +282,7 @@ class Optima:
     """Optima for the deadlines of cells, each the same whichever cells are asked for.
 
     Of several optima a solver finds one that depends on the basis it begins from. So each begins
-    from that in the middle of its group of cells, which begins from none.
+    of the cell's end nearest the middle of its group of cells, which begins from none.
 
     Args:
         relaxation: The program.
@@ -306,12 +307,23 @@ class Optima:
         numbers = range(self._first[cell], self._first[cell + 1] + 1)
         return [self._solve(number, root) for number in numbers]
 
+    def basis_near(self, time_s: float) -> object:
+        """The basis of the optimum nearest to a time, of those that were asked for; None: none."""
+        known = list(self._found.values())
+        apart_s = [abs(one.relaxed.deadline_s - time_s) for one in known]
+        return known[apart_s.index(min(apart_s))].basis if known else None
+
     def _solve(self, number: int, root: int) -> Optimum:
         # Where two groups meet, each has an optimum of its own.
         known = self._found.get((number, root))
         if known is None:
-            begin = None if number == root else self._solve(root, root).basis
-            self._relaxation.restart(begin)
+            begin = None
+            if number > root:
+                begin = self._first[bisect.bisect_left(self._first, number) - 1]
+            elif number < root:
+                begin = self._first[bisect.bisect_right(self._first, number)]
+            basis = None if begin is None else self._solve(begin, root).basis
+            self._relaxation.restart(basis)
             relaxed = self._relaxation.solve(self._deadlines[number])
             known = self._found[number, root] = Optimum(relaxed, self._relaxation.basis())
         return known
