@@ -47,16 +47,19 @@ class Instance:
         """A planner that was asked nothing yet."""
         return Planner(self.profile, self.pipeline, p2p_power_w=self.p2p_power_w, exact=exact)
 
-    def figures(self, clocks: dict[tuple[int, str], int]) -> tuple[float, float]:
-        """Time, s, and energy, J, where every instruction of a stage and name has one clock."""
-        stages = [
+    def stages(self, clocks: dict[tuple[int, str], int]) -> list[list[tuple[str, int]]]:
+        """A plan in which every instruction of a stage and name has one clock."""
+        return [
             [
                 (one.name, clocks[one.stage, one.name])
                 for one in (self.pipeline.instructions[place] for place in order)
             ]
             for order in self.pipeline.stages
         ]
-        runs = timeline(self.profile, self.pipeline, stages)
+
+    def figures(self, clocks: dict[tuple[int, str], int]) -> tuple[float, float]:
+        """Time, s, and energy, J, where every instruction of a stage and name has one clock."""
+        runs = timeline(self.profile, self.pipeline, self.stages(clocks))
         return totals(runs, self.pipeline.num_stages, self.p2p_power_w)
 
     def effective_j(self, time_s: float, energy_j: float) -> float:
@@ -123,8 +126,8 @@ def random_instance(rnd: random.Random, kind: str, *, small: bool = False) -> In
     return Instance(kind, InstructionProfile(options), make(stages, microbatches), p2p_power_w)
 
 
-def uniform_policies(instance: Instance) -> list[tuple[float, float]]:
-    """Times and energies with one clock for all, and with one power limit for all."""
+def uniform_clocks(instance: Instance) -> list[dict[tuple[int, str], int]]:
+    """The clocks of each stage and name: with one clock, and with one power limit, for all."""
     profile = instance.profile
     kinds = {
         (one.stage, one.name): profile.options(one.stage, one.name)
@@ -139,15 +142,20 @@ def uniform_policies(instance: Instance) -> list[tuple[float, float]]:
             )
             for kind, options in kinds.items()
         }
-        found.append(instance.figures(chosen))
+        found.append(chosen)
     limits = {o.energy_j / o.time_s for options in kinds.values() for o in options}
     for limit in sorted(limits):
         chosen = {}
         for kind, options in kinds.items():
             fit = [o.frequency for o in options if o.energy_j / o.time_s <= limit]
             chosen[kind] = max(fit, default=options[-1].frequency)
-        found.append(instance.figures(chosen))
+        found.append(chosen)
     return found
+
+
+def uniform_policies(instance: Instance) -> list[tuple[float, float]]:
+    """Times and energies with one clock for all, and with one power limit for all."""
+    return [instance.figures(clocks) for clocks in uniform_clocks(instance)]
 
 
 def every_plan(instance: Instance) -> list[tuple[float, float]]:

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from tests.zeus.pipeline_frequency.instances import KINDS, random_instance
+from tests import seeds
+from tests.zeus.pipeline_frequency.instances import KINDS, random_instance, uniform_clocks
 from tests.zeus.pipeline_frequency.toys import measured
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Changes, Planner
@@ -174,3 +175,57 @@ def test_no_plan_takes_more_than_the_clocks_of_one_power_limit(
             tried += 1
             assert plan.energy_j <= limited.energy_j * (1 + 1e-9)
     assert tried
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_changes_that_cost_no_plan_takes_more_than_a_simpler_one(kind: str) -> None:
+    """Neither than uniform settings with the time of their changes, nor than the frontier's plan of
+    that time, whether or not the planner was asked for the frontier before.
+    """
+    chance = random.Random(seeds.fresh(kind))
+    tried = 0
+    while not tried:
+        instance = random_instance(chance, kind)
+        shortest_s = min(
+            option.time_s
+            for one in instance.pipeline.instructions
+            for option in instance.profile.options(one.stage, one.name, one.chunk)
+        )
+        time_s = shortest_s * chance.choice([0.0, 0.001, 0.05, 0.5])
+        changes = Changes(time_s, chance.choice([None, 0, 3, 12]) if time_s else 5)
+
+        def make() -> Planner:
+            return Planner(
+                instance.profile,
+                instance.pipeline,
+                p2p_power_w=instance.p2p_power_w,
+                changes=changes,
+                exact=False,
+            )
+
+        asked = make()
+        try:
+            frontier = asked.frontier()
+        except PipelineFrequencyError:
+            assert changes.most is not None
+            continue
+        uniform = [asked.plan_of(instance.stages(one)) for one in uniform_clocks(instance)]
+        if changes.most is not None:
+            uniform = [one for one in uniform if one.clock_changes <= changes.most]
+        for plan in chance.sample(frontier.plans, min(2, len(frontier.plans))):
+            assert changes.most is None or plan.clock_changes <= changes.most
+            assert plan.bound_j <= plan.energy_j
+            simpler = [
+                one for one in (*frontier.plans, *uniform) if one.time_s <= plan.time_s * (1 + 1e-9)
+            ]
+            blocking_j = instance.p2p_power_w * instance.pipeline.num_stages * plan.time_s
+            equal_j = 1e-9 * (abs(plan.energy_j) + blocking_j)
+            for who in (asked, make()):
+                (found,) = who.deadline(plan.time_s).plans
+                assert found.time_s <= plan.time_s * (1 + 1e-9)
+                assert found.energy_j <= min(one.energy_j for one in simpler) + equal_j
+                (found,) = who.straggler(plan.time_s).plans
+                assert found.time_s <= plan.time_s * (1 + 1e-9)
+                least_j = min(one.effective_energy_j for one in simpler)
+                assert found.effective_energy_j <= least_j + equal_j
+                tried += 1

@@ -1,4 +1,13 @@
-"""Plans that change clocks less often, where a change takes time or is to be rare."""
+"""Plans that change clocks less often, where a change takes time or is to be rare.
+
+The linear program prices a second of each instruction. With these prices, and a price for a change,
+dynamic programming finds the cheapest sequence of clocks of each stage. A plan's critical path then
+gets dearer and all else cheaper, again and again: with changes, other instructions are critical
+than the linear program knows. Last, prices of the best plans are mixed and varied at random.
+
+The list of plans that this makes depends on the problem alone. So a question for one time never
+gets a worse answer than the frontier has.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +20,51 @@ from numpy.typing import NDArray
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner.baselines import uniform_settings
+from zeus.optimizer.pipeline_frequency.planner.pool import SAME, Pool
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
+from zeus.optimizer.pipeline_frequency.planner.search import Search
 
-_TRIALS = 64
-"""Runs of equal clocks that are tried slower at once."""
+_MULTIPLES = 2.0 ** np.array([0, 0.5, 1, 2, 4, 10])
+"""Of the linear program's prices: with the highest all that is critical is as fast as can be."""
 
-_HALVINGS = 14
-"""Of the interval in which prices are looked for."""
+_DEADLINES = 24
+"""For which the linear program is solved, at most."""
 
-_RARER = (1, 2, 4, 0)
-"""Fewer changes than may be are tried too, and none: prices are only known about."""
+_LITTLE = 1e-3
+"""Share of the mean price that instructions with slack have to begin with."""
 
-_PRICES = (-12.0, 16.0)
-"""Powers of two: how far from usual prices are looked for."""
+_STEPS = 24
+"""Of prices towards critical paths."""
+
+_ROUNDS = 30
+"""In which prices are varied at random."""
+
+_SPREADS = (0.02, 0.1, 0.3)
+"""Standard deviations of the logarithm of prices that are varied."""
+
+_ENTRIES = 32_768
+"""Instructions times plans that are made together, about; so a long graph takes seconds too."""
+
+_TOGETHER = (32, 256)
+"""Plans that are made together, at least and at most."""
+
+_ALONE = 8
+"""Runs of a plan that are slowed down one by one, at most."""
+
+_ALMOST_FREE = 0.01
+"""Share of an instruction's time: where changes take less, plans without their cost serve, too."""
+
+_MANY = 0.25
+"""Changes for each instruction, at most, from which on those plans may have few enough."""
+
+_PATIENCE = 12
+"""Times that runs of the list's plans get slower; for large pipelines that takes seconds."""
+
+_NEVER = 1e200
+"""What a run takes at a clock that not all of its instructions have, s and J."""
+
+_BEST = 16
+"""Plans of the list that are slowed down to the time that is asked for."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +91,25 @@ class Changes:
 
 
 class Steady:
-    """Makes plans of one problem change clocks less often.
+    """Plans of one problem whose clock changes cost something.
 
     Args:
         problem: The problem.
         changes: What changes cost.
+        search: Finds plans whose changes cost nothing.
+
+    Attributes:
+        almost_free: Whether changes cost so little that such plans serve, too.
     """
 
-    def __init__(self, problem: Problem, changes: Changes) -> None:
+    def __init__(self, problem: Problem, changes: Changes, search: Search) -> None:
         self._problem = problem
         self._changes = changes
+        self._search = search
         self._tables = problem.by_clock()
+        few = changes.most is not None and changes.most < _MANY * problem.count
+        usual_s = float(np.median(problem.fastest))
+        self.almost_free = changes.time_s <= _ALMOST_FREE * usual_s and not few
         self._before = np.full(problem.count, -1, dtype=np.intp)
         stages = self._stages = problem.adjustable
         self._places = np.full(
@@ -69,100 +118,331 @@ class Steady:
         for row, stage in enumerate(stages):
             self._before[stage[1:]] = stage[:-1]
             self._places[row, : len(stage)] = stage
+        self._later = np.flatnonzero(self._before >= 0)
         self._mhz = np.array(sorted({mhz for table in self._tables for mhz in table}))
         none = (np.inf, np.inf)
         figures = [[table.get(mhz, none) for mhz in self._mhz.tolist()] for table in self._tables]
-        self._time, self._cost = np.moveaxis(np.array(figures)[problem.kind], 2, 0)
+        self._time_of_kind, self._cost_of_kind = np.moveaxis(np.array(figures), 2, 0)
+        self._time, self._cost = self._time_of_kind[problem.kind], self._cost_of_kind[problem.kind]
 
-    def cost(self, clocks: Ints) -> float:
-        """Effective energy of an iteration at these clocks, J."""
-        places = np.arange(len(clocks))
-        return float(self._cost[places, np.searchsorted(self._mhz, clocks)].sum())
-
-    def time_of(self, place: int, mhz: int) -> float:
-        """Of one instruction, s."""
-        return self._of(place, mhz)[0]
+    # ----------------------------------------------------------------------------- evaluation
 
     def times(self, clocks: Ints) -> Floats:
         """Of an iteration with the changes' time, s, for plans (instructions, plans) of clocks."""
-        places = np.arange(clocks.shape[0])[:, None]
-        durations = self._time[places, np.searchsorted(self._mhz, clocks)]
-        return self._problem.longest(durations + self._delays(clocks))
+        columns = np.searchsorted(self._mhz, clocks)
+        return self._problem.longest(self._durations(columns))
 
     def runs(self, clocks: Ints) -> tuple[Floats, Floats, Floats]:
         """When each instruction of a plan begins and ends, s, and its effective energy, J."""
-        places, columns = np.arange(len(clocks)), np.searchsorted(self._mhz, clocks)
-        durations = self._time[places, columns]
-        ends = self._problem.finishes((durations + self._delays(clocks[:, None])[:, 0])[:, None])
-        return ends[:-1, 0] - durations, ends[:-1, 0], self._cost[places, columns]
+        columns = np.searchsorted(self._mhz, clocks)[:, None]
+        ends = self._problem.finishes(self._durations(columns))[:-1, 0]
+        took, cost = (self._of(table, columns)[:, 0] for table in (self._time, self._cost))
+        return ends - took, ends, cost
 
-    def _delays(self, clocks: Ints) -> Floats:
-        """What changes of a clock delay each instruction, s, of plans (instructions, plans)."""
-        delays = np.zeros(clocks.shape)
-        if self._changes.time_s:
-            later = self._before >= 0
-            changed = clocks[later] != clocks[self._before[later]]
-            delays[later] = self._changes.time_s * changed
-        return delays
+    def fits(self, clocks: Ints, limit_s: float) -> bool:
+        """Whether a plan takes at most this time, and changes clocks seldom enough."""
+        columns = np.searchsorted(self._mhz, clocks)[:, None]
+        time_s = self._problem.longest(self._durations(columns))
+        return bool(self._few(columns)[0] and time_s[0] <= limit_s * (1 + 1e-9))
 
-    def count(self, clocks: Ints) -> int:
-        """Changes in an iteration."""
-        later = self._before >= 0
-        return int((clocks[later] != clocks[self._before[later]]).sum())
-
-    @cached_property
-    def _uniform(self) -> tuple[Ints, Floats, Floats]:
-        """Plans of `uniform_settings` that change clocks seldom enough: the clocks (instructions,
-        plans), iteration times, s, and effective energies, J.
-        """
-        clocks = uniform_settings(self._problem)
-        if self._changes.most is not None:
-            clocks = clocks[:, [self.count(one) <= self._changes.most for one in clocks.T]]
-        cost_j = np.array([self.cost(one) for one in clocks.T])
-        return clocks, self.times(clocks), cost_j
-
-    def uniform(self, limit_s: float, price_w: float = 0.0) -> Ints | None:
-        """The cheapest plan with one clock, or the clocks of one power limit, for all instructions.
-
-        Args:
-            limit_s: The time that it keeps within.
-            price_w: What a second of the iteration costs beside the effective energy.
-
-        Returns:
-            None where none is that fast, or changes clocks that seldom.
-        """
-        clocks, time_s, cost_j = self._uniform
-        total_j = np.where(self._within(time_s, limit_s), cost_j + price_w * time_s, np.inf)
-        if not np.isfinite(total_j).any():
-            return None
-        return clocks[:, int(total_j.argmin())]
+    # Plans are columns of numbers of clocks from here on.
 
     @staticmethod
-    def _within(time_s: Floats, limit_s: float) -> NDArray[np.bool_]:
-        return np.asarray(time_s <= limit_s * (1 + 1e-11))
+    def _of(table: Floats, plans: Ints) -> Floats:
+        return np.asarray(np.take_along_axis(table, plans, axis=1))
 
-    def settle(self, clocks: Ints, deadline_s: float) -> Ints | None:
-        """A plan that keeps the deadline with the changes' time, and their number.
+    def _durations(self, plans: Ints) -> Floats:
+        """Of each instruction, s, with the change before it."""
+        durations = self._of(self._time, plans)
+        durations[self._later] += self._changes.time_s * self._changed(plans)
+        return durations
+
+    def _changed(self, plans: Ints) -> NDArray[np.bool_]:
+        return np.asarray(plans[self._later] != plans[self._before[self._later]])
+
+    def _few(self, plans: Ints) -> NDArray[np.bool_]:
+        """Which plans change clocks seldom enough."""
+        most = np.inf if self._changes.most is None else self._changes.most
+        return np.asarray(self._changed(plans).sum(axis=0) <= most)
+
+    # ---------------------------------------------------------------------------------- plans
+
+    def clocks(self, places: Ints) -> Ints:
+        """Clocks of plans of the pool (instructions, plans)."""
+        return np.asarray(self._mhz[self.pool.options(places)])
+
+    def within(self, limit_s: float, price_w: float) -> list[Ints]:
+        """The clocks of the best plan for a time; none where none is known that is that fast.
 
         Args:
-            clocks: Of each instruction, MHz.
-            deadline_s: The deadline.
-
-        Returns:
-            None where none was found: with few changes even the highest clocks may be too slow.
+            limit_s: The time.
+            price_w: What a second of the iteration costs beside the effective energy.
         """
-        clocks = self._ties(clocks)
-        if self._fits(clocks, deadline_s):
-            return clocks
-        prices = self._prices(clocks)
-        found = [self._cheapest(prices, deadline_s, rarer) for rarer in _RARER]
-        found += [self._one_clock_each(clocks, deadline_s), self.uniform(deadline_s)]
-        kept = [self._slow_down(one, deadline_s) for one in found if one is not None]
-        return min(kept, key=self.cost, default=None)
+        pool = self.pool
+        fit = np.flatnonzero(pool.time_s <= limit_s * (1 + SAME))
+        if not len(fit):
+            return []
+        total_j = pool.cost_j[fit] + price_w * pool.time_s[fit]
+        plans = pool.options(fit[total_j.argsort(kind="stable")[:_BEST]])
+        plans = np.hstack([plans, self._slow_down(plans, np.full(plans.shape[1], limit_s))])
+        cost_j = self._of(self._cost, plans).sum(axis=0)
+        total_j = cost_j + price_w * self._problem.longest(self._durations(plans))
+        return [np.asarray(self._mhz[plans[:, total_j.argmin()]])]
 
-    def _of(self, place: int, mhz: int) -> tuple[float, float]:
-        table = self._tables[int(self._problem.kind[place])]
-        return table[mhz]
+    def bound(self, time_s: Floats) -> Floats:
+        """Least effective energy of plans that take at most these times, J.
+
+        With prices that add up to the same on all ways through the graph, no plan costs less than
+        the cheapest one at these prices.
+        """
+        values, slopes = self._listed[1:]
+        return np.asarray((values - slopes * time_s[:, None]).max(axis=1))
+
+    @property
+    def pool(self) -> Pool:
+        """Plans for all times, as numbers of clocks."""
+        return self._listed[0]
+
+    @cached_property
+    def _listed(self) -> tuple[Pool, Floats, Floats]:
+        """The pool; values and slopes of lines that no plan's cost lies below."""
+        problem, most = self._problem, self._changes.most
+        pool = Pool(problem)
+        size = int(np.clip(_ENTRIES // problem.count, *_TOGETHER))
+        prices, total_w = self._first_prices(max(2, min(_DEADLINES, size // len(_MULTIPLES))))
+        tried = np.empty((len(prices), _STEPS * len(total_w) + _ROUNDS * size))
+        added = 0
+        lines = []
+        for step in range(_STEPS):
+            plans, value_j = self._cheapest(prices)
+            lines.append(value_j - (most or 0) * prices[-1])
+            few = self._add(pool, plans)
+            tried[:, added : added + len(few)] = prices[:, few]
+            added += len(few)
+            share = 0.7 / (step + 3)
+            prices[:-1] *= 1 - share
+            prices[:-1] += share * total_w * self._critical(self._durations(plans))
+            if most is not None:
+                dearer = max(0.5, 8 / 2**step)
+                prices[-1] *= np.exp2(np.where(self._few(plans), -dearer, dearer))
+        chance = np.random.default_rng(0)
+        for _ in range(_ROUNDS if added else 0):
+            # Where neighbours lie far apart in energy, more is tried.
+            at_j = chance.uniform(pool.cost_j[-1], pool.cost_j[0], size)
+            one = np.searchsorted(-pool.cost_j, -at_j)
+            other = np.clip(one + chance.integers(-1, 2, size), 0, len(pool.number) - 1)
+            part = chance.random(size) / 2
+            prices = (1 - part) * tried[:, pool.number[one]] + part * tried[:, pool.number[other]]
+            varied = chance.standard_normal(prices.shape) + chance.standard_normal(size)
+            prices *= np.exp(chance.choice(_SPREADS, size) * varied)
+            few = self._add(pool, self._cheapest(prices)[0])
+            tried[:, added : added + len(few)] = prices[:, few]
+            added += len(few)
+        self._add(pool, np.searchsorted(self._mhz, uniform_settings(problem)))
+        if self.almost_free:
+            self._search.everywhere()
+            found = self._search.pool.options(np.arange(len(self._search.pool.time_s)))
+            self._add(pool, np.searchsorted(self._mhz, problem.clocks(found)))
+        plans, times_s = pool.options(np.arange(len(pool.time_s))), pool.time_s
+        for first in range(0, len(times_s), 4 * size):
+            some = slice(first, first + 4 * size)
+            self._add(pool, self._slow_down(plans[:, some], times_s[some], _PATIENCE))
+        values, slopes = np.concatenate(lines), np.tile(total_w, _STEPS)
+        some_s = np.linspace(pool.time_s[0], pool.time_s[-1], 500)
+        highest = np.unique((values - slopes * some_s[:, None]).argmax(axis=1))
+        return pool, values[highest], slopes[highest]
+
+    def _add(self, pool: Pool, plans: Ints) -> Ints:
+        """Adds those plans to a pool that change clocks seldom enough; returns which these are."""
+        few = np.flatnonzero(self._few(plans))
+        plans = plans[:, few]
+        time_s = self._problem.longest(self._durations(plans))
+        pool.add_known(plans, time_s, self._of(self._cost, plans).sum(axis=0))
+        return few
+
+    def _first_prices(self, deadlines: int) -> tuple[Floats, Floats]:
+        """What a second of each instruction is worth, W, and last a change, J; and the prices' sum
+        on any way through the graph, W: of (instructions and change, plans), and of plans.
+        """
+        problem = self._problem
+        self._search.relaxation.restart(None)
+        share = np.linspace(1.0, 0.0, deadlines) ** 1.5
+        times_s = problem.min_time_s + share * (problem.max_time_s - problem.min_time_s)
+        solved = [self._search.relaxation.solve(float(one)) for one in times_s]
+        prices = np.stack([one.prices_w for one in solved], axis=1)
+        little = _LITTLE * prices.mean(axis=0)
+        # It is the same for all, and so for any way along a stage.
+        total = np.array([one.price_w for one in solved]) + len(problem.pipeline.stages) * little
+        usual = float(np.median([np.ptp(curve.cost_j) for curve in problem.curves])) or 1.0
+        change = np.full((1, deadlines), 0.0 if self._changes.most is None else usual)
+        prices = np.concatenate([prices + little, change])
+        raised = np.repeat(prices, len(_MULTIPLES), axis=1)
+        multiples = np.tile(_MULTIPLES, deadlines)
+        raised[:-1] *= multiples
+        return raised, total.repeat(len(_MULTIPLES)) * multiples
+
+    def _critical(self, durations: Floats) -> NDArray[np.bool_]:
+        """Which instructions are on one longest way through the graph (instructions, plans)."""
+        count = self._problem.count
+        ends = self._problem.finishes(durations)
+        found = np.zeros(ends.shape, dtype=bool)
+        plans = np.arange(ends.shape[1])
+        at = ends[:-1].argmax(axis=0)
+        while (at < count).any():
+            found[at, plans] = True
+            before = self._preceding[at]
+            at = before[plans, ends[before, plans[:, None]].argmax(axis=1)]
+        return found[:-1]
+
+    @cached_property
+    def _preceding(self) -> Ints:
+        """What each instruction waits for, filled up with their number, which stands for none."""
+        levels = self._problem.forward.levels
+        width = max(before.shape[1] for _, before in levels)
+        found = np.full((self._problem.count + 1, width), self._problem.count, dtype=np.intp)
+        for level, before in levels:
+            found[level, : before.shape[1]] = before
+        return found
+
+    @cached_property
+    def _useful(self) -> Ints:
+        """For each stage its clocks that no other clock beats on all its instructions, filled up
+        with the first.
+        """
+        found = []
+        for stage in self._stages:
+            kinds = np.unique(self._problem.kind[stage], return_index=True)[1]
+            some = np.array(stage, dtype=np.intp)[kinds]
+            not_worse = np.ones((len(self._mhz),) * 2, dtype=bool)
+            for table in (self._time[some], self._cost[some]):
+                not_worse &= (table[:, :, None] <= table[:, None, :]).all(axis=0)
+            beaten = not_worse & (~not_worse.T | np.triu(not_worse, 1))
+            found.append(np.flatnonzero(~beaten.any(axis=0)))
+        width = max(map(len, found))
+        return np.array([[*one, *one[:1].repeat(width - len(one))] for one in found])
+
+    def _cheapest(self, prices: Floats) -> tuple[Ints, Floats]:
+        """The plans that cost least with prices, each for itself, and what they cost, J: the
+        cheapest sequence of clocks of each stage, all stages and plans at once.
+
+        Args:
+            prices: Of a second of each instruction, W, and last of a change, J.
+        """
+        problem, useful = self._problem, self._useful
+        stages, length = self._places.shape
+        width = prices.shape[1]
+        # Where a stage has fewer instructions than another: nothing costs, nothing changes.
+        cost, time = (
+            np.vstack([one, np.zeros(len(self._mhz))]) for one in (self._cost, self._time)
+        )
+        time[np.isinf(time)] = 0.0  # where there is no such clock the cost is infinite
+        change = prices * self._changes.time_s + prices[-1]
+        change[-1] = np.inf
+        total: Floats = np.zeros((stages, width, useful.shape[1]))
+        changed = np.zeros((length, *total.shape), dtype=bool)
+        cheapest = np.zeros((length, stages, width), dtype=np.intp)
+        for step, place in enumerate(self._places.T):
+            if step:
+                cheapest[step] = total.argmin(axis=2)
+                least = np.take_along_axis(total, cheapest[step][:, :, None], axis=2)
+                other = least + change[place][:, :, None]
+                np.less(other, total, out=changed[step])
+                np.minimum(other, total, out=total)
+            own = (place[:, None], useful)
+            total += prices[place][:, :, None] * time[own][:, None, :]
+            total += cost[own][:, None, :]
+        # Instructions without a choice are in no sequence; of them the first clock is taken.
+        plans = np.repeat(np.isfinite(self._time).argmax(axis=1)[:, None], width, axis=1)
+        plans = np.concatenate([plans, np.zeros((1, width), dtype=np.intp)])
+        alone = np.setdiff1d(np.arange(problem.count), self._places)
+        value = self._of(self._cost, plans[:-1])[alone].sum(axis=0) + total.min(axis=2).sum(axis=0)
+        value += (prices[alone] * self._of(self._time, plans[:-1])[alone]).sum(axis=0)
+        at = total.argmin(axis=2)
+        rows = np.arange(stages)[:, None]
+        for step in range(length - 1, -1, -1):
+            plans[self._places[:, step]] = useful[rows, at]
+            moved = np.take_along_axis(changed[step], at[:, :, None], axis=2)[:, :, 0]
+            at = np.where(moved, cheapest[step], at)
+        return plans[:-1], value
+
+    def _slow_down(self, plans: Ints, limits_s: Floats, turns: int = 1000) -> Ints:
+        """Whole runs of equal clocks get slower while that saves energy and the time allows it.
+
+        Args:
+            plans: Plans.
+            limits_s: Of each plan.
+            turns: So many times at most.
+        """
+        problem, flat = self._problem, self._flat
+        kinds = len(problem.kinds)
+        time_s, cost_j = (
+            np.where(np.isinf(table), _NEVER, table)
+            for table in (self._time_of_kind, self._cost_of_kind)
+        )
+        powers = 2 ** np.arange(len(flat).bit_length())
+        plans = plans.copy()
+        limits_s = limits_s * (1 + SAME)
+        active = np.arange(plans.shape[1] if len(flat) else 0)
+        while len(active) and (turns := turns - 1) >= 0:
+            durations = self._durations(plans[:, active])
+            ways_s = problem.finishes(durations)[:-1] - durations
+            ways_s += problem.finishes(durations, problem.reverse)[:-1]
+            slack_s = (limits_s[active] - ways_s)[flat].T.ravel()
+            # Plan after plan: its runs, and their instructions by kind.
+            own = plans[flat][:, active].T
+            first = (self._before[flat] < 0) | (np.diff(own, axis=1, prepend=-1) != 0)
+            begins = np.flatnonzero(first)
+            run = np.cumsum(first).reshape(first.shape) - 1
+            cell = (run * kinds + problem.kind[flat]).ravel()
+            number = np.bincount(cell, minlength=len(begins) * kinds).reshape(-1, kinds)
+            runs, now, owner = np.arange(len(begins)), own.ravel()[begins], begins // len(flat)
+            longer_s, saved_j = number @ time_s, number @ cost_j
+            longer_s -= longer_s[runs, now][:, None]
+            saved_j = saved_j[runs, now][:, None] - saved_j
+            room_s = np.minimum.reduceat(slack_s, begins)[:, None]
+            # Runs that have the slack for it, each by what saves most for its time: the best one,
+            # the two best, four, and so on.
+            fit_j = np.where(longer_s <= room_s, saved_j, 0.0)
+            best = (fit_j / np.maximum(longer_s, 1e-9 * problem.min_time_s)).argmax(axis=1)
+            rank, possible = _ranks(fit_j[runs, best], owner)
+            some, which = np.nonzero(possible[:, None] > powers // 2)
+            tried = [np.where(rank[run[some]] < powers[which][:, None], best[run[some]], own[some])]
+            # A run whose instructions wait in between may have more: by the least that saves any.
+            fit_j = np.where(longer_s <= room_s * number.sum(axis=1)[:, None], saved_j, 0.0)
+            best = np.where(fit_j > 0, longer_s, np.inf).argmin(axis=1)
+            rank, possible = _ranks(fit_j[runs, best], owner)
+            alone, which = np.nonzero(possible[:, None] > np.arange(_ALONE))
+            tried += [np.where(rank[run[alone]] == which[:, None], best[run[alone]], own[alone])]
+            plan = active[np.concatenate([some, alone])]
+            columns = plans[:, plan]
+            columns[flat] = np.concatenate(tried).T
+            fit = np.flatnonzero(problem.longest(self._durations(columns)) <= limits_s[plan])
+            # The cheapest last: it remains.
+            fit = fit[
+                self._of(self._cost, columns[:, fit]).sum(axis=0).argsort(kind="stable")[::-1]
+            ]
+            plans[:, plan[fit]] = columns[:, fit]
+            active = np.unique(plan[fit])
+        return plans
+
+    @cached_property
+    def _flat(self) -> Ints:
+        """Instructions with a choice, stage by stage."""
+        return np.array([place for stage in self._stages for place in stage], dtype=np.intp)
+
+    # ----------------------------------------------------------------------------------- ties
+
+    def ties(self, clocks: Ints) -> Ints:
+        """Runs take a neighbour's clock where that costs nothing."""
+        clocks = clocks.copy()
+        for stage in self._stages:
+            for runs in (_runs(stage, clocks), _runs(stage, clocks)[::-1]):
+                for one, neighbour in itertools.pairwise(runs):
+                    mhz = int(clocks[neighbour[0]])
+                    cost = self._joined(one, mhz, clocks)
+                    if cost is not None and cost <= 0:
+                        clocks[one] = mhz
+        return clocks
 
     def _joined(self, places: list[int], mhz: int, clocks: Ints) -> float | None:
         """What it costs to run instructions at another clock, none of them slower; None: one is."""
@@ -177,151 +457,19 @@ class Steady:
             cost += table[mhz][1] - now[1]
         return cost
 
-    def _ties(self, clocks: Ints) -> Ints:
-        """Runs take a neighbour's clock where that costs nothing."""
-        clocks = clocks.copy()
-        for stage in self._stages:
-            for runs in (_runs(stage, clocks), _runs(stage, clocks)[::-1]):
-                for one, neighbour in itertools.pairwise(runs):
-                    mhz = int(clocks[neighbour[0]])
-                    cost = self._joined(one, mhz, clocks)
-                    if cost is not None and cost <= 0:
-                        clocks[one] = mhz
-        return clocks
 
-    def _fits(self, clocks: Ints, deadline_s: float) -> bool:
-        most = self._changes.most
-        if most is not None and self.count(clocks) > most:
-            return False
-        return bool(self._within(self.times(clocks[:, None]), deadline_s)[0])
+def _ranks(saved_j: Floats, owner: Ints) -> tuple[Ints, Ints]:
+    """Of each plan's runs: which saves most, 0, and so on; and how many save anything.
 
-    def _one_clock_each(self, clocks: Ints, deadline_s: float) -> Ints | None:
-        """Every stage at the clock that makes it fastest."""
-        clocks = clocks.copy()
-        for stage in filter(None, self._stages):
-            tables = [self._tables[self._problem.kind[place]] for place in stage]
-            common = set.intersection(*(set(table) for table in tables))
-            if not common:
-                return None
-            best = min(common, key=lambda mhz: sum(table[mhz][0] for table in tables))
-            clocks[stage] = best
-        return clocks if self._fits(clocks, deadline_s) else None
-
-    def _prices(self, clocks: Ints) -> Floats:
-        """What a second of each instruction is worth, W: its curve's slope where the plan has it.
-
-        A good plan has it there because time is worth as much on that way through the graph.
-        """
-        prices = []
-        for place, mhz in enumerate(clocks.tolist()):
-            curve = self._problem.curves[int(self._problem.kind[place])]
-            times, costs = curve.time_s[curve.hull], curve.cost_j[curve.hull]
-            right = int(np.searchsorted(times, self.time_of(place, mhz), side="right"))
-            slopes = -np.diff(costs) / np.diff(times) if len(times) > 1 else np.zeros(1)
-            prices.append(float(slopes[min(max(right - 1, 0), len(slopes) - 1)]))
-        return np.array(prices)
-
-    def _cheapest(self, prices: Floats, deadline_s: float, rarer: int) -> Ints | None:
-        """The plan that costs least with time and changes at their prices.
-
-        All times' prices are raised together until the deadline is kept; the price of a change
-        until there are few enough.
-        """
-        best = None
-        low, high = _PRICES
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            chosen = self._few_changes(prices * 2.0**middle, rarer)
-            if chosen is not None and self._fits(chosen, deadline_s):
-                best, high = chosen, middle
-            else:
-                low = middle
-        return best
-
-    def _few_changes(self, prices: Floats, rarer: int) -> Ints | None:
-        # Where there is no such setting the cost is infinite, and so must be the sum.
-        times = np.where(np.isinf(self._time), 0.0, self._time)
-        values = self._cost + prices[:, None] * times
-        taking = prices * self._changes.time_s * rarer
-        most = self._changes.most if rarer else 0
-        if most is None:
-            return self._walk(values, taking)
-        best = None
-        usual = float(np.median([np.ptp(curve.cost_j) for curve in self._problem.curves])) or 1.0
-        low, high = _PRICES
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            chosen = self._walk(values, taking + usual * 2.0**middle)
-            if self.count(chosen) <= most // max(rarer, 1):
-                best, high = chosen, middle
-            else:
-                low = middle
-        return best
-
-    def _walk(self, values: Floats, change: Floats) -> Ints:
-        """The cheapest sequence of clocks of each stage, all stages at once.
-
-        Args:
-            values: (instructions, clocks): what each clock costs; inf where there is none.
-            change: (instructions,): what a change before it costs.
-        """
-        places = self._places
-        stages, length = places.shape
-        rows = np.arange(stages)
-        # Where a stage has fewer instructions than another: nothing costs, nothing changes.
-        values = np.vstack([values, np.zeros((1, values.shape[1]))])
-        change = np.append(change, np.inf)
-        total = values[places[:, 0]]
-        came = np.zeros((length, *total.shape), dtype=np.intp)
-        stay = np.arange(total.shape[1])
-        for step in range(1, length):
-            place = places[:, step]
-            cheapest = total.argmin(axis=1)
-            other = (total[rows, cheapest] + change[place])[:, None]
-            changed = other < total
-            came[step] = np.where(changed, cheapest[:, None], stay)
-            total = np.where(changed, other, total) + values[place]
-        chosen = np.zeros(self._problem.count + 1, dtype=np.intp)
-        at = total.argmin(axis=1)
-        for step in range(length - 1, -1, -1):
-            chosen[places[:, step]] = at
-            at = came[step][rows, at]
-        return np.asarray(self._mhz[chosen[:-1]])
-
-    def _slow_down(self, clocks: Ints, deadline_s: float) -> Ints:
-        """Whole runs get slower while that saves energy and the deadline allows it."""
-        while True:
-            trials = []
-            for stage in self._stages:
-                for run in _runs(stage, clocks):
-                    step = self._slower(run, clocks)
-                    if step is not None:
-                        trials.append((step[0], run, step[1]))
-            trials.sort(key=lambda trial: trial[0])
-            taken = False
-            for first in range(0, len(trials), _TRIALS):
-                part = trials[first : first + _TRIALS]
-                columns = np.repeat(clocks[:, None], len(part), axis=1)
-                for number, (_, run, mhz) in enumerate(part):
-                    columns[run, number] = mhz
-                fit = np.flatnonzero(self._within(self.times(columns), deadline_s))
-                if len(fit):
-                    clocks = columns[:, fit[0]].copy()
-                    taken = True
-                    break
-            if not taken:
-                return clocks
-
-    def _slower(self, run: list[int], clocks: Ints) -> tuple[float, int] | None:
-        """The next clock down that saves energy on a run, and what it saves, below 0."""
-        now = int(clocks[run[0]])
-        tables = [self._tables[self._problem.kind[place]] for place in run]
-        common = set.intersection(*(set(table) for table in tables))
-        for mhz in sorted((mhz for mhz in common if mhz < now), reverse=True):
-            saved = sum(table[mhz][1] - table[now][1] for table in tables)
-            if saved < 0:
-                return saved, mhz
-        return None
+    Args:
+        saved_j: What runs save, J.
+        owner: The plan of each, rising.
+    """
+    runs = np.arange(len(owner))
+    rank = np.empty(len(owner), dtype=np.intp)
+    rank[np.lexsort((-saved_j, owner))] = runs - np.searchsorted(owner, owner)
+    rank[saved_j <= 0] = len(owner)
+    return rank, np.bincount(owner[saved_j > 0], minlength=int(owner[-1]) + 1)
 
 
 def _runs(stage: list[int], clocks: Ints) -> list[list[int]]:

@@ -76,7 +76,8 @@ class Planner:
         )
         self._search = Search(self._problem)
         self.changes = changes or Changes()
-        self._steady = Steady(self._problem, self.changes)
+        self._changing = self.changes != Changes()
+        self._steady = Steady(self._problem, self.changes, self._search)
         self._meter = Meter(self._problem, self._steady)
         choices = int(self._problem.num_options[self._problem.kind].sum())
         self._small = exact is None and choices <= SMALL
@@ -149,21 +150,29 @@ class Planner:
         problem, search = self._problem, self._search
         most = MOST if points is None else points
         total = search.steps + most
-        search.everywhere(lambda done, steps: tell(done, total))
-        pool = search.pool
-        chosen = np.array([pool.best(problem.min_time_s)])
+        if not self._changing:
+            search.everywhere(lambda done, steps: tell(done, total))
+        pool = self._steady.pool if self._changing else search.pool
+        if not len(pool.time_s):
+            return self._of([])
+        chosen = np.array([pool.best(float(pool.time_s[0]))])
         if points != 1:
-            ends_s = (problem.min_time_s, problem.max_time_s)
-            edges_s = wanted_times(problem, search.bound, ends_s, points, STEP)
-            chosen = np.union1d(chosen, pool.nearest(edges_s, search.bound(pool.time_s)))
+            ends_s = (float(pool.time_s[0]), float(pool.time_s[-1]))
+            edges_s = wanted_times(problem, self._bound, ends_s, points, STEP)
+            chosen = np.union1d(chosen, pool.nearest(edges_s, self._bound(pool.time_s)))
         if points is None:
-            chosen = pool.between(chosen, STEP * abs(self._least_energy_j()))
-        options, times = pool.options(chosen), pool.time_s[chosen]
+            least_j = float(problem.energy(pool.cost_j, pool.time_s).min())
+            chosen = pool.between(chosen, STEP * abs(least_j))
+        if self._changing:
+            clocks = self._steady.clocks(chosen)
+        else:
+            clocks = problem.clocks(pool.options(chosen))
         plans = []
-        for number in range(len(chosen)):
-            plans.append(self._finish(options[:, number], float(times[number])))
+        for number, one in enumerate(clocks.T):
+            plans.append(self._plan(one if self._changing else self._steady.ties(one)))
             tell(search.steps + most * (number + 1) // len(chosen), total)
-        return self._of([plan for plan in plans if plan is not None])
+        self._known += plans
+        return self._of(plans)
 
     def deadline(self, time_s: float) -> Frontier:
         """The plan that takes the least energy of those that take at most so long.
@@ -182,8 +191,7 @@ class Planner:
                 f"{problem.min_time_s:.6g} s: ask for at least that"
             )
         time_s = min(max(time_s, problem.min_time_s), self._slowest_s)
-        target_s = self._search.solve(time_s, problem.blocking_w).deadline_s
-        return self._one(time_s, target_s, problem.blocking_w)
+        return self._one(time_s, problem.blocking_w)
 
     def max_slowdown(self, factor: float) -> Frontier:
         """`deadline`, as a multiple of the fastest time."""
@@ -199,7 +207,7 @@ class Planner:
         """
         self._check_time(time_s)
         time_s = min(max(time_s, self.fastest_time_s), self._slowest_s)
-        return self._one(time_s, min(time_s, self._problem.max_time_s), 0.0)
+        return self._one(time_s, 0.0)
 
     def bounded(self, bounds: Sequence[PowerBound], time_s: float | None = None) -> Frontier:
         """A plan whose power stays within bounds: one that is found, not proven to be the best.
@@ -245,35 +253,23 @@ class Planner:
         """What a plan as it is written takes."""
         clocks = self.clocks_of(stages)
         time_s = float(self._steady.times(clocks[:, None])[0])
-        self._search.solve(min(max(time_s, self.fastest_time_s), self._problem.max_time_s))
-        return self._plan(clocks, -np.inf)
+        if not self._changing:
+            self._search.solve(min(max(time_s, self.fastest_time_s), self._problem.max_time_s))
+        return self._plan(clocks)
 
     # ------------------------------------------------------------------------------ internals
 
-    def _least_energy_j(self) -> float:
-        pool = self._search.pool
-        return float(self._problem.energy(pool.cost_j, pool.time_s).min())
+    def _bound(self, time_s: Floats) -> Floats:
+        """Least effective energy of plans that take at most these times, J."""
+        return (self._steady if self._changing else self._search).bound(time_s)
 
     @staticmethod
     def _check_time(time_s: float) -> None:
         if math.isnan(time_s):
             raise PipelineFrequencyError("a time to keep within must be a number of seconds")
 
-    def _one(self, limit_s: float, target_s: float, price_w: float) -> Frontier:
-        search = self._search
-        if self._exact:
-            search.near(target_s)
-        else:
-            search.within(limit_s, target_s, price_w)
-        options = search.pool.options(np.array([search.pool.best(limit_s, price_w)]))[:, 0]
-        self._finish(options, limit_s, price_w, twice=True)
-        if self.changes != Changes():
-            # That plan takes all the time there is; a faster or simpler one may take less in all.
-            if target_s < limit_s:
-                self._finish(options, target_s, price_w)
-            clocks = self._steady.uniform(limit_s, price_w)
-            if clocks is not None:
-                self._known.append(self._plan(clocks, -np.inf))
+    def _one(self, limit_s: float, price_w: float) -> Frontier:
+        self._finish(limit_s, price_w, twice=True)
         fit = [plan for plan in self._known if plan.time_s <= limit_s * (1 + 1e-9)]
         if not fit:
             raise PipelineFrequencyError(
@@ -282,43 +278,59 @@ class Planner:
             )
         return self._of([min(fit, key=lambda one: one.effective_energy_j + price_w * one.time_s)])
 
-    def _finish(
-        self, options: Ints, until_s: float, price_w: float = 0.0, *, twice: bool = False
-    ) -> Plan | None:
-        """Improves a plan as asked for, and adds it to those that are known.
+    def _finish(self, limit_s: float, price_w: float = 0.0, *, twice: bool = False) -> Plan | None:
+        """The best plan for a time, which is known from then on.
+
+        Args:
+            limit_s: The time.
+            price_w: What a second of the iteration costs beside the effective energy.
+            twice: Whether a program looks a second time; and whether plans are looked for before.
 
         Returns:
-            None where no plan has so few changes of clocks.
+            None where no plan with so few changes of clocks was found.
         """
-        problem = self._problem
+        problem, search = self._problem, self._search
+        # First, so that these plans do not depend on what was asked for before.
+        found = self._steady.within(limit_s, price_w) if self._changing else []
         proven_j = -np.inf
-        if self._exact:
-            program = Program(
-                problem,
-                change_time_s=self.changes.time_s,
-                max_changes=self.changes.most,
-                count_changes=self._small,
-            )
-            found = program.solve(
-                until_s,
-                time_price_w=price_w,
-                start=options,
-                time_limit_s=_SMALL_LIMIT_S if self._small else _EXACT_LIMIT_S,
-                node_limit=_SMALL_NODES if self._small else NODES,
-                fewest_changes=self._small,
-                twice=twice,
-            )
-            if found is not None:
-                options = found.options
-                self._search.pool.add(options[:, None])
-                if not price_w and self.changes == Changes():
-                    proven_j = found.bound_j
-        clocks = self._steady.settle(problem.clocks(options), until_s)
-        if clocks is None:
-            return None
-        plan = self._plan(clocks, proven_j)
-        self._known.append(plan)
-        return plan
+        if self._exact or not self._changing or self._steady.almost_free:
+            target_s = min(limit_s, problem.max_time_s)
+            if price_w:
+                target_s = search.solve(target_s, price_w).deadline_s
+            if not self._exact:
+                search.within(limit_s, target_s, price_w)
+            elif twice:
+                search.near(target_s)
+            options = search.pool.options(np.array([search.pool.best(limit_s, price_w)]))[:, 0]
+            if self._exact:
+                program = Program(
+                    problem,
+                    change_time_s=self.changes.time_s,
+                    max_changes=self.changes.most,
+                    count_changes=self._small,
+                )
+                best = program.solve(
+                    limit_s,
+                    time_price_w=price_w,
+                    start=options,
+                    time_limit_s=_SMALL_LIMIT_S if self._small else _EXACT_LIMIT_S,
+                    node_limit=_SMALL_NODES if self._small else NODES,
+                    fewest_changes=self._small,
+                    twice=twice,
+                )
+                if best is not None:
+                    options = best.options
+                    search.pool.add(options[:, None])
+                    if not price_w and not self._changing:
+                        proven_j = best.bound_j
+            found.append(self._steady.ties(problem.clocks(options)))
+        plans = [self._plan(one, proven_j) for one in found if self._steady.fits(one, limit_s)]
+        self._known += plans
+
+        def total_j(plan: Plan) -> float:
+            return plan.effective_energy_j + price_w * plan.time_s
+
+        return min(plans, key=total_j, default=None)
 
     def _exact_frontier(self, points: int | None, tell: Progress) -> list[Plan]:
         """Solves for one deadline after the other, the widest step in energy first.
@@ -332,14 +344,10 @@ class Planner:
         most = points or (MOST if not self._small else _SMALL_POINTS)
         search.survey()
 
-        def solve(limit_s: float, *, twice: bool = False) -> Plan | None:
-            options = search.pool.options(np.array([search.pool.best(limit_s)]))[:, 0]
-            return self._finish(options, limit_s, twice=twice)
-
-        slow = solve(problem.max_time_s)
+        slow = self._finish(self._slowest_s)
         if slow is None:
             return []
-        fast = solve(problem.min_time_s) or slow
+        fast = self._finish(problem.min_time_s) or slow
         found = [slow, fast]
         # (fast, slow, whether the middle was asked for)
         steps = [(fast, slow, False)] if fast.time_s < slow.time_s - apart_s else []
@@ -349,7 +357,7 @@ class Planner:
             fast, slow, asked = steps.pop()
             last_s = slow.time_s - apart_s
             at_s = last_s if asked else min(last_s, (fast.time_s + slow.time_s) / 2)
-            plan = solve(at_s, twice=at_s == last_s)
+            plan = self._finish(at_s, twice=at_s == last_s)
             if plan is None or plan.effective_energy_j >= fast.effective_energy_j - self._equal_j:
                 if at_s < last_s:
                     steps.append((fast, slow, True))
@@ -362,21 +370,19 @@ class Planner:
         tell(most, most)
         return found
 
-    def _plan(self, clocks: Ints, proven_j: float) -> Plan:
+    def _plan(self, clocks: Ints, proven_j: float = -np.inf) -> Plan:
         problem = self._problem
-        time_s = float(self._steady.times(clocks[:, None])[0])
-        cost_j = self._steady.cost(clocks)
+        starts, ends, costs_j = self._steady.runs(clocks)
+        time_s, cost_j = float(ends.max()), float(costs_j.sum())
         # What is proven for a longer time holds for this one, too.
-        bound_j = max(proven_j, float(self._search.bound(np.array([time_s]))[0]))
-        stages = problem.stages(clocks)
-        busy_s = sum(self._steady.time_of(place, mhz) for place, mhz in enumerate(clocks.tolist()))
+        bound_j = max(proven_j, float(self._bound(np.array([time_s]))[0]))
         gpus_w = problem.p2p_power_w * problem.gpus_per_stage
         return Plan(
-            stages,
+            problem.stages(clocks),
             time_s=time_s,
             energy_j=float(problem.energy(cost_j, time_s)),
             effective_energy_j=cost_j,
-            blocking_energy_j=problem.blocking_w * time_s - gpus_w * busy_s,
+            blocking_energy_j=problem.blocking_w * time_s - gpus_w * float((ends - starts).sum()),
             bound_j=float(problem.energy(min(bound_j, cost_j), time_s)),
             peak_power_w=self._meter.draw(clocks).peak_w,
         )

@@ -29,6 +29,9 @@ EnergyPer = Literal["gpu", "stage"]
 _NAMED = 1_000_000
 """Numbers of settings with names begin here, above all clocks."""
 
+_NARROW = 24
+"""Plans from which on `take`, several times, is faster than an index: in a contiguous array."""
+
 _CELLS = 4096
 """Of a table that finds the slowest option within a time in a few steps."""
 
@@ -179,9 +182,11 @@ class Problem:
         self.times = np.full((len(self.curves), width + 1), np.inf)
         self.costs = np.full((len(self.curves), width + 1), np.inf)
         self.hull_below = np.zeros((len(self.curves), width + 1), dtype=np.intp)
+        self._clocks = np.zeros((len(self.curves), width), dtype=np.intp)
         unit_j = self._exact_unit_j()
         for place, curve in enumerate(self.curves):
             size = len(curve.mhz)
+            self._clocks[place, :size] = curve.mhz
             self.times[place, :size] = curve.time_s
             self.costs[place, :size] = np.rint(curve.cost_j / unit_j) * unit_j
             below = np.searchsorted(curve.hull, np.arange(size), side="right") - 1
@@ -211,7 +216,7 @@ class Problem:
         """
         ends = np.zeros((self.count + 1, durations.shape[1]))
         for level, before in (order or self.forward).levels:
-            ends[level] = ends[before].max(axis=1) + durations[level]
+            ends[level] = last_of(ends, before) + durations[level]
         return ends
 
     def longest(self, durations: Floats) -> Floats:
@@ -294,10 +299,10 @@ class Problem:
         return clocks
 
     def clocks(self, options: Ints) -> Ints:
-        """MHz of each instruction, of one option for each."""
-        return np.array(
-            [self.curves[kind].mhz[option] for kind, option in zip(self.kind, options, strict=True)]
-        )
+        """MHz of each instruction, of one option for each, of a plan or (instructions, plans)."""
+        return np.asarray(
+            self._clocks[self.kind[:, None], options.reshape(self.count, -1)]
+        ).reshape(options.shape)
 
     def offered_figures(self, kind: int) -> tuple[Floats, Floats]:
         """Times, s, and effective energies, J, of all that the profile has for a curve."""
@@ -325,6 +330,16 @@ class Problem:
         cost_j = np.array([cost_j[0] for _, cost_j in figures])[self.kind].sum()
         time_s = float(self.longest(durations[:, None])[0])
         return time_s, float(self.energy(cost_j, time_s))
+
+
+def last_of(ends: Floats, before: Ints) -> Floats:
+    """When the last of those before each instruction ends (instructions, plans)."""
+    if ends.shape[1] < _NARROW:
+        return np.asarray(ends[before].max(axis=1))
+    found: Floats = ends.take(before[:, 0], axis=0)
+    for others in before.T[1:]:
+        np.maximum(found, ends.take(others, axis=0), out=found)
+    return found
 
 
 def _codes(offered: Sequence[Sequence[Option]]) -> dict[Setting, int]:

@@ -8,6 +8,7 @@ Source: J. Kelley, "Critical-Path Planning and Scheduling: Mathematical Basis", 
 
 from __future__ import annotations
 
+import bisect
 import importlib
 import sys
 from collections.abc import Sequence
@@ -35,12 +36,14 @@ class Relaxed:
         durations_s: Of each instruction.
         bound_j: Least effective energy.
         price_w: By how much the bound rises for each second that the deadline comes earlier.
+        prices_w: By how much it rises for each second that an instruction takes longer.
     """
 
     deadline_s: float
     durations_s: Floats
     bound_j: float
     price_w: float
+    prices_w: Floats
 
 
 def tangents(solved: Sequence[Relaxed], time_s: Floats) -> Floats:
@@ -76,8 +79,8 @@ class Solver(Protocol):
 
     def solve(
         self, end_high: float, end_cost: float, cost: Floats | None = None
-    ) -> tuple[Floats, float, float]:
-        """Values of the columns, the optimum, and the price of the end's upper bound.
+    ) -> tuple[Floats, float, float, Floats]:
+        """Values of the columns, the optimum, and the prices of the end's upper bound and of rows.
 
         Args:
             end_high: Upper bound of the end's column.
@@ -150,6 +153,7 @@ class Relaxation:
         high = np.concatenate([none + np.inf, *(widths[kind] for kind in problem.kind), [np.inf]])
         starts = np.concatenate([[0], np.cumsum([*sizes, len(end_rows)])])
         self._segments = np.repeat(np.arange(count), segments)
+        self._into = np.repeat(np.arange(count), [len(found) for found in into])
         self._matrix = Matrix(
             cost,
             np.zeros(len(cost)),
@@ -190,7 +194,8 @@ class Relaxation:
             )
         deadline_s = min(max(deadline_s, problem.min_time_s), problem.max_time_s)
         unit = self._unit
-        values, optimum, price = self._solver.solve(self._end_high(deadline_s), time_price_w / unit)
+        end_high = self._end_high(deadline_s)
+        values, optimum, price, rows = self._solver.solve(end_high, time_price_w / unit)
         ends = values[self._matrix.end] / self._scale
         fixed = problem.costs[problem.kind, 0].sum()
         bound = float(fixed + optimum * unit / self._scale)
@@ -199,6 +204,7 @@ class Relaxation:
             self._durations(values),
             bound - time_price_w * ends,
             time_price_w - price * unit,
+            np.asarray(unit * np.bincount(self._into, rows[: len(self._into)], problem.count)),
         )
 
     def likely_s(self, time_price_w: float) -> float:
@@ -249,7 +255,7 @@ class Relaxation:
             else:
                 factors = chance.normal(1.0, 0.02, problem.count)[self._segments]
             cost[segments] *= factors
-            values, _, _ = self._solver.solve(self._end_high(deadline_s), 0.0, cost)
+            values, *_ = self._solver.solve(self._end_high(deadline_s), 0.0, cost)
             found.append(self._durations(values))
         return np.stack(found, axis=1)
 
@@ -276,7 +282,7 @@ class Optima:
     """Optima for the deadlines of cells, each the same whichever cells are asked for.
 
     Of several optima a solver finds one that depends on the basis it begins from. So each begins
-    from that in the middle of its group of cells, which begins from none.
+    of the cell's end nearest the middle of its group of cells, which begins from none.
 
     Args:
         relaxation: The program.
@@ -301,12 +307,23 @@ class Optima:
         numbers = range(self._first[cell], self._first[cell + 1] + 1)
         return [self._solve(number, root) for number in numbers]
 
+    def basis_near(self, time_s: float) -> object:
+        """The basis of the optimum nearest to a time, of those that were asked for; None: none."""
+        known = list(self._found.values())
+        apart_s = [abs(one.relaxed.deadline_s - time_s) for one in known]
+        return known[apart_s.index(min(apart_s))].basis if known else None
+
     def _solve(self, number: int, root: int) -> Optimum:
         # Where two groups meet, each has an optimum of its own.
         known = self._found.get((number, root))
         if known is None:
-            begin = None if number == root else self._solve(root, root).basis
-            self._relaxation.restart(begin)
+            begin = None
+            if number > root:
+                begin = self._first[bisect.bisect_left(self._first, number) - 1]
+            elif number < root:
+                begin = self._first[bisect.bisect_right(self._first, number)]
+            basis = None if begin is None else self._solve(begin, root).basis
+            self._relaxation.restart(basis)
             relaxed = self._relaxation.solve(self._deadlines[number])
             known = self._found[number, root] = Optimum(relaxed, self._relaxation.basis())
         return known
@@ -361,7 +378,7 @@ class _Highs:
 
     def solve(
         self, end_high: float, end_cost: float, cost: Floats | None = None
-    ) -> tuple[Floats, float, float]:
+    ) -> tuple[Floats, float, float, Floats]:
         if cost is not None:
             self._highs.changeColsCost(len(cost), self._every, cost)
             self._changed = True
@@ -383,7 +400,8 @@ class _Highs:
         solution = self._highs.getSolution()
         values = np.array(solution.col_value)
         price = float(solution.col_dual[self._end])
-        return values, float(self._highs.getObjectiveValue()), price
+        rows = np.array(solution.row_dual)
+        return values, float(self._highs.getObjectiveValue()), price, rows
 
     def restart(self, basis: object) -> None:
         self._highs.clearSolver()
@@ -406,7 +424,7 @@ class _SciPy:
 
     def solve(
         self, end_high: float, end_cost: float, cost: Floats | None = None
-    ) -> tuple[Floats, float, float]:
+    ) -> tuple[Floats, float, float, Floats]:
         from scipy.optimize import linprog
 
         matrix = self._matrix
@@ -425,7 +443,8 @@ class _SciPy:
                 f"the linear program was not solved ({found.message}); check the profile's times "
                 "and energies"
             )
-        return found.x, float(found.fun), float(found.upper.marginals[matrix.end])
+        price = float(found.upper.marginals[matrix.end])
+        return found.x, float(found.fun), price, -found.ineqlin.marginals
 
     def restart(self, basis: object) -> None:
         pass

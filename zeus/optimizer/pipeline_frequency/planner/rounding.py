@@ -13,7 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Order, Problem
+from zeus.optimizer.pipeline_frequency.planner.problem import (
+    Floats,
+    Ints,
+    Order,
+    Problem,
+    last_of,
+)
 
 _STEPS = np.arange(1, 9)
 """By how many options the partner in a pair may get faster."""
@@ -156,7 +162,7 @@ class Rounding:
         options = np.zeros(targets.shape, dtype=np.intp)
         for place in self._places[id(order)]:
             level, kinds = place.level, place.kinds
-            starts = ends[place.before].max(axis=1)
+            starts = last_of(ends, place.before)
             found = problem.slowest_within(kinds, targets[level] - starts)
             found[:, hull] = problem.hull_below[kinds, found[:, hull]]
             found[:, ceiling] = np.minimum(found[:, ceiling], ceilings[level])
@@ -173,10 +179,10 @@ class Rounding:
         # When each may end at the latest, if those after it stay as they are.
         latest = deadlines - (problem.finishes(durations[:-1], back) - durations)
         latest += problem.tolerance_s
-        ends = np.zeros_like(durations)
+        ends = np.zeros(durations.shape)
         for place in self._places[id(order)]:
             level, after = place.level, place.after
-            starts = ends[place.before].max(axis=1)
+            starts = last_of(ends, place.before)
             # Of all behind it, when the first must begin at the latest.
             begin = np.where(place.none[:, :, None], deadlines, latest[after] - durations[after])
             budget = begin.min(axis=1) - starts

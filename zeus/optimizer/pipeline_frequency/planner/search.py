@@ -120,6 +120,7 @@ class Search:
         likely_s = min(deadline_s, self._likely_s) if price_w else deadline_s
         waiting = [one for one in self._waiting if one.low_s <= likely_s <= one.high_s]
         self._solve_cells(waiting[-1:])
+        self.relaxation.restart(self._optima.basis_near(likely_s))
         found = self.relaxation.solve(deadline_s, price_w)
         self._solved.append(found)
         return found
@@ -139,7 +140,7 @@ class Search:
 
     # -------------------------------------------------------------------------------- plans
 
-    def everywhere(self, tell: Callable[[int, int], None]) -> None:
+    def everywhere(self, tell: Callable[[int, int], None] = lambda done, steps: None) -> None:
         """Looks for plans of all times.
 
         Args:
