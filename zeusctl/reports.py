@@ -11,9 +11,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from zeusctl.schemas import of_dataclass
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 
 class _Part(BaseModel):
@@ -603,5 +601,17 @@ def schemas() -> dict[str, Callable[[], dict[str, Any]]]:
 
     found = {name: kind.published for name, kind in REPORTS.items()}
     for name, report in (("probe", probe), ("exercise", exercise)):
-        found[name] = partial(of_dataclass, report.Report, report.SCHEMA)
+        found[name] = partial(_of_dataclass, report.Report, report.SCHEMA)
     return found
+
+
+def _of_dataclass(report: type, name: str) -> dict[str, Any]:
+    """The schema of a report, with `$id` and the field `schema`.
+
+    Args:
+        report: The dataclass.
+        name: Name and version, such as `zeusctl.probe/1`.
+    """
+    schema = TypeAdapter(report).json_schema(mode="serialization")
+    own = {"schema": {"const": name, "title": "Schema", "type": "string"}}
+    return {"$id": name, **schema, "properties": own | schema["properties"]}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from zeus.show_env import cpus, daemon, gpus, packages, rights
-from zeus.show_env.lines import Row, unexpected
+from zeus.show_env.packages import Row, unexpected
 
 
 def command_line() -> argparse.ArgumentParser:

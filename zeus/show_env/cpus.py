@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from zeus.show_env.daemon import Zeusd
-from zeus.show_env.lines import Row
+from zeus.show_env.packages import Row
 
 POWERCAP = "/sys/class/powercap"
 

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from zeus.show_env.lines import Row, unexpected
+from zeus.show_env.packages import Row, unexpected
 from zeus_ipc._version import __version__
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH, SOCKET_ENV, socket_path
 from zeus_ipc.users import group_name, user_name

@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from zeus.show_env.daemon import Zeusd
-from zeus.show_env.lines import Row, unexpected
+from zeus.show_env.packages import Row, unexpected
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo

@@ -7,9 +7,13 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from zeus.show_env.lines import REINSTALL, Row
 from zeus_ipc._version import __version__
 from zeus_ipc.installed import overlap
+
+REINSTALL = "install zeusd again: pip install --force-reinstall zeusd"
+
+Row = tuple[str, str]
+"""A line of a section: a name, and its text."""
 
 PACKAGES = {
     "zeusd": f"not installed as a package; running {__version__} from a checkout",
@@ -56,3 +60,10 @@ def system() -> list[Row]:
         ("Python", f"{platform.python_version()} ({sys.executable})"),
         ("OS", f"{name}, {platform.system()} {platform.release()} {platform.machine()}"),
     ]
+
+
+def unexpected(error: Exception) -> str:
+    """The text for an unexpected error."""
+    if isinstance(error, ImportError):
+        return f"{error}; {REINSTALL}"
+    return f"{type(error).__name__}: {error}; please report it with all of this output"

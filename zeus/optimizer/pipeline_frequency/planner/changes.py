@@ -1,12 +1,9 @@
 """Plans that change clocks less often, where a change takes time or is to be rare.
 
 The linear program prices a second of each instruction. With these prices, and a price for a change,
-dynamic programming finds the cheapest sequence of clocks of each stage. A plan's critical path then
-gets dearer and all else cheaper, again and again: with changes, other instructions are critical
-than the linear program knows. Last, prices of the best plans are mixed and varied at random.
-
-The list of plans that this makes depends on the problem alone. So a question for one time never
-gets a worse answer than the frontier has.
+dynamic programming finds the cheapest sequence of clocks of each stage. Then prices move towards
+critical paths, and are varied at random. The list of plans depends on the problem alone, so a
+question for one time never gets a worse answer than the frontier has.
 """
 
 from __future__ import annotations
