@@ -8,7 +8,7 @@ from tests import seeds
 from tests.zeus.pipeline_frequency.instances import KINDS, random_instance, uniform_clocks
 from tests.zeus.pipeline_frequency.toys import measured
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.planner import Changes, Planner
+from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, PowerBound
 from zeus.optimizer.pipeline_frequency.plans import Plan, count_changes
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
@@ -229,3 +229,64 @@ def test_with_changes_that_cost_no_plan_takes_more_than_a_simpler_one(kind: str)
                 least_j = min(one.effective_energy_j for one in simpler)
                 assert found.effective_energy_j <= least_j + equal_j
                 tried += 1
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_pipeline_that_must_change_clocks_more_often_has_no_plan(most: int, exact: bool) -> None:
+    options = {
+        (0, "forward", 0): [Option(1400, 1.0, 100.0), Option(1390, 1.2, 80.0)],
+        (0, "backward", 0): [Option(1300, 1.0, 100.0), Option(1290, 1.2, 80.0)],
+    }
+    asked = Planner(
+        InstructionProfile(options),
+        one_f_one_b(1, 3),
+        p2p_power_w=0.0,
+        changes=Changes(most=most),
+        exact=exact,
+    )
+    assert asked.shortest_time_s == float("inf")
+    for ask in (
+        asked.frontier,
+        lambda: asked.deadline(7.0),
+        lambda: asked.straggler(7.0),
+        lambda: asked.bounded([PowerBound(1e6)]),
+    ):
+        with pytest.raises(PipelineFrequencyError, match="that few clock changes was found"):
+            ask()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_only_plan_may_be_slower_than_the_least_energy(exact: bool) -> None:
+    """Without changes, the one clock that both instructions have takes more time and energy."""
+    options = {
+        (0, "forward", 0): [Option(1400, 1.0, 100.0), Option(1000, 2.0, 150.0)],
+        (0, "backward", 0): [Option(1300, 1.0, 100.0), Option(1000, 2.0, 150.0)],
+    }
+    asked = Planner(
+        InstructionProfile(options),
+        one_f_one_b(1, 3),
+        p2p_power_w=0.0,
+        changes=Changes(most=0),
+        exact=exact,
+    )
+    for found in (asked.frontier(), asked.deadline(13.0), asked.straggler(100.0)):
+        (plan,) = found.plans
+        assert plan.time_s == pytest.approx(12.0)
+        assert plan.energy_j == pytest.approx(900.0)
+    with pytest.raises(PipelineFrequencyError, match="no plan that takes 11 s"):
+        asked.deadline(11.0)
+
+
+@pytest.mark.parametrize("changes", [Changes(time_s=0.002), Changes(most=12), Changes(time_s=0.02)])
+def test_a_power_bound_holds_with_changes_that_cost(changes: Changes) -> None:
+    free = planner().deadline(1.1 * planner().fastest_time_s).plans[0]
+    asked = planner(changes, exact=False)
+    (fast,) = asked.bounded([PowerBound(0.98 * free.peak_power_w)]).plans
+    (plan,) = asked.bounded([PowerBound(0.98 * free.peak_power_w)], 1.05 * fast.time_s).plans
+    for one in (fast, plan):
+        assert one.peak_power_w <= 0.98 * free.peak_power_w
+        assert changes.most is None or one.clock_changes <= changes.most
+    assert fast.time_s >= asked.shortest_time_s * (1 - 1e-9)
+    assert plan.time_s <= 1.05 * fast.time_s * (1 + 1e-9)
+    assert plan.energy_j <= fast.energy_j * (1 + 1e-9)

@@ -64,7 +64,7 @@ class Bounded:
         Raises:
             PipelineFrequencyError: Even the least power passes a bound.
         """
-        return self._best(math.inf, _fastest, lambda one: one.time_s)
+        return self._best(None, lambda one: one.time_s)
 
     def within(self, time_s: float) -> Plan:
         """The plan with the least energy of those that were found and take at most so long.
@@ -72,23 +72,22 @@ class Bounded:
         Raises:
             PipelineFrequencyError: None was found.
         """
-        return self._best(time_s, lambda planner: time_s, lambda one: one.energy_j)
+        return self._best(time_s, lambda one: one.energy_j)
 
     # ------------------------------------------------------------------------------ internals
 
-    def _best(
-        self, time_s: float, target: Callable[[Planner], float], cost: Callable[[Plan], float]
-    ) -> Plan:
-        found = [plan for plan in self._candidates(time_s, target) if self._keeps(plan)]
-        if all(plan.time_s > time_s * (1 + 1e-9) for plan in found):
+    def _best(self, time_s: float | None, cost: Callable[[Plan], float]) -> Plan:
+        limit_s = math.inf if time_s is None else time_s * (1 + 1e-9)
+        found = [plan for plan in self._candidates(time_s) if self._keeps(plan)]
+        if time_s is not None and all(plan.time_s > limit_s for plan in found):
             # Plans that use a time up come out elsewhere than those that hurry.
-            found += filter(self._keeps, self._candidates(math.inf, _fastest))
-        fit = [plan for plan in found if plan.time_s <= time_s * (1 + 1e-9)]
+            found += filter(self._keeps, self._candidates(None))
+        fit = [plan for plan in found if plan.time_s <= limit_s]
         if fit:
             return min(fit, key=lambda plan: (cost(plan), plan.energy_j))
         if found:
             raise PipelineFrequencyError(
-                f"no plan within {time_s:.6g} s keeps the bounds on power; one that keeps them "
+                f"no plan within {limit_s:.6g} s keeps the bounds on power; one that keeps them "
                 f"takes {min(plan.time_s for plan in found):.6g} s: allow more time or power"
             )
         raise PipelineFrequencyError(
@@ -106,20 +105,19 @@ class Bounded:
         ramp = draw.ramp_w_per_s(bound.window_s)
         return f"changes its power by up to {ramp:.0f} W/s over {bound.window_s:g} s"
 
-    def _candidates(self, time_s: float, target: Callable[[Planner], float]) -> Iterator[Plan]:
+    def _candidates(self, time_s: float | None) -> Iterator[Plan]:
+        """Plans for a time, or as fast as possible; some of them pass a bound, or take longer."""
         levels = self._levels()
         made: dict[int, Plan | None] = {}
 
         def at(place: int) -> Plan | None:
             if place not in made:
                 planner = self._planner.with_profile(self._under(levels[place]))
-                wanted_s = target(planner)
-                possible = planner.fastest_time_s <= wanted_s * (1 + 1e-9)
-                made[place] = (
-                    self._planner.plan_of(planner.deadline(wanted_s).plans[0].stages)
-                    if possible
-                    else None
-                )
+                wanted_s = planner.shortest_time_s if time_s is None else time_s
+                made[place] = None
+                if planner.shortest_time_s <= wanted_s * (1 + 1e-9) < math.inf:
+                    stages = planner.deadline(wanted_s).plans[0].stages
+                    made[place] = self._planner.plan_of(stages)
             return made[place]
 
         # A lower limit on each instruction lowers the peak, but for rare ties: halve, then look
@@ -183,7 +181,7 @@ class Bounded:
             if bound.excess(self._meter.draw(clocks, bound.stages)) > 0
         ]
 
-    def _repaired(self, plan: Plan, time_s: float) -> Plan | None:
+    def _repaired(self, plan: Plan, time_s: float | None) -> Plan | None:
         """Slows instructions down where a peak is too high; None: another bound is passed, or the
         time."""
         problem = self._problem
@@ -207,7 +205,8 @@ class Bounded:
             passed = self._passed(clocks)
             if not passed:
                 found = self._planner.plan_of(problem.stages(clocks))
-                return found if found.time_s <= time_s * (1 + 1e-9) else None
+                late = time_s is not None and found.time_s > time_s * (1 + 1e-9)
+                return None if late else found
             draw = self._meter.draw(clocks, passed[0].stages)
             if draw.peak_w <= passed[0].peak_w:
                 return None
@@ -233,7 +232,3 @@ class Bounded:
         after_w = problem.costs[kind, now + 1] / problem.times[kind, now + 1]
         delay_s = np.maximum(longer_s - slack_s, 0.0) + 1e-3 * longer_s
         return np.asarray(delay_s / np.maximum(before_w - after_w, 1e-9))
-
-
-def _fastest(planner: Planner) -> float:
-    return planner.fastest_time_s

@@ -245,7 +245,8 @@ class Steady:
             some = slice(first, first + 4 * size)
             self._add(pool, self._slow_down(plans[:, some], times_s[some], _PATIENCE))
         values, slopes = np.concatenate(lines), np.tile(total_w, _STEPS)
-        some_s = np.linspace(pool.time_s[0], pool.time_s[-1], 500)
+        last_s = float(pool.time_s.max(initial=problem.max_time_s))
+        some_s = np.linspace(problem.min_time_s, last_s, 500)
         highest = np.unique((values - slopes * some_s[:, None]).argmax(axis=1))
         return pool, values[highest], slopes[highest]
 

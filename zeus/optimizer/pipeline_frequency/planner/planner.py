@@ -89,8 +89,6 @@ class Planner:
             np.abs(costs_j).sum() + self._problem.blocking_w * self._problem.max_time_s
         )
         self.fastest_time_s = self._problem.min_time_s
-        changing_s = self.changes.time_s * self._problem.count
-        self._slowest_s = self._problem.max_time_s + changing_s
 
     @classmethod
     def of_json(cls, problem: Any) -> Planner:
@@ -131,6 +129,24 @@ class Planner:
 
     # ------------------------------------------------------------------------------ questions
 
+    @property
+    def shortest_time_s(self) -> float:
+        """Time of the fastest plan, with its clock changes, s; infinite: none was found that
+        changes clocks so seldom. `fastest_time_s` is without changes.
+        """
+        if not self._changing:
+            return self.fastest_time_s
+        return float(self._steady.pool.time_s.min(initial=math.inf))
+
+    @cached_property
+    def _slowest_s(self) -> float:
+        """Time above which no plan takes less energy, s."""
+        slowest_s = self._problem.max_time_s + self.changes.time_s * self._problem.count
+        if not self._changing:
+            return slowest_s
+        # Where few changes are allowed, the common clocks may all be slow.
+        return float(self._steady.pool.time_s.max(initial=slowest_s))
+
     def frontier(self, points: int | None = None, progress: Progress | None = None) -> Frontier:
         """Plans from the fastest to the one with the least effective energy.
 
@@ -146,7 +162,10 @@ class Planner:
             raise PipelineFrequencyError(f"a frontier has at least one plan, not {points}")
         tell = progress or (lambda done, total: None)
         if self._exact and points != 1:
-            return self._of(self._exact_frontier(points, tell))
+            plans = self._exact_frontier(points, tell)
+            if not plans:
+                raise self._too_few()
+            return self._of(plans)
         problem, search = self._problem, self._search
         most = MOST if points is None else points
         total = search.steps + most
@@ -154,7 +173,7 @@ class Planner:
             search.everywhere(lambda done, steps: tell(done, total))
         pool = self._steady.pool if self._changing else search.pool
         if not len(pool.time_s):
-            return self._of([])
+            raise self._too_few()
         chosen = np.array([pool.best(float(pool.time_s[0]))])
         if points != 1:
             ends_s = (float(pool.time_s[0]), float(pool.time_s[-1]))
@@ -220,6 +239,8 @@ class Planner:
             PipelineFrequencyError: No such plan was found.
         """
         found = Bounded(self, self._problem, self._meter, bounds)
+        if math.isinf(self.shortest_time_s):
+            raise self._too_few()
         if time_s is None:
             return self._of([found.fastest()])
         self._check_time(time_s)
@@ -272,11 +293,15 @@ class Planner:
         self._finish(limit_s, price_w, twice=True)
         fit = [plan for plan in self._known if plan.time_s <= limit_s * (1 + 1e-9)]
         if not fit:
-            raise PipelineFrequencyError(
-                f"no plan that takes {limit_s:.6g} s with that few clock changes was found; allow "
-                "more changes, or a longer time"
-            )
+            raise self._too_few(f" that takes {limit_s:.6g} s")
         return self._of([min(fit, key=lambda one: one.effective_energy_j + price_w * one.time_s)])
+
+    @staticmethod
+    def _too_few(which: str = "") -> PipelineFrequencyError:
+        return PipelineFrequencyError(
+            f"no plan{which} with that few clock changes was found; allow more changes"
+            f"{', or a longer time' if which else ''}"
+        )
 
     def _finish(self, limit_s: float, price_w: float = 0.0, *, twice: bool = False) -> Plan | None:
         """The best plan for a time, which is known from then on.
