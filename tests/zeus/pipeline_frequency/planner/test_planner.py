@@ -376,6 +376,26 @@ def test_both_solvers_find_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
+@pytest.mark.parametrize("solver", ["highspy", "scipy"])
+@pytest.mark.parametrize("factor", [1.0, 1.1, 1.3])
+def test_prices_of_instructions_are_worth_the_bound(
+    solver: str, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With them, and none between instructions, the cheapest settings cost the bound."""
+    if solver == "scipy":
+        monkeypatch.setitem(sys.modules, "ortools", object())
+    problem = Problem(measured("a40", 4), one_f_one_b(4, 8), p2p_power_w=70.38)
+    found = Relaxation(problem).solve(factor * problem.min_time_s)
+    assert found.prices_w.min() >= -1e-6
+    times, costs = problem.times[problem.kind], problem.costs[problem.kind]
+    offered = np.isfinite(times)
+    priced = np.where(
+        offered, costs + found.prices_w[:, None] * np.where(offered, times, 0), np.inf
+    )
+    least_j = priced.min(axis=1).sum() - found.price_w * found.deadline_s
+    assert least_j == pytest.approx(found.bound_j, rel=1e-6)
+
+
 def test_the_cheapest_optimum_is_that_of_its_deadline() -> None:
     problem = Problem(measured("a100", 4), one_f_one_b(4, 8), p2p_power_w=83.64)
     relaxation = Relaxation(problem)
