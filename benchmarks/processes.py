@@ -8,6 +8,7 @@ import pwd
 import re
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,7 @@ def usage(pids: list[int]) -> Usage:
     return Usage(cpu_ns / 1e9, rss, pss, peak, len(pids))
 
 
-class Daemon:
+class Daemon(ABC):
     """A zeusd that serves.
 
     Args:
@@ -98,17 +99,17 @@ class Daemon:
         """CPU time that its processes have used so far."""
         return usage(self.pids())
 
+    @abstractmethod
     def pids(self) -> list[int]:
         """Its processes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def new_log_lines(self) -> contextlib.AbstractContextManager[list[str]]:
         """A list that holds, after the block, the warnings and errors logged during it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def attacker_uid(self, number: int) -> int:
         """The user of the attack with this number."""
-        raise NotImplementedError
 
 
 class OwnDaemon(Daemon):

@@ -31,7 +31,7 @@ TORCHRUN = (
 
 def environment(socket: str, *modules: Path, **more: str) -> dict[str, str]:
     """For a program that finds its zeusd at `socket`, and modules in these folders first."""
-    env = {**os.environ, "ZEUSD_SOCK_PATH": socket, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "ZEUSD_SOCK_PATH": socket}
     for name in ("CUDA_VISIBLE_DEVICES", "ZEUS_MAX_SLOWDOWN"):
         env.pop(name, None)
     env["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns of each connection where no DNS answers

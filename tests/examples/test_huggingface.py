@@ -49,7 +49,6 @@ def run(daemon: RunningDaemon, *command: str, **env: str) -> str:
             **os.environ,
             "ZEUSD_SOCK_PATH": daemon.socket,
             **OFFLINE,
-            "OMP_NUM_THREADS": "1",
             **env,
         },
     )

@@ -60,7 +60,7 @@ class Preloaded:
     def __init__(
         self, *modules: str, env: Mapping[str, str] | None = None, shared: Path | None = None
     ) -> None:
-        environment = {"OMP_NUM_THREADS": "1", **(env or {})}
+        environment = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._holder: IO[bytes] | socket.socket
         if shared is None:

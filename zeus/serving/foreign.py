@@ -1,7 +1,7 @@
 """Finds another process's work on the GPU: power above idle in time without a step.
 
-It cannot find a process that only runs during steps. zeusd knows who holds the GPU, and the caller
-can report it (`Ledger.foreign`).
+It cannot find a process that only runs during steps. zeusd knows which jobs hold the GPU, and
+the caller can report them (`Ledger.foreign`).
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
@@ -59,9 +60,9 @@ class Leased(Restorable):
         self._lost: dict[Process, Loss] = {}
         self._expiry = object()
 
+    @abstractmethod
     def revoke(self, reason: str, clause: str, then: Callable[[], None] | None = None) -> None:
         """Revokes or expires the holder's lease."""
-        raise NotImplementedError
 
     def _expire_if_due(self, now_ns: int) -> None:
         """Expires a lease whose holder is silent."""

@@ -7,6 +7,7 @@ step.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -80,7 +81,7 @@ class Restoration:
             then()
 
 
-class Restorable:
+class Restorable(ABC):
     """The restoring half of a control.
 
     Args:
@@ -426,13 +427,13 @@ class Restorable:
 
     # --------------------------------------------------------------------------------- internals
 
+    @abstractmethod
     def _pump(self) -> None:
         """Starts the next waiting operation, if possible."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _refuse_waiting(self) -> None:
         """Refuses the waiting operations."""
-        raise NotImplementedError
 
     @property
     def _out_of_reach(self) -> bool:

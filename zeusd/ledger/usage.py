@@ -123,8 +123,8 @@ class Reader:
         Args:
             edges: Edges of the intervals, UTC seconds, ascending, multiples of BUCKET_S.
             by: What to sum by.
-            reader: The user who asks and sees others' energy only as one sum; None: one who sees
-                everything.
+            reader: The requesting user, for whom others' energy is only one sum; None: the energy
+                of all users is itemized.
             uid: Only this user; `metered_uj` still includes all.
             name: Only the job or pod with this name, or the run with this SLUID.
             by_method: Return one sum per method, so that bounds are of one kind.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tests.zeusd.core.model import CONTROLS, FAULTS, GPUS, ODD_DRIVERS, POLICIES, Model
+from tests.zeusd.core.checked import CONTROLS, GPUS, ODD_DRIVERS
+from tests.zeusd.core.model import FAULTS, POLICIES, Model
 
 WEIGHTS = {
     "set": 14,

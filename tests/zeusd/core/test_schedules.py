@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests import seeds
-from tests.zeusd.core.model import CONTROLS, FAULTS, GPUS, ODD_DRIVERS, POLICIES, Model, Program
+from tests.zeusd.core.checked import CONTROLS, GPUS, ODD_DRIVERS, Program
+from tests.zeusd.core.model import FAULTS, POLICIES, Model
 from tests.zeusd.core.schedules import run_schedule
 from tests.zeusd.core.world import Odd
 from zeus_ipc.controls import Control

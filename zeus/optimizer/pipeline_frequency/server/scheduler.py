@@ -71,7 +71,6 @@ class FrequencyScheduler(ABC):
     @abstractmethod
     def _run(self) -> Rounds:
         """Yields lists of schedules, and receives the ranks' results for each."""
-        raise NotImplementedError
 
     def next_schedule(self) -> list[FrequencySchedule]:
         """The present schedules of the ranks."""
