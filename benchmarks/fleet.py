@@ -20,8 +20,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from zeus_fleet import levels
 from zeus_fleet.policies import POLICIES, water_filling
-from zeus_fleet.simulation import CLUSTERS, Mix, compare, follow_demand, of_jobs, play
+from zeus_fleet.simulation import CLUSTERS, Mix, compare, of_jobs, play
 
 STEP_MW = 25_000
 
@@ -53,6 +54,29 @@ def exact(mix: Mix, total_mw: int) -> list[int]:
         limits.append(job.low_mw + level * STEP_MW)
         left -= level * job.gpus
     return [*reversed(limits), idle.low_mw]
+
+
+def follow_demand(mix: Mix, total_mw: int, margin: float) -> list[int]:
+    """Limits that follow the average power drawn, as in Slurm and EAR.
+
+    A job that draws nearly its limit gets the maximum as its demand; another one its power plus a
+    margin.
+    """
+    jobs, idle = mix.jobs[:-1], mix.jobs[-1]
+    counts = [job.gpus for job in jobs]
+    lows, highs = [job.low_mw for job in jobs], [job.high_mw for job in jobs]
+    total = total_mw - idle.gpus * idle.low_mw
+    limits = levels.level(total, lows, highs, counts)
+    for _ in range(60):
+        wanted = []
+        for job, run, limit in zip(jobs, mix.measured, limits, strict=True):
+            draw = 1000 * run.drawn_w(limit)
+            want = job.high_mw if draw > 0.95 * limit else int(draw * (1 + margin))
+            wanted.append(min(max(job.low_mw, want), job.high_mw))
+        new = levels.level(total, lows, wanted, counts)
+        new = levels.level(total, new, highs, counts)
+        limits = [(old + now) // 2 for old, now in zip(limits, new, strict=True)]
+    return [*limits, idle.low_mw]
 
 
 STATIC = {

@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zeus_fleet.levels import level
 from zeus_fleet.policies import Job, JobPolicy
 from zeus_fleet.profiles import Profile, interpolated, monotone
 from zeusd.devices.simulated.workloads import measured_rows
@@ -241,29 +240,6 @@ class _Slot:
         """The limit, mW: a plan takes effect some seconds later."""
         delay = 2 if self.limit < self.before else 3
         return self.limit if second >= self.planned + delay else self.before
-
-
-def follow_demand(mix: Mix, total_mw: int, margin: float) -> list[int]:
-    """For comparison: limits that follow the average power drawn, as in Slurm and EAR.
-
-    A job that draws nearly its limit gets the maximum as its demand; another one its power plus a
-    margin.
-    """
-    jobs, idle = mix.jobs[:-1], mix.jobs[-1]
-    counts = [job.gpus for job in jobs]
-    lows, highs = [job.low_mw for job in jobs], [job.high_mw for job in jobs]
-    total = total_mw - idle.gpus * idle.low_mw
-    limits = level(total, lows, highs, counts)
-    for _ in range(60):
-        wanted = []
-        for job, run, limit in zip(jobs, mix.measured, limits, strict=True):
-            draw = 1000 * run.drawn_w(limit)
-            want = job.high_mw if draw > 0.95 * limit else int(draw * (1 + margin))
-            wanted.append(min(max(job.low_mw, want), job.high_mw))
-        new = level(total, lows, wanted, counts)
-        new = level(total, new, highs, counts)
-        limits = [(old + now) // 2 for old, now in zip(limits, new, strict=True)]
-    return [*limits, idle.low_mw]
 
 
 def compare(

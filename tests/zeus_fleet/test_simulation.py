@@ -7,6 +7,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.fleet import follow_demand
 from zeus_fleet.commands import main
 from zeus_fleet.policies import POLICIES
 from zeus_fleet.simulation import (
@@ -14,7 +15,6 @@ from zeus_fleet.simulation import (
     GPUS,
     compare,
     evaluate,
-    follow_demand,
     full_mw,
     mix,
     of_jobs,
