@@ -43,7 +43,7 @@ from rich.table import Table
 
 from zeus.optimizer.power_limit.adaptive import REACH, Adaptive
 from zeus.optimizer.power_limit.choice import choose
-from zeus.optimizer.power_limit.estimates import Curve, Sample
+from zeus.optimizer.power_limit.estimates import LimitCurve, Sample
 from zeus.optimizer.power_limit.planner import costs_of
 from zeus.optimizer.power_limit.search import Exhaustive, Search
 from zeus.optimizer.power_limit.selectors import (
@@ -228,7 +228,7 @@ def run(name: str, kind: str, strategy: str, disturbance: Disturbance, seed: int
         check = training.steps - before
     at = limits.index(chosen)
     energy = [t * p for t, p in zip(training.time_s, training.power_w, strict=True)]
-    costs = costs_of(selector, limits, Curve(training.time_s, energy))
+    costs = costs_of(selector, limits, LimitCurve(training.time_s, energy))
     assert costs is not None
     nothing_j = JOB_STEPS * energy[0]
     whole_j = training.true_j + (JOB_STEPS - training.steps) * energy[at]

@@ -111,7 +111,7 @@ class Operation(Generic[R]):
         """The cost of a request, in requests."""
         if self.more is not None:
             return self.cost + self.more(request)
-        gpus = getattr(request, "gpus", None)
+        gpus = vars(request).get("gpus")
         return self.cost + (len(gpus) - 1) / 4 if gpus else self.cost
 
     def read(self, result: dict[str, Any]) -> R:

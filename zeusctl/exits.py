@@ -21,7 +21,7 @@ class Exit(IntEnum):
     HELD = 5
     UNKNOWN = 6
     OUT_OF_RANGE = 7
-    NOT_BACK = 8
+    PENDING = 8
     NOT_SUPPORTED = 9
     NOT_RUN = 125
     NOT_EXECUTABLE = 126
@@ -38,7 +38,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.HELD: "another process holds the lease",
     Exit.UNKNOWN: "no such GPU",
     Exit.OUT_OF_RANGE: "the value is outside the range that the GPU or the site allows",
-    Exit.NOT_BACK: "a restore is still pending, or the node is quiesced",
+    Exit.PENDING: "a restore is still pending, or the node is quiesced",
     Exit.NOT_SUPPORTED: "the GPU or its driver does not support this",
     Exit.NOT_RUN: "measure, set: zeusctl itself failed, and did not run the command",
     Exit.NOT_EXECUTABLE: "measure, set: the command cannot be executed",
@@ -58,8 +58,8 @@ _BY_ERROR: dict[str, Exit] = {
     ErrorCode.LEASE_EXPIRED: Exit.HELD,
     ErrorCode.UNKNOWN_GPU: Exit.UNKNOWN,
     ErrorCode.OUT_OF_RANGE: Exit.OUT_OF_RANGE,
-    ErrorCode.RESTORE_PENDING: Exit.NOT_BACK,
-    ErrorCode.QUIESCED: Exit.NOT_BACK,
+    ErrorCode.RESTORE_PENDING: Exit.PENDING,
+    ErrorCode.QUIESCED: Exit.PENDING,
     ErrorCode.NOT_SUPPORTED: Exit.NOT_SUPPORTED,
 }
 

@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, computed_field
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
+
+
+def _former(name: str, kind: Any) -> Any:
+    """A key that `name` replaces. It stays for one version."""
+    return computed_field(
+        property(attrgetter(name)), return_type=kind, json_schema_extra={"deprecated": True}
+    )
 
 
 class Report(_Part):
@@ -55,8 +63,9 @@ class Node(_Part):
     """How long the driver has been closed; None: it is not."""
     gpus: int
     leases: int
-    not_back: int
+    pending_restores: int
     """Controls that could not be restored yet."""
+    not_back = _former("pending_restores", int)
     findings: list[str] = []
     """Rules of zeusd.toml that have no effect on this node, and why."""
 
@@ -91,7 +100,7 @@ class Lease(_Part):
     value: Value | None
     """The GPU's value under it; None: nothing was set yet."""
     unit: str
-    """Of `value`, `asked` and `goes_back_to`: W, MHz, or empty for a switch."""
+    """Of `value`, `asked` and `restore_target`: W, MHz, or empty for a switch."""
     value_text: str | None
     """`value` as text, as in version 1: 200 W."""
     asked: Value | None = None
@@ -104,11 +113,13 @@ class Lease(_Part):
     held_s: float
     expires_in_s: float
     """When it expires if its holder sends no heartbeat until then."""
-    goes_back_to: Value
-    """Its restore target."""
-    goes_back_to_text: str
-    goes_back_source: str
+    restore_target: Value
+    restore_target_text: str
+    restore_target_source: str
     """configured, persisted, observed or unreadable, see the protocol's `Back`."""
+    goes_back_to = _former("restore_target", Value)
+    goes_back_to_text = _former("restore_target_text", str)
+    goes_back_source = _former("restore_target_source", str)
     restoring: bool
     """The holder is gone, and the restore is pending."""
     trouble: str | None
@@ -411,8 +422,9 @@ class QuiesceReport(Report):
     quiesced: bool
     """Whether all device files of the driver are closed."""
     open: list[str]
-    not_back: list[str]
+    pending_restores: list[str]
     """Controls that could not be restored before closing."""
+    not_back = _former("pending_restores", list[str])
 
 
 class ResumeReport(Report):

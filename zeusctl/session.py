@@ -75,7 +75,7 @@ class Session:
         if not self.node.gpus:
             if self.node.quiesced_ns is not None:
                 message = "zeusd is quiesced; run `zeusctl resume`"
-                raise CommandError(message, Exit.NOT_BACK, "quiesced")
+                raise CommandError(message, Exit.PENDING, "quiesced")
             message = "zeusd sees no GPUs; `zeusctl doctor` says why"
             raise CommandError(message, Exit.UNKNOWN, "unknown_gpu")
         if selection == "slurm":

@@ -267,9 +267,9 @@ def lease_report(lease: LeaseInfo, indices: Mapping[str, int]) -> Lease:
         job=lease.job,
         held_s=round(seconds_since(lease.since_ns), 3),
         expires_in_s=round(max(0.0, (lease.expires_ns - time.monotonic_ns()) / 1e9), 3),
-        goes_back_to=known_quantity(control, lease.back.value),
-        goes_back_to_text=value_text(control, lease.back.value),
-        goes_back_source=lease.back.source,
+        restore_target=known_quantity(control, lease.back.value),
+        restore_target_text=value_text(control, lease.back.value),
+        restore_target_source=lease.back.source,
         restoring=lease.restoring,
         trouble=None if lease.trouble is None else named(lease.trouble, indices),
     )
@@ -319,7 +319,7 @@ def node_report(node: NodeInfo, socket: str, leases: Sequence[Lease]) -> Node:
         quiesced_s=None if node.quiesced_ns is None else round(seconds_since(node.quiesced_ns), 3),
         gpus=len(node.gpus),
         leases=sum(not lease.restoring for lease in leases),
-        not_back=sum(lease.restoring for lease in leases),
+        pending_restores=sum(lease.restoring for lease in leases),
         findings=node.findings,
     )
 

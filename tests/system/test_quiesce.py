@@ -46,7 +46,7 @@ def test_the_driver_is_closed_and_opened_again(nvml_double: MakeDouble) -> None:
         client.set_power_limit(gpus, 150_000)
         begin_ns = client.state(gpus[0])[gpus[0]].t_ns
         result = client.quiesce()
-        assert (result.open, result.owed) == ([], [])
+        assert (result.open, result.pending) == ([], [])
         assert not device_is_open(daemon, double)
         assert [double.limit_mw(gpu) for gpu in range(2)] == [250_000, 250_000]
         with pytest.raises(NodeQuiesced):

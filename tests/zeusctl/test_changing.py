@@ -437,10 +437,10 @@ def test_quiesce_and_resume(ctl: Ctl, daemon: RunningDaemon) -> None:
         uuid = client.node().gpus[0].uuid
         client.set_power_limit(uuid, 150_000)
         report = said_json(ctl("quiesce", "--json").out)
-        assert (report["quiesced"], report["open"], report["not_back"]) == (True, [], [])
+        assert (report["quiesced"], report["open"], report["pending_restores"]) == (True, [], [])
         assert "zeusd has closed the driver" in ctl("status").out
         said = ctl("set", "0", "-p", "150")
-        assert said.code == Exit.NOT_BACK
+        assert said.code == Exit.PENDING
         assert "`zeusctl resume`" in said.err
         assert "fault  GPUs" in ctl("doctor").out
         assert len(said_json(ctl("resume", "--json").out)["gpus"]) == 4

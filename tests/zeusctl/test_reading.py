@@ -109,7 +109,7 @@ def test_a_pending_restore_is_shown_with_its_reason(
     assert "GPU-" not in said.out
     assert "could not be restored; the first: power_limit of GPU 0" in ctl("doctor").out
     said = ctl("reset", "0")
-    assert said.code == Exit.NOT_BACK
+    assert said.code == Exit.PENDING
     node.clear_faults()
     assert ctl("reset", "0").code == 0
     assert "pending restore" not in ctl("status").out
@@ -142,6 +142,7 @@ def test_leases_are_listed_or_reported_as_none(ctl: Ctl, daemon: RunningDaemon) 
         (lease,) = parse(ctl("leases", "--mine", "--json").out)["leases"]
     assert lease["pid"] == os.getpid()
     assert lease["value"] is None
+    assert (lease["restore_target"], lease["restore_target_text"]) == (250.0, "250 W")
     assert (lease["goes_back_to"], lease["goes_back_to_text"]) == (250.0, "250 W")
     assert 0 < lease["expires_in_s"] <= 15
 

@@ -75,7 +75,7 @@ class Tally:
         return Tally(count, mean, self.scatter + weight * off * (value - mean))
 
 
-class Curve:
+class CurveModel:
     """What is known of a curve, over the sizes of a job.
 
     Args:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zeus.policy.curves import Array, Belief, Curve, Hint, Prior, Tally, critical, saturating
+from zeus.policy.curves import Array, Belief, CurveModel, Hint, Prior, Tally, critical, saturating
 from zeus.policy.interface import Run
 from zeus.policy.reach import Reach
 
@@ -217,7 +217,7 @@ class Fit:
         epoch: Belief | None,
         tallies: dict[int, Tally],
         hints: dict[int, Hint],
-        curve: Curve,
+        curve: CurveModel,
         reach: Reach,
         most_epochs: float | None,
     ) -> None:
@@ -286,7 +286,7 @@ def _with_shape(
     return np.concatenate([shapes, course[None]]), np.append(log_weights, weight)
 
 
-def _curves(x: Array, apart: bool, elsewhere: Elsewhere | None) -> tuple[Curve | None, Curve]:
+def _curves(x: Array, apart: bool, elsewhere: Elsewhere | None) -> tuple[CurveModel | None, CurveModel]:
     """Of the cost of an epoch and of the epochs; or none, and of their product."""
     saturates = -0.5 * ((_KNEES + 2) / 3) ** 2
     turns = -0.5 * (_KNEES / 5) ** 2
@@ -298,11 +298,11 @@ def _curves(x: Array, apart: bool, elsewhere: Elsewhere | None) -> tuple[Curve |
             of_epochs = _with_shape(*of_epochs, elsewhere.log_epochs, _EPOCHS_ALIKE, x)
         epoch = Prior(*of_epoch, _EPOCH_DEVIATIONS, (0.01, 0.04))
         epochs = Prior(*of_epochs, _DEVIATIONS, (0.06, 0.12, 0.24))
-        return Curve(x, epoch), Curve(x, epochs)
+        return CurveModel(x, epoch), CurveModel(x, epochs)
     both = saturating(x, _KNEES[::2])[:, None] + critical(x, _KNEES[::2])[None]
     weights = saturates[::2, None] + turns[None, ::2]
     shapes = both.reshape(-1, len(x))
-    return None, Curve(x, Prior(shapes, weights.ravel(), _DEVIATIONS, (0.03, 0.1, 0.3)))
+    return None, CurveModel(x, Prior(shapes, weights.ravel(), _DEVIATIONS, (0.03, 0.1, 0.3)))
 
 
 def _evidence(x: Array, utilization: tuple[int, float] | None, shapes: int) -> Array | float:

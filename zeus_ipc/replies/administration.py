@@ -12,8 +12,10 @@ class Quiesced(Message):
     """CLOCK_MONOTONIC time."""
     open: list[str]
     """Device files of the driver that zeusd could not close, if any."""
-    owed: list[list[str]]
+    pending: list[list[str]]
     """[gpu, control] of restores that failed before; they are retried after `resume`."""
+    owed: list[list[str]]
+    """The same, by its former name."""
 
 
 class Permission(Message):

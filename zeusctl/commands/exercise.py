@@ -92,7 +92,7 @@ def exercise(
         click.echo(f"\nwrote {output}")
     if not report.as_found:
         raise CommandError(
-            "a GPU is not as it was found; see `zeusctl leases` and `zeusctl audit`", Exit.NOT_BACK
+            "a GPU is not as it was found; see `zeusctl leases` and `zeusctl audit`", Exit.PENDING
         )
     click.get_current_context().exit(Exit.OK if report.ok else Exit.FAILED)
 

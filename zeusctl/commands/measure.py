@@ -55,7 +55,7 @@ def measure(
         chosen = session.gpus(gpus)
         if session.node.quiesced_ns is not None:
             message = "zeusd is quiesced and samples nothing; run `zeusctl resume` first"
-            raise CommandError(message, Exit.NOT_BACK, "quiesced")
+            raise CommandError(message, Exit.PENDING, "quiesced")
         names = {gpu.uuid: f"gpu:{gpu.index}" for gpu in chosen}
         if cpu:
             for package in session.node.cpus:

@@ -26,11 +26,13 @@ def quiesce(session: Session) -> None:
 
     index = {gpu.uuid: gpu.index for gpu in session.node.gpus}
     result = session.client.quiesce()
-    not_back = [f"{control} of GPU {index.get(uuid, uuid)}" for uuid, control in result.owed]
-    report = QuiesceReport(at=now(), quiesced=not result.open, open=result.open, not_back=not_back)
+    pending = [f"{control} of GPU {index.get(uuid, uuid)}" for uuid, control in result.pending]
+    report = QuiesceReport(
+        at=now(), quiesced=not result.open, open=result.open, pending_restores=pending
+    )
 
     def lines() -> list[str]:
-        found = [f"{one} could not be restored; zeusd retries it after resume" for one in not_back]
+        found = [f"{one} could not be restored; zeusd retries it after resume" for one in pending]
         if not result.open:
             found.append("zeusd has closed the driver; `zeusctl resume` reopens it")
         return found
@@ -40,7 +42,7 @@ def quiesce(session: Session) -> None:
         raise CommandError(
             f"zeusd still has {', '.join(result.open)} open, because a driver call does not "
             "return; `systemctl restart zeusd` closes them, and it stays quiesced",
-            Exit.NOT_BACK,
+            Exit.PENDING,
             "quiesced",
         )
 

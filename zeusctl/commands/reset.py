@@ -62,7 +62,7 @@ def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str |
     session.answer(report, lambda: _lines(report))
     if not all(outcome.ok for outcome in report.outcomes):
         raise CommandError(
-            "not everything is restored; zeusd keeps retrying, see `zeusctl leases`", Exit.NOT_BACK
+            "not everything is restored; zeusd keeps retrying, see `zeusctl leases`", Exit.PENDING
         )
 
 

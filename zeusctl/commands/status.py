@@ -191,8 +191,8 @@ def headline(node: Node) -> str:
         f"zeusd {node.daemon_version} at {node.socket}, up {duration(node.uptime_s)}, {driver}, "
         f"{count(node.gpus, 'GPU')}, {count(node.leases, 'lease')}"
     )
-    if node.not_back:
-        text += style(f", {count(node.not_back, 'pending restore')}", fg="red")
+    if node.pending_restores:
+        text += style(f", {count(node.pending_restores, 'pending restore')}", fg="red")
     return text
 
 
@@ -276,7 +276,7 @@ def lease_lines(leases: Sequence[Lease]) -> list[str]:
                 str(lease.gpu),
                 lease.control,
                 lease.value_text or "not set",
-                lease.goes_back_to_text,
+                lease.restore_target_text,
                 state,
                 duration(lease.held_s),
                 holder(lease) + (f": {lease.trouble}" if lease.trouble else ""),

@@ -239,7 +239,7 @@ class TopApp(App[int]):
                         gpu=str(one.gpu),
                         control=one.control,
                         value=one.value_text or "not set",
-                        back=one.goes_back_to_text,
+                        back=one.restore_target_text,
                         since=duration(one.held_s),
                         holder=("not restored yet: " if one.restoring else "") + holder(one),
                     ),
@@ -375,8 +375,8 @@ def _head(report: StatusReport, width: int) -> Text:
     head = Text(f" {report.at:%H:%M:%S}  {power:.0f} W", style="bold", no_wrap=True)
     if node.quiesced_s is not None:
         head.append(f"  quiesced for {duration(node.quiesced_s)}: zeusctl resume", "bold yellow")
-    if node.not_back:
-        head.append(f"  {count(node.not_back, 'control')} not restored yet", "bold red")
+    if node.pending_restores:
+        head.append(f"  {count(node.pending_restores, 'control')} not restored yet", "bold red")
     kind = "simulated" if node.simulated else f"driver {node.driver_version}"
     uptime = duration(node.uptime_s)
     rest = f"  {count(node.gpus, 'GPU')}, {count(node.leases, 'lease')}, {kind}"

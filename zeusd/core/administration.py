@@ -149,7 +149,7 @@ class Administration:
         clause = f"an administrator (user {peer.uid}) reset the GPU"
         for machine in machines:
             persisted = self._unpin(machine)
-            machine.put_back(peer, clause, back, persisted)
+            machine.reset(peer, clause, back, persisted)
             if persisted is not None:
                 # Last: if zeusd is killed before, the journal has either this or the pending
                 # restore.
@@ -253,10 +253,9 @@ class Administration:
 
     def _describe_quiesced(self, still_open: Iterable[str]) -> Quiesced:
         assert self._node.quiesced_ns is not None
+        pending = _named(m for m in self._node.machines() if m.phase is not Phase.FREE)
         return Quiesced(
-            since_ns=self._node.quiesced_ns,
-            open=list(still_open),
-            owed=_named(m for m in self._node.machines() if m.phase is not Phase.FREE),
+            since_ns=self._node.quiesced_ns, open=list(still_open), pending=pending, owed=pending
         )
 
     def _resume(self, connection: Connection, request: Resume) -> None:
@@ -274,7 +273,7 @@ class Administration:
             for control, machine in gpu.machines.items():
                 machine.resume(gpu.facts.values.get(control))
                 if machine.persisted:  # a reset GPU has lost it
-                    machine.put_back(peer, "an administrator resumed zeusd", owed=machine.target)
+                    machine.reset(peer, "an administrator resumed zeusd", written=machine.target)
         self._end(self._describe_node())
 
     def _begin(self, connection: Connection, request: Quiesce | Resume) -> bool:

@@ -124,7 +124,7 @@ class ControlMachine(Leased):
         left = self._resting
         if self._site.enforced if left is None else again or left != self.target:
             lease = self._stand_in(ZEUSD, 0, "zeusd")
-            restoration = Restoration(SITE_LIMIT, ALL, owed=left is not None)
+            restoration = Restoration(SITE_LIMIT, ALL, required=left is not None)
             self._restore_unheld(lease, restoration, left)
 
     def persist(self, uid: int) -> None:
@@ -199,12 +199,12 @@ class ControlMachine(Leased):
         """
         self._revoke(reason, clause, then)
 
-    def put_back(
+    def reset(
         self,
         peer: Peer,
         clause: str,
         then: Callable[[], None] = lambda: None,
-        owed: ControlValue | None = None,
+        written: ControlValue | None = None,
     ) -> None:
         """An administrator wants the target in force, also over the settings of others.
 
@@ -212,8 +212,8 @@ class ControlMachine(Leased):
             peer: The administrator.
             clause: For the holder, as for `revoke`.
             then: Called after the first attempt; `phase` and `trouble` tell its outcome.
-            owed: What zeusd itself wrote, and nobody leases; None: nothing. Then a failure that
-                changes nothing is the end of it.
+            written: What zeusd itself wrote without a lease; None: nothing. Then a failure that
+                changes nothing ends it.
         """
         merges = self.merges  # what others have chosen meanwhile stays
         if self.first is not None and not (self.pinned or merges) and self.target != self.first:
@@ -228,9 +228,9 @@ class ControlMachine(Leased):
             self._pump()
         else:
             lease = self._stand_in(peer.process, peer.uid, peer.command)
-            owed = self._resting if owed is None else owed
-            restoration = Restoration("reset", ALL, owed=owed is not None, waiting=[then])
-            self._restore_unheld(lease, restoration, owed)
+            written = self._resting if written is None else written
+            restoration = Restoration("reset", ALL, required=written is not None, waiting=[then])
+            self._restore_unheld(lease, restoration, written)
 
     def suspend(self) -> None:
         """The device goes out of reach: no call is made until `resume`."""

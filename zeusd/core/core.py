@@ -379,7 +379,7 @@ class Core:
         return bool(self._pending or self._losses)
 
     @property
-    def putting_back(self) -> bool:
+    def restoring(self) -> bool:
         """Whether it was stopped, and some control is still to be restored."""
         left = any(machine.phase is not Phase.FREE for machine in self.node.machines())
         return self.node.stopping and not self._silent and left

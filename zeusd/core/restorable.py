@@ -58,8 +58,8 @@ class Restoration:
     Attributes:
         reason: Why, for the log.
         overwrite: What it may overwrite, see `restore_rule`.
-        owed: Whether zeusd changed something that must be restored. Otherwise only an administrator
-            requested it, and a failure that changes nothing ends it.
+        required: Whether zeusd changed something that must be restored. Otherwise only an
+            administrator requested it, and a failure that changes nothing ends it.
         attempts: Number of failed attempts.
         waiting: Called after the next attempt, whatever its result.
         plan: The input of the present attempt.
@@ -68,7 +68,7 @@ class Restoration:
 
     reason: str
     overwrite: str = OURS
-    owed: bool = True
+    required: bool = True
     attempts: int = 0
     waiting: list[Callable[[], None]] = field(default_factory=list)
     plan: Plan | None = None
@@ -335,7 +335,7 @@ class Restorable(ABC):
             assert result.holds is not None
             failure = kept_failure(self.control, self.gpu, result.target, result.holds)
         absent = failure is not None and failure.outcome is Outcome.UNSUPPORTED
-        idle = absent and restoration.reason == "reset" and not restoration.owed
+        idle = absent and restoration.reason == "reset" and not restoration.required
         if result.kind == "restored" or (result.pending and writing and not idle):
             self._note_change("restore", result.found, result.in_force, failure)
         if result.pending:
@@ -353,7 +353,7 @@ class Restorable(ABC):
             self.rest(in_force if rests else None)
             if restoration.plan.target != self.target:
                 self._values = (in_force,)  # the target changed meanwhile: restore again
-                restoration.owed = True
+                restoration.required = True
                 self._attempt()
                 return
             if in_force != restoration.plan.target and not self.bounded:
@@ -372,7 +372,7 @@ class Restorable(ABC):
         assert restoration is not None
         assert self.lease is not None
         self._out.add(Forget(self.key))
-        if restoration.owed and restoration.reason not in (CEILING, SITE_LIMIT):
+        if restoration.required and restoration.reason not in (CEILING, SITE_LIMIT):
             self._out.add(
                 Note(
                     "lease_ended",
@@ -397,10 +397,10 @@ class Restorable(ABC):
         restoration = self._restoration
         assert restoration is not None
         refused = failure.outcome is not None or restoration.reason != SITE_LIMIT
-        if not restoration.owed and failure.unchanged and refused:
+        if not restoration.required and failure.unchanged and refused:
             self._finish("failed", failure)
             return
-        restoration.owed |= not failure.unchanged  # it may be in force
+        restoration.required |= not failure.unchanged  # it may be in force
         self.life.on(Event.FAIL)
         self.trouble = failure
         restoration.attempts += 1

@@ -240,7 +240,7 @@ class Engine:
 
         def check() -> None:
             late = time.monotonic_ns() > give_up_ns
-            if (self.core.putting_back or not self.core.settled) and not late:
+            if (self.core.restoring or not self.core.settled) and not late:
                 self._reactor.call_later(0.002, check)
                 return
             self.abandoned = self.core.unrestored if restore else []

@@ -13,7 +13,7 @@ from tests import seeds
 from zeus.job import Job
 from zeus.policy import GPBatchSizeOptimizer as Gp
 from zeus.policy import Run, make_policy
-from zeus.policy.curves import Curve, Prior, Tally, critical, saturating
+from zeus.policy.curves import CurveModel, Prior, Tally, critical, saturating
 
 JOB = Job("d", "n", "sgd", 0.5, 100, default_bs=256)
 SIZES = [2**n for n in range(3, 13)]
@@ -293,7 +293,7 @@ def test_a_curve_is_what_exact_regression_says() -> None:
     x = np.array([-1.0, 0.0, 2.0])
     prior = Prior(np.zeros((1, 3)), np.zeros(1), ((0.4, 0.1, 0.0),), (0.2,))
     tallies = {0: Tally().and_also(1.0).and_also(1.4), 2: Tally().and_also(2.0)}
-    belief = Curve(x, prior).learn(tallies)
+    belief = CurveModel(x, prior).learn(tallies)
     apart = (x[:, None] - x[None]) / 1.5
     k = 9 + 0.16 * np.exp(-0.5 * apart**2) + 0.01 * np.eye(3)
     at = [0, 0, 2]
@@ -313,7 +313,7 @@ def test_scatter_within_a_size_determines_the_noise() -> None:
         tally = Tally()
         for value in 8 * [2 - apart, 2 + apart]:
             tally = tally.and_also(value)
-        draws = Curve(x, prior).learn({0: tally}).draw(np.random.default_rng(0), 4000)
+        draws = CurveModel(x, prior).learn({0: tally}).draw(np.random.default_rng(0), 4000)
         return float(draws[:, 0].std())
 
     assert spread(0.05) == pytest.approx(0.05 / 4, rel=0.1)

@@ -256,13 +256,13 @@ class Model(Checked):
                 break
             if self.held:
                 self.device_step(0)
-            elif self.core.putting_back:
+            elif self.core.restoring:
                 self.pass_time(1)  # what failed before the faults were over is tried again
             else:
                 break
         broken = self.faults or self.odd or self.journal_broken or self.hidden
         if self.up and not (self.held or broken):
-            assert not self.core.putting_back, "zeusd stops, and something is not back"
+            assert not self.core.restoring, "zeusd stops, and something is not back"
         if self.up:
             self.keep_newest()
         self.crash(0)
@@ -293,7 +293,7 @@ class Model(Checked):
             other.blameless = False
         self.request(program, "release", gpus=[gpu], whose="all")
 
-    def put_back(self, program: Program, gpu: str, control: Control) -> None:
+    def restore(self, program: Program, gpu: str, control: Control) -> None:
         """An administrator wants the site limit in force."""
         for other in self.programs:
             other.blameless = False

@@ -34,7 +34,7 @@ WEIGHTS = {
     "stop": 1,
     "restart": 1,
     "revoke": 1,
-    "put_back": 2,
+    "restore": 2,
     "persist": 2,
     "ceiling": 4,
     "jobs_end": 1,
@@ -129,8 +129,8 @@ def _step(model: Model, name: str, rng: random.Random) -> None:
         model.stop_zeusd(restore=name == "stop")
     elif name == "revoke":
         model.revoke(model.programs[1], gpu)
-    elif name == "put_back":
-        model.put_back(model.programs[1], gpu, control)
+    elif name == "restore":
+        model.restore(model.programs[1], gpu, control)
     elif name == "persist":
         model.persist(model.programs[1], gpu, control)
     elif name == "ceiling":

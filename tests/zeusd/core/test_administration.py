@@ -272,7 +272,7 @@ def test_quiesce_restores_everything_and_nothing_calls_the_driver_until_resume(
 ) -> None:
     world.set_power(ALICE, 200)
     result = Quiesced.model_validate(world.call(ADMIN, "quiesce")["result"])
-    assert (result.open, result.owed) == ([], [])
+    assert (result.open, result.pending) == ([], [])
     assert world.limit_w() == 300
     assert world.driver_open is False  # from here on the world fails every call to a device
     assert world.set_power(ALICE, 200)["error"]["code"] == "quiesced"
@@ -305,7 +305,7 @@ def test_a_gpu_that_cannot_be_restored_does_not_keep_the_driver_open() -> None:
     world.set_power(ALICE, 200, GPU1)
     world.faults[POWER] = 15
     result = world.call(ADMIN, "quiesce")["result"]
-    assert result["owed"] == [[GPU0, "power_limit"]]
+    assert result["pending"] == result["owed"] == [[GPU0, "power_limit"]]
     assert world.values[(GPU1, Control.POWER_LIMIT)] == (300_000,)
     world.advance(10)  # no attempt is made meanwhile: it would fail
     world.faults.clear()
@@ -348,7 +348,7 @@ def test_a_gpu_that_does_not_answer_does_not_keep_the_administrator() -> None:
     answer = world.answer(ADMIN, asked)
     assert answer is not None
     assert answer["result"]["open"] == ["/dev/nvidia0"]
-    assert answer["result"]["owed"] == [[GPU0, "power_limit"]]
+    assert answer["result"]["pending"] == [[GPU0, "power_limit"]]
     world.hold = False
     assert stuck == world.held
     world.run_held()
@@ -384,7 +384,7 @@ def test_a_stop_while_quiesced_waits_for_nothing(world: World) -> None:
     world.faults[POWER] = 15
     world.call(ADMIN, "quiesce")
     world.apply(world.core.stop(world.now_ns))
-    assert world.core.putting_back is False
+    assert world.core.restoring is False
 
 
 # ------------------------------------------------------------------------------------------ release

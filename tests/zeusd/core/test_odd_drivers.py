@@ -204,7 +204,7 @@ def test_a_restore_pending_on_a_missing_gpu_is_named_when_zeusd_stops() -> None:
     world.start_core(alive={Process(1, 77)})
     world.apply(world.core.stop(world.now_ns))
     assert world.core.unrestored == [(GPU0, Control.POWER_LIMIT)]
-    assert not world.core.putting_back, "there is nothing to wait for"
+    assert not world.core.restoring, "there is nothing to wait for"
     world.limits_mw = (300_000, 300_000)
     world.start_core(alive={Process(1, 77)})
     assert world.limit_w() == 300, "the stop is finished by the next start"

@@ -111,7 +111,7 @@ class Known:
         self.last_trial = 0
         self._trials: dict[int, Trial] = {}
         self._running: dict[int, Trial] = {}
-        self._told: list[Trial] = []
+        self._observed: list[Trial] = []
         self._kept_out = _KeptOut(job)
         self._policy: BatchSizeOptimizer | None = None
         self._choice: tuple[object, Choice] | None = None
@@ -153,12 +153,12 @@ class Known:
         else:
             for trial in ended:
                 self._kept_out.add(trial)
-        told_now = [trial for trial in ended if trial.status == "ok"]
-        self._told += told_now
+        newly_observed = [trial for trial in ended if trial.status == "ok"]
+        self._observed += newly_observed
         if self._policy is None or self._left() != self._sizes:
             self._policy = None
         else:
-            for trial in told_now:
+            for trial in newly_observed:
                 self._observe(trial)
 
     def choose(self, number: int, now_s: float = 0.0) -> Choice:
@@ -173,7 +173,7 @@ class Known:
         """
         in_flight = [trial.batch_size for trial in self._running.values()]
         at_s = None if self._trade_off is None else now_s
-        of_what = (number, len(self._told), tuple(in_flight), tuple(self._left()), at_s)
+        of_what = (number, len(self._observed), tuple(in_flight), tuple(self._left()), at_s)
         if self._choice is not None and self._choice[0] == of_what:
             return self._choice[1]
         policy = self._with_seed(number)
@@ -192,7 +192,7 @@ class Known:
         spec = self.job.spec
         out = self._kept_out.sizes
         runs: dict[int, int] = {}
-        for trial in self._told:
+        for trial in self._observed:
             runs[trial.batch_size] = runs.get(trial.batch_size, 0) + 1
         found: dict[int, Estimate] = {}
         policy: BatchSizeOptimizer | None = None
@@ -209,7 +209,7 @@ class Known:
 
     def knowledge(self) -> Knowledge | None:
         """Returns the knowledge for the same job on another GPU."""
-        if not any(trial.converged for trial in self._told) or not self._left():
+        if not any(trial.converged for trial in self._observed) or not self._left():
             return None
         return self._with_seed(_FOR_ESTIMATES).knowledge(self._as_known)
 
@@ -272,7 +272,7 @@ class Known:
             self._profiles.get,
             overlapping=True,
         )
-        for trial in self._told:
+        for trial in self._observed:
             self._observe(trial)
         return policy
 
@@ -304,7 +304,7 @@ class Known:
             estimates = [] if policy is None else policy.estimates(self._as_known)
         means = {one.batch_size: one.mean for one in estimates if one.explored}
         costs: dict[int, list[float]] = {}
-        for trial in self._told:
+        for trial in self._observed:
             if trial.converged:
                 cost = self.job.cost(trial.energy, trial.time)
                 costs.setdefault(trial.batch_size, []).append(cost)

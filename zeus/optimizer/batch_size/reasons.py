@@ -18,7 +18,7 @@ _SAYS_SO = (
     "cudnn_status_alloc_failed",
     "resource_exhausted: out of memory",  # JAX
 )
-_BY_SOMEBODY = (KeyboardInterrupt, GeneratorExit)
+_INTERRUPTED = (KeyboardInterrupt, GeneratorExit)
 
 
 def reason_of(error: BaseException | None) -> Reason:
@@ -27,7 +27,7 @@ def reason_of(error: BaseException | None) -> Reason:
     Args:
         error: Its exception; None: a normal end.
     """
-    if error is None or isinstance(error, _BY_SOMEBODY):
+    if error is None or isinstance(error, _INTERRUPTED):
         return "cancelled"
     if isinstance(error, SystemExit):
         return "failed" if error.code else "cancelled"

@@ -68,7 +68,7 @@ class Writing:
         self.next_event += 1
         return self
 
-    def told(self, before: Trial, after: Trial) -> None:
+    def record_status(self, before: Trial, after: Trial) -> None:
         """Records that a trial has ended, or is running again."""
         if before.status == after.status:
             return
@@ -85,7 +85,7 @@ class Writing:
         marked = []
         for trial in lost(found, self.now_s):
             after = ended(trial, "lost", self.now_s, self.next_event)
-            self.told(trial, after)
+            self.record_status(trial, after)
             self.save(after)
             marked.append(after)
         return marked
@@ -97,7 +97,7 @@ class Writing:
 
     def change(self, before: Trial, after: Trial) -> None:
         """Updates a trial and the job's counters."""
-        self.told(before, after)
+        self.record_status(before, after)
         self.save(after)
         self.close()
 

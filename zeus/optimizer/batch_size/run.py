@@ -70,9 +70,9 @@ class Run:
         self.finished = self.converged = self.over = self.training = False
         self.message = ""
         self.epoch = self._begun = self._ended = trial.current_epoch
-        self._epochs_told = False
+        self._epochs_reported = False
         self._broken = False
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._metrics: list[float | None] = [None] * trial.current_epoch
         self._endings = Endings(self._process_ends)
 
@@ -87,19 +87,19 @@ class Run:
     def epoch_begins(self) -> None:
         """An epoch begins."""
         self._report_unevaluated()
-        self._epochs_told = True
+        self._epochs_reported = True
         self._begun = self._ended + 1
 
     @guarded
     def epoch_ends(self) -> None:
         """An epoch has ended."""
-        self._epochs_told = True
+        self._epochs_reported = True
         self._begun = self._ended = max(self._begun, self._ended + 1)
 
     @guarded
     def evaluated(self, metric: Any) -> None:
         """An epoch's evaluation has ended, with this metric."""
-        epoch = self._begun if self._epochs_told else self.epoch + 1
+        epoch = self._begun if self._epochs_reported else self.epoch + 1
         if not self.over:
             self._report(epoch, self._number(metric))
         elif not self.finished:  # measuring failed: a loop until it is finished still ends
@@ -259,6 +259,6 @@ class Run:
             self._close("cancelled", EXIT_S)
 
     def _say(self, kind: str, sentence: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._warned:
+            self._warned.add(kind)
             log.warning("%s", sentence)

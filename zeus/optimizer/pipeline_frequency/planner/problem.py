@@ -37,7 +37,7 @@ _CELLS = 4096
 
 
 @dataclass(frozen=True)
-class Curve:
+class CostCurve:
     """The options of one kind of instruction that another does not beat.
 
     Attributes:
@@ -62,7 +62,7 @@ class Choice:
     energy_j: float
 
 
-def curve_of(options: Sequence[Choice], power_w: float, gpus: int, per: EnergyPer) -> Curve:
+def curve_of(options: Sequence[Choice], power_w: float, gpus: int, per: EnergyPer) -> CostCurve:
     """Options for one instruction, without those that take more time and more energy.
 
     Args:
@@ -88,7 +88,7 @@ def curve_of(options: Sequence[Choice], power_w: float, gpus: int, per: EnergyPe
                 break
             hull.pop()
         hull.append(place)
-    return Curve(
+    return CostCurve(
         tuple(mhz for _, _, mhz in kept),
         np.array([time_s for time_s, _, _ in kept], dtype=np.float64),
         np.array([cost_j for _, cost_j, _ in kept], dtype=np.float64),
