@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +33,13 @@ class ControlGroups:
     """
 
     def __init__(self, mounts: str | os.PathLike[str] = MOUNTS, owner: int = 0) -> None:
-        self._table = Path(mounts)
+        # Unbuffered: it is read again from the start.
+        self._table = open(mounts, "rb", buffering=0)  # noqa: SIM115 - for as long as this is
+        # The kernel reports a priority event after each change of the table: proc_pid_mounts(5).
+        self._changes = select.poll()
+        self._changes.register(self._table, select.POLLPRI)
+        self._mounts = [*_read(self._table.readall())]
         self._owner = owner
-        self._mounts: list[_Mount] = []
 
     def of(self, memberships: str) -> list[ControlGroup]:
         """A process's control group, as far down as the trusted user owns it.
@@ -60,15 +65,16 @@ class ControlGroups:
 
     def _folder(self, controllers: frozenset[str]) -> str | None:
         """Mount point of the whole hierarchy with these controllers; None: not mounted."""
-        for fresh in (False, True):  # it may have been mounted after the table was read
-            if fresh:
-                self._mounts = [*_read(self._table)]
+        while True:
             for mount in self._mounts:
                 if mount.controllers >= controllers and bool(mount.controllers) == bool(
                     controllers
                 ):
                     return mount.folder
-        return None
+            if not self._changes.poll(0):
+                return None
+            self._table.seek(0)
+            self._mounts = [*_read(self._table.readall())]
 
     def _owned(self, folder: str, path: str) -> str:
         """The path down to the first group that another user owns or that others may write."""
@@ -87,9 +93,9 @@ class ControlGroups:
         return owned or "/"
 
 
-def _read(table: Path) -> Iterator[_Mount]:
+def _read(table: bytes) -> Iterator[_Mount]:
     """The hierarchies in a table of mounts whose whole tree is visible."""
-    for line in os.fsdecode(table.read_bytes()).split("\n"):
+    for line in os.fsdecode(table).split("\n"):
         before, _, after = line.partition(" - ")
         fields, rest = before.split(" "), after.split(" ")
         if len(fields) < 5 or len(rest) < 3 or rest[0] not in ("cgroup", "cgroup2"):
