@@ -9,21 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from operator import attrgetter
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, computed_field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
 
-def _former(name: str, kind: Any) -> Any:
-    """A key that `name` replaces. It stays for one version."""
-    return computed_field(
-        property(attrgetter(name)), return_type=kind, json_schema_extra={"deprecated": True}
-    )
+def _former() -> Any:
+    """A former name of the field before it, with the same value. It stays for one version."""
+    return Field(json_schema_extra={"deprecated": True})
 
 
 class Report(_Part):
@@ -65,7 +62,7 @@ class Node(_Part):
     leases: int
     pending_restores: int
     """Controls that could not be restored yet."""
-    not_back = _former("pending_restores", int)
+    not_back: int = _former()
     findings: list[str] = []
     """Rules of zeusd.toml that have no effect on this node, and why."""
 
@@ -117,9 +114,9 @@ class Lease(_Part):
     restore_target_text: str
     restore_target_source: str
     """configured, persisted, observed or unreadable, see the protocol's `Back`."""
-    goes_back_to = _former("restore_target", Value)
-    goes_back_to_text = _former("restore_target_text", str)
-    goes_back_source = _former("restore_target_source", str)
+    goes_back_to: Value = _former()
+    goes_back_to_text: str = _former()
+    goes_back_source: str = _former()
     restoring: bool
     """The holder is gone, and the restore is pending."""
     trouble: str | None
@@ -424,7 +421,7 @@ class QuiesceReport(Report):
     open: list[str]
     pending_restores: list[str]
     """Controls that could not be restored before closing."""
-    not_back = _former("pending_restores", list[str])
+    not_back: list[str] = _former()
 
 
 class ResumeReport(Report):

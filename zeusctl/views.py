@@ -252,6 +252,8 @@ def known_report(gpu: GpuInfo) -> KnownGpu:
 def lease_report(lease: LeaseInfo, indices: Mapping[str, int]) -> Lease:
     """Converts a lease; adds the GPU's index."""
     control = lease.control.value
+    target = known_quantity(control, lease.back.value)
+    text = value_text(control, lease.back.value)
     return Lease(
         gpu=indices.get(lease.gpu, -1),
         uuid=lease.gpu,
@@ -267,9 +269,12 @@ def lease_report(lease: LeaseInfo, indices: Mapping[str, int]) -> Lease:
         job=lease.job,
         held_s=round(seconds_since(lease.since_ns), 3),
         expires_in_s=round(max(0.0, (lease.expires_ns - time.monotonic_ns()) / 1e9), 3),
-        restore_target=known_quantity(control, lease.back.value),
-        restore_target_text=value_text(control, lease.back.value),
+        restore_target=target,
+        restore_target_text=text,
         restore_target_source=lease.back.source,
+        goes_back_to=target,
+        goes_back_to_text=text,
+        goes_back_source=lease.back.source,
         restoring=lease.restoring,
         trouble=None if lease.trouble is None else named(lease.trouble, indices),
     )
@@ -309,6 +314,7 @@ def ceiling_reports(gpus: Sequence[GpuInfo]) -> list[Ceiling]:
 
 def node_report(node: NodeInfo, socket: str, leases: Sequence[Lease]) -> Node:
     """The daemon and its node."""
+    pending = sum(lease.restoring for lease in leases)
     return Node(
         socket=socket,
         daemon_version=node.daemon_version,
@@ -319,7 +325,8 @@ def node_report(node: NodeInfo, socket: str, leases: Sequence[Lease]) -> Node:
         quiesced_s=None if node.quiesced_ns is None else round(seconds_since(node.quiesced_ns), 3),
         gpus=len(node.gpus),
         leases=sum(not lease.restoring for lease in leases),
-        pending_restores=sum(lease.restoring for lease in leases),
+        pending_restores=pending,
+        not_back=pending,
         findings=node.findings,
     )
 

@@ -28,7 +28,11 @@ def quiesce(session: Session) -> None:
     result = session.client.quiesce()
     pending = [f"{control} of GPU {index.get(uuid, uuid)}" for uuid, control in result.pending]
     report = QuiesceReport(
-        at=now(), quiesced=not result.open, open=result.open, pending_restores=pending
+        at=now(),
+        quiesced=not result.open,
+        open=result.open,
+        pending_restores=pending,
+        not_back=pending,
     )
 
     def lines() -> list[str]:

@@ -6,7 +6,6 @@ import os
 import select
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from zeusd.core.jobs import ControlGroup
 

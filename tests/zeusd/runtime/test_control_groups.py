@@ -181,7 +181,7 @@ def kernel_group(version: int) -> Iterator[Path]:
                     os.rmdir(folder)
 
 
-# In its own mount namespace: prints whether the hierarchy is found, and how often the table was read.
+# In its own mount namespace: prints whether the hierarchy is found, and the reads of the table.
 MOUNT_LATER = """
 import io, os, subprocess, sys
 from zeusd.runtime import control_groups
@@ -198,7 +198,9 @@ def found():
     print(found, len(tables))
 found()
 os.makedirs(folder, exist_ok=True)
-subprocess.run(["mount", "-t", kind, *(["-o", options] if options else []), kind, folder], check=True)
+options = ["-o", options] if options else []
+subprocess.run(["mount", "-t", kind, *options, kind, folder], check=True)
+options = options[-1] if options else ""
 found()
 """
 
