@@ -21,7 +21,7 @@ VERBS = {
     "gpus": "gpus",
     "show": "show",
     "processes": "processes",
-    "leases": "leases",
+    "leases": "status",
     "top": "top",
     "watch": "top",
     "set": "set:set_",

@@ -1,7 +1,8 @@
-"""`zeusctl status`: an overview of the node."""
+"""`zeusctl status` and `leases`: the node, and who holds what."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,31 @@ def status(
     count_them = processes or "processes" in columns or form == "csv"
     output = Output(session.json, columns, form, watch, GPU_COLUMNS)
     output.run(lambda: read(session, gpus, count_them), lines, rows)
+
+
+@click.command()
+@click.option("--mine", is_flag=True, help="Only leases of your own processes.")
+@common_options
+@pass_session
+def leases(session: Session, mine: bool) -> None:
+    """List leases and ceilings: holder, age, restore target.
+
+    Only the process's own user and administrators see the process, its program and its job.
+    """
+    from zeusctl.reports import LeasesReport
+    from zeusctl.views import ceiling_reports, lease_reports
+
+    found = lease_reports(session.client, session.node.gpus)
+    if mine:
+        found = [lease for lease in found if lease.uid == os.geteuid()]
+    ceilings = [] if mine else ceiling_reports(session.node.gpus)
+    report = LeasesReport(at=now(), leases=found, ceilings=ceilings)
+
+    def lines() -> list[str]:
+        said = lease_lines(found) if found else ["no leases"]
+        return [*said, "", *ceiling_lines(ceilings)] if ceilings else said
+
+    session.answer(report, lines)
 
 
 def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
