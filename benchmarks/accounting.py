@@ -27,7 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.support import configuration, running_daemon
+from tests.support import RunningDaemon, configuration, running_daemon
 from tests.zeusd.ledger.world import START_S, World
 from zeus_ipc.charging import Method
 from zeus_ipc.requests import Allocate, Deallocate
@@ -203,7 +203,7 @@ def sets() -> None:
         print(f"  {name:24} median {statistics.median(values):.2f}, 99th percentile {p99:.2f}")
 
 
-def use(daemon: object, ended: threading.Event) -> None:
+def use(daemon: RunningDaemon, ended: threading.Event) -> None:
     """Twice as many jobs as 2,000 an hour, and a question each second."""
     with daemon.client() as client:
         uuid = client.node().gpus[0].uuid

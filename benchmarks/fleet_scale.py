@@ -167,8 +167,8 @@ def real(count: int, seconds: float) -> None:
             times = " ".join(f"{one:.2f}" for one in sorted(cuts))
             print(f"a cut to 60 % in force at all {count} agents after, s: {times}")
         finally:
-            for some in kinds.values():
-                for one in some:
+            for started in kinds.values():
+                for one in started:
                     one.kill()
                     one.wait()
 

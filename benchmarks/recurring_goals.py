@@ -105,14 +105,15 @@ class Goals:
         """Six workloads on four GPUs."""
         pairs = [(gpu, number) for number in range(len(WORKLOADS)) for gpu in GPUS]
         found = self._cases([(*pair, None) for pair in pairs], "measured")
+        of_pair = {pair: found[pair[0], pair[1], None] for pair in pairs}
         for of, most in (("r_n", 2.2), ("r_30", 2.1)):
             means = {
-                policy: statistics.fmean(mean(found[(*p, None)][policy], of) for p in pairs)
+                policy: statistics.fmean(mean(of_pair[pair][policy], of) for pair in pairs)
                 for policy in ALL_POLICIES
             }
             name = f"mean {of.upper()}"
             self.rows.append(Goal(f"{len(pairs)} measured pairs", name, means, most))
-        worse = [p for p in pairs if _beaten(found[(*p, None)])]
+        worse = [pair for pair in pairs if _beaten(of_pair[pair])]
         self._lost("measured pairs", len(pairs), (f"{WORKLOADS[n].dataset} {g}" for g, n in worse))
         self._of_others = {
             policy: statistics.fmean(

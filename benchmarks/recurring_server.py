@@ -150,9 +150,9 @@ def main() -> None:
     for column in ("sizes", "trials before", "first", "median", "p99", "CPU median", "CPU p99"):
         table.add_column(column, justify="right")
     for sizes, before in ((12, 0), (1000, 0), (12, 5000), (1000, 5000)):
-        took = decisions(sizes, before)
-        later = [f"{q:.1f}" for of in took for q in np.quantile(of[1:], (0.5, 0.99))]
-        table.add_row(str(sizes), str(before), f"{took[0, 0]:.0f}", *later)
+        times = decisions(sizes, before)
+        later = [f"{q:.1f}" for of in times for q in np.quantile(of[1:], (0.5, 0.99))]
+        table.add_row(str(sizes), str(before), f"{times[0, 0]:.0f}", *later)
     console.print(table)
 
 

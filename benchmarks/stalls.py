@@ -21,6 +21,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -166,7 +167,7 @@ def train() -> None:
     print(json.dumps({**waits, "error": error, "state": state}), flush=True)
 
 
-def disturbed(events: tuple[Event | None, Event | None]) -> tuple[dict[str, object], float]:
+def disturbed(events: tuple[Event | None, Event | None]) -> tuple[dict[str, Any], float]:
     """The observations of a loop, and the time that its process took to end."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ def interval(values: list[float]) -> tuple[float, float]:
     return medians[25], medians[-26]
 
 
-def _engine(home: Path, sequences: int, hidden: int, layers: int) -> Iterator[Any]:
+def _engine(home: Path, sequences: int, hidden: int, layers: int) -> Generator[Any, str, None]:
     """Runs a turn of each arm that is sent; yields mean time and CPU time of its steps, s, or None
     where most were interrupted.
     """
