@@ -6,7 +6,7 @@ from typing import Any
 
 import msgpack
 
-from zeus_ipc.wire import Message
+from zeus_ipc.wire import MAX_REQUEST_BYTES, Message
 
 
 class DecodeError(ValueError):
@@ -35,7 +35,21 @@ def decode_request(data: bytes | memoryview) -> dict[str, Any]:
     Raises:
         DecodeError: not msgpack, not a map, or beyond a bound.
     """
-    return _decode(data, max_str_len=256, max_array_len=1024, max_map_len=32)
+    return _decode(data, max_str_len=MAX_REQUEST_BYTES, max_array_len=1024, max_map_len=32)
+
+
+def id_of(data: bytes | memoryview) -> object:
+    """The id in a request that cannot be decoded, so that its sender learns why; 0: it has none."""
+    unpacker = msgpack.Unpacker(max_array_len=0)
+    unpacker.feed(data)
+    try:
+        for _ in range(unpacker.read_map_header()):
+            if unpacker.unpack() == "id":
+                return unpacker.unpack()
+            unpacker.skip()  # takes no memory
+    except Exception:  # noqa: BLE001 - as in `_decode`
+        pass
+    return 0
 
 
 def decode_reply(data: bytes | memoryview) -> dict[str, Any]:
@@ -53,7 +67,7 @@ def _decode(data: bytes | memoryview, **bounds: int) -> dict[str, Any]:
             data, raw=False, strict_map_key=True, max_bin_len=0, max_ext_len=0, **bounds
         )
     except Exception as error:  # noqa: BLE001 - msgpack raises five unrelated types on bad input
-        raise DecodeError(f"not a valid message: {type(error).__name__}") from None
+        raise DecodeError(f"not a valid message: {error or type(error).__name__}") from None
     if not isinstance(value, dict):
         raise DecodeError("not a valid message: the top level is not a map")
     return value

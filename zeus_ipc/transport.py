@@ -14,8 +14,9 @@ from typing import Any, Protocol
 from zeus_ipc.codec import encode
 from zeus_ipc.connection import Connection, client_closed
 from zeus_ipc.diagnosis import check_deadline
-from zeus_ipc.errors import DaemonUnavailable
+from zeus_ipc.errors import DaemonUnavailable, RequestRejected
 from zeus_ipc.overriding import override
+from zeus_ipc.wire import MAX_REQUEST_BYTES
 from zeus_ipc.zmtp import frame
 
 GRACE_NS = 100_000_000
@@ -121,19 +122,27 @@ class SocketTransport(Transport):
     @override
     def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         connection = self._opened or self.connection()
-        request_id = message["id"] = next(self._ids)
-        deadline_ns = message["deadline_ns"] = time.monotonic_ns() + int(timeout_s * 1e9)
-        data = frame(encode(message))
-        return connection.request(request_id, data, deadline_ns + GRACE_NS, timeout_s)
+        data, deadline_ns = self._framed(message, timeout_s)
+        return connection.request(message["id"], data, deadline_ns + GRACE_NS, timeout_s)
 
     @override
     def send(self, message: dict[str, Any], timeout_s: float) -> None:
         connection = self._opened or self.connection()
-        message["id"] = next(self._ids)
-        deadline_ns = message["deadline_ns"] = time.monotonic_ns() + int(timeout_s * 1e9)
-        data = frame(encode(message))
+        data, deadline_ns = self._framed(message, timeout_s)
         while connection.send(data, deadline_ns) is None:
             check_deadline(self.path, deadline_ns, False, timeout_s)
+
+    def _framed(self, message: dict[str, Any], timeout_s: float) -> tuple[bytes, int]:
+        """A request with its id and deadline as a frame, and the deadline."""
+        message["id"] = next(self._ids)
+        deadline_ns = message["deadline_ns"] = time.monotonic_ns() + int(timeout_s * 1e9)
+        body = encode(message)
+        if len(body) > MAX_REQUEST_BYTES:  # zeusd would close the connection
+            raise RequestRejected(
+                f"the request has {len(body)} bytes, and zeusd takes {MAX_REQUEST_BYTES}; ask for "
+                "less at once"
+            )
+        return frame(body), deadline_ns
 
     @override
     def subscribe(self, names: Sequence[str], path: str | None, buffer: int) -> Subscription:

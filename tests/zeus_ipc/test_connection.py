@@ -21,7 +21,7 @@ from tests.support import wait_for
 from tests.zmtp_peer import GREETING, command, exactly, frame, hello, message, ready
 from zeus_ipc import Client, prepared
 from zeus_ipc.codec import decode_request, encode
-from zeus_ipc.errors import DaemonUnavailable, RequestTimeout
+from zeus_ipc.errors import DaemonUnavailable, RequestRejected, RequestTimeout
 from zeus_ipc.prepared import PreparedClocks
 from zeus_ipc.transport import SocketTransport
 from zeus_ipc.zmtp import ProtocolError, Replies
@@ -424,6 +424,15 @@ for room in range(8):
     assert len(said) == 8
     assert "Too many open files" in said[0]
     assert "no such socket" in said[-1]
+
+
+def test_a_request_that_is_too_long_is_not_sent(path: str) -> None:
+    """zeusd would close the connection, and the client would send it again and again."""
+    transport = SocketTransport(path)  # nobody listens
+    request = {"v": 1, "op": "state", "gpus": ["GPU-1" * 4000]}
+    for send in (transport.request, transport.send):
+        with pytest.raises(RequestRejected, match=r"200\d\d bytes, and zeusd takes 16384"):
+            send(request, 10.0)
 
 
 def test_closing_ends_waiting_requests(path: str) -> None:

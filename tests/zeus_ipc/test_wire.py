@@ -146,7 +146,7 @@ def test_the_largest_request_fits_the_size_limit() -> None:
         msgpack.packb({"a": msgpack.ExtType(4, b"x")}),
         msgpack.packb({"a": msgpack.Timestamp(1, 2)}),
         msgpack.packb({"a": list(range(1025))}),
-        msgpack.packb({"a": "x" * 257}),
+        msgpack.packb({"a": "x" * (MAX_REQUEST_BYTES + 1)}),
         msgpack.packb({str(n): n for n in range(33)}),
         b"\x81\xa1a\xdd\xff\xff\xff\xff",
         b"\x81\xa1a" + b"\x91" * 2000 + b"\x01",

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from zeus_ipc.codec import DecodeError, decode_request
+from zeus_ipc.codec import DecodeError, decode_request, id_of
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.operations import OPERATIONS
 from zeus_ipc.replies import ErrorBody
@@ -42,16 +42,18 @@ def decode(data: bytes) -> Request:
     Raises:
         Invalid: The message is not a request that this zeusd supports.
     """
+    fault = None
     try:
         message = decode_request(data)
     except DecodeError as error:
-        text = f"{error}; a request is one msgpack map"
-        raise Invalid(0, ErrorCode.BAD_REQUEST, text) from None
+        message, fault = {"id": id_of(data)}, f"{error}; a request is one msgpack map"
     request_id = message.get("id")
     if not isinstance(request_id, int) or isinstance(request_id, bool) or request_id < 0:
         raise Invalid(
             0, ErrorCode.BAD_REQUEST, "the request has no usable id; send a non-negative integer"
         )
+    if fault is not None:
+        raise Invalid(request_id, ErrorCode.BAD_REQUEST, fault)
     if message.get("v") != PROTOCOL_VERSION:
         raise Invalid(
             request_id,

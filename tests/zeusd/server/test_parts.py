@@ -63,6 +63,9 @@ def request(**fields: object) -> bytes:
         (msgpack.packb({"v": 9, "id": 7}), 7, ErrorCode.UNSUPPORTED_VERSION, "version 1, not 9"),
         (request(op="fly"), 7, ErrorCode.UNKNOWN_OPERATION, "heartbeat"),
         (request(op="state", gpus=[]), 7, ErrorCode.BAD_REQUEST, "gpus"),
+        (request(op="state", gpus=["x"] * 1025), 7, ErrorCode.BAD_REQUEST, "1025 exceeds"),
+        (request(op=["x"] * 1025, gpus=[{"id": 3}]), 7, ErrorCode.BAD_REQUEST, "1025 exceeds"),
+        (request(op="allocate", name="x" * 400), 7, ErrorCode.BAD_REQUEST, "name"),
         (request(op="set_power_limit", gpus=["x"]), 7, ErrorCode.BAD_REQUEST, "power_limit_mw"),
     ],
 )
@@ -78,6 +81,12 @@ def test_an_unknown_operation_gets_the_list_of_operations() -> None:
     with pytest.raises(Invalid) as caught:
         decode(request(op="fly"))
     assert caught.value.reply["error"].details["operations"] == list(OPERATIONS)
+
+
+def test_the_longest_name_of_a_pod_is_taken() -> None:
+    name = f"{'n' * 63}/{'p' * 253}"
+    found = decode(request(op="allocate", gpus=["GPU-1"], kind="pod", name=name))
+    assert getattr(found, "name") == name  # noqa: B009 - one of many requests
 
 
 def cost(request: Request) -> float:
