@@ -156,6 +156,18 @@ def test_sets_sent_without_waiting_are_applied_and_their_failures_told_later(
     client.release()
 
 
+@pytest.mark.parametrize("value", ["180000", -1, 180_000.5, float("nan")])
+def test_invalid_sets_sent_without_waiting_are_failures_as_well(
+    client: Client, value: object
+) -> None:
+    uuid = client.node().gpus[0].uuid
+    client.set_power_limit(uuid, value, block=False)  # type: ignore[arg-type]
+    with pytest.raises(errors.DeferredSetFailed, match="power_limit_mw: ") as caught:
+        client.heartbeat()  # read after the set, on the same connection
+    assert (caught.value.count, type(caught.value.last)) == (1, errors.RequestRejected)
+    client.heartbeat()
+
+
 def test_threads_may_share_a_client(client: Client) -> None:
     uuids = [gpu.uuid for gpu in client.node().gpus]
     failures: list[BaseException] = []

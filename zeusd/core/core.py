@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from zeus_ipc.controls import RESTORE_ORDER, SPECS, Control, ControlValue
-from zeus_ipc.replies import CpuInfo
+from zeus_ipc.replies import CpuInfo, ErrorBody
 from zeus_ipc.requests import Request
 from zeusd.core.administration import DRIVER_CLOSED
 from zeusd.core.audit_log import AuditLog
@@ -359,6 +359,12 @@ class Core:
     def silent(self) -> bool:
         """Whether requests stay unanswered: the next zeusd is to be asked again."""
         return self._silent
+
+    def defer(self, conn: int, error: ErrorBody) -> None:
+        """Counts a failed set that nobody waits for."""
+        connection = self._connections.get(conn)
+        if connection is not None:
+            connection.defer(error)
 
     def take_deferred(self, conn: int) -> dict[str, Any]:
         """What a reply on this connection has to say of sets that nobody waited for."""

@@ -54,10 +54,10 @@ class Connection:
             right = self._rights[gpu.uuid, control] = access.right(self.peer, gpu, control)
         return right
 
-    def defer(self, failure: Failure, gpu: str) -> None:
+    def defer(self, error: ErrorBody) -> None:
         """Counts a failed set that was sent with `block=False`."""
         self._deferred += 1
-        self._last = error_body(failure, gpu)
+        self._last = error
 
     def refuse(self, outbox: Outbox, request_id: int, failure: Failure) -> None:
         """Answers a request with a failure."""

@@ -41,7 +41,7 @@ from zeusd.core.limiting import describe_ceilings
 from zeusd.core.model import Applied, Failure, Peer
 from zeusd.core.node import Node
 from zeusd.core.outbox import Outbox
-from zeusd.core.pending import Connection, PerGpu
+from zeusd.core.pending import Connection, PerGpu, error_body
 from zeusd.core.rates import RateLimiter
 
 MAX_WAITING_REQUESTS = 64
@@ -146,7 +146,7 @@ class Requests:
         if getattr(request, "block", True):
             connection.refuse(self._out, request.id, failure)
         else:
-            connection.defer(failure, request.gpus[0])  # type: ignore[union-attr]  # has block
+            connection.defer(error_body(failure, request.gpus[0]))  # type: ignore[union-attr]  # has block
 
     def _hello(self, connection: Connection, request: Hello) -> None:
         connection.reply(self._out, request.id, self.describe_node())
@@ -252,7 +252,7 @@ class Requests:
         """What came of a set without `block`."""
         if isinstance(answer, Failure):
             self._out.audit_log.refused(answer.code)
-            connection.defer(answer, uuid)
+            connection.defer(error_body(answer, uuid))
 
     def _too_fast(self, peer: Peer) -> Failure | None:
         """Takes one of the user's changes for this second; why there is none left."""

@@ -15,7 +15,7 @@ from typing import Any
 from zeus_ipc import replies
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import UserLoad
+from zeus_ipc.replies import ErrorBody, UserLoad
 from zeus_ipc.requests import Request
 from zeus_ipc.wire import PROTOCOL_VERSION
 from zeusd.core.accounting import ABSENT
@@ -292,6 +292,10 @@ class Engine:
             self._reads.request(conn, request)
         else:
             self.apply(self.core.request(time.monotonic_ns(), conn, request))
+
+    def invalid(self, conn: int, error: ErrorBody) -> None:
+        """A request that nobody waits for was not valid."""
+        self.core.defer(conn, error)
 
     # --------------------------------------------------------------------------------- internals
 

@@ -21,14 +21,19 @@ class Invalid(Exception):
     """A request that cannot be served.
 
     Attributes:
+        error: What is wrong.
         reply: The reply.
+        awaited: Whether the client waits for it.
     """
 
-    def __init__(self, request_id: int, code: str, message: str, **details: Any) -> None:
+    def __init__(
+        self, request_id: int, code: str, message: str, awaited: bool = True, **details: Any
+    ) -> None:
         super().__init__(message)
         more: dict[str, Any] = {"details": details} if details else {}
-        error = ErrorBody(code=code, message=message, **more)
-        self.reply = {"v": PROTOCOL_VERSION, "id": request_id, "error": error}
+        self.error = ErrorBody(code=code, message=message, **more)
+        self.reply = {"v": PROTOCOL_VERSION, "id": request_id, "error": self.error}
+        self.awaited = awaited
 
 
 def prepare() -> None:
@@ -78,6 +83,5 @@ def decode(data: bytes) -> Request:
             f"{'.'.join(str(part) for part in fault['loc'][1:])}: {fault['msg']}"
             for fault in faults
         )
-        raise Invalid(
-            request_id, ErrorCode.BAD_REQUEST, f"the request is not valid: {text}"
-        ) from None
+        text, awaited = f"the request is not valid: {text}", message.get("block") is not False
+        raise Invalid(request_id, ErrorCode.BAD_REQUEST, text, awaited) from None

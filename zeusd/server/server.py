@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from zeus_ipc.codec import encode
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.operations import OF_REQUEST
-from zeus_ipc.replies import UserLoad
+from zeus_ipc.replies import ErrorBody, UserLoad
 from zeus_ipc.requests import Request
 from zeus_ipc.zmtp import ProtocolError
 from zeusd.core.model import Peer
@@ -78,6 +78,9 @@ class Application(Protocol):
 
     def request(self, conn: int, request: Request) -> None:
         """It asks for something; a reply may follow."""
+
+    def invalid(self, conn: int, error: ErrorBody) -> None:
+        """A request that nobody waits for was not valid."""
 
 
 class Server:
@@ -379,7 +382,10 @@ class Server:
                     request.id, ErrorCode.UNAVAILABLE, refusal.message, reason=refusal.reason
                 )
         except decoding.Invalid as invalid:
-            self.reply(connection.number, invalid.reply)
+            if invalid.awaited:
+                self.reply(connection.number, invalid.reply)
+            else:
+                self._application.invalid(connection.number, invalid.error)
             return decoding.INVALID
         self._application.request(connection.number, request)
         return OF_REQUEST[type(request)].cost_of(request)

@@ -19,7 +19,7 @@ import zmq
 
 from tests.support import wait_for
 from tests.zmtp_peer import command, exactly, frame, has_ended, hello, message, shaken
-from zeus_ipc.replies import UserLoad
+from zeus_ipc.replies import ErrorBody, UserLoad
 from zeus_ipc.requests import Request
 from zeusd.core.model import Peer
 from zeusd.runtime.reactor import Reactor
@@ -52,6 +52,9 @@ class Echo:
         if request.op == "hello":
             raise RuntimeError("a bug that this request shows")
         self._server.reply(conn, {"id": request.id, "op": request.op, "x": self.payload})
+
+    def invalid(self, conn: int, error: ErrorBody) -> None:
+        self.asked.append(error.code)
 
 
 class Running:
