@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import msgpack
@@ -19,14 +20,16 @@ def encode(message: dict[str, Any] | Message) -> bytes:
     return data
 
 
-def _fields(one: object) -> dict[str, Any]:
-    """A message as a map, without fields that have their default."""
+def _fields(one: object) -> dict[str, Any] | int:
+    """A message as a map, without fields that have their default; NumPy's integers as integers."""
     if isinstance(one, Message):
         values, given = vars(one), one.model_fields_set
         if len(given) == len(values):
             return values
         return {name: value for name, value in values.items() if name in given}
-    raise TypeError(f"{type(one).__name__} cannot be part of a message")
+    if hasattr(one, "__index__") and not isinstance(one, int):
+        return operator.index(one)
+    raise TypeError(f"{type(one).__name__} {one!r:.40} cannot be part of a request")
 
 
 def decode_request(data: bytes | memoryview) -> dict[str, Any]:

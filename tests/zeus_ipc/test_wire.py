@@ -7,6 +7,7 @@ import random
 from typing import get_args
 
 import msgpack
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -175,6 +176,16 @@ def test_random_bytes_only_ever_give_a_map_or_a_decode_error() -> None:
             request_adapter.validate_python(message)
         except ValidationError:
             continue
+
+
+def test_integers_of_numpy_are_integers_and_others_are_named() -> None:
+    assert decode_request(encode({"mw": np.int64(200_000), "n": np.uint8(3)})) == {
+        "mw": 200_000,
+        "n": 3,
+    }
+    for value in (10**25, object, {1}):
+        with pytest.raises((TypeError, OverflowError), match="cannot be part of a request"):
+            encode({"mw": value})
 
 
 CLASSES = [
