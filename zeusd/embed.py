@@ -21,14 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from zeus_ipc import __version__
 from zeus_ipc.client import Client
 from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected, RequestTimeout
 from zeus_ipc.overriding import override
-from zeus_ipc.requests import request_adapter
 from zeus_ipc.transport import Subscription, Transport
 from zeusd.core.access import OPEN
 from zeusd.core.core import Core
@@ -45,6 +42,7 @@ from zeusd.runtime.processes import own_process
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampling import Histories, Sampling
 from zeusd.runtime.sources import Sample, describe_sample
+from zeusd.server.decoding import Invalid, decode
 
 STATE_DIR_ENV = "ZEUSD_STATE_DIR"
 _CONNECTION = 1
@@ -243,11 +241,9 @@ class _Running:
 
     def tell(self, message: dict[str, Any]) -> None:
         try:
-            request = request_adapter.validate_python(message)
-        except ValidationError as error:
-            fault = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in fault["loc"][1:])
-            raise RequestRejected(f"the request is not valid: {where}: {fault['msg']}") from None
+            request = decode(encode(message))
+        except Invalid as error:
+            raise RequestRejected(str(error)) from None
         self._reactor.post(lambda: self._engine.request(_CONNECTION, request))
 
     def subscribe(self, names: Sequence[str], buffer: int) -> _Subscription:

@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support import wait_for
 from zeus_ipc.client import Client
+from zeus_ipc.errors import RequestRejected
 from zeusd import embed
 from zeusd.devices.vendors import Options
 from zeusd.identity import EMBEDDED_PREFIX, boot_id
@@ -106,3 +108,12 @@ def test_changes_of_one_request_on_several_gpus_are_synced_once(client: Client, 
     client.set_gpu_clocks(gpus, 600, 900)
     assert disk.syncs == before + 1
     assert {f"debt/{gpu}/gpu_clocks" for gpu in gpus} <= {*disk.entries()}
+
+
+def test_an_engine_in_this_process_takes_what_a_daemon_takes(client: Client) -> None:
+    gpu = client.node().gpus[0].uuid
+    client.set_power_limit(gpu, np.int64(150_000))
+    assert client.state([gpu])[gpu].power_limit_mw == 150_000
+    for block in (True, False):
+        with pytest.raises(RequestRejected, match="power_limit_mw: Input should be a valid int"):
+            client.set_power_limit(gpu, 150_000.5, block=block)  # type: ignore[arg-type]
