@@ -161,10 +161,7 @@ def test_modules_are_named_after_the_glossary() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [
-        pytest.param(name, words, id=name)
-        for name, words in ALLOWED_NAMES.items()
-    ],
+    [pytest.param(name, words, id=name) for name, words in ALLOWED_NAMES.items()],
 )
 def test_allowed_words_are_there(name: str, words: set[str]) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")

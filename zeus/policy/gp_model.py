@@ -286,7 +286,9 @@ def _with_shape(
     return np.concatenate([shapes, course[None]]), np.append(log_weights, weight)
 
 
-def _curves(x: Array, apart: bool, elsewhere: Elsewhere | None) -> tuple[CurveModel | None, CurveModel]:
+def _curves(
+    x: Array, apart: bool, elsewhere: Elsewhere | None
+) -> tuple[CurveModel | None, CurveModel]:
     """Of the cost of an epoch and of the epochs; or none, and of their product."""
     saturates = -0.5 * ((_KNEES + 2) / 3) ** 2
     turns = -0.5 * (_KNEES / 5) ** 2

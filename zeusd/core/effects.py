@@ -189,7 +189,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class LedgerCall:
     """Change or query the energy ledger. Returns with its result, or a `Failure`.
 
     Attributes:
@@ -222,6 +222,6 @@ Effect: TypeAlias = (
     | Watch
     | Unwatch
     | Look
-    | Account
+    | LedgerCall
     | Note
 )

@@ -16,7 +16,7 @@ from zeusd.core.effects import Forget, Note, Put
 from zeusd.core.model import Failure, Peer, ceiling_key, pin_key
 from zeusd.core.node import Node
 from zeusd.core.outbox import Outbox
-from zeusd.core.pending import Connection, PerGpu
+from zeusd.core.pending import ClientState, PerGpu
 
 JOB_GRACE_NS = 60_000_000_000
 """Time for a job's control group to appear after its ceiling is set: a prolog runs before."""
@@ -39,7 +39,7 @@ class CeilingRequests:
         self._job_seen: dict[str, bool] = {}
         self._job_since_ns: dict[str, int] = {}
 
-    def set_ceiling(self, connection: Connection, request: SetCeiling) -> None:
+    def set_ceiling(self, connection: ClientState, request: SetCeiling) -> None:
         """Sets, replaces or removes a ceiling; replies when the devices have applied it."""
         pending = self._track(connection, request)
         for uuid in pending.gpus():
