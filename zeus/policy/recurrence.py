@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 
 from zeus.job import Job
 from zeus.policy.interface import BatchSizeOptimizer, ProfileOf, Run
-from zeus.policy.trade_off import Chosen, TradeOff, Trader, asked
+from zeus.policy.trade_off import RunTerms, TradeOff, Trader, asked
 
 MOST_TRIES = 20
 """A target that so many runs in a row did not reach is out of reach."""
@@ -135,14 +135,14 @@ class Runs:
         began_s: float,
         in_flight: Sequence[int],
         chosen: tuple[int, float] | None,
-    ) -> Chosen:
+    ) -> RunTerms:
         if self._trader is not None and chosen is None:
             return self._trader.begin(now_s, began_s, in_flight)
         if self._trader is None or chosen is None:
-            return Chosen(asked(self._policy, self._job, in_flight), math.nan)
+            return RunTerms(asked(self._policy, self._job, in_flight), math.nan)
         self._trader.price(chosen[1])
         self._policy.predict(self._job)  # its draws are to be the same
-        return Chosen(*chosen)
+        return RunTerms(*chosen)
 
     def price(self, eta_knob: float) -> None:
         """With a trade-off, the policy counts with this eta until the next run begins."""

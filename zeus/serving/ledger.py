@@ -25,7 +25,7 @@ from zeus.serving.columns import Floats, Ints, Steps, Updates, by_end
 from zeus.serving.digest import Digest
 from zeus.serving.fit import fit
 from zeus.serving.foreign import Interval, find_foreign
-from zeus.serving.prior import Prior, Weights
+from zeus.serving.prior import WeightPrior, Weights
 from zeus.serving.requests import Requests
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
 from zeus.serving.settlement import predict, split
@@ -63,7 +63,7 @@ class Ledger:
         self.method = method
         self._digest = Digest(method)
         self._requests = Requests()
-        self._prior = Prior(prior or {})
+        self._prior = WeightPrior(prior or {})
         self._steps: list[tuple[int, int, Sequence[str], object, object, object]] = []
         self._costs: list[tuple[object, object]] = []
         self._updates: list[tuple[int, int, float, int, int, float]] = []

@@ -33,7 +33,7 @@ from zeus.optimizer.batch_size.exceptions import (
     ZeusBSOTrainFailError,
 )
 from zeus.optimizer.batch_size.link import Link, may_pass, patiently
-from zeus.optimizer.batch_size.meter import Meter
+from zeus.optimizer.batch_size.meter import RunMeter
 from zeus.optimizer.batch_size.offline import BestKnown
 from zeus.optimizer.batch_size.run import Run
 from zeus.utils import framework
@@ -333,7 +333,7 @@ class BatchSizeOptimizer(Callback):
         return self._new_run(trial, None)
 
     def _new_run(self, trial: NewTrial, link: Link | None) -> Run:
-        meter = Meter(self.monitor, lambda: self.power_limit_optimizer, trial)
+        meter = RunMeter(self.monitor, lambda: self.power_limit_optimizer, trial)
         return Run(
             self._registered or self._job, trial, meter, link, goes_on=self._run_id is not None
         )

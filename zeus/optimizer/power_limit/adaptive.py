@@ -7,14 +7,20 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from zeus.optimizer.power_limit.estimates import Estimate, Estimates, LimitCurve, Sample, visits
+from zeus.optimizer.power_limit.estimates import (
+    Estimates,
+    LimitCurve,
+    LimitEstimate,
+    Sample,
+    visits,
+)
 from zeus.optimizer.power_limit.review import Review
 from zeus.optimizer.power_limit.search import Search, Trial, budget, expected_steps, piece
 from zeus_ipc.overriding import override
 
 Costs = Callable[[LimitCurve], "list[float] | None"]
 """The cost of each limit under a curve, in the limits' order; None: unknown."""
-Choice = Callable[[Sequence[Estimate], bool], int]
+Choice = Callable[[Sequence[LimitEstimate], bool], int]
 """Returns the choice from estimates, mW; its second argument is whether to be cautious."""
 
 TOLERANCE = 0.002
@@ -174,7 +180,7 @@ class Adaptive(Search):
         return ""
 
     @override
-    def estimates(self, position: int) -> list[Estimate]:
+    def estimates(self, position: int) -> list[LimitEstimate]:
         if not self._estimates.samples:
             return []
         everywhere = self._estimates.posterior(position).estimates()
@@ -226,7 +232,7 @@ class Adaptive(Search):
             return None
         return min((likely, highest), key=self._estimates.steps_at)
 
-    def _in_vain(self, estimates: list[Estimate], likely: int, position: int) -> bool:
+    def _in_vain(self, estimates: list[LimitEstimate], likely: int, position: int) -> bool:
         """Whether the likely choice would still be uncertain after all remaining steps."""
         left = (self._most - self._spent(Trial(likely, 0, 0), position)) * MEASURED / 2
         steps = [self._estimates.steps_at(one) + left for one in (likely, self.limits_mw[0])]
@@ -332,7 +338,7 @@ class Adaptive(Search):
         known_less = min((rival, best), key=lambda i: self._run[self.limits_mw[i]])
         return self.limits_mw[known_less]
 
-    def _least_known(self, estimates: list[Estimate]) -> int | None:
+    def _least_known(self, estimates: list[LimitEstimate]) -> int | None:
         """For a selector without costs: every limit until its estimate is accurate enough."""
         for one in estimates:
             enough = one.steps >= self.profile_steps or one.time_error < GOOD_ENOUGH

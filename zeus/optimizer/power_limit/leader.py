@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zeus.optimizer.power_limit.estimates import Estimate, Sample
+from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample
 from zeus.optimizer.power_limit.messages import (
     Choose,
     Command,
@@ -82,7 +82,7 @@ class Leader:
         self,
         world: int,
         begin: Callable[[Participants], Search],
-        choose: Callable[[list[Estimate], Participants], Estimate],
+        choose: Callable[[list[LimitEstimate], Participants], LimitEstimate],
         save: Callable[[Search, Participants, int, bool], None],
     ) -> None:
         self.world = world
@@ -100,7 +100,7 @@ class Leader:
         self._heard: dict[int, tuple[float, int]] = {}
         self._commands: list[Command] = []
         self._missing: set[tuple[int, int]] = set()
-        self._chosen: Estimate | None = None
+        self._chosen: LimitEstimate | None = None
         self._checks = False  # whether a choice is being checked, which stays in force
         self._all_run = False
         self._sampled = False  # whether the trial has a sample

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from zeus.optimizer.power_limit.estimates import Estimate, Sample
+from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample
 from zeus_ipc.overriding import override
 
 SearchName = Literal["adaptive", "exhaustive"]
@@ -113,7 +113,7 @@ class Search(ABC):
         """
 
     @abstractmethod
-    def estimates(self, position: int) -> list[Estimate]:
+    def estimates(self, position: int) -> list[LimitEstimate]:
         """Estimates of the measured limits, descending."""
 
 
@@ -131,7 +131,7 @@ class Exhaustive(Search):
         return None
 
     @override
-    def estimates(self, position: int) -> list[Estimate]:
+    def estimates(self, position: int) -> list[LimitEstimate]:
         return _averages(self.limits_mw, self.samples)
 
 
@@ -155,7 +155,7 @@ def piece(profile_steps: int) -> int:
     return max(1, profile_steps // 8)
 
 
-def _averages(limits_mw: Sequence[int], samples: Sequence[Sample]) -> list[Estimate]:
+def _averages(limits_mw: Sequence[int], samples: Sequence[Sample]) -> list[LimitEstimate]:
     found = []
     for limit in limits_mw:
         own = [one for one in samples if one.power_limit_mw == limit]
@@ -165,5 +165,5 @@ def _averages(limits_mw: Sequence[int], samples: Sequence[Sample]) -> list[Estim
         energy_j = sum(one.energy_j for one in own)
         error = sum(one.energy_error_j for one in own) / 2 / energy_j
         time_s = sum(one.time_s for one in own) / steps
-        found.append(Estimate(limit, time_s, energy_j / steps, 0.0, error, steps))
+        found.append(LimitEstimate(limit, time_s, energy_j / steps, 0.0, error, steps))
     return found

@@ -13,7 +13,7 @@ from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner.bounded import Bounded
 from zeus.optimizer.pipeline_frequency.planner.changes import Changes, Steady
 from zeus.optimizer.pipeline_frequency.planner.exact import NODES, Program
-from zeus.optimizer.pipeline_frequency.planner.power import Meter, PowerBound
+from zeus.optimizer.pipeline_frequency.planner.power import PlanPower, PowerBound
 from zeus.optimizer.pipeline_frequency.planner.problem import EnergyPer, Floats, Ints, Problem
 from zeus.optimizer.pipeline_frequency.planner.search import MOST, STEP, Search, wanted_times
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, Step
@@ -78,7 +78,7 @@ class Planner:
         self.changes = changes or Changes()
         self._changing = self.changes != Changes()
         self._steady = Steady(self._problem, self.changes, self._search)
-        self._meter = Meter(self._problem, self._steady)
+        self._meter = PlanPower(self._problem, self._steady)
         choices = int(self._problem.num_options[self._problem.kind].sum())
         self._small = exact is None and choices <= SMALL
         self._exact = exact or self._small
