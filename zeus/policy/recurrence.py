@@ -43,7 +43,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Try(Start):
+class Attempt(Start):
     """A run of a recurrence.
 
     Attributes:
@@ -175,7 +175,7 @@ class Recurrences(Runs):
     recurrence = 1
     """The recurrence that is to be done, or being done; from 1."""
 
-    def begin(self, now_s: float = 0.0, chosen: tuple[int, float] | None = None) -> Try:
+    def begin(self, now_s: float = 0.0, chosen: tuple[int, float] | None = None) -> Attempt:
         """The next run; the arguments are those of `next`.
 
         Raises:
@@ -190,9 +190,9 @@ class Recurrences(Runs):
         if self._try == 1:
             self._began_s = now_s
         start = self.next(now_s, self._began_s, chosen=chosen)
-        return Try(**asdict(start), recurrence=self.recurrence, number=self._try)
+        return Attempt(**asdict(start), recurrence=self.recurrence, number=self._try)
 
-    def skip(self, now: Try) -> None:
+    def skip(self, now: Attempt) -> None:
         """Not even the first epoch was within the run's bound, which was found out without a cost:
         the policy takes the batch size for a bad one.
 

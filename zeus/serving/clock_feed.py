@@ -75,7 +75,7 @@ class QueueAge:
         return (max(0.0, now_s - arrivals[0]) if arrivals else 0.0), left
 
 
-class Sink(Protocol):
+class PassSink(Protocol):
     """Receiver of steps: `ClockControl`."""
 
     def step(self, step: Step, queue: Queue) -> None:
@@ -96,7 +96,7 @@ class ForwardPassFeed:
         rank: Only this data parallel rank; None: the first one that sends.
     """
 
-    def __init__(self, sink: Sink, rank: int | None = None) -> None:
+    def __init__(self, sink: PassSink, rank: int | None = None) -> None:
         self._sink = sink
         self._only: tuple[str | None, int] | None = None if rank is None else (None, rank)
         self._age = QueueAge()

@@ -15,7 +15,7 @@ from zeus.serving import Queue, Step
 from zeus.serving.clock_recorded import RecordedFeed, listen
 from zeus.serving.recorder import Recorder
 from zeus.serving.wire import Arrival, Finish, Owner
-from zeus.serving.wire import Step as WireStep
+from zeus.serving.wire import EngineStep as WireStep
 
 S = 10**9
 

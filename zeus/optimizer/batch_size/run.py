@@ -42,7 +42,7 @@ _MEANS: dict[Reason, str] = {
 }
 
 
-class Run:
+class ActiveRun:
     """One run.
 
     Args:

@@ -24,7 +24,7 @@ from zeus.optimizer.power_limit.messages import (
     Trouble,
     Try,
 )
-from zeus.optimizer.power_limit.search import Search, Trial
+from zeus.optimizer.power_limit.search import LimitTrial, Search
 from zeus_ipc.controls import profile_name
 
 log = logging.getLogger(__name__)
@@ -356,7 +356,7 @@ class Leader:
             self._try(trial, search, participants)
         # else: every process must have measured a part of a trial before any may leave it
 
-    def _try(self, trial: Trial, search: Search, participants: Participants) -> None:
+    def _try(self, trial: LimitTrial, search: Search, participants: Participants) -> None:
         if not self._enough and not trial.warmup_steps:
             return  # unchanged until the next command
         if self._trial is not None:
@@ -397,7 +397,7 @@ class Leader:
         self._commands.append(Stop(reason=reason))
 
 
-def _same(trial: Try | Trial, power_limit_mw: int, profile: int | None) -> bool:
+def _same(trial: Try | LimitTrial, power_limit_mw: int, profile: int | None) -> bool:
     return (trial.power_limit_mw, trial.profile) == (power_limit_mw, profile)
 
 

@@ -18,7 +18,7 @@ SearchName = Literal["adaptive", "exhaustive"]
 
 
 @dataclass(frozen=True)
-class Trial:
+class LimitTrial:
     """What to run next: a limit, unmeasured steps if it is a new one, measured steps, and the
     workload power profile, if any.
     """
@@ -103,7 +103,7 @@ class Search(ABC):
         self.limits_mw.remove(power_limit_mw)
 
     @abstractmethod
-    def next(self, current_mw: int, position: int, profile: int | None = None) -> Trial | None:
+    def next(self, current_mw: int, position: int, profile: int | None = None) -> LimitTrial | None:
         """Returns what to run next; None: enough is known, or will be when the last samples arrive.
 
         Args:
@@ -121,13 +121,13 @@ class Exhaustive(Search):
     """Every limit, from the highest down, for `profile_steps` each; earlier measurements count."""
 
     @override
-    def next(self, current_mw: int, position: int, profile: int | None = None) -> Trial | None:
+    def next(self, current_mw: int, position: int, profile: int | None = None) -> LimitTrial | None:
         if self.settled:
             return None
         for limit in self.limits_mw:
             missing = self.profile_steps - self._run[limit]
             if missing > 0:
-                return Trial(limit, 0 if limit == current_mw else self.warmup_steps, missing)
+                return LimitTrial(limit, 0 if limit == current_mw else self.warmup_steps, missing)
         return None
 
     @override

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample
-from zeus.optimizer.power_limit.search import Exhaustive, Search, Trial
+from zeus.optimizer.power_limit.search import Exhaustive, LimitTrial, Search
 from zeus_ipc.overriding import override
 
 Reference = Callable[[], list[LimitEstimate]]
@@ -145,7 +145,7 @@ class WithProfiles(Search):
                 family.search.without(power_limit_mw)
 
     @override
-    def next(self, current_mw: int, position: int, profile: int | None = None) -> Trial | None:
+    def next(self, current_mw: int, position: int, profile: int | None = None) -> LimitTrial | None:
         while not self.settled:
             for family in self._families:
                 if family.over:

@@ -33,7 +33,7 @@ from zeus.optimizer.pipeline_frequency.server import drift, planning
 from zeus.optimizer.pipeline_frequency.server.job import Refused, TrainingJob, ranks_in_words
 from zeus.optimizer.pipeline_frequency.server.job_records import JobRecords, Rounds
 from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler, OnlineSolution
-from zeus.optimizer.pipeline_frequency.server.settings import ServerSettings
+from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
 from zeus.optimizer.pipeline_frequency.server.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class JobManager:
 
     def __init__(
         self,
-        settings: ServerSettings,
+        settings: PlanServerSettings,
         storage: Storage,
         clock: Callable[[], float] = time.time,
     ) -> None:

@@ -20,7 +20,7 @@ from zeus.optimizer.pipeline_frequency.common import (
 from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.profile import Row, write_profile
 from zeus.optimizer.pipeline_frequency.server.job import RankProgress, Refused, TrainingJob
-from zeus.optimizer.pipeline_frequency.server.settings import ServerSettings
+from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
 from zeus.optimizer.pipeline_frequency.server.storage import Record, Storage
 from zeus.utils.atomic import write_text
 
@@ -38,7 +38,7 @@ class JobRecords:
         settings: Where it is, and whether and where to write files for people.
     """
 
-    def __init__(self, storage: Storage, settings: ServerSettings) -> None:
+    def __init__(self, storage: Storage, settings: PlanServerSettings) -> None:
         self._storage = storage
         self._settings = settings
 
