@@ -12,7 +12,7 @@ from zeus_ipc.requests import NOBODY, Allocate, Deallocate, ForgetUser, GetUsage
 from zeus_ipc.wire import Message
 from zeusd.core.effects import LedgerCall
 from zeusd.core.model import Failure, Peer
-from zeusd.core.node import Node
+from zeusd.core.node import NodeState
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import ClientState, PerGpu
 from zeusd.core.policy import Settings
@@ -82,7 +82,7 @@ class AccountingRequests:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeState,
         outbox: Outbox,
         track: Callable[..., PerGpu],
         for_admins: Callable[[str, Handler], Handler],

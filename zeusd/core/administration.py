@@ -39,7 +39,7 @@ from zeusd.core.effects import CloseDriver, Forget, Measured, Note, OpenDriver, 
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
 from zeusd.core.model import QUIESCED_KEY, Failure, Peer, pin_key
-from zeusd.core.node import Gpu, Node
+from zeusd.core.node import Gpu, NodeState
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import ClientState, PerGpu
 from zeusd.devices.port import Outcome
@@ -68,7 +68,7 @@ class Administration:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeState,
         outbox: Outbox,
         track: Track,
         describe_node: Callable[[], NodeInfo],

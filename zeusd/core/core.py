@@ -37,7 +37,7 @@ from zeusd.core.model import (
     pin_key,
     resting_key,
 )
-from zeusd.core.node import Gpu, Node
+from zeusd.core.node import Gpu, NodeState
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import ClientState
 from zeusd.core.policy import SECOND_NS, Settings, Target
@@ -77,7 +77,7 @@ class Core:
         stream: str | None = None,
         started_ns: int = 0,
     ) -> None:
-        self.node = Node(settings)
+        self.node = NodeState(settings)
         self.node.started_ns = started_ns
         self._out = Outbox()
         self._connections: dict[int, ClientState] = {}

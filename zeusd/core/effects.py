@@ -182,7 +182,7 @@ class Unwatch:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Ask the kernel for a process's activity: `model.Usage`, or None if it has exited."""
+    """Ask the kernel for a process's activity: `model.ProcessUsage`, or None if it has exited."""
 
     ticket: int
     process: Process

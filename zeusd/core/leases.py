@@ -23,7 +23,7 @@ from zeusd.core.leasing import Lease
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
 from zeusd.core.model import Failure, Peer
-from zeusd.core.node import Node
+from zeusd.core.node import NodeState
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import ClientState, PerGpu
 
@@ -55,7 +55,7 @@ class LeaseRequests:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeState,
         outbox: Outbox,
         ceilings: CeilingRequests,
         too_fast: Callable[[Peer], Failure | None],

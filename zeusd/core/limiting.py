@@ -14,7 +14,7 @@ from zeusd.core.ceilings import JOB_PREFIX, PERSISTED, Ceiling, Ceilings
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Forget, Note, Put
 from zeusd.core.model import Failure, Peer, ceiling_key, pin_key
-from zeusd.core.node import Node
+from zeusd.core.node import NodeState
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import ClientState, PerGpu
 
@@ -31,7 +31,7 @@ class CeilingRequests:
         track: Starts a request for several GPUs.
     """
 
-    def __init__(self, node: Node, outbox: Outbox, track: Callable[..., PerGpu]) -> None:
+    def __init__(self, node: NodeState, outbox: Outbox, track: Callable[..., PerGpu]) -> None:
         self._node = node
         self._out = outbox
         self._track = track

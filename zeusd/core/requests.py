@@ -39,7 +39,7 @@ from zeusd.core.leasing import Done, Set
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import describe_ceilings
 from zeusd.core.model import Applied, Failure, Peer
-from zeusd.core.node import Node
+from zeusd.core.node import NodeState
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import ClientState, PerGpu
 from zeusd.core.rates import RateLimiter
@@ -95,7 +95,7 @@ class Requests:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeState,
         outbox: Outbox,
         daemon_version: str,
         simulated: str | None,
