@@ -37,7 +37,7 @@ from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.prepared import PreparedClocks, sibling
 from zeus_ipc.zmtp import frame
-from zeusd.server.zmtp import Engine, Role, State
+from zeusd.server.zmtp import Role, ZmtpEngine, ZmtpState
 
 REQUEST = b"x" * 56
 REPLY = b"y" * 45
@@ -116,9 +116,9 @@ def _zmtp(path: str, reply: bytes) -> None:
         listening.bind(path)
         listening.listen()
         connection, _ = listening.accept()
-        router = Engine(Role.ROUTER)
+        router = ZmtpEngine(Role.ROUTER)
         connection.sendall(router.data_to_send())
-        while router.state is not State.TRAFFIC:
+        while router.state is not ZmtpState.TRAFFIC:
             router.receive(connection.recv(4096))
             router.next_event()
         connection.sendall(router.data_to_send())

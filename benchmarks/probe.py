@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.zeusctl.probe.stand_in import START_NS, StandInLoad, stand_in
 from zeusctl.probe.driver import Clock
-from zeusctl.probe.report import Gpu, Report
-from zeusctl.probe.run import Plan, probe
+from zeusctl.probe.report import ProbedGpu, ProbeReport
+from zeusctl.probe.run import ProbeTiming, probe
 from zeusctl.probe.simulated import SimulatedDriver
 from zeusd.devices.simulated.models import DEVICES
 
@@ -72,7 +72,7 @@ def _share(value: float, truth: float) -> str:
     return f"{100 * abs(value - truth) / truth:.2f} %"
 
 
-def _rows(of: str, gpu: Gpu, truth: dict[str, Any], report: Report) -> Iterator[Row]:
+def _rows(of: str, gpu: ProbedGpu, truth: dict[str, Any], report: ProbeReport) -> Iterator[Row]:
     tick_ms, window_ms = truth["tick_us"] / 1000, truth["window_us"] / 1000
     for name in ("power_instant_mw", "energy_field_mj"):
         period = gpu.sensors[name].period
@@ -121,7 +121,7 @@ def _stand_in(seed: int, real: bool) -> tuple[list[Row], float, float]:
             driver.clock = Clock(time.monotonic_ns, time.sleep)
             state = double.node.gpus[0]
             state.updated_ns, state.shown_tick, state.energy_nj = truth["start_ns"], 0, 0
-        report = probe(driver, Plan(), load_on=lambda index: StandInLoad(double, index))
+        report = probe(driver, ProbeTiming(), load_on=lambda index: StandInLoad(double, index))
     gpu = report.gpus[0]
     of = f"stand-in {seed}" + (", real time" if real else "")
     rows = list(_rows(of, gpu, truth, report))
@@ -141,7 +141,7 @@ def _lies() -> Iterator[Row]:
             pytest.MonkeyPatch.context() as patch,
             stand_in(Path(folder), patch, {"tick_ms": 50, **settings}) as (driver, double),
         ):
-            plan = Plan(seconds=4, calls=1, load_scale=0.1)
+            plan = ProbeTiming(seconds=4, calls=1, load_scale=0.1)
             load = StandInLoad(double, 0)
             report = probe(driver, plan, load_on=lambda index, load=load: load)
         doubts = report.gpus[0].doubts
@@ -152,7 +152,7 @@ def _lies() -> Iterator[Row]:
 def _simulated(key: str, spec: str) -> tuple[list[Row], float, float]:
     begin_s = time.monotonic()
     driver = SimulatedDriver(spec)
-    report = probe(driver, Plan(calls=1), load_on=driver.load_on)
+    report = probe(driver, ProbeTiming(calls=1), load_on=driver.load_on)
     gpu, sensor = report.gpus[0], DEVICES[key].sensor
     period = gpu.sensors["power_instant_mw"].period
     window = None if gpu.loaded is None else gpu.loaded.windows.get("power_instant_mw")

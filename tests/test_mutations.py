@@ -241,13 +241,13 @@ MUTATIONS = (
     ),
     Mutation(
         "rights follow the rules",
-        "zeusd.core.pending.Connection.right",
+        "zeusd.core.pending.ClientState.right",
         never("_access"),
         ("tests/zeusd/core/test_access.py",),
     ),
     Mutation(
         "rights follow the GPU",
-        "zeusd.core.pending.Connection.right",
+        "zeusd.core.pending.ClientState.right",
         becomes("right is None", "gpu"),
         ("tests/zeusd/core/test_access.py",),
     ),
@@ -286,13 +286,13 @@ MUTATIONS = (
     ),
     Mutation(
         "messages of one part",
-        "zeusd.server.zmtp.Engine._judge_header",
+        "zeusd.server.zmtp.ZmtpEngine._judge_header",
         never("_req"),
         ("tests/zeusd/server/test_zmtp.py",),
     ),
     Mutation(
         "frames are refused by their header",
-        "zeusd.server.zmtp.Engine._judge_header",
+        "zeusd.server.zmtp.ZmtpEngine._judge_header",
         never("_max_frame"),
         ("tests/zeusd/server/test_zmtp.py",),
     ),
@@ -446,7 +446,7 @@ MUTATIONS = (
     Mutation(
         "what a ceiling left behind is in the journal",
         "zeusd.core.restorable.Restorable.rest",
-        drop("Forget", "Keep"),
+        drop("Forget", "Put"),
         ("tests/zeusd/core/test_ceilings.py",),
     ),
     Mutation(

@@ -18,7 +18,7 @@ from zeus_ipc._version import __version__
 from zeus_ipc.circuit import Circuit
 from zeus_ipc.closing import Closing
 from zeus_ipc.controls import Control
-from zeus_ipc.heartbeat import Heartbeat
+from zeus_ipc.heartbeat import HeartbeatThread
 from zeus_ipc.operations import Operation, R
 from zeus_ipc.paths import socket_path
 from zeus_ipc.replies import (
@@ -98,7 +98,7 @@ class Client(Closing):
         self._guard = threading.Lock()
         self._unraised: dict[str, Any] | None = None
         self._circuit = Circuit(self._probe, self._transport.in_process)
-        self._heartbeat = Heartbeat(self._beat, stall_timeout_s) if heartbeat else None
+        self._heartbeat = HeartbeatThread(self._beat, stall_timeout_s) if heartbeat else None
 
     # --------------------------------------------------------------------------------- the node
 

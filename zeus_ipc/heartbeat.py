@@ -21,7 +21,7 @@ RETRY_S = 1.0
 """Pause after a heartbeat that did not reach zeusd."""
 
 
-class Heartbeat:
+class HeartbeatThread:
     """Sends heartbeats once there is a lease, five within each TTL.
 
     Args:

@@ -609,8 +609,8 @@ def schemas() -> dict[str, Callable[[], dict[str, Any]]]:
     from zeusctl.probe import report as probe
 
     found = {name: kind.published for name, kind in REPORTS.items()}
-    for name, report in (("probe", probe), ("exercise", exercise)):
-        found[name] = partial(_of_dataclass, report.Report, report.SCHEMA)
+    found["probe"] = partial(_of_dataclass, probe.ProbeReport, probe.SCHEMA)
+    found["exercise"] = partial(_of_dataclass, exercise.ExerciseReport, exercise.SCHEMA)
     return found
 
 

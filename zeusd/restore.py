@@ -40,17 +40,17 @@ from zeusd.identity import (
     pidfd_inodes_are_unique,
 )
 from zeusd.records import doubts_of
-from zeusd.restore_drivers import Driver, DriverError, open_driver
-from zeusd.restore_journal import OwnerlessJournal, PendingRestore, lock, read
+from zeusd.restore_drivers import DriverError, RestoreDriver, open_driver
+from zeusd.restore_journal import OwnerlessJournal, PendingEntry, lock, read
 from zeusd.restore_rule import (
     OURS,
     Failed,
-    Look,
     Plan,
-    Put,
+    ReadControl,
     Result,
     Step,
     Value,
+    WriteControl,
     read_settled,
     restore_steps,
     write_merged,
@@ -65,7 +65,10 @@ GRACE_S = 5.0
 
 
 def _restore_one(
-    driver: Driver, journal: OwnerlessJournal, restore: PendingRestore, say: Callable[[str], None]
+    driver: RestoreDriver,
+    journal: OwnerlessJournal,
+    restore: PendingEntry,
+    say: Callable[[str], None],
 ) -> bool:
     entry = restore.entry
     uuid, control = str(entry["gpu"]), str(entry["control"])
@@ -112,7 +115,7 @@ def _plan(entry: dict[str, Any]) -> Plan:
     )
 
 
-def _carry_out(plan: Plan, driver: Driver, gpu: Any, control: str) -> Result:
+def _carry_out(plan: Plan, driver: RestoreDriver, gpu: Any, control: str) -> Result:
     """Runs the steps of the restore rule one after another."""
     steps, answer = restore_steps(plan), None
     while True:
@@ -127,13 +130,13 @@ def _carry_out(plan: Plan, driver: Driver, gpu: Any, control: str) -> Result:
             answer = Failed(error, error.invalid)
 
 
-def _step(step: Step, plan: Plan, driver: Driver, gpu: Any, control: str) -> Any:
+def _step(step: Step, plan: Plan, driver: RestoreDriver, gpu: Any, control: str) -> Any:
     def read() -> Value:
         return driver.read(gpu, control)
 
-    if isinstance(step, Look):
+    if isinstance(step, ReadControl):
         return read_settled(read)
-    if not isinstance(step, Put):
+    if not isinstance(step, WriteControl):
         return driver.range(gpu, control)
 
     def write(value: Value) -> None:
@@ -148,17 +151,15 @@ def _step(step: Step, plan: Plan, driver: Driver, gpu: Any, control: str) -> Any
     return write_verified(write, read, step.value, before, time.sleep, plan.rounding)
 
 
-def _each_gpu(
-    pending: Iterable[PendingRestore], restore_one: Callable[[PendingRestore], bool]
-) -> int:
+def _each_gpu(pending: Iterable[PendingEntry], restore_one: Callable[[PendingEntry], bool]) -> int:
     """Run `restore_one` for all pending restores, GPUs in parallel. Return how many failed."""
-    by_gpu: dict[str, list[PendingRestore]] = {}
+    by_gpu: dict[str, list[PendingEntry]] = {}
     for restore in pending:
         by_gpu.setdefault(str(restore.entry["gpu"]), []).append(restore)
     done: list[str] = []
     total = sum(len(mine) for mine in by_gpu.values())
 
-    def run(mine: list[PendingRestore]) -> None:
+    def run(mine: list[PendingEntry]) -> None:
         for restore in mine:
             if restore_one(restore):
                 done.append(restore.key)  # noqa: PERF401 - each counts as soon as it is done

@@ -32,7 +32,7 @@ class DriverError(Exception):
         self.missing = missing
 
 
-class Driver(Protocol):
+class RestoreDriver(Protocol):
     """The driver calls that `zeusd restore` needs."""
 
     def handle(self, uuid: str) -> Any:
@@ -147,7 +147,7 @@ class _Amd:
             self._backend.shutdown()
 
 
-def open_driver(names: Entry, library: str | None) -> Driver:
+def open_driver(names: Entry, library: str | None) -> RestoreDriver:
     """The driver that a journal names; journals of 0.1 name no vendor, which means NVIDIA."""
     library = library or names.get("library")
     if names.get("vendor") == "amd":

@@ -25,7 +25,7 @@ CONTROLS = frozenset(control.value for control in SPECS)
 
 
 @dataclass
-class PendingRestore:
+class PendingEntry:
     """The pending restore of one control.
 
     Attributes:
@@ -60,7 +60,7 @@ class OwnerlessJournal:
 
     def pending(
         self, everything: bool, unique_inodes: bool
-    ) -> tuple[list[PendingRestore], list[str]]:
+    ) -> tuple[list[PendingEntry], list[str]]:
         """The restores that are due, and the keys of entries that are not understood."""
         everything = everything or "stopping" in self._entries
         found, strange = [], []
@@ -75,7 +75,7 @@ class OwnerlessJournal:
                 os.close(pidfd)
             if everything or pidfd is None or entry.get("ending"):
                 found.append(
-                    PendingRestore(key, self._bounded(entry), holder_lives=pidfd is not None)
+                    PendingEntry(key, self._bounded(entry), holder_lives=pidfd is not None)
                 )
         return [*found, *(self._lowered() if everything else ())], strange
 
@@ -89,7 +89,7 @@ class OwnerlessJournal:
                 target = _least(target, entry, restore["control"])
         return {**restore, "target": [*target]}
 
-    def _lowered(self) -> Iterator[PendingRestore]:
+    def _lowered(self) -> Iterator[PendingEntry]:
         """Restores for ceilings that reach a deadline which no zeusd will enforce."""
         for key, entry in self._entries.items():
             kind, *names = key.split("/", 3)
@@ -100,9 +100,9 @@ class OwnerlessJournal:
             lower |= {"overwrite": HIGHER, "pid": 0, "cookie": 0}
             if _is_complete(lower):
                 then = {**entry, "value": fallback, "deadline_ns": None, "fallback": None}
-                yield PendingRestore(key, lower, holder_lives=False, then=then)
+                yield PendingEntry(key, lower, holder_lives=False, then=then)
 
-    def settle(self, one: PendingRestore) -> None:
+    def settle(self, one: PendingEntry) -> None:
         """Mark as restored. The next zeusd tells a running holder that it lost the lease."""
         key, restore = one.key, one.entry
         data = record(self._boot, key, one.then)

@@ -46,12 +46,12 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Look:
+class ReadControl:
     """Read the control; send the value, or `Failed`."""
 
 
 @dataclass(frozen=True)
-class Put:
+class WriteControl:
     """Write this value and read it back; send the control's value, or `Failed`."""
 
     value: Value
@@ -77,7 +77,7 @@ class Failed:
     invalid: bool = False
 
 
-Step = Look | Put | Range
+Step = ReadControl | WriteControl | Range
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def restore_steps(plan: Plan) -> Generator[Step, Any, Result]:
     if not plan.values and plan.overwrite == OURS:
         return Result("untouched", target)
     if plan.readable:
-        found = yield Look()
+        found = yield ReadControl()
         if isinstance(found, Failed):
             return Result("failed", target, trouble=found.trouble)
         if plan.merges:
@@ -268,12 +268,12 @@ def restore_steps(plan: Plan) -> Generator[Step, Any, Result]:
         foreign = not plan.merges and not (yield from _is_ours(plan, found))
         if foreign and not _overwrites(plan, found):
             return Result("changed_outside", target, holds=found, found=found, foreign=True)
-    holds = yield Put(target, found)
+    holds = yield WriteControl(target, found)
     if isinstance(holds, Failed) and holds.invalid:
         nearest = yield from _nearest(plan)
         if nearest is not None and nearest != target:
             target = nearest
-            holds = yield Put(target, found)
+            holds = yield WriteControl(target, found)
     if isinstance(holds, Failed):
         return Result("failed", target, found=found, foreign=foreign, trouble=holds.trouble)
     if plan.merges:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 from world import Run, Sensor, World, sense, serve, truth
 
-from zeus.serving.columns import Floats, Steps, Updates
+from zeus.serving.columns import Floats, StepColumns, Updates
 from zeus.serving.ledger import Ledger
 from zeus.serving.rows import RequestEnergy
 
@@ -70,8 +70,8 @@ LIVE = {"batch 1.5": (3.5, 9.0, 4.0), "batch 7": (4.0, 10.0, 8.0), "batch 38": (
 TICK_S = 2.0
 
 
-def columns(run: Run) -> Steps:
-    return Steps(
+def columns(run: Run) -> StepColumns:
+    return StepColumns(
         run.begin_ns,
         run.end_ns,
         run.first_row,
@@ -101,7 +101,7 @@ def names(run: Run) -> list[str]:
     return [str(number) for number in range(run.requests)]
 
 
-def settled(run: Run, steps: Steps, seen: Updates, method: str) -> list[RequestEnergy]:
+def settled(run: Run, steps: StepColumns, seen: Updates, method: str) -> list[RequestEnergy]:
     ledger = Ledger(method)
     ledger.add_steps(steps, names(run))
     ledger.add_updates(seen)
@@ -112,7 +112,7 @@ def settled(run: Run, steps: Steps, seen: Updates, method: str) -> list[RequestE
     return done.rows
 
 
-def live(run: Run, steps: Steps, seen: Updates) -> dict[int, float]:
+def live(run: Run, steps: StepColumns, seen: Updates) -> dict[int, float]:
     """J of each request as given within two seconds of its end, from the 300th update on."""
     ledger = Ledger()
     last = np.zeros(run.requests, np.int64)
@@ -137,7 +137,7 @@ def live(run: Run, steps: Steps, seen: Updates) -> dict[int, float]:
     return found
 
 
-def front_end(run: Run) -> Steps:
+def front_end(run: Run) -> StepColumns:
     """The run as the front end knows it: a prompt is all in the steps from its start to its first
     token, evenly."""
     steps = columns(run)
@@ -151,7 +151,9 @@ def front_end(run: Run) -> Steps:
     first = np.full(run.requests, 2**62)
     np.minimum.at(first, run.request[rows], step[rows])
     context[rows] = (step[rows] - first[run.request[rows]]) * tokens[rows]
-    return Steps(run.begin_ns, run.end_ns, run.first_row, run.request, run.prefill, tokens, context)
+    return StepColumns(
+        run.begin_ns, run.end_ns, run.first_row, run.request, run.prefill, tokens, context
+    )
 
 
 def counter_difference(run: Run, seen: Updates) -> Floats:
@@ -169,7 +171,7 @@ def counter_difference(run: Run, seen: Updates) -> Floats:
 def overlap(run: Run, seen: Updates) -> Floats:
     """Each update by head over the requests in flight."""
     steps = columns(run)
-    even = Steps(
+    even = StepColumns(
         steps.begin_ns, steps.end_ns, steps.first_row, steps.request, steps.prefill,
         np.ones(run.request.size), steps.context,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from zeus.serving.front_end import FrontEnd
 from zeus.serving.in_flight import InFlight
 from zeus.serving.receiver import Receiver
 from zeus.serving.vllm.probe import MODE_ENV
-from zeus.serving.wire import SOCKET_ENV, Arrival, Finish, Message, Step, Work
+from zeus.serving.wire import SOCKET_ENV, Arrival, EngineStep, Finish, Message, Work
 from zeus.serving.work import of_rows
 
 BLOCKS = 32
@@ -28,13 +28,13 @@ BLOCKS = 32
 class Listened:
     """Messages that a recorder sent."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[EngineStep] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     work: list[Work] = field(default_factory=list)
 
     def take(self, message: Message) -> bool:
-        if isinstance(message, Step):
+        if isinstance(message, EngineStep):
             self.steps.append(message)
         elif isinstance(message, Arrival):
             self.arrivals.append(message)

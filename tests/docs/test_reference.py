@@ -155,14 +155,21 @@ def test_every_metric_of_the_exporter_is_there(site: Site, daemon: RunningDaemon
     assert labels <= {word.strip(",") for word in section}
 
 
-@pytest.mark.parametrize("package", ["batch_size", "pipeline_frequency"])
+SERVERS = pytest.mark.parametrize(
+    ("package", "name"),
+    [("batch_size", "ServerSettings"), ("pipeline_frequency", "PlanServerSettings")],
+)
+"""The package of each server, and the class of its settings."""
+
+
+@SERVERS
 def test_every_metric_of_the_servers_is_there(
-    site: Site, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, package: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     server = importlib.import_module(f"zeus.optimizer.{package}.server.router")
     settings = importlib.import_module(f"zeus.optimizer.{package}.server.settings")
-    app = server.create_app(settings.ServerSettings.from_env({}))
+    app = server.create_app(getattr(settings, name).from_env({}))
 
     with TestClient(app) as client:
         exposed = _exposed(client.get("/metrics").text)
@@ -232,11 +239,11 @@ def test_every_key_that_zeusd_reads_is_there(site: Site) -> None:
         assert site.rows("reference/configuration/", name) == keys, name
 
 
-@pytest.mark.parametrize("package", ["batch_size", "pipeline_frequency"])
-def test_every_setting_of_the_servers_is_there(site: Site, package: str) -> None:
+@SERVERS
+def test_every_setting_of_the_servers_is_there(site: Site, package: str, name: str) -> None:
     module = importlib.import_module(f"zeus.optimizer.{package}.server.settings")
     with pytest.raises(Exception, match="is not a setting") as refused:
-        module.ServerSettings.from_env({f"{module.PREFIX}NONE": "1"})
+        getattr(module, name).from_env({f"{module.PREFIX}NONE": "1"})
     known = set(str(refused.value).partition("there are ")[2].split(", "))
     assert len(known) > 5
     rows = site.rows("reference/servers/")

@@ -6,7 +6,8 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,9 @@ ALLOWED_NAMES = {
     "zeusd/core/administration.py": {"owed"},
 }
 """Former names of fields, which stay for one version."""
+
+SHARED_CLASSES = {("zeus", "BatchSizeOptimizer")}
+"""Both are public, as in ml-energy/zeus: a run's client, and the base class of policies."""
 
 _BACK_NAMES = re.compile("(?:put|not|goes)_back")
 _PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
@@ -138,6 +142,17 @@ def _in_names(name: str, source: str) -> list[str]:
     ]
 
 
+def _shared_classes(sources: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Package and name of each public class that two modules of the package define."""
+    found = Counter(
+        (name.partition("/")[0], one.name)
+        for name, source in sources
+        for one in ast.parse(source).body
+        if isinstance(one, ast.ClassDef) and not one.name.startswith("_")
+    )
+    return {one for one, number in found.items() if number > 1}
+
+
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_pages_use_the_glossary(page: Path) -> None:
     assert _found(page, FORBIDDEN, IN_PAGES) == []
@@ -159,6 +174,21 @@ def test_packages_use_the_glossary(package: str) -> None:
 
 def test_modules_are_named_after_the_glossary() -> None:
     assert [path for path in modules() if IN_NAMES & {*_PART.findall(path.stem)}] == []
+
+
+def test_no_two_classes_of_a_package_have_the_same_name() -> None:
+    """So that a search for a class finds one."""
+    read = ((path.relative_to(ROOT).as_posix(), path.read_text("utf-8")) for path in modules())
+    assert _shared_classes(read) == SHARED_CLASSES
+
+
+def test_a_planted_class_is_found() -> None:
+    planted = [
+        ("zeus/a.py", "class Run: ...\nclass _Row: ..."),
+        ("zeus/b/c.py", "class Run: ...\nclass _Row: ..."),
+        ("zeusd/a.py", "class Run: ..."),
+    ]
+    assert _shared_classes(planted) == {("zeus", "Run")}
 
 
 @pytest.mark.parametrize(

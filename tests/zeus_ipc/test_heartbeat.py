@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import wait_for
 from zeus_ipc import Client, errors
-from zeus_ipc.heartbeat import Heartbeat
+from zeus_ipc.heartbeat import HeartbeatThread
 
 
 class Daemon:
@@ -166,7 +166,7 @@ def test_a_daemon_that_is_away_is_asked_again() -> None:
             raise errors.DaemonUnavailable("away")
 
     away = Away()
-    heartbeat = Heartbeat(away.beat, None)
+    heartbeat = HeartbeatThread(away.beat, None)
     heartbeat.start()
     wait_for(lambda: len(calls) >= 2, "another attempt")
     heartbeat.stop()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor.rates import Rate, RatedMonitor
-from zeus.monitor.service import Service, ServiceError
+from zeus.monitor.service import JsonService, ServiceError
 from zeus.utils.framework import Framework
 
 TOKEN_ENV = "ELECTRICITYMAPS_TOKEN"
@@ -73,7 +73,7 @@ class ElectrictyMapsClient(CarbonIntensityProvider):
         self.estimate = estimate
         self.emission_factor_type = emission_factor_type
         self._token = os.environ.get(TOKEN_ENV) if token is None else token
-        self._service = Service("Electricity Maps", url, timeout_s)
+        self._service = JsonService("Electricity Maps", url, timeout_s)
 
     def get_current_carbon_intensity(self) -> float:
         """The present intensity, gCO2eq/kWh.

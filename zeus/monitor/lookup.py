@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from zeus.exceptions import ZeusBaseError, ZeusdError, from_ipc
-from zeus.monitor.measurement import Ended, Measurement
+from zeus.monitor.measurement import EndedWindow, Measurement
 from zeus_ipc.circuit import bounded, not_before
 from zeus_ipc.errors import DeadlineExceeded, SeveralGpusFailed, ZeusIpcError
 
@@ -114,7 +114,7 @@ class WindowLookup:
         """Creates the measurement of an ended window, without its energy."""
         measurement = Measurement.__new__(Measurement)
         measurement.time = (end_ns - begin_ns) / 1e9
-        measurement._pending = Ended(self, key, begin_ns, end_ns, aligned)
+        measurement._pending = EndedWindow(self, key, begin_ns, end_ns, aligned)
         self._unread.append(weakref.ref(measurement))
         if self._log is not None:
             self._unlogged.append((key, begin_ns, measurement))
@@ -124,7 +124,7 @@ class WindowLookup:
         """Creates the measurement of an open window until now."""
         measurement = Measurement.__new__(Measurement)
         measurement.time = (end_ns - begin_ns) / 1e9
-        measurement._pending = Ended(self, key, begin_ns, end_ns, False)
+        measurement._pending = EndedWindow(self, key, begin_ns, end_ns, False)
         return measurement
 
     def available(self, measurement: Measurement) -> bool:

@@ -19,7 +19,7 @@ class LooksUp(Protocol):
         """Returns a measurement with its energy, or `nan` for unknown energies."""
 
 
-class Ended:
+class EndedWindow:
     """A window that has ended and was not looked up yet; times in ns of CLOCK_MONOTONIC."""
 
     __slots__ = ("aligned", "begin_ns", "end_ns", "key", "lookup")
@@ -64,7 +64,7 @@ class Measurement(Shown):
         gpu_uncertainty: dict[int, float] | None = None,
     ) -> None:
         self.time = time
-        self._pending: Ended | None = None
+        self._pending: EndedWindow | None = None
         self._fill(gpu_energy, cpu_energy, dram_energy, gpu_uncertainty)
 
     def _fill(

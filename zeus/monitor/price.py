@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor.rates import Rate, RatedMonitor
-from zeus.monitor.service import Service, ServiceError
+from zeus.monitor.service import JsonService, ServiceError
 from zeus.utils.framework import Framework
 from zeus_ipc.overriding import override
 
@@ -77,7 +77,7 @@ class OpenEIClient(ElectricityPriceProvider):
         self.sector = sector
         self.radius = radius
         self._key = os.environ.get(KEY_ENV) if api_key is None else api_key
-        self._service = Service("OpenEI", url, timeout_s)
+        self._service = JsonService("OpenEI", url, timeout_s)
 
     @override
     def get_current_electricity_prices(self) -> dict[str, list[Any]]:

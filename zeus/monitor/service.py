@@ -12,7 +12,7 @@ class ServiceError(ZeusBaseError):
     """A service cannot be reached, or refuses the request."""
 
 
-class Service:
+class JsonService:
     """A service that answers with JSON.
 
     Args:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from zeus.job import Job
 from zeus.policy.curves import Array
-from zeus.policy.gp_model import Elsewhere, Fit, Model
+from zeus.policy.gp_model import Elsewhere, GPFit, Model
 from zeus.policy.interface import BatchSizeOptimizer, Estimate, Forecast, ProfileOf, Run
 from zeus.policy.knowledge import Knowledge
 from zeus_ipc.overriding import override
@@ -176,7 +176,7 @@ class _Known:
         self._from: Knowledge | None = None
         self._utilization: tuple[int, float] | None = None
         self._model: Model | None = None
-        self._fitted: Fit | None = None
+        self._fitted: GPFit | None = None
 
     def knowledge(self) -> Knowledge | None:
         if not self._converged:
@@ -363,7 +363,7 @@ class _Known:
         within[list(self._out)] = False
         return np.asarray(within)
 
-    def _fit(self) -> Fit:
+    def _fit(self) -> GPFit:
         if self._model is None:
             self._model = self._model_of(self._counted())
         if self._fitted is None:

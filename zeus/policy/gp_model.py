@@ -124,7 +124,7 @@ class Model:
         else:
             self._failed[at] += 1
 
-    def fit(self, utilization: tuple[int, float] | None) -> Fit:
+    def fit(self, utilization: tuple[int, float] | None) -> GPFit:
         """What is believed now. At least one run that reached the target must count; where both
         curves are known, one that has told its epochs.
 
@@ -142,7 +142,7 @@ class Model:
             bounds.append((at, tally.mean - of_epoch - epochs_level, tally.count))
         epochs = [(at, t.mean - epochs_level, t.count) for at, t in self._long.items()]
         tallies, hints, missed = self._explain(bounds, epochs)
-        return Fit(
+        return GPFit(
             epoch_level + epochs_level,
             epoch,
             tallies,
@@ -201,7 +201,7 @@ class Model:
         return tallies, {at: h for at, h in hints.items() if h.variance > 1e-6}, missed
 
 
-class Fit:
+class GPFit:
     """What is believed of the curves, whose sum is the logarithm of a run's cost, J, and of the
     coins.
 
@@ -257,12 +257,12 @@ class Fit:
             return np.full_like(self.log_cost, np.inf)
         return np.asarray(self._level + self._most_epochs + self._epoch.mean)
 
-    def with_pending(self, sizes: list[int]) -> Fit:
+    def with_pending(self, sizes: list[int]) -> GPFit:
         """As if runs of these sizes had ended, with as many epochs as expected."""
         more = dict(self._tallies)
         for i in sizes:
             _add(more, i, float(self._epochs.mean[i]))
-        return Fit(
+        return GPFit(
             self._level,
             self._epoch,
             more,

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 
 from zeus.job import Job
 from zeus.policy.interface import BatchSizeOptimizer, ProfileOf, Run
-from zeus.policy.trade_off import Chosen, TradeOff, Trader, asked
+from zeus.policy.trade_off import RunTerms, TradeOff, Trader, asked
 
 MOST_TRIES = 20
 """A target that so many runs in a row did not reach is out of reach."""
@@ -43,7 +43,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Try(Start):
+class Attempt(Start):
     """A run of a recurrence.
 
     Attributes:
@@ -135,14 +135,14 @@ class Runs:
         began_s: float,
         in_flight: Sequence[int],
         chosen: tuple[int, float] | None,
-    ) -> Chosen:
+    ) -> RunTerms:
         if self._trader is not None and chosen is None:
             return self._trader.begin(now_s, began_s, in_flight)
         if self._trader is None or chosen is None:
-            return Chosen(asked(self._policy, self._job, in_flight), math.nan)
+            return RunTerms(asked(self._policy, self._job, in_flight), math.nan)
         self._trader.price(chosen[1])
         self._policy.predict(self._job)  # its draws are to be the same
-        return Chosen(*chosen)
+        return RunTerms(*chosen)
 
     def price(self, eta_knob: float) -> None:
         """With a trade-off, the policy counts with this eta until the next run begins."""
@@ -175,7 +175,7 @@ class Recurrences(Runs):
     recurrence = 1
     """The recurrence that is to be done, or being done; from 1."""
 
-    def begin(self, now_s: float = 0.0, chosen: tuple[int, float] | None = None) -> Try:
+    def begin(self, now_s: float = 0.0, chosen: tuple[int, float] | None = None) -> Attempt:
         """The next run; the arguments are those of `next`.
 
         Raises:
@@ -190,9 +190,9 @@ class Recurrences(Runs):
         if self._try == 1:
             self._began_s = now_s
         start = self.next(now_s, self._began_s, chosen=chosen)
-        return Try(**asdict(start), recurrence=self.recurrence, number=self._try)
+        return Attempt(**asdict(start), recurrence=self.recurrence, number=self._try)
 
-    def skip(self, now: Try) -> None:
+    def skip(self, now: Attempt) -> None:
         """Not even the first epoch was within the run's bound, which was found out without a cost:
         the policy takes the batch size for a bad one.
 

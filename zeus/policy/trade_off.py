@@ -139,7 +139,7 @@ def next_deadline(done_by: time, began_s: float) -> float:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RunTerms:
     """What a run begins with.
 
     Attributes:
@@ -197,7 +197,7 @@ class Trader:
         """The policy counts with this eta."""
         self._policy.price(self._job, eta_knob, self._profile_of)
 
-    def begin(self, now_s: float, began_s: float, in_flight: Sequence[int] = ()) -> Chosen:
+    def begin(self, now_s: float, began_s: float, in_flight: Sequence[int] = ()) -> RunTerms:
         """Chooses for a run; the policy counts with its eta then.
 
         Args:
@@ -210,7 +210,7 @@ class Trader:
             return self._by_deadline(due_s - now_s, in_flight)
         eta = self._by_signal(now_s)
         self.price(eta)
-        return Chosen(asked(self._policy, self._job, in_flight), eta)
+        return RunTerms(asked(self._policy, self._job, in_flight), eta)
 
     def _by_signal(self, now_s: float) -> float:
         signal, eta = self._trade_off.signal, self._trade_off.eta_knob
@@ -222,13 +222,13 @@ class Trader:
             return eta
         return eta_of(eta, relative)
 
-    def _by_deadline(self, within_s: float, in_flight: Sequence[int]) -> Chosen:
+    def _by_deadline(self, within_s: float, in_flight: Sequence[int]) -> RunTerms:
         policy, job, on_time = self._policy, self._job, self._trade_off.on_time
         forecasts = policy.forecasts(job)
         proven = [one for one in forecasts if one.proven]
         if not proven:
             self.price(0.0)  # nothing is known yet, so there is no time to lose
-            return Chosen(asked(policy, job, in_flight), 0.0)
+            return RunTerms(asked(policy, job, in_flight), 0.0)
         known = options(proven, self._profile_of)
         best, kept = least_energy(known, within_s, on_time)
         # Trials are for energy, or, where nothing is fast enough, for time.
@@ -241,14 +241,14 @@ class Trader:
                 f"probability {on_time:g}; the fastest of them is {best.batch_size}."
             )
             if not any(one.batch_size == wanted for one in proven):
-                return Chosen(wanted, aim)
+                return RunTerms(wanted, aim)
         elif wanted != best.batch_size:
             found = self._trial(forecasts, wanted, best, within_s, fastest(known).time_of(on_time))
             if found is not None:
                 self.price(found.eta_knob)
                 return found
         self.price(best.eta_knob)
-        return Chosen(best.batch_size, best.eta_knob, best.cost)
+        return RunTerms(best.batch_size, best.eta_knob, best.cost)
 
     def _trial(
         self,
@@ -257,7 +257,7 @@ class Trader:
         best: Forecast,
         within_s: float,
         safe_s: float,
-    ) -> Chosen | None:
+    ) -> RunTerms | None:
         """A run for energy, of a size other than the best, that puts the deadline at no risk.
 
         Args:
@@ -273,19 +273,19 @@ class Trader:
             return None
         trial, in_time = least_energy(trials, within_s, on_time)
         if in_time:
-            return Chosen(wanted, trial.eta_knob, trial.cost)
+            return RunTerms(wanted, trial.eta_knob, trial.cost)
         trial = min(trials, key=lambda one: one.energy)
         expected_s = math.exp(trial.log_time)
         if within_s - safe_s >= _ENOUGH * expected_s:
             most_cost = trial.cost * (within_s - safe_s) / expected_s
-            return Chosen(wanted, trial.eta_knob, most_cost=most_cost)
+            return RunTerms(wanted, trial.eta_knob, most_cost=most_cost)
         # Rather than none: the cheapest of those that were never tried and are in time.
         others = options([one for one in forecasts if not one.proven], self._profile_of)
         cheaper = [one for one in others if one.energy < best.energy]
         if cheaper:
             trial, in_time = least_energy(cheaper, within_s, on_time)
             if in_time:
-                return Chosen(trial.batch_size, trial.eta_knob, trial.cost)
+                return RunTerms(trial.batch_size, trial.eta_knob, trial.cost)
         return None
 
     def _warn(self, text: str) -> None:

@@ -116,7 +116,7 @@ class Begun:
 
 
 @dataclass
-class Progress:
+class JobProgress:
     """The progress of a job.
 
     Attributes:
@@ -160,7 +160,7 @@ class Records:
             self._file.close()
             raise
         self.job: dict[str, Any] | None = None
-        self.progress = Progress()
+        self.progress = JobProgress()
         self._file.seek(0)
         for line in self._file.readlines():
             self._take(line)

@@ -16,7 +16,7 @@ from pathlib import Path
 from zeus import _node
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import Measurement, ZeusMonitor
-from zeus.optimizer.batch_size.meter import Meter
+from zeus.optimizer.batch_size.meter import RunMeter
 from zeus.optimizer.power_limit import (
     Done,
     GlobalPowerLimitOptimizer,
@@ -86,7 +86,7 @@ class RunSession:
         self.epochs, self.used = 0, Used()
         self.optimizer: GlobalPowerLimitOptimizer | None = None
         self._max_epochs = max_epochs
-        self._meter = Meter(self._monitor, lambda: self.optimizer)
+        self._meter = RunMeter(self._monitor, lambda: self.optimizer)
         self._over = False
         self._energy_warned = False
         self._training = self._evaluating = False

@@ -18,7 +18,7 @@ from zeus.serving.front_end import WAIT_NS
 from zeus.serving.ledger import Ledger
 from zeus.serving.prior import Weights
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
-from zeus.serving.wire import Arrival, Finish, Owner, Step, Work
+from zeus.serving.wire import Arrival, EngineStep, Finish, Owner, Work
 from zeus.serving.work import of_rows
 
 LAG_NS = 2 * 10**9
@@ -239,7 +239,7 @@ class Accountant:
             self._shown[phase] = max(self._shown[phase], now_j)
         return dict(self._shown)
 
-    def step(self, step: Step) -> None:
+    def step(self, step: EngineStep) -> None:
         """Adds a step. If earlier steps are missing, their time is not attributed."""
         lost = step.number - self._number - 1
         if self._number and lost > 0:
@@ -341,7 +341,7 @@ class Accountant:
         """Weights of the newest fit at each clock, as a prior for the next ledger."""
         return self._ledger.weights
 
-    def _costs(self, step: Step) -> tuple[Sequence[float] | Floats, Sequence[float] | Floats]:
+    def _costs(self, step: EngineStep) -> tuple[Sequence[float] | Floats, Sequence[float] | Floats]:
         """FLOPs and bytes of a step's requests; refuses the requests if they are not known."""
         if step.flops is not None and step.bytes is not None:
             return step.flops, step.bytes

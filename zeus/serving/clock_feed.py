@@ -23,7 +23,7 @@ MOST_WAITING = 100_000
 """Largest plausible number of requests in a queue."""
 
 
-class ForwardPass(NamedTuple):
+class PassMessage(NamedTuple):
     """The contents of one message. `seconds` is 0 when the engine becomes idle."""
 
     worker: str
@@ -36,7 +36,7 @@ class ForwardPass(NamedTuple):
     backlog_tokens: int
 
 
-def decode(data: bytes) -> ForwardPass:
+def decode(data: bytes) -> PassMessage:
     """Reads a message.
 
     Raises:
@@ -49,7 +49,7 @@ def decode(data: bytes) -> ForwardPass:
             rest = rest[1:]
         seconds, scheduled, queued = rest[:3]
         numbers = [scheduled[1], scheduled[4], scheduled[5], queued[0], queued[1]]
-        found = ForwardPass(str(worker), int(rank), float(seconds), *map(int, numbers))
+        found = PassMessage(str(worker), int(rank), float(seconds), *map(int, numbers))
         if min(found[2:]) < 0 or not found.seconds < 3600 or found.waiting > MOST_WAITING:
             raise ValueError
     except (ValueError, TypeError, LookupError, OverflowError, msgpack.UnpackException):
@@ -75,7 +75,7 @@ class QueueAge:
         return (max(0.0, now_s - arrivals[0]) if arrivals else 0.0), left
 
 
-class Sink(Protocol):
+class PassSink(Protocol):
     """Receiver of steps: `ClockControl`."""
 
     def step(self, step: Step, queue: Queue) -> None:
@@ -96,7 +96,7 @@ class ForwardPassFeed:
         rank: Only this data parallel rank; None: the first one that sends.
     """
 
-    def __init__(self, sink: Sink, rank: int | None = None) -> None:
+    def __init__(self, sink: PassSink, rank: int | None = None) -> None:
         self._sink = sink
         self._only: tuple[str | None, int] | None = None if rank is None else (None, rank)
         self._age = QueueAge()

@@ -6,7 +6,7 @@ import threading
 
 from zeus.serving.clock_requests import RequestFeed, Sink
 from zeus.serving.receiver import Receiver
-from zeus.serving.wire import Arrival, Finish, Message, Step
+from zeus.serving.wire import Arrival, EngineStep, Finish, Message
 
 NS = 1e-9
 RECEIVE_S = 0.02
@@ -27,7 +27,7 @@ class RecordedFeed:
 
     def take(self, message: Message) -> bool:
         """Handles one message. Returns whether it was from this engine."""
-        if not isinstance(message, Arrival | Finish | Step):
+        if not isinstance(message, Arrival | Finish | EngineStep):
             return True  # an owner's message, which does not matter for clocks
         if self._engine is None:
             self._engine = message.engine

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from zeus.serving.clock_tune import POLICY, Row
+from zeus.serving.clock_tune import POLICY, TuneRow
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[TuneRow]) -> str:
     """The report as text."""
     lines = [
         f"{'tokens/s':>13} {'clock':>9} {'requests':>8} {'missed':>7} {'J/token':>8} "
@@ -27,7 +27,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def picture(rows: Sequence[Row], path: Path, ttft_s: float, tpot_s: float) -> None:
+def picture(rows: Sequence[TuneRow], path: Path, ttft_s: float, tpot_s: float) -> None:
     """Plots J per token, TTFT and TPOT by clock, with a line for each load; the policy is a dashed
     line.
 

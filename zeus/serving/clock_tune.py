@@ -67,7 +67,7 @@ class Arm:
         self.tpot_s.extend(other.tpot_s)
 
 
-class Row(NamedTuple):
+class TuneRow(NamedTuple):
     """One line of the report.
 
     Attributes:
@@ -177,7 +177,7 @@ class Tuner(ClockPolicy):
         judged = [arms for arms in self._buckets.values() if self._judged(arms, self.highest_mhz)]
         return bool(judged) and all(self._next(arms) is None for arms in judged)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[TuneRow]:
         """The report: by load, then by clock from the highest down, the policy last."""
         for bucket, arms in sorted(self._buckets.items()):
             top = arms.get(self.highest_mhz)
@@ -188,7 +188,7 @@ class Tuner(ClockPolicy):
                 if arm is None or not arm.requests:
                     continue
                 each = arm.joules / arm.tokens if arm.tokens and arm.joules else math.nan
-                yield Row(
+                yield TuneRow(
                     (STEP**bucket, STEP ** (bucket + 1)),
                     clock,
                     arm.requests,

@@ -13,7 +13,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepColumns:
     """Steps in the order of their ends, and for each the requests in it.
 
     A row is one request in one step; the rows of step `s` are `first_row[s]:first_row[s + 1]`.
@@ -44,10 +44,10 @@ class Steps:
         """The position of each row's step."""
         return np.repeat(np.arange(self.count), np.diff(self.first_row))
 
-    def part(self, begin: int, end: int) -> Steps:
+    def part(self, begin: int, end: int) -> StepColumns:
         """The steps at positions `begin:end`."""
         rows = slice(int(self.first_row[begin]), int(self.first_row[end]))
-        return Steps(
+        return StepColumns(
             self.begin_ns[begin:end],
             self.end_ns[begin:end],
             self.first_row[begin : end + 1] - self.first_row[begin],
@@ -96,7 +96,7 @@ class Updates:
         )
 
 
-def clipped(steps: Steps) -> Steps:
+def clipped(steps: StepColumns) -> StepColumns:
     """The same steps without overlap: each begins at the end of the one before, or later.
 
     Engines that schedule a step while another runs report overlapping steps; the later one has the
@@ -106,7 +106,7 @@ def clipped(steps: Steps) -> Steps:
     end_ns = end_ns + _ties(end_ns)
     begin_ns = np.maximum(steps.begin_ns, np.concatenate([steps.begin_ns[:1], end_ns[:-1]]))
     begin_ns = np.minimum(begin_ns, end_ns - 1)
-    return Steps(
+    return StepColumns(
         begin_ns,
         end_ns,
         steps.first_row,
@@ -129,12 +129,12 @@ def _ties(end_ns: Ints) -> Ints:
     return position - begin
 
 
-def joined(parts: list[Steps]) -> Steps:
+def joined(parts: list[StepColumns]) -> StepColumns:
     """Several runs of steps as one."""
     if len(parts) == 1:
         return parts[0]
     counts = np.concatenate([np.diff(part.first_row) for part in parts])
-    return Steps(
+    return StepColumns(
         np.concatenate([part.begin_ns for part in parts]),
         np.concatenate([part.end_ns for part in parts]),
         np.concatenate([[0], np.cumsum(counts)]),
@@ -166,7 +166,7 @@ def joined_updates(parts: list[Updates]) -> Updates:
     )
 
 
-def by_end(steps: Steps) -> Steps:
+def by_end(steps: StepColumns) -> StepColumns:
     """The same steps in the order of their ends."""
     if steps.count < 2 or bool((np.diff(steps.end_ns) >= 0).all()):
         return steps
@@ -174,7 +174,7 @@ def by_end(steps: Steps) -> Steps:
     sizes = np.diff(steps.first_row)[order]
     first = np.concatenate([[0], np.cumsum(sizes)])
     rows = np.repeat(steps.first_row[:-1][order] - first[:-1], sizes) + np.arange(first[-1])
-    return Steps(
+    return StepColumns(
         steps.begin_ns[order],
         steps.end_ns[order],
         first,

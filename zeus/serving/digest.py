@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zeus.serving.columns import Floats, Ints, Steps, Updates, clipped, joined, joined_updates
+from zeus.serving.columns import Floats, Ints, StepColumns, Updates, clipped, joined, joined_updates
 from zeus.serving.features import NAMES, shares
 from zeus.serving.fit import IDLE, Observed
 from zeus.serving.spread import METHODS, Spread, row_shares
@@ -86,7 +86,7 @@ class Digest:
         self._method = method
         self._spread = None if method == METHODS[0] else Spread()
         self._width = _WIDTH if self._spread is None else 2
-        self._steps: list[Steps] = []
+        self._steps: list[StepColumns] = []
         self._updates: list[Updates] = []
         self._cover: tuple[Ints, Ints] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
         self._clocks: list[float] = []
@@ -101,7 +101,7 @@ class Digest:
         """Number of updates in this period."""
         return sum(part[0].size for part in self._seen)
 
-    def add(self, steps: Steps) -> None:
+    def add(self, steps: StepColumns) -> None:
         """Adds steps that ended after all earlier ones."""
         if steps.count:
             self._steps.append(steps)
@@ -111,7 +111,7 @@ class Digest:
         if updates.count:
             self._updates.append(updates)
 
-    def advance(self, until_ns: int | None = None) -> Steps | None:
+    def advance(self, until_ns: int | None = None) -> StepColumns | None:
         """Condenses complete data.
 
         Args:
@@ -213,7 +213,7 @@ class Digest:
             list(self._clocks),
         )
 
-    def _see(self, steps: Steps | None, updates: Updates) -> None:
+    def _see(self, steps: StepColumns | None, updates: Updates) -> None:
         level = self._levels(updates)
         self._level_at = _appended(*self._level_at, updates.begin_ns, level)
         length = updates.end_ns - updates.begin_ns
@@ -257,7 +257,7 @@ class Digest:
             )
         )
 
-    def _charge(self, steps: Steps) -> None:
+    def _charge(self, steps: StepColumns) -> None:
         if not steps.count:
             return
         edges, covered = self._cover
@@ -284,7 +284,7 @@ class Digest:
             features = shares(part) * share[step][:, None]
             self._keep(part.request, block[step], level[step], features)
 
-    def _split(self, steps: Steps, joules: Floats) -> None:
+    def _split(self, steps: StepColumns, joules: Floats) -> None:
         step = steps.step_of_row
         row_j = row_shares(steps, self._method) * joules[step]
         split = np.stack([row_j * steps.prefill, row_j * ~steps.prefill], axis=1)
@@ -343,7 +343,7 @@ def _recent(at: Ints, values: Ints) -> tuple[Ints, Ints]:
     return at[first:], values[first:]
 
 
-def _chunks(steps: Steps) -> list[tuple[int, int]]:
+def _chunks(steps: StepColumns) -> list[tuple[int, int]]:
     found, begin = [], 0
     while begin < steps.count:
         end = int(np.searchsorted(steps.first_row, steps.first_row[begin] + CHUNK_ROWS, "right"))
@@ -353,7 +353,7 @@ def _chunks(steps: Steps) -> list[tuple[int, int]]:
     return found
 
 
-def _step_sums(steps: Steps) -> Floats:
+def _step_sums(steps: StepColumns) -> Floats:
     """Features of whole steps, steps x features."""
     found = np.zeros((steps.count, _WIDTH))
     for begin, end in _chunks(steps):
@@ -362,11 +362,11 @@ def _step_sums(steps: Steps) -> Floats:
     return found
 
 
-def _by_step(rows: Floats, steps: Steps) -> Floats:
+def _by_step(rows: Floats, steps: StepColumns) -> Floats:
     return np.add.reduceat(rows, steps.first_row[:-1], axis=0)
 
 
-def _between(steps: Steps, sums: Floats, begin_ns: Ints, end_ns: Ints) -> Floats:
+def _between(steps: StepColumns, sums: Floats, begin_ns: Ints, end_ns: Ints) -> Floats:
     """Sums over the steps between instants; a step counts by the share of its time in between."""
     base = int(steps.begin_ns[0])
     knots = (np.stack([steps.begin_ns, steps.end_ns], axis=1).ravel() - base).astype(np.float64)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zeus.serving.columns import Floats, Ints, Steps
+from zeus.serving.columns import Floats, Ints, StepColumns
 
 TAUS = (6.0, 24.0, 96.0, 400.0)
 """Tokens after which a saturating feature has reached 63 %."""
@@ -36,7 +36,7 @@ _NODES, _WEIGHTS = (np.array(one) / 2 for one in np.polynomial.legendre.leggauss
 _NODES = _NODES + 0.5
 
 
-def shares(steps: Steps) -> Floats:
+def shares(steps: StepColumns) -> Floats:
     """Each row's share of each feature of its step, rows x features.
 
     Tokens are in thousands, contexts in millions and attention (tokens times the mean context that

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from zeus.serving.columns import Floats, Ints, Steps, Updates, by_end
+from zeus.serving.columns import Floats, Ints, StepColumns, Updates, by_end
 from zeus.simulate.extras import needed
 
 STEP_COLUMNS = ("step", "begin_ns", "end_ns", "request", "phase", "tokens", "context")
@@ -58,7 +58,7 @@ class Rows:
         return Where(self.path, self.lines[n], self.word)
 
 
-def read_steps(path: Path) -> tuple[Steps, list[str]]:
+def read_steps(path: Path) -> tuple[StepColumns, list[str]]:
     """Reads steps, one row per request and step.
 
     Returns:
@@ -96,7 +96,7 @@ def read_steps(path: Path) -> tuple[Steps, list[str]]:
     if not parts:
         none, zero = np.zeros(0, np.int64), np.zeros(0)
         one = np.zeros(1, np.int64)
-        return Steps(none, none, one, none, np.zeros(0, bool), zero, zero), []
+        return StepColumns(none, none, one, none, np.zeros(0, bool), zero, zero), []
     whole = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
     step, begin, end, request, prefill, tokens, context, flops, moved, line = whole
     order = np.lexsort((request, step))
@@ -106,7 +106,7 @@ def read_steps(path: Path) -> tuple[Steps, list[str]]:
     in_steps = np.argsort(step, kind="stable")
     first = np.searchsorted(step[in_steps], np.arange(len(labels) + 1))
     heads = in_steps[first[:-1]]
-    steps = Steps(
+    steps = StepColumns(
         begin[heads],
         end[heads],
         first.astype(np.int64),

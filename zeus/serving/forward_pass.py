@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 import zmq
 
-from zeus.serving.wire import Finish, Message, Step
+from zeus.serving.wire import EngineStep, Finish, Message
 from zeus_ipc.errors import RequestRejected
 
 BLOCK = 1000
@@ -185,4 +185,6 @@ class LedgerFeed:
         ids, prefill, tokens, context = one.rows()
         names = [f"{name}#{block}" for name in ids]
         self._names[engine].update(names)
-        self._take(Step(engine, one.number + 1, begin_ns, end_ns, names, prefill, tokens, context))
+        self._take(
+            EngineStep(engine, one.number + 1, begin_ns, end_ns, names, prefill, tokens, context)
+        )

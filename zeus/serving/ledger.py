@@ -21,11 +21,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from zeus.serving.columns import Floats, Ints, Steps, Updates, by_end
+from zeus.serving.columns import Floats, Ints, StepColumns, Updates, by_end
 from zeus.serving.digest import Digest
 from zeus.serving.fit import fit
 from zeus.serving.foreign import Interval, find_foreign
-from zeus.serving.prior import Prior, Weights
+from zeus.serving.prior import WeightPrior, Weights
 from zeus.serving.requests import Requests
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
 from zeus.serving.settlement import predict, split
@@ -63,7 +63,7 @@ class Ledger:
         self.method = method
         self._digest = Digest(method)
         self._requests = Requests()
-        self._prior = Prior(prior or {})
+        self._prior = WeightPrior(prior or {})
         self._steps: list[tuple[int, int, Sequence[str], object, object, object]] = []
         self._costs: list[tuple[object, object]] = []
         self._updates: list[tuple[int, int, float, int, int, float]] = []
@@ -107,7 +107,7 @@ class Ledger:
         if len(self._steps) >= MOST_PENDING:
             self._flush_steps()
 
-    def add_steps(self, steps: Steps, names: Sequence[str]) -> None:
+    def add_steps(self, steps: StepColumns, names: Sequence[str]) -> None:
         """Adds many steps at once.
 
         Args:
@@ -255,7 +255,7 @@ class Ledger:
             flops = np.concatenate([np.asarray(a, np.float64) for a, _ in self._costs])
             moved = np.concatenate([np.asarray(b, np.float64) for _, b in self._costs])
         self._steps, self._costs = [], []
-        steps = Steps(
+        steps = StepColumns(
             np.array(begins, np.int64),
             np.array(ends, np.int64),
             np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),

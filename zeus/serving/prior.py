@@ -16,7 +16,7 @@ Weights = Mapping[float, Sequence[float]]
 """Cost of each feature, J per unit, by clock in MHz; 0: the clock is unknown."""
 
 
-class Prior:
+class WeightPrior:
     """Weights of earlier fits, used as a prior.
 
     Args:

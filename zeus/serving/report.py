@@ -55,7 +55,7 @@ class Sums:
 
 
 @dataclass
-class Report:
+class LogReport:
     """The contents of a log.
 
     Attributes:
@@ -70,7 +70,7 @@ class Report:
     measured_j: float = 0.0
 
 
-def read(paths: Iterable[Path], by: str, idle: str = "exclude", *, join: bool = False) -> Report:
+def read(paths: Iterable[Path], by: str, idle: str = "exclude", *, join: bool = False) -> LogReport:
     """Sums logs.
 
     Args:
@@ -88,7 +88,7 @@ def read(paths: Iterable[Path], by: str, idle: str = "exclude", *, join: bool = 
     paths = list(paths)
     joined = _joined(paths) if join else {}
     counted: set[str] = set()
-    found = Report()
+    found = LogReport()
     pending: dict[str, float] = {}
     for where, entry in _entries(paths):
         try:
@@ -154,7 +154,7 @@ def _sum_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def table(report: Report, by: str) -> str:
+def table(report: LogReport, by: str) -> str:
     """For people."""
     head = (by, *COLUMNS)
     rows = [[name, *map(_shown, sums.row().values())] for name, sums in _sorted(report)]
@@ -176,7 +176,7 @@ def table(report: Report, by: str) -> str:
     return "\n".join(lines)
 
 
-def as_csv(report: Report, by: str) -> str:
+def as_csv(report: LogReport, by: str) -> str:
     """For programs."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -186,7 +186,7 @@ def as_csv(report: Report, by: str) -> str:
     return file.getvalue()
 
 
-def plot(report: Report, by: str, path: Path) -> None:
+def plot(report: LogReport, by: str, path: Path) -> None:
     """Plots joules and joules per output token of each group.
 
     Raises:
@@ -241,7 +241,9 @@ def _add(sums: Sums, entry: dict[str, Any]) -> None:
     sums.rule_j += float(entry["rule_uncertainty_j"])
 
 
-def _settle(found: Report, totals: dict[str, float], pending: dict[str, float], idle: str) -> None:
+def _settle(
+    found: LogReport, totals: dict[str, float], pending: dict[str, float], idle: str
+) -> None:
     found.requests_j += totals["requests_j"]
     found.idle_j += totals["idle_j"]
     found.unattributed_j += totals["unattributed_j"]
@@ -254,7 +256,7 @@ def _settle(found: Report, totals: dict[str, float], pending: dict[str, float], 
             found.groups.setdefault(name, Sums()).idle_j += totals["idle_j"] * joules / whole
 
 
-def _sorted(report: Report) -> Sequence[tuple[str, Sums]]:
+def _sorted(report: LogReport) -> Sequence[tuple[str, Sums]]:
     return sorted(report.groups.items())
 
 

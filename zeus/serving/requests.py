@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zeus.serving.columns import Ints, Steps
+from zeus.serving.columns import Ints, StepColumns
 from zeus.serving.foreign import Interval
 from zeus.serving.rows import RequestEnergy, Totals
 from zeus.serving.settlement import Split
@@ -90,7 +90,7 @@ class Requests:
             one.finished = True
             self._done.append(number)
 
-    def saw(self, steps: Steps) -> None:
+    def saw(self, steps: StepColumns) -> None:
         """Records condensed steps."""
         numbers, where = np.unique(steps.request, return_inverse=True)
         step = steps.step_of_row

@@ -22,7 +22,7 @@ from zeus.serving.accountant import Accountant
 from zeus.serving.receiver import Receiver
 from zeus.serving.rows import RequestEnergy
 from zeus.serving.tenants import EVERY_S, Tenants
-from zeus.serving.wire import Arrival, Message, Owner, Step, Work
+from zeus.serving.wire import Arrival, EngineStep, Message, Owner, Work
 from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class Service:
         accountant = self._accountants.get(message.engine)
         if accountant is None:
             return False
-        if isinstance(message, Step):
+        if isinstance(message, EngineStep):
             accountant.step(message)
         elif isinstance(message, Arrival):
             accountant.arrived(message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zeus.serving.columns import Floats, Steps, Updates
+from zeus.serving.columns import Floats, StepColumns, Updates
 
 METHODS = ("regression", "tokens", "roofline")
 """Methods of attribution; the first is the default."""
@@ -60,7 +60,7 @@ class Spread:
         return found - np.interp(begins, self._axis_s, self._axis_j)
 
 
-def row_shares(steps: Steps, method: str) -> Floats:
+def row_shares(steps: StepColumns, method: str) -> Floats:
     """Each row's share of its step's energy, from 0 to 1.
 
     Raises:

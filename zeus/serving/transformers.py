@@ -65,7 +65,7 @@ def install(recorder: Any = None) -> bool:
     return True
 
 
-class Probe:
+class BatchProbe:
     """Records one processor's batches.
 
     Args:
@@ -121,8 +121,8 @@ class Probe:
                 self._recorder.arrived(state.request_id, round(created_s * 1e9), prompt)
 
 
-def _of(processor: Any, recorder: Any) -> Probe:
-    found: Probe | None = getattr(processor, "_zeus_probe", None)
+def _of(processor: Any, recorder: Any) -> BatchProbe:
+    found: BatchProbe | None = getattr(processor, "_zeus_probe", None)
     if found is None:
-        found = processor._zeus_probe = Probe(recorder)
+        found = processor._zeus_probe = BatchProbe(recorder)
     return found

@@ -40,7 +40,7 @@ def socket_paths() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Step:
+class EngineStep:
     """A step of one engine.
 
     Attributes:
@@ -126,7 +126,7 @@ class Owner:
     tenant: str
 
 
-Message = Step | Arrival | Finish | Owner | Work
+Message = EngineStep | Arrival | Finish | Owner | Work
 
 
 def pack_step(
@@ -172,11 +172,11 @@ def pack_batches(
     """Steps of the same requests as bytes, without data that the receiver can derive.
 
     Args:
-        engine: See `Step`.
+        engine: See `EngineStep`.
         number: Number of the first step.
         instants: Start and end of each step, alternating, CLOCK_MONOTONIC.
         roster: Their requests, each packed by `pack_request`, concatenated.
-        tokens: See `Step`; with more than one step: 1 for each request.
+        tokens: See `EngineStep`; with more than one step: 1 for each request.
         computed: Tokens of each request that are computed by the end of a first step.
         ahead: How many steps after that one these start.
     """
@@ -294,7 +294,7 @@ def _step(rest: list[Any]) -> list[Message]:
         if not all(0 <= one < math.inf for one in (*flops, *moved)):
             raise ValueError
     where = _text(engine), number, begin_ns, end_ns
-    return [Step(*where, names, flags, tokens, context, flops, moved)]
+    return [EngineStep(*where, names, flags, tokens, context, flops, moved)]
 
 
 def _work(rest: list[Any]) -> list[Message]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from zeus.serving.columns import Floats
-from zeus.serving.wire import Step, Work
+from zeus.serving.wire import EngineStep, Work
 
 
-def of_rows(work: Work, step: Step) -> tuple[Floats, Floats]:
+def of_rows(work: Work, step: EngineStep) -> tuple[Floats, Floats]:
     """FLOPs and bytes of each request. Weights are read once, and divided equally among
     requests."""
     tokens = np.asarray(step.tokens, np.float64)

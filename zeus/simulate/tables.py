@@ -44,7 +44,7 @@ Workload = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
-class Power:
+class PowerTable:
     """Epochs of one batch size, by power limit in the table's order.
 
     Attributes:
@@ -69,7 +69,7 @@ class BatchSizeTable:
         target_epochs: For each target metric, epochs that each run took to reach it; NaN for never.
     """
 
-    power: Power
+    power: PowerTable
     target_epochs: Mapping[float, NDArray[np.float64]]
 
 
@@ -165,10 +165,10 @@ def _grouped(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str, int], list
     return groups
 
 
-def _power(rows: list[dict[str, Any]]) -> Power:
+def _power(rows: list[dict[str, Any]]) -> PowerTable:
     time = np.array([row["time_per_epoch"] for row in rows])
     power = np.array([row["average_power"] for row in rows])
-    return Power(tuple(row["power_limit"] for row in rows), time, power, time * power)
+    return PowerTable(tuple(row["power_limit"] for row in rows), time, power, time * power)
 
 
 def _target_epochs(rows: list[dict[str, Any]]) -> dict[float, NDArray[np.float64]]:

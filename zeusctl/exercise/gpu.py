@@ -11,7 +11,14 @@ from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode, ZeusIpcError
 from zeusctl.exercise import outside, values
 from zeusctl.exercise.load import load
-from zeusctl.exercise.report import Answer, Check, Gpu, Held, Settling, Trial
+from zeusctl.exercise.report import (
+    Condition,
+    ControlValues,
+    DriverAnswer,
+    ExercisedGpu,
+    Settling,
+    Trial,
+)
 from zeusctl.text import value_text
 
 if TYPE_CHECKING:
@@ -28,10 +35,10 @@ _SLACK = 0.03
 """Power up to this share above a limit counts as within it."""
 
 
-def held(client: Client, gpu: GpuInfo) -> Held:
+def held(client: Client, gpu: GpuInfo) -> ControlValues:
     """What a GPU holds now."""
     state = client.state(gpu.uuid)[gpu.uuid]
-    return Held(
+    return ControlValues(
         power_limit_mw=state.power_limit_mw,
         enforced_power_limit_mw=state.enforced_power_limit_mw,
         persistence_mode=state.persistence_mode,
@@ -44,10 +51,10 @@ def held(client: Client, gpu: GpuInfo) -> Held:
 def exercise(
     client: Client,
     gpu: GpuInfo,
-    found: Held,
+    found: ControlValues,
     simulated: str | None,
     setters: outside.Setters | None = None,
-) -> Gpu:
+) -> ExercisedGpu:
     """Exercises every control of a GPU, and releases them.
 
     Args:
@@ -59,8 +66,8 @@ def exercise(
     """
     trials: list[Trial] = []
     settling: list[Settling] = []
-    checks: list[Check] = []
-    answers: list[Answer] = []
+    checks: list[Condition] = []
+    answers: list[DriverAnswer] = []
     for control in map(Control, gpu.controls):
         valid = _values(client, gpu, control)
         swept = [_trial(client, gpu, control, value) for value in valid]
@@ -77,7 +84,7 @@ def exercise(
             settling += _settling(client, gpu)
     client.release(gpu.uuid)
     of_limit = [trial for trial in trials if trial.control == Control.POWER_LIMIT.value]
-    return Gpu(
+    return ExercisedGpu(
         index=gpu.index,
         name=gpu.name,
         found=found,
@@ -110,16 +117,16 @@ def _reset(client: Client, gpu: GpuInfo, control: Control) -> None:
         client.reset(gpu.uuid, control)
 
 
-def _all_taken(control: Control, trials: Sequence[Trial]) -> Check:
+def _all_taken(control: Control, trials: Sequence[Trial]) -> Condition:
     """Checks that every value within the range is accepted, rounded or not; or none is, if the
     driver turns out not to offer the control.
     """
     refused = [trial for trial in trials if trial.applied is None]
     text = "; ".join(f"{value_text(control.value, one.asked)}: {one.error}" for one in refused)
     if all(one.error == ErrorCode.NOT_SUPPORTED for one in trials):
-        return Check(f"{control.value} is not offered by this GPU or its driver", True, text)
+        return Condition(f"{control.value} is not offered by this GPU or its driver", True, text)
     what = f"every value of {control.value} within its range is taken"
-    return Check(what, not refused, text or f"{len(trials)} of {len(trials)}")
+    return Condition(what, not refused, text or f"{len(trials)} of {len(trials)}")
 
 
 def _values(client: Client, gpu: GpuInfo, control: Control) -> list[list[int]]:
@@ -142,7 +149,7 @@ def _values(client: Client, gpu: GpuInfo, control: Control) -> list[list[int]]:
 
 def _refusals(
     client: Client, gpu: GpuInfo, control: Control, trials: list[Trial]
-) -> Iterator[Check]:
+) -> Iterator[Condition]:
     """Values outside the range are refused and change nothing."""
     if control is not Control.POWER_LIMIT or gpu.power_limit_min_mw is None:
         return
@@ -153,7 +160,7 @@ def _refusals(
         trials.append(trial)
         unchanged = _limit(client, gpu) == before
         refused = f"refused ({trial.error})" if trial.applied is None else "taken"
-        yield Check(
+        yield Condition(
             f"a power limit of {mw / 1000:g} W is refused and changes nothing",
             trial.applied is None and unchanged,
             refused + ("" if unchanged else ", and the limit changed"),
@@ -166,14 +173,14 @@ def _outside(
     control: Control,
     valid: list[list[int]],
     setters: outside.Setters,
-) -> Iterator[Answer]:
+) -> Iterator[DriverAnswer]:
     """Records the driver's own answers; zeusd overwrites what the driver accepts, and restores it
     later.
     """
     for value in outside.values(control, valid):
         _trial(client, gpu, control, valid[0])
         error = setters.ask(gpu.uuid, control, value)
-        yield Answer(
+        yield DriverAnswer(
             control.value,
             value,
             setters.call(control),
@@ -186,7 +193,7 @@ def _outside(
                 _trial(client, gpu, control, one)
 
 
-def _order(client: Client, gpu: GpuInfo) -> Iterator[Check]:
+def _order(client: Client, gpu: GpuInfo) -> Iterator[Condition]:
     """Checks that limit and clock do not change each other, in either order."""
     names = set(gpu.controls)
     if not {Control.POWER_LIMIT.value, Control.GPU_CLOCKS.value} <= names:
@@ -200,7 +207,7 @@ def _order(client: Client, gpu: GpuInfo) -> Iterator[Check]:
         wanted = applied[Control.POWER_LIMIT]
         shown = _limit(client, gpu)
         first = order[0][0].value
-        yield Check(
+        yield Condition(
             f"limit and clocks hold together, {first} first",
             None not in applied.values() and wanted == [shown],
             f"the limit reads {shown} mW",
@@ -209,7 +216,7 @@ def _order(client: Client, gpu: GpuInfo) -> Iterator[Check]:
             _reset(client, gpu, control)
 
 
-def _persistence(client: Client, gpu: GpuInfo) -> Iterator[Check]:
+def _persistence(client: Client, gpu: GpuInfo) -> Iterator[Condition]:
     """A limit survives persistence mode off, because zeusd keeps the driver open."""
     names = set(gpu.controls)
     if not {Control.POWER_LIMIT.value, Control.PERSISTENCE_MODE.value} <= names:
@@ -220,7 +227,7 @@ def _persistence(client: Client, gpu: GpuInfo) -> Iterator[Check]:
     for on in (1, 0):
         _trial(client, gpu, Control.PERSISTENCE_MODE, [on])
     shown = _limit(client, gpu)
-    yield Check(
+    yield Condition(
         "a power limit survives persistence mode off", applied == [shown], f"it reads {shown} mW"
     )
     for control in (Control.PERSISTENCE_MODE, Control.POWER_LIMIT):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ZeusIpcError
-from zeusctl.exercise.report import Check, Held
+from zeusctl.exercise.report import Condition, ControlValues
 
 if TYPE_CHECKING:
     from zeus_ipc import Client
@@ -24,7 +24,7 @@ WITHIN_S = 30.0
 _LOOK_S = 0.01
 
 
-def kill_holder(client: Client, socket: str, gpu: GpuInfo, found: Held) -> Check:
+def kill_holder(client: Client, socket: str, gpu: GpuInfo, found: ControlValues) -> Condition:
     """SIGKILL to a process that holds a power limit: zeusd restores it.
 
     Args:
@@ -43,7 +43,7 @@ def kill_holder(client: Client, socket: str, gpu: GpuInfo, found: Held) -> Check
     ) as holder:
         try:
             if not _wait(lambda: _value(client, gpu, holder.pid) is not None):
-                return Check(what, False, f"the holder set nothing within {WITHIN_S:g} s")
+                return Condition(what, False, f"the holder set nothing within {WITHIN_S:g} s")
         finally:
             holder.kill()
             begin_s = time.monotonic()
@@ -55,10 +55,10 @@ def kill_holder(client: Client, socket: str, gpu: GpuInfo, found: Held) -> Check
     done = _wait(restored)
     took_ms = (time.monotonic() - begin_s) * 1000
     text = f"restored after {took_ms:.0f} ms" if done else f"not restored within {WITHIN_S:g} s"
-    return Check(what, done, text)
+    return Condition(what, done, text)
 
 
-def kill_daemon(client: Client, gpu: GpuInfo, pid: int) -> Check:
+def kill_daemon(client: Client, gpu: GpuInfo, pid: int) -> Condition:
     """SIGKILL to zeusd while this process holds a limit: it returns, and the lease with it.
 
     Args:
@@ -76,8 +76,8 @@ def kill_daemon(client: Client, gpu: GpuInfo, pid: int) -> Check:
     limit = client.state(gpu.uuid)[gpu.uuid].power_limit_mw if done else None
     client.release(gpu.uuid)
     if not done:
-        return Check(what, False, f"the lease was not back within {WITHIN_S:g} s")
-    return Check(what, [limit] == wanted, f"the lease was back after {took_ms:.0f} ms")
+        return Condition(what, False, f"the lease was not back within {WITHIN_S:g} s")
+    return Condition(what, [limit] == wanted, f"the lease was back after {took_ms:.0f} ms")
 
 
 def _value(client: Client, gpu: GpuInfo, pid: int) -> list[int] | None:

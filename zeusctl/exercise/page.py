@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zeus_ipc.controls import Control
-from zeusctl.exercise.report import Check, Gpu, Report, Trial
+from zeusctl.exercise.report import Condition, ExercisedGpu, ExerciseReport, Trial
 from zeusctl.text import count, value_text
 
 
-def lines(report: Report) -> Iterator[str]:
+def lines(report: ExerciseReport) -> Iterator[str]:
     """The page, line by line."""
     what = "simulated GPUs" if report.simulated else "GPUs"
     yield f"Exercise of {what}, driver {report.driver}: {report.at}, {report.seconds:.0f} s"
@@ -26,7 +26,7 @@ def lines(report: Report) -> Iterator[str]:
     yield from _checks(report.checks)
 
 
-def _gpu(gpu: Gpu) -> Iterator[str]:
+def _gpu(gpu: ExercisedGpu) -> Iterator[str]:
     for control in dict.fromkeys(trial.control for trial in gpu.trials):
         trials = [trial for trial in gpu.trials if trial.control == control]
         yield f"  {control}: {_summary(trials)}"
@@ -65,6 +65,6 @@ def _summary(trials: Sequence[Trial]) -> str:
     )
 
 
-def _checks(checks: Sequence[Check]) -> Iterator[str]:
+def _checks(checks: Sequence[Condition]) -> Iterator[str]:
     for check in checks:
         yield f"  {'OK' if check.ok else 'FAILED':6}  {check.what}: {check.text}"

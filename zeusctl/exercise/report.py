@@ -29,7 +29,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Answer:
+class DriverAnswer:
     """What the driver itself answered to a value outside a control's range."""
 
     control: str
@@ -66,7 +66,7 @@ class Settling:
 
 
 @dataclass(frozen=True)
-class Check:
+class Condition:
     """A condition that must hold."""
 
     what: str
@@ -75,7 +75,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Held:
+class ControlValues:
     """The values of a GPU's controls that can be read."""
 
     power_limit_mw: int | None
@@ -88,18 +88,18 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class ExercisedGpu:
     """One GPU's exercise."""
 
     index: int
     name: str
-    found: Held
-    left: Held
+    found: ControlValues
+    left: ControlValues
     trials: list[Trial]
     power_limit_rounding: Rounding | None
     settling: list[Settling]
-    checks: list[Check]
-    outside: list[Answer] = field(default_factory=list)
+    checks: list[Condition]
+    outside: list[DriverAnswer] = field(default_factory=list)
 
     @property
     def as_found(self) -> bool:
@@ -108,7 +108,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Report:
+class ExerciseReport:
     """An exercise's report."""
 
     at: str
@@ -116,8 +116,8 @@ class Report:
     driver: str | None
     simulated: bool
     seconds: float
-    gpus: list[Gpu]
-    checks: list[Check] = field(default_factory=list)
+    gpus: list[ExercisedGpu]
+    checks: list[Condition] = field(default_factory=list)
     """Checks of the whole node: kills of zeusd."""
     driver_not_asked: str | None = None
     """Why the driver was not asked for values outside its ranges; None: it was."""

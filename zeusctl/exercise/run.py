@@ -11,7 +11,7 @@ from zeus_ipc.controls import Control
 from zeusctl.exercise import outside
 from zeusctl.exercise.gpu import exercise, held
 from zeusctl.exercise.kills import kill_daemon, kill_holder
-from zeusctl.exercise.report import Check, Gpu, Held, Report
+from zeusctl.exercise.report import Condition, ControlValues, ExercisedGpu, ExerciseReport
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import now
 from zeusctl.text import count, value_text
@@ -62,7 +62,7 @@ def run(
     daemon_pid: int | None = None,
     library: str | None = None,
     say: Callable[[str], None] = lambda text: None,
-) -> Report:
+) -> ExerciseReport:
     """Exercises GPUs, one after another.
 
     Args:
@@ -81,8 +81,8 @@ def run(
     found = {gpu.uuid: held(client, gpu) for gpu in gpus}
     for gpu in gpus:
         _acquire(client, gpu, found[gpu.uuid])
-    exercised: list[Gpu] = []
-    checks: list[Check] = []
+    exercised: list[ExercisedGpu] = []
+    checks: list[Condition] = []
     not_asked = setters = None
     try:
         setters = outside.setters(node.simulated is not None, library)
@@ -105,7 +105,7 @@ def run(
             setters.close()
     left = {gpu.uuid: held(client, gpu) for gpu in gpus}
     checks += [_as_found(gpu, found[gpu.uuid], left[gpu.uuid]) for gpu in gpus]
-    return Report(
+    return ExerciseReport(
         at=now().isoformat(),
         zeusd=__version__,
         driver=node.driver_version,
@@ -117,7 +117,7 @@ def run(
     )
 
 
-def _acquire(client: Client, gpu: GpuInfo, found: Held) -> None:
+def _acquire(client: Client, gpu: GpuInfo, found: ControlValues) -> None:
     """Acquires all leases of a GPU, if their restore targets are the values found.
 
     Raises:
@@ -140,11 +140,11 @@ def _acquire(client: Client, gpu: GpuInfo, found: Held) -> None:
             )
 
 
-def _as_found(gpu: GpuInfo, found: Held, left: Held) -> Check:
+def _as_found(gpu: GpuInfo, found: ControlValues, left: ControlValues) -> Condition:
     differing = [
         f"{name} was {before}, and is {getattr(left, name)}"
         for name, before in vars(found).items()
         if getattr(left, name) != before
     ]
     text = "; ".join(differing) or "everything that can be read is as it was"
-    return Check(f"GPU {gpu.index} is left as it was found", not differing, text)
+    return Condition(f"GPU {gpu.index} is left as it was found", not differing, text)

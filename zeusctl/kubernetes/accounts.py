@@ -34,7 +34,7 @@ log = logging.getLogger("zeusd_kubernetes")
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class PodHolding:
     """A part of a GPU, and the pod that holds it.
 
     Attributes:
@@ -53,7 +53,7 @@ def holdings(
     pods: Iterable[Pod],
     gpus: Sequence[GpuInfo],
     split: Mapping[str, Part],
-) -> tuple[set[Holding], set[str]]:
+) -> tuple[set[PodHolding], set[str]]:
     """Returns what each pod holds, and the ids of devices that do not belong to this node.
 
     Args:
@@ -63,7 +63,7 @@ def holdings(
         split: Its MIG devices, by UUID.
     """
     known = {(pod.namespace, pod.name): pod for pod in pods}
-    found: set[Holding] = set()
+    found: set[PodHolding] = set()
     unknown: set[str] = set()
     for key, ids in devices.items():
         pod = known.get(key)
@@ -77,7 +77,7 @@ def holdings(
             else:
                 parts.append(part)
         group = "" if pod is None else pod.job
-        found |= {Holding("/".join(key), group, part) for part in together(parts)}
+        found |= {PodHolding("/".join(key), group, part) for part in together(parts)}
     return _shared(found), unknown
 
 
@@ -94,7 +94,7 @@ def _part(device: str, gpus: Sequence[GpuInfo], split: Mapping[str, Part]) -> Pa
     return None if gpu is None else Part(gpu.uuid, 1 if replica else 0)
 
 
-def _shared(found: set[Holding]) -> set[Holding]:
+def _shared(found: set[PodHolding]) -> set[PodHolding]:
     """Makes pods that share a GPU holders of parts of it."""
     holders: dict[str, int] = {}
     for one in found:
@@ -108,8 +108,8 @@ def _shared(found: set[Holding]) -> set[Holding]:
 
 
 def _unlisted(
-    held: Iterable[Holding], wanted: Iterable[Holding], devices: Devices, pods: Iterable[Pod]
-) -> set[Holding]:
+    held: Iterable[PodHolding], wanted: Iterable[PodHolding], devices: Devices, pods: Iterable[Pod]
+) -> set[PodHolding]:
     """Returns what pods hold that run according to the Kubernetes API but that kubelet does not
     list.
     """
@@ -150,7 +150,7 @@ class Accounts:
         self._kubelet = kubelet
         self._uuid = uuid
         self._period_s = period_s
-        self._held: set[Holding] = set()
+        self._held: set[PodHolding] = set()
         self._repeat = False
         self._unknown: set[str] = set()
         self._trouble = ""

@@ -6,7 +6,7 @@ import time
 
 from zeus_ipc.overriding import override
 from zeusctl.probe.backend import BackendGpu, call_error
-from zeusctl.probe.driver import CallError, Clock, Driver, Gpu, NoDriverError
+from zeusctl.probe.driver import CallError, Clock, Driver, GpuReader, NoDriverError
 from zeusd.devices.amd.backend import AmdBackend
 from zeusd.devices.port import DeviceError
 from zeusd.devices.vendors import AMD, NVIDIA, SYSFS, has_gpu
@@ -52,8 +52,8 @@ class AmdDriver(Driver):
         return {"driver": self._backend.driver_version(), "binding": "zeusd's"}
 
     @override
-    def gpus(self) -> dict[int, Gpu | CallError]:
-        found: dict[int, Gpu | CallError] = {}
+    def gpus(self) -> dict[int, GpuReader | CallError]:
+        found: dict[int, GpuReader | CallError] = {}
         for index in range(self._backend.device_count()):
             try:
                 handle = self._backend.device_handle(index)

@@ -25,7 +25,7 @@ _NOT_SUPPORTED = 3
 
 
 class BackendGpu:
-    """Implements `zeusctl.probe.driver.Gpu`.
+    """Implements `zeusctl.probe.driver.GpuReader`.
 
     Args:
         backend: The vendor's.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from zeusd.devices.simulated.models import DEVICES, DeviceModel
 
 if TYPE_CHECKING:
-    from zeusctl.probe.report import Gpu
+    from zeusctl.probe.report import ProbedGpu
 
 Verdict = Literal["ok", "differs", "not supported", "not known"]
 
@@ -24,7 +24,7 @@ IDLE_SHARE, IDLE_W = 0.3, 10.0
 
 
 @dataclass(frozen=True)
-class Row:
+class Comparison:
     """One quantity: the table's value, the probe's, and whether they agree.
 
     `not supported`: the GPU does not offer it. `not known`: the probe could not determine it.
@@ -41,12 +41,12 @@ def model_of(name: str | None) -> DeviceModel | None:
     return next((model for model in DEVICES.values() if model.name == name), None)
 
 
-def compare(gpu: Gpu, model: DeviceModel) -> list[Row]:
+def compare(gpu: ProbedGpu, model: DeviceModel) -> list[Comparison]:
     """Yields each quantity in the table."""
     return [*_fixed(gpu, model), *_sensors(gpu, model)]
 
 
-def _fixed(gpu: Gpu, model: DeviceModel) -> Iterator[Row]:
+def _fixed(gpu: ProbedGpu, model: DeviceModel) -> Iterator[Comparison]:
     yield _exact("architecture", model.architecture, gpu.architecture)
     yield _exact("memory", model.memory_mib, gpu.memory_mib, "MiB")
     limits = gpu.power_limits
@@ -71,7 +71,7 @@ def _fixed(gpu: Gpu, model: DeviceModel) -> Iterator[Row]:
             )
 
 
-def _sensors(gpu: Gpu, model: DeviceModel) -> Iterator[Row]:
+def _sensors(gpu: ProbedGpu, model: DeviceModel) -> Iterator[Comparison]:
     expected = model.sensor
     power, counter = gpu.power_sensor, gpu.counter_sensor
     yield _exact("average power", _yes(expected.average), _yes("power_average_mw" in gpu.sensors))
@@ -79,7 +79,7 @@ def _sensors(gpu: Gpu, model: DeviceModel) -> Iterator[Row]:
     for label, name in (("power", power), ("energy counter", counter)):
         if name is None:
             if label == "power" or model.energy_counter:
-                yield Row(
+                yield Comparison(
                     f"update period of {label}", f"{expected.tick_ms:g} ms", "none", "not supported"
                 )
             continue
@@ -87,37 +87,37 @@ def _sensors(gpu: Gpu, model: DeviceModel) -> Iterator[Row]:
         table = f"{expected.tick_ms:g} ms"
         quantity = f"update period of {label}"
         if period is None:
-            yield Row(quantity, table, "no period", "not known")
+            yield Comparison(quantity, table, "no period", "not known")
             continue
         off = abs(period.period_ms - expected.tick_ms)
         agrees = off <= max(PERIOD_SHARE * expected.tick_ms, period.period_uncertainty_ms)
         found = f"{period.period_ms:.4g} ms"
-        yield Row(quantity, table, found, "ok" if agrees else "differs")
+        yield Comparison(quantity, table, found, "ok" if agrees else "differs")
     yield _window(gpu, model, power)
     if power is not None:
         yield _idle(gpu, model, power)
 
 
-def _window(gpu: Gpu, model: DeviceModel, power: str | None) -> Row:
+def _window(gpu: ProbedGpu, model: DeviceModel, power: str | None) -> Comparison:
     quantity, table = "window that power sees", f"{model.sensor.window_ms:g} ms"
     window = None if gpu.loaded is None or power is None else gpu.loaded.windows.get(power)
     if window is None:
-        return Row(quantity, table, "needs a load", "not known")
+        return Comparison(quantity, table, "needs a load", "not known")
     allowed = max(WINDOW_SHARE * model.sensor.window_ms, window.window_uncertainty_ms)
     agrees = abs(window.window_ms - model.sensor.window_ms) <= allowed
-    return Row(quantity, table, f"{window.window_ms:.3g} ms", "ok" if agrees else "differs")
+    return Comparison(quantity, table, f"{window.window_ms:.3g} ms", "ok" if agrees else "differs")
 
 
-def _idle(gpu: Gpu, model: DeviceModel, power: str) -> Row:
+def _idle(gpu: ProbedGpu, model: DeviceModel, power: str) -> Comparison:
     unused_w, context_w = model.idle_w
     table = f"{unused_w:g} to {context_w:g} W"
     mean_w = (gpu.sensors[power].mean or 0.0) / 1000
     busy = bool(gpu.processes.compute or gpu.processes.graphics or gpu.state.utilization_percent)
     if busy:
-        return Row("idle power", table, "in use", "not known")
+        return Comparison("idle power", table, "in use", "not known")
     slack = max(IDLE_W, IDLE_SHARE * context_w)
     agrees = unused_w - slack <= mean_w <= context_w + slack
-    return Row("idle power", table, f"{mean_w:.3g} W", "ok" if agrees else "differs")
+    return Comparison("idle power", table, f"{mean_w:.3g} W", "ok" if agrees else "differs")
 
 
 def _exact(
@@ -126,14 +126,14 @@ def _exact(
     found: float | str | None,
     unit: str = "",
     same: bool | None = None,
-) -> Row:
+) -> Comparison:
     def text(value: float | str) -> str:
         return f"{value:g} {unit}".strip() if isinstance(value, int | float) else value
 
     if found is None or found == "":
-        return Row(quantity, text(table), "none", "not supported")
+        return Comparison(quantity, text(table), "none", "not supported")
     agrees = table == found if same is None else same
-    return Row(quantity, text(table), text(found), "ok" if agrees else "differs")
+    return Comparison(quantity, text(table), text(found), "ok" if agrees else "differs")
 
 
 def _yes(value: bool) -> str:

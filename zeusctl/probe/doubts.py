@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zeusctl.probe.report import Doubt, Gpu
+    from zeusctl.probe.report import Doubt, ProbedGpu
 
 IDLE_W = 2.0
 """Power that every GPU draws at least."""
@@ -15,7 +15,7 @@ ABOVE_LIMIT = 1.5
 """Readings above this multiple of the largest limit cannot be this GPU's power."""
 
 
-def find_doubts(gpu: Gpu) -> list[Doubt]:
+def find_doubts(gpu: ProbedGpu) -> list[Doubt]:
     """Yields all doubts about one GPU's answers."""
     from zeusctl.probe.report import Doubt
 
@@ -23,7 +23,7 @@ def find_doubts(gpu: Gpu) -> list[Doubt]:
     return [Doubt(subject, text) for subject, text in found]
 
 
-def _limits(gpu: Gpu) -> Iterator[tuple[str, str]]:
+def _limits(gpu: ProbedGpu) -> Iterator[tuple[str, str]]:
     limits = gpu.power_limits
     if limits is None:
         return
@@ -45,7 +45,7 @@ def _limits(gpu: Gpu) -> Iterator[tuple[str, str]]:
             )
 
 
-def _power(gpu: Gpu) -> Iterator[tuple[str, str]]:
+def _power(gpu: ProbedGpu) -> Iterator[tuple[str, str]]:
     name = gpu.power_sensor
     if name is None:
         return
@@ -64,7 +64,7 @@ def _power(gpu: Gpu) -> Iterator[tuple[str, str]]:
         yield "power", f"{name} stood at {sensor.largest / 1000:g} W while the GPU worked"
 
 
-def _counter(gpu: Gpu) -> Iterator[tuple[str, str]]:
+def _counter(gpu: ProbedGpu) -> Iterator[tuple[str, str]]:
     name, power = gpu.counter_sensor, gpu.power_sensor
     if name is None:
         return
@@ -87,7 +87,7 @@ def _counter(gpu: Gpu) -> Iterator[tuple[str, str]]:
         )
 
 
-def _rest(gpu: Gpu) -> Iterator[tuple[str, str]]:
+def _rest(gpu: ProbedGpu) -> Iterator[tuple[str, str]]:
     for name, sensor in gpu.sensors.items():
         failed = sum(sensor.failures.values())
         if failed:

@@ -68,7 +68,7 @@ class Readings(NamedTuple):
     values: Mapping[str, int | CallError]
 
 
-class Gpu(Protocol):
+class GpuReader(Protocol):
     """One GPU."""
 
     @property
@@ -96,7 +96,7 @@ class Driver(Protocol):
     def versions(self) -> dict[str, str]:
         """Versions of driver, library and binding."""
 
-    def gpus(self) -> dict[int, Gpu | CallError]:
+    def gpus(self) -> dict[int, GpuReader | CallError]:
         """Each GPU by index, or why it cannot be opened."""
 
     def close(self) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 from zeusctl.probe import sandbox
 from zeusctl.probe.driver import CallError, Driver, NoDriverError
 from zeusctl.probe.load import Load, TorchLoad, torch_loads
-from zeusctl.probe.report import Report
-from zeusctl.probe.run import Loads, Plan, probe
+from zeusctl.probe.report import ProbeReport
+from zeusctl.probe.run import Loads, ProbeTiming, probe
 
 
-def run(options: Mapping[str, Any], say: Callable[[str], None]) -> Report:
+def run(options: Mapping[str, Any], say: Callable[[str], None]) -> ProbeReport:
     """Probes with the given options.
 
     Args:
@@ -28,7 +28,7 @@ def run(options: Mapping[str, Any], say: Callable[[str], None]) -> Report:
     only = _indices(options["gpus"])
     if options["seconds"] <= 0 or options["alone"] <= 0 or options["calls"] < 1:
         raise ValueError("--seconds and --alone are above 0, and --calls at least 1")
-    plan = Plan(
+    plan = ProbeTiming(
         seconds=options["seconds"],
         alone_seconds=options["alone"],
         calls=options["calls"],

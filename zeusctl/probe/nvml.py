@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from zeus_ipc.overriding import override
-from zeusctl.probe.driver import CallError, Clock, Driver, Gpu, NoDriverError, Question, Readings
+from zeusctl.probe.driver import (
+    CallError,
+    Clock,
+    Driver,
+    GpuReader,
+    NoDriverError,
+    Question,
+    Readings,
+)
 
 _GPU, _MODULE, _MEMORY = 0, 1, 2
 """Power scopes of nvml.h."""
@@ -84,8 +92,8 @@ class NvmlDriver(Driver):
         return found
 
     @override
-    def gpus(self) -> dict[int, Gpu | CallError]:
-        found: dict[int, Gpu | CallError] = {}
+    def gpus(self) -> dict[int, GpuReader | CallError]:
+        found: dict[int, GpuReader | CallError] = {}
         for index in range(self.checked(self.binding.nvmlDeviceGetCount)):
             try:
                 handle = self.checked(self.binding.nvmlDeviceGetHandleByIndex, index)
@@ -112,7 +120,7 @@ class NvmlDriver(Driver):
 
 
 class NvmlGpu:
-    """Implements `zeusctl.probe.driver.Gpu`."""
+    """Implements `zeusctl.probe.driver.GpuReader`."""
 
     def __init__(self, driver: NvmlDriver, nvml: Any, handle: Any) -> None:
         self._driver = driver

@@ -9,7 +9,7 @@ from zeusctl.probe.compare import compare, model_of
 
 if TYPE_CHECKING:
     from zeusctl.probe.period import UpdatePeriod
-    from zeusctl.probe.report import Gpu, Report
+    from zeusctl.probe.report import ProbedGpu, ProbeReport
 
 _LATENCIES = (
     *("power_usage_mw", "power_instant_mw", "energy_counter_mj", "temperature_c"),
@@ -23,7 +23,7 @@ STALLED_MS = 50.0
 _MARKS = {"ok": "OK", "differs": "DIFFERS", "not supported": "not supported", "not known": "?"}
 
 
-def lines(report: Report) -> Iterator[str]:
+def lines(report: ProbeReport) -> Iterator[str]:
     """The page, line by line."""
     software = report.software
     what = f"simulated node {report.simulated}" if report.simulated else "GPUs of this machine"
@@ -45,7 +45,7 @@ def lines(report: Report) -> Iterator[str]:
         yield from (f"  differs: {one}" for one in differing)
 
 
-def _gpu(gpu: Gpu, uptime_s: float | None) -> Iterator[str]:
+def _gpu(gpu: ProbedGpu, uptime_s: float | None) -> Iterator[str]:
     vbios = f", VBIOS {gpu.vbios_version}" if gpu.vbios_version else ""
     yield f"GPU {gpu.index}: {gpu.name or 'unnamed'}{vbios}"
     yield from _table(
@@ -121,7 +121,7 @@ def _gpu(gpu: Gpu, uptime_s: float | None) -> Iterator[str]:
         yield "  the driver's answers do not contradict each other"
 
 
-def _epoch(gpu: Gpu, uptime_s: float | None) -> Iterator[str]:
+def _epoch(gpu: ProbedGpu, uptime_s: float | None) -> Iterator[str]:
     """Returns how long the counter may have counted."""
     power = gpu.power_sensor
     mean_w = 0.0 if power is None else (gpu.sensors[power].mean or 0.0) / 1000
@@ -135,7 +135,7 @@ def _epoch(gpu: Gpu, uptime_s: float | None) -> Iterator[str]:
     )
 
 
-def _takes_time(gpu: Gpu, name: str) -> bool:
+def _takes_time(gpu: ProbedGpu, name: str) -> bool:
     """Whether a call was timed and takes time; a simulated one takes none."""
     latency = gpu.latency[name].alone if name in gpu.latency else None
     return latency is not None and latency.max_us > 0
@@ -152,14 +152,14 @@ def _period(period: UpdatePeriod | None) -> tuple[str, str, str]:
     return f"{period.period_ms:.3f}", phase, f"{period.jitter_ms:.2f}"
 
 
-def _sees(gpu: Gpu, name: str) -> str:
+def _sees(gpu: ProbedGpu, name: str) -> str:
     window = None if gpu.loaded is None else gpu.loaded.windows.get(name)
     if window is None:
         return ""
     return f"{window.window_ms:.1f} +- {window.window_uncertainty_ms:.1f}"
 
 
-def _latency(gpu: Gpu, name: str) -> tuple[str, ...]:
+def _latency(gpu: ProbedGpu, name: str) -> tuple[str, ...]:
     found = gpu.latency[name]
     assert found.alone is not None
     together = found.together

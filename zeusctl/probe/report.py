@@ -118,7 +118,7 @@ class Sensor:
 
     Powers are in mW and energies in mJ, as NVML has them. `alone` is its updates while only this
     GPU was read, `together` while all GPUs were, `under_load` during bursts of load. Phases of
-    `together` count from one instant, `Report.phases_from_ns`.
+    `together` count from one instant, `ProbeReport.phases_from_ns`.
     """
 
     readings: int
@@ -170,7 +170,7 @@ class Doubt:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class ProbedGpu:
     """One GPU."""
 
     index: int
@@ -219,7 +219,7 @@ class Unopened:
 
 
 @dataclass(frozen=True)
-class Report:
+class ProbeReport:
     """A probe's report.
 
     Attributes:
@@ -238,7 +238,7 @@ class Report:
     phases_from_ns: int
     uptime_s: float | None
     software: Software
-    gpus: list[Gpu]
+    gpus: list[ProbedGpu]
     unopened: list[Unopened]
     sandbox: dict[str, list[str]] | None = None
     """With `--in-unit`: `same` lists the reads that give the same answer inside the sandbox of

@@ -17,7 +17,7 @@ from zeus_ipc._version import __version__
 from zeusctl.probe import report as reports
 from zeusctl.probe.counter import compare_energy, find_resolution
 from zeusctl.probe.doubts import find_doubts
-from zeusctl.probe.driver import IDENTITY, SENSORS, CallError, Driver, Gpu, NoDriverError
+from zeusctl.probe.driver import IDENTITY, SENSORS, CallError, Driver, GpuReader, NoDriverError
 from zeusctl.probe.load import Load, Wave
 from zeusctl.probe.period import date, find_period
 from zeusctl.probe.sampling import Latency, sample, time_calls, time_together
@@ -38,7 +38,7 @@ machine was busy."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProbeTiming:
     """How long a probe takes.
 
     Attributes:
@@ -60,7 +60,7 @@ class Plan:
 class _Probed:
     """What is known about one GPU so far."""
 
-    gpu: Gpu
+    gpu: GpuReader
     values: dict[str, Any]
     answers: dict[str, reports.Answer]
     sensors: list[str]
@@ -75,13 +75,13 @@ class _Probed:
 
 def probe(
     driver: Driver,
-    plan: Plan,
+    plan: ProbeTiming,
     *,
     only: Sequence[int] | None = None,
     load_on: Loads | None = None,
     stand_in: bool = False,
     say: Callable[[str], None] = lambda text: None,
-) -> reports.Report:
+) -> reports.ProbeReport:
     """Probes a node.
 
     Args:
@@ -140,7 +140,7 @@ def probe(
         if load_on is not None:
             probed.loaded = _load(driver, index, probed, plan, load_on, say)
     versions = driver.versions()
-    return reports.Report(
+    return reports.ProbeReport(
         at=reports.now(),
         simulated=driver.simulated,
         stand_in=stand_in,
@@ -166,7 +166,7 @@ def probe(
 # ------------------------------------------------------------------------------------- measuring
 
 
-def _ask(gpu: Gpu, plan: Plan) -> _Probed:
+def _ask(gpu: GpuReader, plan: ProbeTiming) -> _Probed:
     """Asks every question once."""
     values: dict[str, Any] = {}
     answers = {}
@@ -213,7 +213,7 @@ def _load(
     driver: Driver,
     index: int,
     probed: _Probed,
-    plan: Plan,
+    plan: ProbeTiming,
     load_on: Loads,
     say: Callable[[str], None],
 ) -> reports.Loaded | None:
@@ -265,12 +265,12 @@ def _powers(name: str, series: Series) -> list[tuple[float, float]]:
 # ------------------------------------------------------------------------------------- reporting
 
 
-def _report(index: int, probed: _Probed, plan: Plan) -> reports.Gpu:
+def _report(index: int, probed: _Probed, plan: ProbeTiming) -> reports.ProbedGpu:
     values = probed.values
     sensors = {
         name: _sensor(probed, name) for name in probed.sensors if probed.together[name].values
     }
-    gpu = reports.Gpu(
+    gpu = reports.ProbedGpu(
         index=index,
         name=values.get("name"),
         vbios_version=values.get("vbios_version"),

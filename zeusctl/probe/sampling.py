@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from zeusctl.probe.driver import CallError, Clock, Gpu, Question
+from zeusctl.probe.driver import CallError, Clock, GpuReader, Question
 from zeusctl.probe.series import Series
 
 PAUSE_S = 0.001
@@ -36,7 +36,7 @@ def summarize(durations_ns: Sequence[int]) -> Latency | None:
 
 
 def sample(
-    gpus: Mapping[int, Gpu],
+    gpus: Mapping[int, GpuReader],
     sensors: Mapping[int, Sequence[str]],
     clock: Clock,
     seconds: float,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zeusctl.probe.driver import NoDriverError
-from zeusctl.probe.report import Report, from_json
+from zeusctl.probe.report import ProbeReport, from_json
 
 SHORT = ("--seconds", "1", "--alone", "0.2", "--calls", "3", "--no-load", "--json")
 
@@ -97,7 +97,7 @@ def unit_file() -> str:
     return shipped.read_text(encoding="utf-8")
 
 
-def compare(outside: Report, body: Mapping[str, Any]) -> dict[str, list[str]]:
+def compare(outside: ProbeReport, body: Mapping[str, Any]) -> dict[str, list[str]]:
     """Sorts reads by whether the sandbox changes their answers.
 
     Args:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from zeus_ipc.overriding import override
 from zeusctl.probe.backend import BackendGpu, call_error
-from zeusctl.probe.driver import CallError, Clock, Driver, Gpu
+from zeusctl.probe.driver import CallError, Clock, Driver, GpuReader
 from zeusctl.probe.load import Load, SimulatedLoad
 from zeusd.devices.port import DeviceError
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock
@@ -37,8 +37,8 @@ class SimulatedDriver(Driver):
         return {"driver": self.backend.driver_version(), "binding": "zeusd's simulated node"}
 
     @override
-    def gpus(self) -> dict[int, Gpu | CallError]:
-        found: dict[int, Gpu | CallError] = {}
+    def gpus(self) -> dict[int, GpuReader | CallError]:
+        found: dict[int, GpuReader | CallError] = {}
         for index in range(self.backend.device_count()):
             try:
                 found[index] = BackendGpu(

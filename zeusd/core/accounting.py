@@ -10,14 +10,14 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import Done, LedgerState, LedgerTotal
 from zeus_ipc.requests import NOBODY, Allocate, Deallocate, ForgetUser, GetUsage
 from zeus_ipc.wire import Message
-from zeusd.core.effects import Account
+from zeusd.core.effects import LedgerCall
 from zeusd.core.model import Failure, Peer
-from zeusd.core.node import Node
+from zeusd.core.node import NodeState
 from zeusd.core.outbox import Outbox
-from zeusd.core.pending import Connection, PerGpu
+from zeusd.core.pending import ClientState, PerGpu
 from zeusd.core.policy import Settings
 
-Handler = Callable[[Connection, Any], None]
+Handler = Callable[[ClientState, Any], None]
 
 ABSENT = Failure(
     ErrorCode.NOT_SUPPORTED,
@@ -82,7 +82,7 @@ class AccountingRequests:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeState,
         outbox: Outbox,
         track: Callable[..., PerGpu],
         for_admins: Callable[[str, Handler], Handler],
@@ -97,7 +97,7 @@ class AccountingRequests:
             GetUsage: self._usage,
         }
 
-    def _allocate(self, connection: Connection, request: Allocate) -> None:
+    def _allocate(self, connection: ClientState, request: Allocate) -> None:
         pending = self._track(connection, request)
         known = []
         for uuid in pending.gpus():
@@ -115,23 +115,23 @@ class AccountingRequests:
 
         if known:
             asked = request.model_copy(update={"gpus": known})
-            self._out.add(Account(self._out.ticket(done), asked))
+            self._out.add(LedgerCall(self._out.ticket(done), asked))
 
-    def _usage(self, connection: Connection, request: GetUsage) -> None:
+    def _usage(self, connection: ClientState, request: GetUsage) -> None:
         peer = connection.peer
         reader = None if sees_all(self._node.settings, peer) else peer.uid
         self._ask(connection, request, reader)
 
     def _ask(
         self,
-        connection: Connection,
+        connection: ClientState,
         request: Deallocate | ForgetUser | GetUsage,
         reader: int | None = None,
     ) -> None:
         ticket = self._out.ticket(partial(self._answer, connection, request.id))
-        self._out.add(Account(ticket, request, reader))
+        self._out.add(LedgerCall(ticket, request, reader))
 
-    def _answer(self, connection: Connection, request_id: int, result: object) -> None:
+    def _answer(self, connection: ClientState, request_id: int, result: object) -> None:
         if isinstance(result, Failure):
             connection.refuse(self._out, request_id, result)
         else:

@@ -39,9 +39,9 @@ from zeusd.core.effects import CloseDriver, Forget, Measured, Note, OpenDriver, 
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
 from zeusd.core.model import QUIESCED_KEY, Failure, Peer, pin_key
-from zeusd.core.node import Gpu, Node
+from zeusd.core.node import Gpu, NodeState
 from zeusd.core.outbox import Outbox
-from zeusd.core.pending import Connection, PerGpu
+from zeusd.core.pending import ClientState, PerGpu
 from zeusd.devices.port import Outcome
 
 Track = Callable[..., PerGpu]
@@ -68,7 +68,7 @@ class Administration:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeState,
         outbox: Outbox,
         track: Track,
         describe_node: Callable[[], NodeInfo],
@@ -79,10 +79,10 @@ class Administration:
         self._describe_node = describe_node
         self._change: str | None = None
         self._restoring: set[ControlMachine] = set()
-        self._askers: list[tuple[Connection, int]] = []
+        self._askers: list[tuple[ClientState, int]] = []
         self.ceilings = CeilingRequests(node, outbox, track)
         self.connections: Callable[[], int] = lambda: 0
-        self.handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
+        self.handlers: dict[type[Any], Callable[[ClientState, Any], None]] = {
             Restore: self.for_admins("restore what others set", self._restore),
             Persist: self.for_admins("make settings last", self._persist),
             SetCeiling: self.for_admins("set a ceiling", self.ceilings.set_ceiling),
@@ -94,11 +94,11 @@ class Administration:
         }
 
     def for_admins(
-        self, what: str, handler: Callable[[Connection, Any], None]
-    ) -> Callable[[Connection, Any], None]:
+        self, what: str, handler: Callable[[ClientState, Any], None]
+    ) -> Callable[[ClientState, Any], None]:
         """A handler that refuses everyone but administrators; `what` describes the action."""
 
-        def handle(connection: Connection, request: Any) -> None:
+        def handle(connection: ClientState, request: Any) -> None:
             peer = connection.peer
             if self._node.settings.access.is_admin(peer):
                 handler(connection, request)
@@ -114,7 +114,7 @@ class Administration:
 
     # --------------------------------------------------------------------------------- restoring
 
-    def _restore(self, connection: Connection, request: Restore) -> None:
+    def _restore(self, connection: ClientState, request: Restore) -> None:
         refusal = self._node.quiesced
         if refusal is not None or not (request.gpus or self._node.gpus):
             gone = Failure(ErrorCode.UNKNOWN_GPU, "this node has no GPUs; see `zeusctl doctor`")
@@ -162,7 +162,7 @@ class Administration:
 
     # ----------------------------------------------------------------------------------- persist
 
-    def _persist(self, connection: Connection, request: Persist) -> None:
+    def _persist(self, connection: ClientState, request: Persist) -> None:
         pending = self._track(connection, request)
         for uuid in pending.gpus():
             machines: list[ControlMachine] = []
@@ -200,7 +200,7 @@ class Administration:
 
     # --------------------------------------------------------------------------- quiescing
 
-    def _quiesce(self, connection: Connection, request: Quiesce) -> None:
+    def _quiesce(self, connection: ClientState, request: Quiesce) -> None:
         if not self._begin(connection, request):
             return
         if self._node.quiesced_ns is not None:
@@ -258,7 +258,7 @@ class Administration:
             since_ns=self._node.quiesced_ns, open=list(still_open), pending=pending, owed=pending
         )
 
-    def _resume(self, connection: Connection, request: Resume) -> None:
+    def _resume(self, connection: ClientState, request: Resume) -> None:
         if self._node.quiesced_ns is None:
             connection.reply(self._out, request.id, self._describe_node())
         elif self._begin(connection, request):
@@ -276,7 +276,7 @@ class Administration:
                     machine.reset(peer, "an administrator resumed zeusd", written=machine.target)
         self._end(self._describe_node())
 
-    def _begin(self, connection: Connection, request: Quiesce | Resume) -> bool:
+    def _begin(self, connection: ClientState, request: Quiesce | Resume) -> bool:
         """Whether to start. A repeated request for an operation in progress waits for it."""
         if self._change not in (None, request.op) or self._node.stopping:
             failure = Failure(
@@ -300,7 +300,7 @@ class Administration:
 
     # -------------------------------------------------------------------------------- reporting
 
-    def _policy(self, connection: Connection, request: GetPolicy) -> None:
+    def _policy(self, connection: ClientState, request: GetPolicy) -> None:
         peer = connection.peer
         gpus = {
             uuid: {
@@ -313,7 +313,7 @@ class Administration:
         result = Policy(uid=peer.uid, admin=admin, on_host=peer.on_host, gpus=gpus)
         connection.reply(self._out, request.id, result)
 
-    def _permission(self, connection: Connection, gpu: Gpu, machine: ControlMachine) -> Permission:
+    def _permission(self, connection: ClientState, gpu: Gpu, machine: ControlMachine) -> Permission:
         right = connection.right(self._node.settings.access, gpu.info, machine.control)
         if right.refusal is not None:
             return Permission(allowed=False, why=right.refusal.message, ranges=[])
@@ -324,7 +324,7 @@ class Administration:
             ranges = [(max(low, one[0]), min(high, one[1])) for one in ranges or [(low, high)]]
         return Permission(allowed=True, why="", ranges=[list(one) for one in ranges])
 
-    def _audit(self, connection: Connection, request: GetAudit) -> None:
+    def _audit(self, connection: ClientState, request: GetAudit) -> None:
         peer = connection.peer
         admin = self._node.settings.access.is_admin(peer)
         records = []
@@ -336,11 +336,11 @@ class Administration:
         result = AuditRecords(records=records, dropped=self._out.audit_log.dropped)
         connection.reply(self._out, request.id, result)
 
-    def _metrics(self, connection: Connection, request: GetMetrics) -> None:
+    def _metrics(self, connection: ClientState, request: GetMetrics) -> None:
         ticket = self._out.ticket(partial(self._measured, connection, request.id))
         self._out.add(Read(ticket, "", Reading.METRICS))
 
-    def _measured(self, connection: Connection, request_id: int, result: object) -> None:
+    def _measured(self, connection: ClientState, request_id: int, result: object) -> None:
         audit_log, machines = self._out.audit_log, [*self._node.machines()]
         assert isinstance(result, Measured)
         peer, ledger = connection.peer, result.ledger

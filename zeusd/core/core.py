@@ -37,9 +37,9 @@ from zeusd.core.model import (
     pin_key,
     resting_key,
 )
-from zeusd.core.node import Gpu, Node
+from zeusd.core.node import Gpu, NodeState
 from zeusd.core.outbox import Outbox
-from zeusd.core.pending import Connection
+from zeusd.core.pending import ClientState
 from zeusd.core.policy import SECOND_NS, Settings, Target
 from zeusd.core.requests import (
     LATE,
@@ -77,10 +77,10 @@ class Core:
         stream: str | None = None,
         started_ns: int = 0,
     ) -> None:
-        self.node = Node(settings)
+        self.node = NodeState(settings)
         self.node.started_ns = started_ns
         self._out = Outbox()
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, ClientState] = {}
         self._values: dict[str, ControlValue] = {}
         self._ceilings: dict[str, Ceiling] = {}
         self._pending: dict[tuple[str, Control], PendingRestore] = {}
@@ -215,7 +215,7 @@ class Core:
     def peer_opened(self, now_ns: int, peer: Peer) -> list[Effect]:
         """A connection, and who the kernel says is at its other end."""
         self._out.now_ns = now_ns
-        self._connections[peer.conn] = Connection(peer)
+        self._connections[peer.conn] = ClientState(peer)
         for machine in self.node.held_by(peer.process):
             machine.reconnected()
         return self._out.take()

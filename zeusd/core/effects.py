@@ -182,14 +182,14 @@ class Unwatch:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Ask the kernel for a process's activity: `model.Usage`, or None if it has exited."""
+    """Ask the kernel for a process's activity: `model.ProcessUsage`, or None if it has exited."""
 
     ticket: int
     process: Process
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class LedgerCall:
     """Change or query the energy ledger. Returns with its result, or a `Failure`.
 
     Attributes:
@@ -222,6 +222,6 @@ Effect: TypeAlias = (
     | Watch
     | Unwatch
     | Look
-    | Account
+    | LedgerCall
     | Note
 )

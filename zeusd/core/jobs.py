@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Kind(str, Enum):
+class WorkloadKind(str, Enum):
     """The kind of a workload."""
 
     JOB = "job"
@@ -34,7 +34,7 @@ class Workload:
             number; a service's unit.
     """
 
-    kind: Kind
+    kind: WorkloadKind
     name: str
 
 
@@ -103,10 +103,10 @@ def workload_of(groups: Iterable[ControlGroup]) -> Workload | None:
             found = (checked if group.checked else unchecked).search(group.path)
             if found is not None:
                 assert found.lastgroup is not None
-                kind = Kind(found.lastgroup.partition("_")[0])
+                kind = WorkloadKind(found.lastgroup.partition("_")[0])
                 name = found[found.lastgroup]
                 # systemd's names of slices keep dashes for their parents.
-                return Workload(kind, name.replace("_", "-") if kind is Kind.POD else name)
+                return Workload(kind, name.replace("_", "-") if kind is WorkloadKind.POD else name)
     return None
 
 
@@ -117,6 +117,6 @@ def job_of(groups: Iterable[ControlGroup]) -> str:
         groups: As for `workload_of`.
     """
     workload = workload_of(groups)
-    if workload is None or workload.kind not in (Kind.JOB, Kind.POD):
+    if workload is None or workload.kind not in (WorkloadKind.JOB, WorkloadKind.POD):
         return ""
     return workload.name

@@ -12,7 +12,7 @@ from zeus_ipc.errors import ErrorCode
 from zeusd.core.effects import Forget, Look, Note, Unwatch, Watch
 from zeusd.core.leasing import Lease
 from zeusd.core.lifecycle import Phase, State
-from zeusd.core.model import Failure, Loss, Peer, Process, Usage
+from zeusd.core.model import Failure, Loss, Peer, Process, ProcessUsage
 from zeusd.core.outbox import Outbox
 from zeusd.core.policy import LeaseTerms, Target
 from zeusd.core.restorable import Restorable
@@ -172,7 +172,7 @@ class Leased(Restorable):
         if self.lease is not lease or self.phase is not Phase.HELD or lease.heard_ns != heard_ns:
             return  # meanwhile it ended, or its holder sent a heartbeat
         now_ns = self._out.now_ns
-        usage = result if isinstance(result, Usage) else None
+        usage = result if isinstance(result, ProcessUsage) else None
         before, lease.usage = lease.usage, usage
         if now_ns < lease.expires_ns:
             self._out.due_ns[self._expiry] = lease.expires_ns
@@ -236,7 +236,7 @@ class Leased(Restorable):
         )
 
 
-def _computes(before: Usage | None, now: Usage) -> bool:
+def _computes(before: ProcessUsage | None, now: ProcessUsage) -> bool:
     """Whether a process used the CPU between two checks and is not stopped."""
     if before is None or now.stopped:
         return False

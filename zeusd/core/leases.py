@@ -23,9 +23,9 @@ from zeusd.core.leasing import Lease
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
 from zeusd.core.model import Failure, Peer
-from zeusd.core.node import Node
+from zeusd.core.node import NodeState
 from zeusd.core.outbox import Outbox
-from zeusd.core.pending import Connection, PerGpu
+from zeusd.core.pending import ClientState, PerGpu
 
 NOT_HELD = Failure(
     ErrorCode.LEASE_EXPIRED,
@@ -55,7 +55,7 @@ class LeaseRequests:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeState,
         outbox: Outbox,
         ceilings: CeilingRequests,
         too_fast: Callable[[Peer], Failure | None],
@@ -66,7 +66,7 @@ class LeaseRequests:
         self._ceilings = ceilings
         self._too_fast = too_fast
         self._track = track
-        self.handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
+        self.handlers: dict[type[Any], Callable[[ClientState, Any], None]] = {
             Release: self._release,
             Goodbye: self._goodbye,
             ListLeases: self._list_leases,
@@ -74,7 +74,7 @@ class LeaseRequests:
             PublishProfile: self._publish,
         }
 
-    def _release(self, connection: Connection, request: Release) -> None:
+    def _release(self, connection: ClientState, request: Release) -> None:
         peer = connection.peer
         if request.whose is Whose.ALL and not self._node.settings.access.is_admin(peer):
             failure = Failure(
@@ -103,7 +103,7 @@ class LeaseRequests:
         held = [machine for machine in named if _is_meant(machine, peer, request)]
         self._end(connection, request.id, held, "released")
 
-    def _goodbye(self, connection: Connection, request: Goodbye) -> None:
+    def _goodbye(self, connection: ClientState, request: Goodbye) -> None:
         process = connection.peer.process
         for machine in self._node.machines():
             if not machine.held_by(process):
@@ -116,7 +116,7 @@ class LeaseRequests:
         self._end(connection, request.id, machines, "goodbye")
 
     def _end(
-        self, connection: Connection, request_id: int, machines: list[ControlMachine], reason: str
+        self, connection: ClientState, request_id: int, machines: list[ControlMachine], reason: str
     ) -> None:
         missing = len(machines)
 
@@ -163,7 +163,7 @@ class LeaseRequests:
             return f"process {peer.process.pid} of the same user ended it"
         return f"an administrator (user {peer.uid}) ended it"
 
-    def _list_leases(self, connection: Connection, request: ListLeases) -> None:
+    def _list_leases(self, connection: ClientState, request: ListLeases) -> None:
         peer = connection.peer
         admin = self._node.settings.access.is_admin(peer)
         leases = [
@@ -174,7 +174,7 @@ class LeaseRequests:
         ]
         connection.reply(self._out, request.id, LeaseList(leases=leases))
 
-    def _publish(self, connection: Connection, request: PublishProfile) -> None:
+    def _publish(self, connection: ClientState, request: PublishProfile) -> None:
         pending = self._track(connection, request)
         too_fast = self._too_fast(connection.peer)
         for uuid in pending.gpus():
@@ -192,7 +192,7 @@ class LeaseRequests:
                 machine.lease.needs_mw = request.needs_mw
                 pending.succeed(uuid, Done())
 
-    def _heartbeat(self, connection: Connection, request: Heartbeat) -> None:
+    def _heartbeat(self, connection: ClientState, request: Heartbeat) -> None:
         process, held = connection.peer.process, 0
         ttl_ns = self._node.settings.terms.ttl_ns
         lost: list[list[str]] = []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from zeusd.core.model import Applied, ControlValue, Failure, Peer, Process, Usage
+from zeusd.core.model import Applied, ControlValue, Failure, Peer, Process, ProcessUsage
 
 Done: TypeAlias = Callable[["Failure | Applied | None"], None]
 """Takes what came of a set: what the control holds now, None after an acquire, or why not."""
@@ -41,7 +41,7 @@ class Lease:
     recoveries: int = 0
     """How often a zeusd that was started again took it over since the last heartbeat. Each time the
     holder has half as long to say something: however often zeusd dies, a hung holder expires."""
-    usage: Usage | None = None
+    usage: ProcessUsage | None = None
     """What the holder was doing when it was last looked at, since its last heartbeat."""
     heard_ns: int = 0
     """When the holder last sent a heartbeat."""

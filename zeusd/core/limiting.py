@@ -14,9 +14,9 @@ from zeusd.core.ceilings import JOB_PREFIX, PERSISTED, Ceiling, Ceilings
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Forget, Note, Put
 from zeusd.core.model import Failure, Peer, ceiling_key, pin_key
-from zeusd.core.node import Node
+from zeusd.core.node import NodeState
 from zeusd.core.outbox import Outbox
-from zeusd.core.pending import Connection, PerGpu
+from zeusd.core.pending import ClientState, PerGpu
 
 JOB_GRACE_NS = 60_000_000_000
 """Time for a job's control group to appear after its ceiling is set: a prolog runs before."""
@@ -31,7 +31,7 @@ class CeilingRequests:
         track: Starts a request for several GPUs.
     """
 
-    def __init__(self, node: Node, outbox: Outbox, track: Callable[..., PerGpu]) -> None:
+    def __init__(self, node: NodeState, outbox: Outbox, track: Callable[..., PerGpu]) -> None:
         self._node = node
         self._out = outbox
         self._track = track
@@ -39,7 +39,7 @@ class CeilingRequests:
         self._job_seen: dict[str, bool] = {}
         self._job_since_ns: dict[str, int] = {}
 
-    def set_ceiling(self, connection: Connection, request: SetCeiling) -> None:
+    def set_ceiling(self, connection: ClientState, request: SetCeiling) -> None:
         """Sets, replaces or removes a ceiling; replies when the devices have applied it."""
         pending = self._track(connection, request)
         for uuid in pending.gpus():

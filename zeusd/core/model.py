@@ -38,7 +38,7 @@ class Process(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessUsage:
     """A process's activity, from the kernel.
 
     Attributes:

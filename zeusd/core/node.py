@@ -34,7 +34,7 @@ class Gpu:
         return [self.machines[control] for control in Control if control in self.machines]
 
 
-class Node:
+class NodeState:
     """The state that requests refer to and events change.
 
     Args:

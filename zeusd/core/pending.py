@@ -35,7 +35,7 @@ def no_answer(gpu: str) -> Failure:
 
 
 @dataclass(slots=True)
-class Connection:
+class ClientState:
     """One client connection: its peer, and failures that nobody waited for."""
 
     peer: Peer
@@ -86,7 +86,7 @@ class PerGpu:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ClientState,
         request_id: int,
         gpus: Iterable[str],
         outbox: Outbox,

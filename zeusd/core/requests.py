@@ -39,9 +39,9 @@ from zeusd.core.leasing import Done, Set
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import describe_ceilings
 from zeusd.core.model import Applied, Failure, Peer
-from zeusd.core.node import Node
+from zeusd.core.node import NodeState
 from zeusd.core.outbox import Outbox
-from zeusd.core.pending import Connection, PerGpu, error_body
+from zeusd.core.pending import ClientState, PerGpu, error_body
 from zeusd.core.rates import RateLimiter
 
 MAX_WAITING_REQUESTS = 64
@@ -95,7 +95,7 @@ class Requests:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeState,
         outbox: Outbox,
         daemon_version: str,
         simulated: str | None,
@@ -111,7 +111,7 @@ class Requests:
         self._refusals = RateLimiter(REFUSALS_PER_SECOND, 10)
         self.administration = Administration(node, outbox, self._track, self.describe_node)
         accounting = AccountingRequests(node, outbox, self._track, self.administration.for_admins)
-        self.handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
+        self.handlers: dict[type[Any], Callable[[ClientState, Any], None]] = {
             Hello: self._hello,
             Acquire: self._acquire,
             **LeaseRequests(
@@ -141,14 +141,14 @@ class Requests:
         per_second = self._access.writes_per_second
         return RateLimiter(per_second, 2 * per_second)
 
-    def refuse(self, connection: Connection, request: Request, failure: Failure) -> None:
+    def refuse(self, connection: ClientState, request: Request, failure: Failure) -> None:
         """Answers a request with why not."""
         if getattr(request, "block", True):
             connection.refuse(self._out, request.id, failure)
         else:
             connection.defer(error_body(failure, request.gpus[0]))  # type: ignore[union-attr]  # has block
 
-    def _hello(self, connection: Connection, request: Hello) -> None:
+    def _hello(self, connection: ClientState, request: Hello) -> None:
         connection.reply(self._out, request.id, self.describe_node())
 
     def describe_node(self) -> NodeInfo:
@@ -190,7 +190,7 @@ class Requests:
 
     def _track(
         self,
-        connection: Connection,
+        connection: ClientState,
         request: Any,
         names: Sequence[str] | None = None,
     ) -> PerGpu:
@@ -200,7 +200,7 @@ class Requests:
             self.waiting[pending] = request.deadline_ns
         return pending
 
-    def _set(self, connection: Connection, request: SetRequest) -> None:
+    def _set(self, connection: ClientState, request: SetRequest) -> None:
         control, asked = asked_of(request)
         settings, peer = self._node.settings, connection.peer
         pending = self._track(connection, request) if request.block else None
@@ -248,7 +248,7 @@ class Requests:
         else:
             pending.succeed(uuid, replies.Applied(applied=list(answer.value)))
 
-    def _defer(self, connection: Connection, uuid: str, answer: Failure | Applied | None) -> None:
+    def _defer(self, connection: ClientState, uuid: str, answer: Failure | Applied | None) -> None:
         """What came of a set without `block`."""
         if isinstance(answer, Failure):
             self._out.audit_log.refused(answer.code)
@@ -387,13 +387,13 @@ class Requests:
             f"{span}, which is what this GPU and this site allow; choose a value in between",
         )
 
-    def _acquire(self, connection: Connection, request: Acquire) -> None:
+    def _acquire(self, connection: ClientState, request: Acquire) -> None:
         pending = self._track(connection, request)
         for uuid in pending.gpus():
             self._acquire_gpu(connection, request, pending, uuid)
 
     def _acquire_gpu(
-        self, connection: Connection, request: Acquire, pending: PerGpu, uuid: str
+        self, connection: ClientState, request: Acquire, pending: PerGpu, uuid: str
     ) -> None:
         """All the controls asked for on one GPU, or none of those not held before."""
         peer = connection.peer

@@ -14,8 +14,7 @@ from typing import Any
 
 from zeus_ipc.controls import SPECS, Control, ControlValue, describe
 from zeusd.core.ceilings import PERSISTED, Ceiling, Ceilings
-from zeusd.core.effects import Forget, Note, Read, Reading, Write
-from zeusd.core.effects import Put as Keep
+from zeusd.core.effects import Forget, Note, Put, Read, Reading, Write
 from zeusd.core.leasing import Lease
 from zeusd.core.lifecycle import OUT_OF_REACH, Event, Lifecycle, Phase, State
 from zeusd.core.model import (
@@ -34,12 +33,12 @@ from zeusd.restore_rule import (
     ALL,
     OURS,
     Failed,
-    Look,
     Plan,
-    Put,
     Range,
+    ReadControl,
     Result,
     Step,
+    WriteControl,
     restore_steps,
 )
 
@@ -206,7 +205,7 @@ class Restorable(ABC):
         highest_mw = target[0] if self.spec.ceilings else None
         self._site = Target(target, False, highest_mw)
         self.observed = target
-        self._out.add(Keep(observed_key(self.gpu, self.control), {"value": list(target)}))
+        self._out.add(Put(observed_key(self.gpu, self.control), {"value": list(target)}))
 
     def adopt(self, current: ControlValue) -> None:
         """Handles an outside change while nobody holds the control."""
@@ -224,7 +223,7 @@ class Restorable(ABC):
         if value != self._resting:
             self._resting = value
             key = resting_key(self.gpu, self.control)
-            self._out.add(Forget(key) if value is None else Keep(key, {"value": list(value)}))
+            self._out.add(Forget(key) if value is None else Put(key, {"value": list(value)}))
 
     def recover_rest(self, value: ControlValue | None) -> None:
         """Restores from the journal the value that the last zeusd left in force because of
@@ -272,25 +271,25 @@ class Restorable(ABC):
             return
         plan = restoration.plan
         assert plan is not None
-        if isinstance(step, Put) and (plan.target, plan.overwrite) != (
+        if isinstance(step, WriteControl) and (plan.target, plan.overwrite) != (
             self.target,
             self._overwrites(),
         ):
             self._attempt()  # the site's target or a ceiling has changed since this started
             return
         ticket = self._out.ticket(self._stepped)
-        if isinstance(step, Look):
+        if isinstance(step, ReadControl):
             self.life.on(Event.CHECK)
             self._out.add(Read(ticket, self.gpu, Reading.CONTROL, self.control))
         elif isinstance(step, Range):
             self.life.on(Event.FIT)
             self._out.add(Read(ticket, self.gpu, Reading.LIMITS, self.control))
         else:
-            assert isinstance(step, Put)
+            assert isinstance(step, WriteControl)
             self.life.on(Event.RESTORE)
             self._write_step(ticket, step)
 
-    def _write_step(self, ticket: int, step: Put) -> None:
+    def _write_step(self, ticket: int, step: WriteControl) -> None:
         if not self.merges:  # zeusd's values do not include other programs' choices
             found = () if step.found is None else (step.found,)
             self._values = tuple(dict.fromkeys((*self._values, *found, step.value)))
@@ -469,7 +468,7 @@ class Restorable(ABC):
 
     def _journal(self) -> None:
         """Writes the pending state to the journal, although no device write depends on it."""
-        self._out.add(Keep(self.key, self._pending_restore()))
+        self._out.add(Put(self.key, self._pending_restore()))
 
     def _who(self, lease: Lease) -> dict[str, object]:
         return {

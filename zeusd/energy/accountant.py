@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from zeus_ipc.charging import Method
-from zeusd.energy.processes import Process, divide
+from zeusd.energy.processes import ChargedProcess, divide
 from zeusd.energy.split import Account, Charge, Claim, Situation, split
 
 SECOND_NS = 1_000_000_000
@@ -60,7 +60,7 @@ class Span:
     end_ns: int = NEVER_NS
     claim: Claim | None = None
     reason: str = ""
-    process: Process | None = None
+    process: ChargedProcess | None = None
 
 
 class Position(NamedTuple):
@@ -83,7 +83,7 @@ class ProcessKey(NamedTuple):
 
     bucket: int
     account: Account
-    process: Process
+    process: ChargedProcess
     method: Method
 
 
@@ -144,7 +144,7 @@ class Accountant:
 
     position: Position
     spans: list[Span] = field(default_factory=list)
-    _known: dict[int, set[Process]] = field(default_factory=dict)
+    _known: dict[int, set[ChargedProcess]] = field(default_factory=dict)
 
     def add(self, span: Span) -> Span:
         """Adds a fact that has begun, or that held for a while."""
@@ -215,7 +215,7 @@ class Accountant:
         self.spans = [span for span in self.spans if span.end_ns > until_ns]
         return Settlement(rows, metered, self.position, processes, divided)
 
-    def _has_room(self, bucket: int, processes: Iterable[Process]) -> bool:
+    def _has_room(self, bucket: int, processes: Iterable[ChargedProcess]) -> bool:
         """Whether a bucket has room for these processes' rows."""
         if bucket not in self._known:
             self._known = {bucket: set()}
@@ -256,9 +256,9 @@ def _pieces(
         before_ns = t_ns
 
 
-def _processes(active: Iterable[Span]) -> dict[Account, list[Process]]:
+def _processes(active: Iterable[Span]) -> dict[Account, list[ChargedProcess]]:
     """Processes of the charged accounts; empty if a job or pod holds the GPU."""
-    found: dict[Account, list[Process]] = {}
+    found: dict[Account, list[ChargedProcess]] = {}
     for span in active:
         if span.fact is Fact.HOLDER:
             return {}
@@ -267,9 +267,9 @@ def _processes(active: Iterable[Span]) -> dict[Account, list[Process]]:
     return found
 
 
-def _uses(active: Iterable[Span], fact: Fact) -> dict[Process, int]:
+def _uses(active: Iterable[Span], fact: Fact) -> dict[ChargedProcess, int]:
     """Use by process, or the sizes of their instances."""
-    found: dict[Process, int] = {}
+    found: dict[ChargedProcess, int] = {}
     for span in active:
         if span.fact is fact and span.claim is not None and span.process is not None:
             found[span.process] = found.get(span.process, 0) + span.claim.weight

@@ -10,7 +10,7 @@ from zeus_ipc.charging import Method
 from zeusd.energy.split import Charge, shares
 
 
-class Process(NamedTuple):
+class ChargedProcess(NamedTuple):
     """A process, distinct from a later one with the same pid.
 
     Attributes:
@@ -24,10 +24,10 @@ class Process(NamedTuple):
 
 def divide(
     charge: Charge,
-    present: Sequence[Process],
-    used: Mapping[Process, int],
-    slices: Mapping[Process, int],
-) -> list[tuple[Process, Charge]]:
+    present: Sequence[ChargedProcess],
+    used: Mapping[ChargedProcess, int],
+    slices: Mapping[ChargedProcess, int],
+) -> list[tuple[ChargedProcess, Charge]]:
     """A charge for each process; they add up to the account's charge.
 
     Args:

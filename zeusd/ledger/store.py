@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from zeus_ipc.charging import BOUNDS, Bounds, Method
 from zeusd.energy.accountant import BUCKET_S, Position, Row, Settlement
-from zeusd.energy.processes import Process
+from zeusd.energy.processes import ChargedProcess
 from zeusd.energy.split import NOBODY, Account, Kind, parent_of
 
 DAY_S = 86_400
@@ -73,7 +73,7 @@ class Store:
         self._boot = boot
         self._gpus: dict[str, int] = {}
         self._accounts: dict[Account, int] = {}
-        self._processes: dict[tuple[Account, Process], int] = {}
+        self._processes: dict[tuple[Account, ChargedProcess], int] = {}
 
     def close(self) -> None:
         """Closes the file."""
@@ -399,7 +399,7 @@ class Store:
             self._gpus[uuid] = known
         return known
 
-    def _process(self, account: Account, process: Process, booted_s: int) -> int:
+    def _process(self, account: Account, process: ChargedProcess, booted_s: int) -> int:
         known = self._processes.get((account, process))
         if known is None:
             if len(self._processes) >= MAX_KNOWN:

@@ -17,7 +17,7 @@ from pathlib import Path
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import Deallocated, Forgotten, LedgerState
 from zeus_ipc.requests import Allocate, Deallocate, ForgetUser
-from zeusd.core.effects import Account, Listed
+from zeusd.core.effects import LedgerCall, Listed
 from zeusd.core.model import Failure
 from zeusd.ledger.schema import LedgerError, damaged, open_ledger
 from zeusd.ledger.store import Store
@@ -48,7 +48,7 @@ Done = Callable[[int, object], None]
 class _Asked:
     """A request, and when it arrived."""
 
-    effect: Account
+    effect: LedgerCall
     t_ns: int
 
 
@@ -121,7 +121,7 @@ class Accounting:
             return
         self._thread.join(timeout=1.0)
 
-    def submit(self, effect: Account, done: Done) -> None:
+    def submit(self, effect: LedgerCall, done: Done) -> None:
         """Carries out a request.
 
         Args:
@@ -169,7 +169,7 @@ class Accounting:
 
     # --------------------------------------------------------------------------------- internals
 
-    def _answer(self, effect: Account, result: object) -> None:
+    def _answer(self, effect: LedgerCall, result: object) -> None:
         with self._guard:
             done = self._open.pop(effect.ticket, None)
         if done is not None:

@@ -11,8 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from zeusd.core.jobs import ControlGroup, workload_of
-from zeusd.core.jobs import Kind as WorkloadKind
+from zeusd.core.jobs import ControlGroup, WorkloadKind, workload_of
 from zeusd.energy.split import Account, Kind
 from zeusd.runtime.identities import UNKNOWN_NAMESPACE
 from zeusd.runtime.job_groups import MAX_DEPTH, ROOT, folders, trusts

@@ -23,10 +23,10 @@ from zeusd.core.ceilings import Ceiling
 from zeusd.core.core import Core
 from zeusd.core.effects import (
     LISTING,
-    Account,
     CloseDriver,
     Effect,
     Forget,
+    LedgerCall,
     Listed,
     Look,
     Measured,
@@ -170,7 +170,7 @@ class Engine:
             OpenDriver: lambda effect: self._driver.open_driver(effect.ticket),
             Watch: lambda effect: self._processes.watch(effect.process),
             Unwatch: lambda effect: self._processes.unwatch(effect.process),
-            Account: self._account,
+            LedgerCall: self._account,
             Look: lambda effect: self._done_on_thread(effect.ticket, usage_of(effect.process)),
             Note: self._audit,
         }
@@ -430,7 +430,7 @@ class Engine:
                 self._driver.submit(Read(LISTING, uuid, Reading.PIDS))
         self._reactor.call_later(LIST_S, self._list_processes)
 
-    def _account(self, effect: Account) -> None:
+    def _account(self, effect: LedgerCall) -> None:
         if self._accounting is None:
             self._done_on_thread(effect.ticket, ABSENT)
         else:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from zeusd.core.jobs import Kind as WorkloadKind
-from zeusd.core.jobs import workload_of
+from zeusd.core.jobs import WorkloadKind, workload_of
 from zeusd.energy.split import Account, Kind
 from zeusd.runtime.control_groups import ControlGroups
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from zeusd.core.jobs import ControlGroup, Kind, workload_of
+from zeusd.core.jobs import ControlGroup, WorkloadKind, workload_of
 
 ROOT = "/sys/fs/cgroup"
 
@@ -61,7 +61,7 @@ class JobGroups:
                 continue
             below = f"{path}/{entry.name}"
             workload = workload_of([ControlGroup(below)])
-            if workload is not None and workload.kind in (Kind.JOB, Kind.POD):
+            if workload is not None and workload.kind in (WorkloadKind.JOB, WorkloadKind.POD):
                 yield workload.name, entry.path
             elif depth < MAX_DEPTH:
                 yield from self._search(entry.path, below, depth + 1)

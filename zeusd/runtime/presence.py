@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from zeusd.core.effects import Activity, PidUse
 from zeusd.energy.accountant import NEVER_NS, Fact, Span
-from zeusd.energy.processes import Process
+from zeusd.energy.processes import ChargedProcess
 from zeusd.energy.split import Account, Claim, unattributed
 from zeusd.runtime.identities import Identities, is_ignored
 
@@ -209,7 +209,7 @@ class Presence:
         weight = 0 if is_ignored(identity.account, self._ignored_units) else 1
         begin_ns = min(t_ns, max(before_ns, start_ns))
         span = Span(Fact.PRESENT, begin_ns, NEVER_NS, Claim(identity.account, weight))
-        span.process = Process(pid, identity.start_ticks)
+        span.process = ChargedProcess(pid, identity.start_ticks)
         self._add(uuid, span)
         self._exits.watch(identity.pidfd)
         known.processes[pid] = _Present(span, identity.pidfd)

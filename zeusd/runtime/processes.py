@@ -16,7 +16,7 @@ from pathlib import Path
 
 from zeusd import identity
 from zeusd.core.jobs import job_of
-from zeusd.core.model import Peer, Process, Usage
+from zeusd.core.model import Peer, Process, ProcessUsage
 from zeusd.identity import pidfd_inodes_are_unique, process_cookie
 from zeusd.runtime.commands import command_of
 from zeusd.runtime.control_groups import ControlGroups
@@ -144,7 +144,7 @@ def open_process(process: Process) -> int | None:
     return identity.open_process(process.pid, process.cookie, _unique_inodes())
 
 
-def usage_of(process: Process) -> Usage | None:
+def usage_of(process: Process) -> ProcessUsage | None:
     """The activity of a process; None if it has exited."""
     pidfd = open_process(process)
     if pidfd is None:
@@ -158,7 +158,7 @@ def usage_of(process: Process) -> Usage | None:
         os.close(pidfd)
     cpu_ns = (user + system) * (1_000_000_000 // os.sysconf("SC_CLK_TCK"))
     cpu_ns += _waited_for_cpu_ns(process.pid)
-    return Usage(time.monotonic_ns(), cpu_ns, state in _STOPPED)
+    return ProcessUsage(time.monotonic_ns(), cpu_ns, state in _STOPPED)
 
 
 def _waited_for_cpu_ns(pid: int) -> int:

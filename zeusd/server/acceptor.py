@@ -19,7 +19,7 @@ from zeusd.server.connection import Connection
 from zeusd.server.fairness import Turns
 from zeusd.server.reports import Reports
 from zeusd.server.subuids import SubordinateUids
-from zeusd.server.zmtp import Engine, Role
+from zeusd.server.zmtp import Role, ZmtpEngine
 
 log = logging.getLogger(__name__)
 
@@ -158,6 +158,6 @@ class Acceptor:
             return False
         self._number += 1
         self.open += 1
-        engine = Engine(role)
+        engine = ZmtpEngine(role)
         self._accepted(Connection(self._number, stream, user, uid, engine, now_ns, guarded))
         return True

@@ -9,7 +9,7 @@ from enum import Enum
 from zeusd.server import descriptors
 from zeusd.server.fairness import User
 from zeusd.server.visibility import Unusable
-from zeusd.server.zmtp import READ_BYTES, Engine
+from zeusd.server.zmtp import READ_BYTES, ZmtpEngine
 
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
@@ -72,7 +72,7 @@ class Connection:
         stream: socket.socket,
         user: User[Connection],
         uid: int,
-        engine: Engine,
+        engine: ZmtpEngine,
         accepted_ns: int,
         guarded: bool,
     ) -> None:

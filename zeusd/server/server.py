@@ -39,8 +39,8 @@ from zeusd.server.zmtp import (
     Message,
     Ready,
     Role,
-    State,
     Subscribe,
+    ZmtpState,
 )
 
 log = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ class Server:
         del self._connections[connection.number]
         self._reactor.remove(connection.stream.fileno())
         self._all_waiting -= connection.waiting
-        if connection.engine.state is not State.TRAFFIC:
+        if connection.engine.state is not ZmtpState.TRAFFIC:
             connection.user.handshakes -= 1
         if connection.guarded:
             self._closer.close(connection.stream, connection)
@@ -258,7 +258,7 @@ class Server:
         young = self._young
         while young:
             connection = young[0]
-            if connection.closed or connection.engine.state is State.TRAFFIC:
+            if connection.closed or connection.engine.state is ZmtpState.TRAFFIC:
                 young.popleft()
             elif connection.accepted_ns + HANDSHAKE_NS > now_ns:
                 return connection.accepted_ns + HANDSHAKE_NS

@@ -1,11 +1,11 @@
 """The server's side of ZeroMQ's wire protocol, without I/O: bytes in, events out.
 
-ZMTP 3.0 and 3.1 with the NULL mechanism (https://rfc.zeromq.org/spec/23/ and /37/). One `Engine` is
-one connection. It has no socket or clock, holds at most one incomplete frame besides the bytes
-passed to `receive`, and raises `ProtocolError` at the first byte that breaks a rule: it checks
-lengths and flags in a frame's header before the body arrives. After an error, close the connection
-without sending anything: an ERROR command or malformed bytes end libzmq's session permanently,
-while after a plain close libzmq connects again.
+ZMTP 3.0 and 3.1 with the NULL mechanism (https://rfc.zeromq.org/spec/23/ and /37/). One
+`ZmtpEngine` is one connection. It has no socket or clock, holds at most one incomplete frame
+besides the bytes passed to `receive`, and raises `ProtocolError` at the first byte that breaks a
+rule: it checks lengths and flags in a frame's header before the body arrives. After an error, close
+the connection without sending anything: an ERROR command or malformed bytes end libzmq's session
+permanently, while after a plain close libzmq connects again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Role(Enum):
     """Publishes to SUB and XSUB peers, and receives only their subscriptions."""
 
 
-class State(Enum):
+class ZmtpState(Enum):
     """How far the conversation has come."""
 
     GREETING = "greeting"
@@ -101,7 +101,7 @@ def publication(topic: bytes, payload: bytes) -> bytes:
     return frame(topic, MORE) + frame(payload)
 
 
-class Engine:
+class ZmtpEngine:
     """One connection.
 
     Args:
@@ -126,7 +126,7 @@ class Engine:
 
     def __init__(self, role: Role) -> None:
         self.role = role
-        self.state = State.GREETING
+        self.state = ZmtpState.GREETING
         # A subscription in ZMTP 3.0 is a message: one byte and the topic.
         self._max_frame = MAX_REQUEST_BYTES if role is Role.ROUTER else 1 + MAX_TOPIC_BYTES
         self._buffer = b""
@@ -167,7 +167,7 @@ class Engine:
         Raises:
             ProtocolError: The peer broke a rule; close the connection.
         """
-        if self.state is State.GREETING and not self._greeting():
+        if self.state is ZmtpState.GREETING and not self._greeting():
             return None
         buffer, start = self._buffer, self._position
         have = len(buffer) - start
@@ -212,7 +212,7 @@ class Engine:
             return False
         self._position = GREETING_BYTES
         self.unread = have > GREETING_BYTES
-        self.state = State.HANDSHAKE
+        self.state = ZmtpState.HANDSHAKE
         return True
 
     def _judge_header(self, flags: int, size: int) -> None:
@@ -221,7 +221,7 @@ class Engine:
                 raise ProtocolError("command in parts")
             if not 0 < size <= MAX_COMMAND_BYTES:
                 raise ProtocolError("command size")
-        elif self.state is not State.TRAFFIC:
+        elif self.state is not ZmtpState.TRAFFIC:
             raise ProtocolError("message before READY")
         elif flags & MORE:
             # Only the empty frame before a REQ's request.
@@ -248,7 +248,7 @@ class Engine:
             raise ProtocolError("command name")
         if name == b"ERROR":
             raise ProtocolError("ERROR from the peer")
-        if self.state is State.HANDSHAKE:
+        if self.state is ZmtpState.HANDSHAKE:
             if name != b"READY":
                 raise ProtocolError("command before READY")
             return self._ready(rest)
@@ -269,7 +269,7 @@ class Engine:
         if kind not in _PEERS[self.role]:
             raise ProtocolError("socket type")
         self._req = kind == b"REQ"
-        self.state = State.TRAFFIC
+        self.state = ZmtpState.TRAFFIC
         ready = metadata(b"Socket-Type", self.role.value)
         if self.role is Role.ROUTER:
             ready += metadata(b"Identity", b"")

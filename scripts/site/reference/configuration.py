@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 import typing
 from typing import Any
 
@@ -56,24 +55,28 @@ def zeusd_toml() -> str:
     return found
 
 
-SERVERS: dict[str, tuple[types.ModuleType, str]] = {
-    "Batch size server": (batch_size, "`bso serve`: [its page](../train/batch_size_server.md)."),
+SERVERS: dict[str, tuple[type[BaseModel], str, str]] = {
+    "Batch size server": (
+        batch_size.ServerSettings,
+        batch_size.PREFIX,
+        "`bso serve`: [its page](../train/batch_size_server.md).",
+    ),
     "Pipeline frequency server": (
-        pipeline,
+        pipeline.PlanServerSettings,
+        pipeline.PREFIX,
         "`zeus.optimizer.pipeline_frequency.server.router:app`: "
         "[its page](../train/pipeline_frequency_server.md).",
     ),
 }
-"""The module of each server's settings, and where it is described."""
+"""Each server's settings, the prefix of their variables, and where it is described."""
 
 
 def servers() -> str:
     """The page of the servers' settings."""
     found = _SERVERS
-    for title, (module, lead) in SERVERS.items():
-        model: type[BaseModel] = module.ServerSettings
+    for title, (model, prefix, lead) in SERVERS.items():
         found += heading(2, title) + lead + "\n\n"
-        rows = [_row(code(module.PREFIX + one.name.upper()), one, model) for one in fields(model)]
+        rows = [_row(code(prefix + one.name.upper()), one, model) for one in fields(model)]
         found += table(("variable", *_HEAD[1:]), rows)
     return found
 

@@ -15,7 +15,7 @@ from tests.zeus.node import VirtualNode
 from zeus import profile
 from zeus.measure import callback as callback_module
 from zeus.measure import decorator as decorator_module
-from zeus.monitor.service import Service
+from zeus.monitor.service import JsonService
 from zeusd.devices.simulated import Work
 
 PAGE = ROOT / "docs/train/measuring_only.md"
@@ -30,14 +30,14 @@ def test_the_code_on_the_page_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def get(self: Service, path: str, *arguments: Any, **named: Any) -> Any:
+    def get(self: JsonService, path: str, *arguments: Any, **named: Any) -> Any:
         return HISTORY if path.endswith("history") else LATEST
 
     def run(batch: int = 0) -> None:
         work.run(1)
         work.wait()
 
-    monkeypatch.setattr(Service, "get", get)
+    monkeypatch.setattr(JsonService, "get", get)
     monkeypatch.setattr(decorator_module, "_shared", None)
     for module in (decorator_module, callback_module):
         monkeypatch.setattr(module, "ZeusMonitor", node.monitor)

@@ -12,7 +12,7 @@ from zeus.optimizer.power_limit import actions as do
 from zeus.optimizer.power_limit.actions import Action, Actions
 from zeus.optimizer.power_limit.adaptive import Adaptive
 from zeus.optimizer.power_limit.core import Core
-from zeus.optimizer.power_limit.estimates import Estimate
+from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus.optimizer.power_limit.leader import Leader
 from zeus.optimizer.power_limit.messages import Choose, Hello
 from zeus.optimizer.power_limit.search import Exhaustive, Search
@@ -133,7 +133,7 @@ class Shell:
             1,
         )
 
-    def best(self, estimates: list[Estimate], participants: Any) -> Estimate:
+    def best(self, estimates: list[LimitEstimate], participants: Any) -> LimitEstimate:
         return min(estimates, key=lambda one: one.energy_j)
 
     def run(self, most: int = 500) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from zeus.optimizer.power_limit.adaptive import Adaptive
 from zeus.optimizer.power_limit.choice import ALLOWANCE, choose
-from zeus.optimizer.power_limit.estimates import Estimate, LimitCurve, Sample
+from zeus.optimizer.power_limit.estimates import LimitCurve, LimitEstimate, Sample
 from zeus.optimizer.power_limit.planner import costs_of
 from zeus.optimizer.power_limit.review import Review
 from zeus.optimizer.power_limit.selectors import (
@@ -87,7 +87,7 @@ DISTURBED = {
 
 
 def searching(selector: OptimumSelector) -> Adaptive:
-    def choice(estimates: Sequence[Estimate], cautious: bool) -> int:
+    def choice(estimates: Sequence[LimitEstimate], cautious: bool) -> int:
         return choose(selector, estimates, STEPS, cautious=cautious)
 
     def costs(curve: LimitCurve) -> list[float] | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from zeus.optimizer.power_limit.estimates import Estimate
+from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus.optimizer.power_limit.report import Report
 
-HIGHEST = Estimate(300_000, 1.0, 200.0, 0.01, 0.01, 40)
+HIGHEST = LimitEstimate(300_000, 1.0, 200.0, 0.01, 0.01, 40)
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ HIGHEST = Estimate(300_000, 1.0, 200.0, 0.01, 0.01, 40)
     ],
 )
 def test_more_is_more_and_less_is_less(time_s: float, energy_j: float, words: str) -> None:
-    chosen = Estimate(200_000, time_s, energy_j, 0.01, 0.01, 40, 0.008, 0.016)
+    chosen = LimitEstimate(200_000, time_s, energy_j, 0.01, 0.01, 40, 0.008, 0.016)
     report = Report((HIGHEST, chosen), chosen, 90, "", 200.0)
     assert report.sentence == (
         f"At 200 W instead of 300 W a step {words}; 90 steps were searched. In force: 200 W."

@@ -26,9 +26,9 @@ from zeus.optimizer.power_limit import (
     ZeusCost,
 )
 from zeus.optimizer.power_limit.choice import best
-from zeus.optimizer.power_limit.estimates import Estimate, Sample
+from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample
 from zeus.optimizer.power_limit.leader import Participants
-from zeus.optimizer.power_limit.planner import Planner
+from zeus.optimizer.power_limit.planner import LimitPlanner
 from zeus.optimizer.power_limit.profile import ProfileFile
 from zeus.optimizer.power_limit.search import SearchName
 from zeusd.devices.simulated.models import DEVICES
@@ -71,12 +71,14 @@ class Job:
 
 def planner(
     selector: OptimumSelector, name: SearchName = "adaptive", path: Path | None = None
-) -> Planner:
+) -> LimitPlanner:
     file = None if path is None else ProfileFile(path)
-    return Planner(name, selector, 10, 40, 50_000, file, PARTICIPANTS.profiles)
+    return LimitPlanner(name, selector, 10, 40, 50_000, file, PARTICIPANTS.profiles)
 
 
-def search(planning: Planner, job: Job, participants: Participants = PARTICIPANTS) -> Estimate:
+def search(
+    planning: LimitPlanner, job: Job, participants: Participants = PARTICIPANTS
+) -> LimitEstimate:
     """Runs a search to its end, with samples that come a piece late. Returns its choice."""
     searching = planning.begin(participants)
     late: list[Sample] = []
@@ -208,7 +210,7 @@ def test_a_complete_file_answers_the_same_question_only(tmp_path: Path) -> None:
     found = search(again, idle)
     assert (found.power_limit_mw, found.profile) == (chosen.power_limit_mw, chosen.profile)
     assert idle.ran == []
-    plain = Planner("adaptive", Energy(), 10, 40, 50_000, ProfileFile(path))
+    plain = LimitPlanner("adaptive", Energy(), 10, 40, 50_000, ProfileFile(path))
     assert plain.read_profile()
     alone = Participants(PARTICIPANTS.gpus, PARTICIPANTS.min_mw, PARTICIPANTS.max_mw)
     without = search(plain, Job(9), alone)
@@ -225,19 +227,22 @@ class ByLimit(OptimumSelector):
 
 def test_a_selector_that_names_a_limit_gets_the_profile_of_least_energy() -> None:
     found = [
-        Estimate(500_000, 1.0, 10.0, 0.0, 0.0, 8),
-        Estimate(400_000, 1.1, 9.0, 0.0, 0.0, 8),
-        Estimate(500_000, 1.0, 9.5, 0.0, 0.0, 8, profile=7),
-        Estimate(400_000, 1.2, 8.0, 0.0, 0.0, 8, profile=7),
+        LimitEstimate(500_000, 1.0, 10.0, 0.0, 0.0, 8),
+        LimitEstimate(400_000, 1.1, 9.0, 0.0, 0.0, 8),
+        LimitEstimate(500_000, 1.0, 9.5, 0.0, 0.0, 8, profile=7),
+        LimitEstimate(400_000, 1.2, 8.0, 0.0, 0.0, 8, profile=7),
     ]
     assert best(ByLimit(), found, 40, cautious=False) is found[3]
 
 
 def test_a_profile_that_changes_next_to_nothing_is_not_chosen() -> None:
-    plain = Estimate(500_000, 1.0, 10.0, 0.0, 0.0, 8), Estimate(400_000, 1.1, 9.0, 0.0, 0.0, 8)
-    alike = Estimate(400_000, 1.1, 8.95, 0.0, 0.0, 8, profile=7)
+    plain = (
+        LimitEstimate(500_000, 1.0, 10.0, 0.0, 0.0, 8),
+        LimitEstimate(400_000, 1.1, 9.0, 0.0, 0.0, 8),
+    )
+    alike = LimitEstimate(400_000, 1.1, 8.95, 0.0, 0.0, 8, profile=7)
     assert best(Energy(), [*plain, alike], 40, cautious=False) is plain[1]
-    faster = Estimate(400_000, 1.05, 8.95, 0.0, 0.0, 8, profile=7)
+    faster = LimitEstimate(400_000, 1.05, 8.95, 0.0, 0.0, 8, profile=7)
     assert best(Energy(), [*plain, faster], 40, cautious=False) is faster
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zeus.serving.columns import Floats, Ints, Steps, Updates
+from zeus.serving.columns import Floats, Ints, StepColumns, Updates
 
 STEP_NS = 10_000_000
 IDLE_W = 60.0
@@ -14,7 +14,7 @@ IDLE_W = 60.0
 
 @dataclass
 class Served:
-    steps: Steps
+    steps: StepColumns
     names: list[str]
     updates: Updates
     true_j: Floats
@@ -67,7 +67,7 @@ def serve(
     if clocks:
         price = np.array(clocks)[(np.arange(total) // 500) % len(clocks)]
     row_j = row_j * price[slot]
-    steps = Steps(
+    steps = StepColumns(
         begin_ns + used * STEP_NS,
         begin_ns + (used + 1) * STEP_NS,
         np.concatenate([first, [slot.size]]).astype(np.int64),

@@ -14,8 +14,7 @@ from tests.zeus.serving.test_clock_requests import Sink
 from zeus.serving import Queue, Step
 from zeus.serving.clock_recorded import RecordedFeed, listen
 from zeus.serving.recorder import Recorder
-from zeus.serving.wire import Arrival, Finish, Owner
-from zeus.serving.wire import Step as WireStep
+from zeus.serving.wire import Arrival, EngineStep, Finish, Owner
 
 S = 10**9
 
@@ -28,8 +27,8 @@ def test_the_policy_gets_arrivals_steps_and_ends() -> None:
     assert not feed.take(Arrival("0", "c", 2 * S, 50))  # another engine's
     assert feed.take(Owner("a", "someone"))
     # 60 of a's tokens are in the prefix cache.
-    assert feed.take(WireStep("1", 1, 2 * S, 3 * S, ["a"], [True], [40], [60]))
-    assert feed.take(WireStep("1", 2, 3 * S, 4 * S, ["a"], [False], [1], [100]))
+    assert feed.take(EngineStep("1", 1, 2 * S, 3 * S, ["a"], [True], [40], [60]))
+    assert feed.take(EngineStep("1", 2, 3 * S, 4 * S, ["a"], [False], [1], [100]))
     assert feed.take(Finish("1", "a"))
 
     assert sink.steps == [

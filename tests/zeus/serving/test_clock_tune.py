@@ -14,7 +14,7 @@ from benchmarks.serving_clocks_world import make_load, simulate
 from zeus.serving import ClockPolicy
 from zeus.serving.clock_command import load_stretch, save_stretch, tune
 from zeus.serving.clock_report import picture, table
-from zeus.serving.clock_tune import POLICY, Row, Tuner
+from zeus.serving.clock_tune import POLICY, Tuner, TuneRow
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def tuned(told: list[str]) -> Tuner:
     return tuner
 
 
-def rows_of_one_load(tuner: Tuner) -> dict[int, Row]:
+def rows_of_one_load(tuner: Tuner) -> dict[int, TuneRow]:
     """Those of the load with most requests."""
     rows = list(tuner.rows())
     most = max(rows, key=lambda row: row.requests).tokens_per_s

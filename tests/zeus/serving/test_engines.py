@@ -22,7 +22,7 @@ from zeus.serving.front_end import Finished, FrontEnd, Row
 from zeus.serving.ledger import Ledger
 from zeus.serving.vllm import probe as vllm_probe
 from zeus.serving.vllm.stats import EnergyStatLogger
-from zeus.serving.wire import Step
+from zeus.serving.wire import EngineStep
 from zeus_ipc.errors import RequestRejected
 
 
@@ -367,8 +367,13 @@ def test_forward_passes_reach_a_ledger_in_blocks():
     for _ in range(3):
         feed.receive(0)
 
-    assert [type(one).__name__ for one in told] == ["Step", "Step", *["Finish"] * 4, "Step"]
-    assert [one.number for one in told if isinstance(one, Step)] == [999, 1000, 1001]
+    assert [type(one).__name__ for one in told] == [
+        "EngineStep",
+        "EngineStep",
+        *["Finish"] * 4,
+        "EngineStep",
+    ]
+    assert [one.number for one in told if isinstance(one, EngineStep)] == [999, 1000, 1001]
     assert told[0].ids[0] == "prefill-0#0"
     assert {one.request for one in told[2:6]} == set(told[0].ids)
     assert told[6].ids[0] == "prefill-0#1"

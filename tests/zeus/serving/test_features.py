@@ -8,13 +8,13 @@ import pytest
 
 from tests import seeds
 from tests.zeus.serving.server import serve
-from zeus.serving.columns import Steps, by_end, clipped
+from zeus.serving.columns import StepColumns, by_end, clipped
 from zeus.serving.features import NAMES, TAUS, saturating, shares
 
 
-def _steps(begin: list[int], end: list[int], sizes: list[int]) -> Steps:
+def _steps(begin: list[int], end: list[int], sizes: list[int]) -> StepColumns:
     rows = sum(sizes)
-    return Steps(
+    return StepColumns(
         np.array(begin),
         np.array(end),
         np.concatenate([[0], np.cumsum(sizes)]),

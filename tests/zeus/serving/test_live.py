@@ -36,9 +36,9 @@ from zeus.serving.web import Web
 from zeus.serving.weights import WeightStore
 from zeus.serving.wire import (
     Arrival,
+    EngineStep,
     Finish,
     Owner,
-    Step,
     Work,
     pack_arrival,
     pack_batches,
@@ -60,12 +60,12 @@ MS = 10**6
 def test_messages_survive_the_wire():
     (step,) = unpack(pack_step("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9]))
 
-    assert step == Step("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9])
+    assert step == EngineStep("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9])
     roster = pack_request("a", 5) + pack_request("b", 7)
     assert unpack(pack_batches("1", 7, [10, 20], roster, [5, 1], [5, 10])) == [step]
     assert unpack(pack_batches("1", 8, [10, 20, 20, 30], roster, [1, 1], [4, 9], 1)) == [
-        Step("1", 8, 10, 20, ["a", "b"], [True, False], [1, 1], [4, 9]),
-        Step("1", 9, 20, 30, ["a", "b"], [False, False], [1, 1], [5, 10]),
+        EngineStep("1", 8, 10, 20, ["a", "b"], [True, False], [1, 1], [4, 9]),
+        EngineStep("1", 9, 20, 30, ["a", "b"], [False, False], [1, 1], [5, 10]),
     ]
     assert unpack(pack_finish("1", "a", "x")) == [Finish("1", "a", "x")]
     assert unpack(pack_arrival("1", "a", 5, 9, "00-1")) == [Arrival("1", "a", 5, 9, "00-1")]
@@ -134,7 +134,7 @@ def test_a_recorder_continues_without_a_listener_and_finds_it_later(tmp_path, mo
         recorder.finish("a")
         engine, _ = listener.accept()
         with engine:
-            assert isinstance(unpack(engine.recv(9999))[0], Step)
+            assert isinstance(unpack(engine.recv(9999))[0], EngineStep)
             assert unpack(engine.recv(9999)) == [Finish("0", "a")]
             while recorder.dropped == 1:  # never waits: a full buffer drops
                 recorder.step(2, 3, ["a"], [False], [1], [1])
@@ -169,7 +169,7 @@ def test_a_recorder_sends_steps_of_the_same_requests_together(tmp_path):
 
     assert [len(messages) for messages in packets] == [1, 5, 1, 3]
     assert packets[3][1] == Finish("0", "a")
-    steps = [one for messages in packets for one in messages if isinstance(one, Step)]
+    steps = [one for messages in packets for one in messages if isinstance(one, EngineStep)]
     assert [one.number for one in steps] == list(range(1, 10))
     assert [one.context for one in steps] == [[0], [5], [6], [7], [8], [9], [10], [11], [5]]
     assert [one.begin_ns // MS for one in steps] == [90, 100, 104, 108, 112, 116, 120, 145, 150]
@@ -221,7 +221,7 @@ def _tell(accountant: Accountant, served, *, lose: range = range(0), gap: range 
         rows = slice(steps.first_row[n], steps.first_row[n + 1])
         if n not in lose:
             accountant.step(
-                Step(
+                EngineStep(
                     "0",
                     n + 1,
                     int(steps.begin_ns[n]),
@@ -270,7 +270,9 @@ def test_the_owner_of_a_request_covers_all_its_sequences(request_id):
     accountant = Accountant(["x"], method="tokens")
     for name in ("cmpl-a-0", "chat"):
         accountant.owner(Owner(name, "search"))
-    accountant.step(Step("0", 1, 0, 10 * MS, [request_id, "other"], [True] * 2, [5] * 2, [0] * 2))
+    accountant.step(
+        EngineStep("0", 1, 0, 10 * MS, [request_id, "other"], [True] * 2, [5] * 2, [0] * 2)
+    )
     for name in (request_id, "other"):
         accountant.finish(Finish("0", name))
 
@@ -284,7 +286,7 @@ WORK = Work("0", 100.0, 2.0, 30.0, 5.0, 3.0, 7.0, [(1, 1000), (101, 2000)])
 
 
 def test_work_of_rows_counts_tokens_context_outputs_and_weights():
-    step = Step("0", 1, 0, 1, ["a", "b"], [True, False], [50, 1], [200, 400])
+    step = EngineStep("0", 1, 0, 1, ["a", "b"], [True, False], [50, 1], [200, 400])
 
     flops, moved = of_rows(WORK, step)
 
@@ -302,7 +304,7 @@ def test_roofline_needs_an_engine_that_reports_flops_and_bytes(told):
     if told == "by each step":
         plain = accountant.step
 
-        def step(one: Step) -> None:
+        def step(one: EngineStep) -> None:
             plain(replace(one, flops=one.tokens, bytes=[0.0] * len(one.ids)))
 
         accountant.step = step
@@ -341,7 +343,7 @@ def test_a_new_listener_gets_the_work_first(tmp_path):
         with engine:
             messages = [unpack(engine.recv(9999))[0] for _ in range(3)]
     assert messages[0] == messages[2] == WORK
-    assert messages[1] == Step("0", 1, 0, 1, ["a"], [True], [1], [0], [5.0], [6.0])
+    assert messages[1] == EngineStep("0", 1, 0, 1, ["a"], [True], [1], [0], [5.0], [6.0])
 
 
 def test_idle_energy_is_counted_before_its_hour_is_settled():
@@ -350,7 +352,9 @@ def test_idle_energy_is_counted_before_its_hour_is_settled():
         accountant.sample("x", n * 100 * MS, 1_000_000 * n, n, None)
     for number, begin in enumerate((0, 8, 1000), 1):  # two close together, one later
         begin_ns = begin * MS
-        accountant.step(Step("0", number, begin_ns, begin_ns + 5 * MS, ["a"], [False], [1], [5]))
+        accountant.step(
+            EngineStep("0", number, begin_ns, begin_ns + 5 * MS, ["a"], [False], [1], [5])
+        )
     accountant.poll(6000 * MS)
 
     assert accountant.phases["idle"] == pytest.approx(38.0)  # of 40 updates two have a step in them
@@ -448,7 +452,7 @@ def test_requests_beside_another_tenant_are_refused(tmp_path):
         at_ns = begin_ns + n * 100 * MS
         for number, (engine, gpu) in enumerate([("0", "x"), ("1", "y")]):
             name = f"{engine}-{n // 100}"
-            step = Step(engine, n + 1, at_ns, at_ns + 90 * MS, [name], [False], [1], [9])
+            step = EngineStep(engine, n + 1, at_ns, at_ns + 90 * MS, [name], [False], [1], [9])
             service.take(step)
             sensors.samples.append(
                 SimpleNamespace(

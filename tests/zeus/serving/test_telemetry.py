@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from zeus.serving.accountant import Accountant
 from zeus.serving.telemetry import Telemetry
-from zeus.serving.wire import Arrival, Finish, Step
+from zeus.serving.wire import Arrival, EngineStep, Finish
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -34,7 +34,7 @@ def test_a_finished_request_is_a_span_of_its_own_trace() -> None:
         accountant.sample("GPU-1", begin_ns + n * 20 * MS, n * 1_000_000, n, 1500)
     for n, name in enumerate(("a", "b", "late")):
         at_ns = begin_ns + n * 50 * MS
-        accountant.step(Step("0", n + 1, at_ns, at_ns + 50 * MS, [name], [True], [5], [0]))
+        accountant.step(EngineStep("0", n + 1, at_ns, at_ns + 50 * MS, [name], [True], [5], [0]))
         accountant.finish(Finish("0", name, "search" if name == "a" else ""))
     before_ns = time.time_ns() - 10**9
     telemetry.finished("0", accountant.close(), accountant.trace)
@@ -68,7 +68,7 @@ def test_a_refused_request_says_why() -> None:
     tracers = TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(spans))
     accountant = Accountant(["GPU-1"])
-    accountant.step(Step("0", 1, 0, 50 * MS, ["a"], [True], [5], [0]))
+    accountant.step(EngineStep("0", 1, 0, 50 * MS, ["a"], [True], [5], [0]))
     rows = accountant.close()
     Telemetry(tracers, MeterProvider(), dict).finished("0", rows, accountant.trace)
 

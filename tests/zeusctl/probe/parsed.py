@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import TypeAdapter
 
-from zeusctl.probe.report import Report, from_json
+from zeusctl.probe.report import ProbeReport, from_json
 
 
-def read(text: str) -> Report:
+def read(text: str) -> ProbeReport:
     """A report.
 
     Raises:
@@ -15,4 +15,4 @@ def read(text: str) -> Report:
     """
     body = from_json(text)
     del body["schema"]
-    return TypeAdapter(Report).validate_python(body)
+    return TypeAdapter(ProbeReport).validate_python(body)

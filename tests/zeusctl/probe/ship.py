@@ -13,7 +13,7 @@ import pytest
 
 from tests.snippets import ROOT
 from tests.zeusctl.probe.stand_in import START_NS, probed
-from zeusctl.probe.run import Plan, probe
+from zeusctl.probe.run import ProbeTiming, probe
 from zeusctl.probe.simulated import SimulatedDriver
 
 HARDWARE = ROOT / "docs" / "reference" / "hardware"
@@ -44,9 +44,9 @@ A100: dict[str, Any] = {
 def reports() -> dict[str, str]:
     """Each report's text, by its path below docs/reference/hardware."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        stand_in = probed(Path(folder), patch, A100, plan=Plan(), load=True)
+        stand_in = probed(Path(folder), patch, A100, plan=ProbeTiming(), load=True)
     driver = SimulatedDriver("h100-sxm:seed=1")
-    simulated = probe(driver, Plan(calls=1), load_on=driver.load_on)
+    simulated = probe(driver, ProbeTiming(calls=1), load_on=driver.load_on)
     return {
         "stand-in/a100-sxm-80.json": stand_in.to_json(),
         "simulated/h100-sxm.json": simulated.to_json(),

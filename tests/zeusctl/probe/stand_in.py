@@ -17,8 +17,8 @@ import pytest
 from tests.fake_nvml.double import NvmlDouble
 from zeusctl.probe.driver import Clock
 from zeusctl.probe.nvml import NvmlDriver
-from zeusctl.probe.report import Report
-from zeusctl.probe.run import Plan, probe
+from zeusctl.probe.report import ProbeReport
+from zeusctl.probe.run import ProbeTiming, probe
 
 START_NS = 5_000_000_000_000
 LOAD_MW, IDLE_MW = 220_000, 60_000
@@ -76,10 +76,10 @@ def probed(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     *gpus: dict[str, Any],
-    plan: Plan,
+    plan: ProbeTiming,
     load: bool = False,
     read_us: int = 40,
-) -> Report:
+) -> ProbeReport:
     """The report of a stand-in."""
     with stand_in(folder, monkeypatch, *gpus, read_us=read_us) as (driver, double):
         return probe(

@@ -10,7 +10,7 @@ from tests.fake_amdsmi.double import NEVER, AmdSmiDouble
 from zeusctl.probe.amd import AmdDriver, is_amd
 from zeusctl.probe.driver import NoDriverError
 from zeusctl.probe.page import lines
-from zeusctl.probe.run import Plan, probe
+from zeusctl.probe.run import ProbeTiming, probe
 from zeusctl.probe.simulated import SimulatedDriver
 
 
@@ -22,7 +22,7 @@ def test_a_probe_reads_an_amd_gpu_and_sets_nothing(
         monkeypatch.setenv(name, value)
     driver = AmdDriver(double.library, str(double.sysfs))
     try:
-        report = probe(driver, Plan(seconds=1, alone_seconds=0.5, calls=2), stand_in=True)
+        report = probe(driver, ProbeTiming(seconds=1, alone_seconds=0.5, calls=2), stand_in=True)
     finally:
         driver.close()
     counted, uncounted = report.gpus
@@ -39,7 +39,7 @@ def test_a_probe_reads_an_amd_gpu_and_sets_nothing(
 
 def test_a_simulated_amd_node_can_be_probed() -> None:
     driver = SimulatedDriver("mi300x")
-    report = probe(driver, Plan(seconds=4, calls=1), load_on=None)
+    report = probe(driver, ProbeTiming(seconds=4, calls=1), load_on=None)
     assert report.gpus[0].name == "AMD Instinct MI300X"
     assert report.gpus[0].sensors["power_instant_mw"].mean == 140_000
 

@@ -17,14 +17,14 @@ from tests.zeusctl.probe.ship import HARDWARE
 from tests.zeusctl.probe.stand_in import probed
 from tests.zeusctl.probe.test_stand_in import ODD
 from zeusctl.probe.compare import compare, model_of
-from zeusctl.probe.report import Gpu, Report
-from zeusctl.probe.run import Plan, probe
+from zeusctl.probe.report import ProbedGpu, ProbeReport
+from zeusctl.probe.run import ProbeTiming, probe
 from zeusctl.probe.simulated import SimulatedDriver
 from zeusd.devices.simulated.models import DEVICES
 from zeusd.devices.simulated.spec import parse_spec
 
 SHIPPED = sorted(HARDWARE.rglob("*.json"))
-SHORT = Plan(seconds=8, calls=1, load_scale=0.5)
+SHORT = ProbeTiming(seconds=8, calls=1, load_scale=0.5)
 
 DIFFERENCES: dict[str, set[str]] = {}
 """What a shipped report's GPU has otherwise than the device table, by the report's path."""
@@ -34,12 +34,12 @@ def _name(path: Path) -> str:
     return path.relative_to(HARDWARE).as_posix()
 
 
-def _again(path: Path) -> Report:
+def _again(path: Path) -> ProbeReport:
     driver = SimulatedDriver(f"report:{path}")
     return probe(driver, SHORT, load_on=driver.load_on)
 
 
-def _same(first: Gpu, second: Gpu) -> None:
+def _same(first: ProbedGpu, second: ProbedGpu) -> None:
     """Both are of one product, as far as a probe can determine."""
     for name in ("name", "architecture", "memory_mib", "clocks", "power_limits"):
         assert getattr(first, name) == getattr(second, name), name

@@ -8,15 +8,15 @@ import pytest
 
 from zeusctl.probe.compare import compare, model_of
 from zeusctl.probe.page import lines
-from zeusctl.probe.report import Report
-from zeusctl.probe.run import Plan, probe
+from zeusctl.probe.report import ProbeReport
+from zeusctl.probe.run import ProbeTiming, probe
 from zeusctl.probe.simulated import SimulatedDriver
 from zeusd.devices.simulated.models import DEVICES
 
-SHORT = Plan(seconds=6, alone_seconds=2, calls=1, load_scale=0.4)
+SHORT = ProbeTiming(seconds=6, alone_seconds=2, calls=1, load_scale=0.4)
 
 
-def probed(spec: str, load: bool = True) -> Report:
+def probed(spec: str, load: bool = True) -> ProbeReport:
     driver = SimulatedDriver(spec)
     return probe(driver, SHORT, load_on=driver.load_on if load else None)
 

@@ -15,9 +15,9 @@ from tests.zeusctl.probe.parsed import read
 from tests.zeusctl.probe.stand_in import START_NS, probed, stand_in
 from zeusctl.probe.driver import CallError, Clock
 from zeusctl.probe.page import lines
-from zeusctl.probe.run import Plan, probe
+from zeusctl.probe.run import ProbeTiming, probe
 
-SHORT = Plan(seconds=8, alone_seconds=2, calls=20, load_scale=0.4)
+SHORT = ProbeTiming(seconds=8, alone_seconds=2, calls=20, load_scale=0.4)
 
 ODD: dict[str, Any] = {
     "tick_us": 83_400,
@@ -107,7 +107,7 @@ def test_a_driver_that_returns_wrong_values_is_detected(
     lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, said = LIES[lie]
-    plan = Plan(seconds=4, calls=1, load_scale=0.1)
+    plan = ProbeTiming(seconds=4, calls=1, load_scale=0.1)
     report = probed(tmp_path, monkeypatch, {"tick_ms": 50, **settings}, plan=plan, load=True)
     doubts = [doubt.text for doubt in report.gpus[0].doubts]
     assert any(said in doubt for doubt in doubts), doubts
@@ -120,7 +120,7 @@ def test_readings_that_fail_now_and_then_are_counted(
     with stand_in(tmp_path, monkeypatch, {}) as (driver, double):
         double.inject(0, "field.186.0", code=0, count=10)  # asked, and answered
         double.inject(0, "field.186.0", code=3, count=7)
-        report = probe(driver, Plan(seconds=2, calls=1))
+        report = probe(driver, ProbeTiming(seconds=2, calls=1))
     sensor = report.gpus[0].sensors["power_instant_mw"]
     assert sensor.failures == {"3": 7}
     assert "7 of" in report.gpus[0].doubts[0].text
@@ -128,9 +128,9 @@ def test_readings_that_fail_now_and_then_are_counted(
 
 def test_stalling_readings_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stand_in(tmp_path, monkeypatch, {}) as (driver, double):
-        quiet = probe(driver, Plan(seconds=1, calls=1))
+        quiet = probe(driver, ProbeTiming(seconds=1, calls=1))
         driver.clock = Clock(double.now_ns, lambda seconds: double.pass_time(seconds + 0.07))
-        stalled = probe(driver, Plan(seconds=1, calls=1))
+        stalled = probe(driver, ProbeTiming(seconds=1, calls=1))
     assert not any("stalled" in line for line in lines(quiet))
     assert any("readings stalled for up to 71 ms" in line for line in lines(stalled))
 
@@ -141,7 +141,7 @@ def test_a_gpu_that_cannot_be_opened_is_reported_beside_the_others(
     with stand_in(tmp_path, monkeypatch, {}, {}) as (driver, double):
         double.inject(1, "nvmlDeviceGetHandleByIndex_v2", code=4)
         assert isinstance(driver.gpus()[1], CallError)
-        report = probe(driver, Plan(seconds=1, calls=1))
+        report = probe(driver, ProbeTiming(seconds=1, calls=1))
     assert [(one.index, one.code) for one in report.unopened] == [(1, 4)]
     assert [gpu.index for gpu in report.gpus] == [0]
 
@@ -150,12 +150,12 @@ def test_no_setter_is_called_and_the_report_has_no_board_identity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stand_in(tmp_path, monkeypatch, {}, {}) as (driver, double):
-        report = probe(driver, Plan(seconds=1, alone_seconds=1, calls=2))
+        report = probe(driver, ProbeTiming(seconds=1, alone_seconds=1, calls=2))
         assert double.calls() == []
         text = report.to_json()
         for secret in (double.uuid(0), "00000000:07", "hostname", str(Path.home())):
             assert secret not in text
-        named = probe(driver, Plan(seconds=1, alone_seconds=1, calls=2, identify=True))
+        named = probe(driver, ProbeTiming(seconds=1, alone_seconds=1, calls=2, identify=True))
     identity = named.gpus[0].identity
     assert identity is not None
     assert identity.uuid == double.uuid(0)

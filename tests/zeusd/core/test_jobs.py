@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zeusd.core.jobs import ControlGroup, Kind, Workload, job_of, workload_of
+from zeusd.core.jobs import ControlGroup, Workload, WorkloadKind, job_of, workload_of
 
 UID = "1f2e3d4c-0000-1111-2222-333344445555"
 SLICE_UID = UID.replace("-", "_")
@@ -15,69 +15,85 @@ STEPD = "/system.slice/slurmstepd.scope"
 # One row for each layout, by the path that the kernel gives; see /proc/PID/cgroup.
 LAYOUTS = [
     # Slurm, control groups of version 2
-    (f"{STEPD}/job_1234/step_0/user/task_0", Kind.JOB, "1234"),
-    (f"{STEPD}/job_1234/step_batch/slurm", Kind.JOB, "1234"),
-    (f"{STEPD}/job_1234/step_extern/user/task_special", Kind.JOB, "1234"),
-    (f"{STEPD}/job_1234/step_interactive/user/task_0", Kind.JOB, "1234"),
-    (f"{STEPD}/job_1234/step_3+1/user/task_12", Kind.JOB, "1234"),
-    ("/system.slice/node7_slurmstepd.scope/job_7/step_0/user/task_0", Kind.JOB, "7"),
-    ("/batch.slice/batch-gpu.slice/slurmstepd.scope/job_7/step_0/user/task_0", Kind.JOB, "7"),
-    (f"{STEPD}/sEKNKTV3WPV500/step_0/user/task_0", Kind.JOB, "sEKNKTV3WPV500"),
-    ("/batch.slice/n_7_slurmstepd.scope/s0123456789ABC/step_0", Kind.JOB, "s0123456789ABC"),
-    (f"/system.slice/docker-{CONTAINER}.scope{STEPD}/job_5/step_0/user/task_0", Kind.JOB, "5"),
-    ("/system.slice/slurmd.service", Kind.SERVICE, "slurmd.service"),
+    (f"{STEPD}/job_1234/step_0/user/task_0", WorkloadKind.JOB, "1234"),
+    (f"{STEPD}/job_1234/step_batch/slurm", WorkloadKind.JOB, "1234"),
+    (f"{STEPD}/job_1234/step_extern/user/task_special", WorkloadKind.JOB, "1234"),
+    (f"{STEPD}/job_1234/step_interactive/user/task_0", WorkloadKind.JOB, "1234"),
+    (f"{STEPD}/job_1234/step_3+1/user/task_12", WorkloadKind.JOB, "1234"),
+    ("/system.slice/node7_slurmstepd.scope/job_7/step_0/user/task_0", WorkloadKind.JOB, "7"),
+    (
+        "/batch.slice/batch-gpu.slice/slurmstepd.scope/job_7/step_0/user/task_0",
+        WorkloadKind.JOB,
+        "7",
+    ),
+    (f"{STEPD}/sEKNKTV3WPV500/step_0/user/task_0", WorkloadKind.JOB, "sEKNKTV3WPV500"),
+    ("/batch.slice/n_7_slurmstepd.scope/s0123456789ABC/step_0", WorkloadKind.JOB, "s0123456789ABC"),
+    (
+        f"/system.slice/docker-{CONTAINER}.scope{STEPD}/job_5/step_0/user/task_0",
+        WorkloadKind.JOB,
+        "5",
+    ),
+    ("/system.slice/slurmd.service", WorkloadKind.SERVICE, "slurmd.service"),
     # Slurm, version 1
-    ("/slurm/uid_1000/job_99/step_batch/task_0", Kind.JOB, "99"),
-    ("/slurm_node7/uid_1000/job_99/step_0/task_0", Kind.JOB, "99"),
+    ("/slurm/uid_1000/job_99/step_batch/task_0", WorkloadKind.JOB, "99"),
+    ("/slurm_node7/uid_1000/job_99/step_0/task_0", WorkloadKind.JOB, "99"),
     # Kubernetes: systemd's driver, then kubelet's own
     (
         f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE_UID}.slice"
         f"/cri-containerd-{CONTAINER}.scope",
-        Kind.POD,
+        WorkloadKind.POD,
         UID,
     ),
     (
         f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{SLICE_UID}.slice"
         f"/crio-{CONTAINER}.scope/container",
-        Kind.POD,
+        WorkloadKind.POD,
         UID,
     ),
-    (f"/kubepods.slice/kubepods-pod{SLICE_UID}.slice/docker-{CONTAINER}.scope", Kind.POD, UID),
+    (
+        f"/kubepods.slice/kubepods-pod{SLICE_UID}.slice/docker-{CONTAINER}.scope",
+        WorkloadKind.POD,
+        UID,
+    ),
     (
         f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{SLICE_UID}.slice"
         f"/cri-containerd-{CONTAINER}.scope",
-        Kind.POD,
+        WorkloadKind.POD,
         UID,
     ),
-    (f"/kubepods/pod{UID}/{CONTAINER}", Kind.POD, UID),
-    (f"/kubepods/burstable/pod{UID}/{CONTAINER}", Kind.POD, UID),
-    (f"/kubepods/besteffort/pod{UID}/{CONTAINER}", Kind.POD, UID),
+    (f"/kubepods/pod{UID}/{CONTAINER}", WorkloadKind.POD, UID),
+    (f"/kubepods/burstable/pod{UID}/{CONTAINER}", WorkloadKind.POD, UID),
+    (f"/kubepods/besteffort/pod{UID}/{CONTAINER}", WorkloadKind.POD, UID),
     (
         f"/system.slice/containerd.service/kubepods-burstable-pod{SLICE_UID}.slice:cri-containerd:"
         + CONTAINER,
-        Kind.POD,
+        WorkloadKind.POD,
         UID,
     ),
     # static pods
-    (f"/kubepods/burstable/pod{STATIC_UID}/{CONTAINER}", Kind.POD, STATIC_UID),
+    (f"/kubepods/burstable/pod{STATIC_UID}/{CONTAINER}", WorkloadKind.POD, STATIC_UID),
     (
         f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC_UID}.slice"
         f"/cri-containerd-{CONTAINER}.scope",
-        Kind.POD,
+        WorkloadKind.POD,
         STATIC_UID,
     ),
     # a job in a pod: the pod holds the GPU
-    (f"/kubepods/pod{UID}/{CONTAINER}{STEPD}/job_5/step_0/user/task_0", Kind.POD, UID),
+    (f"/kubepods/pod{UID}/{CONTAINER}{STEPD}/job_5/step_0/user/task_0", WorkloadKind.POD, UID),
     # Docker and Podman
-    (f"/system.slice/docker-{CONTAINER}.scope", Kind.CONTAINER, CONTAINER),
-    (f"/docker/{CONTAINER}", Kind.CONTAINER, CONTAINER),
-    (f"/machine.slice/libpod-{CONTAINER}.scope/container", Kind.CONTAINER, CONTAINER),
-    (f"/libpod_parent/libpod-{CONTAINER}", Kind.CONTAINER, CONTAINER),
+    (f"/system.slice/docker-{CONTAINER}.scope", WorkloadKind.CONTAINER, CONTAINER),
+    (f"/docker/{CONTAINER}", WorkloadKind.CONTAINER, CONTAINER),
+    (f"/machine.slice/libpod-{CONTAINER}.scope/container", WorkloadKind.CONTAINER, CONTAINER),
+    (f"/libpod_parent/libpod-{CONTAINER}", WorkloadKind.CONTAINER, CONTAINER),
     # sessions and services
-    ("/user.slice/user-1000.slice/session-2.scope", Kind.USER, "1000"),
-    ("/user.slice/user-1000.slice/user@1000.service/app.slice/x.scope", Kind.USER, "1000"),
-    ("/system.slice/my_app.service", Kind.SERVICE, "my_app.service"),
-    ("/system.slice/system-getty.slice/getty@tty1.service", Kind.SERVICE, "getty@tty1.service"),
+    ("/user.slice/user-1000.slice/session-2.scope", WorkloadKind.USER, "1000"),
+    ("/user.slice/user-1000.slice/user@1000.service/app.slice/x.scope", WorkloadKind.USER, "1000"),
+    ("/system.slice/my_app.service", WorkloadKind.SERVICE, "my_app.service"),
+    (
+        "/system.slice/system-getty.slice/getty@tty1.service",
+        WorkloadKind.SERVICE,
+        "getty@tty1.service",
+    ),
 ]
 
 NOTHING = [
@@ -99,9 +115,11 @@ NOTHING = [
 
 
 @pytest.mark.parametrize(("path", "kind", "name"), LAYOUTS)
-def test_each_layout_is_known(path: str, kind: Kind, name: str) -> None:
+def test_each_layout_is_known(path: str, kind: WorkloadKind, name: str) -> None:
     assert workload_of([ControlGroup(path)]) == Workload(kind, name)
-    assert job_of([ControlGroup(path)]) == (name if kind in (Kind.JOB, Kind.POD) else "")
+    assert job_of([ControlGroup(path)]) == (
+        name if kind in (WorkloadKind.JOB, WorkloadKind.POD) else ""
+    )
 
 
 @pytest.mark.parametrize("path", NOTHING)
@@ -115,8 +133,8 @@ def test_in_version_1_one_hierarchy_that_knows_is_enough() -> None:
         ControlGroup("/user.slice/user-1000.slice"),
         ControlGroup("/slurm/uid_1000/job_99/step_0"),
     ]
-    assert workload_of(groups) == Workload(Kind.JOB, "99")
-    assert workload_of(groups[:2]) == Workload(Kind.USER, "1000")
+    assert workload_of(groups) == Workload(WorkloadKind.JOB, "99")
+    assert workload_of(groups[:2]) == Workload(WorkloadKind.USER, "1000")
     assert workload_of([]) is None
 
 

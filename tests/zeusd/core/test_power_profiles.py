@@ -9,7 +9,7 @@ import pytest
 from tests.zeusd.core.world import GPU0, World
 from zeus_ipc.controls import SPECS, Control
 from zeusd.core.access import OPEN
-from zeusd.restore_rule import Failed, Look, Plan, Put, merged, restore_steps
+from zeusd.restore_rule import Failed, Plan, ReadControl, WriteControl, merged, restore_steps
 
 ALICE, BOB = 1, 2
 PROFILE = Control.POWER_PROFILE
@@ -150,8 +150,8 @@ def test_a_set_is_changed_by_what_zeusd_wants_otherwise(
 def test_a_restore_clears_the_added_profiles_and_fails_like_any_other() -> None:
     plan = Plan(target=(8,), values=((8,), (1, 8)), merges=True)
     steps = restore_steps(plan)
-    assert next(steps) == Look()
-    assert steps.send((1, 9)) == Put((9,), (1, 9))
+    assert next(steps) == ReadControl()
+    assert steps.send((1, 9)) == WriteControl((9,), (1, 9))
     with pytest.raises(StopIteration) as stopped:
         steps.send(Failed("busy"))
     assert stopped.value.value.pending
@@ -168,7 +168,7 @@ def test_a_restore_is_complete_when_the_added_profiles_are_cleared() -> None:
     for holds, kind in (((1,), "failed"), ((1, 7), "failed"), ((), "restored"), ((7,), "restored")):
         steps = restore_steps(plan)
         next(steps)
-        assert steps.send((1, 9)) == Put((9,), (1, 9))
+        assert steps.send((1, 9)) == WriteControl((9,), (1, 9))
         with pytest.raises(StopIteration) as stopped:
             steps.send(holds)
         assert stopped.value.value.kind == kind, holds

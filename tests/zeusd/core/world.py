@@ -31,10 +31,10 @@ from zeusd.core.ceilings import Ceiling
 from zeusd.core.control import ControlMachine
 from zeusd.core.core import Core
 from zeusd.core.effects import (
-    Account,
     CloseDriver,
     Effect,
     Forget,
+    LedgerCall,
     Look,
     Measured,
     Note,
@@ -59,7 +59,7 @@ from zeusd.core.model import (
     Peer,
     PendingRestore,
     Process,
-    Usage,
+    ProcessUsage,
     device_failure,
 )
 from zeusd.core.policy import LeaseTerms, Settings, SitePolicy
@@ -189,7 +189,7 @@ class World:
         self.journal_broken = False
         self.hold = False
         self.driver_open = False
-        self.accounted: list[Account] = []
+        self.accounted: list[LedgerCall] = []
         self.ledger: Failure | None = None
         self.ledger_state: LedgerState | None = None
         self.held: list[Read | Write] = []
@@ -457,17 +457,17 @@ class World:
             elif isinstance(effect, Look):
                 usage = self.usage(effect.process)
                 self.apply(self.core.device_done(self.now_ns, effect.ticket, usage))
-            elif isinstance(effect, Account):
+            elif isinstance(effect, LedgerCall):
                 self.accounted.append(effect)
                 result = self.ledger or LEDGER[type(effect.request)]
                 self.apply(self.core.device_done(self.now_ns, effect.ticket, result))
             else:
                 self.notes.append(effect)
 
-    def usage(self, process: Process) -> Usage | None:
+    def usage(self, process: Process) -> ProcessUsage | None:
         """The kernel's state of a process: asleep, unless `cpu_share` is set."""
         share = self.cpu_share.get(process, 0.0)
-        return Usage(self.now_ns, round(share * self.now_ns), process in self.stopped)
+        return ProcessUsage(self.now_ns, round(share * self.now_ns), process in self.stopped)
 
     def _submit(self, call: Read | Write) -> None:
         if self.hold:

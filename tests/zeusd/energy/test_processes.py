@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from zeus_ipc.charging import Method
 from zeusd.energy.accountant import MAX_PROCESSES, SECOND_NS, Accountant, Fact, Position, Span
-from zeusd.energy.processes import Process, divide
+from zeusd.energy.processes import ChargedProcess, divide
 from zeusd.energy.split import Account, Charge, Claim, Kind
 
 ALICE = Account(Kind.USER, uid=1000)
-ONE, TWO, THREE = (Process(pid, 7) for pid in (1, 2, 3))
+ONE, TWO, THREE = (ChargedProcess(pid, 7) for pid in (1, 2, 3))
 CHARGE = Charge(ALICE, Method.EXCLUSIVE, 90, 10, 100, 100, 30)
 
 
-def amounts(parts: list[tuple[Process, Charge]]) -> list[tuple[int, int, int]]:
+def amounts(parts: list[tuple[ChargedProcess, Charge]]) -> list[tuple[int, int, int]]:
     return [(one.active_uj + one.idle_uj, one.lower_uj, one.upper_uj) for _, one in parts]
 
 
@@ -43,7 +43,7 @@ def test_instances_and_else_equal_parts() -> None:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.integers(0, 2**40), st.booleans())
 def test_the_parts_add_up_to_the_charge(uses: list[int], uj: int, known: bool) -> None:
-    present = [Process(pid, 1) for pid in range(len(uses))]
+    present = [ChargedProcess(pid, 1) for pid in range(len(uses))]
     charge = Charge(ALICE, Method.UTILIZATION, uj, uj // 3, uj // 2, 3 * uj, uj + 1)
     used = dict(zip(present, uses, strict=True)) if known else {}
     parts = [part for _, part in divide(charge, present, used, {})]
@@ -59,7 +59,7 @@ def test_processes_without_end_fill_no_disk() -> None:
     for pid in range(MAX_PROCESSES + 50):
         begin_ns = pid * SECOND_NS
         span = Span(Fact.PRESENT, begin_ns, begin_ns + SECOND_NS, Claim(ALICE))
-        span.process = Process(pid, pid)
+        span.process = ChargedProcess(pid, pid)
         accountant.add(span)
     found = accountant.settle(400 * SECOND_NS, lambda t_ns: t_ns // 1000, 0)
     assert len({key.process for key in found.processes}) == MAX_PROCESSES

@@ -12,7 +12,7 @@ import random
 import time
 
 from tests.zmtp_peer import GREETING, GREETING_30, command, frame, prop, ready
-from zeusd.server.zmtp import READ_BYTES, Engine, Event, ProtocolError, Role
+from zeusd.server.zmtp import READ_BYTES, Event, ProtocolError, Role, ZmtpEngine
 
 PARTS = (
     GREETING,
@@ -61,7 +61,7 @@ def conversation(rng: random.Random) -> tuple[Role, bytes]:
 
 def outcome(role: Role, data: bytes, cuts: list[int]) -> tuple[list[Event], str, bytes]:
     """Events, the refusal if there is one, and the bytes sent, for data cut at these places."""
-    engine, events, refusal = Engine(role), [], ""
+    engine, events, refusal = ZmtpEngine(role), [], ""
     try:
         for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
             engine.receive(data[begin:end])

@@ -26,22 +26,22 @@ from zeusd.server.zmtp import (
     MAX_TOPIC_BYTES,
     READ_BYTES,
     Cancel,
-    Engine,
     Event,
     Ignored,
     Message,
     ProtocolError,
     Ready,
     Role,
-    State,
     Subscribe,
+    ZmtpEngine,
+    ZmtpState,
     publication,
 )
 
 FUZZ = settings(max_examples=400, deadline=None, print_blob=True)
 
 
-def events(engine: Engine, data: bytes) -> list[Event]:
+def events(engine: ZmtpEngine, data: bytes) -> list[Event]:
     engine.receive(data)
     found = []
     while (event := engine.next_event()) is not None:
@@ -49,16 +49,16 @@ def events(engine: Engine, data: bytes) -> list[Event]:
     return found
 
 
-def traffic(role: Role = Role.ROUTER, kind: bytes = b"DEALER") -> Engine:
+def traffic(role: Role = Role.ROUTER, kind: bytes = b"DEALER") -> ZmtpEngine:
     """An engine whose handshake is over."""
-    engine = Engine(role)
+    engine = ZmtpEngine(role)
     assert events(engine, hello(kind)) == [Ready(kind)]
     engine.data_to_send()
     return engine
 
 
 def test_the_whole_greeting_is_sent_before_the_peer_says_a_word() -> None:
-    engine = Engine(Role.ROUTER)
+    engine = ZmtpEngine(Role.ROUTER)
     greeting = engine.data_to_send()
     assert (len(greeting), greeting[0], greeting[9]) == (64, 0xFF, 0x7F)
     assert greeting[10:32] == b"\x03\x01" + NULL
@@ -67,7 +67,7 @@ def test_the_whole_greeting_is_sent_before_the_peer_says_a_word() -> None:
 
 @pytest.mark.parametrize("greeting", [GREETING, GREETING_30])
 def test_a_dealer_shakes_hands_and_is_answered(greeting: bytes) -> None:
-    engine = Engine(Role.ROUTER)
+    engine = ZmtpEngine(Role.ROUTER)
     engine.data_to_send()
     assert events(engine, greeting + ready()) == [Ready(b"DEALER")]
     expected = prop(b"Socket-Type", b"ROUTER") + prop(b"Identity", b"")
@@ -149,7 +149,7 @@ BROKEN_HANDSHAKES = {
 @pytest.mark.parametrize("data", BROKEN_HANDSHAKES.values(), ids=BROKEN_HANDSHAKES)
 @pytest.mark.parametrize("step", [1, 7, 10_000])
 def test_violations_of_the_protocol_are_refused(data: bytes, step: int) -> None:
-    engine = Engine(Role.ROUTER)
+    engine = ZmtpEngine(Role.ROUTER)
     with pytest.raises(ProtocolError):
         for start in range(0, len(data), step):
             events(engine, data[start : start + step])
@@ -199,14 +199,14 @@ def test_events_do_not_depend_on_how_the_bytes_are_cut(
 ) -> None:
     sent = hello() + b"".join(raw for raw, _ in frames)
     expected = [Ready(b"DEALER"), *(event for _, made in frames for event in made)]
-    engine, found, position = Engine(Role.ROUTER), [], 0
+    engine, found, position = ZmtpEngine(Role.ROUTER), [], 0
     while position < len(sent):
         size = data.draw(st.integers(1, len(sent) - position))
         found += events(engine, sent[position : position + size])
         position += size
         assert engine.buffered < READ_BYTES
     assert found == expected
-    assert engine.state is State.TRAFFIC
+    assert engine.state is ZmtpState.TRAFFIC
 
 
 mutations = st.lists(
@@ -237,7 +237,7 @@ def test_no_bytes_do_anything_but_events_and_refusals(
             else:
                 data.insert(position, value)
     data += tail
-    engine = Engine(role)
+    engine = ZmtpEngine(role)
     made = 0
     with contextlib.suppress(ProtocolError):
         for start in range(0, len(data), step):

@@ -41,7 +41,7 @@ _FOR_ESTIMATES = 0
 
 
 @dataclass(frozen=True)
-class Choice(Start):
+class TrialStart(Start):
     """The parameters of a new trial.
 
     Attributes:
@@ -114,7 +114,7 @@ class Known:
         self._observed: list[Trial] = []
         self._kept_out = _KeptOut(job)
         self._policy: BatchSizeOptimizer | None = None
-        self._choice: tuple[object, Choice] | None = None
+        self._choice: tuple[object, TrialStart] | None = None
         self.update(job, trials)
 
     @property
@@ -161,7 +161,7 @@ class Known:
             for trial in newly_observed:
                 self._observe(trial)
 
-    def choose(self, number: int, now_s: float = 0.0) -> Choice:
+    def choose(self, number: int, now_s: float = 0.0) -> TrialStart:
         """Chooses the parameters of the next trial.
 
         Args:
@@ -183,7 +183,7 @@ class Known:
         by_curve = self.job.spec.stop_by_curve
         if not (policy.stops_by_curve if by_curve is None else by_curve):
             begun = replace(begun, rerun_cost=None)
-        choice = Choice(**asdict(begun), best=best)
+        choice = TrialStart(**asdict(begun), best=best)
         self._choice = (of_what, choice)
         return choice
 

@@ -33,9 +33,9 @@ from zeus.optimizer.batch_size.exceptions import (
     ZeusBSOTrainFailError,
 )
 from zeus.optimizer.batch_size.link import Link, may_pass, patiently
-from zeus.optimizer.batch_size.meter import Meter
+from zeus.optimizer.batch_size.meter import RunMeter
 from zeus.optimizer.batch_size.offline import BestKnown
-from zeus.optimizer.batch_size.run import Run
+from zeus.optimizer.batch_size.run import ActiveRun
 from zeus.utils import framework
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class BatchSizeOptimizer(Callback):
         self._wait_s = wait_s
         self._raises = raise_on_failure
         self._best = BestKnown(cache)
-        self._run: Run | None = None
+        self._run: ActiveRun | None = None
         self._outer: BaseException | None = None
         self._registered: CreatedJob | None = None
         if self.rank != 0:
@@ -236,7 +236,7 @@ class BatchSizeOptimizer(Callback):
         """Whether this process is rank 0, and not a child of fork."""
         return self.rank == 0 and os.getpid() == self._pid
 
-    def _started(self, event: str) -> Run:
+    def _started(self, event: str) -> ActiveRun:
         if self._run is None:
             raise ZeusBSOOperationOrderError(f"call get_batch_size before {event}")
         return self._run
@@ -267,7 +267,7 @@ class BatchSizeOptimizer(Callback):
         if trials is not None:
             trials.close()
 
-    def _begin(self) -> Run:
+    def _begin(self) -> ActiveRun:
         wait_s = 0.0 if self._away else self._wait_s
         try:
             trial = self._new_trial(wait_s)
@@ -317,7 +317,7 @@ class BatchSizeOptimizer(Callback):
             self._registered = None  # someone has deleted the job
         raise AssertionError
 
-    def _without(self, why: str) -> Run:
+    def _without(self, why: str) -> ActiveRun:
         """Creates a run without a stored trial."""
         known = self._best.get(self._job)
         size = self._job.default_batch_size if known is None else known
@@ -332,9 +332,9 @@ class BatchSizeOptimizer(Callback):
         trial = NewTrial(job_id=self._job.job_id, batch_size=size, trial_number=1)
         return self._new_run(trial, None)
 
-    def _new_run(self, trial: NewTrial, link: Link | None) -> Run:
-        meter = Meter(self.monitor, lambda: self.power_limit_optimizer, trial)
-        return Run(
+    def _new_run(self, trial: NewTrial, link: Link | None) -> ActiveRun:
+        meter = RunMeter(self.monitor, lambda: self.power_limit_optimizer, trial)
+        return ActiveRun(
             self._registered or self._job, trial, meter, link, goes_on=self._run_id is not None
         )
 

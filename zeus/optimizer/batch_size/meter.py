@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 
 
-class Meter:
+class RunMeter:
     """Measures a run, epoch by epoch. Time between two windows does not count: then this process
     waits for the server, not for its GPUs.
 

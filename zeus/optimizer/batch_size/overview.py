@@ -11,7 +11,7 @@ STATUSES: tuple[Status, ...] = ("running", "ok", "failed", "oom", "lost", "cance
 
 
 @dataclass(frozen=True)
-class Group:
+class TrialGroup:
     """The trials of a job with the same batch size and the same end.
 
     Attributes:
@@ -43,7 +43,7 @@ class Overview:
     """
 
     job: JobRecord
-    groups: tuple[Group, ...]
+    groups: tuple[TrialGroup, ...]
 
     @property
     def heard_s(self) -> float | None:
@@ -102,7 +102,7 @@ def overview(job: JobRecord, trials: Iterable[Trial]) -> Overview:
     return Overview(
         job,
         tuple(
-            Group(
+            TrialGroup(
                 *key,
                 trials=len(found),
                 heard_s=max(trial.heard_s for trial in found),

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, case, func, insert, select, update
 
 from zeus.optimizer.batch_size.common import CreatedJob, TrialId
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
-from zeus.optimizer.batch_size.overview import Group, Overview
+from zeus.optimizer.batch_size.overview import Overview, TrialGroup
 from zeus.optimizer.batch_size.tables import events, jobs, trials
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, ended, lost
 from zeus.policy.knowledge import Knowledge
@@ -109,7 +109,7 @@ class Writing:
 
 
 _OF_TRIAL = tuple(field.name for field in fields(Trial))
-_OF_GROUP = tuple(field.name for field in fields(Group))
+_OF_GROUP = tuple(field.name for field in fields(TrialGroup))
 
 
 def trial_of(row: Row[Any]) -> Trial:
@@ -194,10 +194,10 @@ def overviews_of(connection: Connection, now_s: float) -> list[Overview]:
     ).group_by(now.c.job_id, now.c.batch_size, now.c.now, now.c.converged)
     order = select(jobs).order_by(jobs.c.created_s, jobs.c.job_id)
     records = [job_of(row) for row in connection.execute(order)]
-    groups: dict[str, list[Group]] = {}
+    groups: dict[str, list[TrialGroup]] = {}
     for row in connection.execute(sums):
         values = {name: row._mapping[name] for name in _OF_GROUP}
-        groups.setdefault(row.job_id, []).append(Group(**values))
+        groups.setdefault(row.job_id, []).append(TrialGroup(**values))
     return [Overview(job, tuple(groups.get(job.job_id, ()))) for job in records]
 
 

@@ -22,7 +22,7 @@ from zeus.optimizer.batch_size.common import (
 )
 from zeus.optimizer.batch_size.endings import Endings
 from zeus.optimizer.batch_size.link import Link
-from zeus.optimizer.batch_size.meter import Meter
+from zeus.optimizer.batch_size.meter import RunMeter
 from zeus.optimizer.batch_size.offline import judge
 from zeus.optimizer.batch_size.reasons import reason_of
 from zeus.policy.stopping import Used
@@ -42,7 +42,7 @@ _MEANS: dict[Reason, str] = {
 }
 
 
-class Run:
+class ActiveRun:
     """One run.
 
     Args:
@@ -60,7 +60,7 @@ class Run:
     """
 
     def __init__(
-        self, spec: CreatedJob, trial: NewTrial, meter: Meter, link: Link | None, goes_on: bool
+        self, spec: CreatedJob, trial: NewTrial, meter: RunMeter, link: Link | None, goes_on: bool
     ) -> None:
         self._spec = spec
         self._trial = trial

@@ -30,7 +30,7 @@ except ImportError:
 from pydantic import ValidationError
 
 from zeus.optimizer.batch_size.cache import KnownJob, KnownJobs
-from zeus.optimizer.batch_size.choosing import Choice, Known, analyze
+from zeus.optimizer.batch_size.choosing import Known, TrialStart, analyze
 from zeus.optimizer.batch_size.common import (
     CreatedJob,
     EndTrial,
@@ -200,9 +200,9 @@ class Store(Trials):
             inside: Whether to choose inside the transaction, where nothing changes.
         """
         given = (trials.c.job_id == job_id) & (trials.c.key == key)
-        chosen: tuple[JobRecord, Choice] | None = None
+        chosen: tuple[JobRecord, TrialStart] | None = None
 
-        def decide(connection: Connection) -> tuple[JobRecord, Choice] | None:
+        def decide(connection: Connection) -> tuple[JobRecord, TrialStart] | None:
             job = find_job(connection, job_id)
             if job is None:
                 raise no_job(job_id)

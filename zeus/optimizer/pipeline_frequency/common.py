@@ -317,7 +317,7 @@ class Chosen(_Message):
 
 
 class PFOServerSettings(Protocol):
-    """The settings of `server.settings.ServerSettings` that a scheduler may read."""
+    """The settings of `server.settings.PlanServerSettings` that a scheduler may read."""
 
     @property
     def log_level(self) -> str:

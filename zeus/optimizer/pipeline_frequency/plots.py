@@ -11,7 +11,7 @@ from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Setting
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline
-from zeus.optimizer.pipeline_frequency.timeline import Run, timeline
+from zeus.optimizer.pipeline_frequency.timeline import Execution, timeline
 
 FORMATS = ("png", "svg")
 
@@ -138,7 +138,7 @@ def plot_profile(profile: InstructionProfile, path: str | os.PathLike[str]) -> l
     return _save(figure, path)
 
 
-def _colours(runs: Sequence[Run]) -> dict[Setting, int]:
+def _colours(runs: Sequence[Execution]) -> dict[Setting, int]:
     """Position of each setting on the colour scale: clocks at their MHz."""
     names = sorted({run.frequency for run in runs if isinstance(run.frequency, str)})
     found: dict[Setting, int] = {name: place for place, name in enumerate(names)}
@@ -147,7 +147,12 @@ def _colours(runs: Sequence[Run]) -> dict[Setting, int]:
 
 
 def _draw(
-    axes: Any, runs: Sequence[Run], stages: int, colour: dict[Setting, int], low: int, high: int
+    axes: Any,
+    runs: Sequence[Execution],
+    stages: int,
+    colour: dict[Setting, int],
+    low: int,
+    high: int,
 ) -> Any:
     from matplotlib.collections import PolyCollection
 

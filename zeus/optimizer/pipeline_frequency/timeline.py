@@ -13,7 +13,7 @@ from zeus.optimizer.pipeline_frequency.schedules import Instruction, Pipeline
 
 
 @dataclass(frozen=True)
-class Run:
+class Execution:
     """One instruction: its setting, its start and end, s, and the energy of one GPU, J."""
 
     instruction: Instruction
@@ -29,7 +29,7 @@ def timeline(
     stages: Sequence[Sequence[Step]] | None = None,
     *,
     change_time_s: float = 0.0,
-) -> list[Run]:
+) -> list[Execution]:
     """The instructions of an iteration with their times.
 
     Args:
@@ -49,7 +49,7 @@ def timeline(
         waits[head].append(tail)
     clocks: dict[int, Setting] = {}
     delayed: set[int] = set()
-    runs: dict[int, Run] = {}
+    runs: dict[int, Execution] = {}
     for number, places in enumerate(pipeline.stages):
         before: Setting | None = None
         for step, place in enumerate(places):
@@ -79,11 +79,13 @@ def timeline(
                 )
             start = max((runs[tail].end_s for tail in waits[place]), default=0.0)
             start += change_time_s * (place in delayed)
-            runs[place] = Run(one, clocks[place], start, start + option.time_s, option.energy_j)
+            runs[place] = Execution(
+                one, clocks[place], start, start + option.time_s, option.energy_j
+            )
     return [runs[place] for place in range(len(pipeline.instructions))]
 
 
-def totals(runs: Sequence[Run], num_stages: int, p2p_power_w: float) -> tuple[float, float]:
+def totals(runs: Sequence[Execution], num_stages: int, p2p_power_w: float) -> tuple[float, float]:
     """Time, s, and energy, J, of an iteration with one GPU for each stage."""
     time_s = max(run.end_s for run in runs)
     busy_s = math.fsum(run.end_s - run.start_s for run in runs)

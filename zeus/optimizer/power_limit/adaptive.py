@@ -7,14 +7,20 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from zeus.optimizer.power_limit.estimates import Estimate, Estimates, LimitCurve, Sample, visits
+from zeus.optimizer.power_limit.estimates import (
+    Estimates,
+    LimitCurve,
+    LimitEstimate,
+    Sample,
+    visits,
+)
 from zeus.optimizer.power_limit.review import Review
-from zeus.optimizer.power_limit.search import Search, Trial, budget, expected_steps, piece
+from zeus.optimizer.power_limit.search import LimitTrial, Search, budget, expected_steps, piece
 from zeus_ipc.overriding import override
 
 Costs = Callable[[LimitCurve], "list[float] | None"]
 """The cost of each limit under a curve, in the limits' order; None: unknown."""
-Choice = Callable[[Sequence[Estimate], bool], int]
+Choice = Callable[[Sequence[LimitEstimate], bool], int]
 """Returns the choice from estimates, mW; its second argument is whether to be cautious."""
 
 TOLERANCE = 0.002
@@ -148,12 +154,12 @@ class Adaptive(Search):
         self.settled = False
 
     @override
-    def next(self, current_mw: int, position: int, profile: int | None = None) -> Trial | None:
+    def next(self, current_mw: int, position: int, profile: int | None = None) -> LimitTrial | None:
         if self.settled:
             return None
         # A piece's energy arrives a little later; continue measuring until the first one has.
         if current_mw and current_mw == self._at and not self._seen:
-            return Trial(current_mw, 0, self.piece)
+            return LimitTrial(current_mw, 0, self.piece)
         if self._begun_at is None and not (self._to_check and current_mw != self._to_check[0]):
             self._begun_at = position
         limit = self._wanted(current_mw, position)
@@ -174,7 +180,7 @@ class Adaptive(Search):
         return ""
 
     @override
-    def estimates(self, position: int) -> list[Estimate]:
+    def estimates(self, position: int) -> list[LimitEstimate]:
         if not self._estimates.samples:
             return []
         everywhere = self._estimates.posterior(position).estimates()
@@ -226,9 +232,9 @@ class Adaptive(Search):
             return None
         return min((likely, highest), key=self._estimates.steps_at)
 
-    def _in_vain(self, estimates: list[Estimate], likely: int, position: int) -> bool:
+    def _in_vain(self, estimates: list[LimitEstimate], likely: int, position: int) -> bool:
         """Whether the likely choice would still be uncertain after all remaining steps."""
-        left = (self._most - self._spent(Trial(likely, 0, 0), position)) * MEASURED / 2
+        left = (self._most - self._spent(LimitTrial(likely, 0, 0), position)) * MEASURED / 2
         steps = [self._estimates.steps_at(one) + left for one in (likely, self.limits_mw[0])]
         error = self._estimates.step_noise() * math.sqrt(sum(1 / max(1.0, one) for one in steps))
         then = [
@@ -241,14 +247,14 @@ class Adaptive(Search):
         ]
         return self.choose(then, True) != likely
 
-    def _spent(self, trial: Trial, position: int) -> int:
+    def _spent(self, trial: LimitTrial, position: int) -> int:
         """Steps of the search, with those of a trial."""
         begun_at = position if self._begun_at is None else self._begun_at
         return position - begun_at + trial.warmup_steps + trial.steps
 
     def _allowed(self, position: int) -> int:
         """Returns how many steps the search may take."""
-        left = (self._most - self._spent(Trial(0, 0, 0), position)) * MEASURED
+        left = (self._most - self._spent(LimitTrial(0, 0, 0), position)) * MEASURED
         # The remaining steps, shared by all candidates, could not distinguish limits that differ by
         # less.
         each = max(1.0, left / self._rivals)
@@ -263,14 +269,14 @@ class Adaptive(Search):
         """Steps at the highest limit beside the choice."""
         return 2 * self.piece
 
-    def _trial(self, limit: int, current_mw: int) -> Trial:
+    def _trial(self, limit: int, current_mw: int) -> LimitTrial:
         warmup = 0
         if limit != current_mw or not self._run[limit]:
             warmup = self.warmup_steps
             if self.samples:
                 fastest = min(one.time_s / one.steps for one in self.samples)
                 warmup = min(warmup, max(2, math.ceil(SETTLE_S / fastest)))
-        return Trial(limit, warmup, self.piece)
+        return LimitTrial(limit, warmup, self.piece)
 
     def _unreached(self) -> bool | None:
         """Whether no limit lowers the job's power; None: the lowest limit must be tried to know."""
@@ -332,7 +338,7 @@ class Adaptive(Search):
         known_less = min((rival, best), key=lambda i: self._run[self.limits_mw[i]])
         return self.limits_mw[known_less]
 
-    def _least_known(self, estimates: list[Estimate]) -> int | None:
+    def _least_known(self, estimates: list[LimitEstimate]) -> int | None:
         """For a selector without costs: every limit until its estimate is accurate enough."""
         for one in estimates:
             enough = one.steps >= self.profile_steps or one.time_error < GOOD_ENOUGH

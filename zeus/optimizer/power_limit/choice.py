@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zeus.optimizer.power_limit.estimates import Estimate
+from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, watts
 from zeus.optimizer.power_limit.selectors import (
     MaxSlowdownConstraint,
@@ -32,7 +32,7 @@ ALIKE = 0.01
 choice without one."""
 
 
-def measurements(estimates: Sequence[Estimate], steps: int) -> list[PowerLimitMeasurement]:
+def measurements(estimates: Sequence[LimitEstimate], steps: int) -> list[PowerLimitMeasurement]:
     """Converts estimates to measurements of this many steps, for selectors and files."""
     return [
         PowerLimitMeasurement(
@@ -46,15 +46,15 @@ def measurements(estimates: Sequence[Estimate], steps: int) -> list[PowerLimitMe
 
 
 def choose(
-    selector: OptimumSelector, estimates: Sequence[Estimate], steps: int, *, cautious: bool
+    selector: OptimumSelector, estimates: Sequence[LimitEstimate], steps: int, *, cautious: bool
 ) -> int:
     """Returns the limit of the best estimate, mW; see `best`."""
     return best(selector, estimates, steps, cautious=cautious).power_limit_mw
 
 
 def best(
-    selector: OptimumSelector, estimates: Sequence[Estimate], steps: int, *, cautious: bool
-) -> Estimate:
+    selector: OptimumSelector, estimates: Sequence[LimitEstimate], steps: int, *, cautious: bool
+) -> LimitEstimate:
     """Returns the best estimate.
 
     Args:
@@ -81,12 +81,14 @@ def best(
     return without if _alike(chosen, without) else chosen
 
 
-def _alike(one: Estimate, other: Estimate) -> bool:
+def _alike(one: LimitEstimate, other: LimitEstimate) -> bool:
     ratios = one.energy_j / other.energy_j, one.time_s / other.time_s
     return all(abs(ratio - 1) <= ALIKE for ratio in ratios)
 
 
-def _selected(selector: OptimumSelector, estimates: Sequence[Estimate], steps: int) -> Estimate:
+def _selected(
+    selector: OptimumSelector, estimates: Sequence[LimitEstimate], steps: int
+) -> LimitEstimate:
     name, rows = type(selector).__name__, measurements(estimates, steps)
     try:
         row = selector.choose(rows)
@@ -99,7 +101,7 @@ def _selected(selector: OptimumSelector, estimates: Sequence[Estimate], steps: i
     return estimates[rows.index(row)]
 
 
-def _holds(selector: OptimumSelector, chosen: Estimate, highest: Estimate) -> bool:
+def _holds(selector: OptimumSelector, chosen: LimitEstimate, highest: LimitEstimate) -> bool:
     energy = chosen.energy_j / highest.energy_j
     if energy * (1 + SAVES * chosen.energy_ratio_error) > 1:
         return False

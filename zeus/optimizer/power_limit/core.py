@@ -42,7 +42,7 @@ from zeus.optimizer.power_limit.actions import (
     Show,
     Tell,
 )
-from zeus.optimizer.power_limit.estimates import Estimate
+from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus.optimizer.power_limit.messages import Choose, Command, Hello, Missing, Stop, Trouble, Try
 from zeus.optimizer.power_limit.parts import Parts
 from zeus.optimizer.power_limit.profile import watts
@@ -493,7 +493,7 @@ class Core:
             text += f", with the workload power profile {profile_name(chosen.profile)}"
         return [Say(text), *self._set(*wanted, go_on)]
 
-    def _watch_over(self, chosen: Estimate, again: bool) -> None:
+    def _watch_over(self, chosen: LimitEstimate, again: bool) -> None:
         before = self._watch
         self._watch = Watch(chosen, loaded=self.searched == 0, power=self.world == 1)
         if before is not None:

@@ -49,7 +49,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class LimitEstimate:
     """A limit's time and energy per step as they are now.
 
     Attributes:
@@ -348,7 +348,7 @@ class Posterior:
         self._time = process(_TIME, times)
         self._power = process(_POWER, powers)
 
-    def estimates(self) -> list[Estimate]:
+    def estimates(self) -> list[LimitEstimate]:
         """One for each limit, measured or not."""
         found = []
         for i, limit in enumerate(self._limits):
@@ -358,7 +358,7 @@ class Posterior:
             errors = math.sqrt(max(0.0, time_var)), math.sqrt(max(0.0, time_var + power_var))
             time_off, power_off = self._time.off_the_first(i), self._power.off_the_first(i)
             ratios = math.sqrt(time_off), math.sqrt(time_off + power_off)
-            found.append(Estimate(limit, time_s, energy_j, *errors, self._steps[i], *ratios))
+            found.append(LimitEstimate(limit, time_s, energy_j, *errors, self._steps[i], *ratios))
         return found
 
     def curves(

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zeus.optimizer.power_limit.estimates import Estimate, Sample
+from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample
 from zeus.optimizer.power_limit.messages import (
     Choose,
     Command,
@@ -24,7 +24,7 @@ from zeus.optimizer.power_limit.messages import (
     Trouble,
     Try,
 )
-from zeus.optimizer.power_limit.search import Search, Trial
+from zeus.optimizer.power_limit.search import LimitTrial, Search
 from zeus_ipc.controls import profile_name
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Leader:
         self,
         world: int,
         begin: Callable[[Participants], Search],
-        choose: Callable[[list[Estimate], Participants], Estimate],
+        choose: Callable[[list[LimitEstimate], Participants], LimitEstimate],
         save: Callable[[Search, Participants, int, bool], None],
     ) -> None:
         self.world = world
@@ -100,7 +100,7 @@ class Leader:
         self._heard: dict[int, tuple[float, int]] = {}
         self._commands: list[Command] = []
         self._missing: set[tuple[int, int]] = set()
-        self._chosen: Estimate | None = None
+        self._chosen: LimitEstimate | None = None
         self._checks = False  # whether a choice is being checked, which stays in force
         self._all_run = False
         self._sampled = False  # whether the trial has a sample
@@ -356,7 +356,7 @@ class Leader:
             self._try(trial, search, participants)
         # else: every process must have measured a part of a trial before any may leave it
 
-    def _try(self, trial: Trial, search: Search, participants: Participants) -> None:
+    def _try(self, trial: LimitTrial, search: Search, participants: Participants) -> None:
         if not self._enough and not trial.warmup_steps:
             return  # unchanged until the next command
         if self._trial is not None:
@@ -397,7 +397,7 @@ class Leader:
         self._commands.append(Stop(reason=reason))
 
 
-def _same(trial: Try | Trial, power_limit_mw: int, profile: int | None) -> bool:
+def _same(trial: Try | LimitTrial, power_limit_mw: int, profile: int | None) -> bool:
     return (trial.power_limit_mw, trial.profile) == (power_limit_mw, profile)
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter
 
-from zeus.optimizer.power_limit.estimates import Estimate
+from zeus.optimizer.power_limit.estimates import LimitEstimate
 
 
 class Hello(BaseModel):
@@ -87,7 +87,7 @@ class Choose(BaseModel):
 
     kind: Literal["choose"] = "choose"
     power_limit_mw: int
-    estimates: list[Estimate]
+    estimates: list[LimitEstimate]
     reason: str = ""
     from_step: int = 0
     profile: int | None = None

@@ -20,9 +20,9 @@ from zeus.optimizer.power_limit import actions, arguments, claims, fleet, power_
 from zeus.optimizer.power_limit.actions import Actions
 from zeus.optimizer.power_limit.choice import measurements
 from zeus.optimizer.power_limit.core import Core
-from zeus.optimizer.power_limit.estimates import Estimate
+from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus.optimizer.power_limit.messages import Choose, Hello
-from zeus.optimizer.power_limit.planner import Planner, scan
+from zeus.optimizer.power_limit.planner import LimitPlanner, scan
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, ProfileFile
 from zeus.optimizer.power_limit.report import Report
 from zeus.optimizer.power_limit.search import SearchName
@@ -123,7 +123,7 @@ class GlobalPowerLimitOptimizer(Callback):
             fleet.borrow(monitor.gpus, indices)
         min_mw, max_mw = self._common_range(together)
         step_mw = int(pl_step * 1000)
-        self._planner = Planner(
+        self._planner = LimitPlanner(
             *(search, optimum_selector, warmup_steps, profile_steps, step_mw),
             *(file, profiles),
         )
@@ -260,7 +260,7 @@ class GlobalPowerLimitOptimizer(Callback):
         return None if profile is None else profile_name(profile)
 
     @property
-    def estimates(self) -> list[Estimate]:
+    def estimates(self) -> list[LimitEstimate]:
         """The estimates behind the choice."""
         return [] if self._core.chosen is None else self._core.chosen.estimates
 
@@ -305,7 +305,7 @@ class GlobalPowerLimitOptimizer(Callback):
                 warnings.warn(f"The report is not drawn: {error}.", stacklevel=2)
         return report
 
-    def _known(self) -> list[Estimate]:
+    def _known(self) -> list[LimitEstimate]:
         leader = self._shell.leader
         if self.estimates or leader is None or leader.search is None:
             return self.estimates

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from zeus.optimizer.power_limit.adaptive import Adaptive
 from zeus.optimizer.power_limit.choice import best, choose, measurements
-from zeus.optimizer.power_limit.estimates import Estimate, LimitCurve
+from zeus.optimizer.power_limit.estimates import LimitCurve, LimitEstimate
 from zeus.optimizer.power_limit.leader import Participants
 from zeus.optimizer.power_limit.profile import (
     PowerLimitMeasurement,
@@ -28,7 +28,7 @@ from zeus_ipc.controls import profile_name
 log = logging.getLogger(__name__)
 
 
-class Planner:
+class LimitPlanner:
     """Creates a search, makes its choice, saves its measurements.
 
     Args:
@@ -120,7 +120,7 @@ class Planner:
             warnings.warn(f"{path} {reason}. It is measured again and replaced.", stacklevel=7)
         return None
 
-    def choose(self, estimates: list[Estimate], participants: Participants) -> Estimate:
+    def choose(self, estimates: list[LimitEstimate], participants: Participants) -> LimitEstimate:
         """Returns the best candidate.
 
         Raises:
@@ -195,7 +195,7 @@ class Planner:
             return Exhaustive(limits_mw, self.warmup_steps, self.profile_steps)
         selector = self._for(participants)
 
-        def choice(estimates: Sequence[Estimate], cautious: bool) -> int:
+        def choice(estimates: Sequence[LimitEstimate], cautious: bool) -> int:
             candidates = [*reference(), *estimates]
             return choose(selector, candidates, self.profile_steps, cautious=cautious)
 
@@ -222,7 +222,7 @@ def costs_of(
     selector: OptimumSelector,
     limits_mw: list[int],
     curve: LimitCurve,
-    reference: Sequence[Estimate] = (),
+    reference: Sequence[LimitEstimate] = (),
 ) -> list[float] | None:
     """Returns the selector's costs of a curve; None if there are none, or it fails, as a user's
     may.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from zeus.optimizer.power_limit.estimates import Estimate
+from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus_ipc.controls import profile_name
 
 _BLUE, _GREEN = "#4c72b0", "#2a9d4a"
@@ -28,8 +28,8 @@ class Report:
         in_force_w: The limit that is set, W; None: none.
     """
 
-    estimates: tuple[Estimate, ...]
-    chosen: Estimate | None
+    estimates: tuple[LimitEstimate, ...]
+    chosen: LimitEstimate | None
     steps: int
     reason: str = ""
     in_force_w: float | None = None
@@ -63,7 +63,7 @@ class Report:
         return error * (1 + self.slowdown)
 
     @property
-    def _highest(self) -> Estimate:
+    def _highest(self) -> LimitEstimate:
         return self.estimates[0]
 
     def __str__(self) -> str:
@@ -205,11 +205,11 @@ class Report:
         figure.savefig(path, dpi=150, **kind)
 
 
-def _profile(one: Estimate) -> str:
+def _profile(one: LimitEstimate) -> str:
     return "-" if one.profile is None else profile_name(one.profile)
 
 
-def _name(one: Estimate, unit: str = "") -> str:
+def _name(one: LimitEstimate, unit: str = "") -> str:
     limit = f"{one.power_limit_mw / 1000:g}{unit}"
     return limit if one.profile is None else f"{limit}, {_profile(one)}"
 

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from zeus.optimizer.power_limit.estimates import Estimate, Sample
+from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample
 from zeus_ipc.overriding import override
 
 SearchName = Literal["adaptive", "exhaustive"]
 
 
 @dataclass(frozen=True)
-class Trial:
+class LimitTrial:
     """What to run next: a limit, unmeasured steps if it is a new one, measured steps, and the
     workload power profile, if any.
     """
@@ -103,7 +103,7 @@ class Search(ABC):
         self.limits_mw.remove(power_limit_mw)
 
     @abstractmethod
-    def next(self, current_mw: int, position: int, profile: int | None = None) -> Trial | None:
+    def next(self, current_mw: int, position: int, profile: int | None = None) -> LimitTrial | None:
         """Returns what to run next; None: enough is known, or will be when the last samples arrive.
 
         Args:
@@ -113,7 +113,7 @@ class Search(ABC):
         """
 
     @abstractmethod
-    def estimates(self, position: int) -> list[Estimate]:
+    def estimates(self, position: int) -> list[LimitEstimate]:
         """Estimates of the measured limits, descending."""
 
 
@@ -121,17 +121,17 @@ class Exhaustive(Search):
     """Every limit, from the highest down, for `profile_steps` each; earlier measurements count."""
 
     @override
-    def next(self, current_mw: int, position: int, profile: int | None = None) -> Trial | None:
+    def next(self, current_mw: int, position: int, profile: int | None = None) -> LimitTrial | None:
         if self.settled:
             return None
         for limit in self.limits_mw:
             missing = self.profile_steps - self._run[limit]
             if missing > 0:
-                return Trial(limit, 0 if limit == current_mw else self.warmup_steps, missing)
+                return LimitTrial(limit, 0 if limit == current_mw else self.warmup_steps, missing)
         return None
 
     @override
-    def estimates(self, position: int) -> list[Estimate]:
+    def estimates(self, position: int) -> list[LimitEstimate]:
         return _averages(self.limits_mw, self.samples)
 
 
@@ -155,7 +155,7 @@ def piece(profile_steps: int) -> int:
     return max(1, profile_steps // 8)
 
 
-def _averages(limits_mw: Sequence[int], samples: Sequence[Sample]) -> list[Estimate]:
+def _averages(limits_mw: Sequence[int], samples: Sequence[Sample]) -> list[LimitEstimate]:
     found = []
     for limit in limits_mw:
         own = [one for one in samples if one.power_limit_mw == limit]
@@ -165,5 +165,5 @@ def _averages(limits_mw: Sequence[int], samples: Sequence[Sample]) -> list[Estim
         energy_j = sum(one.energy_j for one in own)
         error = sum(one.energy_error_j for one in own) / 2 / energy_j
         time_s = sum(one.time_s for one in own) / steps
-        found.append(Estimate(limit, time_s, energy_j / steps, 0.0, error, steps))
+        found.append(LimitEstimate(limit, time_s, energy_j / steps, 0.0, error, steps))
     return found

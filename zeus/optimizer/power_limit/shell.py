@@ -18,7 +18,7 @@ from zeus.optimizer.power_limit.core import Core
 from zeus.optimizer.power_limit.held import HeldLimits, Outcome
 from zeus.optimizer.power_limit.leader import Leader
 from zeus.optimizer.power_limit.link import LeaderConnection, LeaderError, connect
-from zeus.optimizer.power_limit.planner import Planner
+from zeus.optimizer.power_limit.planner import LimitPlanner
 from zeus.optimizer.power_limit.profile import watts
 from zeus.utils import framework
 from zeus_ipc.circuit import bounded, unanswered
@@ -49,7 +49,7 @@ class Shell:
         core: Core,
         monitor: ZeusMonitor,
         indices: Sequence[int],
-        planner: Planner,
+        planner: LimitPlanner,
         highest_mw: int,
         together: bool,
     ) -> None:

@@ -17,7 +17,7 @@ from zeus.optimizer.power_limit.actions import (
     Say,
     SearchAgain,
 )
-from zeus.optimizer.power_limit.estimates import STEP_NOISE, Estimate
+from zeus.optimizer.power_limit.estimates import STEP_NOISE, LimitEstimate
 
 VERIFY_STEPS = 60
 """Steps from the choice until its basis is measured again."""
@@ -49,7 +49,7 @@ class Watch:
         steps: Steps since the choice.
     """
 
-    def __init__(self, chosen: Estimate, loaded: bool, power: bool) -> None:
+    def __init__(self, chosen: LimitEstimate, loaded: bool, power: bool) -> None:
         self.steps = 0
         self._chosen = chosen
         self._loaded = loaded

@@ -9,16 +9,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from zeus.optimizer.power_limit.estimates import Estimate, Sample
-from zeus.optimizer.power_limit.search import Exhaustive, Search, Trial
+from zeus.optimizer.power_limit.estimates import LimitEstimate, Sample
+from zeus.optimizer.power_limit.search import Exhaustive, LimitTrial, Search
 from zeus_ipc.overriding import override
 
-Reference = Callable[[], list[Estimate]]
+Reference = Callable[[], list[LimitEstimate]]
 """The estimate at the highest limit without a profile, to compare others with; empty: unknown yet,
 or the limit in question has no profile."""
 Make = Callable[[Reference], Search]
 """Creates a search of all limits under one profile."""
-Best = Callable[[Sequence[Estimate]], Estimate]
+Best = Callable[[Sequence[LimitEstimate]], LimitEstimate]
 """The cautious choice among candidates; the first one is the reference."""
 
 
@@ -75,7 +75,7 @@ class WithProfiles(Search):
         self._deepened = brief_steps is None
         self._families = [_Family(None, make(list), 0)]
         self._highest: list[
-            Estimate
+            LimitEstimate
         ] = []  # the reference, for this number of samples without a profile
         self._referred = 0
 
@@ -145,7 +145,7 @@ class WithProfiles(Search):
                 family.search.without(power_limit_mw)
 
     @override
-    def next(self, current_mw: int, position: int, profile: int | None = None) -> Trial | None:
+    def next(self, current_mw: int, position: int, profile: int | None = None) -> LimitTrial | None:
         while not self.settled:
             for family in self._families:
                 if family.over:
@@ -162,8 +162,8 @@ class WithProfiles(Search):
         return None
 
     @override
-    def estimates(self, position: int) -> list[Estimate]:
-        found: list[Estimate] = []
+    def estimates(self, position: int) -> list[LimitEstimate]:
+        found: list[LimitEstimate] = []
         for family in self._families:
             own = family.search.estimates(position - family.begun)
             if family.profile is None:
@@ -185,7 +185,7 @@ class WithProfiles(Search):
         """None: the profile was excluded meanwhile."""
         return next((one for one in self._families if one.profile == profile), None)
 
-    def _reference(self) -> list[Estimate]:
+    def _reference(self) -> list[LimitEstimate]:
         plain = self._families[0].search
         if self._referred != (known := len(plain.samples)):
             last = max((one.position for one in plain.samples), default=0.0)

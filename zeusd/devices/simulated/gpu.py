@@ -12,7 +12,7 @@ from zeusd.devices.simulated.quirks import Quirks
 from zeusd.devices.simulated.sensors import PowerSensor
 from zeusd.devices.simulated.spec import GpuSpec
 from zeusd.devices.simulated.tenants import Tenant
-from zeusd.devices.simulated.workloads import Workload
+from zeusd.devices.simulated.workloads import SimulatedWorkload
 
 AMBIENT_C = 25.0
 HOT_C = 83.0
@@ -25,7 +25,7 @@ REASON_IDLE, REASON_LOCKED, REASON_POWER_CAP = 0x1, 0x2, 0x4
 class Running(Protocol):
     """The work on a GPU, as far as the GPU needs to know it."""
 
-    workload: Workload
+    workload: SimulatedWorkload
     blocking_w: float | None
 
     @property

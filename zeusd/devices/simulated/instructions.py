@@ -18,7 +18,7 @@ from zeus_ipc.simulation import PROFILE_PREFIX, parse_profile, read_profile, spl
 from zeus_ipc.tables import records
 from zeusd.devices.simulated.models import DeviceModel
 from zeusd.devices.simulated.physics import OperatingPoint
-from zeusd.devices.simulated.workloads import Workload
+from zeusd.devices.simulated.workloads import SimulatedWorkload
 
 PERSEUS_PREFIX = "perseus/"
 
@@ -29,8 +29,8 @@ _DATA = files("zeusd.devices.simulated") / "data" / "perseus"
 
 
 @dataclass(frozen=True, slots=True)
-class InstructionTable(Workload):
-    """Time and mean power of one instruction by clock; a `Workload` whose unit is one instruction.
+class InstructionTable(SimulatedWorkload):
+    """Time and mean power of one instruction by clock; its unit is one instruction.
 
     Attributes:
         clocks_mhz: Ascending.

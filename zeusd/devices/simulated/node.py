@@ -18,7 +18,7 @@ from zeusd.devices.simulated.settings import SimulatedSettings
 from zeusd.devices.simulated.spec import GpuSpec, parse_spec
 from zeusd.devices.simulated.tenants import Tenant
 from zeusd.devices.simulated.work import Work
-from zeusd.devices.simulated.workloads import Workload, find_workload
+from zeusd.devices.simulated.workloads import SimulatedWorkload, find_workload
 
 _LONGEST_LATENCY_S = 86_400.0
 
@@ -64,7 +64,7 @@ class SimulatedBackend(SimulatedSettings, SimulatedReadings):
     def open_work(
         self,
         gpus: Sequence[int],
-        workload: str | Workload | Instructions,
+        workload: str | SimulatedWorkload | Instructions,
         pid: int | None = None,
     ) -> Work:
         """Opens a context on each of these GPUs for one stream of work.

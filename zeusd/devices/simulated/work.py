@@ -11,7 +11,7 @@ from typing import Protocol
 from zeusd.devices.simulated.gpu import SimulatedGpu
 from zeusd.devices.simulated.instructions import Instructions
 from zeusd.devices.simulated.physics import LIMIT_TAU_S, Relaxation
-from zeusd.devices.simulated.workloads import Workload
+from zeusd.devices.simulated.workloads import SimulatedWorkload
 
 MAX_QUEUED = 10_000
 """Limit of queued changes from one instruction to another."""
@@ -45,7 +45,7 @@ class Work:
         self,
         node: WorkHost,
         gpus: Sequence[SimulatedGpu],
-        workload: Workload | Instructions,
+        workload: SimulatedWorkload | Instructions,
         now_s: float,
         pid: int | None = None,
     ) -> None:
@@ -56,12 +56,12 @@ class Work:
         self.blocking_w: float | None = None
         if isinstance(workload, Instructions):
             self._instructions, self.blocking_w = workload, workload.blocking_w
-            self.workload: Workload = next(iter(workload.tables.values()))
+            self.workload: SimulatedWorkload = next(iter(workload.tables.values()))
         else:
             self.workload = workload
         # Instructions queued after the running one, and the number of units launched at each one's
         # end.
-        self._next: deque[tuple[Workload, float]] = deque()
+        self._next: deque[tuple[SimulatedWorkload, float]] = deque()
         self._launched = 0.0  # at the end of the running instruction
         self._done = 0.0
         self._pace = Relaxation(now_s, 0.0, 0.0, 0.0)
@@ -106,7 +106,7 @@ class Work:
             else:
                 self._launched += units
 
-    def _workload_of(self, instruction: str | None) -> Workload:
+    def _workload_of(self, instruction: str | None) -> SimulatedWorkload:
         if self._instructions is not None:
             return self._instructions.table(instruction)
         if instruction is not None:
@@ -203,7 +203,7 @@ class Work:
             gpu.retarget(now_s, tau_s, gpu.waiting_w(points[n], rate), start_w)
         return rate
 
-    def _rate_of(self, workload: Workload) -> float:
+    def _rate_of(self, workload: SimulatedWorkload) -> float:
         """The pace of a queued instruction under present conditions."""
         before, self.workload = self.workload, workload
         try:

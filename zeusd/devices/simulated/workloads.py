@@ -36,7 +36,7 @@ DATASET_SAMPLES = {
 them; these are the data sets' usual training splits."""
 
 
-class Workload(Protocol):
+class SimulatedWorkload(Protocol):
     """A workload for simulated GPUs, counted in its own units (training steps)."""
 
     def point(
@@ -53,7 +53,7 @@ class Workload(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelWorkload(Workload):
+class ModelWorkload(SimulatedWorkload):
     """A workload of the fitted model."""
 
     load: ModelLoad
@@ -66,7 +66,7 @@ class ModelWorkload(Workload):
 
 
 @dataclass(frozen=True, slots=True)
-class PresetWorkload(Workload):
+class PresetWorkload(SimulatedWorkload):
     """A load for every product: one unit takes 0.1 s at full clock."""
 
     compute: bool
@@ -80,7 +80,7 @@ class PresetWorkload(Workload):
 
 
 @dataclass(slots=True)
-class ScriptedWorkload(Workload):
+class ScriptedWorkload(SimulatedWorkload):
     """Draws a given power, up to the limit; see `Work.refresh`. One unit takes one second."""
 
     draw_w: float
@@ -95,7 +95,7 @@ class ScriptedWorkload(Workload):
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredTable(Workload):
+class MeasuredTable(SimulatedWorkload):
     """Time and power of a workload by power limit, as measured.
 
     Attributes:
@@ -190,7 +190,7 @@ def catalog() -> dict[str, MeasuredTable]:
     return tables
 
 
-def find_workload(name: str, device: DeviceModel) -> Workload:
+def find_workload(name: str, device: DeviceModel) -> SimulatedWorkload:
     """The workload of a name: one of the catalog, `model/compute` or `model/memory`.
 
     Raises:

@@ -14,7 +14,7 @@ from tests.zeus.pipeline_frequency.toys import P2P_W, every_plan, measured, rand
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Changes, Planner
 from zeus.optimizer.pipeline_frequency.planner import relaxation as relaxing
-from zeus.optimizer.pipeline_frequency.planner.problem import Choice, Problem, curve_of
+from zeus.optimizer.pipeline_frequency.planner.problem import ClockOption, Problem, curve_of
 from zeus.optimizer.pipeline_frequency.planner.relaxation import Relaxation
 from zeus.optimizer.pipeline_frequency.planner.rounding import Rounding
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
@@ -329,10 +329,10 @@ def test_a_plan_that_does_not_fit_is_reported() -> None:
 def test_curves_keep_what_another_does_not_beat() -> None:
     """On effective energy, not on energy: the option at 1000 MHz takes less, but 5 s longer."""
     options = [
-        Choice(1400, 1.0, 300.0),
-        Choice(1300, 1.1, 310.0),
-        Choice(1200, 1.2, 250.0),
-        Choice(1000, 6.2, 249.0),
+        ClockOption(1400, 1.0, 300.0),
+        ClockOption(1300, 1.1, 310.0),
+        ClockOption(1200, 1.2, 250.0),
+        ClockOption(1000, 6.2, 249.0),
     ]
     assert curve_of(options, 0.0, 1, "gpu").mhz == (1400, 1200, 1000)
     curve = curve_of(options, -10.0, 1, "gpu")

@@ -17,12 +17,12 @@ from zeus.optimizer.pipeline_frequency.planner.power import Draw
 from zeus.optimizer.pipeline_frequency.plans import Step
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
-from zeus.optimizer.pipeline_frequency.timeline import Run, timeline, totals
+from zeus.optimizer.pipeline_frequency.timeline import Execution, timeline, totals
 
 Stages = tuple[tuple[Step, ...], ...]
 
 
-def _watts_at(runs: list[Run], at_s: float, blocked_w: float, stages: set[int]) -> float:
+def _watts_at(runs: list[Execution], at_s: float, blocked_w: float, stages: set[int]) -> float:
     """What these stages draw at an instant, found run by run."""
     working = [
         run.energy_j / (run.end_s - run.start_s) - blocked_w

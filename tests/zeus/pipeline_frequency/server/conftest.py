@@ -13,7 +13,7 @@ import pytest
 
 from tests.zeus.pipeline_frequency.server.running import PLAN, frontier
 from zeus.optimizer.pipeline_frequency.server.router import PFOServer, create_app
-from zeus.optimizer.pipeline_frequency.server.settings import ServerSettings
+from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # starlette would rather have another HTTP client
@@ -32,7 +32,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             environment.setdefault("ZEUS_PFO_DUMP_DIR", str(tmp_path / "dump"))
             if args is not None:
                 environment["ZEUS_PFO_SCHEDULER_ARGS"] = json.dumps(args)
-            app: PFOServer = create_app(ServerSettings.from_env(environment))
+            app: PFOServer = create_app(PlanServerSettings.from_env(environment))
             return stack.enter_context(TestClient(app, raise_server_exceptions=False))
 
         yield start

@@ -25,7 +25,7 @@ from zeus.optimizer.pipeline_frequency.server.drift import (
     in_words,
     scaled,
 )
-from zeus.optimizer.pipeline_frequency.server.job import Job
+from zeus.optimizer.pipeline_frequency.server.job import TrainingJob
 from zeus.optimizer.pipeline_frequency.timeline import timeline, totals
 
 STAGES, MICROBATCHES, BLOCKED_W = 3, 4, 75.0
@@ -170,7 +170,7 @@ def test_a_stage_that_gets_6_percent_slower_is_planned_for() -> None:
     """No new profile is measured; the plan is almost that from the true profile."""
     profile = measured("a100").pick([0, 3, 7])
     truth = slower(profile, 1, 1.06)
-    job = Job(JobInfo(**job_body(1, STAGES)), 0.0)
+    job = TrainingJob(JobInfo(**job_body(1, STAGES)), 0.0)
     for body in rank_bodies(1, STAGES):
         job.register(RankInfo(**body))
     first = planner(profile).frontier(30)
@@ -212,7 +212,7 @@ def test_a_stage_that_gets_6_percent_slower_is_planned_for() -> None:
 
 def test_a_plan_that_was_chosen_by_its_number_stays_about_as_fast() -> None:
     frontier = planner(measured("a100").pick([0, 3, 7])).frontier(30)
-    job = Job(JobInfo(**job_body(1, STAGES)), 0.0)
+    job = TrainingJob(JobInfo(**job_body(1, STAGES)), 0.0)
     for body in rank_bodies(1, STAGES):
         job.register(RankInfo(**body))
     job.take_frontier(frontier, Choice(automatic=True), 0.0)

@@ -202,7 +202,7 @@ def test_a_rank_that_restarts_does_not_wait_forever(serve: Serve, folder: str) -
 def test_plans_begin_ahead_of_what_all_ranks_will_have_reached() -> None:
     """Between two reports of a rank there may be many iterations."""
     clock = Clock()
-    job = job_module.Job(common.JobInfo(**job_body(1, 2)), clock())
+    job = job_module.TrainingJob(common.JobInfo(**job_body(1, 2)), clock())
     for body in rank_bodies(1, 2):
         job.register(common.RankInfo(**body))
     job.take_frontier(frontier(), common.Choice(automatic=True), clock())
@@ -217,7 +217,7 @@ def test_plans_begin_ahead_of_what_all_ranks_will_have_reached() -> None:
 
 
 def test_times_under_other_plans_make_no_straggler() -> None:
-    job = job_module.Job(common.JobInfo(**job_body(2, 1)), 0.0)
+    job = job_module.TrainingJob(common.JobInfo(**job_body(2, 1)), 0.0)
     for body in rank_bodies(2, 1):
         job.register(common.RankInfo(**body))
     made = frontier(stages=1)
@@ -247,7 +247,7 @@ def test_times_under_other_plans_make_no_straggler() -> None:
 
 def test_the_plans_time_is_the_pace_until_an_iteration_has_ended() -> None:
     """A second of iterations of a tenth of one is ten, though none was seen to end."""
-    job = job_module.Job(common.JobInfo(**job_body(1, 2)), 0.0)
+    job = job_module.TrainingJob(common.JobInfo(**job_body(1, 2)), 0.0)
     for body in rank_bodies(1, 2):
         job.register(common.RankInfo(**body))
     made = frontier()
@@ -262,7 +262,7 @@ def test_the_plans_time_is_the_pace_until_an_iteration_has_ended() -> None:
 def test_long_iterations_are_not_waited_for_longer_than_needed() -> None:
     """Most reports then show no movement, and one that does says little about the pace."""
     clock = Clock()
-    job = job_module.Job(common.JobInfo(**job_body(1, 2)), clock())
+    job = job_module.TrainingJob(common.JobInfo(**job_body(1, 2)), clock())
     for body in rank_bodies(1, 2):
         job.register(common.RankInfo(**body))
     job.take_frontier(frontier(), common.Choice(automatic=True), clock())
@@ -292,7 +292,7 @@ def test_iterations_under_the_plan_before_are_not_held_against_the_new_one(
 
 def test_one_ranks_mistake_does_not_move_everyones_switch() -> None:
     clock = Clock()
-    job = job_module.Job(common.JobInfo(**job_body(2, 2)), clock())
+    job = job_module.TrainingJob(common.JobInfo(**job_body(2, 2)), clock())
     for body in rank_bodies(2, 2):
         job.register(common.RankInfo(**body))
     job.take_frontier(frontier(), common.Choice(automatic=True), clock())

@@ -25,9 +25,9 @@ from zeus.optimizer.pipeline_frequency.server.scheduler import (
     Rounds,
     make_3d_parallel,
 )
-from zeus.optimizer.pipeline_frequency.server.settings import ServerSettings
+from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
 
-SETTINGS = ServerSettings.from_env({})
+SETTINGS = PlanServerSettings.from_env({})
 
 
 class Watching(FrequencyScheduler):
@@ -37,7 +37,7 @@ class Watching(FrequencyScheduler):
         self,
         job_info: JobInfo,
         rank_infos: list[RankInfo],
-        pfo_settings: ServerSettings,
+        pfo_settings: PlanServerSettings,
         rounds: int = 2,
     ) -> None:
         super().__init__(job_info, rank_infos, pfo_settings)
@@ -117,7 +117,7 @@ def test_a_wrapped_scheduler_takes_the_same_arguments() -> None:
     wrapped = make_3d_parallel(Watching, "Mine")
     assert wrapped.__name__ == "Mine"
     with pytest.raises(PipelineFrequencyError, match="round"):
-        ServerSettings.from_env(
+        PlanServerSettings.from_env(
             {"ZEUS_PFO_SCHEDULER": f"{__name__}:Wrapped", "ZEUS_PFO_SCHEDULER_ARGS": '{"round": 1}'}
         )
     assert made(wrapped, 1, 2, 1, rounds=5).rounds == 5
@@ -162,7 +162,7 @@ def test_invalid_wishes_are_reported(tmp_path: Path, args: dict[str, Any]) -> No
 )
 def test_without_a_path_jobs_profile_themselves(args: str | None, name: str) -> None:
     given = {} if args is None else {"ZEUS_PFO_SCHEDULER_ARGS": args}
-    assert ServerSettings.from_env(given).scheduler.__name__ == name
+    assert PlanServerSettings.from_env(given).scheduler.__name__ == name
 
 
 def test_the_path_says_which_scheduler(tmp_path: Path) -> None:
@@ -173,6 +173,6 @@ def test_the_path_says_which_scheduler(tmp_path: Path) -> None:
         (tmp_path / "freqs_pipeline_00003.py", PointSolution),
     ):
         args = f'{{"solution_path": "{path}"}}'
-        settings = ServerSettings.from_env({"zeus_pfo_scheduler_args": args, "HOME": "/"})
+        settings = PlanServerSettings.from_env({"zeus_pfo_scheduler_args": args, "HOME": "/"})
         assert settings.scheduler is cls
         assert settings.scheduler_args == {"solution_path": str(path)}

@@ -18,7 +18,7 @@ import numpy as np
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner.baselines import one_power_limit
-from zeus.optimizer.pipeline_frequency.planner.power import Meter, PowerBound
+from zeus.optimizer.pipeline_frequency.planner.power import PlanPower, PowerBound
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
 from zeus.optimizer.pipeline_frequency.plans import Plan
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
@@ -44,7 +44,7 @@ class Bounded:
     """
 
     def __init__(
-        self, planner: Planner, problem: Problem, meter: Meter, bounds: Sequence[PowerBound]
+        self, planner: Planner, problem: Problem, meter: PlanPower, bounds: Sequence[PowerBound]
     ) -> None:
         self._planner = planner
         self._problem = problem

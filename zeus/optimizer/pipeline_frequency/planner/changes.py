@@ -19,7 +19,7 @@ from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner.baselines import uniform_settings
 from zeus.optimizer.pipeline_frequency.planner.pool import SAME, Pool
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
-from zeus.optimizer.pipeline_frequency.planner.search import Search
+from zeus.optimizer.pipeline_frequency.planner.search import PlanSearch
 
 _MULTIPLES = 2.0 ** np.array([0, 0.5, 1, 2, 4, 10])
 """Of the linear program's prices: with the highest all that is critical is as fast as can be."""
@@ -99,7 +99,7 @@ class Steady:
         almost_free: Whether changes cost so little that such plans serve, too.
     """
 
-    def __init__(self, problem: Problem, changes: Changes, search: Search) -> None:
+    def __init__(self, problem: Problem, changes: Changes, search: PlanSearch) -> None:
         self._problem = problem
         self._changes = changes
         self._search = search

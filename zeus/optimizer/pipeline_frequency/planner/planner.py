@@ -13,9 +13,9 @@ from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner.bounded import Bounded
 from zeus.optimizer.pipeline_frequency.planner.changes import Changes, Steady
 from zeus.optimizer.pipeline_frequency.planner.exact import NODES, Program
-from zeus.optimizer.pipeline_frequency.planner.power import Meter, PowerBound
+from zeus.optimizer.pipeline_frequency.planner.power import PlanPower, PowerBound
 from zeus.optimizer.pipeline_frequency.planner.problem import EnergyPer, Floats, Ints, Problem
-from zeus.optimizer.pipeline_frequency.planner.search import MOST, STEP, Search, wanted_times
+from zeus.optimizer.pipeline_frequency.planner.search import MOST, STEP, PlanSearch, wanted_times
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, Step
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline
@@ -74,11 +74,11 @@ class Planner:
             gpus_per_stage=gpus_per_stage,
             energy_per=energy_per,
         )
-        self._search = Search(self._problem)
+        self._search = PlanSearch(self._problem)
         self.changes = changes or Changes()
         self._changing = self.changes != Changes()
         self._steady = Steady(self._problem, self.changes, self._search)
-        self._meter = Meter(self._problem, self._steady)
+        self._meter = PlanPower(self._problem, self._steady)
         choices = int(self._problem.num_options[self._problem.kind].sum())
         self._small = exact is None and choices <= SMALL
         self._exact = exact or self._small

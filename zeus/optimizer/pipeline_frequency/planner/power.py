@@ -88,7 +88,7 @@ class Draw:
         return float(np.abs(last - 2 * middle + first).max()) / window_s**2
 
 
-class Meter:
+class PlanPower:
     """Tells what plans of one problem draw.
 
     Args:

@@ -54,7 +54,7 @@ class CostCurve:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ClockOption:
     """An option of a profile, with a number for its setting: a clock is its MHz."""
 
     setting: int
@@ -62,7 +62,9 @@ class Choice:
     energy_j: float
 
 
-def curve_of(options: Sequence[Choice], power_w: float, gpus: int, per: EnergyPer) -> CostCurve:
+def curve_of(
+    options: Sequence[ClockOption], power_w: float, gpus: int, per: EnergyPer
+) -> CostCurve:
     """Options for one instruction, without those that take more time and more energy.
 
     Args:
@@ -168,7 +170,10 @@ class Problem:
         self._settings = {code: setting for setting, code in self._codes.items()}
         self.offered = [
             sorted(
-                (Choice(self._codes[one.frequency], one.time_s, one.energy_j) for one in options),
+                (
+                    ClockOption(self._codes[one.frequency], one.time_s, one.energy_j)
+                    for one in options
+                ),
                 key=lambda choice: -choice.setting,
             )
             for options in offered

@@ -53,7 +53,7 @@ _GAP = 0.0006
 """Share of the energy: cells so near the bound are looked into together: faster."""
 
 
-class Search:
+class PlanSearch:
     """Finds plans for one problem.
 
     Args:

@@ -94,7 +94,7 @@ class RankProgress:
     since: int = -1
 
 
-class Job:
+class TrainingJob:
     """A training job; see the module.
 
     Args:
@@ -511,7 +511,7 @@ class Job:
         }
 
     @classmethod
-    def restored(cls, state: dict[str, Any], rules: Rules | None = None) -> Job:
+    def restored(cls, state: dict[str, Any], rules: Rules | None = None) -> TrainingJob:
         """The job of a `state`."""
         job = cls(JobInfo.model_validate(state["info"]), state["created_s"], rules)
         job.heard_s = state["heard_s"]

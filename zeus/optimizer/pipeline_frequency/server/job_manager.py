@@ -30,10 +30,10 @@ from zeus.optimizer.pipeline_frequency.common import (
 from zeus.optimizer.pipeline_frequency.placed_schedules import BY_NAME
 from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.server import drift, planning
-from zeus.optimizer.pipeline_frequency.server.job import Job, Refused, ranks_in_words
+from zeus.optimizer.pipeline_frequency.server.job import Refused, TrainingJob, ranks_in_words
 from zeus.optimizer.pipeline_frequency.server.job_records import JobRecords, Rounds
 from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler, OnlineSolution
-from zeus.optimizer.pipeline_frequency.server.settings import ServerSettings
+from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
 from zeus.optimizer.pipeline_frequency.server.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class JobManager:
 
     def __init__(
         self,
-        settings: ServerSettings,
+        settings: PlanServerSettings,
         storage: Storage,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -73,7 +73,7 @@ class JobManager:
         self._closing = False
         self.waiting = 0
         """Requests for a schedule that are open."""
-        self.jobs: dict[str, Job]
+        self.jobs: dict[str, TrainingJob]
         self._past: dict[str, Rounds]
         self.jobs, self._past = self._records.load()
 
@@ -135,7 +135,7 @@ class JobManager:
 
     # ------------------------------------------------------------------------------------- requests
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str) -> TrainingJob:
         """Raises Refused if the job does not exist."""
         job = self.jobs.get(job_id)
         if job is None:
@@ -166,7 +166,7 @@ class JobManager:
         job_id = new_job_id(info, name, datetime.fromtimestamp(now_s))
         while job_id in self.jobs:
             job_id = new_job_id(info, name, datetime.fromtimestamp(now_s))
-        job = Job(info.model_copy(update={"job_id": job_id}), now_s)
+        job = TrainingJob(info.model_copy(update={"job_id": job_id}), now_s)
         self._records.put_state(job)
         self.jobs[job_id] = job
         logger.info("job %s registered", job_id)
@@ -320,7 +320,7 @@ class JobManager:
                 logger.error("job %s: %s", job_id, job.failure.message, exc_info=error)
         self._notify(job_id)
 
-    async def _scheduler(self, job_id: str, job: Job) -> FrequencyScheduler:
+    async def _scheduler(self, job_id: str, job: TrainingJob) -> FrequencyScheduler:
         """The job's scheduler; created, and brought to its earlier state, if there is none."""
         if job_id not in self._schedulers:
             past = self._past.pop(job_id, {})
@@ -340,7 +340,7 @@ class JobManager:
 
     # ------------------------------------------------------------------------------------- planning
 
-    def _may_plan(self, job: Job) -> bool:
+    def _may_plan(self, job: TrainingJob) -> bool:
         return job.complete and len(job.profiles) == job.info.world_size
 
     def _start_planning(self, job_id: str) -> None:
@@ -376,7 +376,7 @@ class JobManager:
             job.planning = False
             self._notify(job_id)
 
-    async def _plan_once(self, job_id: str, job: Job) -> None:
+    async def _plan_once(self, job_id: str, job: TrainingJob) -> None:
         async with self._locks.setdefault(job_id, asyncio.Lock()):
             try:
                 scheduler = await self._scheduler(job_id, job)
@@ -390,7 +390,7 @@ class JobManager:
         rows = planning.rows_of(profiles)
         await asyncio.to_thread(self._records.dump_plans, job_id, rows, frontier)
 
-    async def _replan(self, job: Job, paces: dict[drift.Kind, float]) -> None:
+    async def _replan(self, job: TrainingJob, paces: dict[drift.Kind, float]) -> None:
         """Plans a job again with the present times of its instructions."""
         job_id, before = job.info.job_id, job.frontier
         assert before is not None
@@ -438,7 +438,7 @@ class JobManager:
         self._records.put_frontier(job, job.frontier)
         logger.info("job %s: made plans for %s", job_id, asks)
 
-    def _take_frontier(self, job: Job, frontier: Frontier, initial: Choice) -> None:
+    def _take_frontier(self, job: TrainingJob, frontier: Frontier, initial: Choice) -> None:
         job_id = job.info.job_id
         if job_id not in self.jobs:
             return  # dropped meanwhile
@@ -446,7 +446,7 @@ class JobManager:
         self._records.put_frontier(job, frontier)
         self._make_what_lacks(job_id)
 
-    def _hear(self, job_id: str) -> Job:
+    def _hear(self, job_id: str) -> TrainingJob:
         job = self.job(job_id)
         job.heard_s = self._clock()
         self._heard.add(job_id)
@@ -461,7 +461,7 @@ class JobManager:
         self._reported.clear()
         self._heard.clear()
 
-    def _put_state(self, job: Job) -> None:
+    def _put_state(self, job: TrainingJob) -> None:
         if job.info.job_id in self.jobs:
             self._records.put_state(job)
 
@@ -487,7 +487,7 @@ def _refusal(name: str, error: Exception) -> Refused:
     return Refused(status, f"the scheduler {name} failed ({type(error).__name__}: {error})")
 
 
-def _what_is_missing(job: Job, waited_s: float) -> str:
+def _what_is_missing(job: TrainingJob, waited_s: float) -> str:
     waited = f"after {waited_s:g} s"
     missing = job.missing(job.ranks)
     if missing:

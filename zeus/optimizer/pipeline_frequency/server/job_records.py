@@ -19,8 +19,8 @@ from zeus.optimizer.pipeline_frequency.common import (
 )
 from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.profile import Row, write_profile
-from zeus.optimizer.pipeline_frequency.server.job import Job, RankProgress, Refused
-from zeus.optimizer.pipeline_frequency.server.settings import ServerSettings
+from zeus.optimizer.pipeline_frequency.server.job import RankProgress, Refused, TrainingJob
+from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
 from zeus.optimizer.pipeline_frequency.server.storage import Record, Storage
 from zeus.utils.atomic import write_text
 
@@ -38,16 +38,16 @@ class JobRecords:
         settings: Where it is, and whether and where to write files for people.
     """
 
-    def __init__(self, storage: Storage, settings: ServerSettings) -> None:
+    def __init__(self, storage: Storage, settings: PlanServerSettings) -> None:
         self._storage = storage
         self._settings = settings
 
-    def load(self) -> tuple[dict[str, Job], dict[str, Rounds]]:
+    def load(self) -> tuple[dict[str, TrainingJob], dict[str, Rounds]]:
         """All jobs by id, and their past rounds. A job that cannot be restored is left out."""
         records: dict[str, dict[str, dict[int, Any]]] = {}
         for job_id, kind, key, body in self._storage.all():
             records.setdefault(job_id, {}).setdefault(kind, {})[key] = body
-        jobs: dict[str, Job] = {}
+        jobs: dict[str, TrainingJob] = {}
         past: dict[str, Rounds] = {}
         for job_id, kinds in records.items():
             try:
@@ -56,7 +56,7 @@ class JobRecords:
                 logger.warning("job %s cannot be restored and is left out: %s", job_id, error)
         return jobs, past
 
-    def put_state(self, job: Job) -> None:
+    def put_state(self, job: TrainingJob) -> None:
         """The job's own state."""
         self._put([_state(job)])
 
@@ -68,21 +68,21 @@ class JobRecords:
         """A rank's profile."""
         self._put([(job_id, "profile", profile.rank, profile.model_dump())])
 
-    def put_result(self, job: Job, result: ProfilingResult) -> None:
+    def put_result(self, job: TrainingJob, result: ProfilingResult) -> None:
         """A rank's result in the present round."""
         key = job.round * job.info.world_size + result.rank
         self._put([(job.info.job_id, "result", key, result.model_dump())])
 
-    def put_round(self, job: Job) -> None:
+    def put_round(self, job: TrainingJob) -> None:
         """The schedules of the present round."""
         bodies = [job.schedules[rank].model_dump() for rank in sorted(job.schedules)]
         self._put([(job.info.job_id, "round", job.round, bodies), _state(job)])
 
-    def put_frontier(self, job: Job, frontier: Frontier) -> None:
+    def put_frontier(self, job: TrainingJob, frontier: Frontier) -> None:
         """The job's plans, and its state."""
         self._put([(job.info.job_id, "frontier", 0, frontier.to_json()), _state(job)])
 
-    def put_progress(self, reported: Iterable[Job], heard: Iterable[Job]) -> None:
+    def put_progress(self, reported: Iterable[TrainingJob], heard: Iterable[TrainingJob]) -> None:
         """Progress of jobs that have reported, and states of jobs that sent something."""
         # One record for a job: a row for each rank would be most of the server's work.
         records: list[Record] = [
@@ -122,11 +122,11 @@ class JobRecords:
 
     # --------------------------------------------------------------------------------- for people
 
-    def dump_ranks(self, job: Job) -> None:
+    def dump_ranks(self, job: TrainingJob) -> None:
         """The ranks, as they registered."""
         self._dump(job, "ranks", [job.ranks[rank].model_dump() for rank in sorted(job.ranks)])
 
-    def dump_round(self, job: Job, number: int, results: list[ProfilingResult]) -> None:
+    def dump_round(self, job: TrainingJob, number: int, results: list[ProfilingResult]) -> None:
         """The results of a round, if there are any, and the schedules of the next."""
         if results:
             self._dump(job, f"{number}.prof", [result.model_dump() for result in results])
@@ -146,7 +146,7 @@ class JobRecords:
         except OSError as error:
             logger.warning("the plans cannot be written to %s: %s", folder, error)
 
-    def _dump(self, job: Job, name: str, bodies: list[dict[str, Any]]) -> None:
+    def _dump(self, job: TrainingJob, name: str, bodies: list[dict[str, Any]]) -> None:
         if not self._settings.dump_data:
             return
         job_id = job.info.job_id
@@ -158,12 +158,12 @@ class JobRecords:
             logger.warning("job %s: %s.json cannot be written: %s", job_id, name, error)
 
 
-def _state(job: Job) -> Record:
+def _state(job: TrainingJob) -> Record:
     return job.info.job_id, "job", 0, job.state()
 
 
-def _restored(kinds: dict[str, dict[int, Any]]) -> tuple[Job, Rounds]:
-    job = Job.restored(kinds["job"][0])
+def _restored(kinds: dict[str, dict[int, Any]]) -> tuple[TrainingJob, Rounds]:
+    job = TrainingJob.restored(kinds["job"][0])
     for body in kinds.get("rank", {}).values():
         job.ranks[body["rank"]] = RankInfo.model_validate(body)
     for rank, values in kinds.get("progress", {}).get(0, []):

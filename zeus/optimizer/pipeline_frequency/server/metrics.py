@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from zeus.optimizer.pipeline_frequency.server.job import Job
+from zeus.optimizer.pipeline_frequency.server.job import TrainingJob
 
 PHASES = ("registering", "profiling", "planning", "running", "failed")
 
@@ -21,7 +21,7 @@ class PipelineJobs(Collector):
         jobs: Jobs by name.
     """
 
-    def __init__(self, jobs: Mapping[str, Job]) -> None:
+    def __init__(self, jobs: Mapping[str, TrainingJob]) -> None:
         self._jobs = jobs
 
     def collect(self) -> Iterator[Metric]:
@@ -81,7 +81,7 @@ class PipelineJobs(Collector):
         yield from (plan, promised, energy, time_s, slowdown, replans)
 
 
-def text(jobs: Mapping[str, Job]) -> bytes:
+def text(jobs: Mapping[str, TrainingJob]) -> bytes:
     """All metrics in Prometheus's text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(PipelineJobs(jobs))

@@ -32,7 +32,7 @@ from zeus.optimizer.pipeline_frequency.common import (
 from zeus.optimizer.pipeline_frequency.server import metrics, views
 from zeus.optimizer.pipeline_frequency.server.job import Refused
 from zeus.optimizer.pipeline_frequency.server.job_manager import JobManager
-from zeus.optimizer.pipeline_frequency.server.settings import ServerSettings
+from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
 from zeus.optimizer.pipeline_frequency.server.storage import Storage
 from zeus.utils import web
 from zeus_ipc.overriding import override
@@ -47,7 +47,7 @@ class PFOServer(web.Application):
         settings: The settings.
     """
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: PlanServerSettings) -> None:
         super().__init__("Pipeline frequency optimizer")
         self.settings = settings
         self._manager: JobManager | None = None
@@ -91,7 +91,7 @@ def _before_stopping(close: Callable[[], None]) -> None:
         signal.signal(number, handle)
 
 
-def create_app(settings: ServerSettings) -> PFOServer:
+def create_app(settings: PlanServerSettings) -> PFOServer:
     """The application for these settings."""
     logging.getLogger("zeus").setLevel(settings.log_level)
     app = PFOServer(settings)
@@ -206,4 +206,4 @@ def _authorized(request: Request) -> None:
         web.check_token(request, [request.app.settings.token], "ZEUS_PFO_TOKEN")
 
 
-app = create_app(web.from_environment(ServerSettings.from_env, "pipeline frequency"))
+app = create_app(web.from_environment(PlanServerSettings.from_env, "pipeline frequency"))

@@ -20,7 +20,7 @@ from zeus.utils.settings import log_level, of_prefix, sentence
 PREFIX = "ZEUS_PFO_"
 
 
-class ServerSettings(BaseModel):
+class PlanServerSettings(BaseModel):
     """The settings; each is read from the variable of its name, in capitals after `ZEUS_PFO_`.
 
     Attributes:
@@ -82,7 +82,7 @@ class ServerSettings(BaseModel):
         return log_level(value)
 
     @model_validator(mode="after")
-    def _arguments_fit(self) -> ServerSettings:
+    def _arguments_fit(self) -> PlanServerSettings:
         signature = inspect.signature(self.scheduler)
         try:
             signature.bind(job_info=None, rank_infos=None, pfo_settings=None, **self.scheduler_args)
@@ -100,7 +100,7 @@ class ServerSettings(BaseModel):
         return self.database or str(self.dump_dir / "pfo.sqlite")
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> ServerSettings:
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> PlanServerSettings:
         """Reads the environment.
 
         Raises:

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from zeus.optimizer.pipeline_frequency.plans import Frontier
-from zeus.optimizer.pipeline_frequency.server.job import Job
+from zeus.optimizer.pipeline_frequency.server.job import TrainingJob
 
 
-def summary(job: Job, now_s: float) -> dict[str, Any]:
+def summary(job: TrainingJob, now_s: float) -> dict[str, Any]:
     """A job in a line."""
     info = job.info
     iterations = [one.iteration for one in job.progress.values()]
@@ -31,7 +31,7 @@ def summary(job: Job, now_s: float) -> dict[str, Any]:
     }
 
 
-def detail(job: Job, now_s: float) -> dict[str, Any]:
+def detail(job: TrainingJob, now_s: float) -> dict[str, Any]:
     """All data of a job."""
     error = job.failure.message if job.failure is not None else job.planning_error
     return {
@@ -49,13 +49,13 @@ def detail(job: Job, now_s: float) -> dict[str, Any]:
     }
 
 
-def _stragglers(job: Job) -> list[int]:
+def _stragglers(job: TrainingJob) -> list[int]:
     if job.frontier is None:
         return []
     return [dp for dp, slowdown in enumerate(job.watch.slowdowns) if slowdown != 1.0]
 
 
-def _paces(job: Job) -> list[dict[str, Any]]:
+def _paces(job: TrainingJob) -> list[dict[str, Any]]:
     """Ratio of the instructions' times to those in the plan."""
     if job.frontier is None:
         return []
@@ -65,7 +65,7 @@ def _paces(job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def _pipelines(job: Job) -> list[dict[str, Any]]:
+def _pipelines(job: TrainingJob) -> list[dict[str, Any]]:
     if job.frontier is None:
         return []
     paces, slowdowns = job.watch.paces, job.watch.slowdowns
@@ -92,7 +92,7 @@ def _pipelines(job: Job) -> list[dict[str, Any]]:
     return found
 
 
-def _ranks(job: Job, now_s: float) -> list[dict[str, Any]]:
+def _ranks(job: TrainingJob, now_s: float) -> list[dict[str, Any]]:
     found = []
     for number in sorted(job.ranks):
         rank, seen = job.ranks[number], job.progress.get(number)
