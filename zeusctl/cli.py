@@ -26,7 +26,7 @@ VERBS = {
     "watch": "top",
     "set": "set:set_",
     "reset": "reset",
-    "release": "release",
+    "release": "reset",
     "measure": "measure",
     "record": "record",
     "plot": "plot",

@@ -13,12 +13,12 @@ from typing import Any
 
 import vllm_engine
 
+from zeus.serving.accountant import of_rows
 from zeus.serving.front_end import FrontEnd
 from zeus.serving.in_flight import InFlight
 from zeus.serving.receiver import Receiver
 from zeus.serving.vllm.probe import MODE_ENV
 from zeus.serving.wire import SOCKET_ENV, Arrival, EngineStep, Finish, Message, Work
-from zeus.serving.work import of_rows
 
 BLOCKS = 32
 """Of the KV cache, of 128 tokens: few enough for preemptions."""

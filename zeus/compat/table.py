@@ -25,7 +25,7 @@ _CPU = "zeus.device.cpu"
 _ENVIRONMENT = "zeus.compat.environment"
 _FRAMEWORK = "zeus.compat.framework"
 _LEARNING_RATE = "zeus.job"
-_LOGGING = ("zeus.run.console", "zeus.compat.logger")
+_LOGGING = ("zeus.run.console", "zeus.compat.functions")
 _PIPELINE = "zeus.optimizer.pipeline_frequency"
 _POWER_LOG = "zeus.compat.power_log"
 _PERSEUS = "zeus.compat.perseus"
@@ -84,7 +84,7 @@ MODULES: dict[str, OldModule] = {
     "zeus.util.metric": OldModule("0.1-0.8", ("zeus.utils.metric",)),
     "zeus.util.testing": OldModule("0.5-0.8", ("zeus.compat.replay",)),
     "zeus.utils.env": OldModule("0.9-", (_ENVIRONMENT,)),
-    "zeus.utils.lat_lon": OldModule("0.12-", ("zeus.compat.location",)),
+    "zeus.utils.lat_lon": OldModule("0.12-", ("zeus.compat.functions",)),
     "zeus.utils.logging": OldModule("0.9-", _LOGGING),
     "zeus.utils.lr_scaler": OldModule("0.9-", (_LEARNING_RATE,)),
     "zeus.utils.testing": OldModule("0.9-", ("zeus.compat.replay",)),

@@ -13,13 +13,14 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from zeus.serving.columns import Floats
 from zeus.serving.front_end import WAIT_NS
 from zeus.serving.ledger import Ledger
 from zeus.serving.prior import Weights
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
 from zeus.serving.wire import Arrival, EngineStep, Finish, Owner, Work
-from zeus.serving.work import of_rows
 
 LAG_NS = 2 * 10**9
 """Delay after which all steps and samples that ended have arrived."""
@@ -414,3 +415,25 @@ def _count(sums: dict[str, float], rows: Sequence[RequestEnergy]) -> None:
             sums["prefill"] += row.prefill_j
             sums["decode"] += row.decode_j
             sums["shared"] += row.shared_j
+
+
+def of_rows(work: Work, step: EngineStep) -> tuple[Floats, Floats]:
+    """FLOPs and bytes of each request. Weights are read once, and divided equally among
+    requests."""
+    tokens = np.asarray(step.tokens, np.float64)
+    attended = np.asarray(step.context, np.float64) + tokens
+    outputs = np.where(np.asarray(step.prefill, bool), 1.0, tokens)
+    flops = (
+        work.token_flops * tokens
+        + work.attention_flops * tokens * attended
+        + work.output_flops * outputs
+    )
+    at, moved = zip(*work.weights, strict=True)
+    weights = np.interp(tokens.sum(), at, moved) / max(1, tokens.size)
+    own = (
+        work.token_bytes * tokens
+        + work.context_bytes * attended
+        + work.output_bytes * outputs
+        + weights
+    )
+    return flops, own

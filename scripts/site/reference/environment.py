@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zeus._node import STALL_TIMEOUT_ENV
 from zeus._pushgateway import RANKS
-from zeus.compat.logger import LEVEL_ENV
+from zeus.compat.functions import LEVEL_ENV
 from zeus.monitor.carbon import TOKEN_ENV as CARBON_TOKEN_ENV
 from zeus.monitor.price import KEY_ENV as PRICE_KEY_ENV
 from zeus.optimizer.batch_size.client import RUN_ID_ENV

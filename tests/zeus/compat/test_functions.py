@@ -17,8 +17,7 @@ from tests.zeus.node import VirtualNode, train
 from zeus.compat import framework
 from zeus.compat.early_stop import EarlyStopController
 from zeus.compat.environment import get_env, resolve_gpu_indices
-from zeus.compat.location import get_ip_lat_long
-from zeus.compat.logger import get_logger
+from zeus.compat.functions import get_ip_lat_long, get_logger
 from zeus.compat.power_log import avg_power, energy
 from zeus.compat.replay import ReplayZeusMonitor
 from zeus.device import get_gpus, get_soc

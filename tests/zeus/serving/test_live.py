@@ -26,7 +26,7 @@ from tests.zeus.serving.server import serve
 from zeus.serving import digest as digest_module
 from zeus.serving import recorder as recorder_module
 from zeus.serving import service as service_module
-from zeus.serving.accountant import Accountant, Meter
+from zeus.serving.accountant import Accountant, Meter, of_rows
 from zeus.serving.metrics import EnergyCollector
 from zeus.serving.recorder import Recorder
 from zeus.serving.relay import register, register_from_environment
@@ -49,7 +49,6 @@ from zeus.serving.wire import (
     pack_work,
     unpack,
 )
-from zeus.serving.work import of_rows
 from zeus_ipc.errors import RequestRejected
 
 MS = 10**6
