@@ -92,21 +92,25 @@ class Site:
     @functools.cached_property
     def documents(self) -> dict[str, Document]:
         """By address within the site, such as `operate/zeusd/`."""
-        found = {}
-        for path in sorted(self.folder.rglob("*.html")):
-            reader = Reader()
-            reader.feed(path.read_text(encoding="utf-8"))
-            address = path.relative_to(self.folder).as_posix().removesuffix("index.html")
-            found[address] = reader.found
-        return found
+        paths = (path.relative_to(self.folder) for path in sorted(self.folder.rglob("*.html")))
+        addresses = [path.as_posix().removesuffix("index.html") for path in paths]
+        return {address: self.document(address) for address in addresses}
+
+    @functools.cache  # noqa: B019 - a test run has one site
+    def document(self, address: str) -> Document:
+        """One page: to parse all of them takes seconds."""
+        path = self.folder / address
+        reader = Reader()
+        reader.feed((path / "index.html" if path.is_dir() else path).read_text(encoding="utf-8"))
+        return reader.found
 
     def section(self, address: str, name: str) -> str:
         """The text of a section."""
-        return self.documents[address].sections[name]
+        return self.document(address).sections[name]
 
     def text(self, address: str) -> str:
         """All text below a page's title."""
-        return max(self.documents[address].sections.values(), key=len)
+        return max(self.document(address).sections.values(), key=len)
 
     def leads_somewhere(self, address: str, link: str) -> bool:
         """Whether a link on a page has a target, if that is on the self."""
@@ -119,7 +123,7 @@ class Site:
             return False
         name = file.relative_to(self.folder).as_posix().removesuffix("index.html")
         anchor = unquote(parts.fragment)
-        return anchor in ("", *self.documents[name].ids) if file.suffix == ".html" else True
+        return anchor in ("", *self.document(name).ids) if file.suffix == ".html" else True
 
     def rows(self, address: str, section: str = "") -> set[str]:
         """The first cell of each row of a section's tables, without the heads."""

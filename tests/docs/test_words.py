@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -106,6 +107,14 @@ def _found(path: Path, *words: re.Pattern[str]) -> list[str]:
     ]
 
 
+@functools.lru_cache(maxsize=1)
+def _tokens(source: str) -> tuple[tokenize.TokenInfo, ...]:
+    """Names and comments of a module, read once for all tests of it."""
+    kept = (tokenize.NAME, tokenize.COMMENT)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return tuple(token for token in tokens if token.type in kept)
+
+
 def _texts(source: str) -> Iterator[str]:
     """Docstrings, messages and comments of a module; not keys, which have no blank.
 
@@ -115,7 +124,7 @@ def _texts(source: str) -> Iterator[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield node.value
     comments: dict[int, str] = {}
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in _tokens(source):
         if token.type == tokenize.COMMENT:
             line = token.start[0]
             comments[line] = f"{comments.pop(line - 1, '')}\n{token.string}"
@@ -135,7 +144,7 @@ def _in_names(name: str, source: str) -> list[str]:
     allowed = ALLOWED_NAMES.get(name, set())
     return [
         f"{name}:{token.start[0]}: {token.string}"
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        for token in _tokens(source)
         if token.type == tokenize.NAME and token.string not in allowed
         for part in _PART.findall(_BACK_NAMES.sub("putback", token.string))
         if part.lower() in IN_NAMES
@@ -167,9 +176,9 @@ def test_packages_use_the_glossary(package: str) -> None:
     read = {path.relative_to(ROOT).as_posix(): path for path in modules()}
     here = {name: path for name, path in read.items() if name.startswith(f"{package}/")}
     assert here
-    for find in (_in_texts, _in_names):
-        found = (find(name, path.read_text(encoding="utf-8")) for name, path in here.items())
-        assert [one for some in found for one in some] == []
+    for name, path in here.items():
+        source = path.read_text(encoding="utf-8")
+        assert [*_in_texts(name, source), *_in_names(name, source)] == []
 
 
 def test_modules_are_named_after_the_glossary() -> None:

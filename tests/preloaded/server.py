@@ -214,11 +214,13 @@ def end(code: int) -> NoReturn:
 def main(path: str, *modules: str) -> NoReturn:
     """Imports the modules, and serves."""
     sys.path[0] = os.getcwd()
+    gc.disable()  # nothing that is imported is garbage
     for name in modules:
         importlib.import_module(name)
     sys.path[0] = os.path.dirname(path)  # a folder without modules
     gc.collect()
     gc.freeze()  # a child that collected it would copy it
+    gc.enable()
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(path)
         door.listen()

@@ -15,6 +15,8 @@ from sqlalchemy.pool import QueuePool
 
 from tests.late import late
 from tests.postgresql import PostgreSQL
+from tests.preloaded import preloaded
+from tests.serving import IMPORTED
 from tests.support import wait_for
 from tests.zeus.batch_size.server.training import spec
 from zeus.optimizer.batch_size.database import UPGRADE_LOCK, Database, url_of
@@ -49,10 +51,10 @@ def test_several_processes_may_be_the_first(database: str) -> None:
         "sys.stdin.readline()\n"
         "print(Store(sys.argv[1]).count())\n"
     )
-    pipe = subprocess.PIPE
+    pipe, python = subprocess.PIPE, preloaded(*IMPORTED).python
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", script, database],
+            [python, "-c", script, database],
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,

@@ -146,7 +146,7 @@ class Steady:
 
     @staticmethod
     def _of(table: Floats, plans: Ints) -> Floats:
-        return np.asarray(np.take_along_axis(table, plans, axis=1))
+        return np.asarray(table[np.arange(len(table))[:, None], plans])
 
     def _durations(self, plans: Ints) -> Floats:
         """Of each instruction, s, with the change before it."""
@@ -339,11 +339,11 @@ class Steady:
         total: Floats = np.zeros((stages, width, useful.shape[1]))
         changed = np.zeros((length, *total.shape), dtype=bool)
         cheapest = np.zeros((length, stages, width), dtype=np.intp)
+        rows, columns = np.arange(stages)[:, None], np.arange(width)
         for step, place in enumerate(self._places.T):
             if step:
                 cheapest[step] = total.argmin(axis=2)
-                least = np.take_along_axis(total, cheapest[step][:, :, None], axis=2)
-                other = least + change[place][:, :, None]
+                other = (total[rows, columns, cheapest[step]] + change[place])[:, :, None]
                 np.less(other, total, out=changed[step])
                 np.minimum(other, total, out=total)
             own = (place[:, None], useful)
@@ -356,11 +356,9 @@ class Steady:
         value = self._of(self._cost, plans[:-1])[alone].sum(axis=0) + total.min(axis=2).sum(axis=0)
         value += (prices[alone] * self._of(self._time, plans[:-1])[alone]).sum(axis=0)
         at = total.argmin(axis=2)
-        rows = np.arange(stages)[:, None]
         for step in range(length - 1, -1, -1):
             plans[self._places[:, step]] = useful[rows, at]
-            moved = np.take_along_axis(changed[step], at[:, :, None], axis=2)[:, :, 0]
-            at = np.where(moved, cheapest[step], at)
+            at = np.where(changed[step, rows, columns, at], cheapest[step], at)
         return plans[:-1], value
 
     def _slow_down(self, plans: Ints, limits_s: Floats, turns: int = 1000) -> Ints:

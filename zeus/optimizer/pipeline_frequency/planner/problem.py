@@ -340,7 +340,7 @@ class Problem:
 def last_of(ends: Floats, before: Ints) -> Floats:
     """When the last of those before each instruction ends (instructions, plans)."""
     if ends.shape[1] < _NARROW:
-        return np.asarray(ends[before].max(axis=1))
+        return np.asarray(np.maximum.reduce(ends[before], axis=1))
     found: Floats = ends.take(before[:, 0], axis=0)
     for others in before.T[1:]:
         np.maximum(found, ends.take(others, axis=0), out=found)
