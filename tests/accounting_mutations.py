@@ -163,7 +163,7 @@ PIDS = (
     Mutation(
         "a process is its pid and its start",
         "zeusd.runtime.presence.Presence._begin",
-        instead("Process", "Process(pid, 0)"),
+        instead("ChargedProcess", "ChargedProcess(pid, 0)"),
         (
             "tests/zeusd/ledger/test_by_process.py::test_a_pid_that_another_process_has_got_is_another_process",
         ),
