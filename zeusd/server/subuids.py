@@ -63,16 +63,23 @@ class SubordinateUids:
 
 
 def parse(lines: Iterable[str]) -> list[tuple[int, int, int]]:
-    """`(first uid, count, owner)` for each valid line, which has the owner's name or number."""
-    ranges = []
+    """`(first uid, count, owner)` for each valid line, which has the owner's name or number.
+
+    If nobody has this name, or the users' directory does not answer, the owner is the first of the
+    name's subordinate uids: they are one user all the same.
+    """
+    ranges: list[tuple[int, int, int]] = []
+    unknown: dict[str, int] = {}
     for line in lines:
         parts = line.strip().split(":")
         if len(parts) != 3 or line.startswith("#"):
             continue
         try:
-            owner = int(parts[0]) if parts[0].isdigit() else pwd.getpwnam(parts[0]).pw_uid
             start, count = int(parts[1]), int(parts[2])
-        except (KeyError, ValueError):
+            owner = int(parts[0]) if parts[0].isdigit() else pwd.getpwnam(parts[0]).pw_uid
+        except KeyError:
+            owner = unknown.setdefault(parts[0], start)
+        except ValueError:
             continue
         if start > 0 and count > 0:
             ranges.append((start, count, owner))

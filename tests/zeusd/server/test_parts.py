@@ -28,7 +28,7 @@ def test_subordinate_uids_have_an_owner(tmp_path: Path) -> None:
     file = tmp_path / "subuid"
     file.write_text(
         f"# comment\n{name}:100000:65536\n1234:200000:10\nnobody-of-that-name:300000:10\n"
-        "1:x:3\nbroken\n5:0:100\n6:10:-3\n"
+        "nobody-of-that-name:400000:10\nnobody-else:500000:10\n1:x:3\nbroken\n5:0:100\n6:10:-3\n"
     )
     now_ns = 0
     uids = SubordinateUids(str(file), lambda: now_ns)
@@ -40,7 +40,8 @@ def test_subordinate_uids_have_an_owner(tmp_path: Path) -> None:
         1234,
         200_010,
     ]
-    assert [uids.owner(uid) for uid in (0, 1000, 300_005)] == [0, 1000, 300_005]
+    assert [uids.owner(uid) for uid in (0, 1000, 310_000)] == [0, 1000, 310_000]
+    assert [uids.owner(uid) for uid in (300_005, 400_009, 500_001)] == [300_000, 300_000, 500_000]
     file.write_text("77:100000:65536\n")
     now_ns += 2 * READ_NS
     assert uids.owner(100_000) == 77
