@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from zeus_ipc.errors import (
     DaemonUnavailable,
@@ -28,6 +28,8 @@ from zeus_ipc.errors import (
     SeveralGpusFailed,
     ZeusIpcError,
 )
+
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -110,12 +112,14 @@ class Circuit:
         """Whether the circuit is open: the daemon does not answer."""
         return self._reason is not None
 
-    def call(self, request: Callable[[float], dict[str, Any]], timeout_s: float) -> dict[str, Any]:
-        """Calls `request` with the seconds that it may wait.
+    def call(
+        self, send: Callable[[dict[str, Any], float], R], message: dict[str, Any], timeout_s: float
+    ) -> R:
+        """Calls `send` with the message and the seconds that it may wait.
 
         Raises:
             DaemonUnavailable: The call is bounded, and the circuit is open.
-            ZeusIpcError: What `request` raises.
+            ZeusIpcError: What `send` raises.
         """
         limit_s = _limit_s.get()
         began = time.monotonic()
@@ -126,11 +130,11 @@ class Circuit:
             if self._reason is not None:
                 raise DaemonUnavailable(self._reason)
         try:
-            reply = request(timeout_s)
+            reply = send(message, timeout_s)
         except (DaemonUnavailable, RequestTimeout) as error:
             self._opened(error)
             raise
-        if self.open:
+        if self._reason is not None:
             self._reason, self._waited_s = None, 0.0
         elif limit_s is not None:
             self._draw(began + early_s, time.monotonic())

@@ -678,9 +678,7 @@ class Client(Closing):
         `_ask`.
         """
         message = self._message(operation, arguments)
-        reply = self._circuit.call(
-            lambda wait_s: self._transport.request(message, wait_s), timeout_s or self._timeout_s
-        )
+        reply = self._circuit.call(self._transport.request, message, timeout_s or self._timeout_s)
         deferred = reply.get("deferred")
         if deferred is not None:
             with self._guard:
@@ -718,12 +716,7 @@ class Client(Closing):
             return _answers(operation, result)
         arguments["block"] = False
         message = self._message(operation, arguments)
-
-        def send(wait_s: float) -> dict[str, Any]:
-            self._transport.send(message, wait_s)
-            return {}
-
-        self._circuit.call(send, self._timeout_s)
+        self._circuit.call(self._transport.send, message, self._timeout_s)
         self._holds()
         return {}
 

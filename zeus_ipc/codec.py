@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgpack
 
 from zeus_ipc.wire import MAX_REQUEST_BYTES, Message
+
+_unpack = partial(msgpack.unpackb, raw=False, strict_map_key=True, max_bin_len=0, max_ext_len=0)
+_unpack_request = partial(
+    _unpack, max_str_len=MAX_REQUEST_BYTES, max_array_len=1024, max_map_len=32
+)
+_unpack_reply = partial(_unpack, max_str_len=65536, max_array_len=65536, max_map_len=4096)
 
 
 class DecodeError(ValueError):
@@ -16,14 +24,14 @@ class DecodeError(ValueError):
 
 def encode(message: dict[str, Any] | Message) -> bytes:
     """One message as bytes. Thread-safe: a packer has state, so each call creates one."""
-    data: bytes = msgpack.packb(message, use_bin_type=True, default=_fields)
+    data: bytes = msgpack.Packer(default=_fields).pack(message)
     return data
 
 
 def _fields(one: object) -> dict[str, Any] | int:
     """A message as a map, without fields that have their default; NumPy's integers as integers."""
     if isinstance(one, Message):
-        values, given = vars(one), one.model_fields_set
+        values, given = vars(one), one.__pydantic_fields_set__
         if len(given) == len(values):
             return values
         return {name: value for name, value in values.items() if name in given}
@@ -38,7 +46,7 @@ def decode_request(data: bytes | memoryview) -> dict[str, Any]:
     Raises:
         DecodeError: not msgpack, not a map, or beyond a bound.
     """
-    return _decode(data, max_str_len=MAX_REQUEST_BYTES, max_array_len=1024, max_map_len=32)
+    return _decode(_unpack_request, data)
 
 
 def id_of(data: bytes | memoryview) -> object:
@@ -61,14 +69,14 @@ def decode_reply(data: bytes | memoryview) -> dict[str, Any]:
     Raises:
         DecodeError: not msgpack, or not a map.
     """
-    return _decode(data, max_str_len=65536, max_array_len=65536, max_map_len=4096)
+    return _decode(_unpack_reply, data)
 
 
-def _decode(data: bytes | memoryview, **bounds: int) -> dict[str, Any]:
+def _decode(
+    unpack: Callable[[bytes | memoryview], Any], data: bytes | memoryview
+) -> dict[str, Any]:
     try:
-        value = msgpack.unpackb(
-            data, raw=False, strict_map_key=True, max_bin_len=0, max_ext_len=0, **bounds
-        )
+        value = unpack(data)
     except Exception as error:  # noqa: BLE001 - msgpack raises five unrelated types on bad input
         raise DecodeError(f"not a valid message: {error or type(error).__name__}") from None
     if not isinstance(value, dict):

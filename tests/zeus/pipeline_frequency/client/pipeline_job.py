@@ -6,6 +6,7 @@ GPU computing for it. Started with torchrun by `test_distributed`; writes CASE-R
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import sys
@@ -156,6 +157,7 @@ def profiled(stage: Stage) -> dict[str, Any]:
         stage.iterate()
         count += 1
         assert count < MOST_ITERATIONS
+    print(f"rank {stage.rank} has profiled in {count} iterations", flush=True)
     while not stage.everywhere(stage.optimizer.plan_version > 0):
         stage.iterate()
         count += 1
@@ -190,6 +192,7 @@ def drifting(stage: Stage) -> dict[str, Any]:
 
 
 def main() -> None:
+    faulthandler.dump_traceback_later(100)  # the test gives up a little later
     folder, url, case = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     told = Told()
     logging.getLogger("zeus").addHandler(told)

@@ -112,6 +112,9 @@ def seen(job: subprocess.Popen[str], folder: Path, case: str) -> list[dict[str, 
     """The observations of each rank in a case that ended normally."""
     try:
         output = job.communicate(timeout=110)[0]
+    except subprocess.TimeoutExpired:
+        end(job)
+        output = f"not over after 110 s: {job.communicate()[0]}"
     finally:
         end(job)
     assert job.returncode == 0, output
