@@ -51,9 +51,10 @@ def decode_request(data: bytes | memoryview) -> dict[str, Any]:
 
 def id_of(data: bytes | memoryview) -> object:
     """The id in a request that cannot be decoded, so that its sender learns why; 0: it has none."""
-    unpacker = msgpack.Unpacker(max_array_len=0)
-    unpacker.feed(data)
+    # Its buffer is as large as it may get.
+    unpacker = msgpack.Unpacker(max_buffer_size=MAX_REQUEST_BYTES, max_array_len=0)
     try:
+        unpacker.feed(data)
         for _ in range(unpacker.read_map_header()):
             if unpacker.unpack() == "id":
                 return unpacker.unpack()

@@ -18,9 +18,9 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
 
-def _former() -> Any:
-    """A former name of the field before it, with the same value. It stays for one version."""
-    return Field(json_schema_extra={"deprecated": True})
+def _former(name: str) -> Any:
+    """A former name of the field `name`, with the same value. It stays for one version."""
+    return Field(description=f"Now `{name}`.", json_schema_extra={"deprecated": True})
 
 
 class Report(_Part):
@@ -62,7 +62,7 @@ class Node(_Part):
     leases: int
     pending_restores: int
     """Controls that could not be restored yet."""
-    not_back: int = _former()
+    not_back: int = _former("pending_restores")
     findings: list[str] = []
     """Rules of zeusd.toml that have no effect on this node, and why."""
 
@@ -114,9 +114,9 @@ class Lease(_Part):
     restore_target_text: str
     restore_target_source: str
     """configured, persisted, observed or unreadable, see the protocol's `Back`."""
-    goes_back_to: Value = _former()
-    goes_back_to_text: str = _former()
-    goes_back_source: str = _former()
+    goes_back_to: Value = _former("restore_target")
+    goes_back_to_text: str = _former("restore_target_text")
+    goes_back_source: str = _former("restore_target_source")
     restoring: bool
     """The holder is gone, and the restore is pending."""
     trouble: str | None
@@ -421,7 +421,7 @@ class QuiesceReport(Report):
     open: list[str]
     pending_restores: list[str]
     """Controls that could not be restored before closing."""
-    not_back: list[str] = _former()
+    not_back: list[str] = _former("pending_restores")
 
 
 class ResumeReport(Report):

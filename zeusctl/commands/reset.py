@@ -1,4 +1,4 @@
-"""`zeusctl reset` and `release`: restore the site limit, also where others changed it."""
+"""`zeusctl reset` and `release`: restore the site limit, or release leases by holder."""
 
 from __future__ import annotations
 

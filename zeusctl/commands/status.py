@@ -1,4 +1,4 @@
-"""`zeusctl status` and `leases`: the node, and who holds what."""
+"""`zeusctl status` and `leases`: overviews of the node and of its leases."""
 
 from __future__ import annotations
 

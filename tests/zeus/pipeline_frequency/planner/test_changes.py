@@ -231,20 +231,19 @@ def test_with_changes_that_cost_no_plan_takes_more_than_a_simpler_one(kind: str)
                 tried += 1
 
 
+def one_stage(forward: list[Option], backward: list[Option], most: int, exact: bool) -> Planner:
+    """A planner of one stage with three microbatches, and at most so many changes."""
+    profile = InstructionProfile({(0, "forward", 0): forward, (0, "backward", 0): backward})
+    changes = Changes(most=most)
+    return Planner(profile, one_f_one_b(1, 3), p2p_power_w=0.0, changes=changes, exact=exact)
+
+
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("most", [0, 1])
 def test_a_pipeline_that_must_change_clocks_more_often_has_no_plan(most: int, exact: bool) -> None:
-    options = {
-        (0, "forward", 0): [Option(1400, 1.0, 100.0), Option(1390, 1.2, 80.0)],
-        (0, "backward", 0): [Option(1300, 1.0, 100.0), Option(1290, 1.2, 80.0)],
-    }
-    asked = Planner(
-        InstructionProfile(options),
-        one_f_one_b(1, 3),
-        p2p_power_w=0.0,
-        changes=Changes(most=most),
-        exact=exact,
-    )
+    forward = [Option(1400, 1.0, 100.0), Option(1390, 1.2, 80.0)]
+    backward = [Option(1300, 1.0, 100.0), Option(1290, 1.2, 80.0)]
+    asked = one_stage(forward, backward, most, exact)
     assert asked.shortest_time_s == float("inf")
     for ask in (
         asked.frontier,
@@ -259,17 +258,9 @@ def test_a_pipeline_that_must_change_clocks_more_often_has_no_plan(most: int, ex
 @pytest.mark.parametrize("exact", [False, True])
 def test_the_only_plan_may_be_slower_than_the_least_energy(exact: bool) -> None:
     """Without changes, the one clock that both instructions have takes more time and energy."""
-    options = {
-        (0, "forward", 0): [Option(1400, 1.0, 100.0), Option(1000, 2.0, 150.0)],
-        (0, "backward", 0): [Option(1300, 1.0, 100.0), Option(1000, 2.0, 150.0)],
-    }
-    asked = Planner(
-        InstructionProfile(options),
-        one_f_one_b(1, 3),
-        p2p_power_w=0.0,
-        changes=Changes(most=0),
-        exact=exact,
-    )
+    slow = Option(1000, 2.0, 150.0)
+    forward, backward = [Option(1400, 1.0, 100.0), slow], [Option(1300, 1.0, 100.0), slow]
+    asked = one_stage(forward, backward, 0, exact)
     for found in (asked.frontier(), asked.deadline(13.0), asked.straggler(100.0)):
         (plan,) = found.plans
         assert plan.time_s == pytest.approx(12.0)
