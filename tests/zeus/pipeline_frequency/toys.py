@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from pathlib import Path
@@ -14,6 +15,7 @@ DATA = Path(__file__).parents[3] / "zeusd/devices/simulated/data/perseus"
 P2P_W = {"a100": 83.64, "a40": 70.38}
 
 
+@functools.cache
 def measured(gpu: str, stages: int = 8) -> InstructionProfile:
     """The shipped profile of GPT-3 175B; the last stage is always its last."""
     profile = InstructionProfile.read(DATA / f"gpt3-175b+{gpu}.columns.csv.xz")

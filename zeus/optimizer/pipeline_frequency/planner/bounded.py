@@ -21,7 +21,6 @@ from zeus.optimizer.pipeline_frequency.planner.baselines import one_power_limit
 from zeus.optimizer.pipeline_frequency.planner.power import PlanPower, PowerBound
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
 from zeus.optimizer.pipeline_frequency.plans import Plan
-from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
 
 if TYPE_CHECKING:
     from zeus.optimizer.pipeline_frequency.planner.planner import Planner
@@ -112,7 +111,7 @@ class Bounded:
 
         def at(place: int) -> Plan | None:
             if place not in made:
-                planner = self._planner.with_profile(self._under(levels[place]))
+                planner = self._planner.within_power(levels[place])
                 wanted_s = planner.shortest_time_s if time_s is None else time_s
                 made[place] = None
                 if planner.shortest_time_s <= wanted_s * (1 + 1e-9) < math.inf:
@@ -144,24 +143,12 @@ class Bounded:
 
     def _levels(self) -> list[float]:
         """Limits on an instruction's power, W of one GPU or stage, falling; none, first."""
-        powers = np.unique([one.energy_j / one.time_s for one in self._options()])
+        profile = self._problem.profile
+        options = (one for key in self._problem.kinds for one in profile.options(*key))
+        powers = np.unique([one.energy_j / one.time_s for one in options])
         if len(powers) > _LEVELS:
             powers = np.quantile(powers, np.linspace(0, 1, _LEVELS))
         return [math.inf, *reversed(powers.tolist())]
-
-    def _options(self) -> Iterator[Option]:
-        for key in self._problem.kinds:
-            yield from self._problem.profile.options(*key)
-
-    def _under(self, watts: float) -> InstructionProfile:
-        """The profile without settings that draw more, but for each instruction's lowest."""
-        kept: dict[tuple[int, str, int], Sequence[Option]] = {}
-        for key in self._problem.kinds:
-            options = self._problem.profile.options(*key)
-            lowest = min(options, key=lambda one: one.energy_j / one.time_s)
-            below = [one for one in options if one.energy_j / one.time_s <= watts * (1 + 1e-12)]
-            kept[key] = below or [lowest]
-        return InstructionProfile(kept, self._problem.profile.tensor_parallel)
 
     def _one_limit(self) -> Iterator[Plan]:
         """What one power limit for all GPUs does."""

@@ -17,7 +17,7 @@ from zeus.optimizer.pipeline_frequency.planner.power import PlanPower, PowerBoun
 from zeus.optimizer.pipeline_frequency.planner.problem import EnergyPer, Floats, Ints, Problem
 from zeus.optimizer.pipeline_frequency.planner.search import MOST, STEP, PlanSearch, wanted_times
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, Step
-from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline
 
 Progress = Callable[[int, int], None]
@@ -83,6 +83,7 @@ class Planner:
         self._small = exact is None and choices <= SMALL
         self._exact = exact or self._small
         self._known: list[Plan] = []
+        self._within_power: dict[float, Planner] = {}
         # Effective energies are differences of large numbers: less than this is rounding.
         costs_j = self._problem.costs[self._problem.kind, 0]
         self._equal_j = 1e-12 * float(
@@ -248,18 +249,31 @@ class Planner:
 
     # ---------------------------------------------------------------------------- other plans
 
-    def with_profile(self, profile: InstructionProfile) -> Planner:
-        """A planner for the same pipeline and changes with another profile."""
-        problem = self._problem
-        return Planner(
-            profile,
-            problem.pipeline,
-            p2p_power_w=problem.p2p_power_w,
-            gpus_per_stage=problem.gpus_per_stage,
-            energy_per=problem.energy_per,
-            changes=self.changes,
-            exact=None if self._small else self._exact,
-        )
+    def within_power(self, watts: float) -> Planner:
+        """A planner without settings that draw more, but for each instruction's lowest.
+
+        Args:
+            watts: Of one GPU or of a stage, as the profile's energies are.
+        """
+        found = self._within_power.get(watts)
+        if found is None:
+            problem = self._problem
+            kept: dict[tuple[int, str, int], Sequence[Option]] = {}
+            for key in problem.kinds:
+                options = problem.profile.options(*key)
+                lowest = min(options, key=lambda one: one.energy_j / one.time_s)
+                below = [one for one in options if one.energy_j / one.time_s <= watts * (1 + 1e-12)]
+                kept[key] = below or [lowest]
+            found = self._within_power[watts] = Planner(
+                InstructionProfile(kept, problem.profile.tensor_parallel),
+                problem.pipeline,
+                p2p_power_w=problem.p2p_power_w,
+                gpus_per_stage=problem.gpus_per_stage,
+                energy_per=problem.energy_per,
+                changes=self.changes,
+                exact=None if self._small else self._exact,
+            )
+        return found
 
     def clocks_of(self, stages: Sequence[Sequence[Step]]) -> Ints:
         """The setting of each instruction of a plan as it is written, as a number."""

@@ -8,6 +8,7 @@ Source: section 4 of J.-W. Chung et al., "Reducing Energy Bloat in Large Model T
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ _NAMED = 1_000_000
 
 _NARROW = 24
 """Plans from which on `take`, several times, is faster than an index: in a contiguous array."""
+
+_SMALL = 40_000
+"""Ends of instructions up to which two copies are cheaper than an index for each group."""
 
 _CELLS = 4096
 """Of a table that finds the slowest option within a time in a few steps."""
@@ -106,10 +110,16 @@ class Order:
         levels: Pairs: the group's instructions, and for each those before it, filled up with the
             number of instructions, which stands for none.
         after: For each group, those behind each of its instructions, filled up alike.
+        rows: The instructions, group after group.
+        row_of: The row of each, and last their number.
+        spans: The rows of each group, and of those before each of its instructions.
     """
 
     levels: tuple[tuple[Ints, Ints], ...]
     after: tuple[Ints, ...]
+    rows: Ints
+    row_of: Ints
+    spans: tuple[tuple[slice, Ints], ...]
 
 
 class Problem:
@@ -219,10 +229,16 @@ class Problem:
             durations: (instructions, plans), s.
             order: `reverse` for the time from an instruction's beginning to the iteration's end.
         """
+        order = order or self.forward
         ends = np.zeros((self.count + 1, durations.shape[1]))
-        for level, before in (order or self.forward).levels:
-            ends[level] = last_of(ends, before) + durations[level]
-        return ends
+        if ends.size > _SMALL:
+            for level, before in order.levels:
+                ends[level] = last_of(ends, before) + durations[level]
+            return ends
+        durations = durations.take(order.rows, axis=0)
+        for span, before in order.spans:
+            np.add(last_of(ends, before), durations[span], out=ends[span])
+        return ends.take(order.row_of, axis=0)
 
     def longest(self, durations: Floats) -> Floats:
         """The iteration's time, s, for each of several plans (instructions, plans)."""
@@ -393,11 +409,14 @@ def _order(count: int, arcs: Sequence[tuple[int, int]]) -> Order:
     for tail, head in arcs:
         before[head].append(tail)
         after[tail].append(head)
-    levels = levels_of(count, arcs)
-    return Order(
-        tuple((np.array(level, dtype=np.intp), _filled(level, before, count)) for level in levels),
-        tuple(_filled(level, after, count) for level in levels),
-    )
+    groups = levels_of(count, arcs)
+    levels = [(np.array(one, dtype=np.intp), _filled(one, before, count)) for one in groups]
+    rows = np.concatenate([level for level, _ in levels])
+    row_of = np.append(rows.argsort(), count)
+    ends = itertools.pairwise(np.cumsum([0, *map(len, groups)]).tolist())
+    spans = [(slice(*one), row_of[waits]) for one, (_, waits) in zip(ends, levels, strict=True)]
+    after_each = tuple(_filled(one, after, count) for one in groups)
+    return Order(tuple(levels), after_each, rows, row_of, tuple(spans))
 
 
 def _filled(places: Sequence[int], lists: Sequence[Sequence[int]], none: int) -> Ints:
