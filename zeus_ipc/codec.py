@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ class DecodeError(ValueError):
     """The bytes are not one bounded msgpack map."""
 
 
-def encode(message: dict[str, Any] | Message) -> bytes:
+def encode(message: Mapping[str, Any] | Message) -> bytes:
     """One message as bytes. Thread-safe: a packer has state, so each call creates one."""
     data: bytes = msgpack.Packer(default=_fields).pack(message)
     return data

@@ -26,6 +26,7 @@ from zeus_ipc.client import Client
 from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected, RequestTimeout
 from zeus_ipc.overriding import override
+from zeus_ipc.replies import Envelope
 from zeus_ipc.transport import Subscription, Transport
 from zeusd.core.access import OPEN
 from zeusd.core.core import Core
@@ -272,7 +273,7 @@ class _Running:
         if settled:
             self._journal.delete()
 
-    def _reply(self, conn: int, body: dict[str, Any]) -> None:
+    def _reply(self, conn: int, body: Envelope) -> None:
         waiting = self._replies.get(body["id"])
         if waiting is not None:
             waiting[1].append(_as_said_here(decode_reply(encode(body))))

@@ -13,7 +13,15 @@ from zeus_ipc.replies.accounting import (
     UsageSum,
 )
 from zeus_ipc.replies.administration import AuditRecord, AuditRecords, Permission, Policy, Quiesced
-from zeus_ipc.replies.common import Deferred, Done, ErrorBody, PastResults, Refused, Results
+from zeus_ipc.replies.common import (
+    Deferred,
+    Done,
+    Envelope,
+    ErrorBody,
+    PastResults,
+    Refused,
+    Results,
+)
 from zeus_ipc.replies.leases import (
     Acquired,
     Applied,
@@ -65,6 +73,7 @@ __all__ = [
     "Deferred",
     "Done",
     "EnergyReading",
+    "Envelope",
     "ErrorBody",
     "Estimate",
     "Forgotten",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from zeus_ipc.wire import Message
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
 
 
 class ErrorBody(Message):
@@ -52,3 +55,13 @@ class Deferred(Message):
     """Number of failures since the last report."""
     last: ErrorBody
     """The newest failure."""
+
+
+class Envelope(TypedDict):
+    """A reply: a result or an error, under the id of its request."""
+
+    v: int
+    id: int
+    result: NotRequired[Message]
+    error: NotRequired[ErrorBody]
+    deferred: NotRequired[Deferred]

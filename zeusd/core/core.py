@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from zeus_ipc.controls import RESTORE_ORDER, SPECS, Control, ControlValue
-from zeus_ipc.replies import CpuInfo, ErrorBody
+from zeus_ipc.replies import CpuInfo, Envelope, ErrorBody
 from zeus_ipc.requests import Request
 from zeusd.core.administration import DRIVER_CLOSED
 from zeusd.core.audit_log import AuditLog
@@ -366,10 +366,11 @@ class Core:
         if connection is not None:
             connection.defer(error)
 
-    def take_deferred(self, conn: int) -> dict[str, Any]:
-        """What a reply on this connection has to say of sets that nobody waited for."""
+    def add_deferred(self, conn: int, body: Envelope) -> None:
+        """Adds this connection's failed sets that nobody waited for to a reply."""
         connection = self._connections.get(conn)
-        return {} if connection is None else connection.take_deferred()
+        if connection is not None:
+            connection.add_deferred(body)
 
     def may_know(self, conn: int, uid: int | None) -> bool:
         """Whether who asks on this connection may know processes of this user."""

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 from zeus_ipc.controls import Control, ControlValue
-from zeus_ipc.replies import CallTimes, LedgerState, SourceState, UserLoad
+from zeus_ipc.replies import CallTimes, Envelope, LedgerState, SourceState, UserLoad
 from zeus_ipc.requests import AccountingRequest
 from zeusd.core.model import PendingRestore, Process
 
@@ -99,10 +99,10 @@ class Measured:
 
 @dataclass(slots=True)
 class Reply:
-    """Send this reply. `body` is complete except for the protocol version."""
+    """Send this reply."""
 
     conn: int
-    body: dict[str, Any]
+    body: Envelope
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import Deferred, ErrorBody, GpuInfo, Refused, Results
-from zeus_ipc.wire import Message
+from zeus_ipc.replies import Deferred, Envelope, ErrorBody, GpuInfo, Refused, Results
+from zeus_ipc.wire import PROTOCOL_VERSION, Message
 from zeusd.core.access import Access, Right
 from zeusd.core.deadlines import Deadlines
 from zeusd.core.effects import Reply
@@ -61,24 +61,22 @@ class ClientState:
 
     def refuse(self, outbox: Outbox, request_id: int, failure: Failure) -> None:
         """Answers a request with a failure."""
-        self._answer(outbox, {"id": request_id, "error": error_body(failure)})
+        error = error_body(failure)
+        self._answer(outbox, {"v": PROTOCOL_VERSION, "id": request_id, "error": error})
 
     def reply(self, outbox: Outbox, request_id: int, result: Message) -> None:
         """Answers a request."""
-        self._answer(outbox, {"id": request_id, "result": result})
+        self._answer(outbox, {"v": PROTOCOL_VERSION, "id": request_id, "result": result})
 
-    def _answer(self, outbox: Outbox, body: dict[str, Any]) -> None:
-        if self._last is not None:
-            body |= self.take_deferred()
+    def _answer(self, outbox: Outbox, body: Envelope) -> None:
+        self.add_deferred(body)
         outbox.add(Reply(self.peer.conn, body))
 
-    def take_deferred(self) -> dict[str, Deferred]:
-        """The reply's field for failed sets that nobody waited for; empty: none failed."""
-        if self._last is None:
-            return {}
-        deferred = Deferred(count=self._deferred, last=self._last)
-        self._deferred, self._last = 0, None
-        return {"deferred": deferred}
+    def add_deferred(self, body: Envelope) -> None:
+        """Adds failed sets that nobody waited for to a reply."""
+        if self._last is not None:
+            body["deferred"] = Deferred(count=self._deferred, last=self._last)
+            self._deferred, self._last = 0, None
 
 
 class PerGpu:

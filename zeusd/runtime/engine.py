@@ -15,9 +15,8 @@ from typing import Any
 from zeus_ipc import replies
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import ErrorBody, UserLoad
+from zeus_ipc.replies import Envelope, ErrorBody, UserLoad
 from zeus_ipc.requests import Request
-from zeus_ipc.wire import PROTOCOL_VERSION
 from zeusd.core.accounting import ABSENT
 from zeusd.core.ceilings import Ceiling
 from zeusd.core.core import Core
@@ -124,7 +123,7 @@ class Engine:
         reactor: Reactor,
         nvml: Backend,
         journal: Journal,
-        reply: Callable[[int, dict[str, Any]], None],
+        reply: Callable[[int, Envelope], None],
         boot: str,
         orphan_directories: Sequence[str] = (),
         retry_s: float = RETRY_S,
@@ -161,7 +160,7 @@ class Engine:
             driver_id,
             retry_s,
         )
-        self._reads = Reads(core, reactor, self.sampling, self._driver.submit, self._send)
+        self._reads = Reads(core, reactor, self.sampling, self._driver.submit, reply)
         self._carry_out: dict[type, Callable[[Any], None]] = {
             Reply: self._reply_to,
             Read: self._call,
@@ -318,10 +317,7 @@ class Engine:
             audit.log(level, note.event, extra=fields)
 
     def _reply_to(self, reply: Reply) -> None:
-        self._reply(reply.conn, {"v": PROTOCOL_VERSION, **reply.body})
-
-    def _send(self, conn: int, body: dict[str, Any]) -> None:
-        self._reply(conn, {"v": PROTOCOL_VERSION, **body})
+        self._reply(reply.conn, reply.body)
 
     def _record(self, effects: Sequence[Effect]) -> Sequence[Effect]:
         """Makes durable what the effects of one event journal. Returns what is to be done then.

@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 from zeus_ipc.controls import Control
 from zeus_ipc.replies import (
     EnergyReading,
+    Envelope,
     GpuProcesses,
     GpuState,
     PastResults,
@@ -34,7 +35,7 @@ from zeus_ipc.requests import (
     ReadRequest,
     Request,
 )
-from zeus_ipc.wire import Message
+from zeus_ipc.wire import PROTOCOL_VERSION, Message
 from zeusd.core.core import Core
 from zeusd.core.effects import Read, Reading
 from zeusd.core.model import Failure
@@ -99,7 +100,7 @@ class Reads:
         reactor: Reactor,
         sampling: Sampling,
         submit: Callable[[Read], None],
-        reply: Callable[[int, dict[str, Any]], None],
+        reply: Callable[[int, Envelope], None],
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._core = core
@@ -288,7 +289,11 @@ class Reads:
         pending.missing -= 1
         if pending.missing == 0:
             self._forget(pending)
-            self._answer(pending.conn, pending.request_id, result=pending.of(pending.results))
+            result = pending.of(pending.results)
+            self._answer(
+                pending.conn,
+                {"v": PROTOCOL_VERSION, "id": pending.request_id, "result": result},
+            )
 
     def _forget(self, pending: _Pending) -> None:
         del self._pending[pending]
@@ -298,7 +303,9 @@ class Reads:
             del self._of_connection[pending.conn]
 
     def _refuse(self, conn: int, request_id: int, failure: Failure) -> None:
-        self._answer(conn, request_id, error=error_body(failure))
+        error = error_body(failure)
+        self._answer(conn, {"v": PROTOCOL_VERSION, "id": request_id, "error": error})
 
-    def _answer(self, conn: int, request_id: int, **content: Message) -> None:
-        self._reply(conn, {"id": request_id, **content, **self._core.take_deferred(conn)})
+    def _answer(self, conn: int, body: Envelope) -> None:
+        self._core.add_deferred(conn, body)
+        self._reply(conn, body)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from zeus_ipc.codec import DecodeError, decode_request, id_of
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.operations import OPERATIONS
-from zeus_ipc.replies import ErrorBody
+from zeus_ipc.replies import Envelope, ErrorBody
 from zeus_ipc.requests import Request, request_adapter
 from zeus_ipc.wire import PROTOCOL_VERSION
 
@@ -32,7 +32,7 @@ class Invalid(Exception):
         super().__init__(message)
         more: dict[str, Any] = {"details": details} if details else {}
         self.error = ErrorBody(code=code, message=message, **more)
-        self.reply = {"v": PROTOCOL_VERSION, "id": request_id, "error": self.error}
+        self.reply: Envelope = {"v": PROTOCOL_VERSION, "id": request_id, "error": self.error}
         self.awaited = awaited
 
 

@@ -14,12 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from zeus_ipc.codec import encode
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.operations import OF_REQUEST
-from zeus_ipc.replies import ErrorBody, UserLoad
+from zeus_ipc.replies import Envelope, ErrorBody, UserLoad
 from zeus_ipc.requests import Request
 from zeus_ipc.zmtp import ProtocolError
 from zeusd.core.model import Peer
@@ -148,7 +148,7 @@ class Server:
 
     # ------------------------------------------------------------------------------------ output
 
-    def reply(self, conn: int, body: dict[str, Any]) -> None:
+    def reply(self, conn: int, body: Envelope) -> None:
         """Sends a reply; drops it if its connection has ended."""
         connection = self._connections.get(conn)
         if connection is not None and not connection.closed:
