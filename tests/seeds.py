@@ -7,6 +7,13 @@ import random
 import zlib
 
 VARIABLE = "ZEUSD_TEST_SEED"
+QUICK = "ZEUSD_TEST_QUICK"
+"""If it is set, as by `scripts/test --quick`, randomised tests try a fifth of the cases."""
+
+
+def tries(usual: int) -> int:
+    """How many random cases to try, of so many in a usual run."""
+    return max(1, usual // 5) if os.environ.get(QUICK) else usual
 
 
 def fresh(what: str = "this test") -> int:

@@ -16,7 +16,7 @@ from tests.zeusd.core.world import Odd
 from zeus_ipc.controls import Control
 from zeusd.core.policy import SitePolicy
 
-SCHEDULES = int(os.environ.get("ZEUSD_TEST_SCHEDULES", "2500"))
+SCHEDULES = int(os.environ.get("ZEUSD_TEST_SCHEDULES", seeds.tries(2500)))
 
 numbers = st.integers(0, 7)
 gpus = st.sampled_from(GPUS)
@@ -171,7 +171,7 @@ class Node(RuleBasedStateMachine):
 
 
 Node.TestCase.settings = settings(
-    max_examples=120,
+    max_examples=seeds.tries(120),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

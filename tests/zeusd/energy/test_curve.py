@@ -36,7 +36,7 @@ powers = st.lists(st.integers(20_000, 400_000), min_size=4, max_size=30)
 windows = st.sampled_from([None, 25 * MS, 10 * MS])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=seeds.tries(300), deadline=None)
 @given(powers, windows, st.data())
 def test_energy_never_falls_and_never_jumps(
     powers_mw: list[int], window_ns: int | None, data: st.DataObject
@@ -55,7 +55,7 @@ def test_energy_never_falls_and_never_jumps(
         last_uj = now_uj
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=seeds.tries(200), deadline=None)
 @given(powers, windows, st.data())
 def test_windows_that_follow_each_other_add_up(
     powers_mw: list[int], window_ns: int | None, data: st.DataObject
@@ -68,7 +68,7 @@ def test_windows_that_follow_each_other_add_up(
     assert parts == curve.window(instants[0], instants[-1], False).energy_uj
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=seeds.tries(100), deadline=None)
 @given(st.lists(st.integers(20_000, 400_000), min_size=20, max_size=60), windows)
 def test_over_long_windows_it_is_what_the_counter_says(
     powers_mw: list[int], window_ns: int | None
@@ -79,7 +79,7 @@ def test_over_long_windows_it_is_what_the_counter_says(
     assert abs(energy_uj - counted_uj) <= 400_000 * 50  # half a tick
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=seeds.tries(300), deadline=None)
 @given(powers, windows, st.booleans(), st.data())
 def test_any_window_has_an_energy_and_an_uncertainty(
     powers_mw: list[int], window_ns: int | None, aligned: bool, data: st.DataObject

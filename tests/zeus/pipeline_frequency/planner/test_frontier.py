@@ -39,7 +39,7 @@ def test_no_plan_is_late_or_above_what_is_simpler(kind: str) -> None:
     A thousand more: benchmarks/pipeline_instances.py.
     """
     rnd = fresh(kind)
-    for _ in range(3):
+    for _ in range(seeds.tries(3)):
         instance = random_instance(rnd, kind)
         planner = instance.planner(exact=False)
         frontier = planner.frontier(30)
@@ -65,7 +65,7 @@ def test_times_that_differ_by_rounding_are_one(seed: int) -> None:
     check_frontier(instance, instance.planner(exact=False).frontier())
 
 
-@pytest.mark.parametrize("turn", range(2))
+@pytest.mark.parametrize("turn", range(seeds.tries(2)))
 def test_a_planner_that_is_asked_first_is_not_above_the_frontier(turn: int) -> None:
     """More than 200 instructions, for which only parts of the frontier are searched."""
     rnd = fresh(f"instance {turn}")
@@ -100,7 +100,7 @@ def test_one_time_takes_a_part_of_the_frontiers_work(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exact_frontier_has_every_pareto_point(kind: str) -> None:
     rnd = fresh(kind)
-    for _ in range(2):
+    for _ in range(seeds.tries(2)):
         instance = random_instance(rnd, kind, small=True)
         frontier = instance.planner(exact=True).frontier()
         check_frontier(instance, frontier)

@@ -124,7 +124,7 @@ def test_the_published_savings_without_slowdown(gpu: str, percent: float) -> Non
     assert 100 * (1 - plan.energy_j / found.baseline_energy_j) >= percent
 
 
-@pytest.mark.parametrize("turn", range(4))
+@pytest.mark.parametrize("turn", range(seeds.tries(4)))
 def test_small_pipelines_are_solved_exactly(turn: int) -> None:
     """Compares with all possible plans; energies and times of any scale."""
     rnd = fresh(turn)
@@ -161,7 +161,7 @@ def test_small_pipelines_are_solved_exactly(turn: int) -> None:
             assert plan.effective_energy_j == pytest.approx(least(plan.time_s, 1), abs=precision)
 
 
-@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("turn", range(seeds.tries(3)))
 def test_without_exactness_plans_keep_deadlines_and_never_beat_the_best(turn: int) -> None:
     rnd = fresh(turn)
     profile = random_profile(rnd, 2, 2)
@@ -341,7 +341,7 @@ def test_curves_keep_what_another_does_not_beat() -> None:
     assert curve_of(options, 10.0, 2, "stage").cost_j[0] == 300 - 20
 
 
-@pytest.mark.parametrize("turn", range(5))
+@pytest.mark.parametrize("turn", range(seeds.tries(5)))
 def test_the_table_of_options_finds_what_looking_at_each_finds(turn: int) -> None:
     rng = np.random.default_rng(fresh(turn).randrange(2**32))
     problem = Problem(measured("a40"), one_f_one_b(8, 4), p2p_power_w=70.38)
