@@ -26,6 +26,7 @@ from zeus_ipc.wire import (
     Message,
     MilliWatts,
     Uuid,
+    matching,
 )
 
 
@@ -326,7 +327,7 @@ class Persist(_Request):
     """The controls of each GPU."""
 
 
-CeilingName = Annotated[str, Field(pattern=controls.CEILING_NAME)]
+CeilingName = Annotated[str, matching(controls.CEILING_NAME, "choose fleet, persisted or job:ID")]
 """`fleet`: for a power budget over many nodes. `persisted`: until a `restore`. `job:ID`: for a job,
 as `LeaseInfo.job` names it; it ends with the job's control group. `site` is in zeusd.toml."""
 
@@ -430,8 +431,20 @@ class GetMetrics(_Request):
     op: Literal["metrics"] = "metrics"
 
 
-AccountName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./+-]{0,319}$")]
+AccountName = Annotated[
+    str,
+    matching(
+        r"[A-Za-z0-9][A-Za-z0-9_./+-]{0,319}",
+        "a job or pod is named by up to 320 letters, digits and _ . / + -",
+    ),
+]
 """A job's id, or `namespace/pod`."""
+
+Run = Annotated[
+    str,
+    matching(r"[A-Za-z0-9_.:-]{0,64}", "a run is named by up to 64 letters, digits and _ . : -"),
+]
+"""Distinguishes runs of one job: a restart count, or the SLUID."""
 
 Uid = Annotated[int, Field(ge=-1, le=2**32 - 2)]
 """A user's number; -1: no user."""
@@ -463,7 +476,7 @@ class Allocate(_Request):
     """Kind of the holder."""
     name: AccountName
     """Slurm's job id, or `namespace/pod`."""
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,64}$")] = ""
+    run: Run = ""
     """Distinguishes runs of one job: a restart count, or the SLUID."""
     uid: Uid = NOBODY
     """The user to charge; without one, only the job or pod is charged."""
@@ -472,7 +485,9 @@ class Allocate(_Request):
     parts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Number of parts that `weight` counts, such as 7 slices (MIG); parts that nobody holds are
     charged to nobody. 0: holders share all of it."""
-    control_group: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
+    control_group: Annotated[
+        str, matching(r"[A-Za-z0-9_.-]{0,64}", "give the last part of the control group's path")
+    ] = ""
     """Name of the job's or pod's control group, if it differs from `name`: a SLUID, a pod's uid."""
 
 
@@ -490,7 +505,7 @@ class Deallocate(_Request):
     """Kind of the holder."""
     name: AccountName
     """As in `allocate`."""
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,64}$")] | None = None
+    run: Run | None = None
     """Only of this run; None: of every run."""
 
 

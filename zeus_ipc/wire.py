@@ -12,9 +12,10 @@ ignore unknown fields. A message never says who sent it: the daemon asks the ker
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from zeus_ipc import controls
 from zeus_ipc.controls import Control
@@ -30,6 +31,30 @@ Uuid = Annotated[str, Field(min_length=1, max_length=96)]
 
 Gpus = Annotated[list[Uuid], Field(min_length=1, max_length=64)]
 """GPUs that the request is for, each with a result of its own."""
+
+
+def matching(pattern: str, rule: str) -> AfterValidator:
+    """Accepts strings that match a pattern; others get an error with the rule in words."""
+
+    def check(value: str) -> str:
+        if re.fullmatch(pattern, value) is None:
+            raise ValueError(f"{value!r:.80} is not valid; {rule}")
+        return value
+
+    return AfterValidator(check)
+
+
+def explain(fault: Any, *skip: object) -> str:
+    """Describes one of pydantic's errors.
+
+    Args:
+        fault: An item of `ValidationError.errors()`.
+        skip: Parts of its location that its reader does not know.
+    """
+    where = ".".join(str(part) for part in fault["loc"] if part not in skip)
+    text = re.sub("^Value error, | or (object|instance) .*", "", fault["msg"])
+    return f"{where}: {text}" if where else text
+
 
 MegaHertz = Annotated[int, Field(ge=0, le=controls.MAX_MHZ)]
 MilliWatts = Annotated[int, Field(ge=1, le=controls.MAX_MW)]

@@ -73,6 +73,7 @@ def serve(config_path: str | None, **options: str | None) -> None:
     """
     from pydantic import ValidationError
 
+    from zeus_ipc.wire import explain
     from zeusd import logs
     from zeusd.config import Config, ConfigError, load
     from zeusd.main import serve as run
@@ -88,7 +89,7 @@ def serve(config_path: str | None, **options: str | None) -> None:
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         name = str(fault["loc"][-1]).replace("_", "-")
-        raise SystemExit(f"zeusd: --{name}: {fault['msg']}") from None
+        raise SystemExit(f"zeusd: --{name}: {explain(fault, *fault['loc'])}") from None
     logs.configure(config.log.level, config.log.format)
     sys.exit(run(config, read))
 

@@ -25,6 +25,7 @@ from pydantic import (
 
 from zeus_ipc.controls import Control
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH
+from zeus_ipc.wire import MegaHertz, explain, matching
 from zeusd.core.access import LOWERING, OPEN, Access, AllowRule, RootMay
 from zeusd.core.policy import (
     GpuRule,
@@ -65,7 +66,9 @@ class DaemonSection(_Section):
 
     socket: str = DEFAULT_SOCKET_PATH
     """Where clients connect, unless systemd passes a socket."""
-    socket_mode: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "0660"
+    socket_mode: Annotated[
+        str, matching("0?[0-7]{3}", 'write three octal digits, such as "0660"')
+    ] = "0660"
     """Permission bits, octal, of the socket that zeusd creates unless systemd passes one. Users
     who may not write to it cannot connect."""
     socket_group: str | None = None
@@ -147,6 +150,18 @@ class RestoreSection(_Section):
     """What `systemctl stop` does with leases of running processes. A restart always keeps them."""
 
 
+Watts = Annotated[float, Field(ge=0, le=100_000)]
+
+
+def _ascending(value: tuple[Any, Any]) -> tuple[Any, Any]:
+    if value[0] > value[1]:
+        raise ValueError("the first number must not be above the second")
+    return value
+
+
+Clocks = Annotated[tuple[MegaHertz, MegaHertz], AfterValidator(_ascending)]
+
+
 class GpuSection(_Section):
     """`[[gpu]]`: a rule for the GPUs that `match` names; the first that matches applies."""
 
@@ -158,9 +173,9 @@ class GpuSection(_Section):
     """Whether zeusd lowers a power limit above the site limit whenever it sees one: at start, after
     `zeusctl resume`, after a GPU returned, and when someone raised it outside zeusd. Clock ranges
     are written at start, after `zeusctl resume`, and after a GPU returned."""
-    gpu_clocks_mhz: tuple[int, int] | None = None
+    gpu_clocks_mhz: Clocks | None = None
     """Range that a restore writes to the graphics clock; unset: unlocked."""
-    memory_clocks_mhz: tuple[int, int] | None = None
+    memory_clocks_mhz: Clocks | None = None
     """The same for the memory clock."""
 
     @model_validator(mode="after")
@@ -172,12 +187,6 @@ class GpuSection(_Section):
                 "[[gpu]] rule"
             )
         return self
-
-
-def _ascending(value: tuple[Any, Any] | None) -> tuple[Any, Any] | None:
-    if value is not None and value[0] > value[1]:
-        raise ValueError("the first number must not be above the second")
-    return value
 
 
 class AccessSection(_Section):
@@ -218,11 +227,11 @@ class AllowSection(_Section):
     """Shell patterns for UUID or product name, or NVML indices: 0 and "0" are the same."""
     controls: Annotated[list[Control], Field(min_length=1)] = sorted(LOWERING)
     """Controls that they may change."""
-    power_limit_w: Annotated[tuple[float, float] | None, AfterValidator(_ascending)] = None
+    power_limit_w: Annotated[tuple[Watts, Watts], AfterValidator(_ascending)] | None = None
     """Smallest and largest limit, in watts; the site limit applies as well."""
-    gpu_clocks_mhz: Annotated[tuple[int, int] | None, AfterValidator(_ascending)] = None
+    gpu_clocks_mhz: Clocks | None = None
     """Smallest and largest graphics clock."""
-    memory_clocks_mhz: Annotated[tuple[int, int] | None, AfterValidator(_ascending)] = None
+    memory_clocks_mhz: Clocks | None = None
     """Smallest and largest memory clock."""
 
     def rule(self) -> AllowRule:
@@ -441,13 +450,13 @@ def load(path: str) -> Config:
         ConfigError: It cannot be read, is not TOML, or has a setting that zeusd does not accept.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"{path}: cannot be read ({reason})") from None
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         match = re.search(r"line (\d+)", str(error))
         line = f"{match.group(1)}" if match else "last"
         reason = re.sub(r" \(at (line|end).*\)$", "", str(error))
@@ -456,8 +465,7 @@ def load(path: str) -> Config:
         config = Config.model_validate(data)
     except ValidationError as error:
         faults = [
-            f"{path}: line {_line_of(text, fault['loc'])}: {_name(fault['loc'])}: "
-            f"{_explain(fault['type'], fault['msg'])}"
+            f"{path}: line {_line_of(text, fault['loc'])}: {_explain(fault)}"
             for fault in error.errors(include_url=False, include_input=False)
         ]
         raise ConfigError("\n".join(faults)) from None
@@ -471,14 +479,14 @@ def load(path: str) -> Config:
     return config
 
 
-def _explain(kind: str, message: str) -> str:
-    if kind == "extra_forbidden":
-        return "zeusd has no such setting; check the spelling"
-    return message[:1].lower() + message[1:]
-
-
-def _name(loc: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in loc)
+def _explain(fault: Any) -> str:
+    name = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "extra_forbidden":
+        return f"{name}: zeusd has no such setting; check the spelling"
+    if name in Config.model_fields:
+        section = f"[[{name}]]" if fault["type"] == "list_type" else f"[{name}]"
+        return f"{name}: write it as {section}"
+    return explain(fault)
 
 
 def _line_of(text: str, loc: tuple[int | str, ...]) -> int:

@@ -56,11 +56,21 @@ def test_a_good_file_becomes_a_policy(tmp_path: Path) -> None:
         (GOOD + "\n[[gpu]]\nmatch = 'x'\npower_limit_w = -1\n", 19, "gpu.2.power_limit_w"),
         ("# comment\n[restore]\npower_limit = 'maximum'\n", 3, "restore.power_limit"),
         ("[server]\nmax_connections = 'many'\n", 2, "server.max_connections"),
-        ("daemon.socket_mode = '9999'\n", 1, "daemon.socket_mode"),
+        (
+            "daemon.socket_mode = '9999'\n",
+            1,
+            "daemon.socket_mode: '9999' is not valid; write three",
+        ),
+        ("log = 'debug'\n", 1, "log: write it as [log]"),
+        ("[gpu]\nmatch = 'x'\n", 1, "gpu: write it as [[gpu]]"),
+        ("[[gpu]]\ngpu_clocks_mhz = [1200, 900]\n", 2, "gpu.0.gpu_clocks_mhz: the first number"),
+        ("[[gpu]]\nmemory_clocks_mhz = [-5, 900]\n", 2, "gpu.0.memory_clocks_mhz.0"),
+        ("[[allow]]\npower_limit_w = [0, inf]\n", 2, "allow.0.power_limit_w.1"),
+        ("[[allow]]\npower_limit_w = [nan, nan]\n", 2, "allow.0.power_limit_w.0"),
         ("[[allow]]\nusers=['*']\npower_limit_w = [200, 100]\n", 3, "allow.0.power_limit_w"),
         ("[[allow]]\ncontrols = ['fan']\n", 2, "allow.0.controls"),
         ("[access]\nroot = true\n", 2, "access.root"),
-        ("[[gpu]]\nenforce = true\n", 1, "enforce needs a power_limit_w, gpu_clocks_mhz or"),
+        ("[[gpu]]\nenforce = true\n", 1, "gpu.0: enforce needs a power_limit_w, gpu_clocks_mhz or"),
     ],
 )
 def test_a_bad_file_is_reported_with_its_line(
@@ -70,6 +80,18 @@ def test_a_bad_file_is_reported_with_its_line(
         load(write(tmp_path, text))
     assert f"line {line}: " in str(caught.value)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["[" * 3000, "9" * 5000])
+def test_a_value_that_the_parser_cannot_hold_is_not_valid_toml(tmp_path: Path, value: str) -> None:
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load(write(tmp_path, f"a = {value}\n"))
+
+
+def test_a_byte_order_mark_is_no_setting(tmp_path: Path) -> None:
+    path = tmp_path / "zeusd.toml"
+    path.write_bytes(b"\xef\xbb\xbf[log]\r\nlevel = 'debug'\r\n")
+    assert load(str(path)).log.level == "debug"
 
 
 def test_users_groups_and_ranges_become_rules(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, Validati
 
 from zeus.analyze import HistoryEntry
 from zeus.utils.atomic import write_text
+from zeus_ipc.wire import explain
 
 MASTER_LOG = "master.log"
 HISTORY = "history.json"
@@ -136,9 +137,7 @@ def _load(path: Path, model: type[Model], what: str) -> Model:
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path} cannot be read ({error})") from None
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, fault["loc"]))
-        raise FileError(f"{path} is not a {what}: {where} {fault['msg']}") from None
+        raise FileError(f"{path} is not a {what}: {explain(error.errors()[0])}") from None
 
 
 def save(path: Path, content: BaseModel | str) -> None:

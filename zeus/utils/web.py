@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from zeus import __version__
 from zeus.exceptions import ZeusBaseError
+from zeus_ipc.wire import explain
 
 MOST_BYTES = 32 * 2**20
 """Maximum size of a request."""
@@ -197,17 +198,8 @@ def add_validation_errors(app: FastAPI) -> None:
     async def invalid(
         request: Request, error: RequestValidationError | ValidationError
     ) -> JSONResponse:
-        return refusal(422, _sentence(error.errors()))
-
-
-def _sentence(errors: Any) -> str:
-    """Describes the first three errors."""
-    found = []
-    for error in list(errors)[:3]:
-        where = ".".join(str(part) for part in error["loc"] if part not in ("body", "query"))
-        message = str(error["msg"]).removeprefix("Value error, ")
-        found.append(f"{where}: {message}" if where else message)
-    return "; ".join(found)
+        faults = [explain(fault, "body", "query") for fault in error.errors()[:3]]
+        return refusal(422, "; ".join(faults))
 
 
 def page(package: str) -> HTMLResponse:

@@ -11,7 +11,7 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.operations import OPERATIONS
 from zeus_ipc.replies import Envelope, ErrorBody
 from zeus_ipc.requests import Request, request_adapter
-from zeus_ipc.wire import PROTOCOL_VERSION
+from zeus_ipc.wire import PROTOCOL_VERSION, explain
 
 INVALID = 1.0
 """Cost of a request that is refused at once."""
@@ -79,9 +79,6 @@ def decode(data: bytes) -> Request:
         return request
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False, include_context=False)[:3]
-        text = "; ".join(
-            f"{'.'.join(str(part) for part in fault['loc'][1:])}: {fault['msg']}"
-            for fault in faults
-        )
+        text = "; ".join(explain(fault, message["op"]) for fault in faults)
         text, awaited = f"the request is not valid: {text}", message.get("block") is not False
         raise Invalid(request_id, ErrorCode.BAD_REQUEST, text, awaited) from None

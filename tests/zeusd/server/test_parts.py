@@ -66,7 +66,17 @@ def request(**fields: object) -> bytes:
         (request(op="state", gpus=[]), 7, ErrorCode.BAD_REQUEST, "gpus"),
         (request(op="state", gpus=["x"] * 1025), 7, ErrorCode.BAD_REQUEST, "1025 exceeds"),
         (request(op=["x"] * 1025, gpus=[{"id": 3}]), 7, ErrorCode.BAD_REQUEST, "1025 exceeds"),
-        (request(op="allocate", name="x" * 400), 7, ErrorCode.BAD_REQUEST, "name"),
+        (request(op="allocate", name="x" * 400), 7, ErrorCode.BAD_REQUEST, "letters, digits and"),
+        (
+            request(op="deallocate", name="a b"),
+            7,
+            ErrorCode.BAD_REQUEST,
+            "name: 'a b' is not valid",
+        ),
+        (
+            request(op="publish_profile", gpus=["x"], limits_mw=[1]),
+            *(7, ErrorCode.BAD_REQUEST, "is not valid: a profile needs one progress"),
+        ),
         (request(op="set_power_limit", gpus=["x"]), 7, ErrorCode.BAD_REQUEST, "power_limit_mw"),
     ],
 )

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from zeus.policy.knowledge import Place
 from zeus.policy.signal import Signal
 from zeus.policy.trade_off import Relative, TradeOff, time_of_day
+from zeus_ipc.wire import matching
 
 JOBS_URL = "/jobs"
 BATCH_SIZE_URL = "/jobs/batch_size"
@@ -32,7 +33,10 @@ Reason = Literal["ok", "failed", "oom", "lost", "cancelled"]
 crash; `oom` when GPU memory was too small; `lost` when its reports stopped; `cancelled` by a person
 or a scheduler."""
 
-JobId = Annotated[str, Field(min_length=1, max_length=400, pattern=r"^[^\x00-\x1f/?#]+$")]
+JobId = Annotated[
+    str,
+    matching(r"[^\x00-\x1f/?#]{1,400}", "use 1 to 400 characters, no control characters or / ? #"),
+]
 # The maximum keeps all sums and costs finite.
 Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]

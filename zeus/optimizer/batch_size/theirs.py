@@ -20,6 +20,7 @@ from zeus.optimizer.batch_size.common import CreatedJob
 from zeus.optimizer.batch_size.database import url_of
 from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORuntimeError
 from zeus.optimizer.batch_size.trials import Status, Trial
+from zeus_ipc.wire import explain
 
 _TABLES = ("Job", "BatchSize", "Trial")
 _STATUS: dict[str, Status] = {"Dispatched": "running", "Succeeded": "ok", "Failed": "failed"}
@@ -99,10 +100,8 @@ def _spec(row: Row[Any], sizes: list[int], name: str) -> CreatedJob:
     try:
         return CreatedJob.model_validate({**known, "batch_sizes": sizes, "policy": "pruning-gts"})
     except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(map(str, fault["loc"]))
         raise ZeusBSORuntimeError(
-            f"job {row.job_id} of {name} cannot be taken over: {where}: {fault['msg']}"
+            f"job {row.job_id} of {name} cannot be taken over: {explain(error.errors()[0])}"
         ) from None
 
 

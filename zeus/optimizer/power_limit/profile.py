@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationErr
 from zeus.optimizer.power_limit.estimates import Sample
 from zeus.utils.atomic import write_text
 from zeus_ipc.controls import profile_id, profile_name
+from zeus_ipc.wire import explain
 
 
 class PowerLimitMeasurement(BaseModel):
@@ -179,8 +180,8 @@ def load(path: Path) -> Profile:
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(f"{path} cannot be read ({error})") from None
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        raise ProfileError(f"{path} is not a power limit profile: {fault['msg']}") from None
+        fault = explain(error.errors()[0])
+        raise ProfileError(f"{path} is not a power limit profile: {fault}") from None
     if not profile.measurements:
         raise ProfileError(f"{path} holds no measurements")
     return profile
