@@ -9,6 +9,7 @@ from typing import Any
 
 import msgpack
 
+from zeus_ipc.errors import RequestRejected
 from zeus_ipc.wire import MAX_REQUEST_BYTES, Message
 
 _unpack = partial(msgpack.unpackb, raw=False, strict_map_key=True, max_bin_len=0, max_ext_len=0)
@@ -37,6 +38,8 @@ def _fields(one: object) -> dict[str, Any] | int:
         return {name: value for name, value in values.items() if name in given}
     if hasattr(one, "__index__") and not isinstance(one, int):
         return operator.index(one)
+    if isinstance(one, int):
+        raise RequestRejected("a number is too large for a request; choose a smaller one")
     raise TypeError(f"{type(one).__name__} {one!r:.40} cannot be part of a request")
 
 

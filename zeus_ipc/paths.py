@@ -9,10 +9,10 @@ DEFAULT_SOCKET_PATH = "/run/zeusd/zeusd.sock"
 
 
 def socket_path(explicit: str | os.PathLike[str] | None = None) -> str:
-    """The daemon's socket: `explicit`, else `$ZEUSD_SOCK_PATH`, else `/run/zeusd/zeusd.sock`."""
-    if explicit is not None:
-        return os.fspath(explicit)
-    return os.environ.get(SOCKET_ENV) or DEFAULT_SOCKET_PATH
+    """The daemon's socket: the first of `explicit`, `$ZEUSD_SOCK_PATH` and the default that is not
+    empty.
+    """
+    return os.fspath(explicit or "") or os.environ.get(SOCKET_ENV) or DEFAULT_SOCKET_PATH
 
 
 def stream_path(socket: str) -> str:

@@ -128,6 +128,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     # The client's warnings are for programs; verbs report what matters themselves.
     logging.getLogger("zeus_ipc").addHandler(logging.NullHandler())
     logging.getLogger("zeus_ipc").propagate = False
+    if sys.stdout is None:  # it is closed
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the end
     arguments = sys.argv[1:] if arguments is None else arguments
     json_wanted = "--json" in (
         arguments[: arguments.index("--")] if "--" in arguments else arguments

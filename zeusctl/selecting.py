@@ -42,7 +42,7 @@ def select(text: str, gpus: Sequence[GpuInfo]) -> list[GpuInfo]:
 def _find(part: str, gpus: Sequence[GpuInfo]) -> list[GpuInfo]:
     if part == "all":
         return list(gpus)
-    if part.isdigit():
+    if part.isdecimal():
         return [gpu for gpu in gpus if gpu.index == int(part)]
     span = re.fullmatch(r"([0-9]+)-([0-9]+)", part)
     if span is not None:
@@ -52,4 +52,5 @@ def _find(part: str, gpus: Sequence[GpuInfo]) -> list[GpuInfo]:
     if part.upper().startswith("GPU-"):
         matching = [gpu for gpu in gpus if gpu.uuid.lower().startswith(part.lower())]
         return matching if len(matching) == 1 else []
-    return [gpu for gpu in gpus if part and gpu.pci_address.lower().endswith(part.lower())]
+    at = [gpu for gpu in gpus if part and gpu.pci_address.lower().endswith(part.lower())]
+    return at if len({gpu.pci_address for gpu in at}) == 1 else []

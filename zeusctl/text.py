@@ -127,9 +127,10 @@ def parse_duration(text: str) -> float:
         ValueError: It is none of these.
     """
     match = re.fullmatch(r"([0-9]*\.?[0-9]+) *(ms|s|min|m|h|d)?", text.strip())
-    if match is None or float(match[1]) <= 0:
+    found_s = float(match[1]) * _UNITS_S[match[2] or "s"] if match else 0.0
+    if not 0 < found_s <= 1e9:  # 31 years
         raise ValueError(f"{text!r} is not a duration; write 30s, 10m, 2h or 1d")
-    return float(match[1]) * _UNITS_S[match[2] or "s"]
+    return found_s
 
 
 def wall_time(t_ns: int, now_ns: int, now: datetime | None = None) -> datetime:

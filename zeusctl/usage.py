@@ -49,14 +49,16 @@ def instant(text: str, where: tzinfo | None, now: datetime) -> datetime:
     if text == "now":
         return now
     try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
         try:
-            return now - timedelta(seconds=parse_duration(text))
+            found = datetime.fromisoformat(text)
         except ValueError:
-            raise ValueError(
-                f"{text!r} is not a time; write 7d, 2026-11-01 or 2026-11-01T12:00"
-            ) from None
+            found = now - timedelta(seconds=parse_duration(text))
+        if not 1970 < found.year < 9999:
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is not a time; write 7d, 2026-11-01 or 2026-11-01T12:00"
+        ) from None
     return _local(found, where) if found.tzinfo is None else found
 
 

@@ -111,6 +111,9 @@ def test_the_exit_code_is_1_if_the_sum_differs_from_the_meters(
     ("arguments", "part"),
     [
         (("energy", "--since", "soon"), "'soon' is not a time"),
+        (("energy", "--since", "99999999999d"), "is not a time"),
+        (("energy", "--until", "9999-12-31T23:59"), "is not a time"),
+        (("allocate", "0", "--job", "1", "--user", "²"), "there is no user '²'"),
         (("energy", "--tz", "Mars/Olympus"), "is not a time zone"),
         (("energy", "--since", "1h", "--until", "2h"), "end must be after the beginning"),
         (("energy", "--since", "2000-01-01", "--daily"), "over 400 days"),

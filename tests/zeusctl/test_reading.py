@@ -344,6 +344,14 @@ def test_without_a_daemon_every_verb_reports_it_in_one_sentence(ctl: Ctl, tmp_pa
         (("set",), Exit.USAGE, "Missing argument 'GPUS'"),
         (("show",), Exit.USAGE, "name a GPU: zeusctl show 0"),
         (("release", "--job", "x" * 300), Exit.FAILED, "at most 64 characters"),
+        (("release", "--job", ""), Exit.USAGE, "--job is empty"),
+        (("release", "--pid", "9" * 25), Exit.FAILED, "a number is too large for a request"),
+        (("set", "0", "-p", "200", "--confirm-within", f"{'9' * 16}d"), Exit.USAGE, "write 30s"),
+        (
+            ("set", "0", "-p", "200", "--ceiling", "fleet", "--for", "31d"),
+            Exit.USAGE,
+            "--for is at most 30d",
+        ),
         (("plot", "-o", "/no/such/p.png"), Exit.FAILED, "/no/such/p.png cannot be written"),
         (("record", "-o", "/no/such/p.csv", "-d", "1s"), Exit.FAILED, "/no/such/p.csv: No such"),
         (
@@ -377,6 +385,12 @@ def test_alone_it_says_what_it_can_do(ctl: Ctl) -> None:
     said = ctl()
     assert (said.code, said.err) == (0, "")
     assert said.out == ctl("--help").out
+
+
+def test_a_closed_standard_output_is_no_failure(daemon: RunningDaemon) -> None:
+    line = [sys.executable, "-m", "zeusctl", "--socket", daemon.socket, "status"]
+    ran = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *line], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_a_full_disk_is_reported_in_one_sentence(daemon: RunningDaemon) -> None:

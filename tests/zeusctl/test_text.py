@@ -114,7 +114,9 @@ def test_gpus_by_what_a_person_says(said: str, indices: list[int]) -> None:
     assert [gpu.index for gpu in select(said, gpus(4))] == indices
 
 
-@pytest.mark.parametrize("said", ["4", "2-5", "3-1", "x", "", "1,", "GPU-", "-1", "GPU-9"])
+@pytest.mark.parametrize(
+    "said", ["4", "2-5", "3-1", "x", "", "1,", "GPU-", "-1", "GPU-9", "0.0", "²"]
+)
 def test_gpus_that_are_not_there(said: str) -> None:
     with pytest.raises(CommandError, match="name one of 0, 1, 2, 3") as raised:
         select(said, gpus(4))

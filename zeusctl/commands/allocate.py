@@ -186,7 +186,7 @@ def _uid(user: str | None) -> int | None:
 
     if user is None:
         return None
-    if user.isdigit():
+    if user.isdecimal():
         return int(user)
     try:
         return pwd.getpwnam(user).pw_uid

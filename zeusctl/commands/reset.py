@@ -154,7 +154,7 @@ def _lines(report: ResetReport) -> list[str]:
 
 @click.command()
 @click.option("--pid", "pids", multiple=True, type=click.IntRange(min=1), help="Of this process.")
-@click.option("--job", default="", help="Of this job: Slurm's job id or SLUID, or a pod's UID.")
+@click.option("--job", help="Of this job: Slurm's job id or SLUID, or a pod's UID.")
 @click.option("--all", "everybody", is_flag=True, help="Release everyone's (administrators).")
 @click.option(
     "--gpus",
@@ -164,7 +164,9 @@ def _lines(report: ResetReport) -> list[str]:
 )
 @common_options
 @pass_session
-def release(session: Session, pids: tuple[int, ...], job: str, everybody: bool, gpus: str) -> None:
+def release(
+    session: Session, pids: tuple[int, ...], job: str | None, everybody: bool, gpus: str
+) -> None:
     """Release leases: your own, or those of a process or job.
 
     Restore what was changed under them. Without options, release all leases of your processes. It
@@ -175,11 +177,13 @@ def release(session: Session, pids: tuple[int, ...], job: str, everybody: bool, 
     """
     from zeusctl.reports import ReleaseReport
 
+    if job == "":
+        raise click.UsageError("--job is empty; name a job, or omit --job")
     if session.node.gpus or gpus != "all":
         uuids = [] if gpus == "all" else [gpu.uuid for gpu in session.gpus(gpus)]
         # For an administrator, a process or a job may belong to anyone.
         whose = "all" if everybody or ((pids or job) and session.client.policy().admin) else "user"
-        released = session.client.release(uuids, whose=whose, pids=pids, job=job)
+        released = session.client.release(uuids, whose=whose, pids=pids, job=job or "")
     else:
         released = 0
     report = ReleaseReport(at=now(), released=released)

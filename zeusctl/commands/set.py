@@ -199,6 +199,8 @@ def _set_ceiling(
         )
     if fallback is not None and ttl_s is None:
         raise click.UsageError("--then needs --for: after which time?", click.get_current_context())
+    if ttl_s is not None and ttl_s > 30 * 86_400:
+        raise click.UsageError("--for is at most 30d", click.get_current_context())
     chosen = session.gpus(gpus)
     highest = session.client.set_ceiling(
         [gpu.uuid for gpu in chosen],
