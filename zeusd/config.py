@@ -64,7 +64,7 @@ class _Section(BaseModel):
 class DaemonSection(_Section):
     """`[daemon]`: the socket and the files."""
 
-    socket: str = DEFAULT_SOCKET_PATH
+    socket: Annotated[str, Field(min_length=1)] = DEFAULT_SOCKET_PATH
     """Where clients connect, unless systemd passes a socket."""
     socket_mode: Annotated[
         str, matching("0?[0-7]{3}", 'write three octal digits, such as "0660"')
@@ -73,7 +73,7 @@ class DaemonSection(_Section):
     who may not write to it cannot connect."""
     socket_group: str | None = None
     """Group that owns the socket; unset: the daemon's own."""
-    state_dir: str = DEFAULT_STATE_DIR
+    state_dir: Annotated[str, Field(min_length=1)] = DEFAULT_STATE_DIR
     """Directory of the journal. It must survive the daemon, but not a reboot."""
     stop_timeout_s: Annotated[float, Field(ge=0, le=600)] = 10.0
     """How long a stop waits for restores."""

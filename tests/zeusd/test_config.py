@@ -183,10 +183,13 @@ def test_check_config(tmp_path: Path) -> None:
     assert "none.toml: cannot be read (No such file or directory)" in failed.output
 
 
-def test_a_wrong_option_is_named() -> None:
-    failed = CliRunner().invoke(main, ["serve", "--socket-mode", "rw-rw-rw-"])
+@pytest.mark.parametrize(
+    ("option", "value"), [("--socket-mode", "rw-rw-rw-"), ("--socket", ""), ("--state-dir", "")]
+)
+def test_a_wrong_option_is_named(option: str, value: str) -> None:
+    failed = CliRunner().invoke(main, ["serve", option, value])
     assert failed.exit_code == 1
-    assert "--socket-mode" in failed.output
+    assert failed.output.startswith(f"zeusd: {option}: ")
 
 
 SHIPPED = Path(__file__).resolve().parents[2] / "systemd" / "zeusd.toml"

@@ -10,11 +10,12 @@ import stat
 import time
 from pathlib import Path
 
-from zeusd.identity import is_trusted
+from zeusd.identity import EMBEDDED_PREFIX, JOURNAL_NAME, is_trusted
 
 log = logging.getLogger(__name__)
 
 _LOCK_PAUSE_S = 0.05
+_NOT_MINE = "is not a directory that this user alone may write"
 
 
 class JournalError(Exception):
@@ -26,7 +27,7 @@ def prepare_directory(directory: Path) -> None:
 
     Raises:
         OSError: It cannot be created.
-        JournalError: A file in its place cannot be moved away.
+        JournalError: What is in its place is not zeusd's, or cannot be moved away.
     """
     directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     for _ in range(2):
@@ -36,11 +37,17 @@ def prepare_directory(directory: Path) -> None:
         mine = found.st_uid == os.geteuid() and not found.st_mode & 0o022
         if stat.S_ISDIR(found.st_mode) and mine:
             return
-        put_aside(directory, "is not a directory that this user alone may write")
+        if not (stat.S_ISDIR(found.st_mode) and _was_zeusds(directory)):
+            break  # somebody's home or file, named by mistake
+        put_aside(directory, _NOT_MINE)
     raise JournalError(
-        f"the state directory {directory} reappears each time it is moved away; choose another "
-        "with --state-dir"
+        f"the state directory {directory} {_NOT_MINE}; choose another with --state-dir"
     )
+
+
+def _was_zeusds(directory: Path) -> bool:
+    names = os.listdir(directory)
+    return not names or any(one.startswith((JOURNAL_NAME, EMBEDDED_PREFIX)) for one in names)
 
 
 def take_lock(path: Path, wait_s: float) -> int:

@@ -47,6 +47,7 @@ class Listener:
                 "with --socket"
             )
         gid = _group_id(group)
+        self._must_be_socket()
         try:
             Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             self._lock_fd = os.open(
@@ -95,16 +96,22 @@ class Listener:
             ) from None
         return listening
 
-    def _remove_stale(self) -> None:
+    def _must_be_socket(self) -> bool:
+        """Returns whether there is a socket; nothing but a socket may be in its place."""
         try:
             found = os.lstat(self.path)
-        except FileNotFoundError:
-            return
+        except OSError:
+            return False
         if not stat.S_ISSOCK(found.st_mode):
             raise ListenError(
                 f"{self.path} exists and is not a socket; remove it, or choose another path with "
                 "--socket"
             )
+        return True
+
+    def _remove_stale(self) -> None:
+        if not self._must_be_socket():
+            return
         # Another process may listen there without this lock, such as systemd.
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(1.0)

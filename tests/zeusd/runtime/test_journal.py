@@ -170,36 +170,49 @@ def test_an_untrusted_journal_is_moved_aside_unread_and_unfollowed(
     assert os.path.lexists(aside)
 
 
-@pytest.mark.parametrize("kind", ["link", "file", "writable", FOREIGN])
+@pytest.mark.parametrize("kind", ["writable", FOREIGN])
 def test_a_state_directory_that_cannot_be_trusted_is_moved_aside(tmp_path: Path, kind: str) -> None:
     """To write the journal is to have zeusd write to GPUs."""
-    state, target = tmp_path / "state", tmp_path / "target"
-    target.mkdir()
-    if kind == "link":
-        state.symlink_to(target)
-    elif kind == "file":
-        state.write_text("x")
-    else:
-        state.mkdir()
-        state.chmod(0o777)
-        if kind == "foreign":
-            state.chmod(0o700)
-            os.chown(state, 65534, 65534)
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "journal").write_text("x")
+    state.chmod(0o777)
+    if kind == "foreign":
+        state.chmod(0o700)
+        os.chown(state, 65534, 65534)
     journal = Journal(state, "journal", BOOT)
     assert journal.open() == {}
     put(journal, "a", {"x": 1})
     journal.close()
     assert state.is_dir()
     assert state.stat().st_uid == os.getuid()
-    assert not list(target.iterdir())
     assert len(list(tmp_path.glob("state.bad-*"))) == 1
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "fifo", "home"])
+def test_what_was_never_a_state_directory_is_not_moved(tmp_path: Path, kind: str) -> None:
+    """As root, zeusd could move /dev/null, /bin or a user's home."""
+    named, home = tmp_path / "named", tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.tex").write_text("precious")
+    home.chmod(0o770)
+    if kind == "home":
+        named = home
+    else:
+        leave(kind, named, home)
+    with pytest.raises(JournalError, match="alone may write; choose another with --state-dir"):
+        opened(named)
+    assert os.path.lexists(named)
+    assert [path.name for path in home.iterdir()] == ["thesis.tex"]
+    assert not list(tmp_path.glob("*.bad-*"))
 
 
 def test_a_directory_that_others_recreate_is_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = tmp_path / "state"
-    state.symlink_to(tmp_path)
+    state.mkdir()
+    state.chmod(0o777)
     monkeypatch.setattr(os, "rename", lambda *_: None)
     with pytest.raises(JournalError, match="choose another"):
         opened(state)

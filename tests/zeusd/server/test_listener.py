@@ -76,6 +76,7 @@ def test_a_file_that_is_no_socket_is_not_removed(tmp_path: Path, kind: str) -> N
     with pytest.raises(ListenError, match="not a socket"):
         Listener(str(path), 0o600, None)
     assert path.exists()
+    assert not (tmp_path / "s.lock").exists(), "/etc/passwd.lock would stop useradd"
 
 
 def test_operator_errors_are_explained(tmp_path: Path) -> None:
