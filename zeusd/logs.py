@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import os
 import queue
 import sys
 import time
@@ -108,6 +109,8 @@ def configure(level: str, form: str, identifier: str = "zeusd") -> None:
         listener.start()
         atexit.register(listener.stop)
     else:
+        if sys.stderr is None:  # it is closed
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the end
         handler = logging.StreamHandler(sys.stderr)
         text = form == "text" or (form == "auto" and sys.stderr.isatty())
         handler.setFormatter(TextFormatter() if text else JsonFormatter())

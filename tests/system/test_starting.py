@@ -16,8 +16,9 @@ from tests.support import (
     public_directory,
     running_daemon,
     script,
+    wait_for,
 )
-from zeus_ipc import errors
+from zeus_ipc import Client, errors
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SIMULATED = ("--simulate", "1xv100-pcie:setter_ms=0")
@@ -38,6 +39,7 @@ def test_a_killed_zeusd_is_started_again_at_once_every_time() -> None:
         (("--socket", "/proc/zeusd.sock"), "cannot listen at /proc/zeusd.sock"),
         (("--socket", "/" + "x" * 120), "longer than 107 bytes"),
         (("--socket-group", "nobody-has-this"), "the group nobody-has-this does not exist"),
+        (("--socket-group", "99999999999"), "the group 99999999999 does not exist"),
         (("--simulate", "4xabacus"), "abacus"),
     ],
 )
@@ -90,6 +92,19 @@ def test_root_starts_it_from_a_folder_that_nobody_else_may_enter() -> None:
             assert asker.communicate(timeout=60)[0] == "1\n"
         finally:
             daemon.stop()
+
+
+def test_it_runs_without_standard_output_and_error(tmp_path: Path) -> None:
+    command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-m", "zeusd", "serve"]
+    command += ["--socket", str(tmp_path / "s"), "--state-dir", str(tmp_path / "state"), *SIMULATED]
+    daemon = subprocess.Popen(command)
+    try:
+        wait_for(lambda: (tmp_path / "s").exists(), "zeusd to listen")
+        with Client(tmp_path / "s") as client:
+            assert client.node().protocol == 1
+    finally:
+        daemon.terminate()
+        assert daemon.wait(30) == 0
 
 
 def test_it_is_one_process_and_does_not_load_libzmq() -> None:

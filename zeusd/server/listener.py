@@ -166,7 +166,7 @@ class InheritedListener:
 def _group_id(group: str | None) -> int:
     if group is None:
         return -1
-    if group.isdigit():
+    if group.isdecimal() and int(group) < 2**32 - 1:
         return int(group)
     try:
         return grp.getgrnam(group).gr_gid

@@ -84,6 +84,8 @@ def test_operator_errors_are_explained(tmp_path: Path) -> None:
         Listener(str(tmp_path / ("x" * 120)), 0o600, None)
     with pytest.raises(ListenError, match="the group no-such-group does not exist"):
         Listener(str(tmp_path / "s"), 0o600, "no-such-group")
+    with pytest.raises(ListenError, match="the group 99999999999 does not exist"):
+        Listener(str(tmp_path / "s"), 0o600, "99999999999")
     with pytest.raises(ListenError, match="cannot listen at /proc/nowhere/s"):
         Listener("/proc/nowhere/s", 0o600, None)
 
