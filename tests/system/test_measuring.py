@@ -302,6 +302,10 @@ def test_the_commands_print_what_they_measured_when_they_are_ended(
         assert wrong.returncode == 1
         assert wrong.stderr.startswith("zeus.monitor: There is no GPU 7")
         assert len(wrong.stderr.splitlines()) == 1
+        cut = [*command, "power", "--update-period", "0.1"]
+        reader = ["sh", "-c", '"$@" | head -1', "sh", *cut]
+        read = subprocess.run(reader, env=env, capture_output=True, text=True, timeout=30)
+        assert ("GPU0" in read.stdout, read.stderr) == (True, "")
 
 
 # ---------------------------------------------------------------------------------------- streams

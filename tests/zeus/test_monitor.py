@@ -12,10 +12,12 @@ import subprocess
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.zeus.node import VirtualNode
@@ -357,6 +359,31 @@ def test_two_processes_do_not_write_one_log(node: VirtualNode, tmp_path: Path) -
     assert ",x,1.0,2.0" in other.read_text()
 
 
+def test_the_log_of_a_cell_that_runs_again_begins_again(node: VirtualNode, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    for key in ("first", "second", "third"):
+        with warnings.catch_warnings(record=True) as warned:
+            monitor = node.monitor(log_file=path)
+        assert [str(one.message).partition("; ")[0] for one in warned] == (
+            [] if key == "first" else [f"{path} is begun again"]
+        )
+        with monitor.window(key):
+            node.clock.sleep(1)
+        monitor.flush()
+        assert [line.split(",")[1] for line in path.read_text().splitlines()] == [
+            "window_name",
+            key,
+        ]
+    assert [*tmp_path.glob("*.csv")] == [path]
+
+
+def test_the_log_may_be_no_file(node: VirtualNode) -> None:
+    monitor = node.monitor(log_file="/dev/null")
+    with monitor.window("step"):
+        node.clock.sleep(1)
+    monitor.flush()
+
+
 def test_wrong_arguments_are_errors_at_construction(node: VirtualNode) -> None:
     with pytest.raises(ValueError, match="no GPU 2"):
         node.monitor(gpu_indices=[2])
@@ -365,6 +392,8 @@ def test_wrong_arguments_are_errors_at_construction(node: VirtualNode) -> None:
     with pytest.raises(ValueError, match="sync_execution_with"):
         node.monitor(sync_execution_with="numpy")
     assert node.monitor(gpu_indices=[]).gpu_indices == []
+    (index,) = node.monitor(gpu_indices=[np.int64(0)]).gpu_indices
+    assert type(index) is int, "a key that JSON takes"
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,7 @@ def test_present_power_and_what_is_not_known(node: VirtualNode) -> None:
     assert past[0] == pytest.approx(100, abs=1)
     assert monitor.get_power(before - 10_000) is None
     assert monitor.get_energy(before - 10_000, before) is None
+    assert monitor.get_energy(before, now(node) + 100) is None
     monitor.stop()
 
 

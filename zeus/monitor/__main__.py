@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -51,6 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (ZeusBaseError, ValueError) as error:
         print(f"zeus.monitor: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python must not complain about it on exit
     return 0
 
 

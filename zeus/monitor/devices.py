@@ -69,7 +69,7 @@ def check_indices(indices: Sequence[int] | None, gpus: GPUs) -> list[int]:
         raise ValueError(f"gpu_indices names a GPU twice: {list(indices)}")
     for note in gpus.covered(indices):
         warnings.warn(note, stacklevel=_WARNING_LEVEL + 1)
-    return list(indices)
+    return [*map(int, indices)]
 
 
 def check_types(name: str, indices: object) -> None:

@@ -12,11 +12,15 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+_logs: dict[tuple[int, str], MeasurementLog] = {}
+"""The logs of this process by pid, which a fork changes, and file."""
+
 
 class MeasurementLog:
     """Writes `start_time,window_name,elapsed_time,gpu0_energy,...`: Unix s, name, s, J.
 
-    If another process writes the file, this process's pid is added to the name.
+    If another process writes the file, this process's pid is added to the name. An earlier log of
+    this process ends, as when a notebook's cell runs again.
 
     Args:
         path: The file; truncated.
@@ -28,15 +32,26 @@ class MeasurementLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._guard = threading.Lock()
         self._gpu_indices = list(gpu_indices)
+        pid = os.getpid()
+        name = os.path.realpath(path)
+        earlier = _logs.get((pid, name))
+        if earlier is not None:
+            earlier.close()
+            warnings.warn(
+                f"{path} is begun again; the ZeusMonitor that wrote it before no longer does.",
+                stacklevel=3,
+            )
+        _logs[pid, name] = self
         file = path.open("a", newline="", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.close()
-            own = path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
+            own = path.with_name(f"{path.stem}.{pid}{path.suffix}")
             warnings.warn(f"{path} is written by another process; writing {own}.", stacklevel=3)
             path, file = own, own.open("w", newline="", encoding="utf-8")
-        file.truncate(0)
+        if path.is_file():  # not /dev/null
+            file.truncate(0)
         self.path = path
         self._file = file
         self._writer = csv.writer(file, lineterminator="\n")
@@ -46,12 +61,19 @@ class MeasurementLog:
         self._writer.writerow(["start_time", "window_name", "elapsed_time", *header])
         self._file.flush()
 
+    def close(self) -> None:
+        """Ends it: nothing more is written."""
+        with self._guard:
+            self._file.close()
+
     def write(self, windows: Sequence[tuple[str, float, float, dict[int, float]]]) -> None:
         """Adds windows: name, monotonic second of the beginning, seconds, J by GPU.
 
         An unknown energy is written as `nan`.
         """
         with self._guard:
+            if self._file.closed:
+                return
             for key, begin_s, seconds, energy_j in windows:
                 energies = [energy_j.get(index, math.nan) for index in self._gpu_indices]
                 self._writer.writerow([begin_s + self._offset_s, key, seconds, *energies])
