@@ -26,6 +26,17 @@ def load() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
+def beside(path: Path) -> Path:
+    """The name that a file has until it is complete.
+
+    Raises:
+        CommandError: Something else than a file has its name, such as /dev/null.
+    """
+    if path.exists() and not path.is_file():
+        raise CommandError(f"{path} is not a file; name one for Parquet, or give --format csv")
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
 def write(path: Path, rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, type]) -> None:
     """Writes a table; the file appears under its name once it is complete.
 
@@ -42,7 +53,7 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, typ
         bool: pyarrow.bool_(),
     }
     schema = pyarrow.schema([(name, types[kind]) for name, kind in kinds.items()])
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = beside(path)
     table = pyarrow.Table.from_pylist([dict(row) for row in rows], schema=schema)
     try:
         parquet.write_table(table, aside, compression="zstd")

@@ -87,7 +87,7 @@ class ParquetWriter(Writer):
         self._schema = pyarrow.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
         self._table = pyarrow.Table
         self._path = path
-        self._aside = path.with_name(f".{path.name}.{os.getpid()}")
+        self._aside = parquet_of.beside(path)
         self._file = parquet.ParquetWriter(self._aside, self._schema, compression="zstd")
         self._rows: list[Row] = []
 

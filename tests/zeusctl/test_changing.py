@@ -334,6 +334,16 @@ def test_a_recording_has_every_tick_and_is_read_back(ctl: Ctl, tmp_path: Path, n
     assert sum(one or 0 for one in first.columns["lost"]) == 0
 
 
+@pytest.mark.parametrize("verb", ["record", "energy"])
+def test_parquet_replaces_no_device(ctl: Ctl, tmp_path: Path, verb: str) -> None:
+    fifo = tmp_path / "fifo"  # /dev/null would be replaced by a file, as root
+    os.mkfifo(fifo)
+    said = ctl(verb, "--format", "parquet", "-o", str(fifo))
+    assert said.code == Exit.FAILED
+    assert f"{fifo} is not a file; name one for Parquet" in said.err
+    assert fifo.is_fifo()
+
+
 def test_a_recording_to_standard_output_ends_in_order(daemon: RunningDaemon) -> None:
     with spawn(daemon, "record", "0", "--every", "100ms") as recorder:
         assert recorder.stdout is not None

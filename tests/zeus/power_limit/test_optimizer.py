@@ -547,6 +547,10 @@ def test_a_profile_is_written_once_and_used_by_the_next_run(
         ('{"measurements": [{"power_limit": 700, "energy": 1.0, "time": 1.0}]}', "another GPU"),
         ('{"measurements": [{"power_limit": 200, "energy": 0, "time": 1.0}]}', "not a power limit"),
         ("not json", "not a power limit profile"),
+        (
+            '{"measurements": [{"power_limit": 250, "energy": 1e400, "time": 1}]}',
+            "not a power limit profile: measurements.0.energy: Input should be a finite",
+        ),
     ],
 )
 def test_a_profile_that_does_not_fit_is_measured_again(

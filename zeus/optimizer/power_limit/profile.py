@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from zeus.optimizer.power_limit.estimates import Sample
 from zeus.utils.atomic import write_text
@@ -16,7 +16,11 @@ from zeus_ipc.controls import profile_id, profile_name
 from zeus_ipc.wire import explain
 
 
-class PowerLimitMeasurement(BaseModel):
+class _Finite(BaseModel):
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class PowerLimitMeasurement(_Finite):
     """Time and energy of training at one power limit, for the same number of steps at each.
 
     Attributes:
@@ -32,7 +36,7 @@ class PowerLimitMeasurement(BaseModel):
     power_profile: str | None = None
 
 
-class SampleRow(BaseModel):
+class SampleRow(_Finite):
     """A `Sample` in the file's form. Limit in W, energies in J, time in s."""
 
     power_limit: PositiveInt | PositiveFloat
@@ -69,7 +73,7 @@ class SampleRow(BaseModel):
         )
 
 
-class Profile(BaseModel):
+class Profile(_Finite):
     """The file. Fields that ml-energy/zeus's files do not have are None or empty.
 
     Attributes:
@@ -146,7 +150,7 @@ class ProfileFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.partial = path.with_name(f"{path.name}.partial")
+        self.partial = Path(f"{path}.partial")
 
     def load(self, path: Path) -> Profile:
         """Reads one of the two.
