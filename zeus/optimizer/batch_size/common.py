@@ -35,7 +35,10 @@ or a scheduler."""
 
 JobId = Annotated[
     str,
-    matching(r"[^\x00-\x1f/?#]{1,400}", "use 1 to 400 characters, no control characters or / ? #"),
+    matching(
+        r"[^\x00-\x1f/?#\ud800-\udfff]{1,400}",
+        "use 1 to 400 characters, no control characters or / ? #",
+    ),
 ]
 # The maximum keeps all sums and costs finite.
 Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]

@@ -236,7 +236,8 @@ def test_pages_of_other_sites_change_nothing(serve: Serve) -> None:
         ({"beta_knob": 0}, "beta_knob"),
         ({"max_power": 0}, "max_power"),
         ({"policy": "guess"}, "policy"),
-        ({"job_id": "a/b"}, "job_id"),
+        ({"job_id": "a/b"}, "job_id: 'a/b' is not valid; use 1 to 400 characters"),
+        ({"job_id": "job-\ud800"}, "is not valid; use 1 to 400 characters"),
         ({"job_id": "other"}, "must begin with job_id_prefix"),
         ({"gpu_model": ""}, "gpu_model"),
         ({"target_metric": "NaN"}, "target_metric"),
@@ -244,7 +245,8 @@ def test_pages_of_other_sites_change_nothing(serve: Serve) -> None:
 )
 def test_an_invalid_job_is_reported(serve: Serve, more: Any, words: str) -> None:
     http = serve()
-    assert words in refused(http.post("/jobs", json=body(**more)), 422)
+    text = json.dumps(body(**more))
+    assert words in refused(http.post("/jobs", content=text), 422)
     assert ok(http.get("/jobs")) == []
 
 
