@@ -282,6 +282,8 @@ def export(job: str, output: str, db: str | None, server: str | None) -> None:
             writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
             writer.writeheader()
             writer.writerows({**trial, "job_id": job} for trial in trials)
+    except BrokenPipeError:
+        raise  # click ends without a word
     except OSError as error:
         raise _refused(f"{output} cannot be written: {error.strerror}", FAILED) from None
 

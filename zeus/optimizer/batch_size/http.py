@@ -99,16 +99,25 @@ class HttpTrials(Trials):
     def close(self) -> None:
         self._http.close()
 
-    def ask(self, method: str, path: str) -> Any:
+    def ask(self, method: str, path: str, field: str = "") -> Any:
         """Sends a request without a body; returns the reply, from JSON.
+
+        Args:
+            method: The HTTP method.
+            path: The path.
+            field: A field of the reply, or of each item of a list; none: it has none.
 
         Raises:
             ZeusBSORuntimeError: It is refused, or there is no reply.
         """
         try:
-            return self._send(method, path, None).json()
-        except ValueError:
+            found = self._send(method, path, None).json()
+            rows = found if isinstance(found, list) else [found]
+            if field and not all(field in row for row in rows):
+                raise ValueError
+        except (ValueError, TypeError):
             raise self._no_server(path) from None
+        return found
 
     def _no_server(self, path: str) -> ZeusBSORuntimeError:
         return ZeusBSORuntimeError(

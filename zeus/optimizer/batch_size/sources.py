@@ -96,11 +96,12 @@ class _OnServer:
         self._server = HttpTrials(url, token)
 
     def jobs(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._server.ask("GET", "/jobs")
+        found: list[dict[str, Any]] = self._server.ask("GET", "/jobs", "gpu_model")
         return found
 
     def job(self, job_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._server.ask("GET", f"/jobs/{quote(job_id, safe='')}")
+        path = f"/jobs/{quote(job_id, safe='')}"
+        found: dict[str, Any] = self._server.ask("GET", path, "trials")
         return found
 
     def delete(self, job_id: str) -> None:
@@ -108,5 +109,5 @@ class _OnServer:
 
     def release(self, job_id: str) -> list[int]:
         path = f"/jobs/{quote(job_id, safe='')}/release"
-        found: list[int] = self._server.ask("POST", path)["released"]
+        found: list[int] = self._server.ask("POST", path, "released")["released"]
         return found

@@ -122,6 +122,7 @@ def test_refusals_say_why(trials: Trials, server: Server) -> None:
     nobody = TrialId(job_id="refused", batch_size=64, trial_number=9)
     assert "no trial 9" in refused(404, trials.heartbeat, nobody)
     assert "a key has" in refused(422, trials.begin_trial, "refused", "")
+    assert "as no batch size server does" in refused(422, trials.ask, "GET", "/jobs", "phase")
     for token in (None, "", "another"):
         other = HttpTrials(server.url, token)
         assert "ZEUS_BSO_TOKEN" in refused(401, other.register, spec("refused"))

@@ -95,6 +95,15 @@ def test_trials_are_exported(bso: Bso) -> None:
     assert "no/where.csv cannot be written" in failed(bso("export", "job", "-o", "no/where.csv"), 1)
 
 
+def test_a_reader_that_has_enough_costs_no_word(bso: Bso) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "zeus.optimizer.batch_size", "export", "job"]
+    ran = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert ran.stderr == ""
+
+
 def test_jobs_are_released_and_deleted(bso: Bso) -> None:
     assert "may choose again: 128, 256" in done(bso("release", "job"))
     assert "no batch size of job job was parked" in done(bso("release", "job"))
