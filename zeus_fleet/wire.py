@@ -12,6 +12,8 @@ from typing import Any
 from zeus_fleet.messages import Budget, Domain, Event, Grant, Heartbeat, Plan, Work
 from zeus_fleet.profiles import Profile, monotone
 
+_OF_DOMAIN = ("name", "limit_w", "nodes", "reserve_w")
+
 PIECES = 64
 """Number of keys of a plan's grants: a node reads one, a transaction writes all."""
 
@@ -180,7 +182,12 @@ def budget_from_table(table: dict[str, Any]) -> Budget:
     """
     try:
         floors = {node: round(1000 * watts) for node, watts in table["nodes"].items()}
-        tables = [{"name": "site", **table, "nodes": [*floors]}, *table.get("domain", ())]
+        site = {key: one for key, one in table.items() if key not in ("domain", "leaving")}
+        tables = [{"name": "site", **site, "nodes": [*floors]}, *table.get("domain", ())]
+        for one in tables:
+            for key in one:
+                if key not in _OF_DOMAIN:
+                    raise ValueError(f"the budget has no setting {key}; check the spelling")
         domains = tuple(
             Domain(
                 one["name"],
@@ -193,7 +200,7 @@ def budget_from_table(table: dict[str, Any]) -> Budget:
         return Budget(domains, floors, frozenset(table.get("leaving", ())))
     except KeyError as error:
         raise ValueError(f"the budget has no {error.args[0]}; see docs/operate/fleet.md") from None
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"the budget has a value of the wrong type: {error}") from None
 
 

@@ -187,7 +187,7 @@ def _toml(file: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        table: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+        table: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8-sig"))
         return table
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read as TOML: {error}") from None
