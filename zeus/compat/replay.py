@@ -60,7 +60,13 @@ class ReplayZeusMonitor(ZeusMonitor):
         self._path = log_file
         self._rows: Iterator[list[str]] = iter(rows)
 
-    def begin_window(self, key: str, sync_execution: bool = True, restart: bool = False) -> None:
+    def begin_window(
+        self,
+        key: str,
+        sync_execution: bool = True,
+        restart: bool = False,
+        sync_cuda: bool | None = None,
+    ) -> None:
         """Open a window.
 
         Raises:
@@ -68,11 +74,15 @@ class ReplayZeusMonitor(ZeusMonitor):
         """
         if key in self.measurement_states and not restart:
             raise RuntimeError(f"The window {key!r} is open; end it, or give restart=True")
-        self._wait(sync_execution)
+        self._wait(sync_execution if sync_cuda is None else sync_cuda)
         self.measurement_states[key] = MeasurementState(time.monotonic_ns(), sync_execution)
 
     def end_window(
-        self, key: str, sync_execution: bool = True, cancel: bool = False
+        self,
+        key: str,
+        sync_execution: bool = True,
+        cancel: bool = False,
+        sync_cuda: bool | None = None,
     ) -> Measurement:
         """Close a window.
 
@@ -80,6 +90,7 @@ class ReplayZeusMonitor(ZeusMonitor):
             key: Its name.
             sync_execution: First wait for the GPU work that the framework has launched.
             cancel: Take no line; the measurement is all zero.
+            sync_cuda: `sync_execution`, as in `ZeusMonitor`.
 
         Raises:
             RuntimeError: No window of this name is open, the file has no more lines, or its next
@@ -87,7 +98,7 @@ class ReplayZeusMonitor(ZeusMonitor):
         """
         if self.measurement_states.pop(key, None) is None:
             raise RuntimeError(f"No window {key!r} is open")
-        self._wait(sync_execution)
+        self._wait(sync_execution if sync_cuda is None else sync_cuda)
         if cancel:
             return Measurement(0.0, dict.fromkeys(self.gpu_indices, 0.0))
         row = next(self._rows, None)

@@ -160,17 +160,26 @@ class ZeusMonitor(MonitorAttributes):
         if self.log_file is not None:
             atexit.register(self._lookup.finish)
 
-    def begin_window(self, key: str, sync_execution: bool = True, restart: bool = False) -> None:
+    def begin_window(
+        self,
+        key: str,
+        sync_execution: bool = True,
+        restart: bool = False,
+        sync_cuda: bool | None = None,
+    ) -> None:
         """Opens a window.
 
         Args:
             key: Its name.
             sync_execution: First wait for the GPU work that the framework has launched.
             restart: Close and reopen it if it is open.
+            sync_cuda: `sync_execution`, as ml-energy/zeus named it before 0.10.
 
         Raises:
             ValueError: A window of this name is open.
         """
+        if sync_cuda is not None:
+            sync_execution = sync_cuda
         aligned = sync_execution and synchronize(self.sync_with, self.gpu_indices)
         state = MeasurementState(self._clock_ns(), aligned)
         if restart:
@@ -183,7 +192,11 @@ class ZeusMonitor(MonitorAttributes):
         self._progress()
 
     def end_window(
-        self, key: str, sync_execution: bool = True, cancel: bool = False
+        self,
+        key: str,
+        sync_execution: bool = True,
+        cancel: bool = False,
+        sync_cuda: bool | None = None,
     ) -> Measurement:
         """Closes a window.
 
@@ -191,6 +204,7 @@ class ZeusMonitor(MonitorAttributes):
             key: Its name.
             sync_execution: First wait for the GPU work that the framework has launched.
             cancel: Discard it; the measurement is all zero and nothing is logged.
+            sync_cuda: As in `begin_window`.
 
         Raises:
             ValueError: No window of this name is open.
@@ -199,6 +213,8 @@ class ZeusMonitor(MonitorAttributes):
             self._close(key)
             cpus: dict[int, float] | None = dict.fromkeys(self.cpu_indices, 0.0) or None
             return Measurement(0.0, dict.fromkeys(self.gpu_indices, 0.0), cpus)
+        if sync_cuda is not None:
+            sync_execution = sync_cuda
         aligned = sync_execution and synchronize(self.sync_with, self.gpu_indices)
         end_ns = self._clock_ns()
         begin = self._close(key)

@@ -109,6 +109,11 @@ class Measurement(Shown):
         return self._known()._gpu
 
     @property
+    def energy(self) -> dict[int, float]:
+        """`gpu_energy`, as ml-energy/zeus named it before 0.10."""
+        return self.gpu_energy
+
+    @property
     def cpu_energy(self) -> dict[int, float] | None:
         """Joules by CPU index; None where it is not measured."""
         return self._known()._cpu

@@ -152,6 +152,28 @@ def test_missing_frameworks_are_reported(monkeypatch: pytest.MonkeyPatch) -> Non
 # ------------------------------------------------------------------------------------ replay
 
 
+def test_names_of_0_8_are_the_present_ones(
+    node: VirtualNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[str] = []
+    for module in ("energy", "replay"):
+        place = sys.modules[f"zeus.{'compat' if module == 'replay' else 'monitor'}.{module}"]
+        monkeypatch.setattr(place, "synchronize", lambda *_, name=module: bool(waits.append(name)))
+    path = tmp_path / "log.csv"
+    monitor = node.monitor(log_file=path)
+    for sync_cuda in (False, True):
+        monitor.begin_window("step", sync_cuda=sync_cuda)
+        node.clock.sleep(1)
+        measurement = monitor.end_window("step", sync_cuda=sync_cuda)
+        assert measurement.energy == measurement.gpu_energy
+    monitor.flush()
+    replay = ReplayZeusMonitor(log_file=path)
+    for sync_cuda in (False, True):
+        replay.begin_window("step", sync_cuda=sync_cuda)
+        replay.end_window("step", sync_cuda=sync_cuda)
+    assert waits == ["energy", "energy", "replay", "replay"]
+
+
 def test_a_monitors_file_can_be_replayed(node: VirtualNode, tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     monitor = node.monitor(log_file=path)
