@@ -38,7 +38,7 @@ def prepare_directory(directory: Path) -> None:
         if stat.S_ISDIR(found.st_mode) and mine:
             return
         if not (stat.S_ISDIR(found.st_mode) and _was_zeusds(directory)):
-            break  # somebody's home or file, named by mistake
+            break  # such as a user's home
         put_aside(directory, _NOT_MINE)
     raise JournalError(
         f"the state directory {directory} {_NOT_MINE}; choose another with --state-dir"

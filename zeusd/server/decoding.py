@@ -79,6 +79,6 @@ def decode(data: bytes) -> Request:
         return request
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False, include_context=False)[:3]
-        text = "; ".join(explain(fault, message["op"]) for fault in faults)
+        text = "; ".join(explain({**fault, "loc": fault["loc"][1:]}) for fault in faults)
         text, awaited = f"the request is not valid: {text}", message.get("block") is not False
         raise Invalid(request_id, ErrorCode.BAD_REQUEST, text, awaited) from None

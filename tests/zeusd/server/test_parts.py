@@ -78,6 +78,7 @@ def request(**fields: object) -> bytes:
             *(7, ErrorCode.BAD_REQUEST, "is not valid: a profile needs one progress"),
         ),
         (request(op="set_power_limit", gpus=["x"]), 7, ErrorCode.BAD_REQUEST, "power_limit_mw"),
+        (request(op="windows", windows=[0.5]), 7, ErrorCode.BAD_REQUEST, "windows.0: Input"),
     ],
 )
 def test_errors_of_a_request(data: bytes, request_id: int, code: str, words: str) -> None:
