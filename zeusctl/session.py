@@ -15,7 +15,6 @@ import click
 
 from zeus_ipc.controls import CEILING_NAME
 from zeusctl.exits import CommandError, Exit
-from zeusctl.selecting import select
 from zeusctl.text import named
 
 if TYPE_CHECKING:
@@ -26,6 +25,45 @@ if TYPE_CHECKING:
 TIMEOUT_S = 10.0
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def select(text: str, gpus: Sequence[GpuInfo]) -> list[GpuInfo]:
+    """Returns the GPUs that a text names, in the node's order, each once.
+
+    Raises:
+        CommandError: It names a GPU that does not exist, or none.
+    """
+    chosen: list[GpuInfo] = []
+    for part in text.split(","):
+        part = part.strip()
+        found = _find(part, gpus)
+        if not found:
+            there = ", ".join(str(gpu.index) for gpu in gpus) or "none"
+            raise CommandError(
+                f"there is no GPU {part!r} here; name one of {there}, a range such as "
+                "0-3, a UUID, or all",
+                Exit.UNKNOWN,
+                "unknown_gpu",
+            )
+        chosen += found
+    return [gpu for gpu in gpus if gpu in chosen]
+
+
+def _find(part: str, gpus: Sequence[GpuInfo]) -> list[GpuInfo]:
+    if part == "all":
+        return list(gpus)
+    if part.isdecimal():
+        return [gpu for gpu in gpus if gpu.index == int(part)]
+    span = re.fullmatch(r"([0-9]+)-([0-9]+)", part)
+    if span is not None:
+        wanted = range(int(span[1]), int(span[2]) + 1)
+        found = [gpu for gpu in gpus if gpu.index in wanted]
+        return found if len(found) == len(wanted) else []
+    if part.upper().startswith("GPU-"):
+        matching = [gpu for gpu in gpus if gpu.uuid.lower().startswith(part.lower())]
+        return matching if len(matching) == 1 else []
+    at = [gpu for gpu in gpus if part and gpu.pci_address.lower().endswith(part.lower())]
+    return at if len({gpu.pci_address for gpu in at}) == 1 else []
 
 
 class Session:

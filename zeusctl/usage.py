@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone, tzinfo
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from zeusctl import parquet
+from zeusctl.reports import EnergyReport, UsedEnergy
 from zeusctl.text import count, parse_duration, table, user_name
 from zeusctl.text import energy as energy_text
 
@@ -279,3 +284,49 @@ def summary_line(kind: str, name: str, ended: int, sums: Iterable[UsedEnergy]) -
 def check(usage: Usage) -> int:
     """Returns the difference between the sums and the meters, in microjoules."""
     return sum(one.active_uj + one.idle_uj for one in usage.sums) - sum(usage.metered_uj)
+
+
+_TEXTS = (
+    "since",
+    "until",
+    "kind",
+    "name",
+    "run",
+    "user",
+    "basis",
+    "bounds",
+    "reason",
+    "begin",
+    "end",
+    "workload",
+)
+
+
+def _rows(report: EnergyReport) -> list[dict[str, Any]]:
+    return [{**one.model_dump(mode="json"), "basis": "+".join(one.basis)} for one in report.sums]
+
+
+def csv_text(report: EnergyReport) -> str:
+    """One line for each sum."""
+    from zeusctl.reports import UsedEnergy
+
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*UsedEnergy.model_fields])
+    writer.writeheader()
+    writer.writerows(_rows(report))
+    return text.getvalue()
+
+
+def json_text(report: EnergyReport) -> str:
+    """The report as `--json` prints it."""
+    return report.model_dump_json(by_alias=True) + "\n"
+
+
+def write_parquet(report: EnergyReport, path: Path) -> None:
+    """One row for each sum; times are texts with their offset from UTC."""
+    from zeusctl.reports import UsedEnergy
+
+    kinds: dict[str, type] = {}
+    for name in UsedEnergy.model_fields:
+        kinds[name] = {"uid": int, "exact": bool}.get(name, str if name in _TEXTS else float)
+    parquet.write(path, _rows(report), kinds)

@@ -10,7 +10,7 @@ from tests.zeusd.core.world import facts
 from zeus_ipc.replies import GpuInfo
 from zeusctl import text
 from zeusctl.exits import CommandError, Exit
-from zeusctl.selecting import select
+from zeusctl.session import select
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def energy(
     zeusctl energy --since 1d --export /shared/energy         # on each node, every night
     zeusctl energy --since 30d --from /shared/energy          # over all nodes
     """
-    from zeusctl import day_files, energy_tables, plots
+    from zeusctl import day_files, plots
     from zeusctl import usage as shown
     from zeusctl.commands.allocate import _uid
     from zeusctl.reports import Done, EnergyReport
@@ -194,15 +194,15 @@ def energy(
         done = Done(at=now(), path=str(picture), rows=drawn)
         session.answer(done, [f"{count(drawn, 'sum')} in {picture}"])
     elif form == "parquet" and output is not None:
-        energy_tables.write_parquet(report, output)
+        shown.write_parquet(report, output)
         done = Done(at=now(), path=str(output), rows=len(report.sums))
         session.answer(done, [f"{count(len(report.sums), 'sum')} in {output}"])
     elif output is not None:
-        texts = {"csv": energy_tables.csv_text, "json": energy_tables.json_text}
+        texts = {"csv": shown.csv_text, "json": shown.json_text}
         text = texts[form](report) if form in texts else _table(report, indices)
         output.write_text(text, encoding="utf-8")
     elif form == "csv" and not session.json:
-        click.echo(energy_tables.csv_text(report), nl=False)
+        click.echo(shown.csv_text(report), nl=False)
     else:
         session.json = session.json or form == "json"
         session.answer(report, lambda: shown.lines(report.sums, indices, report.metered_j))

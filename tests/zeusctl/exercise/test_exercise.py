@@ -18,8 +18,8 @@ from tests.support import RunningDaemon, public_directory, running_daemon, wait_
 from tests.zeusctl.conftest import Ctl, spawn
 from zeus_ipc.controls import Control
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
-from zeusctl.exercise import outside, values
-from zeusctl.exercise.gpu import _all_taken
+from zeusctl.exercise import outside
+from zeusctl.exercise.gpu import _all_taken, clock_ranges, power_limits, rounding
 from zeusctl.exercise.load import BURST_S, kept_up
 from zeusctl.exercise.report import Rounding, Trial
 from zeusctl.exits import Exit
@@ -47,23 +47,23 @@ def _trials(gpu: dict[str, Any], control: str) -> list[dict[str, Any]]:
 
 
 def _taken(pairs: list[tuple[int, int]]) -> Rounding | None:
-    return values.rounding([Trial("power_limit", [a], [b], 1.0) for a, b in pairs])
+    return rounding([Trial("power_limit", [a], [b], 1.0) for a, b in pairs])
 
 
 @pytest.mark.parametrize("step", [1, 125, 500, 1000])
 @pytest.mark.parametrize("toward", ["down", "up", "nearest"])
 def test_rounding_is_found_exactly(step: int, toward: str) -> None:
     add = {"down": 0, "up": step - 1, "nearest": step // 2}[toward]
-    asked = values.power_limits(100_000, 250_000)
+    asked = power_limits(100_000, 250_000)
     found = _taken([(mw, (mw + add) // step * step) for mw in asked])
     assert found == Rounding(step, "exact" if step == 1 else toward)
 
 
 def test_values_stay_within_the_range() -> None:
-    narrow = values.power_limits(60_000, 61_000)
+    narrow = power_limits(60_000, 61_000)
     assert narrow[:2] == [60_000, 61_000]
     assert all(60_000 <= mw <= 61_000 for mw in narrow)
-    assert values.clock_ranges([877]) == [[877, 877]]
+    assert clock_ranges([877]) == [[877, 877]]
 
 
 def test_a_control_that_the_driver_does_not_offer_after_all_fails_nothing() -> None:

@@ -3,16 +3,20 @@ user."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import singledispatchmethod
 
+from zeus import _node
+from zeus.device import GPUs
 from zeus.exceptions import ZeusBaseError, ZeusGPUInvalidArgError, ZeusGPUNoPermissionError
 from zeus.monitor import Measurement, ZeusMonitor
-from zeus.optimizer.power_limit import actions, in_force
+from zeus.optimizer.power_limit import actions
 from zeus.optimizer.power_limit.actions import Action, Actions, Part
 from zeus.optimizer.power_limit.core import Core
 from zeus.optimizer.power_limit.held import HeldLimits, Outcome
@@ -22,6 +26,9 @@ from zeus.optimizer.power_limit.planner import LimitPlanner
 from zeus.optimizer.power_limit.profile import watts
 from zeus.utils import framework
 from zeus_ipc.circuit import bounded, unanswered
+from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.replies import LeaseInfo
+from zeus_ipc.users import user_name
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +228,7 @@ class Shell:
             log.warning("the power limit optimizer stopped: %s", action.reason)
             return []
         gpus, indices = self.monitor.gpus, self._indices
-        limit = in_force.describe(gpus, indices, self._highest_mw, self._last_set_mw)
+        limit = limit_in_force(gpus, indices, self._highest_mw, self._last_set_mw)
         warnings.warn(
             f"The power limit optimizer stopped, and training continues at {limit}: "
             f"{action.reason}",
@@ -250,3 +257,45 @@ _method_for = vars(Shell)["_do"].dispatcher.dispatch
 
 def _window(power_limit_mw: int) -> str:
     return f"__GlobalPowerLimitOptimizer_{watts(power_limit_mw)}"
+
+
+def limit_in_force(gpus: GPUs, indices: Sequence[int], highest_mw: int, last_mw: int) -> str:
+    """Returns the rest of the sentence "training continues at ...". Never raises, and hardly waits.
+
+    Args:
+        gpus: The GPUs of this process.
+        indices: Those to describe.
+        highest_mw: The highest limit that this process may set.
+        last_mw: The limit that it set last; 0: none.
+    """
+    limits: dict[int, int] = {}
+    try:
+        with bounded():
+            for index in indices:
+                limits[index] = gpus[index].get_power_management_limit()
+    except ZeusBaseError:
+        last = f"; {watts(last_mw)} W was set last" if last_mw else ""
+        return f"a power limit that cannot be read now{last}"
+    lowered = {index: limit for index, limit in limits.items() if limit != highest_mw}
+    if not lowered:
+        return "the highest limit"
+    index, limit = next(iter(lowered.items()))
+    where = f" on GPU {index}" if len(limits) > 1 else ""
+    return f"{watts(limit)} W{where}, {_who(gpus, index)}"
+
+
+def _who(gpus: GPUs, index: int) -> str:
+    uuid = gpus[index].uuid
+    leases: list[LeaseInfo] = []
+    with contextlib.suppress(ZeusIpcError, ZeusBaseError), bounded():
+        leases = _node.get_client().leases()
+    for lease in leases:
+        if lease.gpu == uuid and lease.control == "power_limit":
+            if lease.restoring:
+                return "which zeusd is restoring"
+            if lease.pid == os.getpid():
+                return "which this process has set"
+            process = "a process" if lease.pid is None else f"process {lease.pid}"
+            name = f" ({lease.command})" if lease.command else ""
+            return f"which {process}{name} of user {user_name(lease.uid)} has set"
+    return "which was set outside zeusd, or is its restore target"
