@@ -78,6 +78,19 @@ class CommandError(Exception):
         self.code = code
 
 
+def check_writable(path: Path) -> None:
+    """Checks a file before the work whose result it is for.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    new = not path.exists()
+    if new or path.is_file():  # not a pipe: its reader would see the end
+        path.open("a").close()
+    if new:
+        path.unlink()
+
+
 @contextlib.contextmanager
 def writing(path: Path | None) -> Iterator[None]:
     """Adds the file's name to errors of writing to it; None: standard output."""

@@ -353,6 +353,9 @@ def test_without_a_daemon_every_verb_reports_it_in_one_sentence(ctl: Ctl, tmp_pa
             "--for is at most 30d",
         ),
         (("plot", "-o", "/no/such/p.png"), Exit.FAILED, "/no/such/p.png cannot be written"),
+        (("measure", "-o", "/no/such/p", "--", "echo", "x"), Exit.NOT_RUN, "/no/such/p: No such"),
+        (("exercise", "0", "-o", "/no/such/p"), Exit.FAILED, "/no/such/p: No such"),
+        (("probe", "--simulate", "1xv100", "-o", "/no/such/p"), Exit.FAILED, "/no/such/p: No such"),
         (("record", "-o", "/no/such/p.csv", "-d", "1s"), Exit.FAILED, "/no/such/p.csv: No such"),
         (
             ("record", "-o", "/dev/full", "-d", "1s"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zeusctl.completing import gpus_argument
-from zeusctl.exits import CommandError, Exit
+from zeusctl.exits import CommandError, Exit, check_writable
 from zeusctl.session import Session, common_options, pass_session
 from zeusctl.text import count
 
@@ -69,6 +69,7 @@ def exercise(
     from zeusctl.exercise.page import lines
     from zeusctl.exercise.run import refuse_unless_free, run
 
+    check_writable(output)
     chosen = session.gpus(gpus)
     refuse_unless_free(session.client, chosen)
     pid = (zeusd_pid or _main_pid()) if kill_zeusd else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zeusctl.completing import complete_command, complete_gpus
-from zeusctl.exits import CommandError, Exit, writing
+from zeusctl.exits import CommandError, Exit, check_writable, writing
 from zeusctl.running import run
 from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import style, table
@@ -52,6 +52,8 @@ def measure(
     from zeus_ipc.errors import ZeusIpcError
 
     try:
+        if output is not None:
+            check_writable(output)
         chosen = session.gpus(gpus)
         if session.node.quiesced_ns is not None:
             message = "zeusd is quiesced and samples nothing; run `zeusctl resume` first"
@@ -68,6 +70,8 @@ def measure(
     except (CommandError, ZeusIpcError) as error:
         message = getattr(error, "message", None) or str(error)
         raise CommandError(message, Exit.NOT_RUN, error.code) from None
+    except OSError as error:
+        raise CommandError(f"{output}: {error.strerror}", Exit.NOT_RUN) from None
     begin_ns = time.monotonic_ns()
     code = run(command)
     end_ns = time.monotonic_ns()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from zeusctl.exits import check_writable
 from zeusctl.probe import sandbox
 from zeusctl.probe.driver import CallError, Driver, NoDriverError
 from zeusctl.probe.load import Load, TorchLoad, torch_loads
@@ -24,7 +26,9 @@ def run(options: Mapping[str, Any], say: Callable[[str], None]) -> ProbeReport:
     Raises:
         NoDriverError: There is nothing to probe.
         ValueError: An option is wrong.
+        OSError: The report cannot be written.
     """
+    check_writable(Path(options["output"]))
     only = _indices(options["gpus"])
     if options["seconds"] <= 0 or options["alone"] <= 0 or options["calls"] < 1:
         raise ValueError("--seconds and --alone are above 0, and --calls at least 1")
