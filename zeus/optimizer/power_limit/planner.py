@@ -235,11 +235,11 @@ def costs_of(
     """
     candidates = [(one.power_limit_mw, one.energy_j, one.time_s) for one in reference]
     candidates += zip(limits_mw, curve.energy_j, curve.time_s, strict=True)
-    rows = [
-        PowerLimitMeasurement.model_construct(power_limit=watts(limit), energy=joules, time=seconds)
-        for limit, joules, seconds in candidates
-    ]
     try:
+        rows = [
+            PowerLimitMeasurement(power_limit=watts(limit), energy=joules, time=seconds)
+            for limit, joules, seconds in candidates
+        ]
         costs = selector.costs(rows)
         return None if costs is None else costs[len(reference) :]
     except Exception as error:  # noqa: BLE001 - it may be a user's, and costs only some steps
