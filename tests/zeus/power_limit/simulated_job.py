@@ -63,7 +63,7 @@ class SimulatedJob:
         self.now_s = 1000.0
         self.steps = 0
         self.notes: dict[str, tuple[bytes, float, int]] = {}
-        self.counts: dict[str, list[tuple[int, float, int]]] = {}
+        self.counts: dict[str, Count] = {}
         self.processes = [Process(self, rank) for rank in range(world)]
         self.current = self.processes[0]
         self.met = True
@@ -359,6 +359,14 @@ class Process:
         self.limit = self.high
 
 
+@dataclass
+class Count:
+    """A counter: what all processes see, and what only its process sees until then."""
+
+    seen: int = 0
+    unseen: list[tuple[int, float, int]] = field(default_factory=list)
+
+
 class Store:
     """As a store of torch.distributed, seen by whichever process runs."""
 
@@ -386,10 +394,13 @@ class Store:
 
     def add(self, key: str, more: int) -> int:
         seen_s, rank = self._call()
-        counts = self._job.counts.setdefault(self._prefix + key, [])
+        count = self._job.counts.setdefault(self._prefix + key, Count())
         if more:
-            counts.append((more, seen_s, rank))
-        return sum(one for one, when_s, by in counts if self._seen(when_s, by, rank))
+            count.unseen.append((more, seen_s, rank))
+        unseen = [one for one in count.unseen if one[1] > self._job.now_s]
+        count.seen += sum(one for one, _, _ in count.unseen) - sum(one for one, _, _ in unseen)
+        count.unseen = unseen
+        return count.seen + sum(one for one, _, by in unseen if by == rank)
 
     def _named(self, keys: list[str]) -> list[str]:
         found = [self._prefix + key for key in keys]
