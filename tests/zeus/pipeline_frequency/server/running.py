@@ -87,6 +87,9 @@ def running_server(
         server.http.close()
 
 
+ITERATION_S = 0.2
+"""Advances the clock of a server that has one of its own."""
+
 Http = Any
 """An httpx.Client, or a test client."""
 
@@ -136,6 +139,8 @@ class Training:
         bodies: Of their registration.
         frontier: What the server has; iterations take what the plan promises.
         late: How much longer iterations of a pipeline take, by dp_rank; may be changed.
+        clock: The server's, where a test has replaced it; each iteration advances it. With the
+            machine's clock, ranks go over to a plan after 2.5 s, in which a test only iterates.
     """
 
     def __init__(
@@ -145,7 +150,9 @@ class Training:
         bodies: list[dict[str, Any]],
         frontier: Frontier,
         late: dict[int, float] | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self.clock = clock or Clock()
         self.http, self.job_id, self.bodies, self.frontier = http, job_id, bodies, frontier
         self.late = late or {}
         self.iteration = 0
@@ -176,6 +183,7 @@ class Training:
                     del self._pending[rank]
                 self.ran[rank].append((self.iteration, self.plan(rank)))
             self.iteration += 1
+            self.clock.now_s += ITERATION_S
             for body in self.bodies:
                 rank = body["rank"]
                 time_s = self.frontier.plans[self.plan(rank)].time_s
