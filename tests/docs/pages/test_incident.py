@@ -152,12 +152,19 @@ def test_someone_holds_it(scene: Scene) -> None:
     scene.kill(holder)
 
 
+def test_a_ceiling(scene: Scene) -> None:
+    scene.client.set_ceiling([scene.gpus[1]], "job:77", 150_000)
+    _clock_is(scene, 1, lambda mhz: mhz < 1200)
+    scene.follow("A ceiling")
+
+
 def test_set_outside_zeusd(scene: Scene) -> None:
     scene.devices.set_outside(1, 150_000)
+    wait_for(lambda: scene.events("outside_change"), "the record of it", 15.0)
     holder = scene.hold("set_power_limit([gpus[2]], 200_000)")
     scene.devices.set_outside(2, 150_000)
     scene.kill(holder)
-    wait_for(lambda: scene.events("outside_change"), "the record of it")
+    wait_for(lambda: scene.events("outside_change") > 1, "the record of the other one")
     wait_for(lambda: not scene.client.leases(), "the lease's end")
     scene.follow("Set outside zeusd")
 
