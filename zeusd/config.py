@@ -170,9 +170,9 @@ class GpuSection(_Section):
     power_limit_w: Annotated[float | None, Field(gt=0, le=100_000)] = None
     """The site limit, in watts: the value that a restore writes, and the highest anyone may set."""
     enforce: bool = False
-    """Whether zeusd lowers a power limit above the site limit whenever it sees one: at start, after
+    """Whether zeusd lowers a power limit above the site limit: at start, after a reload, after
     `zeusctl resume`, after a GPU returned, and when someone raised it outside zeusd. Clock ranges
-    are written at start, after `zeusctl resume`, and after a GPU returned."""
+    are written at all of these but the last."""
     gpu_clocks_mhz: Clocks | None = None
     """Range that a restore writes to the graphics clock; unset: unlocked."""
     memory_clocks_mhz: Clocks | None = None
