@@ -185,7 +185,7 @@ def test_a_terminal_is_coloured_unless_it_must_not_be(daemon: RunningDaemon) -> 
 
 def test_confirming_at_the_terminal(daemon: RunningDaemon) -> None:
     with terminal(daemon, "set", "0", "-p", "150", "--confirm-within", "60s") as session:
-        session.expect("keep them? [y/N, within 60 s]")
+        session.expect("keep? [y/N, within 60 s]")
         session.type("y\n")
         session.expect("held until Ctrl-C")
         session.type("\x03")

@@ -278,7 +278,7 @@ def _confirm(settings: Sequence[Setting], within_s: float) -> None:
         CommandError: The answer was not yes; zeusd restores the settings when zeusctl ends.
     """
     what = f"{count(len(settings), 'setting')} in force"
-    click.echo(f"{what}; keep them? [y/N, within {within_s:g} s] ", err=True, nl=False)
+    click.echo(f"{what}; keep? [y/N, within {within_s:g} s] ", err=True, nl=False)
     ready, _, _ = waiting.select([sys.stdin], [], [], within_s)
     answer = sys.stdin.readline().strip().lower() if ready else ""
     if answer not in ("y", "yes"):

@@ -139,7 +139,7 @@ def lines(report: StatusReport) -> Iterator[str]:
     yield headline(report.node)
     if report.node.quiesced_s is not None:
         since = duration(report.node.quiesced_s)
-        text = f"zeusd has closed the driver, since {since}; `zeusctl resume` reopens it."
+        text = f"zeusd closed the driver {since} ago; `zeusctl resume` reopens it."
         yield style(text, fg="yellow")
     elif not report.gpus:
         yield "zeusd sees no GPUs; `zeusctl doctor` says why."
