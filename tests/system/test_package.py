@@ -231,6 +231,8 @@ class TestPackage:
         listed = (tmp_path / "usr/share/doc/zeusd/dependencies.txt").read_text()
         carried = [path.name for path in (tmp_path / "usr/lib/zeusd").rglob("*.dist-info")]
         assert len(carried) > 8
+        page = (REPOSITORY / "docs/operate/debian.md").read_text()
+        assert f"msgpack and {listed.count('https://pypi.org/') - 3} more from PyPI" in page
         for name in carried:
             project, version = name.removesuffix(".dist-info").split("-")
             assert re.search(f"^{project.replace('_', '[-_]')} {version}$", listed, re.M | re.I)
