@@ -42,7 +42,7 @@ def status(reach: Reach[Any]) -> None:
     for domain in view.domains:
         click.echo(
             f"{domain.name}: granted {domain.granted_w:g} W, held {domain.held_w:g} W, "
-            f"drawn {domain.drawn_w:g} W of {domain.limit_w:g} W"
+            f"drawn {domain.drawn_w:.0f} W of {domain.limit_w:g} W"
         )
 
 
