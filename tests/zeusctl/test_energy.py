@@ -169,7 +169,7 @@ def test_a_prolog_and_an_epilog(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> No
         "SLURM_JOB_RESTART_COUNT": "2",
     }.items():
         monkeypatch.setenv(name, value)
-    assert ctl("allocate", "--slurm").out == "job 903 holds 1, 3\n"
+    assert ctl("allocate", "--slurm").out == "job 903 holds GPU 1, GPU 3\n"
     assert "2 GPUs released" in ctl("deallocate", "--slurm").out
     assert ctl("deallocate", "--slurm").out == "job 903 held no GPU\n"
     assert rows(ctl, "--job", "903")["job 903"]["run"] == "2"

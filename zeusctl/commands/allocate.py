@@ -120,7 +120,7 @@ def allocate(
         )
     indices = [gpu.index for gpu in chosen]
     report = AllocateReport(at=now(), kind=kind, name=name, gpus=indices)
-    what = ", ".join(str(index) for index in indices) or "no GPU"
+    what = ", ".join(f"GPU {index}" for index in indices) or "no GPU"
     session.answer(report, [f"{kind} {name} holds {what}"])
 
 
