@@ -65,7 +65,7 @@ def process_cookie(pid: int, pidfd: int, unique_inodes: bool) -> int:
     """
     if unique_inodes:
         return os.fstat(pidfd).st_ino
-    status = Path(f"/proc/{pid}/stat").read_text()
+    status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     return int(status.rpartition(")")[2].split()[19])
 
 

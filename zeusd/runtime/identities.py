@@ -63,18 +63,20 @@ class Identities:
             return None
         return Identity(start, account, pidfd)
 
+    def _read(self, pid: int, name: str) -> str:
+        # A process names itself, in any bytes: a carriage return must not become a newline.
+        return Path(self._proc, str(pid), name).read_bytes().decode(errors="replace")
+
     def _start_ticks(self, pid: int) -> int | None:
         try:
-            fields = Path(f"{self._proc}/{pid}/stat").read_text().rpartition(")")[2].split()
-            return int(fields[19])
+            return int(self._read(pid, "stat").rpartition(")")[2].split()[19])
         except (OSError, ValueError, IndexError):
             return None
 
     def _account(self, pid: int) -> Account | None:
         try:
-            status = Path(f"{self._proc}/{pid}/status").read_text()
-            groups = Path(f"{self._proc}/{pid}/cgroup").read_bytes().decode(errors="replace")
-            uid = int(status.partition("\nUid:")[2].split(None, 1)[0])
+            groups = self._read(pid, "cgroup")
+            uid = int(self._read(pid, "status").partition("\nUid:")[2].split(None, 1)[0])
         except (OSError, ValueError, IndexError):
             return None
         workload = workload_of(self._control_groups.of(groups))

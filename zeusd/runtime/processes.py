@@ -150,9 +150,9 @@ def usage_of(process: Process) -> ProcessUsage | None:
     if pidfd is None:
         return None
     try:
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _read(process.pid, "stat").rpartition(")")[2].split()
         state, user, system = fields[0], int(fields[11]), int(fields[12])
-    except (OSError, ValueError, IndexError):
+    except (ValueError, IndexError):
         return None
     finally:
         os.close(pidfd)

@@ -16,6 +16,7 @@ import pytest
 from tests.support import NOBODY, as_nobody, public_directory, wait_for
 from zeusd.core.model import Peer, Process
 from zeusd.identity import pidfd_inodes_are_unique, process_cookie
+from zeusd.runtime.identities import Identities
 from zeusd.runtime.processes import (
     NoSuchPeer,
     ProcessWatch,
@@ -89,6 +90,24 @@ def test_a_programs_name_is_one_plain_line(tmp_path: Path) -> None:
     rename = f"import ctypes; ctypes.CDLL(None).prctl(15, {name!r}, 0, 0, 0); "
     with connected(tmp_path, before=rename) as (peer, _):
         assert peer.command == "?[31mroot?1 GPU"
+
+
+NAMES = ("обучение".encode()[:15], b"\xff\xfe", b"\rUid:\t4321", b"a) R 1 2 3")
+"""The kernel cuts a name after 15 bytes, in the middle of a character if need be."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_process_is_known_whatever_its_name(tmp_path: Path, name: bytes) -> None:
+    rename = f"import ctypes; ctypes.CDLL(None).prctl(15, {name!r}, 0, 0, 0); "
+    with connected(tmp_path, before=rename) as (peer, client):
+        assert usage_of(peer.process) is not None
+        pidfd = os.pidfd_open(client.pid)
+        found = Identities().identify(client.pid)
+        assert found is not None
+        assert process_cookie(client.pid, pidfd, unique_inodes=False) == found.start_ticks
+        assert found.account.uid in (os.getuid(), -1)  # a service, where the tests run in one
+        os.close(pidfd)
+        os.close(found.pidfd)
 
 
 @pytest.mark.needs("root")
