@@ -103,12 +103,10 @@ class Channel:
         last_ns = self.history.ends_ns
         if last_ns and t_ns <= last_ns:
             return None
-        if self._tracker.period_ns is not None:
-            self._period_ns = self._tracker.period_ns
-            passed_ns = count * self._period_ns
-        else:
-            passed_ns = t_ns - last_ns if last_ns else self._period_ns
-            self._period_ns = min(self._period_ns, passed_ns)
+        passed_ns = t_ns - last_ns if last_ns else self._period_ns
+        period_ns = self._tracker.period_ns
+        self._period_ns = min(self._period_ns, passed_ns) if period_ns is None else period_ns
+        passed_ns = count * (period_ns or 0) or passed_ns
         edge = self._meter.advance(t_ns, self._period_ns, passed_ns, sensors)
         self.history.add(edge, self._meter.raw_mj, self._meter.window_ns, self.slow)
         return edge

@@ -90,7 +90,7 @@ class Tick(NamedTuple):
     Attributes:
         t_ns: When it happened.
         slop_ns: Largest error of `t_ns`.
-        ticks: Ticks since the previous change; more than one if some were not read.
+        ticks: Ticks since the previous change, read or not; 0: the sensor changes all the time.
         silent: Whether a change was due but the reading stayed the same.
     """
 
@@ -157,7 +157,7 @@ class TickTracker:
         if self.period_ns is None:
             tick = self._search(t_ns, changed)
         elif self._continuous:
-            tick = Tick(t_ns, 0, silent=not changed)
+            tick = Tick(t_ns, 0, 0, silent=not changed)
             self._read_at(t_ns + CONTINUOUS_NS)
             self._silent = 0 if changed else self._silent + 1
             if self._silent > MAX_SILENT:

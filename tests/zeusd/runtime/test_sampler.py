@@ -118,6 +118,21 @@ def test_a_gpu_that_is_lost_and_returns_is_measured_over_the_gap() -> None:
     assert node.energy_j(0, begin_ns, node.clock()) == pytest.approx(truth_j, rel=0.005)
 
 
+@pytest.mark.parametrize("kind", ["mi300x", "v100", "a100-sxm-80"])
+def test_power_is_right_after_a_pause_of_zeusd(kind: str) -> None:
+    node = Sampled(f"{kind}:setter_ms=0")
+    node.clock.sleep(10)
+    (source,) = node.sources
+    before, history = source.history.ticks.end, source.history
+    node.clock.detach(node.sampler)
+    node.clock.sleep(90)
+    node.clock.attach(node.sampler)
+    node.clock.sleep(2)
+    levels = [history.level_mw[number] for number in range(before, history.ticks.end)]
+    assert len(levels) > 10
+    assert max(levels) == pytest.approx(history.power_mw[before - 1], rel=0.05)
+
+
 def test_a_reload_of_the_driver_begins_a_new_epoch_of_the_same_energy() -> None:
     node = Sampled("a100-sxm-80:setter_ms=0")
     node.clock.sleep(3)
