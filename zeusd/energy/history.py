@@ -101,7 +101,7 @@ class History:
                     edge.energy_uj,
                     edge.power_mw,
                     *(ABSENT if value is None else value for value in slow[:2]),
-                    slow.reasons or 0,
+                    (slow.reasons or 0) & 0xFFFFFFFF,
                     ABSENT if slow.temperature_c is None else slow.temperature_c,
                     slow.gpu_mhz or 0,
                     slow.memory_mhz or 0,

@@ -193,12 +193,13 @@ class GpuSource:
             temperature_c=self._optional(nvml.temperature_c),
             gpu_mhz=self._optional(nvml.gpu_clock_mhz),
             memory_mhz=self._optional(nvml.memory_clock_mhz),
-            reasons=self._optional(nvml.throttle_reasons),
-            limit_mw=self._optional(nvml.enforced_power_limit_mw),
+            reasons=self._optional(nvml.throttle_reasons, 64),
+            limit_mw=self._optional(nvml.enforced_power_limit_mw, 31),
             module_mw=sensors.module_power_mw,
         )
 
-    def _optional(self, call: Callable[[Handle], int]) -> int | None:
+    def _optional(self, call: Callable[[Handle], int], bits: int = 15) -> int | None:
+        """A value; None: not offered, or impossible, of more bits than the history keeps."""
         name = call.__name__
         if self._refused.get(name, 0) >= GIVE_UP_AFTER:
             return None
@@ -210,7 +211,7 @@ class GpuSource:
                 self._refused[name] = self._refused.get(name, 0) + 1
             return None
         self._served.add(name)
-        return value
+        return None if abs(value) >> bits else value
 
 
 class SharedGpuSource(GpuSource):

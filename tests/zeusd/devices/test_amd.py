@@ -445,6 +445,11 @@ def test_readings_that_the_driver_fills_with_ones_are_absent(open_amd: Opener) -
         assert failure(call, gpu).outcome is Outcome.UNSUPPORTED
 
 
+def test_a_power_that_no_gpu_draws_is_none(open_amd: Opener) -> None:
+    amd, _, gpu = open_amd({"power_w": 0xFFFE})
+    assert amd.sensors(gpu)[2:] == (None,) * 4
+
+
 def test_energy_is_counted_in_the_firmwares_unit(open_amd: Opener) -> None:
     amd, double, gpu = open_amd(clock_ns=10**12)
     start = amd.sensors(gpu).energy_mj

@@ -107,6 +107,20 @@ def test_power_is_read_by_a_call_if_only_energy_is_a_field(open_nvml: Opener) ->
         assert sensors.power_instant_mw == pytest.approx(220_000, abs=10)
 
 
+@pytest.mark.parametrize("fields", [True, False])
+def test_a_power_that_no_gpu_draws_is_none(open_nvml: Opener, fields: bool) -> None:
+    nvml, double = open_nvml()
+    gpu = nvml.device_handle(0)
+    if not fields:
+        double.inject(0, "nvmlDeviceGetFieldValues", Return.FUNCTION_NOT_FOUND)
+    for mw in (0xFFFFFFFF, 0x7FFFFFFF, 65_535_000):
+        double.node.gpus[0].power_stuck_mw = mw  # NVML_VALUE_NOT_AVAILABLE is the first
+        assert nvml.sensors(gpu).energy_mj is not None
+        assert nvml.sensors(gpu)[2:] == (None,) * 4
+    double.node.gpus[0].power_stuck_mw = 0
+    assert nvml.sensors(gpu).power_instant_mw == pytest.approx(220_000, abs=10)
+
+
 def test_failures_never_lose_a_field(open_nvml: Opener) -> None:
     nvml, double = open_nvml()
     gpu = nvml.device_handle(0)

@@ -144,6 +144,30 @@ def test_a_reload_of_the_driver_begins_a_new_epoch_of_the_same_energy() -> None:
     assert node.energy_j(0, begin_ns, node.clock()) == pytest.approx(13 * idle_w, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("call", "value"),
+    [
+        ("temperature_c", 0xFFFF),
+        ("gpu_clock_mhz", 2**32 - 1),
+        ("memory_clock_mhz", 2**32 - 1),
+        ("enforced_power_limit_mw", 2**32 - 1),
+        ("throttle_reasons", 1 << 40 | 1),
+    ],
+)
+def test_an_impossible_value_ends_no_sampling(
+    monkeypatch: pytest.MonkeyPatch, call: str, value: int
+) -> None:
+    node = Sampled("v100:setter_ms=0")
+
+    def odd(gpu: Any) -> int:
+        return value
+
+    odd.__name__ = call
+    monkeypatch.setattr(node.nvml, call, odd)
+    node.clock.sleep(5)
+    assert node.clock() - node.sources[0].history.ends_ns < 1e9
+
+
 def test_only_streamed_gpus_are_published_with_what_is_read_now_and_then() -> None:
     node = Sampled("2xa40:setter_ms=0")
     names = list(node.sampler.names())

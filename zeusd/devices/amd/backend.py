@@ -16,6 +16,7 @@ from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.overriding import override
 from zeusd.devices.amd import clocks, layouts, sysfs
 from zeusd.devices.amd.codes import Status, amd_error
+from zeusd.devices.amd.energy import MAX_POWER_W
 from zeusd.devices.amd.library import INIT_S, Buffer, Library, Opener
 from zeusd.devices.amd.power_cap import Cap, write_cap
 from zeusd.devices.amd.sockets import Calls, Socket, lost, report_counter
@@ -477,7 +478,7 @@ class AmdBackend(TabledControls):
 
 
 def _watts(number: int) -> int | None:
-    return None if number in layouts.ABSENT_32 or number == 0 else number
+    return number if 0 < number <= MAX_POWER_W else None
 
 
 def _present(number: int, call: str) -> int:

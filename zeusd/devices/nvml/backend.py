@@ -58,6 +58,9 @@ _UNKNOWN_ARCHITECTURE = 0xFFFFFFFF
 _NO_INSTANCE = 0xFFFFFFFF
 """Instance ids of a process on a GPU that is not split."""
 
+_MOST_MW = 20_000_000
+"""More than any power: NVML_VALUE_NOT_AVAILABLE is all ones."""
+
 _MEMBERS = {
     0: "dVal",
     1: "uiVal",
@@ -406,7 +409,8 @@ class NvmlBackend(TabledControls):
         """Makes one call per value on drivers without field values."""
         plan = self._plan(gpu)
         with plan.guard:
-            return self._sensors(gpu, plan)
+            t_ns, energy_mj, *powers_mw = self._sensors(gpu, plan)
+        return Sensors(t_ns, energy_mj, *(mw if (mw or 0) < _MOST_MW else None for mw in powers_mw))
 
     def _sensors(self, gpu: Handle, plan: _FieldPlan) -> Sensors:
         if not plan.batch or not plan.fields:
