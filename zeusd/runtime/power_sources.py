@@ -166,7 +166,9 @@ class PowerSource:
         """
         t_ns = self._clock_ns()
         try:
-            power_mw = min(self._read_mw(), CEILING_MW)
+            power_mw = self._read_mw()
+            if not 0 <= power_mw <= CEILING_MW:
+                raise OSError(f"{power_mw} mW is no power")
         except OSError as error:
             self.failure = error
             never = self._last is None

@@ -15,6 +15,7 @@ from tests.zeusd.devices.opening import Opener, code_of
 from zeusd.devices.nvml.backend import NvmlBackend
 from zeusd.devices.nvml.codes import Return
 from zeusd.devices.port import DeviceError, PowerLimits
+from zeusd.runtime.devices import inspect_gpu
 
 
 def test_all_getters(open_nvml: Opener) -> None:
@@ -136,6 +137,12 @@ def test_names_that_come_as_bytes_become_text(
     assert nvml.name(gpu) == "Tesla V100-PCIE-16GB"
     assert nvml.uuid(gpu) == double.uuid(0)
     assert nvml.driver_version() == "595.58.03"
+
+
+def test_a_name_in_another_encoding_is_no_reason_to_find_no_gpu(open_nvml: Opener) -> None:
+    nvml, double = open_nvml()
+    double.node.gpus[0].name = "Tesla® V100".encode("latin-1")
+    assert inspect_gpu(nvml, 0)[0].info.name == "Tesla\ufffd V100"
 
 
 def test_mig_is_reported(open_nvml: Opener) -> None:

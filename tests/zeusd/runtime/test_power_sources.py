@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.support import configuration, running_daemon, wait_for
+from zeus_ipc.replies import CpuInfo
 from zeusd.energy.history import SIZE, History
 from zeusd.runtime.power_sources import (
     PERIOD_NS,
     RETRY_NS,
+    PowerMeter,
     PowerSource,
     find_power_meters,
 )
@@ -89,6 +91,23 @@ def test_power_is_integrated_and_a_meter_that_fails_is_tried_again() -> None:
     again = PowerSource(read_mw, history, clock_ns=lambda: now_ns)  # zeusd was started again
     assert again.read(False) is not None
     assert (history.last() or (edge,))[0].energy_uj > edge.energy_uj
+
+
+@pytest.mark.parametrize("odd_uw", [-1_000_000, 0xFFFFFFFF * 1_000_000])
+def test_a_power_that_is_none_adds_and_removes_no_energy(tmp_path: Path, odd_uw: int) -> None:
+    """ACPI has all ones for a power that is not known."""
+    now_ns, file = 10**12, tmp_path / "power1_average"
+    meter = PowerMeter(CpuInfo(index=0, name="CPU", dram=False), file, PERIOD_NS)
+    history = History(memoryview(bytearray(SIZE)))
+    source = PowerSource(meter.read_mw, history, clock_ns=lambda: now_ns)
+    begin_ns = now_ns
+    for uw in (100_000_000, 100_000_000, odd_uw, 100_000_000):
+        now_ns = source.next_read_ns
+        file.write_text(f"{uw}\n")
+        assert (source.read(False) is None) == (uw == odd_uw)
+    edge, _ = history.last() or (None, None)
+    assert edge is not None
+    assert edge.energy_uj == 100_000 * (now_ns - begin_ns) // 1_000_000
 
 
 def test_a_superchip_is_counted_once_and_its_cpu_where_there_is_no_rapl(

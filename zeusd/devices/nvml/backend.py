@@ -528,6 +528,8 @@ class NvmlBackend(TabledControls):
             return function(*args)
         except self._pynvml.NVMLError as error:
             raise nvml_error(int(error.value), name) from None
+        except UnicodeDecodeError as error:
+            return error.object
 
     def _call_library(self, name: str, *args: Any) -> None:
         """Calls a function of the library that older nvidia-ml-py does not know."""
@@ -632,5 +634,5 @@ def _instance(number: int | None) -> int | None:
 
 
 def _text(value: str | bytes) -> str:
-    """Decodes text: older nvidia-ml-py returns bytes."""
-    return value.decode() if isinstance(value, bytes) else str(value)
+    """Decodes text: older nvidia-ml-py returns bytes, and a name may be in any encoding."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
