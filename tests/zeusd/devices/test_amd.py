@@ -276,6 +276,23 @@ def test_a_guest_with_all_ones_has_no_cap(open_amd: Opener) -> None:
     assert failure(amd.power_limits, gpu).outcome is Outcome.UNSUPPORTED
 
 
+@pytest.mark.parametrize("cap_uw", [0, -1])
+def test_a_cap_that_was_not_read_is_no_cap_of_zero(open_amd: Opener, cap_uw: int) -> None:
+    """The library reports success if any of its reads worked. A cap of 0 W found at start would
+    become the restore target."""
+    amd, double, gpu = open_amd({"cap_uw": cap_uw})
+    inspector = Inspector(amd, 0)
+    facts, _ = inspector.look() or (None, None)
+    assert facts is not None
+    assert Control.POWER_LIMIT not in facts.values
+    assert "power_limit" not in facts.info.controls
+    double.node.gpus[0].cap_uw = 750_000_000
+    facts, _ = inspector.look() or (None, None)
+    assert facts is not None
+    assert facts.values[Control.POWER_LIMIT] == (750_000,)
+    assert amd.power_limit_mw(gpu) == 750_000
+
+
 def test_a_refused_cap_is_distinguished_from_a_gpu_in_reset(open_amd: Opener) -> None:
     amd, double, gpu = open_amd({"refuse": 1})
     error = failure(amd.set_power_limit, gpu, 400_000)
