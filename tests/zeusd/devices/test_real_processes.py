@@ -56,6 +56,8 @@ def test_each_process_has_a_sample_of_its_use(open_nvml: Opener) -> None:
     assert first.t_us - second.t_us == 400_000
     assert first.t_us >= before_us - 400_000
     assert [one.pid for one in nvml.process_utilization(gpu, second.t_us + 200_000)] == [4242]
+    double.uses(0, compute_percent=2**32 - 1, second_percent=20)
+    assert [one.pid for one in nvml.process_utilization(gpu, 0)] == [4343]
     double.inject(0, "nvmlDeviceGetProcessUtilization", Return.GPU_IS_LOST)
     assert code_of(nvml.process_utilization, gpu, 0) == Return.GPU_IS_LOST
 

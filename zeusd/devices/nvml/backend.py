@@ -478,7 +478,11 @@ class NvmlBackend(TabledControls):
             if error.code in (Return.NOT_FOUND, Return.SUCCESS):
                 return []
             raise
-        return [ProcessUse(int(one.pid), int(one.timeStamp), int(one.smUtil)) for one in samples]
+        return [
+            ProcessUse(int(one.pid), int(one.timeStamp), int(one.smUtil))
+            for one in samples
+            if one.smUtil <= 100  # drivers also return entries that they never filled
+        ]
 
     @override
     def mig_instances(self, gpu: Handle, measure: bool = False) -> list[MigInstance]:
