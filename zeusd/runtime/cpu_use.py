@@ -13,15 +13,13 @@ from pathlib import Path
 
 from zeusd.core.jobs import ControlGroup, WorkloadKind, workload_of
 from zeusd.energy.split import Account, Kind
-from zeusd.runtime.identities import UNKNOWN_NAMESPACE
+from zeusd.runtime.identities import SHORT_ID, UNKNOWN_NAMESPACE
 from zeusd.runtime.job_groups import MAX_DEPTH, ROOT, folders, trusts
 from zeusd.runtime.presence import UNKNOWN_PROCESS
+from zeusd.runtime.processes import owner_of
 
 SYSTEM = Account(Kind.SERVICE, "system")
 """The account of all services of the machine together: there are many, and each uses little."""
-
-_SHORT_ID = 12
-
 
 _USAGE_V1 = "cpuacct.usage"
 
@@ -46,7 +44,7 @@ class CpuUse:
     ) -> None:
         self._root = root
         self._owner = owner
-        self._uid_of = uid_of or _owner_of
+        self._uid_of = uid_of or owner_of
         self._before: dict[str, int] = {}
         self._accounts: dict[str, Account] = {}
 
@@ -114,7 +112,7 @@ class CpuUse:
             if uid is None:
                 return None  # its processes have exited, so its user is not known
             job = workload.kind is WorkloadKind.JOB
-            name = workload.name if job else workload.name[:_SHORT_ID]
+            name = workload.name if job else workload.name[:SHORT_ID]
             found = Account(Kind.JOB if job else Kind.CONTAINER, name, uid=uid)
         self._accounts[path] = found
         return found
@@ -154,10 +152,3 @@ def _pids(folder: str, depth: int) -> Iterator[int]:
         yield from map(int, Path(folder, "cgroup.procs").read_text().split())
     except (OSError, ValueError):
         return
-
-
-def _owner_of(pid: int) -> int | None:
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return None

@@ -44,7 +44,8 @@ class Found:
 T = TypeVar("T")
 
 
-def _try(call: Callable[..., T], *args: Any) -> T | None:
+def attempt(call: Callable[..., T], *args: Any) -> T | None:
+    """Calls a device; None: it failed."""
     try:
         return call(*args)
     except DeviceError:
@@ -129,21 +130,21 @@ def _describe(
     limits: PowerLimits | None,
 ) -> GpuInfo:
     """The constant properties of one GPU."""
-    sensors = _try(nvml.sensors, gpu)
-    profiles = _try(nvml.power_profiles, gpu) if Control.POWER_PROFILE in offered else None
+    sensors = attempt(nvml.sensors, gpu)
+    profiles = attempt(nvml.power_profiles, gpu) if Control.POWER_PROFILE in offered else None
     return GpuInfo(
         uuid=nvml.uuid(gpu),
         index=index,
         pci_address=nvml.pci_address(gpu),
         name=nvml.name(gpu),
-        architecture=_try(nvml.architecture, gpu) or 0,
-        memory_mib=_try(nvml.memory_mib, gpu) or 0,
+        architecture=attempt(nvml.architecture, gpu) or 0,
+        memory_mib=attempt(nvml.memory_mib, gpu) or 0,
         power_limit_min_mw=None if limits is None else limits.min_mw,
         power_limit_max_mw=None if limits is None else limits.max_mw,
         power_limit_default_mw=None if limits is None else limits.default_mw,
         power_limit_site_mw=None,
-        mig_enabled=bool(_try(nvml.mig_enabled, gpu)),
-        runtime_indices=_try(nvml.runtime_indices, gpu) or [],
+        mig_enabled=bool(attempt(nvml.mig_enabled, gpu)),
+        runtime_indices=attempt(nvml.runtime_indices, gpu) or [],
         supports=GpuSupport(
             **{control.value: control in offered for control in _NAMED},
             energy_counter=sensors is not None and sensors.energy_mj is not None,
@@ -151,9 +152,9 @@ def _describe(
             power_average=sensors is not None and sensors.power_average_mw is not None,
         ),
         controls=[control.value for control in SPECS if control in offered],
-        module=_try(nvml.module, gpu),
+        module=attempt(nvml.module, gpu),
         power_domain=[
-            nvml.uuid(nvml.device_handle(one)) for one in _try(nvml.power_domain, gpu) or ()
+            nvml.uuid(nvml.device_handle(one)) for one in attempt(nvml.power_domain, gpu) or ()
         ],
         power_profiles=[
             ProfileInfo(
@@ -212,7 +213,7 @@ class DeviceFinder:
             self._thread.join(timeout=1.0)
         if self._initialised:
             self._initialised = False
-            _try(self._nvml.shutdown)
+            attempt(self._nvml.shutdown)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -245,7 +246,7 @@ class DeviceFinder:
                         found.append(news)
             unsettled = [inspector for inspector in unsettled if not inspector.settled]
             if found:
-                version = _try(self._nvml.driver_version)
+                version = attempt(self._nvml.driver_version)
                 self._on_found(Found(version, self._driver_id(), found))
 
     def _find(self) -> list[Inspector]:
@@ -255,10 +256,10 @@ class DeviceFinder:
         found: list[tuple[GpuFacts, Handle]] = []
         try:
             count = self._nvml.device_count()
-            version = _try(self._nvml.driver_version)
+            version = attempt(self._nvml.driver_version)
         except DeviceError:
             self._initialised = False
-            _try(self._nvml.shutdown)
+            attempt(self._nvml.shutdown)
             raise
         inspectors = [Inspector(self._nvml, index) for index in range(count)]
         for inspector in inspectors:

@@ -16,7 +16,7 @@ from zeusd.runtime.control_groups import ControlGroups
 UNKNOWN_NAMESPACE = "unknown"
 """Name of a pod without an allocation: control groups have only its uid."""
 
-_SHORT_ID = 12
+SHORT_ID = 12
 """Characters of a container's id that tools usually show."""
 
 
@@ -88,7 +88,7 @@ class Identities:
         if kind is WorkloadKind.POD:
             return Account(Kind.POD, f"{UNKNOWN_NAMESPACE}/{workload.name}")
         if kind is WorkloadKind.CONTAINER:
-            return Account(Kind.CONTAINER, workload.name[:_SHORT_ID], uid=uid)
+            return Account(Kind.CONTAINER, workload.name[:SHORT_ID], uid=uid)
         return Account(Kind.SERVICE, workload.name)
 
 

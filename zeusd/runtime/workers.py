@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from zeus_ipc.controls import SPECS, Control, ControlValue
 from zeus_ipc.errors import ErrorCode
@@ -34,6 +33,7 @@ from zeusd.restore_rule import (
 )
 from zeusd.runtime.activity import ActivityReader
 from zeusd.runtime.commands import command_of
+from zeusd.runtime.devices import attempt
 from zeusd.runtime.processes import job_of_process, owner_of
 from zeusd.runtime.wake import Wake
 
@@ -46,21 +46,13 @@ _URGENT = frozenset({Reading.CONTROL, Reading.LIMITS})
 """What a write or a restore needs to know first."""
 
 
-def _optional(call: Callable[[Handle], Any], gpu: Handle) -> Any:
-    """A reading of the state; None if this GPU does not give it at the moment."""
-    try:
-        return call(gpu)
-    except DeviceError:
-        return None
-
-
 def read_state(nvml: Backend, gpu: Handle) -> GpuState:
     """The present state, without what only the core knows."""
-    sensors = _optional(nvml.sensors, gpu)
+    sensors = attempt(nvml.sensors, gpu)
     held: dict[str, list[int] | None] = {}
     for control, spec in SPECS.items():
         if spec.readable:
-            value = _optional(partial(_read_control, nvml, control), gpu)
+            value = attempt(nvml.read_control, gpu, control)
             held[control.value] = None if value is None else list(value)
     limit, persistence = (
         held[one.value] for one in (Control.POWER_LIMIT, Control.PERSISTENCE_MODE)
@@ -69,21 +61,21 @@ def read_state(nvml: Backend, gpu: Handle) -> GpuState:
         t_ns=time.monotonic_ns(),
         controls=held,
         power_limit_mw=None if limit is None else limit[0],
-        enforced_power_limit_mw=_optional(nvml.enforced_power_limit_mw, gpu),
-        gpu_clock_mhz=_optional(nvml.gpu_clock_mhz, gpu),
-        memory_clock_mhz=_optional(nvml.memory_clock_mhz, gpu),
+        enforced_power_limit_mw=attempt(nvml.enforced_power_limit_mw, gpu),
+        gpu_clock_mhz=attempt(nvml.gpu_clock_mhz, gpu),
+        memory_clock_mhz=attempt(nvml.memory_clock_mhz, gpu),
         locked_gpu_clocks_mhz=None,
         locked_memory_clocks_mhz=None,
         persistence_mode=None if persistence is None else bool(persistence[0]),
         power_mw=None if sensors is None else sensors.power_instant_mw,
         energy_mj=None if sensors is None else sensors.energy_mj,
-        temperature_c=_optional(nvml.temperature_c, gpu),
-        throttle_reasons=_optional(nvml.throttle_reasons, gpu),
+        temperature_c=attempt(nvml.temperature_c, gpu),
+        throttle_reasons=attempt(nvml.throttle_reasons, gpu),
         enforced_power_profiles=_enforced_profiles(nvml, gpu, held),
         memory_power_mw=None if sensors is None else sensors.memory_power_average_mw,
         module_power_mw=None if sensors is None else sensors.module_power_mw,
-        utilization_percent=_optional(nvml.utilization_percent, gpu),
-        memory_used_mib=_optional(nvml.memory_used_mib, gpu),
+        utilization_percent=attempt(nvml.utilization_percent, gpu),
+        memory_used_mib=attempt(nvml.memory_used_mib, gpu),
     )
 
 
@@ -93,12 +85,8 @@ def _enforced_profiles(
     """Workload power profiles in force; only GPUs that have some are asked."""
     if held[Control.POWER_PROFILE.value] is None:
         return None
-    found = _optional(nvml.enforced_power_profiles, gpu)
+    found = attempt(nvml.enforced_power_profiles, gpu)
     return None if found is None else list(found)
-
-
-def _read_control(nvml: Backend, control: Control, gpu: Handle) -> ControlValue:
-    return nvml.read_control(gpu, control)
 
 
 def read_energy(nvml: Backend, gpu: Handle) -> EnergyReading:
