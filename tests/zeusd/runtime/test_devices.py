@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
 
 import pytest
 
+from tests.support import wait_for
 from zeus_ipc.controls import Control
 from zeusd.devices.simulated import SimulatedBackend
 from zeusd.runtime.devices import UNSUPPORTED_AFTER, DeviceFinder, Found, Inspector
@@ -69,6 +71,23 @@ def started() -> Iterator[list[DeviceFinder]]:
     yield finders
     for finder in finders:
         finder.stop()
+
+
+def test_a_gpu_that_appears_after_the_driver_is_found(
+    started: list[DeviceFinder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was given to a virtual machine, or its driver is still at it."""
+    nvml = SimulatedBackend("1xa100")
+    found: queue.Queue[Found] = queue.Queue()
+    with monkeypatch.context() as absent:
+        absent.setattr(nvml, "device_count", lambda: 0)
+        finder = DeviceFinder(nvml, found.put, lambda: "driver", retry_s=0.01)
+        started.append(finder)
+        finder.start()
+        assert finder.first_attempt_over.wait(30)
+        assert "has no GPU" in str(finder.error)
+    assert len(found.get(timeout=30).gpus) == 1
+    wait_for(lambda: finder.error is None, "the trouble to be over")
 
 
 def test_the_finder_looks_again_until_everything_is_known(started: list[DeviceFinder]) -> None:
