@@ -108,7 +108,7 @@ def test_power_is_read_by_a_call_if_only_energy_is_a_field(open_nvml: Opener) ->
 
 
 @pytest.mark.parametrize("fields", [True, False])
-def test_a_power_that_no_gpu_draws_is_none(open_nvml: Opener, fields: bool) -> None:
+def test_values_that_are_not_available_are_none(open_nvml: Opener, fields: bool) -> None:
     nvml, double = open_nvml()
     gpu = nvml.device_handle(0)
     if not fields:
@@ -119,6 +119,8 @@ def test_a_power_that_no_gpu_draws_is_none(open_nvml: Opener, fields: bool) -> N
         assert nvml.sensors(gpu)[2:] == (None,) * 4
     double.node.gpus[0].power_stuck_mw = 0
     assert nvml.sensors(gpu).power_instant_mw == pytest.approx(220_000, abs=10)
+    double.node.gpus[0].counter_stuck_mj = -1
+    assert nvml.sensors(gpu).energy_mj is None
 
 
 def test_failures_never_lose_a_field(open_nvml: Opener) -> None:

@@ -58,8 +58,11 @@ _UNKNOWN_ARCHITECTURE = 0xFFFFFFFF
 _NO_INSTANCE = 0xFFFFFFFF
 """Instance ids of a process on a GPU that is not split."""
 
+_NOT_AVAILABLE = 2**64 - 1
+"""NVML_VALUE_NOT_AVAILABLE: all ones."""
+
 _MOST_MW = 20_000_000
-"""More than any power: NVML_VALUE_NOT_AVAILABLE is all ones."""
+"""More than any power."""
 
 _MEMBERS = {
     0: "dVal",
@@ -409,8 +412,9 @@ class NvmlBackend(TabledControls):
         """Makes one call per value on drivers without field values."""
         plan = self._plan(gpu)
         with plan.guard:
-            t_ns, energy_mj, *powers_mw = self._sensors(gpu, plan)
-        return Sensors(t_ns, energy_mj, *(mw if (mw or 0) < _MOST_MW else None for mw in powers_mw))
+            t_ns, mj, *powers_mw = self._sensors(gpu, plan)
+        powers = (mw if (mw or 0) < _MOST_MW else None for mw in powers_mw)
+        return Sensors(t_ns, None if mj == _NOT_AVAILABLE else mj, *powers)
 
     def _sensors(self, gpu: Handle, plan: _FieldPlan) -> Sensors:
         if not plan.batch or not plan.fields:
