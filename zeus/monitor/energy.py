@@ -10,7 +10,8 @@ from html import escape
 from pathlib import Path
 
 from zeus import _node
-from zeus.compat.monitor import MonitorAttributes
+from zeus.compat.soc import EmptySoC
+from zeus.device.cpu import CPUs, EmptyCPUs, ZeusCPUInitError, get_cpus
 from zeus.monitor.devices import resolve_cpus, resolve_gpus
 from zeus.monitor.log import MeasurementLog
 from zeus.monitor.lookup import WindowLookup
@@ -95,7 +96,7 @@ class Window:
         return escape(repr(self)) if self._measurement is None else as_html(self._measurement)
 
 
-class ZeusMonitor(MonitorAttributes):
+class ZeusMonitor:
     """Measures the time and the energy of named windows.
 
     A window is two instants: `begin_window` and `end_window` only read the clock. The energy
@@ -123,7 +124,12 @@ class ZeusMonitor(MonitorAttributes):
 
     Attributes:
         measurement_states: The open windows by their key.
+        soc_is_present, power_monitor: Always False and None, as zeusd measures GPUs without an
+            energy counter, too.
     """
+
+    soc_is_present = False
+    power_monitor = None
 
     def __init__(
         self,
@@ -159,6 +165,19 @@ class ZeusMonitor(MonitorAttributes):
         self._lookup.start()
         if self.log_file is not None:
             atexit.register(self._lookup.finish)
+
+    @property
+    def cpus(self) -> CPUs:
+        """The CPU packages of this node whose energy is measured."""
+        try:
+            return get_cpus()
+        except ZeusCPUInitError:
+            return EmptyCPUs()
+
+    @property
+    def soc(self) -> EmptySoC:
+        """A node without a system-on-chip."""
+        return EmptySoC()
 
     def begin_window(
         self,
