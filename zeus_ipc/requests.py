@@ -444,7 +444,7 @@ Run = Annotated[
     str,
     matching(r"[A-Za-z0-9_.:-]{0,64}", "a run is named by up to 64 letters, digits and _ . : -"),
 ]
-"""Distinguishes runs of one job: a restart count, or the SLUID."""
+"""Distinguishes runs of one job."""
 
 Uid = Annotated[int, Field(ge=-1, le=2**32 - 2)]
 """A user's number; -1: no user."""
@@ -475,9 +475,9 @@ class Allocate(_Request):
     kind: Literal["job", "pod"] = "job"
     """Kind of the holder."""
     name: AccountName
-    """Slurm's job id, or `namespace/pod`."""
+    """Slurm's job id, or `namespace/pod`: up to 320 letters, digits and `_./+-`."""
     run: Run = ""
-    """Distinguishes runs of one job: a restart count, or the SLUID."""
+    """A restart count or SLUID, to tell runs of one job apart: up to 64 letters, digits, `_.:-`."""
     uid: Uid = NOBODY
     """The user to charge; without one, only the job or pod is charged."""
     weight: Annotated[int, Field(ge=0, le=1_000_000)] = 0
@@ -488,7 +488,8 @@ class Allocate(_Request):
     control_group: Annotated[
         str, matching(r"[A-Za-z0-9_.-]{0,64}", "give the last part of the control group's path")
     ] = ""
-    """Name of the job's or pod's control group, if it differs from `name`: a SLUID, a pod's uid."""
+    """Name of the job's or pod's control group, if it differs from `name`: a SLUID, a pod's uid, or
+    other letters, digits and `_.-`, up to 64."""
 
 
 class Deallocate(_Request):

@@ -18,7 +18,7 @@ from tests.zeus.node import VirtualNode
 from zeus import _node
 from zeus.measure import EnergyCallback, measure_energy
 from zeus.measure import decorator as decorator_module
-from zeus.measure.callback import as_log
+from zeus.measure.logs import as_log
 from zeus.monitor import Window
 from zeus.monitor.carbon import CarbonIntensityProvider
 from zeusd.devices.simulated import Work
