@@ -191,7 +191,7 @@ class ControlSpec:
         word = name.strip().lower().replace("_", "-")
         known = {text: number for number, text in self.members.items()}
         digits = word.removeprefix(self.member_prefix)
-        if word not in known and digits.isdigit() and int(digits) <= self.largest:
+        if word not in known and digits.isdecimal() and int(digits) <= self.largest:
             return int(digits)
         return known.get(word)
 

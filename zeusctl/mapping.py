@@ -55,7 +55,7 @@ def user_of(job: str) -> int | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     uid = said.stdout.strip()
-    return int(uid) if uid.isdigit() else None
+    return int(uid) if uid.isdecimal() else None
 
 
 class Mapping:

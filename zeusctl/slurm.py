@@ -53,7 +53,7 @@ def job_of(environment: Mapping[str, str]) -> SlurmJob:
     sluid = environment.get("SLURM_JOB_SLUID", "")
     uid = environment.get("SLURM_JOB_UID", "")
     run = sluid or environment.get("SLURM_JOB_RESTART_COUNT") or "0"
-    return SlurmJob(name, run, int(uid) if uid.isdigit() else None, sluid)
+    return SlurmJob(name, run, int(uid) if uid.isdecimal() else None, sluid)
 
 
 def parts_of(
@@ -136,7 +136,7 @@ def _numbers(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
-        if first.isdigit():
+        if first.isdecimal():
             found += range(int(first), int(last or first) + 1)
     return found
 

@@ -68,7 +68,7 @@ def visible_gpus(
                 "clocks belong to whole GPUs; measure from a process that sees the whole GPU (name "
                 "it as GPU-<uuid>), or turn MIG off"
             )
-    by_index = entries is None or any(entry.lstrip("-").isdigit() for entry in entries)
+    by_index = entries is None or any(entry.lstrip("-").isdecimal() for entry in entries)
     ordered = list(gpus) if simulated else within_reach(gpus)
     if by_index and not simulated and env.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         ordered = _cuda_order(ordered, explicit=entries is not None)
@@ -136,7 +136,7 @@ def _chosen(entries: Sequence[str] | None, ordered: Sequence[_Device]) -> list[_
 
 
 def _find(entry: str, ordered: Sequence[_Device]) -> _Device | None:
-    if entry.isdigit():
+    if entry.isdecimal():
         index = int(entry)
         return ordered[index] if index < len(ordered) else None
     if entry.startswith("GPU-"):

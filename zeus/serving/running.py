@@ -197,7 +197,7 @@ def address(text: str) -> tuple[str, int]:
         ValueError: It is neither.
     """
     host, _, port = text.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
+    if not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"--listen {text!r} must be HOST:PORT, such as 127.0.0.1:9462")
     return host or "127.0.0.1", int(port)
 

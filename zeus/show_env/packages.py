@@ -31,7 +31,7 @@ def packages() -> list[Row]:
     """Versions, and missing packages."""
     rows = [(name, _version(name) or missing) for name, missing in PACKAGES.items()]
     other = _version("pynvml")
-    if other is not None and other.split(".")[0].isdigit() and int(other.split(".")[0]) < 12:
+    if other is not None and other.split(".")[0].isdecimal() and int(other.split(".")[0]) < 12:
         rows.append(
             (
                 "pynvml",

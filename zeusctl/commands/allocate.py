@@ -101,7 +101,7 @@ def allocate(
         chosen = [gpu for gpu in known if gpu.uuid in uuids] if divided else []
         chosen = chosen or gpus_of(os.environ, known, socket.gethostname())
         shards = os.environ.get("SLURM_SHARDS_ON_NODE", "")
-        weight = weight or (int(shards) if shards.isdigit() and int(shards) else None)
+        weight = weight or (int(shards) if shards.isdecimal() and int(shards) else None)
     elif gpus is None:
         raise click.UsageError("name the GPUs, or give --slurm")
     else:

@@ -130,7 +130,7 @@ def _main_pid() -> int:
     except OSError:
         pid = 0
     else:
-        pid = int(done.stdout.strip() or 0) if done.stdout.strip().isdigit() else 0
+        pid = int(done.stdout.strip() or 0) if done.stdout.strip().isdecimal() else 0
     if not pid:
         raise CommandError(
             "systemd runs no zeusd.service, so nothing would start it again; leave --kill-zeusd "

@@ -135,7 +135,7 @@ def _indices(text: str) -> set[int]:
     found: set[int] = set()
     for part in text.split(","):
         low, _, high = part.partition("-")
-        if not low.isdigit() or (high and not high.isdigit()):
+        if not low.isdecimal() or (high and not high.isdecimal()):
             raise CommandError(f"{part!r} is not an index; name GPUs of a recording as 0,2 or 0-3")
         found |= set(range(int(low), int(high or low) + 1))
     return found

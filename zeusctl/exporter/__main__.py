@@ -18,7 +18,7 @@ TIMEOUT_S = 3.0
 
 def _address(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, int]:
     host, colon, port = value.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
+    if not colon or not port.isdecimal() or int(port) > 65535:
         raise click.BadParameter("write ADDRESS:PORT, such as 127.0.0.1:9850 or [::]:9850")
     return host.strip("[]") or "::", int(port)
 

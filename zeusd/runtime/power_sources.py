@@ -87,7 +87,7 @@ def find_power_meters(root: str = HWMON) -> list[PowerMeter]:
 
 def _power_file(place: Path) -> Path | None:
     for name in ("power1_average", "power1_input"):
-        if _text(place / name).isdigit():
+        if _text(place / name).isdecimal():
             return place / name
     return None
 
@@ -95,7 +95,7 @@ def _power_file(place: Path) -> Path | None:
 def _period_ns(path: Path) -> int:
     """The meter's averaging interval, within bounds."""
     text = _text(path.with_name("power1_average_interval"))
-    interval_ns = int(text) * 1_000_000 if text.isdigit() else 0
+    interval_ns = int(text) * 1_000_000 if text.isdecimal() else 0
     return min(max(interval_ns, PERIOD_NS), LONGEST_PERIOD_NS)
 
 

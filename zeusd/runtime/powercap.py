@@ -59,7 +59,7 @@ def find_packages(root: str = POWERCAP) -> list[Package]:
             continue
         drams = [_zone(sub) for sub in sorted(path.glob(f"{path.name}:*")) if _name(sub) == "dram"]
         found.append((name, zone, next((dram for dram in drams if dram), None)))
-    found.sort(key=lambda one: [int(part) for part in one[0].split("-") if part.isdigit()])
+    found.sort(key=lambda one: [int(part) for part in one[0].split("-") if part.isdecimal()])
     return [
         Package(CpuInfo(index=index, name=name, dram=dram is not None), zone, dram)
         for index, (name, zone, dram) in enumerate(found)

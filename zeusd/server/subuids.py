@@ -76,7 +76,7 @@ def parse(lines: Iterable[str]) -> list[tuple[int, int, int]]:
             continue
         try:
             start, count = int(parts[1]), int(parts[2])
-            owner = int(parts[0]) if parts[0].isdigit() else pwd.getpwnam(parts[0]).pw_uid
+            owner = int(parts[0]) if parts[0].isdecimal() else pwd.getpwnam(parts[0]).pw_uid
         except KeyError:
             owner = unknown.setdefault(parts[0], start)
         except ValueError:

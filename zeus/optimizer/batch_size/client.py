@@ -343,7 +343,7 @@ def _rank() -> int:
     if framework.initialized():
         return framework.rank()
     given = os.environ.get("RANK", "0")  # torchrun's, before init_process_group
-    return int(given) if given.isdigit() else 0
+    return int(given) if given.isdecimal() else 0
 
 
 def _run_id(given: str | None) -> str | None:

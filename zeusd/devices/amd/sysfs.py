@@ -49,7 +49,7 @@ class Card:
     def memory_bytes(self, which: str) -> int | None:
         """Device memory: `total` or `used`."""
         text = self._read(f"mem_info_vram_{which}")
-        return int(text) if text is not None and text.isdigit() else None
+        return int(text) if text is not None and text.isdecimal() else None
 
     def partition(self) -> str | None:
         """Compute partition mode, such as `SPX`; None: the GPU has none."""
