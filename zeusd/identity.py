@@ -69,16 +69,21 @@ def process_cookie(pid: int, pidfd: int, unique_inodes: bool) -> int:
     return int(status.rpartition(")")[2].split()[19])
 
 
+def has_exited(pidfd: int) -> bool:
+    """Whether a process has exited; a zombie has."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def open_process(pid: int, cookie: int, unique_inodes: bool) -> int | None:
     """A pidfd for exactly this process, or None if it has exited. A zombie counts as exited."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
         return None
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
     try:
-        if process_cookie(pid, pidfd, unique_inodes) == cookie and not poll.poll(0):
+        if process_cookie(pid, pidfd, unique_inodes) == cookie and not has_exited(pidfd):
             return pidfd
     except (OSError, ValueError, IndexError):
         pass

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 from zeusd.core.jobs import WorkloadKind, workload_of
 from zeusd.energy.split import Account, Kind
+from zeusd.identity import has_exited
 from zeusd.runtime.control_groups import ControlGroups
+from zeusd.runtime.processes import read_proc
 
 UNKNOWN_NAMESPACE = "unknown"
 """Name of a pod without an allocation: control groups have only its uid."""
@@ -36,16 +36,10 @@ class Identity:
 
 
 class Identities:
-    """Identifies processes.
+    """Identifies processes."""
 
-    Args:
-        control_groups: The control groups of this machine.
-        proc: Where procfs is mounted.
-    """
-
-    def __init__(self, control_groups: ControlGroups | None = None, proc: str = "/proc") -> None:
-        self._control_groups = control_groups or ControlGroups()
-        self._proc = proc
+    def __init__(self) -> None:
+        self._control_groups = ControlGroups()
 
     def identify(self, pid: int) -> Identity | None:
         """Identifies a process; None: it has exited, or is not visible."""
@@ -55,31 +49,25 @@ class Identities:
             return None
         start = self._start_ticks(pid)
         account = self._account(pid)
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
         # The data belong to this process only if it is still alive.
-        if start is None or account is None or poll.poll(0):
+        if start is None or account is None or has_exited(pidfd):
             os.close(pidfd)
             return None
         return Identity(start, account, pidfd)
 
-    def _read(self, pid: int, name: str) -> str:
-        # A process names itself, in any bytes: a carriage return must not become a newline.
-        return Path(self._proc, str(pid), name).read_bytes().decode(errors="replace")
-
-    def _start_ticks(self, pid: int) -> int | None:
+    @staticmethod
+    def _start_ticks(pid: int) -> int | None:
         try:
-            return int(self._read(pid, "stat").rpartition(")")[2].split()[19])
-        except (OSError, ValueError, IndexError):
+            return int(read_proc(pid, "stat").rpartition(")")[2].split()[19])
+        except (ValueError, IndexError):
             return None
 
     def _account(self, pid: int) -> Account | None:
         try:
-            groups = self._read(pid, "cgroup")
-            uid = int(self._read(pid, "status").partition("\nUid:")[2].split(None, 1)[0])
-        except (OSError, ValueError, IndexError):
+            uid = int(read_proc(pid, "status").partition("\nUid:")[2].split(None, 1)[0])
+        except (ValueError, IndexError):
             return None
-        workload = workload_of(self._control_groups.of(groups))
+        workload = workload_of(self._control_groups.of(read_proc(pid, "cgroup")))
         kind = None if workload is None else workload.kind
         if workload is None or kind is WorkloadKind.USER:
             return Account(Kind.USER, uid=uid)

@@ -18,12 +18,12 @@ from zeusd.devices.port import DeviceError
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge
+from zeusd.runtime.powercap import RETRY_NS, text_of
 from zeusd.runtime.sources import GpuSource
 
 HWMON = "/sys/class/hwmon"
 PERIOD_NS = 100_000_000
 LONGEST_PERIOD_NS = 1_000_000_000
-RETRY_NS = 5_000_000_000
 CEILING_MW = 20_000_000
 
 FRESH_NS = 2_000_000_000
@@ -69,7 +69,7 @@ def find_power_meters(root: str = HWMON) -> list[PowerMeter]:
     found: dict[int, tuple[int, str, Path]] = {}
     for directory in sorted(Path(root).glob("hwmon*")):
         for place in (directory, directory / "device"):
-            label = _text(place / "power1_oem_info")
+            label = text_of(place / "power1_oem_info")
             for rank, pattern in enumerate(LABELS):
                 match = pattern.fullmatch(label)
                 path = _power_file(place)
@@ -87,23 +87,16 @@ def find_power_meters(root: str = HWMON) -> list[PowerMeter]:
 
 def _power_file(place: Path) -> Path | None:
     for name in ("power1_average", "power1_input"):
-        if _text(place / name).isdecimal():
+        if text_of(place / name).isdecimal():
             return place / name
     return None
 
 
 def _period_ns(path: Path) -> int:
     """The meter's averaging interval, within bounds."""
-    text = _text(path.with_name("power1_average_interval"))
+    text = text_of(path.with_name("power1_average_interval"))
     interval_ns = int(text) * 1_000_000 if text.isdecimal() else 0
     return min(max(interval_ns, PERIOD_NS), LONGEST_PERIOD_NS)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 def module_power_mw(gpus: Sequence[GpuSource], clock_ns: Callable[[], int]) -> int:

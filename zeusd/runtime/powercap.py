@@ -54,10 +54,11 @@ def find_packages(root: str = POWERCAP) -> list[Package]:
     for path in sorted(Path(root).glob("intel-rapl:*")):
         if path.name.count(":") != 1:
             continue
-        name, zone = _name(path), _zone(path)
+        name, zone = text_of(path / "name"), _zone(path)
         if zone is None or not name.startswith("package"):
             continue
-        drams = [_zone(sub) for sub in sorted(path.glob(f"{path.name}:*")) if _name(sub) == "dram"]
+        subs = sorted(path.glob(f"{path.name}:*"))
+        drams = [_zone(sub) for sub in subs if text_of(sub / "name") == "dram"]
         found.append((name, zone, next((dram for dram in drams if dram), None)))
     found.sort(key=lambda one: [int(part) for part in one[0].split("-") if part.isdecimal()])
     return [
@@ -66,9 +67,10 @@ def find_packages(root: str = POWERCAP) -> list[Package]:
     ]
 
 
-def _name(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """A file of sysfs; empty if it cannot be read."""
     try:
-        return (path / "name").read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""
 

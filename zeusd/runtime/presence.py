@@ -18,6 +18,7 @@ from zeusd.core.effects import Activity, PidUse
 from zeusd.energy.accountant import NEVER_NS, Fact, Span
 from zeusd.energy.processes import ChargedProcess
 from zeusd.energy.split import Account, Claim, unattributed
+from zeusd.identity import has_exited
 from zeusd.runtime.identities import Identities, is_ignored
 
 LIST_NS = 1_000_000_000
@@ -75,12 +76,9 @@ class Exits:
     def ended_ns(self, pidfd: int) -> int | None:
         """When a process ended; None: it has not."""
         ended_ns = self._ended.get(pidfd)
-        if ended_ns is not None:
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            if not poll.poll(0):  # recorded for another process with the same number
-                del self._ended[pidfd]
-                return None
+        if ended_ns is not None and not has_exited(pidfd):
+            del self._ended[pidfd]  # recorded for another process with the same number
+            return None
         return ended_ns
 
     def forget(self, pidfd: int) -> None:

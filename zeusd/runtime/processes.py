@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import select
 import socket
 import struct
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from zeusd import identity
 from zeusd.core.jobs import job_of
 from zeusd.core.model import Peer, Process, ProcessUsage
-from zeusd.identity import pidfd_inodes_are_unique, process_cookie
+from zeusd.identity import has_exited, pidfd_inodes_are_unique, process_cookie
 from zeusd.runtime.commands import command_of
 from zeusd.runtime.control_groups import ControlGroups
 from zeusd.runtime.reactor import Reactor
@@ -70,19 +69,13 @@ def identify_peer(conn: int, connection: socket.socket) -> tuple[Peer, int]:
         groups = frozenset({gid, *_groups(connection)})
         on_host, command = _is_on_host(pidfd), command_of(pid)
         job = job_of_process(pid)
-        if _has_exited(pidfd):  # the data read for its pid may be another process's
+        if has_exited(pidfd):  # the data read for its pid may be another process's
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
         return Peer(conn, process, uid, gid, groups, on_host, command, job), pidfd
     except (OSError, ValueError, IndexError) as error:
         if pidfd >= 0:
             os.close(pidfd)
         raise NoSuchPeer(f"process {pid} has exited: {error}") from None
-
-
-def _has_exited(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _groups(connection: socket.socket) -> tuple[int, ...]:
@@ -119,11 +112,14 @@ def _is_on_host(pidfd: int) -> bool:
 
 def job_of_process(pid: int) -> str:
     """The job or pod in a process's control groups; empty: none, or it has exited."""
-    return job_of(_control_groups().of(_read(pid, "cgroup")))
+    return job_of(_control_groups().of(read_proc(pid, "cgroup")))
 
 
-def _read(pid: int, name: str) -> str:
-    """A file of a process in /proc, with newlines unchanged; empty if it cannot be read."""
+def read_proc(pid: int, name: str) -> str:
+    """A file of a process in /proc; empty if it cannot be read.
+
+    A process's name may be any bytes: none of them must become a newline.
+    """
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
     except OSError:
@@ -150,7 +146,7 @@ def usage_of(process: Process) -> ProcessUsage | None:
     if pidfd is None:
         return None
     try:
-        fields = _read(process.pid, "stat").rpartition(")")[2].split()
+        fields = read_proc(process.pid, "stat").rpartition(")")[2].split()
         state, user, system = fields[0], int(fields[11]), int(fields[12])
     except (ValueError, IndexError):
         return None

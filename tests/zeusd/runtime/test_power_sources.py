@@ -63,6 +63,12 @@ def test_without_the_sockets_meter_the_widest_one_counts(tmp_path: Path) -> None
     assert names == ["CPU Power Socket 0", "Total Power in uW socket 1"]
 
 
+def test_a_firmwares_text_is_no_reason_not_to_start(grace: Path) -> None:
+    (grace / "hwmon9").mkdir()
+    (grace / "hwmon9" / "power1_oem_info").write_bytes(b"\xff\xfe meter")
+    assert find_power_meters(str(grace))
+
+
 def test_power_is_integrated_and_a_meter_that_fails_is_tried_again() -> None:
     now_ns, power_mw = 10**12, 100_000
     failing = False
