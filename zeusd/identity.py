@@ -70,7 +70,7 @@ def process_cookie(pid: int, pidfd: int, unique_inodes: bool) -> int:
 
 
 def has_exited(pidfd: int) -> bool:
-    """Whether a process has exited; a zombie has."""
+    """Whether a process has exited."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))

@@ -81,8 +81,7 @@ class CpuUse:
 
     def _jobs_or(self, folder: str, path: str, depth: int) -> Iterator[tuple[str, str]]:
         """A service's group, or the groups of jobs in it, because slurmd may be a service."""
-        workload = workload_of([ControlGroup(path)])
-        if workload is not None and workload.kind is WorkloadKind.SERVICE and depth < MAX_DEPTH:
+        if _kind(path) is WorkloadKind.SERVICE and depth < MAX_DEPTH:
             inner = [
                 one
                 for one in self._groups(folder, path, depth + 1)

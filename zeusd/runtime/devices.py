@@ -256,7 +256,7 @@ class DeviceFinder:
         found: list[tuple[GpuFacts, Handle]] = []
         try:
             count = self._nvml.device_count()
-            if not count:  # they may be about to appear, or to return from a virtual machine
+            if not count:
                 raise DeviceError(Outcome.TRANSIENT, "device_count", "the driver has no GPU")
             version = attempt(self._nvml.driver_version)
         except DeviceError:

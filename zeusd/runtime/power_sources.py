@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zeus_ipc.replies import CpuInfo
-from zeusd.devices.port import DeviceError
-from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge
-from zeusd.runtime.powercap import RETRY_NS, text_of
+from zeusd.runtime.powercap import RETRY_NS, PolledSource, text_of
 from zeusd.runtime.sources import GpuSource
 
 HWMON = "/sys/class/hwmon"
@@ -56,12 +54,9 @@ class PowerMeter:
         """Its power, mW.
 
         Raises:
-            OSError: It cannot be read.
+            OSError, ValueError: It cannot be read.
         """
-        try:
-            return int(self.path.read_text()) // 1000
-        except ValueError as error:
-            raise OSError(str(error)) from None
+        return int(self.path.read_text()) // 1000
 
 
 def find_power_meters(root: str = HWMON) -> list[PowerMeter]:
@@ -113,18 +108,13 @@ def module_power_mw(gpus: Sequence[GpuSource], clock_ns: Callable[[], int]) -> i
     return sum(powers) // len(powers)
 
 
-class PowerSource:
+class PowerSource(PolledSource):
     """Integrates power.
 
     Args:
-        read_mw: Reads it, mW; raises OSError where that fails.
-        history: History for its energy.
-        period_ns: How often it is read.
-        clock_ns: CLOCK_MONOTONIC.
+        read_mw: Reads it, mW; raises OSError or ValueError where that fails.
+        history, period_ns, clock_ns: See `PolledSource`.
     """
-
-    aligns = False
-    slow = Slow()
 
     def __init__(
         self,
@@ -133,24 +123,8 @@ class PowerSource:
         period_ns: int = PERIOD_NS,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.history = history
-        self.failure: DeviceError | OSError | None = None
-        self.period_ns = period_ns
-        self.next_read_ns = clock_ns()
+        super().__init__(history, period_ns, CEILING_MW, clock_ns)
         self._read_mw = read_mw
-        self._clock_ns = clock_ns
-        last = history.last()
-        self._last: Edge | None = None if last is None else last[0]
-
-    @property
-    def latest_read_ns(self) -> int:
-        """Latest time for that reading."""
-        return self.next_read_ns + self.period_ns // 4
-
-    @property
-    def curve(self) -> EnergyCurve:
-        """Its energy over time."""
-        return EnergyCurve(self.history, None, CEILING_MW)
 
     def read(self, streamed: bool) -> Edge | None:
         """Reads it now. Returns the tick that the reading revealed, if any.
@@ -161,9 +135,9 @@ class PowerSource:
         try:
             power_mw = self._read_mw()
             if not 0 <= power_mw <= CEILING_MW:
-                raise OSError(f"{power_mw} mW is no power")
-        except OSError as error:
-            self.failure = error
+                raise ValueError(f"{power_mw} mW is no power")
+        except (OSError, ValueError) as error:
+            self.failure = OSError(str(error))
             never = self._last is None
             self.next_read_ns = t_ns + (self.period_ns if never else RETRY_NS)
             return None

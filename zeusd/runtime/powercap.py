@@ -83,41 +83,57 @@ def _zone(path: Path) -> Zone | None:
         return None
 
 
-class ZoneSource:
-    """Samples one counter.
+class PolledSource:
+    """A device that is read at a fixed period.
 
     Args:
-        zone: The counter.
         history: History for its energy.
+        period_ns: How often it is read.
+        ceiling_mw: Highest power that it may draw.
         clock_ns: CLOCK_MONOTONIC.
     """
 
     aligns = False
     slow = Slow()
-    period_ns = PERIOD_NS
 
     def __init__(
-        self, zone: Zone, history: History, clock_ns: Callable[[], int] = time.monotonic_ns
+        self, history: History, period_ns: int, ceiling_mw: int, clock_ns: Callable[[], int]
     ) -> None:
         self.history = history
         self.failure: DeviceError | OSError | None = None
+        self.period_ns = period_ns
         self.next_read_ns = clock_ns()
-        self._zone = zone
-        self._path = str(zone.path / "energy_uj")
+        self._ceiling_mw = ceiling_mw
         self._clock_ns = clock_ns
-        last = history.last()
-        self._last: Edge | None = None if last is None else last[0]
-        self._raw_uj: int | None = None if last is None else last[1]
+        self._last: Edge | None
+        self._raw_uj: int | None
+        self._last, self._raw_uj = history.last() or (None, None)
 
     @property
     def latest_read_ns(self) -> int:
         """Latest time for that reading."""
-        return self.next_read_ns + PERIOD_NS // 4
+        return self.next_read_ns + self.period_ns // 4
 
     @property
     def curve(self) -> EnergyCurve:
         """Its energy over time."""
-        return EnergyCurve(self.history, None, CEILING_MW)
+        return EnergyCurve(self.history, None, self._ceiling_mw)
+
+
+class ZoneSource(PolledSource):
+    """Samples one counter.
+
+    Args:
+        zone: The counter.
+        history, clock_ns: See `PolledSource`.
+    """
+
+    def __init__(
+        self, zone: Zone, history: History, clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        super().__init__(history, PERIOD_NS, CEILING_MW, clock_ns)
+        self._zone = zone
+        self._path = str(zone.path / "energy_uj")
 
     def read(self, streamed: bool) -> Edge | None:
         """Reads it now. Returns the tick that the reading revealed, if any."""
@@ -126,7 +142,7 @@ class ZoneSource:
             with open(self._path, "rb") as file:
                 raw_uj = int(file.read(32))
         except (OSError, ValueError) as error:
-            self.failure = error if isinstance(error, OSError) else OSError(str(error))
+            self.failure = OSError(str(error))
             self.next_read_ns = before_ns + RETRY_NS
             return None
         t_ns = (before_ns + self._clock_ns()) // 2

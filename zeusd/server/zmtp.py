@@ -137,11 +137,6 @@ class ZmtpEngine:
         self._delimited = False
         self.unread = False
 
-    @property
-    def buffered(self) -> int:
-        """Received bytes that are not part of an event yet."""
-        return len(self._buffer) - self._position
-
     def receive(self, data: bytes) -> None:
         """Adds bytes from the peer. Call `next_event` until it returns None before the next
         call."""

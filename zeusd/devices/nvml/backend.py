@@ -52,17 +52,11 @@ _LOST = (Return.GPU_IS_LOST, Return.RESET_REQUIRED)
 _VOLTA, _AMPERE, _BLACKWELL = 5, 7, 10
 """First architectures with locked graphics clocks, locked memory clocks, and profiles."""
 
-_UNKNOWN_ARCHITECTURE = 0xFFFFFFFF
-"""NVML_DEVICE_ARCH_UNKNOWN: a GPU newer than the driver's table."""
+_NONE = 0xFFFFFFFF
+"""Architecture of a GPU newer than the driver's table; instances on a GPU that is not split."""
 
-_NO_INSTANCE = 0xFFFFFFFF
-"""Instance ids of a process on a GPU that is not split."""
-
-_NOT_AVAILABLE = 2**64 - 1
-"""NVML_VALUE_NOT_AVAILABLE: all ones."""
-
-_MOST_MW = 20_000_000
-"""More than any power."""
+_MOST_MJ, _MOST_MW = 1 << 63, 20_000_000
+"""More than any energy and power: NVML_VALUE_NOT_AVAILABLE is all ones."""
 
 _MEMBERS = {
     0: "dVal",
@@ -267,7 +261,7 @@ class NvmlBackend(TabledControls):
             if error.code != Return.FUNCTION_NOT_FOUND:
                 raise
         else:
-            if architecture != _UNKNOWN_ARCHITECTURE:
+            if architecture != _NONE:
                 return architecture
         major, minor = self._call("nvmlDeviceGetCudaComputeCapability", gpu)
         if major == 7:
@@ -414,7 +408,7 @@ class NvmlBackend(TabledControls):
         with plan.guard:
             t_ns, mj, *powers_mw = self._sensors(gpu, plan)
         powers = (mw if (mw or 0) < _MOST_MW else None for mw in powers_mw)
-        return Sensors(t_ns, None if mj == _NOT_AVAILABLE else mj, *powers)
+        return Sensors(t_ns, mj if (mj or 0) < _MOST_MJ else None, *powers)
 
     def _sensors(self, gpu: Handle, plan: _FieldPlan) -> Sensors:
         if not plan.batch or not plan.fields:
@@ -637,8 +631,8 @@ def _is_missing(error: Exception) -> bool:
 
 
 def _instance(number: int | None) -> int | None:
-    """A MIG instance's id; None for all ones, which is NVML's "no instance"."""
-    return None if number is None or number == _NO_INSTANCE else int(number)
+    """A MIG instance's id; None: no instance."""
+    return None if number in (None, _NONE) else int(number)
 
 
 def _text(value: str | bytes) -> str:
