@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def attempt(call: Callable[..., T], *args: Any) -> T | None:
-    """Calls a device; None: it failed."""
+    """A call's result; None: it failed."""
     try:
         return call(*args)
     except DeviceError:

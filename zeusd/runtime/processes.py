@@ -163,8 +163,8 @@ def _waited_for_cpu_ns(pid: int) -> int:
     See Documentation/scheduler/sched-stats.rst of the kernel.
     """
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
-    except (OSError, ValueError, IndexError):  # a kernel without this statistic
+        return int(read_proc(pid, "schedstat").split()[1])
+    except (ValueError, IndexError):  # a kernel without this statistic
         return 0
 
 

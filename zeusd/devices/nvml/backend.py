@@ -479,7 +479,7 @@ class NvmlBackend(TabledControls):
         return [
             ProcessUse(int(one.pid), int(one.timeStamp), int(one.smUtil))
             for one in samples
-            if one.smUtil <= 100  # drivers also return entries that they never filled
+            if one.smUtil <= 100  # others were never filled
         ]
 
     @override
@@ -636,5 +636,5 @@ def _instance(number: int | None) -> int | None:
 
 
 def _text(value: str | bytes) -> str:
-    """Decodes text: older nvidia-ml-py returns bytes, and a name may be in any encoding."""
+    """Decodes text in any encoding: older nvidia-ml-py returns bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
