@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +117,11 @@ def test_a_tag_that_is_no_release_is_refused(
     done = check_release(tree, tag)
     assert done.returncode == 1
     assert told in done.stderr
+
+
+def test_the_manual_page_of_the_restore_helper_has_its_options(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "packaging/manual.py"), str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    page = (tmp_path / "zeusd-restore.1").read_text(encoding="utf-8").replace("\\-", "-")
+    for option in ("--state-dir", "--library", "--all", "--on-failure", "--dry-run"):
+        assert f"\\fB{option}" in page
