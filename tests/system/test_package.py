@@ -324,6 +324,16 @@ class TestPackage:
         assert node.holders[0].poll() is None
         assert Path(f"{machine.root}{CONFIGURATION}").read_text() == mine
         assert machine.systemctl("is-enabled", "zeusd-exporter", check=False) == "disabled"
+        # And back.
+        node.dpkg("--install", node.put(node.package))
+        node.wait_serving()
+        wait_for(
+            lambda: node.zeusctl("status")["node"]["daemon_version"] != NEXT_VERSION,
+            "the former zeusd",
+        )
+        (kept,) = node.leases()
+        assert [kept[name] for name in same] == [lease[name] for name in same]
+        assert len(node.double.calls()) == calls, "nothing was written"
         # One that is disabled or masked stays so.
         machine.systemctl("mask", "--now", "zeusd-exporter")
         machine.systemctl("disable", "--now", "zeusd")
