@@ -125,3 +125,24 @@ def test_the_manual_page_of_the_restore_helper_has_its_options(tmp_path: Path) -
     page = (tmp_path / "zeusd-restore.1").read_text(encoding="utf-8").replace("\\-", "-")
     for option in ("--state-dir", "--library", "--all", "--on-failure", "--dry-run"):
         assert f"\\fB{option}" in page
+
+
+@pytest.mark.needs("debhelper")
+@pytest.mark.parametrize("plugin", ["spank", "energy"])
+def test_a_plugin_of_slurm_is_installed_only_where_slurm_looks(plugin: str, tmp_path: Path) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\n[ "$1" != -print-multiarch ] || echo x86_64-linux-gnu\n')
+    compiler.chmod(0o755)
+    said = [
+        subprocess.run(
+            ["make", "-n", "-C", str(ROOT / "examples/slurm" / plugin), "install", f"CC={compiler}"]
+            + more,
+            env={"PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+        )
+        for more in ([], ["LIBDIR="])
+    ]
+    assert "/usr/lib/x86_64-linux-gnu/slurm-wlm/" in said[0].stdout
+    assert said[1].returncode != 0
+    assert "LIBDIR=" in said[1].stderr
