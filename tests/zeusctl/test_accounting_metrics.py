@@ -9,7 +9,7 @@ from typing import cast
 
 from tests.zeusd.ledger.test_accounts import allocate
 from tests.zeusd.ledger.world import World
-from zeus_ipc.replies import LedgerState, NodeInfo
+from zeus_ipc.replies import LedgerState, LedgerTotal, NodeInfo
 from zeusctl.exporter.accounting import MAX_ACCOUNTS, families
 
 USER = 1_000_000
@@ -51,3 +51,24 @@ def test_accounts_idle_and_unattributed_energy_add_up_to_the_counters(tmp_path: 
     assert ("user", str(USER)) in names
     assert ("other", "") in names
     assert len(names) == len({*names}) == MAX_ACCOUNTS + 1
+
+
+def test_accounts_that_the_exporter_may_not_see_are_one_series_without_a_name() -> None:
+    amounts = {"active_uj": 2_000_000, "idle_uj": 0, "lower_uj": 2_000_000, "upper_uj": 2_000_000}
+    hidden = LedgerTotal(kind="others", name="", uid=-1, **amounts)
+    ledger = LedgerState(
+        totals=[hidden],
+        by_gpu={},
+        counted_uj={},
+        held=[],
+        trouble="",
+        damaged=[],
+        dropped=0,
+    )
+    samples = [
+        sample
+        for family in families(cast("NodeInfo", SimpleNamespace(gpus=[])), ledger, workloads=False)
+        for sample in family.samples
+        if sample.name == "zeusd_account_energy_joules_total"
+    ]
+    assert [(one.labels, one.value) for one in samples] == [({"kind": "others", "account": ""}, 2)]

@@ -117,7 +117,7 @@ def _cpus(ledger: LedgerState) -> Iterator[Metric]:
     sums: dict[tuple[str, str], int] = {}
     estimates: list[_Estimated] = []
     for total in ledger.cpu_totals:
-        key = (total.kind, _name(total) if total.uid >= 0 or total.name else "")
+        key = (total.kind, _name(total))
         if key not in sums and len(sums) >= MAX_ACCOUNTS:
             key = ("other", "")
         sums[key] = sums.get(key, 0) + total.active_uj + total.idle_uj
@@ -190,8 +190,7 @@ def _workloads(ledger: LedgerState) -> Iterator[Metric]:
 
 
 def _name(total: LedgerTotal) -> str:
-    name = user_name(total.uid) if total.uid >= 0 else total.name
-    return name or str(total.uid)
+    return total.name if total.uid < 0 else user_name(total.uid) or str(total.uid)
 
 
 def hardware(node: NodeInfo, metrics: Metrics) -> Iterator[Metric]:
