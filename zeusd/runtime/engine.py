@@ -433,9 +433,9 @@ class Engine:
             self._accounting.submit(effect, self._done_on_thread)
 
     def _check_sampling(self) -> None:
-        self.sampling.check()
-        self._on_time()  # a machine that slept wakes no timer early
         self._reactor.call_later(CHECK_S, self._check_sampling)
+        self._on_time()  # a machine that slept wakes no timer early
+        self.sampling.check()
 
     def _done_on_thread(self, ticket: int, result: object) -> None:
         if ticket == LISTING:

@@ -146,8 +146,8 @@ class Sampler:
         thread = threading.Thread(
             target=self._run, args=(self._generation,), name="sampler", daemon=True
         )
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def stop(self) -> None:
         """Stops it. Waits briefly."""
@@ -174,7 +174,14 @@ class Sampler:
             (self._clock_ns() - since_ns) / 1e9,
             extra={"event": "sampler_stuck", "gpu": name},
         )
-        self.start()
+        try:
+            self.start()
+        except RuntimeError:  # no more threads or memory: the next check tries again
+            self._generation -= 1
+            self._stuck.discard(name)
+            self.add(name, self._sources[name])
+            self._busy = busy
+            raise
 
     def _run(self, generation: int) -> None:
         clock_ns, wake = self._clock_ns, self._wake

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+import threading
+import time
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
+from tests.support import wait_for
 from zeusd.devices.nvml.codes import nvml_error
 from zeusd.devices.port import Sensors
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock
 from zeusd.energy.history import SIZE, History
+from zeusd.runtime import sampler
 from zeusd.runtime.devices import inspect_gpu
-from zeusd.runtime.sampler import Sampler
+from zeusd.runtime.sampler import Sampler, Source
 from zeusd.runtime.sources import GpuSource, Sample
 
 
@@ -210,3 +215,40 @@ def test_a_reading_refused_now_and_then_is_retried_and_one_always_refused_is_not
     other.sampler.streamed = frozenset(other.sampler.names())
     other.clock.sleep(3)
     assert other.samples[-1][1].slow.temperature_c is None
+
+
+class _Blocked:
+    """A source whose driver does not answer until it is let go."""
+
+    next_read_ns = latest_read_ns = 0
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.reads = 0
+
+    def read(self, streamed: bool) -> None:
+        self.reads += 1
+        self.answers.wait()
+        self.next_read_ns = time.monotonic_ns() + 1_000_000
+
+
+def test_a_thread_that_cannot_be_replaced_now_is_replaced_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sampler, "STUCK_NS", 0)
+    reads = Sampler(lambda name: None, lambda name, sample: None)
+    stuck, other = _Blocked(), _Blocked()
+    other.answers.set()
+    reads.add("stuck", cast("Source", stuck))
+    reads.start()
+    wait_for(lambda: stuck.reads, "the driver to block")
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("no more threads")))
+        with pytest.raises(RuntimeError):
+            reads.replace_stuck()
+    reads.add("other", cast("Source", other))
+    reads.replace_stuck()
+    wait_for(lambda: other.reads > 2, "another thread to read")
+    stuck.answers.set()
+    wait_for(lambda: stuck.reads > 2, "the GPU to be read again")
+    reads.stop()
