@@ -113,7 +113,7 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     "plot": (("plot", "0", "-o", "p.svg", "--last", "30s"), "", "points in p.svg", 0),
     "audit": (("audit", "-n", "5"), "", "WHY AND RESULT", 0),
     "energy": (("energy",), "", "meters", 0),
-    "allocate": (("allocate", "3", "--job", "7"), "", "job 7 holds 3", 0),
+    "allocate": (("allocate", "3", "--job", "7"), "", "job 7 holds GPU 3", 0),
     "deallocate": (("deallocate", "--job", "7"), "", "1 GPU released", 0),
     "forget": (("forget", "--user", "7654321"), "", "in 0 accounts", 0),
     "doctor": (("doctor",), "", "no restore is pending", 0),
