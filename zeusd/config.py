@@ -353,10 +353,11 @@ class Config(_Section):
 
     def fixed(self, section: str) -> object:
         """The settings of a section that only a restart changes."""
-        found = getattr(self, section)
-        if section == "accounting":
-            return found.model_copy(update={"visibility": "own", "readers": []})
-        return found
+        others = {
+            "accounting": {"visibility": "own", "readers": []},
+            "daemon": {"stop_timeout_s": 0.0},
+        }
+        return getattr(self, section).model_copy(update=others.get(section))
 
     def ledger_directory(self) -> str | None:
         """Directory of the energy ledger; None: there is no ledger."""

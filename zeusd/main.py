@@ -72,7 +72,7 @@ class Daemon:
         config: Config,
         reload: Callable[[], Config] | None = None,
     ) -> None:
-        self._config = config
+        self._config = self._started = config
         self._reload_config = reload or (lambda: config)
         self._stopping = False
         self._status = ""
@@ -226,13 +226,13 @@ class Daemon:
             )
         else:
             for section in ("daemon", "nvml", "amd", "energy", "accounting"):
-                if config.fixed(section) != self._config.fixed(section):
+                if config.fixed(section) != self._started.fixed(section):
                     log.warning(
                         "changes under [%s] need a restart",
                         section,
                         extra={"event": "reload_partial", "section": section},
                     )
-            if config.server.max_connections != self._config.server.max_connections:
+            if config.server.max_connections != self._started.server.max_connections:
                 log.warning(
                     "a change of max_connections under [server] needs a restart",
                     extra={"event": "reload_partial", "section": "server"},

@@ -16,8 +16,10 @@ import pytest
 import zmq
 
 from tests.support import (
+    ALL_MAY,
     RunningDaemon,
     as_nobody,
+    configuration,
     public_directory,
     running_daemon,
     script,
@@ -458,3 +460,26 @@ def test_an_ordinary_user_may_run_it_on_a_simulated_node(daemon: RunningDaemon) 
         finally:
             process.terminate()
             assert process.wait(30) == 0
+
+
+def test_each_reload_names_what_needs_a_restart(tmp_path: Path) -> None:
+    options = ("--simulate", "1xv100:setter_ms=0", *configuration(tmp_path))
+    with running_daemon(*options) as daemon:
+        sections: list[list[str]] = []
+        for reload, text in enumerate(
+            (
+                "[daemon]\nstop_timeout_s = 3\n[accounting]\nvisibility = 'all'\n",
+                "[energy]\ncpu = false\n",
+                "[energy]\ncpu = false\n[daemon]\nsocket_mode = '0600'\n",
+                ALL_MAY,
+            ),
+            1,
+        ):
+            before = len(daemon.records("reload_partial"))
+            configuration(tmp_path, text)
+            daemon.process.send_signal(signal.SIGHUP)
+            daemon.wait_for_records("reloaded", reload)
+            named = daemon.records("reload_partial")[before:]
+            sections.append(sorted(one["section"] for one in named))
+    # The last is what the daemon began with.
+    assert sections == [[], ["energy"], ["daemon", "energy"], []]
