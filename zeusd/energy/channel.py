@@ -105,8 +105,12 @@ class Channel:
             return None
         passed_ns = t_ns - last_ns if last_ns else self._period_ns
         period_ns = self._tracker.period_ns
-        self._period_ns = min(self._period_ns, passed_ns) if period_ns is None else period_ns
-        passed_ns = count * (period_ns or 0) or passed_ns
+        if period_ns is None:
+            self._period_ns = min(self._period_ns, passed_ns)
+        else:
+            self._period_ns = period_ns
+            if count:
+                passed_ns = count * period_ns
         edge = self._meter.advance(t_ns, self._period_ns, passed_ns, sensors)
         self.history.add(edge, self._meter.raw_mj, self._meter.window_ns, self.slow)
         return edge

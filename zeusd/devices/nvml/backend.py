@@ -531,7 +531,7 @@ class NvmlBackend(TabledControls):
         except self._pynvml.NVMLError as error:
             raise nvml_error(int(error.value), name) from None
         except UnicodeDecodeError as error:
-            return error.object
+            return error.object  # the text's bytes
 
     def _call_library(self, name: str, *args: Any) -> None:
         """Calls a function of the library that older nvidia-ml-py does not know."""
