@@ -5,6 +5,7 @@ The block may be a mapped file, whose contents outlive the process that wrote it
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -50,6 +51,7 @@ class Ring:
             width = WIDTHS[column.code] * capacity
             self._columns.append(memory[offset : offset + width].cast(column.code))
             offset += _padded(width)
+        self._views = [ColumnView(values, capacity) for values in self._columns]
 
     @property
     def end(self) -> int:
@@ -63,7 +65,7 @@ class Ring:
 
     def column(self, position: int) -> ColumnView:
         """One column, indexed by the rows' numbers."""
-        return ColumnView(self._columns[position], self.capacity)
+        return self._views[position]
 
     def append(self, *row: int) -> None:
         """Adds a row. It becomes visible when it is complete: other threads may read meanwhile."""
@@ -84,15 +86,23 @@ class ColumnView:
         self._capacity = capacity
 
     def __getitem__(self, number: int) -> int:
-        return int(self._values[number % self._capacity])
+        value: int = self._values[number % self._capacity]
+        return value
+
+    def span(self, low: int, high: int) -> list[int]:
+        """The rows in [low, high), which must not be more than the capacity."""
+        place, count = low % self._capacity, high - low
+        rows: list[int] = self._values[place : place + count].tolist()
+        if len(rows) < count:
+            rows += self._values[: count - len(rows)].tolist()
+        return rows
 
     def first_at_least(self, value: int, low: int, high: int) -> int:
         """Number of the first row in [low, high) that is not below `value`, else `high`."""
-        values, capacity = self._values, self._capacity
-        while low < high:
-            middle = (low + high) // 2
-            if values[middle % capacity] < value:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        if low >= high:
+            return high
+        values = self._values
+        turn = (high - 1) // self._capacity * self._capacity  # the newest row at place 0
+        if low < turn and values[0] >= value:
+            turn, high = turn - self._capacity, turn
+        return turn + bisect_left(values, value, max(0, low - turn), high - turn)

@@ -12,6 +12,8 @@ it, and the energy of its neighbours is subtracted from the ticks that it shares
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from operator import sub
 from typing import NamedTuple
 
 from zeusd.energy.history import History
@@ -74,9 +76,16 @@ class EnergyCurve:
 
     def energy_uj(self, t_ns: int) -> int:
         """Energy until an instant. After the newest tick, its power is assumed to continue."""
+        return self._energy_uj(t_ns, *self._place(t_ns))
+
+    def _place(self, t_ns: int) -> tuple[int, int, int]:
+        """The first tick that is not before an instant, the oldest tick, and the next one."""
+        ticks = self._h.ticks
+        start, end = ticks.start, ticks.end
+        return self._h.t_ns.first_at_least(t_ns, start, end), start, end
+
+    def _energy_uj(self, t_ns: int, number: int, start: int, end: int) -> int:
         h = self._h
-        start, end = h.ticks.start, h.ticks.end
-        number = h.t_ns.first_at_least(t_ns, start, end)
         if number == end:
             return h.energy_uj[end - 1] + self._joules(h.level_mw[end - 1], t_ns - h.t_ns[end - 1])
         if number > start:
@@ -147,13 +156,14 @@ class EnergyCurve:
         h = self._h
         if end_ns <= begin_ns:
             return Energy(0, 0)
-        whole_uj = max(0, self.energy_uj(end_ns) - self.energy_uj(begin_ns))
-        start, end = h.ticks.start, h.ticks.end
-        first = h.t_ns.first_at_least(begin_ns, start, end)
+        first, start, end = self._place(begin_ns)
+        last = h.t_ns.first_at_least(end_ns, first, end)  # covers the end; may be `end`
+        whole_uj = self._energy_uj(end_ns, last, start, end)
+        whole_uj = max(0, whole_uj - self._energy_uj(begin_ns, first, start, end))
         if end - start < 2 or (first == start and begin_ns < h.t_ns[start]):
             return Energy(whole_uj, self._coarse_uncertainty_uj(begin_ns, end_ns, whole_uj))
         first = max(first, start + 1)
-        last = max(first, h.t_ns.first_at_least(end_ns, start, end))  # covers the end; may be `end`
+        last = max(first, last)
         snapped_uj = self._snap(begin_ns, end_ns, first, last, whole_uj) if aligned else None
         energy_uj = whole_uj if snapped_uj is None else snapped_uj
         deviation_uj = self._deviation_uj(
@@ -355,17 +365,17 @@ class EnergyCurve:
         """Lowest and highest power of a tick and those around it."""
         h = self._h
         low, high = max(h.ticks.start, number - AROUND), min(h.ticks.end, number + AROUND + 1)
-        levels = [h.level_mw[other] for other in range(low, high)]
+        levels = h.level_mw.span(low, high)
         return min(levels), max(levels)
 
     def _roughness(self, low: int, high: int) -> float:
         """Mean difference in power between consecutive ticks, mW."""
-        levels = self._h.level_mw
         low = max(low, self._h.ticks.start + 1)
         if high < low:
             return 0.0
-        differences = [abs(levels[number] - levels[number - 1]) for number in range(low, high + 1)]
-        return sum(differences) / len(differences)
+        levels = self._h.level_mw.span(low - 1, high + 1)
+        differences: Iterator[int] = map(abs, map(sub, levels[1:], levels))
+        return sum(differences) / (high + 1 - low)
 
     def _coarse_uncertainty_uj(self, begin_ns: int, end_ns: int, energy_uj: int) -> int:
         ring = self._h.coarse(begin_ns)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 import time
 from bisect import bisect_right, insort
@@ -32,6 +33,7 @@ PATIENCE_NS = 400_000_000
 """How long a query waits for a missing tick, beyond three of the device's update periods."""
 
 MAX_PATIENCE_NS = 3_000_000_000
+UNKNOWN_PERIOD_NS = 100_000_000
 MIN_TICKS = 2
 _until_ns = attrgetter("until_ns")
 
@@ -84,31 +86,25 @@ class LookUp:
     Attributes:
         names: The sources.
         query: The query for each source.
-        done: Called on the historian's thread when all sources have a result.
-        results: Results so far: a message, or a `Failure`.
+        done: Called when all sources have a result, usually on the historian's thread.
+        results: The results: a message, or a `Failure`.
+        until_ns: The tick that it waits for.
+        awaited: The source that it waits for.
     """
 
     names: tuple[str, ...]
     query: WindowsQuery | TimelineQuery
     done: Callable[[LookUp], None]
     results: dict[str, Answer] = field(default_factory=dict)
-
-    def answer(self, name: str, result: Answer) -> None:
-        """Sets the result of one source."""
-        self.results[name] = result
-        if len(self.results) == len(self.names):
-            self.done(self)
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    look_up: LookUp
-    name: str
-    until_ns: int
+    until_ns: int = 0
+    awaited: str = ""
 
 
 class Historian:
     """Answers look-ups.
+
+    A look-up waits for one source at a time, the one that ticks last, and is answered at once for
+    all: requests cost no thread switch before there is an answer.
 
     Args:
         sampler: The sampler, which has the histories.
@@ -127,22 +123,26 @@ class Historian:
         self._hurry = hurry
         # Not SimpleQueue: up to Python 3.12 its `get` may exceed a timeout indefinitely.
         self._queue: queue.Queue[LookUp | str | None] = queue.Queue()
+        self._guard = threading.Lock()
         # By source, ordered by the tick that they wait for; with the time after which they are
         # answered without it.
-        self._waiting: dict[str, list[_Waiting]] = {}
-        self._give_up: Deadlines[_Waiting] = Deadlines()
+        self._waiting: dict[str, list[LookUp]] = {}
+        self._give_up: Deadlines[LookUp] = Deadlines()
         self._thread = threading.Thread(target=self._run, name="historian", daemon=True)
         self._thread.start()
 
     def submit(self, look_up: LookUp) -> None:
-        """Queues a query; `LookUp.done` is always called."""
+        """Answers a query later; `LookUp.done` is always called."""
         if self._queue.qsize() >= MAX_QUEUED:
             failure = Failure(
                 ErrorCode.OVERLOADED, "zeusd has too many look-ups to do; ask again later"
             )
-            for name in look_up.names:
-                look_up.answer(name, failure)
-        else:
+            look_up.results.update(dict.fromkeys(look_up.names, failure))
+            look_up.done(look_up)
+            return
+        if isinstance(look_up.query, WindowsQuery):
+            look_up.until_ns = min(look_up.query.until_ns, self._clock_ns())
+        if not self._waits(look_up):
             self._queue.put(look_up)
 
     def ticked(self, name: str) -> None:
@@ -160,7 +160,9 @@ class Historian:
             try:
                 item = self._queue.get(timeout=self._timeout_s())
             except queue.Empty:
-                for name in list(self._waiting):
+                with self._guard:
+                    names = list(self._waiting)
+                for name in names:
                     self._ticked(name)
             else:
                 if item is None:
@@ -168,66 +170,94 @@ class Historian:
                 if isinstance(item, str):
                     self._ticked(item)
                 else:
-                    self._begin(item)
-            for waiting in self._give_up.due(self._clock_ns()):
-                self._waiting[waiting.name].remove(waiting)
-                self._conclude(waiting, self._sampler.find(waiting.name))
+                    self._conclude(item)
+            self._end_patience()
 
     def _timeout_s(self) -> float | None:
-        if not self._waiting:
+        with self._guard:
+            due_ns = self._give_up.earliest_ns()
+        if due_ns is None:
             return None
         if self._hurry is not None:
             self._hurry()
             return 0.0005
-        due_ns = self._give_up.earliest_ns() or 0
         return max(0.0005, (due_ns - self._clock_ns()) / 1e9)
 
-    def _begin(self, look_up: LookUp) -> None:
-        now_ns, query = self._clock_ns(), look_up.query
-        until_ns = min(query.until_ns, now_ns) if isinstance(query, WindowsQuery) else 0
+    def _waits(self, look_up: LookUp) -> bool:
+        """Whether a source has not reached the look-up's end. Called on any thread.
+
+        If so, the look-up waits for the one of them that is read last.
+        """
+        until_ns = look_up.until_ns
+        last_ns, awaited, awaited_source, period_ns = -1, "", None, 0
         for name in look_up.names:
             source = self._sampler.find(name)
-            period_ns = 100_000_000 if source is None else source.period_ns
-            waiting = _Waiting(look_up, name, until_ns)
-            if source is not None and _has(source, until_ns):
-                self._conclude(waiting, source)
-                continue
-            patience_ns = min(3 * period_ns + PATIENCE_NS, MAX_PATIENCE_NS)
-            self._give_up[waiting] = now_ns + patience_ns
-            others = self._waiting.setdefault(name, [])
-            if others:
-                insort(others, waiting, key=_until_ns)
-                continue
-            others.append(waiting)
-            self._sampler.hurry(name)
-            # The tick may have arrived before the wait was registered.
-            if source is not None and _has(source, until_ns):
-                self._queue.put(name)
+            if source is None:
+                last_ns, awaited, awaited_source = sys.maxsize, name, None
+                period_ns = max(period_ns, UNKNOWN_PERIOD_NS)
+            elif not _has(source, until_ns):
+                period_ns = max(period_ns, source.period_ns)
+                if source.next_read_ns > last_ns:
+                    last_ns, awaited, awaited_source = source.next_read_ns, name, source
+        if not awaited:
+            return False
+        patience_ns = min(3 * period_ns + PATIENCE_NS, MAX_PATIENCE_NS)
+        with self._guard:
+            earliest_ns, due_ns = self._give_up.earliest_ns(), self._give_up.get(look_up)
+            if due_ns is None:
+                due_ns = self._give_up[look_up] = self._clock_ns() + patience_ns
+            look_up.awaited = awaited
+            others = self._waiting.setdefault(awaited, [])
+            insort(others, look_up, key=_until_ns)
+            first = len(others) == 1
+        if first:
+            self._sampler.hurry(awaited)
+        # The tick may have arrived before the wait was registered; and the thread has to notice a
+        # time that is earlier than those that it knows.
+        arrived = awaited_source is not None and _has(awaited_source, until_ns)
+        if arrived or earliest_ns is None or due_ns < earliest_ns:
+            self._queue.put(awaited)
+        return True
 
     def _ticked(self, name: str) -> None:
-        """Answers queries whose tick has arrived."""
-        source, waiting = self._sampler.find(name), self._waiting.pop(name, [])
-        count = 0
-        if source is not None and source.history.ticks.end >= MIN_TICKS:
-            count = bisect_right(waiting, source.history.ends_ns, key=_until_ns)
-        for one in waiting[:count]:
-            self._conclude(one, source)
+        """Answers queries whose last tick has arrived."""
+        source = self._sampler.find(name)
+        with self._guard:
+            waiting = self._waiting.pop(name, [])
+            count = 0
+            if source is not None and source.history.ticks.end >= MIN_TICKS:
+                count = bisect_right(waiting, source.history.ends_ns, key=_until_ns)
+            if waiting[count:]:
+                self._waiting[name] = waiting[count:]
         if waiting[count:]:
-            self._waiting[name] = waiting[count:]
             self._sampler.hurry(name)
+        for one in waiting[:count]:
+            if not self._waits(one):
+                self._conclude(one)
 
-    def _conclude(self, waiting: _Waiting, source: Source | None) -> None:
-        self._give_up.pop(waiting)
-        waiting.look_up.answer(waiting.name, self._answer(waiting.name, source, waiting))
+    def _end_patience(self) -> None:
+        with self._guard:
+            due = list(self._give_up.due(self._clock_ns()))
+            for look_up in due:
+                self._waiting[look_up.awaited].remove(look_up)
+        for look_up in due:
+            self._conclude(look_up)
 
-    def _answer(self, name: str, source: Source | None, waiting: _Waiting) -> Answer:
-        query = waiting.look_up.query
+    def _conclude(self, look_up: LookUp) -> None:
+        with self._guard:
+            self._give_up.pop(look_up)
+        for name in look_up.names:
+            look_up.results[name] = self._answer(name, look_up)
+        look_up.done(look_up)
+
+    def _answer(self, name: str, look_up: LookUp) -> Answer:
+        query, source = look_up.query, self._sampler.find(name)
         try:
             if source is None or source.history.ticks.end < MIN_TICKS:
                 return _nothing(name, source)
             if isinstance(query, TimelineQuery):
                 return _timeline(source, query)
-            behind_ns = waiting.until_ns - source.history.ends_ns
+            behind_ns = look_up.until_ns - source.history.ends_ns
             if behind_ns > STALE_NS or (behind_ns > 0 and source.failure is not None):
                 return _nothing(name, source)
             return _windows(source, query)

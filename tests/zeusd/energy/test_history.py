@@ -32,6 +32,21 @@ def test_a_ring_keeps_the_newest_rows_under_their_numbers() -> None:
     assert ring.column(0).first_at_least(111, ring.start, ring.end) == 12
 
 
+def test_rows_are_found_and_read_wherever_the_ring_begins_again() -> None:
+    columns = (Column("a", "q"),)
+    ring = Ring(columns, 9, memoryview(bytearray(size_of(columns, 9))))
+    column = ring.column(0)
+    for count in range(40):
+        rows = range(ring.start, ring.end)
+        for low in rows:
+            for high in range(low, ring.end + 1):
+                assert column.span(low, high) == [10 * number for number in range(low, high)]
+                for value in range(10 * low - 5, 10 * high + 5, 5):
+                    numbers = [number for number in range(low, high) if 10 * number >= value]
+                    assert column.first_at_least(value, low, high) == min(numbers, default=high)
+        ring.append(10 * count)
+
+
 def test_memory_is_bounded_and_the_old_is_kept_at_coarser_grain() -> None:
     block = memory()
     history = History(block)

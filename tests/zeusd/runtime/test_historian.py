@@ -18,7 +18,7 @@ def test_a_source_that_shows_nothing_is_reported_in_time(monkeypatch: pytest.Mon
     """Every wait ends, even a short one, also for requests made while another was answered."""
     monkeypatch.setattr(module, "PATIENCE_NS", -299_990_000)  # three ticks less: 10 µs
     # Over before it begins, as on a busy machine.
-    monkeypatch.setattr(Historian, "_timeout_s", lambda self: 1e-9 if self._waiting else None)
+    monkeypatch.setattr(Historian, "_timeout_s", lambda self: 1e-9 if self._give_up else None)
     historian = Historian(Sampler(lambda name: None, lambda name, sample: None))
     answers: list[Answer] = []
     all_answered = threading.Event()

@@ -252,9 +252,10 @@ def test_windows_of_several_gpus_are_one_look_up(scene: Scene) -> None:
     (look_up,) = scene.look_ups
     assert look_up.names == (GPU0, GPU1)
     for name in look_up.names:
-        look_up.answer(
-            name, WindowEnergies(energy_uj=[5], uncertainty_uj=[1], begins_ns=0, tick_ns=1)
+        look_up.results[name] = WindowEnergies(
+            energy_uj=[5], uncertainty_uj=[1], begins_ns=0, tick_ns=1
         )
+    look_up.done(look_up)
     (posted,) = scene.posted
     posted()
     sources = scene.replies[-1][1]["result"]["sources"]
