@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, TypeVar
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode, ZeusIpcError
 from zeusctl.exercise import outside
-from zeusctl.exercise.load import load
 from zeusctl.exercise.report import (
     Condition,
     ControlValues,
@@ -21,6 +20,7 @@ from zeusctl.exercise.report import (
     Settling,
     Trial,
 )
+from zeusctl.probe.load import load
 from zeusctl.text import value_text
 
 if TYPE_CHECKING:

@@ -8,13 +8,21 @@ would see the same part of a burst.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from zeus_ipc.overriding import override
+from zeus_ipc.simulation import SimulatedWork
+
+if TYPE_CHECKING:
+    from zeus_ipc.replies import GpuInfo
+
+BURST_S = 0.2
+"""A load that is kept up is queued one such burst ahead, so that it ends soon."""
 
 WAVES: tuple[tuple[float, float, float], ...] = (
     (2.0, 1.7, 7.5),
@@ -220,3 +228,50 @@ def torch_loads(bus_ids: Sequence[str | None]) -> dict[int, int]:
             if known is not None and known.upper() == address:
                 found[index] = number
     return found
+
+
+@contextlib.contextmanager
+def load(simulated: str | None, gpu: GpuInfo) -> Iterator[bool]:
+    """Puts load on a GPU that nobody uses. Yields whether there is one.
+
+    Args:
+        simulated: Socket of the simulated devices; None on a real node.
+        gpu: Which.
+    """
+    if simulated is not None:
+        work = SimulatedWork(simulated, [gpu.uuid], "model/compute")
+        try:
+            work.launch(1e8)
+            yield True
+        finally:
+            work.close()
+        return
+    number = torch_loads([gpu.pci_address]).get(0)
+    if number is None:
+        yield False
+        return
+    import torch
+
+    with kept_up(TorchLoad(number, torch)):
+        yield True
+
+
+@contextlib.contextmanager
+def kept_up(bursts: Load) -> Iterator[None]:
+    """Queues one burst after another, and waits for their end."""
+    over = threading.Event()
+
+    def queue() -> None:
+        while not over.wait(BURST_S):
+            bursts.burst(BURST_S)
+
+    thread = threading.Thread(target=queue, daemon=True)
+    bursts.burst(2 * BURST_S)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        bursts.bursts()
+        bursts.close()

@@ -20,9 +20,9 @@ from zeus_ipc.controls import Control
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.exercise import outside
 from zeusctl.exercise.gpu import _all_taken, clock_ranges, power_limits, rounding
-from zeusctl.exercise.load import BURST_S, kept_up
 from zeusctl.exercise.report import Rounding, Trial
 from zeusctl.exits import Exit
+from zeusctl.probe.load import BURST_S, kept_up
 from zeusctl.reports import schemas
 
 
