@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from zeus_ipc.overriding import override
-from zeus_ipc.simulation import SimulatedWork
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
@@ -239,6 +238,8 @@ def load(simulated: str | None, gpu: GpuInfo) -> Iterator[bool]:
         gpu: Which.
     """
     if simulated is not None:
+        from zeus_ipc.simulation import SimulatedWork  # the probe runs without any package
+
         work = SimulatedWork(simulated, [gpu.uuid], "model/compute")
         try:
             work.launch(1e8)
