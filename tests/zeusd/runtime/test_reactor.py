@@ -51,6 +51,14 @@ def test_timers_fire_in_the_order_of_their_times() -> None:
     reactor.close()
 
 
+def test_a_timer_may_be_ages_away() -> None:
+    reactor = Reactor()
+    reactor.call_later(2**63 / 1e9, reactor.stop)
+    threading.Timer(0.01, reactor.stop).start()
+    run(reactor)
+    reactor.close()
+
+
 def test_the_deadline_of_the_core_is_kept() -> None:
     import time
 

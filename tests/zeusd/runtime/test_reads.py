@@ -32,7 +32,7 @@ class Scene:
     def __init__(self) -> None:
         self.world = World(limits_mw=(300_000, 300_000))
         self.now_ns = 1_000_000_000
-        self.timers: list[Any] = []
+        self.timers: list[tuple[int, Any]] = []
         self.posted: list[Any] = []
         self.calls: list[Read] = []
         self.look_ups: list[LookUp] = []
@@ -48,7 +48,7 @@ class Scene:
         self.world.connect(1, uid=65534)
 
     def call_later(self, delay_s: float, callback: Any) -> None:
-        self.timers.append(callback)
+        self.timers.append((self.now_ns + int(delay_s * 1e9), callback))
 
     def post(self, callback: Any) -> None:
         self.posted.append(callback)
@@ -81,8 +81,9 @@ class Scene:
 
     def advance(self, ns: int) -> None:
         self.now_ns += ns
-        timers, self.timers = self.timers, []
-        for timer in timers:
+        due = [one for one in self.timers if one[0] <= self.now_ns]
+        self.timers = [one for one in self.timers if one[0] > self.now_ns]
+        for _, timer in due:
             timer()
 
 
@@ -215,7 +216,25 @@ def test_a_gpu_that_does_not_answer_costs_the_others_nothing(scene: Scene) -> No
     assert gpus[GPU1]["power_mw"] == 17
     scene.finish()
     assert len(scene.replies) == 1
-    assert scene.timers == [] or not scene.reads._pending
+    assert scene.timers == []
+
+
+def test_each_request_expires_at_its_own_deadline_and_one_without_never(scene: Scene) -> None:
+    scene.state(number=1)
+    assert scene.timers == []
+    for number, delay_ns in ((2, 50_000_000), (3, 10_000_000), (4, 90_000_000)):
+        scene.state(number=number, deadline_ns=scene.now_ns + delay_ns)
+    assert len(scene.timers) == 2  # the last one is looked at when the earlier ones are over
+    expired = []
+    for _ in range(100):
+        scene.advance(1_000_000)
+        expired.append([reply["id"] for _, reply in scene.replies])
+    assert [expired[at] for at in (9, 10, 49, 50, 89, 90)] == [
+        [], [3], [3], [3, 2], [3, 2], [3, 2, 4]
+    ]  # fmt: skip
+    scene.finish(17)
+    assert scene.replies[-1][1]["id"] == 1
+    assert scene.timers == []
 
 
 def test_requests_of_one_connection_are_bounded_and_its_end_frees_them(scene: Scene) -> None:
