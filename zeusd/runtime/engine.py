@@ -109,7 +109,7 @@ class Engine:
         retry_s: Pause between looks for a driver while there is none.
         driver_id: Names the present load of the driver.
         driver_entry: What the journal should say about how the driver is reached.
-        sampling: Makes the sampler, given the library.
+        sampling: Makes the sampler, given the library and the loop.
         users: What the server refused whom.
         accounting: Makes the keeper of the energy ledger, given the sampler; None: there is none.
 
@@ -130,7 +130,7 @@ class Engine:
         driver_id: Callable[[], str] = driver_id,
         driver_entry: dict[str, Any] | None = None,
         *,
-        sampling: Callable[[Backend], Sampling],
+        sampling: Callable[[Backend, Reactor], Sampling],
         users: Callable[[], list[UserLoad]] = list,
         accounting: Callable[[Sampling], Accounting] | None = None,
     ) -> None:
@@ -150,7 +150,7 @@ class Engine:
         self._driver_entry = driver_entry or {}
         self._users = users
         self.abandoned: list[tuple[str, Control]] = []
-        self.sampling = sampling(self._nvml)
+        self.sampling = sampling(self._nvml, reactor)
         self._accounting = None if accounting is None else accounting(self.sampling)
         self._driver = Driver(
             self._nvml,

@@ -1,4 +1,4 @@
-"""Answers queries about the past from the sampler's histories, on its own thread.
+"""Answers queries about the past from the sampler's histories.
 
 A query about a window that has just ended waits for the tick that covers its end.
 """
@@ -6,13 +6,13 @@ A query about a window that has just ended waits for the tick that covers its en
 from __future__ import annotations
 
 import logging
-import queue
 import sys
-import threading
 import time
 from bisect import bisect_right, insort
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -23,12 +23,22 @@ from zeusd.core.model import Failure, device_failure
 from zeusd.devices.port import DeviceError
 from zeusd.energy.columns import Ring
 from zeusd.energy.history import ABSENT, History
+from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampler import Sampler
 from zeusd.runtime.sources import GpuSource, Source
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUED = 1024
+MAX_READY = 1024
+TURN_NS = 1_000_000
+"""How long queries are answered until other events have their turn."""
+
+STEPS = 32
+"""Windows, or hundreds of readings, until the next query has its turn."""
+
+HURRY_S = 0.0005
+"""Pause between advances of simulated time."""
+
 PATIENCE_NS = 400_000_000
 """How long a query waits for a missing tick, beyond three of the device's update periods."""
 
@@ -86,7 +96,7 @@ class LookUp:
     Attributes:
         names: The sources.
         query: The query for each source.
-        done: Called when all sources have a result, usually on the historian's thread.
+        done: Called when all sources have a result.
         results: The results: a message, or a `Failure`.
         until_ns: The tick that it waits for.
         awaited: The source that it waits for.
@@ -101,13 +111,15 @@ class LookUp:
 
 
 class Historian:
-    """Answers look-ups.
+    """Answers look-ups, some milliseconds at a time. All methods but `ticked` belong to the loop's
+    thread.
 
-    A look-up waits for one source at a time, the one that ticks last, and is answered at once for
-    all: requests cost no thread switch before there is an answer.
+    A look-up waits for one source at a time, the one that ticks last, and is answered for all at
+    once.
 
     Args:
         sampler: The sampler, which has the histories.
+        reactor: The loop.
         clock_ns: CLOCK_MONOTONIC.
         hurry: Called while a query waits for a tick; advances simulated time.
     """
@@ -115,25 +127,24 @@ class Historian:
     def __init__(
         self,
         sampler: Sampler,
+        reactor: Reactor,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         hurry: Callable[[], None] | None = None,
     ) -> None:
         self._sampler = sampler
+        self._reactor = reactor
         self._clock_ns = clock_ns
         self._hurry = hurry
-        # Not SimpleQueue: up to Python 3.12 its `get` may exceed a timeout indefinitely.
-        self._queue: queue.Queue[LookUp | str | None] = queue.Queue()
-        self._guard = threading.Lock()
         # By source, ordered by the tick that they wait for; with the time after which they are
         # answered without it.
         self._waiting: dict[str, list[LookUp]] = {}
         self._give_up: Deadlines[LookUp] = Deadlines()
-        self._thread = threading.Thread(target=self._run, name="historian", daemon=True)
-        self._thread.start()
+        self._alarm_ns = sys.maxsize
+        self._ready: deque[Iterator[None]] = deque()
 
     def submit(self, look_up: LookUp) -> None:
         """Answers a query later; `LookUp.done` is always called."""
-        if self._queue.qsize() >= MAX_QUEUED:
+        if len(self._ready) >= MAX_READY:
             failure = Failure(
                 ErrorCode.OVERLOADED, "zeusd has too many look-ups to do; ask again later"
             )
@@ -142,139 +153,126 @@ class Historian:
             return
         if isinstance(look_up.query, WindowsQuery):
             look_up.until_ns = min(look_up.query.until_ns, self._clock_ns())
-        if not self._waits(look_up):
-            self._queue.put(look_up)
+        self._begin(look_up)
 
     def ticked(self, name: str) -> None:
         """Handles a new tick of an awaited source. Called on the sampler's thread."""
-        self._queue.put(name)
-
-    def stop(self) -> None:
-        """Stops the thread. Does not wait."""
-        self._queue.put(None)
+        self._reactor.post(lambda: self._ticked(name))
 
     # --------------------------------------------------------------------------------- internals
 
-    def _run(self) -> None:
-        while True:
-            try:
-                item = self._queue.get(timeout=self._timeout_s())
-            except queue.Empty:
-                with self._guard:
-                    names = list(self._waiting)
-                for name in names:
-                    self._ticked(name)
-            else:
-                if item is None:
-                    return
-                if isinstance(item, str):
-                    self._ticked(item)
-                else:
-                    self._conclude(item)
-            self._end_patience()
-
-    def _timeout_s(self) -> float | None:
-        with self._guard:
-            due_ns = self._give_up.earliest_ns()
-        if due_ns is None:
-            return None
-        if self._hurry is not None:
-            self._hurry()
-            return 0.0005
-        return max(0.0005, (due_ns - self._clock_ns()) / 1e9)
-
-    def _waits(self, look_up: LookUp) -> bool:
-        """Whether a source has not reached the look-up's end. Called on any thread.
-
-        If so, the look-up waits for the one of them that is read last.
-        """
-        until_ns = look_up.until_ns
-        last_ns, awaited, awaited_source, period_ns = -1, "", None, 0
+    def _begin(self, look_up: LookUp) -> None:
+        """Lets a look-up wait for the source that is read last, or answers it."""
+        last_ns, awaited, period_ns = -1, "", 0
         for name in look_up.names:
             source = self._sampler.find(name)
-            if source is None:
-                last_ns, awaited, awaited_source = sys.maxsize, name, None
-                period_ns = max(period_ns, UNKNOWN_PERIOD_NS)
-            elif not _has(source, until_ns):
-                period_ns = max(period_ns, source.period_ns)
-                if source.next_read_ns > last_ns:
-                    last_ns, awaited, awaited_source = source.next_read_ns, name, source
+            if source is None or not _has(source, look_up.until_ns):
+                read_ns = sys.maxsize if source is None else source.next_read_ns
+                period_ns = max(
+                    period_ns, UNKNOWN_PERIOD_NS if source is None else source.period_ns
+                )
+                if read_ns > last_ns:
+                    last_ns, awaited = read_ns, name
         if not awaited:
-            return False
-        patience_ns = min(3 * period_ns + PATIENCE_NS, MAX_PATIENCE_NS)
-        with self._guard:
-            earliest_ns, due_ns = self._give_up.earliest_ns(), self._give_up.get(look_up)
-            if due_ns is None:
-                due_ns = self._give_up[look_up] = self._clock_ns() + patience_ns
-            look_up.awaited = awaited
-            others = self._waiting.setdefault(awaited, [])
-            insort(others, look_up, key=_until_ns)
-            first = len(others) == 1
-        if first:
-            self._sampler.hurry(awaited)
-        # The tick may have arrived before the wait was registered; and the thread has to notice a
-        # time that is earlier than those that it knows.
-        arrived = awaited_source is not None and _has(awaited_source, until_ns)
-        if arrived or earliest_ns is None or due_ns < earliest_ns:
-            self._queue.put(awaited)
-        return True
+            self._conclude(look_up)
+            return
+        if self._give_up.get(look_up) is None:
+            patience_ns = min(3 * period_ns + PATIENCE_NS, MAX_PATIENCE_NS)
+            due_ns = self._give_up[look_up] = self._clock_ns() + patience_ns
+            self._wait_until(due_ns)
+        look_up.awaited = awaited
+        others = self._waiting.setdefault(awaited, [])
+        insort(others, look_up, key=_until_ns)
+        if len(others) == 1:
+            self._await(awaited, look_up.until_ns)
+
+    def _await(self, name: str, until_ns: int) -> None:
+        """Requests the next tick of a source, which may have arrived before the request."""
+        self._sampler.hurry(name)
+        source = self._sampler.find(name)
+        if source is not None and _has(source, until_ns):
+            self._reactor.call_soon(lambda: self._ticked(name))
 
     def _ticked(self, name: str) -> None:
         """Answers queries whose last tick has arrived."""
-        source = self._sampler.find(name)
-        with self._guard:
-            waiting = self._waiting.pop(name, [])
-            count = 0
-            if source is not None and source.history.ticks.end >= MIN_TICKS:
-                count = bisect_right(waiting, source.history.ends_ns, key=_until_ns)
-            if waiting[count:]:
-                self._waiting[name] = waiting[count:]
+        source, waiting, count = self._sampler.find(name), self._waiting.pop(name, []), 0
+        if source is not None and source.history.ticks.end >= MIN_TICKS:
+            count = bisect_right(waiting, source.history.ends_ns, key=_until_ns)
         if waiting[count:]:
-            self._sampler.hurry(name)
-        for one in waiting[:count]:
-            if not self._waits(one):
-                self._conclude(one)
+            self._waiting[name] = waiting[count:]
+            self._await(name, waiting[count].until_ns)
+        for look_up in waiting[:count]:
+            self._begin(look_up)
+
+    def _wait_until(self, due_ns: int) -> None:
+        if due_ns < self._alarm_ns:
+            self._alarm_ns = due_ns
+            delay_s = (due_ns - self._clock_ns()) / 1e9 if self._hurry is None else HURRY_S
+            self._reactor.call_later(delay_s, self._end_patience)
 
     def _end_patience(self) -> None:
-        with self._guard:
-            due = list(self._give_up.due(self._clock_ns()))
-            for look_up in due:
-                self._waiting[look_up.awaited].remove(look_up)
-        for look_up in due:
+        if self._hurry is not None:
+            self._hurry()
+        for look_up in self._give_up.due(self._clock_ns()):
+            self._waiting[look_up.awaited].remove(look_up)
             self._conclude(look_up)
+        self._alarm_ns = sys.maxsize
+        due_ns = self._give_up.earliest_ns()
+        if due_ns is not None:
+            self._wait_until(due_ns)
 
     def _conclude(self, look_up: LookUp) -> None:
-        with self._guard:
-            self._give_up.pop(look_up)
+        self._give_up.pop(look_up)
+        if not self._ready:
+            self._reactor.call_soon(self._work)
+        self._ready.append(self._answers(look_up))
+
+    def _work(self) -> None:
+        """Answers for a while; then other events have their turn."""
+        end_ns = time.monotonic_ns() + TURN_NS
+        while self._ready and time.monotonic_ns() < end_ns:
+            answers = self._ready[0]
+            steps = sum(1 for _ in islice(answers, STEPS))
+            self._ready.popleft()
+            if steps == STEPS:
+                self._ready.append(answers)
+        if self._ready:
+            self._reactor.call_soon(self._work)
+
+    def _answers(self, look_up: LookUp) -> Iterator[None]:
         for name in look_up.names:
-            look_up.results[name] = self._answer(name, look_up)
+            source = self._sampler.find(name)
+            try:
+                look_up.results[name] = yield from self._answer(name, source, look_up)
+            except Exception as error:  # the client must get a reply
+                log.exception("look-up failed", extra={"event": "bug", "gpu": name})
+                look_up.results[name] = Failure(
+                    ErrorCode.INTERNAL,
+                    f"zeusd failed while it looked {name} up ({type(error).__name__}); please "
+                    "report it with the daemon's log",
+                )
         look_up.done(look_up)
 
-    def _answer(self, name: str, look_up: LookUp) -> Answer:
-        query, source = look_up.query, self._sampler.find(name)
-        try:
-            if source is None or source.history.ticks.end < MIN_TICKS:
-                return _nothing(name, source)
-            if isinstance(query, TimelineQuery):
-                return _timeline(source, query)
-            behind_ns = look_up.until_ns - source.history.ends_ns
-            if behind_ns > STALE_NS or (behind_ns > 0 and source.failure is not None):
-                return _nothing(name, source)
-            return _windows(source, query)
-        except Exception as error:  # the client must get a reply
-            log.exception("look-up failed", extra={"event": "bug", "gpu": name})
-            return Failure(
-                ErrorCode.INTERNAL,
-                f"zeusd failed while it looked {name} up ({type(error).__name__}); please "
-                "report it with the daemon's log",
-            )
+    def _answer(
+        self, name: str, source: Source | None, look_up: LookUp
+    ) -> Generator[None, None, Answer]:
+        query = look_up.query
+        if source is None or source.history.ticks.end < MIN_TICKS:
+            return _nothing(name, source)
+        if isinstance(query, TimelineQuery):
+            return (yield from _timeline(source, query))
+        behind_ns = look_up.until_ns - source.history.ends_ns
+        if behind_ns > STALE_NS or (behind_ns > 0 and source.failure is not None):
+            return _nothing(name, source)
+        return (yield from _windows(source, query))
 
 
-def _windows(source: Source, query: WindowsQuery) -> WindowEnergies:
+def _windows(source: Source, query: WindowsQuery) -> Generator[None, None, WindowEnergies]:
     energies: list[int | None] = []
     uncertainties: list[int] = []
     begins_ns = (source.history.begins_ns or 0) - source.period_ns
     for begin_ns, end_ns, aligned in query.windows:
+        yield
         if begin_ns < begins_ns:
             energies.append(None)
             uncertainties.append(0)
@@ -313,7 +311,7 @@ def _nothing(name: str, source: Source | None) -> Failure:
     )
 
 
-def _timeline(source: Source, query: TimelineQuery) -> Timeline:
+def _timeline(source: Source, query: TimelineQuery) -> Generator[None, None, Timeline]:
     history = source.history
     times: list[int] = []
     values: list[int] = []
@@ -328,6 +326,8 @@ def _timeline(source: Source, query: TimelineQuery) -> Timeline:
         ):
             times.append(t_ns)
             values.append(found)
+            if len(times) % 100 == 0:
+                yield
     more = len(times) == limit
     return Timeline(t_ns=times[: query.limit], values=values[: query.limit], more=more)
 

@@ -240,9 +240,6 @@ class Reads:
                 self._put(pending, name, node.unknown(name))
 
         def done(look_up: LookUp) -> None:
-            self._reactor.post(lambda: found(look_up))
-
-        def found(look_up: LookUp) -> None:
             for name, result in look_up.results.items():
                 self._put(pending, name, result)
 

@@ -1,4 +1,4 @@
-"""The sampler, its histories, and the thread that answers queries about them."""
+"""The sampler, its histories, and what answers queries about them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from zeusd.runtime.power_sources import (
     module_power_mw,
 )
 from zeusd.runtime.powercap import Zone, ZoneSource, find_packages
+from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampler import Sampler
 from zeusd.runtime.sources import GpuSource, Sample, SharedGpuSource
 
@@ -105,6 +106,7 @@ class Sampling:
 
     Args:
         nvml: The library.
+        reactor: The loop.
         histories: Memory for the histories.
         publish: Called with the samples of streamed GPUs, on the sampler's thread.
         lazy: Sample a GPU only after the first request for it.
@@ -116,6 +118,7 @@ class Sampling:
     def __init__(
         self,
         nvml: Backend,
+        reactor: Reactor,
         histories: Histories,
         *,
         publish: Callable[[str, Sample], None],
@@ -137,7 +140,7 @@ class Sampling:
             self._meters = find_power_meters(hwmon)
         self.sampler = Sampler(self._ticked, publish, self._clock_ns)
         hurry = None if clock is None else clock.hurry
-        self._historian = Historian(self.sampler, self._clock_ns, hurry)
+        self._historian = Historian(self.sampler, reactor, self._clock_ns, hurry)
 
     @property
     def cpus(self) -> list[CpuInfo]:
@@ -239,7 +242,6 @@ class Sampling:
         if self._clock is not None:
             self._clock.detach(self.sampler)
         self.sampler.stop()
-        self._historian.stop()
 
     # --------------------------------------------------------------------------------- internals
 

@@ -1,39 +1,234 @@
 from __future__ import annotations
 
-import threading
+import time
+from collections.abc import Callable
 
 import pytest
 
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.replies import WindowEnergies
 from zeusd.core.model import Failure
+from zeusd.energy.curve import EnergyCurve
+from zeusd.energy.history import SIZE, History
+from zeusd.energy.meter import Edge
 from zeusd.runtime import historian as module
-from zeusd.runtime.historian import Answer, Historian, LookUp, WindowsQuery
-from zeusd.runtime.sampler import Sampler
+from zeusd.runtime.historian import Historian, LookUp, WindowsQuery
+from zeusd.runtime.sources import Slow
 
-LOOK_UPS = 30_000
-"""A wait that does not end at its timeout is met once in some thousand."""
+TICK_NS = 100_000_000
+SECOND_NS = 1_000_000_000
+BEGIN_NS = 10 * SECOND_NS
 
 
-def test_a_source_that_shows_nothing_is_reported_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every wait ends, even a short one, also for requests made while another was answered."""
-    monkeypatch.setattr(module, "PATIENCE_NS", -299_990_000)  # three ticks less: 10 µs
-    # Over before it begins, as on a busy machine.
-    monkeypatch.setattr(Historian, "_timeout_s", lambda self: 1e-9 if self._give_up else None)
-    historian = Historian(Sampler(lambda name: None, lambda name, sample: None))
-    answers: list[Answer] = []
-    all_answered = threading.Event()
+class Device:
+    """A source that draws 100 W and ticks when a test says so."""
 
-    def ask() -> None:
-        historian.submit(LookUp(("GPU-1",), WindowsQuery(()), answered))
+    aligns = True
+    failure = None
+    slow = Slow()
 
-    def answered(look_up: LookUp) -> None:
-        answers.append(look_up.results["GPU-1"])
-        if len(answers) < LOOK_UPS:
-            ask()
-        else:
-            all_answered.set()
+    def __init__(self, phase_ns: int = 0, period_ns: int = TICK_NS) -> None:
+        self.history = History(memoryview(bytearray(SIZE)))
+        self.period_ns = period_ns
+        self.next_read_ns = self.latest_read_ns = BEGIN_NS - 4 * period_ns + phase_ns
 
-    ask()
-    assert all_answered.wait(30), f"{len(answers)} of {LOOK_UPS} were answered"
-    assert all(isinstance(one, Failure) and one.code is ErrorCode.NOT_SUPPORTED for one in answers)
-    historian.stop()
+    @property
+    def curve(self) -> EnergyCurve:
+        return EnergyCurve(self.history, None, 1_000_000)
+
+    def read(self, streamed: bool) -> Edge:
+        t_ns = self.next_read_ns
+        edge = Edge(t_ns, t_ns // 10, 100_000, 100_000, t_ns // 10)
+        self.history.add(edge, None, None, self.slow)
+        self.next_read_ns += self.period_ns
+        return edge
+
+
+class Scene:
+    """A historian, with the parts of sampler and loop that it uses, and a clock."""
+
+    def __init__(self, *devices: Device) -> None:
+        self.devices = {f"GPU-{number}": device for number, device in enumerate(devices)}
+        self.now_ns = BEGIN_NS
+        self.urgent: list[str] = []
+        self.soon: list[Callable[[], None]] = []
+        self.timers: list[tuple[int, Callable[[], None]]] = []
+        self.done: list[LookUp] = []
+        self.historian = Historian(self, self, lambda: self.now_ns)  # type: ignore[arg-type]
+        for device in devices:
+            while device.next_read_ns <= BEGIN_NS:
+                device.read(False)
+
+    # What the sampler offers, and the loop.
+
+    def find(self, name: str) -> Device | None:
+        return self.devices.get(name)
+
+    def hurry(self, name: str) -> None:
+        self.urgent.append(name)
+
+    def post(self, callback: Callable[[], None]) -> None:
+        self.soon.append(callback)
+
+    call_soon = post
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self.timers.append((self.now_ns + round(delay_s * 1e9), callback))
+
+    # What a test does.
+
+    def ask(self, *names: str, windows: int = 1, end_ns: int | None = None) -> LookUp:
+        end_ns = self.now_ns if end_ns is None else end_ns
+        query = WindowsQuery(((end_ns - 2 * TICK_NS, end_ns, 0),) * windows)
+        look_up = LookUp(names, query, self.done.append)
+        self.historian.submit(look_up)
+        return look_up
+
+    def tick(self, name: str) -> None:
+        self.devices[name].read(False)
+        if name in self.urgent:
+            self.urgent.remove(name)
+            self.historian.ticked(name)
+
+    def turn(self) -> None:
+        """One iteration of the loop."""
+        calls, self.soon = self.soon, []
+        due = [one for one in self.timers if one[0] <= self.now_ns]
+        self.timers = [one for one in self.timers if one[0] > self.now_ns]
+        for call in [*calls, *(callback for _, callback in due)]:
+            call()
+
+    def settle(self) -> None:
+        while self.soon:
+            self.turn()
+
+
+def test_several_sources_are_awaited_one_at_a_time_and_answered_at_once() -> None:
+    scene = Scene(Device(0), Device(70_000_000), Device(30_000_000))
+    scene.now_ns += 5_000_000
+    look_up = scene.ask("GPU-0", "GPU-1", "GPU-2")
+    scene.settle()
+    assert scene.urgent == ["GPU-0"]  # it is read last
+    scene.tick("GPU-1")
+    scene.tick("GPU-0")
+    scene.settle()
+    assert scene.done == []
+    assert scene.urgent == ["GPU-2"]
+    scene.tick("GPU-2")
+    scene.settle()
+    assert scene.done == [look_up]
+    assert scene.urgent == []
+    for result in look_up.results.values():
+        assert isinstance(result, WindowEnergies)
+        assert result.energy_uj == [pytest.approx(20_000_000, abs=2)]
+
+
+def test_one_that_needs_a_later_tick_waits_for_it() -> None:
+    scene = Scene(Device())
+    scene.now_ns += 1
+    early, late = (scene.ask("GPU-0", end_ns=end_ns) for end_ns in (BEGIN_NS, BEGIN_NS + 1))
+    scene.settle()
+    assert scene.done == [early]
+    scene.tick("GPU-0")
+    scene.settle()
+    assert scene.done == [early, late]
+    assert not scene.historian._waiting
+
+
+def test_a_tick_that_arrives_before_it_is_requested_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(Device())
+    monkeypatch.setattr(scene, "hurry", lambda name: scene.devices[name].read(False))
+    look_up = scene.ask("GPU-0")
+    scene.settle()
+    assert scene.done == [look_up]
+
+
+@pytest.mark.parametrize("names", [("GPU-9",), ("GPU-0", "GPU-9"), ("GPU-0", "GPU-1")])
+def test_a_source_that_shows_nothing_is_given_up(names: tuple[str, ...]) -> None:
+    scene = Scene(Device(), Device(period_ns=SECOND_NS))
+    scene.now_ns += 1
+    look_up = scene.ask(*names)
+    scene.settle()
+    assert scene.done == []
+    scene.now_ns += 10 * SECOND_NS
+    scene.turn()
+    scene.settle()
+    assert scene.done == [look_up]
+    assert scene.timers == []
+    assert set(look_up.results) == set(names)
+    if "GPU-9" in names:
+        failure = look_up.results["GPU-9"]
+        assert isinstance(failure, Failure)
+        assert failure.code is ErrorCode.NOT_SUPPORTED
+
+
+def test_each_is_given_up_at_its_own_time() -> None:
+    scene = Scene(Device(), Device(period_ns=SECOND_NS))
+    scene.now_ns += 1
+    slow, quick = scene.ask("GPU-1"), scene.ask("GPU-0")
+    quick_ns = 3 * TICK_NS + module.PATIENCE_NS
+    assert quick_ns < module.MAX_PATIENCE_NS
+    for delay_ns, done in (
+        (quick_ns - 1, []),
+        (1, [quick]),
+        (module.MAX_PATIENCE_NS - quick_ns - 1, [quick]),
+        (1, [quick, slow]),
+    ):
+        scene.now_ns += delay_ns
+        scene.turn()
+        scene.settle()
+        assert scene.done == done
+
+
+def test_a_long_query_lets_short_ones_and_other_events_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ns = 0
+
+    def monotonic_ns() -> int:  # each look at it is a step later
+        nonlocal now_ns
+        now_ns += module.TURN_NS // 2
+        return now_ns
+
+    scene = Scene(Device())
+    monkeypatch.setattr(time, "monotonic_ns", monotonic_ns)
+    end_ns = BEGIN_NS
+    long = scene.ask("GPU-0", windows=1000, end_ns=end_ns)
+    short = scene.ask("GPU-0", end_ns=end_ns)
+    turns = 0
+    while scene.done != [short]:
+        scene.turn()
+        turns += 1
+    assert turns <= 3
+    while scene.soon:
+        scene.turn()
+        turns += 1
+    assert turns > 10
+    assert scene.done == [short, long]
+    answer = long.results["GPU-0"]
+    assert isinstance(answer, WindowEnergies)
+    assert len(answer.energy_uj) == 1000
+
+
+def test_a_failure_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(Device(), Device())
+    scene.devices["GPU-0"].failure = None
+    monkeypatch.setattr(Device, "curve", property(lambda self: 1 / 0))
+    look_up = scene.ask("GPU-0", end_ns=BEGIN_NS)
+    scene.settle()
+    failure = look_up.results["GPU-0"]
+    assert isinstance(failure, Failure)
+    assert failure.code is ErrorCode.INTERNAL
+
+
+def test_too_many_at_once_are_refused() -> None:
+    scene = Scene(Device())
+    asked = [scene.ask("GPU-0", end_ns=BEGIN_NS) for _ in range(module.MAX_READY + 1)]
+    assert scene.done == asked[-1:]
+    refused = scene.done[0].results["GPU-0"]
+    assert isinstance(refused, Failure)
+    assert refused.code is ErrorCode.OVERLOADED
+    scene.settle()
+    assert len(scene.done) == len(asked)

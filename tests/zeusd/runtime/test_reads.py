@@ -33,7 +33,6 @@ class Scene:
         self.world = World(limits_mw=(300_000, 300_000))
         self.now_ns = 1_000_000_000
         self.timers: list[tuple[int, Any]] = []
-        self.posted: list[Any] = []
         self.calls: list[Read] = []
         self.look_ups: list[LookUp] = []
         self.replies: list[tuple[int, dict[str, Any]]] = []
@@ -49,9 +48,6 @@ class Scene:
 
     def call_later(self, delay_s: float, callback: Any) -> None:
         self.timers.append((self.now_ns + int(delay_s * 1e9), callback))
-
-    def post(self, callback: Any) -> None:
-        self.posted.append(callback)
 
     def period_ns(self, name: str) -> int:
         return PERIOD_NS
@@ -275,8 +271,6 @@ def test_windows_of_several_gpus_are_one_look_up(scene: Scene) -> None:
             energy_uj=[5], uncertainty_uj=[1], begins_ns=0, tick_ns=1
         )
     look_up.done(look_up)
-    (posted,) = scene.posted
-    posted()
     sources = scene.replies[-1][1]["result"]["sources"]
     assert {name: one["energy_uj"] for name, one in sources.items()} == {GPU0: [5], GPU1: [5]}
 

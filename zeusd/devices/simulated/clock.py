@@ -58,9 +58,12 @@ class VirtualClock:
                 self._attached.remove(timed)
 
     def hurry(self) -> None:
-        """Advances the time until an attached object was called."""
-        with self._guard:
-            due = [one.next_ns for one in self._attached]
-            next_ns = min((at_ns for at_ns in due if at_ns is not None), default=None)
-            if next_ns is not None:
-                self.sleep(max(0, next_ns - self._now_ns) / 1e9)
+        """Advances the time until an attached object was called, unless it advances already."""
+        if self._guard.acquire(blocking=False):
+            try:
+                due = [one.next_ns for one in self._attached]
+                next_ns = min((at_ns for at_ns in due if at_ns is not None), default=None)
+                if next_ns is not None:
+                    self.sleep(max(0, next_ns - self._now_ns) / 1e9)
+            finally:
+                self._guard.release()
