@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
-from types import TracebackType
 from typing import TypeVar, cast
 
 from zeus_ipc.overriding import override
@@ -31,12 +30,7 @@ class Callback:
         self.on_train_begin()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """A block of training. An exception passes through, after the callback's end."""
         self.on_train_end()
 

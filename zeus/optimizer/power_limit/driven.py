@@ -12,7 +12,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
@@ -84,12 +83,7 @@ class Driven:
         """Nothing happens before training begins."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Restore the limits."""
         self.close()
 
