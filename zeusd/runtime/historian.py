@@ -111,7 +111,7 @@ class LookUp:
 
 
 class Historian:
-    """Answers look-ups, some milliseconds at a time. All methods but `ticked` belong to the loop's
+    """Answers look-ups, a millisecond at a time. All methods but `ticked` belong to the loop's
     thread.
 
     A look-up waits for one source at a time, the one that ticks last, and is answered for all at
@@ -141,6 +141,7 @@ class Historian:
         self._give_up: Deadlines[LookUp] = Deadlines()
         self._alarm_ns = sys.maxsize
         self._ready: deque[Iterator[None]] = deque()
+        self._working = False
 
     def submit(self, look_up: LookUp) -> None:
         """Answers a query later; `LookUp.done` is always called."""
@@ -223,21 +224,25 @@ class Historian:
 
     def _conclude(self, look_up: LookUp) -> None:
         self._give_up.pop(look_up)
-        if not self._ready:
-            self._reactor.call_soon(self._work)
         self._ready.append(self._answers(look_up))
+        if not self._working:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._working = bool(self._ready)
+        if self._working:
+            self._reactor.call_soon(self._work)
 
     def _work(self) -> None:
         """Answers for a while; then other events have their turn."""
         end_ns = time.monotonic_ns() + TURN_NS
-        while self._ready and time.monotonic_ns() < end_ns:
-            answers = self._ready[0]
-            steps = sum(1 for _ in islice(answers, STEPS))
-            self._ready.popleft()
-            if steps == STEPS:
-                self._ready.append(answers)
-        if self._ready:
-            self._reactor.call_soon(self._work)
+        try:
+            while self._ready and time.monotonic_ns() < end_ns:
+                answers = self._ready.popleft()
+                if sum(1 for _ in islice(answers, STEPS)) == STEPS:
+                    self._ready.append(answers)
+        finally:
+            self._go_on()
 
     def _answers(self, look_up: LookUp) -> Iterator[None]:
         for name in look_up.names:

@@ -223,6 +223,20 @@ def test_a_failure_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure.code is ErrorCode.INTERNAL
 
 
+def test_a_reply_that_fails_costs_the_others_nothing() -> None:
+    scene = Scene(Device())
+
+    def fail(look_up: LookUp) -> None:
+        raise RuntimeError("no idea")
+
+    scene.historian.submit(LookUp(("GPU-0",), WindowsQuery(()), fail))
+    look_up = scene.ask("GPU-0", end_ns=BEGIN_NS)
+    with pytest.raises(RuntimeError):
+        scene.settle()
+    scene.settle()
+    assert scene.done == [look_up]
+
+
 def test_too_many_at_once_are_refused() -> None:
     scene = Scene(Device())
     asked = [scene.ask("GPU-0", end_ns=BEGIN_NS) for _ in range(module.MAX_READY + 1)]
