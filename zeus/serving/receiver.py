@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -24,14 +25,14 @@ class Receiver:
     engine. Sleep, and then `receive` all messages that arrived.
 
     Args:
-        path: Socket to listen on; replaces an old one.
+        path: Socket to listen on; replaces one that was left behind.
         take: Called with each message; returns whether it was for this receiver.
 
     Attributes:
         rejected: Messages that were invalid or for another receiver.
 
     Raises:
-        OSError: The socket cannot be listened on.
+        OSError: The socket cannot be listened on, or another process does.
     """
 
     def __init__(self, path: str, take: Callable[[Message], bool]) -> None:
@@ -41,15 +42,18 @@ class Receiver:
         self._engines: list[socket.socket] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                if stat.S_ISSOCK(os.stat(path).st_mode):
-                    os.unlink(path)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+                probe.setblocking(False)
+                refused = probe.connect_ex(path) == errno.ECONNREFUSED
+            if refused and stat.S_ISSOCK(os.stat(path).st_mode):
+                os.unlink(path)
             self._socket.bind(path)
+            self._inode = os.stat(path).st_ino
             os.chmod(path, 0o660)
             self._socket.listen(MOST_ENGINES)
         except OSError as error:
             self._socket.close()
-            raise OSError(error.errno, error.strerror, path) from None
+            raise OSError(error.errno, error.strerror or str(error), path) from None
         self._socket.setblocking(False)
 
     def receive(self) -> None:
@@ -69,7 +73,8 @@ class Receiver:
         for one in (self._socket, *self._engines):
             one.close()
         with contextlib.suppress(OSError):
-            os.unlink(self._path)
+            if os.stat(self._path).st_ino == self._inode:
+                os.unlink(self._path)
 
     def _drained(self, connection: socket.socket) -> bool:
         """Handles the messages of one engine; returns whether it is still connected."""

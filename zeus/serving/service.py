@@ -123,7 +123,7 @@ class Service:
     """Receives messages, accounts energy, and writes the log.
 
     Args:
-        path: Socket to listen on; replaces an old one.
+        path: Socket to listen on; replaces one that was left behind.
         accountants: Accountants by engine.
         sensors: The source of samples.
         log_path: JSON lines, one per settled request; None: no log.

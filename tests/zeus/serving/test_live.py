@@ -28,6 +28,7 @@ from zeus.serving import recorder as recorder_module
 from zeus.serving import service as service_module
 from zeus.serving.accountant import Accountant, Meter, of_rows
 from zeus.serving.metrics import EnergyCollector
+from zeus.serving.receiver import Receiver
 from zeus.serving.recorder import Recorder
 from zeus.serving.relay import register, register_from_environment
 from zeus.serving.running import Options, run
@@ -172,6 +173,50 @@ def test_a_recorder_sends_steps_of_the_same_requests_together(tmp_path):
     assert [one.number for one in steps] == list(range(1, 10))
     assert [one.context for one in steps] == [[0], [5], [6], [7], [8], [9], [10], [11], [5]]
     assert [one.begin_ns // MS for one in steps] == [90, 100, 104, 108, 112, 116, 120, 145, 150]
+
+
+def test_a_second_listener_leaves_the_first_its_socket(tmp_path):
+    path = str(tmp_path / "steps.sock")
+    found = []
+
+    def take(message):
+        found.append(message)
+        return True
+
+    first = Receiver(path, take)
+    with pytest.raises(OSError, match="Address already in use") as caught:
+        Receiver(path, take)
+    assert caught.value.filename == path
+    Recorder(path=path).finish("a")
+    first.receive()
+    assert found == [Finish("0", "a")]
+
+    os.unlink(path)
+    second = Receiver(path, take)
+    first.close()
+    Recorder(path=path).finish("b")
+    second.receive()
+    assert found[1:] == [Finish("0", "b")]
+
+    second._socket.close()  # as if it was killed
+    Receiver(path, take).close()
+    assert not os.path.exists(path)
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_a_listener_removes_nothing_but_a_socket_left_behind(tmp_path, kind):
+    path = tmp_path / "steps.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        if kind == "file":
+            path.touch()
+        else:  # another program's, such as zeusd's
+            other.bind(str(path))
+            other.listen()
+        with pytest.raises(OSError, match="Address already in use"):
+            Receiver(str(path), lambda message: True)
+    assert path.exists()
+    with pytest.raises(OSError, match="too long"):
+        Receiver("/" + 200 * "x", lambda message: True)
 
 
 # ------------------------------------------------------------------------------------------ meter
