@@ -49,7 +49,7 @@ def run(options: Options) -> None:
     Raises:
         ValueError: An option is not valid; the message says which.
         ZeusIpcError: zeusd does not report the node's GPUs.
-        OSError: The socket or the address cannot be listened on.
+        OSError: The socket or the address cannot be listened on, or the log cannot be written.
     """
     # These compute with NumPy.
     from zeus.serving.accountant import Accountant
@@ -61,6 +61,8 @@ def run(options: Options) -> None:
             f"--method roofline needs the FLOPs and bytes of each request, which {source} not "
             "state; use --method regression or tokens"
         )
+    if options.log is not None:
+        options.log.open("a").close()  # now, not after an hour
     with Client() as client:
         gpus = client.node().gpus
     engines = engines_of(options.engines, gpus)
@@ -121,7 +123,11 @@ def run(options: Options) -> None:
         if options.listen:
             from zeus.serving.web import Web
 
-            web = Web(address(options.listen), service, accountants, registry)
+            where = address(options.listen)
+            try:
+                web = Web(where, service, accountants, registry)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, options.listen) from None
             stack.callback(web.close)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: service.stop())

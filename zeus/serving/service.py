@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -35,6 +36,8 @@ POLL_S = 0.5
 RECEIVE_S = 0.1
 RECONNECT_S = 2.0
 MOST_SAMPLES = 100_000
+MOST_UNWRITTEN = 500_000
+"""Lines of the log that are kept until it can be written."""
 SHARED_NS = round(2 * EVERY_S * 1e9)
 """Time before another tenant was seen: it may have started right after the previous check."""
 
@@ -148,6 +151,7 @@ class Service:
         self._log_path = log_path
         self._model = model
         self._logged = dict.fromkeys(accountants, 0)
+        self._unwritten: deque[str] = deque(maxlen=MOST_UNWRITTEN)
         self._on_rows = on_rows
         self._stop = threading.Event()
         self.guard = threading.Lock()
@@ -242,13 +246,27 @@ class Service:
             return
         self._logged[engine] = accountant.settlements
         stamp = {"settled_s": time.time(), "settled_ns": time.monotonic_ns(), "model": self._model}
-        lines = [as_json(engine, row, stamp) for row in rows]
-        lines.append(json.dumps({"settled": vars(accountant.newest), "engine": engine, **stamp}))
+        self._unwritten.extend(as_json(engine, row, stamp) for row in rows)
+        end = {"settled": vars(accountant.newest), "engine": engine, **stamp}
+        self._unwritten.append(json.dumps(end))
+        data = "".join(f"{line}\n" for line in self._unwritten).encode()
         try:
-            with self._log_path.open("a", encoding="utf-8") as file:
-                file.write("".join(f"{line}\n" for line in lines))
+            with self._log_path.open("ab", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                try:
+                    while data:
+                        data = data[file.write(data) :]
+                except OSError:
+                    file.truncate(size)  # no part of a line
+                    raise
+            self._unwritten.clear()
         except OSError as error:
-            log.warning("%s cannot be written: %s", self._log_path, error.strerror)
+            log.warning(
+                "%s cannot be written (%s); its lines are kept until the next attempt, in an hour "
+                "or at the end",
+                self._log_path,
+                error.strerror,
+            )
 
 
 def as_json(engine: str, row: RequestEnergy, more: dict[str, Any] | None = None) -> str:

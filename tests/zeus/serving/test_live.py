@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import resource
 import socket
 import threading
 import time
@@ -21,8 +22,9 @@ import prometheus_client as prometheus
 import pytest
 
 from tests import seeds
-from tests.support import wait_for
+from tests.support import running_daemon, wait_for
 from tests.zeus.serving.server import serve
+from zeus.serving import accountant as accountant_module
 from zeus.serving import digest as digest_module
 from zeus.serving import recorder as recorder_module
 from zeus.serving import service as service_module
@@ -577,6 +579,46 @@ def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):
     assert math.fsum(line["joules"] or 0 for line in lines) == pytest.approx(totals["requests_j"])
     assert totals["measured_j"] == pytest.approx(updates.joules[1:].sum(), rel=1e-5)
     assert not os.path.exists(path)
+
+
+def test_lines_that_cannot_be_written_follow_later_and_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(accountant_module, "PERIOD_NS", 0)  # settles at each poll
+    log = tmp_path / "later" / "requests.jsonl"
+    sensors, accountants = FakeSensors(), {"0": Accountant(["x"], method="tokens")}
+    service = Service(str(tmp_path / "socket"), accountants, sensors, log, "m" * 400)
+
+    def settlements() -> int:
+        service.poll(time.monotonic_ns())
+        text = log.read_text() if log.exists() else ""
+        assert all("settled" in json.loads(line) for line in text.splitlines())
+        return text.count("\n")
+
+    assert settlements() == 0
+    log.parent.mkdir()
+    assert settlements() == 2
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.stat().st_size + 100, limits[1]))
+    try:
+        assert settlements() == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert settlements() == 4
+    service._receiver.close()
+
+
+def test_what_cannot_be_used_is_named_at_once(tmp_path, monkeypatch):
+    options = Options("", (), str(tmp_path / "socket"), None, "", None, "tokens", False)
+    with running_daemon("--simulate", "v100-pcie", gpus=1) as daemon, socket.socket() as taken:
+        monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        log, listen = tmp_path / "no" / "log.jsonl", f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(FileNotFoundError) as caught:
+            run(replace(options, log=log))
+        assert caught.value.filename == str(log)
+        with pytest.raises(OSError, match="Address already in use") as busy:
+            run(replace(options, listen=listen))
+        assert busy.value.filename == listen
 
 
 def _sent(recorder: Recorder, name: str) -> bool:
