@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import socket
 import stat
+import time
 from collections.abc import Callable
 
-from zeus.serving.wire import MOST_BYTES, Message, unpack
+from zeus.serving.wire import MOST_BYTES, EngineStep, Message, unpack
 from zeus_ipc.errors import RequestRejected
+
+log = logging.getLogger(__name__)
 
 MOST_ENGINES = 64
 """Most processes that may be connected."""
@@ -39,6 +43,7 @@ class Receiver:
         self._path = path
         self._take = take
         self.rejected = 0
+        self._warned = False
         self._engines: list[socket.socket] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -93,5 +98,16 @@ class Receiver:
                 self.rejected += 1
                 continue
             for message in messages:
-                self.rejected += not self._take(message)
+                self.rejected += self._is_ahead(message) or not self._take(message)
         return True
+
+    def _is_ahead(self, message: Message) -> bool:
+        """Whether a step ends in the future: after it, no step would be in order."""
+        ahead = isinstance(message, EngineStep) and message.end_ns > time.monotonic_ns()
+        if ahead and not self._warned:
+            self._warned = True
+            log.warning(
+                "steps that end in the future are ignored; their times must be of CLOCK_MONOTONIC "
+                "(time.monotonic_ns)"
+            )
+        return ahead

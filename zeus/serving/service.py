@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeus.serving.accountant import Accountant
-from zeus.serving.receiver import Receiver
+from zeus.serving.receiver import MOST_ENGINES, Receiver
 from zeus.serving.rows import RequestEnergy
 from zeus.serving.tenants import EVERY_S, Tenants
 from zeus.serving.wire import Arrival, EngineStep, Message, Owner, Work
@@ -153,15 +153,11 @@ class Service:
         self._logged = dict.fromkeys(accountants, 0)
         self._unwritten: deque[str] = deque(maxlen=MOST_UNWRITTEN)
         self._on_rows = on_rows
+        self._unknown: set[str] = set()
         self._stop = threading.Event()
         self.guard = threading.Lock()
         """Held while accountants change."""
         self._receiver = Receiver(path, self._take)
-
-    @property
-    def rejected(self) -> int:
-        """Invalid messages."""
-        return self._receiver.rejected
 
     def run(self) -> None:
         """Runs until `stop`, then settles everything."""
@@ -228,6 +224,13 @@ class Service:
             return True
         accountant = self._accountants.get(message.engine)
         if accountant is None:
+            if len(self._unknown) < MOST_ENGINES and message.engine not in self._unknown:
+                self._unknown.add(message.engine)
+                log.warning(
+                    "steps of engine %r are ignored; name its GPUs with --engine %s=GPU,GPU",
+                    message.engine,
+                    message.engine,
+                )
             return False
         if isinstance(message, EngineStep):
             accountant.step(message)

@@ -205,6 +205,26 @@ def test_a_second_listener_leaves_the_first_its_socket(tmp_path):
     assert not os.path.exists(path)
 
 
+def test_steps_of_another_clock_and_of_unknown_engines_are_named(tmp_path, caplog):
+    path = str(tmp_path / "steps.sock")
+    accountants = {"0": Accountant(["x"], method="tokens")}
+    service = Service(path, accountants, FakeSensors())
+    recorder, other = Recorder(path=path), Recorder("1", path)
+    for now in (time.time_ns(), time.monotonic_ns()):
+        for _ in range(2):
+            recorder.step(now - 2, now - 1, ["a"], [False], [1], [1])
+            other.step(now - 2, now - 1, ["b"], [False], [1], [1])
+    service._receive()
+    assert accountants["0"].tokens["decode"] == 2
+    assert service._receiver.rejected == 6
+    assert [record.message for record in caplog.records] == [
+        "steps that end in the future are ignored; their times must be of CLOCK_MONOTONIC "
+        "(time.monotonic_ns)",
+        "steps of engine '1' are ignored; name its GPUs with --engine 1=GPU,GPU",
+    ]
+    service._receiver.close()
+
+
 @pytest.mark.parametrize("kind", ["file", "stream"])
 def test_a_listener_removes_nothing_but_a_socket_left_behind(tmp_path, kind):
     path = tmp_path / "steps.sock"
@@ -556,7 +576,7 @@ def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
             other.connect(path)
             other.send(b"nonsense")
-        wait_for(lambda: service.rejected == 1, "the nonsense to be rejected")
+        wait_for(lambda: service._receiver.rejected == 1, "the nonsense to be rejected")
         energy = np.cumsum(np.round(updates.joules * 1e6)).astype(int)
         sensors.samples = [
             SimpleNamespace(gpu="x", t_ns=int(t), energy_uj=int(uj), number=n, gpu_clock_mhz=1980)
