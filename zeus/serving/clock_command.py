@@ -15,6 +15,7 @@ import click
 from zeus.serving.clock_control import ClockControl
 from zeus.serving.clock_feed import ForwardPassFeed
 from zeus.serving.clock_recorded import listen as listen_on
+from zeus.serving.running import chosen
 from zeus.utils.atomic import write_text
 from zeus_ipc.client import Client
 from zeus_ipc.errors import ZeusIpcError
@@ -226,12 +227,7 @@ def find_gpus(names: tuple[str, ...]) -> list[str]:
         ZeusIpcError: zeusd does not respond.
     """
     with Client() as client:
-        found = client.node().gpus
-    by_name = {gpu.uuid: gpu.uuid for gpu in found} | {str(gpu.index): gpu.uuid for gpu in found}
-    for name in names:
-        if name not in by_name:
-            raise ValueError(f"there is no GPU {name}; `zeusctl gpus` lists the GPUs")
-    return list(dict.fromkeys(by_name[name] for name in names))
+        return chosen(client.node().gpus, names)
 
 
 def load_stretch(path: Path | None) -> dict[int, float] | None:

@@ -178,8 +178,12 @@ def bench(gpus: tuple[str, ...], path: Path | None, command: tuple[str, ...]) ->
         joules = energy["energy_joules"]
         if target is not None and status == 0:
             module.add(target, energy)
-        if joules is not None:
-            click.echo(f"{joules:.1f} J, {energy['mean_power_watts']:.1f} W", err=True)
+        click.echo(
+            "the energy is not known: it was not measured all the time"
+            if joules is None
+            else f"{joules:.1f} J, {energy['mean_power_watts']:.1f} W",
+            err=True,
+        )
     raise SystemExit(status)
 
 

@@ -193,7 +193,7 @@ def _chunks(
         else:
             yield from _csv(path, names, optional)
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         Where(path, _undecodable(path), "line").wrong("it is not text in UTF-8")
 
@@ -272,13 +272,10 @@ def _parquet(
 def _has(path: Path, header: Sequence[str], names: Sequence[str]) -> None:
     missing = [name for name in names if name not in header]
     if missing:
-        many = "columns" if len(missing) > 1 else "column"
-        Where(path, 1, "line").wrong(
-            f"the {many} {', '.join(missing)} is missing; the header must be {','.join(names)}"
-            if len(missing) == 1
-            else f"the {many} {', '.join(missing)} are missing; "
-            f"the header must be {','.join(names)}"
+        what = (
+            f"column {missing[0]} is" if len(missing) == 1 else f"columns {', '.join(missing)} are"
         )
+        Where(path, 1, "line").wrong(f"the {what} missing; the header must be {','.join(names)}")
 
 
 def _each(good: Any, place: Callable[[int], Where], say: Callable[[int], str]) -> None:

@@ -182,7 +182,7 @@ def engines_of(named: Sequence[str], gpus: Sequence[GpuInfo]) -> dict[str, list[
 
 
 def chosen(gpus: Sequence[GpuInfo], wanted: Sequence[str]) -> list[str]:
-    """UUIDs of GPUs by index or UUID; all GPUs if none is named.
+    """UUIDs of GPUs by index or UUID, each once; all GPUs if none is named.
 
     Raises:
         ValueError: The GPU does not exist, or there is none at all.
@@ -193,7 +193,7 @@ def chosen(gpus: Sequence[GpuInfo], wanted: Sequence[str]) -> list[str]:
     for one in wanted:
         if one not in by_name:
             raise ValueError(f"there is no GPU {one}; GPUs are 0 to {len(gpus) - 1}, or UUIDs")
-    return [by_name[one] for one in wanted] or [gpu.uuid for gpu in gpus]
+    return list(dict.fromkeys(by_name[one] for one in wanted)) or [gpu.uuid for gpu in gpus]
 
 
 def address(text: str) -> tuple[str, int]:

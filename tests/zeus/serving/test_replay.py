@@ -314,3 +314,10 @@ def test_parquet_gives_the_same(tmp_path):
     code, output = _run(tmp_path, "--steps", str(tmp_path / "bad.parquet"))
     assert code == 1
     assert "is not a Parquet file" in output
+
+    whole = (tmp_path / "steps.parquet").read_bytes()
+    (tmp_path / "bad.parquet").write_bytes(whole[:2000] + bytes(2000) + whole[4000:])
+    code, output = _run(tmp_path, "--steps", str(tmp_path / "bad.parquet"))
+    assert code == 1
+    assert "bad.parquet" in output
+    assert "None" not in output

@@ -188,6 +188,7 @@ GPUS: list[Any] = [SimpleNamespace(uuid=f"GPU-{n}", index=n) for n in range(4)]
 def test_engines_are_named_with_their_gpus():
     assert engines_of((), GPUS) == {"0": [f"GPU-{n}" for n in range(4)]}
     assert engines_of(("a=0,1", "b=GPU-3"), GPUS) == {"a": ["GPU-0", "GPU-1"], "b": ["GPU-3"]}
+    assert chosen(GPUS, ("1", "GPU-1", "1")) == ["GPU-1"], "its energy counts once"
     for wrong in (("a",), ("=0",), ("a=9",), ("a=0", "a=1"), ("a=0", "b=0")):
         with pytest.raises(ValueError, match=r"engine|GPU 9"):
             engines_of(wrong, GPUS)
