@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +27,53 @@ log = logging.getLogger(__name__)
 MOST_MINUTES = 1e6
 
 
+def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Refuses a file that cannot be written now, not when there is something to write."""
+    if path is not None and not os.access(path.parent, os.W_OK):
+        raise click.BadParameter(f"{path.parent} is not a folder that you may write to")
+    return path
+
+
+def _output(name: str, text: str, **options: Any) -> Callable[[Any], Any]:
+    """The option of a file that is written at the end."""
+    kind = click.Path(path_type=Path, dir_okay=False)
+    return click.option(name, type=kind, callback=_writable, help=text, **options)
+
+
+def _common(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of both commands."""
+    options = (
+        click.option("--slo-ttft", type=float, required=True, help="Time to first token, s."),
+        click.option(
+            "--slo-tpot", type=float, required=True, help="Mean time per output token, s."
+        ),
+        click.option(
+            "--feed",
+            required=True,
+            help="Source of steps: the address of the engine's forward-pass metrics, such as "
+            "tcp://127.0.0.1:20380, or a socket of ZEUS_SERVING_SOCKET, such as "
+            "/run/zeus-clocks.sock.",
+        ),
+        click.option(
+            "--gpu", "gpus", multiple=True, required=True, help="Index or UUID; once for each GPU."
+        ),
+        click.option(
+            "--rank", type=int, help="Data parallel rank to listen to. [default: the first]"
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.command()
-@click.option("--slo-ttft", type=float, required=True, help="Time to first token, s.")
-@click.option("--slo-tpot", type=float, required=True, help="Mean time per output token, s.")
-@click.option(
-    "--feed",
-    required=True,
-    help="Source of steps: the address of the engine's forward-pass metrics, such as "
-    "tcp://127.0.0.1:20380, or a socket of ZEUS_SERVING_SOCKET, such as /run/zeus-clocks.sock.",
-)
-@click.option(
-    "--gpu", "gpus", multiple=True, required=True, help="Index or UUID; once for each GPU."
-)
-@click.option("--rank", type=int, help="Data parallel rank to listen to. [default: the first]")
+@_common
 @click.option("--floor", type=float, help="Lowest clock, MHz. [default: found by itself]")
 @click.option("--dry-run", is_flag=True, help="Change nothing; log what it would do.")
+@_output("--state", "Store learned step times in this file, and start from it.")
 @click.option(
-    "--state",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Store learned step times in this file, and start from it.",
+    "--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics on 127.0.0.1."
 )
-@click.option("--metrics-port", type=int, help="Serve Prometheus metrics on 127.0.0.1.")
 @click.option("--model", default="", help="Label model_name of the metrics.")
 @click.option("--engine", default="0", show_default=True, help="Label engine of the metrics.")
 def clocks(
@@ -83,18 +111,7 @@ def clocks(
 
 
 @click.command()
-@click.option("--slo-ttft", type=float, required=True, help="Time to first token, s.")
-@click.option("--slo-tpot", type=float, required=True, help="Mean time per output token, s.")
-@click.option(
-    "--feed",
-    required=True,
-    help="Source of steps: the address of the engine's forward-pass metrics, such as "
-    "tcp://127.0.0.1:20380, or a socket of ZEUS_SERVING_SOCKET, such as /run/zeus-clocks.sock.",
-)
-@click.option(
-    "--gpu", "gpus", multiple=True, required=True, help="Index or UUID; once for each GPU."
-)
-@click.option("--rank", type=int, help="Data parallel rank to listen to. [default: the first]")
+@_common
 @click.option("--minutes", type=float, default=60.0, show_default=True, help="How long to tune.")
 @click.option(
     "--window", type=float, default=20.0, show_default=True, help="Length of a window, s."
@@ -106,18 +123,13 @@ def clocks(
     show_default=True,
     help="Number of requests before a clock is judged.",
 )
-@click.option(
+@_output(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    "Where to write the profile; `clocks --state` starts from it.",
     default="clocks.json",
     show_default=True,
-    help="Where to write the profile; `clocks --state` starts from it.",
 )
-@click.option(
-    "--picture",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Where to draw J per token, TTFT and TPOT, such as clocks.svg.",
-)
+@_output("--picture", "Where to draw J per token, TTFT and TPOT, such as clocks.svg.")
 def tune(
     slo_ttft: float,
     slo_tpot: float,

@@ -15,12 +15,14 @@ from typing import Any
 import msgpack
 import pytest
 import zmq
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import as_nobody, public_directory, running_daemon, wait_for
 from zeus.serving import Queue, Step
 from zeus.serving.clock_feed import ForwardPassFeed, QueueAge, decode
+from zeus.serving.command import main
 from zeus_ipc.errors import RequestRejected
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -113,6 +115,18 @@ def test_the_latencies_of_requests_are_estimated() -> None:
         feed.message(message(0.010, waiting=int(number < 10)), 1.0 + 0.010 * number)
     assert sink.requests[0] == (pytest.approx(0.1), 0.0), "left the queue after ten steps"
     assert sink.requests[1] == (0.0, pytest.approx(0.010))
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["clocks --state {}", "tune --out {}", "tune --picture {}", "clocks --metrics-port 65536"],
+)
+def test_what_cannot_be_used_ends_the_command_at_once(tmp_path: Path, option: str) -> None:
+    command, *rest = option.format(tmp_path / "no" / "file").split()
+    needed = f"{command} --slo-ttft 0.5 --slo-tpot 0.025 --gpu 0 --feed x".split()
+    result = CliRunner().invoke(main, [*needed, *rest])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{rest[0]}'" in result.output
 
 
 def test_the_command_beside_an_engine() -> None:
