@@ -14,8 +14,9 @@ VENDORS = ("nvidia.com/", "amd.com/")
 """Prefixes of the resource names of GPU device plugins."""
 
 _WATTS = re.compile(r"([0-9]{1,4})W?")
-_STATIC = "kubernetes.io/config.hash"
-"""On the API's copy of a static pod: the uid by which kubelet and its control groups name it."""
+_STATIC = "kubernetes.io/config.mirror"
+"""On the API's copy of a static pod: the uid by which kubelet and its control groups name it. No
+user can add it to a pod that runs, unlike `config.hash`, which has the same value."""
 
 
 @dataclass(frozen=True, slots=True)

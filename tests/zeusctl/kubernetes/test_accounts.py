@@ -71,7 +71,7 @@ def test_a_device_that_is_not_here_is_reported_and_charged_to_nobody() -> None:
 
 def test_a_static_pod_is_found_by_the_name_that_its_control_group_has() -> None:
     pod = a_pod("static")
-    pod["metadata"]["annotations"]["kubernetes.io/config.hash"] = "0123456789abcdef" * 2
+    pod["metadata"]["annotations"]["kubernetes.io/config.mirror"] = "0123456789abcdef" * 2
     ((one,), _) = holdings({("research", "static"): ["GPU-0"]}, [pod_of(pod)], GPUS, SPLIT)
     assert one.control_group == "0123456789abcdef" * 2
 

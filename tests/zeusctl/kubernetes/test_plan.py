@@ -91,9 +91,16 @@ def test_impossible_requests_are_refused_with_the_reason(
 
 def test_a_static_pod_is_named_as_its_control_group_is() -> None:
     pod = a_pod()
-    pod["metadata"]["annotations"]["kubernetes.io/config.hash"] = "0123456789abcdef" * 2
+    pod["metadata"]["annotations"]["kubernetes.io/config.mirror"] = "0123456789abcdef" * 2
     ((_, name),) = planned(pod, "GPU-0abc").bounds
     assert name == "job:" + "0123456789abcdef" * 2
+
+
+def test_a_pod_cannot_take_the_name_of_another_ones_control_group() -> None:
+    pod = a_pod()
+    before = planned(pod, "GPU-0abc").bounds
+    pod["metadata"]["annotations"]["kubernetes.io/config.hash"] = "0123456789abcdef" * 2
+    assert planned(pod, "GPU-0abc").bounds == before
 
 
 @pytest.mark.parametrize(
