@@ -112,7 +112,8 @@ def read(paths: Iterable[Path], by: str, idle: str = "exclude", *, join: bool = 
 def _entries(paths: Iterable[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Lines of logs, and their places."""
     for path in paths:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for number, line in enumerate(text.splitlines(), 1):
             where = f"{path}, line {number}"
             try:
                 entry = json.loads(line)

@@ -97,6 +97,10 @@ def test_a_line_that_is_none_is_named(tmp_path):
     assert result.exit_code == 1
     assert result.output == f"Error: {path}, line 6: this is not a line of a service's log\n"
 
+    path.write_bytes(b"\x1f\x8b\x08")  # compressed
+    result = CliRunner().invoke(main, ["report", str(path)])
+    assert result.output == f"Error: {path}, line 1: this is not a line of a service's log\n"
+
 
 def test_two_sides_of_a_server_are_joined_by_request(tmp_path):
     (tmp_path / "decode").mkdir()
