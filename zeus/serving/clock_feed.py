@@ -1,62 +1,20 @@
 """Steps for the clock policy from forward-pass metrics, as Dynamo and SGLang publish them; pure.
 
-One message per step, positional msgpack: `version, worker, rank, number, seconds, scheduled,
-queued`, with sums over requests. A step ends when its message arrives. Individual requests are not
-known: TTFT is estimated from the wait of those that leave the queue, TPOT from the mean time of
-`BLOCK` steps.
+A step ends when its message arrives. Individual requests are not known: TTFT is estimated from the
+wait of those that leave the queue, TPOT from the mean time of `BLOCK` steps.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple, Protocol
-
-import msgpack
+from typing import Protocol
 
 from zeus.serving.clock_steps import Queue, Step
+from zeus.serving.forward_pass import decode
 from zeus_ipc.errors import RequestRejected
 
 BLOCK = 64
 """Number of decode steps whose mean time is taken as one request's TPOT."""
-
-MOST_WAITING = 100_000
-"""Largest plausible number of requests in a queue."""
-
-
-class PassMessage(NamedTuple):
-    """The contents of one message. `seconds` is 0 when the engine becomes idle."""
-
-    worker: str
-    rank: int
-    seconds: float
-    prefill_tokens: int
-    decode_sequences: int
-    decode_context: int
-    waiting: int
-    backlog_tokens: int
-
-
-def decode(data: bytes) -> PassMessage:
-    """Reads a message.
-
-    Raises:
-        RequestRejected: It is not valid.
-    """
-    try:
-        fields: list[Any] = msgpack.unpackb(data)
-        _, worker, rank, _, *rest = fields
-        if isinstance(rest[0], str):  # newer versions start with the kind of the timing
-            rest = rest[1:]
-        seconds, scheduled, queued = rest[:3]
-        numbers = [scheduled[1], scheduled[4], scheduled[5], queued[0], queued[1]]
-        found = PassMessage(str(worker), int(rank), float(seconds), *map(int, numbers))
-        if min(found[2:]) < 0 or not found.seconds < 3600 or found.waiting > MOST_WAITING:
-            raise ValueError
-    except (ValueError, TypeError, LookupError, OverflowError, msgpack.UnpackException):
-        raise RequestRejected(
-            "this is not a message of forward-pass metrics; check the address of the feed"
-        ) from None
-    return found
 
 
 class QueueAge:
@@ -127,7 +85,7 @@ class ForwardPassFeed:
                 self._sink.drained()
             return
         begin_s = max(self._ended_s, now_s - found.seconds)
-        if found.decode_sequences:
+        if found.decode_requests:
             self._block_steps += 1
             self._block_s += now_s - begin_s
             if self._block_steps == BLOCK:
@@ -143,7 +101,7 @@ class ForwardPassFeed:
                 begin_s,
                 now_s,
                 found.prefill_tokens,
-                found.decode_sequences,
+                found.decode_requests,
                 found.decode_context,
                 0.0,
             ),

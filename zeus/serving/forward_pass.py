@@ -7,7 +7,7 @@ duration of the step, not its time, so the step is dated by the arrival of the m
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ BLOCK = 1000
 block."""
 MOST_SEQUENCES = 4096
 """Largest plausible number of sequences in a step."""
+MOST_WAITING = 100_000
+"""Largest plausible number of requests in a queue."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,11 @@ class ForwardPass:
         worker: The worker.
         rank: Its data parallel rank.
         number: Number of the worker's pass.
-        seconds: Duration, s.
+        seconds: Duration, s; 0 when the engine becomes idle.
         prefill_requests, prefill_tokens, prefill_context: Requests in prefill, their tokens in this
             pass, and what was in their KV cache.
         decode_requests, decode_context: Requests in decode, and what was in their KV cache.
+        waiting, backlog_tokens: Requests in the queue, and the tokens of their prompts.
     """
 
     worker: str
@@ -47,6 +50,8 @@ class ForwardPass:
     prefill_context: int
     decode_requests: int
     decode_context: int
+    waiting: int
+    backlog_tokens: int
 
     def rows(self) -> tuple[list[str], list[bool], list[float], list[float]]:
         """The pass as rows of a step, one for each request; those of a phase are equal.
@@ -69,9 +74,10 @@ class ForwardPass:
 def decode(data: bytes) -> ForwardPass:
     """Decodes a message: positional msgpack.
 
-    `version, worker_id, dp_rank, counter_id, wall_time, scheduled_requests`, the last being
-    `num_prefill_requests, sum_prefill_tokens, var_prefill_length, sum_prefill_kv_tokens,
-    num_decode_requests, sum_decode_kv_tokens, var_decode_kv_tokens`. Further fields are ignored.
+    `version, worker_id, dp_rank, counter_id, wall_time, scheduled_requests, queued_requests`, the
+    last two being `num_prefill_requests, sum_prefill_tokens, var_prefill_length,
+    sum_prefill_kv_tokens, num_decode_requests, sum_decode_kv_tokens, var_decode_kv_tokens`, of the
+    queue without the KV cache of prefills. Further fields are ignored.
 
     Raises:
         RequestRejected: It is not valid.
@@ -81,26 +87,18 @@ def decode(data: bytes) -> ForwardPass:
         _, worker, rank, number, *rest = fields
         if isinstance(rest[0], str):  # newer versions start with the kind of the timing
             rest = rest[1:]
-        seconds, scheduled = rest[:2]
+        seconds, scheduled, queued = rest[:3]
         prefills, tokens, _, prefill_kv, decodes, decode_kv = scheduled[:6]
-        found = ForwardPass(
-            str(worker),
-            int(rank),
-            int(number),
-            float(seconds),
-            int(prefills),
-            int(tokens),
-            int(prefill_kv),
-            int(decodes),
-            int(decode_kv),
-        )
-        counts = (prefills, tokens, prefill_kv, decodes, decode_kv)
-        if not all(one >= 0 for one in counts) or not 0 <= found.seconds < 3600:
+        counts = [int(n) for n in (prefills, tokens, prefill_kv, decodes, decode_kv, *queued[:2])]
+        found = ForwardPass(str(worker), int(rank), int(number), float(seconds), *counts)
+        if min(counts) < 0 or not 0 <= found.seconds < 3600 or found.waiting > MOST_WAITING:
             raise ValueError
         if found.prefill_requests + found.decode_requests > MOST_SEQUENCES:
             raise ValueError
-    except (ValueError, TypeError, LookupError, msgpack.UnpackException):
-        raise RequestRejected("this is not a message of forward-pass metrics") from None
+    except (ValueError, TypeError, LookupError, OverflowError, msgpack.UnpackException):
+        raise RequestRejected(
+            "this is not a message of forward-pass metrics; check the address of the feed"
+        ) from None
     return found
 
 
@@ -144,13 +142,6 @@ class Subscriber:
         if before is not None and found.number > before:
             self.lost += found.number - before - 1
         return end_ns - round(found.seconds * 1e9), end_ns, found
-
-    def drain(self) -> Iterator[tuple[int, int, ForwardPass]]:
-        """All passes that have arrived."""
-        while self._socket.poll(0):
-            found = self.receive(0)
-            if found is not None:
-                yield found
 
     def close(self) -> None:
         """Ends the subscription."""
