@@ -43,7 +43,8 @@ class Receiver:
         self._path = path
         self._take = take
         self.rejected = 0
-        self._warned = False
+        self._warned: set[str] = set()
+        self._senders: dict[str, socket.socket] = {}
         self._engines: list[socket.socket] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -72,6 +73,7 @@ class Receiver:
             if not self._drained(connection):
                 connection.close()
                 self._engines.remove(connection)
+                self._senders = {n: one for n, one in self._senders.items() if one != connection}
 
     def close(self) -> None:
         """Stops listening."""
@@ -98,16 +100,27 @@ class Receiver:
                 self.rejected += 1
                 continue
             for message in messages:
-                self.rejected += self._is_ahead(message) or not self._take(message)
+                fault = self._fault(message, connection)
+                if fault and fault not in self._warned:
+                    self._warned.add(fault)
+                    log.warning("%s", fault)
+                self.rejected += bool(fault) or not self._take(message)
         return True
 
-    def _is_ahead(self, message: Message) -> bool:
-        """Whether a step ends in the future: after it, no step would be in order."""
-        ahead = isinstance(message, EngineStep) and message.end_ns > time.monotonic_ns()
-        if ahead and not self._warned:
-            self._warned = True
-            log.warning(
+    def _fault(self, message: Message, connection: socket.socket) -> str:
+        """Why a step would spoil the others; empty: it would not."""
+        if not isinstance(message, EngineStep):
+            return ""
+        if message.end_ns > time.monotonic_ns():
+            return (
                 "steps that end in the future are ignored; their times must be of CLOCK_MONOTONIC "
                 "(time.monotonic_ns)"
             )
-        return ahead
+        if len(self._senders) < MOST_ENGINES:
+            self._senders.setdefault(message.engine, connection)
+        if self._senders.get(message.engine, connection) is connection:
+            return ""
+        return (
+            f"steps of a second engine {message.engine!r} are ignored; give each engine its own "
+            "socket (ZEUS_SERVING_SOCKET)"
+        )

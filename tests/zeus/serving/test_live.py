@@ -225,6 +225,30 @@ def test_steps_of_another_clock_and_of_unknown_engines_are_named(tmp_path, caplo
     service._receiver.close()
 
 
+def test_two_processes_are_not_taken_for_one_engine(tmp_path, caplog):
+    path = str(tmp_path / "steps.sock")
+    found = []
+    receiver = Receiver(path, lambda message: found.append(message.ids[0]) or True)
+    first, second = Recorder(path=path), Recorder(path=path)
+
+    def step(recorder: Recorder, name: str) -> list[str]:
+        recorder.step(0, 1, [name], [False], [1], [1])
+        receiver.receive()
+        return found
+
+    assert step(first, "a") == ["a"]
+    assert step(second, "b") == step(second, "b") == ["a"]
+    assert step(first, "c") == ["a", "c"]
+    assert [record.message for record in caplog.records] == [
+        "steps of a second engine '0' are ignored; give each engine its own socket "
+        "(ZEUS_SERVING_SOCKET)"
+    ]
+    first.close()
+    receiver.receive()
+    assert step(second, "d") == ["a", "c", "d"], "as an engine that was restarted"
+    receiver.close()
+
+
 @pytest.mark.parametrize("kind", ["file", "stream"])
 def test_a_listener_removes_nothing_but_a_socket_left_behind(tmp_path, kind):
     path = tmp_path / "steps.sock"
