@@ -379,3 +379,14 @@ def test_a_port_that_is_taken_is_reported(daemon: RunningDaemon) -> None:
     assert ran.returncode == 1
     assert "choose another address with --listen" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_a_full_disk_is_named_by_once(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "zeusctl.exporter", "--once"]
+        command += ["--socket", str(tmp_path / "none")]
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[1:] == [
+        "zeusd-exporter: standard output cannot be written: No space left on device"
+    ]

@@ -65,7 +65,13 @@ def main(
     with Client(socket, heartbeat=False, timeout_s=TIMEOUT_S) as client:
         registry.register(ZeusdCollector(client, workloads, otel))
         if once:
-            sys.stdout.buffer.write(generate_latest(registry))
+            try:
+                sys.stdout.buffer.write(generate_latest(registry))
+                sys.stdout.flush()
+            except OSError as error:
+                raise SystemExit(
+                    f"zeusd-exporter: standard output cannot be written: {error.strerror}"
+                ) from None
             return
         ended = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -78,7 +84,8 @@ def main(
                 f"zeusd-exporter: cannot listen at {host}:{port} ({error.strerror}); choose "
                 "another address with --listen"
             ) from None
-        logging.info("serving at http://%s:%d/metrics", host, server.server_port)
+        name = f"[{host}]" if ":" in host else host
+        logging.info("serving at http://%s:%d/metrics", name, server.server_port)
         ended.wait()
         server.shutdown()
 

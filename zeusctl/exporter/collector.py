@@ -72,10 +72,9 @@ class ZeusdCollector(Collector):
                 self._tell(error)
             else:
                 self._failing = False
-        up = GaugeMetricFamily("zeusd_up", "Whether zeusd answered this scrape.")
-        up.add_metric([], 0.0 if self._failing else 1.0)
-        took = GaugeMetricFamily("zeusd_scrape_seconds", "Duration of the requests to zeusd.")
-        took.add_metric([], time.perf_counter() - begin_s)
+            up = _gauge("zeusd_up", "Whether zeusd answered this scrape.", not self._failing)
+        took_s = time.perf_counter() - begin_s
+        took = _gauge("zeusd_scrape_seconds", "Duration of the requests to zeusd.", took_s)
         yield from (up, took, *families)
 
     def _tell(self, error: ZeusIpcError) -> None:
