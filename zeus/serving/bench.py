@@ -38,7 +38,7 @@ def run(command: Sequence[str], client: Client, gpus: Sequence[str]) -> tuple[in
         gpus: UUIDs.
 
     Returns:
-        The command's exit status, and energy fields.
+        The command's exit status, as a shell has it, and energy fields.
 
     Raises:
         ZeusIpcError: The GPUs cannot be measured.
@@ -48,7 +48,7 @@ def run(command: Sequence[str], client: Client, gpus: Sequence[str]) -> tuple[in
     client.windows(list(gpus))  # fails early if the GPUs cannot be measured
     begin_ns = time.monotonic_ns()
     try:
-        status = subprocess.run(list(command), check=False).returncode
+        code = subprocess.run(list(command), check=False).returncode
     except OSError as error:
         if not is_missing(command[0], error):
             raise
@@ -59,7 +59,7 @@ def run(command: Sequence[str], client: Client, gpus: Sequence[str]) -> tuple[in
     sigma_uj = sum((found[gpu].uncertainty_uj[0] / 2) ** 2 for gpu in gpus) ** 0.5
     seconds = (end_ns - begin_ns) / 1e9
     joules = None if None in energies else sum(one for one in energies if one is not None) / 1e6
-    return status, {
+    return code if code >= 0 else 128 - code, {
         "energy_joules": joules,
         "energy_uncertainty_joules": sigma_uj / 1e6,
         "mean_power_watts": None if joules is None else joules / seconds,

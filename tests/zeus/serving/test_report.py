@@ -159,6 +159,9 @@ def test_a_benchmark_gets_its_energy(tmp_path):
     assert "joules_per_input_token" not in found
     assert found["mean_power_watts"] == pytest.approx(200 / found["energy_window_seconds"])
 
+    killed = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    assert bench.run(killed, FakeClient(), ["a"])[0] == 137
+
     path.write_text("[]")
     with pytest.raises(ValueError, match="not a JSON object"):
         bench.add(path, energy)
