@@ -232,12 +232,7 @@ def _subscribe(feed: str, control: ClockControl, rank: int | None, ended: thread
 
 
 def find_gpus(names: tuple[str, ...]) -> list[str]:
-    """UUIDs of GPUs that are given by index or UUID.
-
-    Raises:
-        ValueError: The GPU does not exist.
-        ZeusIpcError: zeusd does not respond.
-    """
+    """UUIDs of GPUs that are given by index or UUID; raises as `chosen` and `Client.node` do."""
     with Client() as client:
         return chosen(client.node().gpus, names)
 

@@ -85,15 +85,7 @@ class Updates:
 
     def part(self, begin: int, end: int) -> Updates:
         """The updates at positions `begin:end`."""
-        some = slice(begin, end)
-        return Updates(
-            self.begin_ns[some],
-            self.end_ns[some],
-            self.joules[some],
-            self.seen_begin_ns[some],
-            self.seen_end_ns[some],
-            self.clock_mhz[some],
-        )
+        return Updates(*(column[begin:end] for column in vars(self).values()))
 
 
 def clipped(steps: StepColumns) -> StepColumns:
@@ -156,14 +148,8 @@ def joined_updates(parts: list[Updates]) -> Updates:
     """Several runs of updates as one."""
     if len(parts) == 1:
         return parts[0]
-    return Updates(
-        np.concatenate([part.begin_ns for part in parts]),
-        np.concatenate([part.end_ns for part in parts]),
-        np.concatenate([part.joules for part in parts]),
-        np.concatenate([part.seen_begin_ns for part in parts]),
-        np.concatenate([part.seen_end_ns for part in parts]),
-        np.concatenate([part.clock_mhz for part in parts]),
-    )
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    return Updates(*map(np.concatenate, columns))
 
 
 def by_end(steps: StepColumns) -> StepColumns:

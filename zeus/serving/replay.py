@@ -97,10 +97,8 @@ def by_tenant(paid: Bill) -> dict[str, dict[str, float]]:
     for row in paid.rows:
         one = found.setdefault(row.tenant, {"requests": 0, "refused": 0, "joules": 0.0})
         one["requests"] += 1
-        if row.refused:
-            one["refused"] += 1
-        else:
-            one["joules"] += row.joules
+        one["refused"] += row.refused
+        one["joules"] += 0.0 if row.refused else row.joules
     if paid.idle == OWNER:
         one = found.setdefault(OWNER, {"requests": 0, "refused": 0, "joules": 0.0})
         one["joules"] += paid.totals.idle_j

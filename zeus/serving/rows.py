@@ -78,12 +78,8 @@ class Totals:
 
     def add(self, other: Totals) -> None:
         """Adds another span's energy."""
-        self.measured_j += other.measured_j
-        self.requests_j += other.requests_j
-        self.idle_j += other.idle_j
-        self.unattributed_j += other.unattributed_j
-        self.startup_j += other.startup_j
-        self.dummy_j += other.dummy_j
+        for name, joules in vars(other).items():
+            setattr(self, name, getattr(self, name) + joules)
 
 
 @dataclass(frozen=True)
