@@ -7,15 +7,19 @@ boot are dropped, because the GPUs have been reset since.
 
 No file prevents zeusd from starting: an untrusted one is renamed without being read or followed,
 and an unreadable one is kept under another name. While the disk cannot be written, new intents
-fail, so zeusd makes no new change on any GPU; all other records are written later.
+fail, so zeusd makes no new change on any GPU; all other records are written later. A full disk
+still takes deletions, which overwrite the records with newlines.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
+import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,8 +134,8 @@ class Journal:
         """Makes changes durable together, in order, after those still to be written.
 
         Raises:
-            OSError: None of them is durable. Intents are discarded; the others will be written
-                later.
+            OSError: Intents are discarded; the others will be written later. Only deletions may be
+                durable, those before the first of the others.
         """
         batch = [Change(key, self._entries.get(key)) for key in self._late] if self._late else []
         added: set[str] = set()
@@ -147,7 +151,10 @@ class Journal:
             lines = self._append(batch, sync=True)
         except OSError:
             self._delay([change for change in changes if not change.intent])
-            raise
+            self._erase()
+            if self._late or any(change.intent for change in changes):
+                raise
+            return
         for change, line in zip(batch, lines, strict=True):
             self._keep(change, line)
         self._all_is_durable()
@@ -217,7 +224,30 @@ class Journal:
         """Keeps changes that could not be written now."""
         for change in changes:
             self._apply(change, self._line(change.key, change.entry))
-            self._late[change.key] = None
+            self._late.pop(change.key, None)
+            self._late[change.key] = None  # the newest is the last
+
+    def _erase(self) -> None:
+        """Deletes in the file, without needing space, up to the first change that needs some.
+
+        A later deletion may rely on that change.
+        """
+        gone = [*itertools.takewhile(lambda key: key not in self._entries, self._late)]
+        if not gone or self._lock_fd < 0:
+            return
+        keys = b"|".join(re.escape(json.dumps(key).encode()) for key in gone)
+        records = re.compile(rb"^[^[\n]*\[(?:%s)[],].*" % keys, re.MULTILINE)
+        with contextlib.suppress(OSError):
+            fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with open(fd, "r+b") as file:
+                # Older records first, so that none is in force again if this is interrupted.
+                erased = records.sub(lambda found: b"\n" * len(found[0]), file.read())
+                file.seek(0)
+                file.write(erased)
+                file.flush()
+                os.fdatasync(fd)
+            for key in gone:
+                del self._late[key]
 
     def _line(self, key: str, entry: Entry | Recorded | None) -> bytes:
         plain = entry if entry is None or isinstance(entry, dict) else entry.to_json()

@@ -491,3 +491,48 @@ def test_a_journal_that_another_process_took_meanwhile_fails_each_put(
     other.close()
     put(late, "a", {})
     late.close()
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_full_disk_still_takes_deletions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
+) -> None:
+    """Else the next zeusd finds a lease that was released."""
+    journal = opened(tmp_path)
+    for number in range(3):
+        put(journal, "debt/a", {"x": number})
+        put(journal, "debt/a/b", {"x": number})
+    put(journal, 'odd"[é\n', {})
+    if not sync:
+        journal.write([Change("debt/a", {"x": 4})])
+    size = journal.path.stat().st_size
+    FullDisk(monkeypatch).full = True
+    journal.commit([Change("debt/a", None), Change('odd"[é\n', None)])
+    assert journal.path.stat().st_size == size
+    said = replay(journal.path.read_bytes(), BOOT)
+    assert (said.entries, said.trouble, said.torn) == ({"debt/a/b": {"x": 2}}, None, False)
+    with pytest.raises(OSError, match="full"):
+        put(journal, "debt/a", {"x": 5})
+    assert journal.durable("debt/a") is None
+    monkeypatch.undo()
+    put(journal, "debt/a", {"x": 6})
+    journal.close()
+    assert reread(tmp_path) == {"debt/a/b": {"x": 2}, "debt/a": {"x": 6}}
+
+
+def test_a_deletion_on_a_full_disk_waits_for_what_was_changed_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(tmp_path)
+    for key in ("first", "ceiling", "debt"):
+        put(journal, key, {})
+    disk = FullDisk(monkeypatch)
+    disk.full = True
+    with pytest.raises(OSError, match="full"):
+        journal.write([Change("debt", {"x": 1})])
+    with pytest.raises(OSError, match="full"):
+        journal.commit([Change("resting", {}), Change("ceiling", None), Change("debt", None)])
+    found = replay(journal.path.read_bytes(), BOOT).entries
+    assert found == {"first": {}, "ceiling": {}, "debt": {}}
+    journal.close()
+    assert set(reread(tmp_path)) == {"first", "ceiling", "debt"}, "as if zeusd was killed"
