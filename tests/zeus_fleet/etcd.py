@@ -6,7 +6,7 @@ import contextlib
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests import needs
@@ -49,15 +49,26 @@ class Certificates:
 
 
 @contextlib.contextmanager
-def running_etcd(certificates: Certificates | None = None) -> Iterator[str]:
+def running_etcd(
+    certificates: Certificates | None = None, options: Sequence[str] = ()
+) -> Iterator[str]:
     """One member; yields `host:port`. With certificates it asks clients for theirs."""
     program = needs.tool("etcd")
     secure = () if certificates is None else _secure(certificates)
+    scheme = "http" if certificates is None else "https"
     with tempfile.TemporaryDirectory() as name:
         for attempt in range(5):  # another process may take a port meanwhile
             client, peer = _free_ports(2)
             log = Path(name, f"log{attempt}")
-            process = _start(program, Path(name, f"data{attempt}"), client, peer, log, secure)
+            process = _start(
+                program,
+                Path(name, f"data{attempt}"),
+                client,
+                peer,
+                log,
+                (*options, *secure),
+                scheme,
+            )
             try:
                 wait_for(lambda: _answers(process, client), "etcd to answer")
                 if process.poll() is None:
@@ -76,10 +87,9 @@ def _secure(certificates: Certificates) -> tuple[str, ...]:
 
 
 def _start(
-    program: str, data: Path, client: int, peer: int, log: Path, secure: tuple[str, ...]
+    program: str, data: Path, client: int, peer: int, log: Path, options: Sequence[str], scheme: str
 ) -> subprocess.Popen[bytes]:
-    command = [program, "--data-dir", str(data), *secure]
-    scheme = "https" if secure else "http"
+    command = [program, "--data-dir", str(data), *options]
     client_url, peer_url = f"{scheme}://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
     for what, url in (("client", client_url), ("peer", peer_url)):
         command += [f"--listen-{what}-urls", url]

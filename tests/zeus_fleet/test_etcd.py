@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
+import re
+import subprocess
+import textwrap
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.zeus_fleet.etcd import running_etcd
 from zeus.device.gpu import GPUs
 from zeus_fleet import shells, wire
 from zeus_fleet.allocator import Allocator, Commit
@@ -173,6 +179,38 @@ def test_a_budget_that_someone_changed_is_not_overwritten(etcd: str, prefix: str
             assert not await store.set_budget(BUDGET, 0)
 
     asyncio.run(play())
+
+
+def test_a_full_etcd_is_recovered_as_the_page_says(prefix: str) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/operate/fleet.md").read_text("utf-8")
+    options = re.findall("--auto-compaction-[^`]*", page)
+    assert options
+    recovery = re.search(
+        r"database space exceeded.*?```sh\n(.*?)```",
+        page.replace("/zeus-fleet/", prefix),
+        re.DOTALL,
+    )
+    assert recovery is not None
+    padding = tuple(Work("j" * 100_000, "A40", (0,), 1, 2) for _ in range(8))
+
+    async def fill(endpoint: str) -> None:
+        async with opened(endpoint, prefix=prefix) as store:
+            assert await store.set_budget(BUDGET, 0)
+            with pytest.raises(StoreUnavailable, match="database space exceeded"):
+                for number in range(1, 1000):
+                    await store.beat("n01", beat(number), padding)
+
+    async def beats(endpoint: str) -> Answer | None:
+        async with opened(endpoint, prefix=prefix) as store:
+            return await store.beat("n01", beat(1000), ())
+
+    full = ["--quota-backend-bytes", "4000000", options[0]]
+    with running_etcd(options=full) as endpoint:
+        asyncio.run(fill(endpoint))
+        environment = {**os.environ, "ETCDCTL_API": "3", "ETCDCTL_ENDPOINTS": endpoint}
+        command = ["bash", "-euc", textwrap.dedent(recovery[1])]
+        subprocess.run(command, env=environment, check=True, capture_output=True)
+        assert asyncio.run(beats(endpoint)) is not None
 
 
 def test_the_next_endpoint_is_asked_when_one_does_not_answer(etcd: str, prefix: str) -> None:
