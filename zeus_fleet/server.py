@@ -19,6 +19,7 @@ from zeus_fleet.allocator import Snapshot
 from zeus_fleet.records import Record
 from zeus_fleet.store import StoreUnavailable
 from zeus_fleet.view import View, Watcher
+from zeus_ipc.outage import Outage
 from zeus_ipc.overriding import override
 
 KEPT = 3600
@@ -54,6 +55,7 @@ class FleetServer(web.Application):
         self._store = store
         self._every_s = every_s
         self._keep = keep
+        self._recording = Outage(log, "records are written again")
         self._task: asyncio.Task[None] | None = None
         _add(self)
 
@@ -79,13 +81,20 @@ class FleetServer(web.Application):
                     self.view = watcher.look(read, time.monotonic(), time.time())
                     self.trouble = ""
                     self.history.append(Record.of(self.view))
-                    if self._keep is not None:
-                        self._keep(self.view)
+                    self._record(self.view)
             except (StoreUnavailable, ValueError) as error:
                 if str(error) != self.trouble:
                     log.warning("%s", error)
                 self.trouble = str(error)
             await asyncio.sleep(self._every_s)
+
+    def _record(self, view: View) -> None:
+        try:
+            if self._keep is not None:
+                self._keep(view)
+            self._recording.succeeded()
+        except ValueError as error:  # such as a full disk, which is no trouble of etcd
+            self._recording.failed(str(error))
 
 
 def _add(app: FleetServer) -> None:

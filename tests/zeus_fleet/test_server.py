@@ -22,6 +22,7 @@ from zeus_fleet.allocator import Snapshot
 from zeus_fleet.messages import Grant
 from zeus_fleet.server import FleetServer
 from zeus_fleet.store import StoreUnavailable
+from zeus_fleet.view import View
 
 MONITORING = Path(__file__).parents[2] / "examples" / "monitoring"
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
@@ -98,6 +99,31 @@ def test_metrics_have_budget_granted_held_and_drawn(server: Running) -> None:
     server.store.failure = "etcd is gone"
     wait_for(lambda: metrics(server)["zeus_fleet_up"] == 0, "the failure to be seen")
     server.store.failure = ""
+
+
+def test_records_that_cannot_be_written_are_no_trouble_of_etcd(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    full = "records cannot be written: No space left on device"
+    written: list[View] = []
+
+    def keep(view: View) -> None:
+        if len(caplog.records) == 0:
+            raise ValueError(full)
+        written.append(view)
+
+    async def play() -> None:
+        store = Store()
+        store.now = READ
+        app = FleetServer(store, every_s=0.01, keep=keep)
+        await app.opens()
+        while not written:
+            await asyncio.sleep(0.01)
+        await app.closes()
+        assert app.trouble == ""
+
+    asyncio.run(asyncio.wait_for(play(), 30))
+    assert [one.message for one in caplog.records] == [full, "records are written again"]
 
 
 def text(page: Page, selector: str) -> str:
