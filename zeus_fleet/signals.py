@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterable
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,11 @@ def fetch(source: str) -> bytes:
         ValueError: It is too large.
     """
     if source.startswith(("http://", "https://")):
-        with urllib.request.urlopen(source, timeout=TIMEOUT_S) as answer:
-            data: bytes = answer.read(MOST_BYTES + 1)
+        try:
+            with urllib.request.urlopen(source, timeout=TIMEOUT_S) as answer:
+                data: bytes = answer.read(MOST_BYTES + 1)
+        except HTTPException as error:  # such as an answer that is cut off
+            raise OSError(repr(error)) from None
     else:
         data = Path(source).read_bytes()
     if len(data) > MOST_BYTES:
@@ -53,7 +57,13 @@ def events_from(data: bytes, now_s: float) -> tuple[Event, ...]:
         return tuple(_event(row, now_s) for row in rows)
     except KeyError as error:
         raise ValueError(f"the signal has no {error.args[0]!r}") from None
-    except (TypeError, AttributeError, json.JSONDecodeError) as error:
+    except (
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        json.JSONDecodeError,
+    ) as error:
         raise ValueError(f"the signal is not as documented: {error}") from None
 
 

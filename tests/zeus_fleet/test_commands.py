@@ -94,6 +94,9 @@ class Signal:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                if not signal.status:
+                    self.wfile.write(b"nothing of HTTP\r\n\r\n")
+                    return
                 self.send_response(signal.status)
                 self.end_headers()
                 if signal.status == 200:
@@ -132,6 +135,9 @@ def test_events_of_an_address_are_kept_while_it_has_them(
     said = run("follow", signal.url, "--once", "--label", "grid")
     assert said.startswith(f"Error: {signal.url} cannot be read: HTTP Error 503")
     assert "grid/evening" in run("budget"), "its events stay while it cannot be read"
+    signal.status = 0
+    said = run("follow", signal.url, "--once", "--label", "grid")
+    assert said.startswith(f"Error: {signal.url} cannot be read: BadStatusLine")
     signal.status = 200
     signal.events = [{"name": "night", "limit": "10W", **hour}]
     assert "allow 550 W" in run("follow", signal.url, "--once", "--label", "grid")

@@ -156,6 +156,8 @@ def test_a_signal_s_events_take_the_place_of_its_former_ones() -> None:
         (signal({"name": "a"}), "no 'limit'"),
         (signal(row("a", "lots")), "'lots' is not a power"),
         (signal(row("a", start="soon")), "'soon' is not a time"),
+        (signal(row("a", 7)).replace(b"7", b"1e999"), "not as documented"),
+        (b"[" * 100_000, "not as documented"),
     ],
 )
 def test_an_invalid_signal_is_refused(data: bytes, said: str) -> None:
