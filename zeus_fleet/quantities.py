@@ -45,7 +45,7 @@ def time_s(text: str, now_s: float) -> float:
     Raises:
         ValueError: It is none of that.
     """
-    now = datetime.fromtimestamp(now_s).astimezone()
+    now = datetime.fromtimestamp(now_s)
     try:
         if re.fullmatch(r"\d\d?:\d\d(:\d\d)?", text, re.ASCII):
             hour, minute, second = (*map(int, text.split(":")), 0)[:3]

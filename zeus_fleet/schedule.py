@@ -69,7 +69,7 @@ def due(budget: Budget, now_s: float) -> Budget:
     )
     if not left:
         limit = standing
-    if limit == budget.site.limit_mw and left == budget.events:
+    if left and limit == budget.site.limit_mw and left == budget.events:
         return budget
     return _with(budget, limit, standing if left else None, left)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from datetime import datetime
 from typing import Any
 
@@ -122,6 +123,24 @@ def test_ramps_and_times() -> None:
             use(text)
     with pytest.raises(ValueError, match="25:00"):
         time_s("25:00", NOON)
+
+
+def test_a_time_of_day_is_of_the_day_on_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the last day of summer time, and the next one."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        saturday = time_s("2026-10-24T20:00:00+02:00", 0)
+        assert time_s("17:00", saturday) == time_s("2026-10-25T17:00:00+01:00", 0)
+        assert time_s("23:00", saturday) == saturday + 3 * HOUR
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_without_events_the_limit_is_the_standing_one() -> None:
+    budget = scheduled(site(), [event()], NOON)
+    assert scheduled(budget, [], NOON) == site()
 
 
 # ---------------------------------------------------------------------------------------- signals
