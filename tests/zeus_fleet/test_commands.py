@@ -68,6 +68,8 @@ def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: 
     assert "dr: 560 W from" in said
     assert ", 1000 W/min" in said
     assert run("budget", "540", "--at", "17:00", "--until", "20:00")[0] == 1
+    code, said = run("budget", "560", "--at", "2026-01-01T17:00", "--until", "2026-01-01T20:00")
+    assert (code, said) == (1, "Error: 2026-01-01T20:00 is over; give an end in the future\n")
     assert run("budget", "650W")[1].startswith("site: 560 W")
     source = tmp_path / "signal.json"
     hour = {"start": "2099-01-01T17:00", "end": "2099-01-01T18:00"}

@@ -97,6 +97,8 @@ def _event(
 ) -> Event:
     start_s = now_s if at is None else time_s(at, now_s)
     end_s = time_s(until, start_s)
+    if end_s <= now_s:
+        raise ValueError(f"{until} is over; give an end in the future")
     rate = 0 if ramp is None else ramp_mw_per_s(ramp)
     label = name or f"operator/{datetime.fromtimestamp(start_s):%Y-%m-%dT%H:%M}"
     return Event(label, power_mw(limit), start_s, end_s, rate)
