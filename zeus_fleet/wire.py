@@ -197,7 +197,10 @@ def budget_from_table(table: dict[str, Any]) -> Budget:
             )
             for one in tables
         )
-        return Budget(domains, floors, frozenset(table.get("leaving", ())))
+        leaving = frozenset(table.get("leaving", ()))
+        if strange := leaving - floors.keys():
+            raise ValueError(f"{min(strange)} is leaving, and has no floor; list it")
+        return Budget(domains, floors, leaving)
     except KeyError as error:
         raise ValueError(f"the budget has no {error.args[0]}; see docs/operate/fleet.md") from None
     except (TypeError, AttributeError, OverflowError) as error:

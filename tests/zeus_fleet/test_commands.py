@@ -163,6 +163,8 @@ def test_events_of_an_address_are_kept_while_it_has_them(
         ("limit_w = 9\n[nodes]\na = 1\n[[domains]]\nlimit_w = 5", "no setting domains; check"),
         (f"limit_w = {'[' * 3000}", "budget.toml cannot be read as TOML"),
         ("limit_w = 'x'\n[nodes]\na = 1", "wrong type"),
+        ("limit_w = 9\nleaving = ['b']\n[nodes]\na = 1", "b is leaving, and has no floor; list it"),
+        ("limit_w = 9\nleaving = 'a1'\n[nodes]\na1 = 1", "is leaving, and has no floor"),
         ("limit_w = ", "budget.toml cannot be read as TOML"),
     ],
 )
