@@ -148,7 +148,7 @@ def deallocate(
     run = found.run if found is not None and run is None else run
     uuids = [] if gpus == "all" else [gpu.uuid for gpu in session.gpus(gpus)]
     ended = session.client.deallocate(name, kind=kind, run=run, gpus=uuids)
-    sums = job_sums(session.client, kind, name, run) if ended else []
+    sums = job_sums(session.client, kind, name, run)
     report = DeallocateReport(at=now(), kind=kind, name=name, ended=ended, energy=sums)
     session.answer(report, lambda: [summary_line(kind, name, ended, sums)])
 
