@@ -66,6 +66,7 @@ async def run_agent(
     works: tuple[Work, ...] = ()
     written: tuple[Work, ...] | None = None
     etcd, zeusd = _outage("etcd"), _outage("zeusd")
+    listed = Outage(log, f"the budget lists {name}", again_s=REPEATED_S)
     while True:
         began = clock()
         await _carry_out(node, gpus, node.tick(clock()), clock)
@@ -86,6 +87,12 @@ async def run_agent(
             else:
                 # Repeat it occasionally, because the store may have been recreated empty.
                 written = works if beat.number % 50 else None
+                if answer.budget is None or name in answer.budget.floors_mw:
+                    listed.succeeded()
+                else:
+                    listed.failed(
+                        f"the budget does not list {name}; its GPUs stay at their minimum"
+                    )
                 command = node.answered(
                     beat.number, answer.plan, answer.budget, clock(), answer.limits_mw
                 )

@@ -369,6 +369,32 @@ def test_a_node_is_at_its_floor_before_etcd_has_answered(caplog: pytest.LogCaptu
 
 
 @pytest.mark.usefixtures("quick")
+def test_an_agent_whose_name_the_budget_does_not_list_reports_it(
+    etcd: str, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as a host name with its domain, which is the default on some nodes."""
+    caplog.set_level("INFO")
+
+    async def play() -> None:
+        async with opened(etcd, prefix=prefix) as store, opened(etcd, prefix=prefix) as operator:
+            await operator.set_budget(BUDGET, 0)
+            node = run_agent("a.example", store, FakeGpus(100_000), timing=QUICK)
+            task = asyncio.create_task(node)
+            await until(lambda: "does not list a.example" in caplog.text, "the log to say so")
+            snapshot, _ = await operator.read()
+            assert snapshot is not None
+            listed = Budget(
+                (replace(BUDGET.site, nodes=frozenset({"a.example"})),), {"a.example": 200_000}
+            )
+            assert await operator.set_budget(listed, snapshot.budget_revision)
+            await until(lambda: "the budget lists a.example" in caplog.text, "the end of that")
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(play())
+
+
+@pytest.mark.usefixtures("quick")
 def test_watts_go_where_jobs_say_that_they_are_worth_most(etcd: str, prefix: str) -> None:
     steep = Profile((100_000, 250_000), (0.4, 1.0))
     flat = Profile((100_000, 250_000), (0.95, 1.0))
