@@ -37,6 +37,8 @@ def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: 
         done = CliRunner().invoke(main, [*arguments, "--etcd", etcd, "--prefix", prefix])
         return done.exit_code, done.output
 
+    url = run("status", "--etcd", f"http://{etcd}")
+    assert url == (1, f"Error: http://{etcd} is not a member of etcd; give HOST:PORT\n")
     assert run("status") == (1, "Error: there is no budget yet; see zeus-fleet budget --help\n")
     assert run("budget", "600")[0] == 1
     code, said = run("budget", "--file", str(file))
