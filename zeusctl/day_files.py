@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from zeusctl import parquet
-from zeusctl.exits import CommandError, Exit
+from zeusctl.exits import CommandError, Exit, writing
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
@@ -129,11 +129,12 @@ def _write(path: Path, rows: Sequence[Row]) -> None:
         parquet.write(path, [row._asdict() for row in rows], _KINDS)
         return
     partial = path.with_suffix(".partial")
-    with partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(Row._fields)
-        writer.writerows(rows)
-    partial.replace(path)
+    with writing(path):
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(Row._fields)
+            writer.writerows(rows)
+        partial.replace(path)
 
 
 def read(folder: Path) -> list[Row]:

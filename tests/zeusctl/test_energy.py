@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -427,3 +428,15 @@ def test_files_that_are_none_are_refused(ctl: Ctl, tmp_path: Path) -> None:
         assert said.code == Exit.FAILED
         assert "is not a file of" in said.err
     assert "omit --by gpu" in ctl("energy", "--from", str(tmp_path), "--by", "gpu").err
+
+
+def test_a_full_disk_under_an_export_is_named(ctl: Ctl, tmp_path: Path) -> None:
+    for from_now_s in (-7200, 0, 7200):  # midnight may be between
+        day = datetime.fromtimestamp(time.time() + from_now_s, timezone.utc).date()
+        partial = tmp_path / f"energy-{socket.gethostname()}-{day}.partial"
+        if not partial.is_symlink():
+            partial.symlink_to("/dev/full")
+    said = ctl("energy", "--since", "1h", "--export", str(tmp_path))
+    assert said.code == Exit.FAILED
+    assert f"{tmp_path}/energy-" in said.err
+    assert "No space left on device; make room" in said.err
