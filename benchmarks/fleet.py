@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import random
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +24,19 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from zeus_fleet import levels
-from zeus_fleet.policies import POLICIES, water_filling
-from zeus_fleet.simulation import CLUSTERS, Mix, compare, of_jobs, play
+from zeus_fleet.policies import POLICIES, Job, water_filling
+from zeus_fleet.simulation import (
+    BUSY,
+    CLUSTERS,
+    GPUS,
+    SIZES,
+    Measured,
+    Mix,
+    compare,
+    drawn,
+    of_jobs,
+    tables,
+)
 
 STEP_MW = 25_000
 
@@ -99,6 +113,82 @@ DYNAMIC = {
 """Policies and their periods, s."""
 
 
+def play(
+    cluster: str,
+    share: float,
+    policy: Callable[[Mix, int], list[int]],
+    *,
+    period_s: int,
+    seed: int,
+    seconds: int = 3600,
+    mean_job_s: float = 600.0,
+) -> float:
+    """Mean progress per busy GPU while jobs start and end, and a policy plans periodically.
+
+    GPUs are lowered within 2 s and raised after 3 s; a new job starts at the minimum limit.
+
+    Args:
+        cluster: One of `CLUSTERS`.
+        share: The budget, as a share of the sum of the maximum limits.
+        policy: The policy.
+        period_s: Period of planning.
+        seed: Random seed of the jobs.
+        seconds: Duration.
+        mean_job_s: Mean length of a job, exponentially distributed.
+    """
+    runs, generator = tables(cluster), random.Random(seed)
+    low, high = runs[0].profile.limits_mw[0], runs[0].profile.limits_mw[-1]
+    mean_idle_s = mean_job_s * (1 - BUSY) / BUSY
+    slots: list[_Slot] = []
+    while left := GPUS - sum(slot.gpus for slot in slots):
+        slots.append(_Slot(min(left, generator.choice(SIZES)), low, low, low))
+    for slot in slots:
+        slot.run = drawn(runs, generator) if generator.random() < BUSY else None
+        slot.until = generator.expovariate(1 / (mean_job_s if slot.run else mean_idle_s))
+    total = int(share * GPUS * high)
+    gained = busy = 0.0
+    for second in range(seconds):
+        for slot in slots:
+            if second >= slot.until:
+                slot.run = drawn(runs, generator) if slot.run is None else None
+                slot.until += generator.expovariate(1 / (mean_job_s if slot.run else mean_idle_s))
+        if second % period_s == 0:
+            working = [slot for slot in slots if slot.run is not None]
+            jobs = [
+                Job(slot.gpus, low, high, profile=slot.run.profile) for slot in working if slot.run
+            ]
+            idle = Job(GPUS - sum(job.gpus for job in jobs), low, high, busy=False)
+            now = Mix((*jobs, idle), tuple(slot.run for slot in working if slot.run))
+            limits = policy(now, total)
+            for slot in slots:
+                slot.before, slot.limit, slot.planned = slot.in_force(second), limits[-1], second
+            for slot, limit in zip(working, limits, strict=False):
+                slot.limit = limit
+        for slot in slots:
+            if slot.run is not None:
+                gained += slot.gpus * slot.run.profile.at(slot.in_force(second))
+                busy += slot.gpus
+    return gained / busy
+
+
+@dataclass
+class _Slot:
+    """GPUs that run one job after another."""
+
+    gpus: int
+    low_mw: int
+    limit: int
+    before: int
+    planned: int = 0
+    run: Measured | None = None
+    until: float = 0.0
+
+    def in_force(self, second: int) -> int:
+        """The limit, mW: a plan takes effect some seconds later."""
+        delay = 2 if self.limit < self.before else 3
+        return self.limit if second >= self.planned + delay else self.before
+
+
 def dynamic(seeds: range) -> None:
     """Prints the gain of each policy and period, where jobs of ten minutes come and go."""
     shares = (0.5, 0.6, 0.7)
@@ -133,8 +223,8 @@ def main() -> None:
         found = compare(cluster, (0.5, 0.6, 0.7, 0.8, 0.9), seeds, STATIC, options.known)
         for share, results in found.items():
             cells = [f"{one.progress:.3f} ({one.worst:.2f})" for one in results.values()]
-            drawn = f"{results['water-filling'].drawn:.2f}"
-            print(f"| {cluster} {share:.0%} | " + " | ".join([*cells, drawn]) + " |", flush=True)
+            draw = f"{results['water-filling'].drawn:.2f}"
+            print(f"| {cluster} {share:.0%} | " + " | ".join([*cells, draw]) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -44,11 +44,6 @@ class _EventLimit:
         return self.at(min(max(from_s, self.event.start_s), to_s))
 
 
-def limit_at(standing_mw: int, events: Iterable[Event], now_s: float) -> int:
-    """The site's limit at a time: the lowest of all events and the standing limit."""
-    return min([standing_mw, *(_EventLimit(event, standing_mw).at(now_s) for event in events)])
-
-
 def due(budget: Budget, now_s: float) -> Budget:
     """The budget to write now; the same object if it need not change.
 

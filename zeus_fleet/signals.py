@@ -12,6 +12,7 @@ import json
 import urllib.request
 from collections.abc import Iterable
 from http.client import HTTPException
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,7 @@ def events_from(data: bytes, now_s: float) -> tuple[Event, ...]:
         return tuple(_event(row, now_s) for row in rows)
     except KeyError as error:
         raise ValueError(f"the signal has no {error.args[0]!r}") from None
-    except (
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-        json.JSONDecodeError,
-    ) as error:
+    except (TypeError, AttributeError, ArithmeticError, RecursionError, JSONDecodeError) as error:
         raise ValueError(f"the signal is not as documented: {error}") from None
 
 

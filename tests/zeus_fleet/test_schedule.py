@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.seeds import fresh
 from zeus_fleet import wire
 from zeus_fleet.messages import Budget, Domain, Event
 from zeus_fleet.quantities import power_mw, ramp_mw_per_s, time_s
-from zeus_fleet.schedule import LEAD_S, STEP_S, due, limit_at, scheduled, with_standing
+from zeus_fleet.schedule import LEAD_S, STEP_S, _EventLimit, due, scheduled, with_standing
 from zeus_fleet.signals import events_from, merged
 
 NOON = datetime(2026, 11, 23, 12).timestamp()
@@ -27,6 +28,10 @@ def site(watts: int = 1000) -> Budget:
 
 def event(watts: int = 600, name: str = "e", ramp_w_per_s: int = 0) -> Event:
     return Event(name, watts * 1000, NOON + HOUR, NOON + 2 * HOUR, ramp_w_per_s * 1000)
+
+
+def limit_at(standing_mw: int, events: Iterable[Event], now_s: float) -> int:
+    return min([standing_mw, *(_EventLimit(event, standing_mw).at(now_s) for event in events)])
 
 
 def limit_w(budget: Budget, at_s: float) -> int:

@@ -7,7 +7,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.fleet import follow_demand
+from benchmarks.fleet import follow_demand, play
 from zeus_fleet.commands import main
 from zeus_fleet.policies import POLICIES
 from zeus_fleet.simulation import (
@@ -18,7 +18,6 @@ from zeus_fleet.simulation import (
     full_mw,
     mix,
     of_jobs,
-    play,
     tables,
 )
 
