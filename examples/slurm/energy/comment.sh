@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# comment.sh FOLDER [SINCE]: writes what each job used, over all its nodes, to Slurm's accounting.
+# comment.sh FOLDER [SINCE]: writes what each job used, over all its nodes, to Slurm's accounting: of the
+# jobs that held a GPU since SINCE, everything that the files have.
 #
 # Run it from a timer on one machine, as an operator of Slurm, after the nodes have written their files
 # (`zeusctl energy --since 2d --export FOLDER`). Nodes that each write AdminComment overwrite each
@@ -9,9 +10,16 @@
 set -euo pipefail
 folder=${1:?usage: comment.sh FOLDER [SINCE]} since=${2:-2d}
 
-zeusctl energy --from "$folder" --by job --since "$since" --format csv | awk -F, '
-    NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
-    $at["kind"] == "job" {
+energy() {
+    zeusctl energy --from "$folder" --by job --since "$1" --format csv
+}
+{
+    energy "$since"
+    energy 2000-01-01
+} | awk -F, '
+    $1 == "since" { files++; for (i = 1; i <= NF; i++) at[$i] = i; next }
+    $at["kind"] == "job" && files == 1 { recent[$at["name"]] }
+    $at["kind"] == "job" && files == 2 && $at["name"] in recent {
         job = $at["name"]
         j[job] += $at["energy_j"]; lo[job] += $at["lower_j"]; up[job] += $at["upper_j"]
         # A sum of several is as certain as the least certain of them.
