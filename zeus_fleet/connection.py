@@ -61,7 +61,7 @@ def connect(endpoint: str, tls: Tls | None, timeout_s: float) -> Any:
 
 def _address(endpoint: str) -> tuple[str, int]:
     host, _, port = endpoint.rpartition(":")
-    if not host or "/" in host or not port.isdecimal():
+    if not host or "/" in host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{endpoint} is not a member of etcd; give HOST:PORT")
     return host, int(port)
 

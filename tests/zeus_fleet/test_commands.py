@@ -39,6 +39,8 @@ def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: 
 
     url = run("status", "--etcd", f"http://{etcd}")
     assert url == (1, f"Error: http://{etcd} is not a member of etcd; give HOST:PORT\n")
+    assert "127.0.0.1:99999 is not an address" in run("serve", "--listen", "127.0.0.1:99999")[1]
+    assert "is not a member of etcd" in run("status", "--etcd", "etcd1:99999")[1]
     assert run("status") == (1, "Error: there is no budget yet; see zeus-fleet budget --help\n")
     assert run("budget", "600")[0] == 1
     code, said = run("budget", "--file", str(file))

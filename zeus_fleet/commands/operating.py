@@ -139,7 +139,7 @@ def serve(reach: Reach[Any], listen: str, record: Path | None) -> None:
             f'{error.name} is missing: pip install "zeusd[fleet-server]"'
         ) from None
     host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or int(port) > 65535:
         raise click.UsageError(f"{listen} is not an address; give HOST:PORT")
     log_to_stderr()
     keep = None if record is None else functools.partial(append, record)
