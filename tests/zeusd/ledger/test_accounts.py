@@ -394,13 +394,38 @@ def test_a_forgotten_user_leaves_every_sum_as_it_was(world: World) -> None:
         path.unlink()
 
 
+def expire(accounts: Accounts, days: int, used: bool = True) -> None:
+    """Expires what is old some days after the start, the day after the node was used last."""
+    if used:
+        day = START_S // 86_400 + days - 1
+        accounts._store._db.execute(
+            f"INSERT INTO day SELECT {day}, account, method, 0, 0, 0, 0, 0 FROM day LIMIT 1"
+        )
+    accounts._store.expire(START_S + days * 86_400, 400, 760)
+
+
+def test_a_clock_that_is_years_ahead_for_a_while_deletes_no_rows(world: World) -> None:
+    accounts = world.accounts()
+    allocate(accounts, world, "7")
+    world.tick(100, 10)
+    accounts.settle()
+    expire(accounts, 3650, used=False)
+    world.step_ns += 3650 * 86_400 * SECOND_NS
+    accounts.settle()
+    world.tick(100, 10)
+    accounts.settle()
+    expire(accounts, 3650, used=False)
+    world.step_ns -= 3650 * 86_400 * SECOND_NS
+    assert usage(accounts, "job", [START_S - HOUR_S, START_S + HOUR_S])["7"] == 100
+
+
 def test_old_rows_are_deleted_and_days_stay_longer(world: World) -> None:
     accounts = world.accounts()
     allocate(accounts, world, "7")
     world.tick(100, 10)
     deallocate(accounts, world, "7")
     assert usage(accounts, "user") == {"uid 1000": 100}
-    accounts._store.expire(START_S + 401 * 86_400, 400, 760)
+    expire(accounts, 401)
     # Its job is gone, its user's day is not, and all still adds up to the meters.
     for by in ("job", "user", "namespace"):
         assert usage(accounts, by) == {"uid 1000": 100}
@@ -413,7 +438,7 @@ def test_old_rows_are_deleted_and_days_stay_longer(world: World) -> None:
     world.tick(100, 10)
     recent = [ALL[0], ALL[1] + 410 * 86_400]
     assert usage(accounts, "job", recent) == {"uid 1000": 100, "8": 100}
-    accounts._store.expire(START_S + 761 * 86_400, 400, 760)
+    expire(accounts, 761)
     assert usage(accounts, "user", ALL) == {}
 
 
