@@ -80,6 +80,8 @@ class FleetServer(web.Application):
                 else:
                     self.view = watcher.look(read, time.monotonic(), time.time())
                     self.trouble = ""
+                    if self.history and self.view.at_s < self.history[-1].at_s:
+                        self.history.clear()  # the clock was set back
                     self.history.append(Record.of(self.view))
                     self._record(self.view)
             except (StoreUnavailable, ValueError) as error:

@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +125,24 @@ def test_records_that_cannot_be_written_are_no_trouble_of_etcd(
 
     asyncio.run(asyncio.wait_for(play(), 30))
     assert [one.message for one in caplog.records] == [full, "records are written again"]
+
+
+def test_a_clock_that_is_set_back_begins_another_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        store = Store()
+        store.now = READ
+        app = FleetServer(store, every_s=0.01)
+        await app.opens()
+        while len(app.history) < 3:
+            await asyncio.sleep(0.01)
+        later_s, real = app.history[-1].at_s, time.time
+        monkeypatch.setattr(time, "time", lambda: real() - 3600)
+        while app.history[-1].at_s >= later_s or len(app.history) < 3:
+            await asyncio.sleep(0.01)
+        await app.closes()
+        assert all(one.at_s < later_s for one in app.history)
+
+    asyncio.run(asyncio.wait_for(play(), 30))
 
 
 def text(page: Page, selector: str) -> str:
