@@ -127,11 +127,13 @@ class Steps(Iterator[Item]):
 
     def _run(self) -> Generator[Item, None, None]:
         self._callback.on_epoch_begin()
-        for batch in self._batches:
-            self._callback.on_step_begin()
-            yield batch
-            self._callback.on_step_end()
-        self._callback.on_epoch_end()
+        try:
+            for batch in self._batches:
+                self._callback.on_step_begin()
+                yield batch
+                self._callback.on_step_end()
+        finally:  # after `break`, too
+            self._callback.on_epoch_end()
 
 
 class CallbackSet(Callback):

@@ -238,7 +238,7 @@ def test_nothing_is_done_after_the_end(what: str) -> None:
     shell.done.clear()
     for _ in range(5):
         shell.step()
-    shell.perform([*core.pause(), *core.end_epoch(), *core.evaluated()])
+    shell.perform([*core.pause(True), *core.pause(False), *core.evaluated()])
     assert not [one for one in shell.done if not isinstance(one, (do.Join, do.Leave))]
 
 
@@ -275,7 +275,9 @@ def test_windows_are_of_one_limit_and_a_choice_is_made_in_any_case(block: int) -
                     shell.leases_lost += 1
                 if chance.random() < 0.05:
                     core = shell.core
-                    event = chance.choice([core.pause, core.end_epoch, core.evaluated])
+                    event = chance.choice(
+                        [lambda: core.pause(True), lambda: core.pause(False), core.evaluated]
+                    )
                     shell.perform(event())
             shell.answers = True
             for _ in range(40):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -576,6 +577,47 @@ def test_a_profile_that_cannot_be_written_costs_a_warning(
     assert not plo.disabled
 
 
+@pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
+def test_a_step_left_by_break_at_its_beginning_is_not_measured(
+    node: VirtualNode, work: Work, search: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = types.SimpleNamespace(monotonic=lambda: node.clock() / 1e9)
+    monkeypatch.setattr("zeus.optimizer.power_limit.optimizer.time", clock)
+    plo = optimizer(node, Energy(), search=search)
+    figures: list[dict[str, float]] = []
+    plo.on_metrics = figures.append
+    with plo:
+        while not isinstance(plo.state, Done):
+            for batch in plo.steps(range(100)):
+                if batch == 5:
+                    break
+                work.run(1)
+                work.wait()
+    times_s = [one["zeus/step_time_s"] for one in figures if "zeus/step_time_s" in one]
+    assert times_s
+    assert min(times_s) > 0.09, "a step takes 0.1 s at the highest limit"
+
+
+def test_an_evaluation_that_was_not_announced_is_in_no_measurement(
+    node: VirtualNode, work: Work
+) -> None:
+    plo = optimizer(node, Energy(), search="adaptive", profile_steps=4)
+    figures: list[dict[str, float]] = []
+    plo.on_metrics = figures.append
+    with plo:
+        for batch in plo.steps(range(1000)):
+            work.run(1)
+            work.wait()
+            if batch % 5 == 0:
+                node.clock.sleep(5)
+                plo.on_evaluate(0.5)
+            if isinstance(plo.state, Done):
+                break
+    times_s = [one["zeus/step_time_s"] for one in figures if "zeus/step_time_s" in one]
+    assert isinstance(plo.state, Done)
+    assert max(times_s) < 1
+
+
 # --------------------------------------------------------------------------------------- callback
 
 
@@ -587,6 +629,18 @@ def test_steps_have_the_length_of_what_they_pass_on() -> None:
     assert next(callback.steps(iter([7]))) == 7
     with pytest.raises(TypeError):
         len(callback.steps(iter([7])))
+
+
+def test_an_epoch_ends_when_its_loop_is_left() -> None:
+    ended: list[str] = []
+
+    class Recorder(Callback):
+        def on_epoch_end(self) -> None:
+            ended.append("epoch")
+
+    for _ in Recorder().steps(range(3)):
+        break
+    assert ended == ["epoch"]
 
 
 def test_a_set_calls_every_callback_in_order() -> None:

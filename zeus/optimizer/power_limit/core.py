@@ -196,17 +196,20 @@ class Core:
             return self._begin_part(self._parts.trial.power_limit_mw)
         return []
 
-    def end_epoch(self) -> Actions:
-        """An epoch has ended: the following work must not be measured."""
-        return self._interrupted(keep=self._keeps_parts)
+    def pause(self, trained: bool) -> Actions:
+        """Training is interrupted, or an epoch has ended: the window ends here.
 
-    def pause(self) -> Actions:
-        """Something else begins between two steps: the window ends with the last one."""
-        return self._interrupted(keep=self._keeps_parts)
+        Args:
+            trained: Whether the step that began last counts.
+        """
+        # The window covers the step it was opened at and those that began since.
+        left = self.state.steps - trained if isinstance(self.state, Profiling) else 0
+        keep = self._adaptive or self._stretches.short(self._parts.steps)
+        return self._interrupted(self._parts.target - left if keep else 0)
 
     def evaluated(self) -> Actions:
         """The model was evaluated: discards the open window."""
-        return self._interrupted(keep=False)
+        return self._interrupted(0)
 
     def close(self, reason: str = "its training has ended") -> Actions:
         """Training has ended: restore the limits."""
@@ -361,11 +364,6 @@ class Core:
 
     # ------------------------------------------------------------------- the steps of a trial
 
-    @property
-    def _keeps_parts(self) -> bool:
-        """Whether the part of a window before an interruption counts; if not, retries the limit."""
-        return self._adaptive or self._stretches.short(self._parts.steps)
-
     def _begin_trial(self, trial: Try) -> Actions:
         limit = trial.power_limit_mw
 
@@ -399,8 +397,10 @@ class Core:
             return self._end_part(state.current_power_limit, steps)
         return [DropWindow(state.current_power_limit)]
 
-    def _interrupted(self, keep: bool) -> Actions:
-        """Ends the trial, and continues at the highest limit until the next step."""
+    def _interrupted(self, steps: int) -> Actions:
+        """Ends the trial, and continues at the highest limit until the next step. The open window
+        counts as this many steps; 0: it is discarded, and the limit tried again.
+        """
         state, stretch = self.state, self._stretches
         dropped = self._drop_check()
         if not isinstance(state, (Warmup, Profiling)):
@@ -408,9 +408,7 @@ class Core:
         said = stretch.cut(isinstance(state, Warmup), self._parts.steps)
         actions: Actions = [] if said is None else [Say(said, warn=True)]
         if isinstance(state, Profiling):
-            # The window covers the step it was opened at and those that began since.
-            steps = self._parts.target - state.steps + 1
-            if keep or (self._adaptive and steps >= self._parts.target):
+            if steps:
                 actions += self._end_part(state.current_power_limit, steps)
             else:
                 actions.append(DropWindow(state.current_power_limit))

@@ -135,6 +135,7 @@ class GlobalPowerLimitOptimizer(Callback):
         self._warned_ended = False
         self._published: Choose | None = None
         self._inside = self._claimed = False  # training has begun; it has claimed
+        self._in_step, self._began_s, self._work_s = False, 0.0, 0.0  # of the last whole step
         uuids = [gpu.uuid for gpu in self._gpus]
         if claims.firmly_held(self, uuids):
             raise ValueError(f"{self._taken()}.")
@@ -170,7 +171,8 @@ class GlobalPowerLimitOptimizer(Callback):
         _node.progress()
         core = self._core
         self._claim()
-        self._perform(core.begin_step(time.monotonic(), _node.answers(), _node.leases_lost()))
+        self._began_s, self._in_step = time.monotonic(), True
+        self._perform(core.begin_step(self._began_s, _node.answers(), _node.leases_lost()))
         if core.over:
             if not core.disabled and not self._warned_ended:
                 self._warned_ended = True
@@ -183,16 +185,23 @@ class GlobalPowerLimitOptimizer(Callback):
             self.on_progress(self)
 
     @override
-    @guarded
+    def on_step_end(self) -> None:
+        """A step has ended."""
+        self._work_s, self._in_step = time.monotonic() - self._began_s, False
+
+    @override
     def on_epoch_end(self) -> None:
         """An epoch has ended: the following work must not be measured."""
-        self._perform(self._core.end_epoch())
+        self.on_pause()
 
     @override
     @guarded
     def on_pause(self) -> None:
-        """Something else begins between two steps: the window ends with the last one."""
-        self._perform(self._core.pause())
+        """Something else begins: the window ends with the last step. A step that was left at its
+        beginning, as by `break`, does not count.
+        """
+        left = self._in_step and time.monotonic() - self._began_s < self._work_s / 10
+        self._perform(self._core.pause(not left))
 
     @override
     @guarded
