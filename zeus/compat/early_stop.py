@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from zeus.callback import Callback
@@ -80,8 +81,10 @@ class EarlyStopController(Callback):
             self.epoch_costs.append(
                 zeus_cost(epoch.total_energy, epoch.time, self.eta_knob, self._max_power_w)
             )
-            mean = sum(self.epoch_costs) / len(self.epoch_costs)
-            if sum(self.epoch_costs) + mean >= self.cost_threshold:
+            # An epoch of unknown cost counts as the mean of the others; and one more is foreseen.
+            known = [cost for cost in self.epoch_costs if not math.isnan(cost)]
+            epochs = len(self.epoch_costs) + 1
+            if known and epochs * sum(known) / len(known) >= self.cost_threshold:
                 self.should_training_stop = True
 
     def on_evaluate(self, metric: float) -> None:

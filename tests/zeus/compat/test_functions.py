@@ -283,6 +283,24 @@ def test_training_stops_at_what_comes_first(node: VirtualNode, work: Work) -> No
     assert len(controller.epoch_costs) == 3
 
 
+def test_training_stops_at_its_cost_although_that_of_an_epoch_is_not_known(
+    node: VirtualNode, work: Work
+) -> None:
+    monitor = node.monitor()
+    controller = EarlyStopController(monitor, eta_knob=1.0, cost_threshold=1000.0)
+    for epoch, expected in enumerate((False, False, True)):
+        controller.on_epoch_begin()
+        work.run(12)
+        if epoch == 0:  # began before zeusd's history
+            (state,) = monitor.measurement_states.values()
+            state.t_ns = 0
+            with pytest.warns(UserWarning, match="nan until it can be known"):
+                controller.on_epoch_end()
+        else:
+            controller.on_epoch_end()
+        assert controller.should_training_stop is expected
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
