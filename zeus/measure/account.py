@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -12,9 +13,7 @@ from zeus.monitor.carbon import CarbonIntensityProvider, Intensity
 from zeus.monitor.price import ElectricityPriceProvider, Price
 from zeus.monitor.rates import JOULES_PER_KWH, Amounts, RatedWindows
 
-STEP = "zeus.measure:step"
-EPOCH = "zeus.measure:epoch"
-TRAINING = "zeus.measure:training"
+_numbers = itertools.count()
 
 _UNREAD = 100_000
 """Maximum number of steps waiting for their energy while zeusd does not answer."""
@@ -116,6 +115,10 @@ class EnergyAccount:
         elif carbon_intensity is not None:
             rate = Intensity(carbon_intensity)
             self._rated["co2"] = RatedWindows(monitor, rate, "The carbon intensity")
+        number = next(_numbers)  # several may share a monitor
+        self._step, self._epoch, self._training = (
+            f"zeus.measure:{what}:{number}" for what in ("step", "epoch", "training")
+        )
         self._clear()
 
     def _clear(self) -> None:
@@ -132,28 +135,28 @@ class EnergyAccount:
     def begin_training(self) -> None:
         """Training begins."""
         self._clear()
-        self._monitor.begin_window(TRAINING, restart=True)
+        self._monitor.begin_window(self._training, restart=True)
         for name, windows in self._rated.items():
-            windows.begin(f"{TRAINING}:{name}", sync_execution=False, restart=True)
+            windows.begin(f"{self._training}:{name}", sync_execution=False, restart=True)
 
     def begin_epoch(self) -> None:
         """An epoch begins."""
-        self._monitor.begin_window(EPOCH, restart=True)
+        self._monitor.begin_window(self._epoch, restart=True)
 
     def begin_step(self) -> None:
         """A step begins."""
-        self._monitor.begin_window(STEP, self._sync, restart=True)
+        self._monitor.begin_window(self._step, self._sync, restart=True)
 
     def end_step(self) -> None:
         """A step has ended. Reads no sensor."""
-        if STEP in self._monitor.measurement_states:
-            self._unread.append(self._monitor.end_window(STEP, self._sync))
+        if self._step in self._monitor.measurement_states:
+            self._unread.append(self._monitor.end_window(self._step, self._sync))
             self.steps += 1
 
     def end_epoch(self) -> None:
         """An epoch has ended."""
-        if EPOCH in self._monitor.measurement_states:
-            self._epochs.append(self._monitor.end_window(EPOCH))
+        if self._epoch in self._monitor.measurement_states:
+            self._epochs.append(self._monitor.end_window(self._epoch))
             self.epochs += 1
 
     def figures(self, *, wait: bool = False) -> dict[str, float]:
@@ -184,12 +187,12 @@ class EnergyAccount:
 
     def end_training(self) -> EnergySummary:
         """Training has ended. Waits for the sensors' next update."""
-        for key in (STEP, EPOCH):
+        for key in (self._step, self._epoch):
             if key in self._monitor.measurement_states:
                 self._monitor.end_window(key, sync_execution=False, cancel=True)
-        whole = self._monitor.end_window(TRAINING)
+        whole = self._monitor.end_window(self._training)
         amounts = {
-            name: _total(windows.end(f"{TRAINING}:{name}", sync_execution=False)[1])
+            name: _total(windows.end(f"{self._training}:{name}", sync_execution=False)[1])
             for name, windows in self._rated.items()
         }
         energy_j = _joules(whole)

@@ -257,3 +257,20 @@ def test_a_loop_that_never_said_training_begins_is_measured(node: VirtualNode, w
         callback.on_train_end()
     assert callback.summary is not None
     assert (callback.summary.steps, callback.summary.epochs) == (3, 1)
+
+
+def test_callbacks_that_share_a_monitor_do_not_disturb_each_other(
+    node: VirtualNode, work: Work
+) -> None:
+    monitor = node.monitor()
+    whole = EnergyCallback(monitor, print_summary=False)
+    folds = [EnergyCallback(monitor, print_summary=False) for _ in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with whole:
+            for fold in folds:
+                train(fold, node, work, epochs=1)
+    assert whole.summary is not None
+    parts = [fold.summary for fold in folds if fold.summary is not None]
+    assert [one.steps for one in parts] == [10, 10]
+    assert whole.summary.energy == pytest.approx(sum(one.energy for one in parts), rel=0.01)
