@@ -334,7 +334,7 @@ class WindowLookup:
         key = "" if pending is None else f" {pending.key!r}"
         return ZeusdError(
             f"the energy of the window{key} is not known: it began before what zeusd remembers; "
-            "zeusd was started or its GPUs were found after that, or it is days ago"
+            "zeusd was started or its GPUs were found after that, or it is weeks ago"
         )
 
 

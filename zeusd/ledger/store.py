@@ -332,8 +332,12 @@ class Store:
             day_days: Retention of sums by day, and of the meter's rows.
             process_days: Retention of rows by process.
         """
-        rows_day, sums_day = utc_s // DAY_S - bucket_days, utc_s // DAY_S - day_days
-        details_day = utc_s // DAY_S - min(process_days, bucket_days)
+        today = utc_s // DAY_S
+        (earlier,) = self._db.execute("SELECT max(day) FROM day WHERE day < ?", (today,)).fetchone()
+        # A clock that is years ahead for some hours, as at boot, must not empty the ledger.
+        today = min(today, today if earlier is None else earlier + MAX_UNUSED_DAYS)
+        rows_day, sums_day = today - bucket_days, today - day_days
+        details_day = today - min(process_days, bucket_days)
         with self._transaction():
             for table in ("process_energy", "divided"):
                 self._db.execute(
@@ -458,6 +462,9 @@ def _row(active_uj: int, idle_uj: int, below_uj: int, above_uj: int, ns: int) ->
     estimate_uj = active_uj + idle_uj
     return Row(active_uj, idle_uj, estimate_uj - below_uj, estimate_uj + above_uj, ns)
 
+
+MAX_UNUSED_DAYS = 30
+"""Days without any energy after which rows expire as if there were no more of them."""
 
 MAX_KNOWN = 4096
 """Accounts whose row ids are cached."""
