@@ -13,6 +13,7 @@ from tests.seeds import fresh
 from tests.zeus.pipeline_frequency.instances import KINDS, Instance, random_instance
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, PowerBound
+from zeus.optimizer.pipeline_frequency.planner.baselines import uniform_settings
 from zeus.optimizer.pipeline_frequency.planner.power import Draw
 from zeus.optimizer.pipeline_frequency.plans import Step
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
@@ -164,6 +165,46 @@ def test_changes_of_clocks_that_take_time_are_counted() -> None:
     peak_w = max(_watts_at(runs, run.start_s + 1e-6, 100.0, {0, 1, 2}) for run in runs)
     assert plan.peak_power_w == pytest.approx(peak_w)
     assert peak_w <= 700
+
+
+@pytest.mark.parametrize("seed", [4, 8, 14, 16])
+def test_no_uniform_setting_that_keeps_a_bound_is_faster_or_takes_less(seed: int) -> None:
+    """A setting may draw less than one that is as fast and cheaper, and needs no clock change."""
+    rnd = random.Random(seed)
+    options = {}
+    for stage, name in itertools.product(range(2), ("forward", "backward")):
+        options[stage, name, 0] = [
+            Option(mhz, time_s := rnd.randint(8, 12) / 10, time_s * rnd.randint(20, 40) * 10)
+            for mhz in (1410, 1210)
+        ]
+    changes = Changes(most=0 if seed < 10 else None)
+    profile = InstructionProfile(options)
+    planner = Planner(profile, one_f_one_b(2, 2), p2p_power_w=80.0, changes=changes)
+    problem = planner._problem
+    for clocks in uniform_settings(problem).T:
+        uniform = planner.plan_of(problem.stages(clocks))
+        if changes.most is not None and uniform.clock_changes > changes.most:
+            continue
+        bounds = [PowerBound(uniform.peak_power_w)]
+        (plan,) = planner.bounded(bounds).plans
+        assert plan.time_s <= uniform.time_s * (1 + 1e-9)
+        (plan,) = planner.bounded(bounds, uniform.time_s).plans
+        assert plan.energy_j <= uniform.energy_j * (1 + 1e-9)
+        assert plan.peak_power_w <= uniform.peak_power_w * (1 + 1e-9)
+
+
+def test_too_few_changes_within_a_bound_are_reported_as_such() -> None:
+    """No setting of both instructions draws as little as each one's lowest clock."""
+    options = {
+        (0, name, 0): [Option(1410, 1.0, 300.0), Option(mhz, 1.5, 300.0)]
+        for name, mhz in (("forward", 810), ("backward", 1010))
+    }
+    pipeline = one_f_one_b(1, 2)
+    planner = Planner(
+        InstructionProfile(options), pipeline, p2p_power_w=80.0, changes=Changes(most=0)
+    )
+    with pytest.raises(PipelineFrequencyError, match="bounds on power with that few clock changes"):
+        planner.bounded([PowerBound(peak_w=250)])
 
 
 def test_an_impossible_bound_is_reported_in_one_sentence() -> None:

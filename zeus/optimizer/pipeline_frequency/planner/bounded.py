@@ -4,8 +4,8 @@ a training job's swings.
 Stages that run at the same time must together stay below a bound. Which of them gives way is not
 known beforehand, so plans are made for a series of limits on a single instruction's power, each the
 best plan without faster settings; those that pass a bound are repaired, one instruction after the
-other, where that delays least for the power it saves. One power limit for all GPUs is such a plan,
-so none that is returned is worse.
+other, where that delays least for the power it saves. One clock and one power limit for all GPUs
+are tried, too, so no plan that is returned is worse.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.planner.baselines import one_power_limit
+from zeus.optimizer.pipeline_frequency.planner.baselines import uniform_settings
 from zeus.optimizer.pipeline_frequency.planner.power import PlanPower, PowerBound
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
 from zeus.optimizer.pipeline_frequency.plans import Plan
@@ -58,19 +58,12 @@ class Bounded:
                 )
 
     def fastest(self) -> Plan:
-        """The fastest plan that was found.
-
-        Raises:
-            PipelineFrequencyError: Even the least power passes a bound.
-        """
+        """The fastest plan that was found; PipelineFrequencyError: none keeps the bounds."""
         return self._best(None, lambda one: one.time_s)
 
     def within(self, time_s: float) -> Plan:
-        """The plan with the least energy of those that were found and take at most so long.
-
-        Raises:
-            PipelineFrequencyError: None was found.
-        """
+        """The plan with the least energy of those that were found and take at most so long;
+        PipelineFrequencyError: there is none."""
         return self._best(time_s, lambda one: one.energy_j)
 
     # ------------------------------------------------------------------------------ internals
@@ -89,15 +82,15 @@ class Bounded:
                 f"no plan within {limit_s:.6g} s keeps the bounds on power; one that keeps them "
                 f"takes {min(plan.time_s for plan in found):.6g} s: allow more time or power"
             )
-        raise PipelineFrequencyError(
-            "no plan keeps the bounds on power: at its lowest settings the pipeline "
-            f"{self._least()}; allow more, or use fewer GPUs"
-        )
-
-    def _least(self) -> str:
-        """What the first bound that is passed would have to be at the lowest settings."""
         clocks = self._problem.clocks(self._problem.num_options[self._problem.kind] - 1)
-        bound = next(iter(self._passed(clocks)), self._bounds[0])
+        for bound in self._passed(clocks):
+            raise PipelineFrequencyError(
+                "no plan keeps the bounds on power: at its lowest settings the pipeline "
+                f"{self._draws(clocks, bound)}; allow more, or use fewer GPUs"
+            )
+        raise self._planner.too_few(" within the bounds on power", ", or more power")
+
+    def _draws(self, clocks: Ints, bound: PowerBound) -> str:
         draw = self._meter.draw(clocks, bound.stages)
         if draw.peak_w > bound.peak_w:
             return f"draws up to {draw.peak_w:.0f} W"
@@ -139,7 +132,7 @@ class Bounded:
                     repaired = self._repaired(plan, time_s)
                     if repaired is not None:
                         yield repaired
-        yield from self._one_limit()
+        yield from self._uniform()
 
     def _levels(self) -> list[float]:
         """Limits on an instruction's power, W of one GPU or stage, falling; none, first."""
@@ -150,10 +143,12 @@ class Bounded:
             powers = np.quantile(powers, np.linspace(0, 1, _LEVELS))
         return [math.inf, *reversed(powers.tolist())]
 
-    def _one_limit(self) -> Iterator[Plan]:
-        """What one power limit for all GPUs does."""
-        for options in one_power_limit(self._problem).options.T:
-            yield self._planner.plan_of(self._problem.stages(self._problem.clocks(options)))
+    def _uniform(self) -> Iterator[Plan]:
+        """Plans with one clock, or one power limit, for all: those settings and no others, since
+        what is as fast and cheaper may draw more."""
+        for clocks in uniform_settings(self._problem).T:
+            if not self._passed(clocks):
+                yield self._planner.plan_of(self._problem.stages(clocks))
 
     def _keeps(self, plan: Plan) -> bool:
         most = self._planner.changes.most

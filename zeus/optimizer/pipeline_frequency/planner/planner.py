@@ -165,7 +165,7 @@ class Planner:
         if self._exact and points != 1:
             plans = self._exact_frontier(points, tell)
             if not plans:
-                raise self._too_few()
+                raise self.too_few()
             return self._of(plans)
         problem, search = self._problem, self._search
         most = MOST if points is None else points
@@ -174,7 +174,7 @@ class Planner:
             search.everywhere(lambda done, steps: tell(done, total))
         pool = self._steady.pool if self._changing else search.pool
         if not len(pool.time_s):
-            raise self._too_few()
+            raise self.too_few()
         chosen = np.array([pool.best(float(pool.time_s[0]))])
         if points != 1:
             ends_s = (float(pool.time_s[0]), float(pool.time_s[-1]))
@@ -241,7 +241,7 @@ class Planner:
         """
         found = Bounded(self, self._problem, self._meter, bounds)
         if math.isinf(self.shortest_time_s):
-            raise self._too_few()
+            raise self.too_few()
         if time_s is None:
             return self._of([found.fastest()])
         self._check_time(time_s)
@@ -307,14 +307,14 @@ class Planner:
         self._finish(limit_s, price_w, twice=True)
         fit = [plan for plan in self._known if plan.time_s <= limit_s * (1 + 1e-9)]
         if not fit:
-            raise self._too_few(f" that takes {limit_s:.6g} s")
+            raise self.too_few(f" that takes {limit_s:.6g} s", ", or a longer time")
         return self._of([min(fit, key=lambda one: one.effective_energy_j + price_w * one.time_s)])
 
     @staticmethod
-    def _too_few(which: str = "") -> PipelineFrequencyError:
+    def too_few(which: str = "", more: str = "") -> PipelineFrequencyError:
+        """The error where too few changes are allowed."""
         return PipelineFrequencyError(
-            f"no plan{which} with that few clock changes was found; allow more changes"
-            f"{', or a longer time' if which else ''}"
+            f"no plan{which} with that few clock changes was found; allow more changes{more}"
         )
 
     def _finish(self, limit_s: float, price_w: float = 0.0, *, twice: bool = False) -> Plan | None:
