@@ -61,7 +61,7 @@ class JsonService:
                 timeout=self._timeout_s,
                 follow_redirects=True,
             )
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ImportError, OSError, ValueError) as error:
             raise ServiceError(
                 f"{self._name} cannot be reached at {self._url} ({type(error).__name__})"
             ) from None

@@ -1,4 +1,4 @@
-"""Error messages of HTTP servers."""
+"""Clients of HTTP servers, and the servers' error messages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,30 @@ if TYPE_CHECKING:
     import httpx
 
 _MOST = 500
+CONNECT_S = 5.0
+
+
+def client(url: str, token: str | None, read_s: float) -> httpx.Client:
+    """Returns a client that sends JSON.
+
+    Raises:
+        ValueError: The URL or token cannot be used, or a proxy or certificate that the environment
+            names.
+        ImportError: httpx is not installed.
+    """
+    import httpx
+
+    headers = {"content-type": "application/json"}
+    if token:
+        headers["authorization"] = f"Bearer {token}"
+    timeout = httpx.Timeout(read_s, connect=CONNECT_S)
+    try:
+        return httpx.Client(base_url=url, headers=headers, timeout=timeout)
+    except (httpx.InvalidURL, ValueError, OSError, ImportError) as error:
+        raise ValueError(
+            f"the server {url} cannot be used ({error}); check its URL and token, and the proxies "
+            "and certificates in the environment (ALL_PROXY, HTTP_PROXY, NO_PROXY, SSL_CERT_FILE)"
+        ) from None
 
 
 def detail(answer: httpx.Response) -> str:

@@ -142,6 +142,16 @@ def test_refusals_and_unknown_values_of_electricity_maps_are_reported(
         nobody.get_recent_carbon_intensity()
 
 
+@pytest.mark.parametrize("proxy", ["socks4://proxy:1080", "http://proxy:port"])
+def test_a_proxy_that_cannot_be_used_is_reported(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    client = ElectrictyMapsClient(PLACE, url="http://127.0.0.1:9")
+    with pytest.raises(ZeusCarbonIntensityHTTPError, match="cannot be reached"):
+        client.get_current_carbon_intensity()
+
+
 def test_each_hours_energy_counts_with_that_hours_intensity(
     node: VirtualNode, maps: RecordedService
 ) -> None:

@@ -25,7 +25,7 @@ from zeus.optimizer.batch_size.common import (
     Trials,
 )
 from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORuntimeError
-from zeus.utils.http import detail
+from zeus.utils.http import client, detail
 from zeus_ipc.overriding import override
 
 try:
@@ -38,7 +38,6 @@ except ImportError:
 TOKEN_ENV = "ZEUS_BSO_TOKEN"
 """Environment variable with the server's token, if it requires one."""
 
-CONNECT_S = 5.0
 READ_S = 15.0
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -52,7 +51,7 @@ class HttpTrials(Trials):
         token: The server's token; None: `ZEUS_BSO_TOKEN`, if set.
 
     Raises:
-        ZeusBSOConfigError: It is not a URL.
+        ZeusBSOConfigError: It is not a URL, or cannot be used.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
@@ -62,17 +61,10 @@ class HttpTrials(Trials):
             )
         self._url = url.rstrip("/")
         token = os.environ.get(TOKEN_ENV) if token is None else token
-        headers = {"content-type": "application/json"}
-        if token:
-            headers["authorization"] = f"Bearer {token}"
         try:
-            self._http = httpx.Client(
-                base_url=self._url,
-                headers=headers,
-                timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
-            )
-        except (httpx.InvalidURL, UnicodeError) as error:
-            raise ZeusBSOConfigError(f"the server's URL or token cannot be used: {error}") from None
+            self._http = client(self._url, token, READ_S)
+        except ValueError as error:
+            raise ZeusBSOConfigError(str(error)) from None
 
     @override
     def register(self, spec: JobSpecFromClient) -> CreatedJob:

@@ -36,7 +36,7 @@ from zeus.optimizer.pipeline_frequency.follower import Schedule
 from zeus.optimizer.pipeline_frequency.iteration_times import Least
 from zeus.optimizer.pipeline_frequency.node_reports import NodeReports
 from zeus.utils import framework
-from zeus.utils.http import detail
+from zeus.utils.http import CONNECT_S, client, detail
 from zeus_ipc.outage import Outage
 from zeus_ipc.overriding import override
 
@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 TOKEN_ENV = "ZEUS_PFO_TOKEN"
 """Environment variable with the server's token."""
 
-CONNECT_S = 5.0
 READ_S = 15.0
 SCHEDULE_S = 20
 """Time after which to repeat the request: the server replies when all ranks have asked."""
@@ -203,14 +202,17 @@ class ServerConnection:
     # ---------------------------------------------------------------------------------- the thread
 
     def _run(self) -> None:
-        import httpx
-
         pause_s = BACKOFF_S[0]
         registered = scheduled = False
-        timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
-        token = os.environ.get(TOKEN_ENV)
-        headers = {"authorization": f"Bearer {token}"} if token else {}
-        with httpx.Client(base_url=self._url, timeout=timeout, headers=headers) as http:
+        try:
+            http = client(self._url, os.environ.get(TOKEN_ENV), READ_S)
+        except ValueError as error:
+            log.warning("%s; training continues without a plan", error)
+            self._settled.set()
+            if self._rank.rank == 0:
+                self._meeting.put("away/0", "1")
+            return
+        with http:
             while not self._stop.is_set():
                 try:
                     if not self.job_id:
@@ -399,7 +401,6 @@ class ServerConnection:
                 path.format(job_id=self.job_id),
                 content=content,
                 params=params,
-                headers={"content-type": "application/json"},
                 timeout=httpx.USE_CLIENT_DEFAULT
                 if timeout is None
                 else httpx.Timeout(timeout, connect=CONNECT_S),

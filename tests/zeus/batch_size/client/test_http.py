@@ -21,7 +21,7 @@ from zeus.optimizer.batch_size.common import (
     TrialId,
     Trials,
 )
-from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
+from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORuntimeError
 from zeus.optimizer.batch_size.http import HttpTrials
 
 TOKEN = "a secret"
@@ -140,6 +140,25 @@ def test_the_token_comes_from_the_environment(
     trials = HttpTrials(f"{server.url}/")
     assert trials.register(spec("environment")).job_id == "environment"
     trials.close()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        ("ALL_PROXY", "socks4://proxy:1080"),
+        ("SSL_CERT_FILE", "/nonexistent/ca.pem"),
+        ("ZEUS_BSO_TOKEN", "not ascii: \N{SNOWMAN}"),
+        ("NO_PROXY", "[::1]"),
+    ],
+    ids=str,
+)
+def test_an_environment_that_rules_out_the_server_is_named(
+    environment: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    monkeypatch.setenv(*environment)
+    with pytest.raises(ZeusBSOConfigError, match=r"http://master:7788 .*ALL_PROXY.*SSL_CERT_FILE"):
+        HttpTrials("http://master:7788")
 
 
 class _Another(http.server.BaseHTTPRequestHandler):

@@ -107,6 +107,11 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 CLOCKS = [mhz for _, mhz in PLAN]
+BAD_CLIENTS = [
+    ("ALL_PROXY", "socks4://proxy:1080"),
+    ("SSL_CERT_FILE", "/nonexistent/ca.pem"),
+    ("ZEUS_PFO_TOKEN", "not ascii: \N{SNOWMAN}"),
+]
 
 
 def test_training_runs_under_the_plan_from_its_first_step(
@@ -327,6 +332,27 @@ def test_a_server_that_is_not_there_costs_nothing_and_is_waited_for(
     wait_for(lambda: one.step() == CLOCKS, "the plan to come")
     wait_for(lambda: len(warnings(caplog)) == 2, "it to be told")
     again.stop()
+
+
+@pytest.mark.parametrize("environment", BAD_CLIENTS, ids=str)
+def test_an_environment_that_rules_out_the_server_is_one_warning(
+    rank: Callable[..., Rank],
+    store: Store,
+    environment: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv(*environment)
+    began_s = time.monotonic()
+    one = rank("http://127.0.0.1:7787", wait_s=60.0)
+    others = rank(
+        "http://127.0.0.1:7787", wait_s=60.0, rank=1, dp_rank=1, dp_degree=2, world_size=2
+    )
+    assert time.monotonic() - began_s < 60
+    assert one.step() == others.step() == [-1] * 4
+    told = warnings(caplog)
+    assert len(told) == 2
+    assert all("ALL_PROXY" in text and "training continues" in text for text in told)
 
 
 def test_a_server_that_goes_and_forgets_the_job_gets_it_again(
