@@ -47,10 +47,11 @@ class Job:
 
     def to_logdir(self) -> str:
         """The job as the name of a folder."""
-        return (
+        name = (
             f"{self.dataset}+{self.network}+bs{self.default_bs}+{self.optimizer}"
             f"+lr{self.default_lr}+tm{self.target_metric}+me{self.max_epochs}"
         )
+        return name.replace("/", "-")
 
     def filter_df(self, df: Any) -> Any:
         """Selects this job's rows of a pandas.DataFrame of training runs."""

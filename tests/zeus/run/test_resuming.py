@@ -135,6 +135,20 @@ def test_a_job_that_is_done_or_is_another_starts_over(jobs: Jobs) -> None:
     assert len(jobs.calls) == 4  # nothing was left to train
 
 
+@pytest.mark.parametrize("dataset", ["/data/cifar", "../cifar", "org/cifar"])
+def test_a_job_with_slashes_in_its_names_stays_in_its_folder_and_is_continued(
+    jobs: Jobs, dataset: str
+) -> None:
+    dataset = dataset.replace("/data", str(jobs.folder))
+    job = jobs.job({64: result(9.0)}, dataset=dataset, network="org/net")
+    for _ in range(2):
+        assert len(train(jobs, Scripted(64), job, times=1)) == 1
+        records = jobs.logdir / RECORDS  # of the only one
+        kept = [line for line in records.read_text().splitlines() if "over" not in line]
+        records.write_text("\n".join(kept) + "\n")
+    assert len(jobs.calls) == 1
+
+
 def test_a_target_out_of_reach_is_not_gone_on_with(jobs: Jobs) -> None:
     job = jobs.job({64: result(9.0, reached=False)})
     for _ in range(2):
