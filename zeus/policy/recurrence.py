@@ -72,7 +72,7 @@ class Runs:
         overlapping: Whether runs overlap.
 
     Raises:
-        ValueError: The policy cannot follow `trade_off`.
+        ValueError: The policy cannot follow `trade_off`, or `beta_knob` is not positive.
     """
 
     def __init__(
@@ -85,6 +85,8 @@ class Runs:
         *,
         overlapping: bool = False,
     ) -> None:
+        if beta_knob is not None and not beta_knob > 0:
+            raise ValueError(f"beta_knob must be positive, not {beta_knob:g}")
         self._policy = policy
         self._job = job
         self._beta = math.inf if beta_knob is None else beta_knob
@@ -118,8 +120,7 @@ class Runs:
         size = what.batch_size
         bound = self._policy.cost_bound(self._job, self._beta, self._failures)
         if bound is None:
-            # While nothing has converged, no cost is too much (and 0 times infinity is no number).
-            bound = math.inf if math.isinf(self.min_cost) else self._beta * self.min_cost
+            bound = self._beta * self.min_cost  # infinite while nothing has converged
         if what.expected_cost is not None:
             bound = max(bound, self._beta * what.expected_cost)
         rerun = None

@@ -101,8 +101,9 @@ class Simulator:
             All runs, in order.
 
         Raises:
-            ValueError: There are no measurements of the job, the default batch size is missing, the
-                file is not valid, or the policy cannot follow `trade_off`.
+            ValueError: A knob is out of range, there are no measurements of the job, the default
+                batch size is missing, the file is not valid, or the policy cannot follow
+                `trade_off`.
             RuntimeError: The default batch size missed the target, or the target is unreachable.
         """
         play = _Play(self, job, eta_knob)
@@ -192,6 +193,8 @@ class _Play:
     """A job being simulated: its copies of the policies, its tables, its random state."""
 
     def __init__(self, simulator: Simulator, job: Job, eta_knob: float) -> None:
+        if not 0 <= eta_knob <= 1:
+            raise ValueError(f"eta_knob must be between 0 and 1, not {eta_knob:g}")
         self.job = job
         self.eta = eta_knob
         self.bso = deepcopy(simulator.bso)

@@ -109,10 +109,6 @@ def run_case(case: Case) -> list[RunRow]:
     from zeus.policy import JITPowerLimitOptimizer, make_policy
     from zeus.simulate import expected
 
-    if not 0 <= case.eta_knob <= 1:
-        raise ValueError(f"eta_knob must lie between 0 and 1, not {case.eta_knob:g}")
-    if not case.beta_knob > 0:
-        raise ValueError(f"beta_knob must be above 0, not {case.beta_knob:g}")
     simulator = _simulator(*_traces(case.gpu, case.summary_train, case.summary_power))
     # The same tables for all cases; each call of the simulator copies the policies.
     simulator.bso = make_policy(

@@ -62,9 +62,11 @@ def test_the_bound_is_of_the_cheapest_recurrence_with_all_its_tries() -> None:
     assert policy.seen[1] == (64, 150, False)
 
 
-def test_no_early_stop_is_no_number_times_infinity() -> None:
-    loop = Recurrences(Always(), JOB, 0.0)
-    assert loop.begin().cost_bound == math.inf
+def test_before_a_run_has_reached_the_target_no_cost_is_too_much() -> None:
+    for beta_knob in (1e-9, 2.0, math.inf, None):
+        assert Recurrences(Always(), JOB, beta_knob).begin().cost_bound == math.inf
+    with pytest.raises(ValueError, match="beta_knob must be positive, not 0"):
+        Recurrences(Always(), JOB, 0.0)
 
 
 def test_a_run_that_never_began_counts_as_a_miss_and_costs_nothing() -> None:

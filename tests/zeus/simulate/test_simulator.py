@@ -231,6 +231,22 @@ def test_sizes_that_were_not_measured_are_reported(job: Job, message: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("beta_knob", "eta_knob", "message"),
+    [
+        (0.0, 0.5, "beta_knob must be positive, not 0"),
+        (math.nan, 0.5, "beta_knob must be positive, not nan"),
+        (2.0, 2.0, "eta_knob must be between 0 and 1, not 2"),
+    ],
+)
+def test_knobs_out_of_range_are_named(beta_knob: float, eta_knob: float, message: str) -> None:
+    playing = simulator(pruning())
+    with pytest.raises(ValueError, match=message):
+        playing.simulate_one_job(LIBRISPEECH, 3, beta_knob, eta_knob)
+    with pytest.raises(ValueError, match=message):
+        playing.play_group(LIBRISPEECH, [(0.0, 1.0, 1.0)], beta_knob, eta_knob)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("dataset,network\na,b\n", "no column batch_size"),

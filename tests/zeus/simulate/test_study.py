@@ -207,8 +207,8 @@ def test_no_bound_is_possible() -> None:
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        ({"eta_knob": 1.1}, "eta_knob must lie between 0 and 1, not 1.1"),
-        ({"beta_knob": 0.0}, "beta_knob must be above 0, not 0"),
+        ({"eta_knob": 1.1}, "eta_knob must be between 0 and 1, not 1.1"),
+        ({"beta_knob": 0.0}, "beta_knob must be positive, not 0"),
         ({"num_recurrence": 0}, "at least once, not 0"),
         ({"policy": "best"}, "no policy 'best'"),
         ({"gpu": "h100"}, "no traces of a h100"),
