@@ -180,6 +180,8 @@ def test_a_custom_schedule_needs_no_numbers(tmp_path: Path) -> None:
         ((*USUAL, "--deadline", "0.1"), "the fastest takes"),
         ((*USUAL, "--deadline", "nan"), "must be a number of seconds"),
         ((*USUAL, "--deadline", "1", "--straggler", "2"), "give one of --deadline, --straggler"),
+        ((*USUAL, "--straggler", "0", "--points", "0"), "give one of --points, --straggler"),
+        ((*USUAL, "--gpus-per-stage", "0"), "at least one GPU, not 0"),
         (("--num-stages", "4", "--num-mbs", "4"), "8 stages and the pipeline 4"),
         (("--num-stages", "8"), "needs --num-stages and --num-mbs"),
         (("--num-stages", "8", "--num-mbs", "0"), "at least one of its microbatches"),

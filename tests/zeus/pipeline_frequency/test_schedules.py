@@ -232,6 +232,9 @@ def test_an_action_table_is_read_from_csv(tmp_path: Path) -> None:
         ([["0F0"], ["2F0"]], "needs 0 to the last"),
         ([["UNSHARD"]], "needs 0 to the last"),
         ([["0F0", "0B0"], ["1B0", "1F0"]], "circular dependencies"),
+        ([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1"]], "no backward of microbatch 1 for"),
+        ([["0F0", "0F1", "0I0", "0I1"], ["1F0", "1I0", "1I1"]], "no forward of microbatch 1 for"),
+        ([["0F0", "0F2"], ["1F0", "1F2"]], "no forward of microbatch 1 for part 0"),
     ],
 )
 def test_a_bad_action_table_is_reported(table: list[list[str]], says: str) -> None:

@@ -176,7 +176,8 @@ def _run(
     noise_factor: float | None,
 ) -> None:
     asked = {"points": points, "deadline": deadline, "max_slowdown": max_slowdown}
-    asked = {name: value for name, value in {**asked, "straggler": straggler}.items() if value}
+    asked["straggler"] = straggler
+    asked = {name: value for name, value in asked.items() if value is not None}
     if len(asked) > 1:
         raise PipelineFrequencyError(
             f"give one of --{', --'.join(name.replace('_', '-') for name in asked)}: each asks "
@@ -212,7 +213,7 @@ def _run(
             profile,
             pipeline,
             p2p_power_w=p2p_power,
-            gpus_per_stage=gpus_per_stage or profile.tensor_parallel,
+            gpus_per_stage=profile.tensor_parallel if gpus_per_stage is None else gpus_per_stage,
             energy_per=energy_per,
             changes=Changes(change_time, max_changes),
             exact=exact,

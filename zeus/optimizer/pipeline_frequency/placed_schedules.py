@@ -274,15 +274,22 @@ def from_actions(
     ]
     names = {one.name for order in orders for one in order}
     count = 1 + max(one.microbatch for order in orders for one in order)
+    there = set[Instruction]().union(*orders)
+    backwards = names & {BACKWARD, BACKWARD_INPUT}
+    either = filter(None, ({FORWARD}, backwards))
+    for kinds, part, n in itertools.product(either, parts, range(count)):
+        if there.isdisjoint(Instruction(holder[part], one, n, chunk[part]) for one in kinds):
+            raise PipelineFrequencyError(
+                f"the table has no {min(kinds)} of microbatch {n} for part {part} of the model"
+            )
     path = Way(
         tuple(holder[part] for part in parts), tuple(chunk[part] for part in parts), range(count)
     )
-    there = set[Instruction]().union(*orders)
     arcs = []
-    for backward in sorted(names & {BACKWARD, BACKWARD_INPUT}):
+    for backward in sorted(backwards):
         # A table may split some backwards and leave others whole.
         arcs += [pair for pair in arcs_of([path], backward) if there.issuperset(pair)]
-    if BACKWARD in names and BACKWARD_INPUT in names:
+    if len(backwards) == 2:
         arcs += _mixed(path, there)
     return Pipeline(name, orders, dict.fromkeys(arcs), count)
 
