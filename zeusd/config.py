@@ -481,13 +481,15 @@ def load(path: str) -> Config:
 
 
 def _explain(fault: Any) -> str:
-    name = ".".join(map(str, fault["loc"]))
+    # Counted from 1, as in warnings.
+    name = ".".join(str(one + 1 if isinstance(one, int) else one) for one in fault["loc"])
+    name = re.sub(r"^(gpu|allow)\.([0-9]+)", r"[[\1]] \2:", name).replace(":.", ": ").rstrip(":")
     if fault["type"] == "extra_forbidden":
         return f"{name}: zeusd has no such setting; check the spelling"
     if name in Config.model_fields:
         section = f"[[{name}]]" if fault["type"] == "list_type" else f"[{name}]"
         return f"{name}: write it as {section}"
-    return explain(fault)
+    return explain({**fault, "loc": (name,)})
 
 
 def _line_of(text: str, loc: tuple[int | str, ...]) -> int:

@@ -567,7 +567,7 @@ def test_a_reload_takes_a_good_file_and_a_bad_one_changes_nothing(node: Node, us
         failed = node.machine.run("systemctl", "reload", "zeusd", check=False)
         assert failed.returncode != 0
         last = ("journalctl", "-u", "zeusd", "-n", "20", "-o", "cat")
-        complaint = "zeusd.toml: line 5: gpu.0.power_limit_w"
+        complaint = "zeusd.toml: line 5: [[gpu]] 1: power_limit_w"
         wait_for(lambda: complaint in node.machine.run(*last).stdout, "the complaint in the log")
         assert user.set(0, 220) == "out_of_range"
         # A file that breaks between check and signal is refused by zeusd itself, with its line.
