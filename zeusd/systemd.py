@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import time
 from functools import lru_cache
@@ -56,9 +57,15 @@ def _module(name: str) -> Any:
         ) from None
 
 
+def _passed(name: str, pid: str | None) -> int:
+    """The number in a variable of systemd that is for the process `pid`; 0: not for this one."""
+    number = os.environ.get(name, "")
+    return int(number) if pid == str(os.getpid()) and re.fullmatch("[0-9]{1,18}", number) else 0
+
+
 def listening_sockets() -> dict[str, socket.socket]:
     """The sockets that systemd passed, by name. Call it once: children do not inherit them."""
-    if "LISTEN_FDS" not in os.environ:
+    if not _passed("LISTEN_FDS", os.environ.get("LISTEN_PID")):
         return {}
     passed = _module("daemon").listen_fds_with_names(unset_environment=True)
     for fd in passed:
@@ -68,11 +75,8 @@ def listening_sockets() -> dict[str, socket.socket]:
 
 def watchdog_s() -> float | None:
     """Time within which systemd expects a heartbeat; None: systemd does not watch zeusd."""
-    usec = os.environ.get("WATCHDOG_USEC")
-    pid = os.environ.get("WATCHDOG_PID")
-    if usec is None or (pid is not None and int(pid) != os.getpid()):
-        return None
-    return int(usec) / 1e6
+    pid = os.environ.get("WATCHDOG_PID", str(os.getpid()))
+    return _passed("WATCHDOG_USEC", pid) / 1e6 or None
 
 
 def logs_to_journal() -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from zeusd import systemd
 from zeusd.server import descriptors
 from zeusd.server.listener import Listener, ListenError
 
@@ -102,3 +103,26 @@ def test_clients_that_connect_before_zeusd_accepts_may_not_send_descriptors_eith
         with accepted:
             assert descriptors.may_carry(accepted) == descriptors.may_carry(refusing)
     listener.close()
+
+
+@pytest.mark.parametrize(
+    ("pid", "number"),
+    [("own", "abc"), ("own", ""), ("own", "-1"), ("own", "0"), ("other", "1"), ("x", "1")],
+)
+def test_variables_that_systemd_does_not_set_for_this_process_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, pid: str, number: str
+) -> None:
+    pid = {"own": str(os.getpid()), "other": str(os.getppid())}.get(pid, pid)
+    for name, value in (("FDS", number), ("PID", pid)):
+        monkeypatch.setenv(f"LISTEN_{name}", value)
+    for name, value in (("USEC", number), ("PID", pid)):
+        monkeypatch.setenv(f"WATCHDOG_{name}", value)
+    assert systemd.listening_sockets() == {}
+    assert systemd.watchdog_s() is None
+
+
+def test_the_watchdog_is_fed_when_systemd_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "3000000")
+    assert systemd.watchdog_s() == 3.0
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    assert systemd.watchdog_s() == 3.0
