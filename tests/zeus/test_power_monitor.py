@@ -128,6 +128,8 @@ def test_present_power_and_what_is_not_known(node: VirtualNode) -> None:
 def test_domains_that_are_not_there_are_named(node: VirtualNode) -> None:
     with pytest.raises(ValueError, match=r"do not offer .*memory_average.*device_instant"):
         PowerMonitor(power_domains=["memory_average"])
+    with pytest.raises(ValueError, match=r"no domain is named; .*device_instant.* or None"):
+        PowerMonitor(power_domains=[])
     with pytest.raises(ValueError, match="not a power domain"):
         PowerMonitor(power_domains=["volts"])
     monitor = PowerMonitor(power_domains=[PowerDomain.DEVICE_AVERAGE])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Literal
 
@@ -79,17 +79,12 @@ class PowerMonitor:
         self._timelines = Timelines(self._client, self._uuids, update_period, max_samples_per_gpu)
         self._begin_s = time.time()
         offered = self._offered()
-        if power_domains is None:
-            self.power_domains = offered
-        else:
-            self.power_domains = [_domain(name) for name in power_domains]
-            for domain in self.power_domains:
-                if domain not in offered:
-                    names = ", ".join(one.value for one in offered)
-                    raise ValueError(
-                        f"these GPUs do not offer the power domain {domain.value}; they offer: "
-                        f"{names}"
-                    )
+        named = offered if power_domains is None else [_domain(name) for name in power_domains]
+        missing = [one for one in named if one not in offered]
+        if missing or (power_domains is not None and not named):
+            what = f"these GPUs do not offer {_names(missing)}" if named else "no domain is named"
+            raise ValueError(f"{what}; name power domains of {_names(offered)}, or None for all")
+        self.power_domains = named
 
     def get_power_timeline(
         self,
@@ -203,7 +198,7 @@ class PowerMonitor:
     def _monitored(self, name: DomainName) -> PowerDomain:
         domain = _domain(name)
         if domain not in self.power_domains:
-            names = ", ".join(one.value for one in self.power_domains)
+            names = _names(self.power_domains)
             raise ValueError(f"{domain.value} is not monitored; these are: {names}")
         return domain
 
@@ -212,8 +207,12 @@ def _domain(name: DomainName) -> PowerDomain:
     try:
         return PowerDomain(name)
     except ValueError:
-        names = ", ".join(one.value for one in PowerDomain)
+        names = _names(PowerDomain)
         raise ValueError(f"{name!r} is not a power domain; there are: {names}") from None
+
+
+def _names(domains: Iterable[PowerDomain]) -> str:
+    return ", ".join(one.value for one in domains) or "none"
 
 
 def _integral_j(samples: list[tuple[float, int]], start_s: float, end_s: float) -> float:
