@@ -14,6 +14,7 @@ import click
 from zeus import __version__
 from zeus.optimizer.batch_size.exceptions import ZeusBSOError, ZeusBSORuntimeError
 from zeus.optimizer.batch_size.sources import Source, open_source
+from zeus_ipc.wire import explain
 
 APP = "zeus.optimizer.batch_size.server.router:app"
 PORT = 7788
@@ -71,6 +72,20 @@ _DATABASE = click.option(
     help="SQLite file, or postgresql://user@host/name.  [default: bso.db]",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="For programs.")
+
+
+def _job(context: click.Context, parameter: click.Parameter, name: str) -> str:
+    from pydantic import TypeAdapter, ValidationError
+
+    from zeus.optimizer.batch_size.common import JobId
+
+    try:
+        return TypeAdapter(JobId).validate_python(name)
+    except ValidationError as error:
+        raise click.BadParameter(explain(error.errors()[0]), context, parameter) from None
+
+
+_JOB = click.argument("job", callback=_job)
 
 
 def _where(function: Any) -> Any:
@@ -186,7 +201,7 @@ def jobs(db: str | None, server: str | None, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("job")
+@_JOB
 @_where
 @_JSON
 def show(job: str, db: str | None, server: str | None, as_json: bool) -> None:
@@ -269,7 +284,7 @@ def state(trial: dict[str, Any]) -> str:
 
 
 @main.command()
-@click.argument("job")
+@_JOB
 @click.option("-o", "--output", type=click.Path(dir_okay=False), default="-", help="Not to stdout.")
 @_where
 def export(job: str, output: str, db: str | None, server: str | None) -> None:
@@ -308,7 +323,7 @@ _COLUMNS = (
 
 
 @main.command()
-@click.argument("job")
+@_JOB
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_where
 def delete(job: str, yes: bool, db: str | None, server: str | None) -> None:
@@ -330,7 +345,7 @@ def _confirm(source: Source, job: str, yes: bool) -> None:
 
 
 @main.command()
-@click.argument("job")
+@_JOB
 @_where
 def release(job: str, db: str | None, server: str | None) -> None:
     """Make parked batch sizes (after crashes or out of GPU memory) available again."""

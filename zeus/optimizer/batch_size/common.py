@@ -36,8 +36,9 @@ or a scheduler."""
 JobId = Annotated[
     str,
     matching(
-        r"[^\x00-\x1f/?#\ud800-\udfff]{1,400}",
-        "use 1 to 400 characters, no control characters or / ? #",
+        # . and .. mean another path in a URL.
+        r"(?!\.\.?$)[^\x00-\x1f/?#\ud800-\udfff]{1,400}",
+        "use 1 to 400 characters, no control characters or / ? #, and not . or ..",
     ),
 ]
 # The maximum keeps all sums and costs finite.

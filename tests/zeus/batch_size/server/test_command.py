@@ -113,6 +113,13 @@ def test_jobs_are_released_and_deleted(bso: Bso) -> None:
     assert len(json.loads(done(bso("jobs", "--json")))) == 1
 
 
+@pytest.mark.parametrize("verb", ["show", "delete", "release", "export"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b"])
+def test_what_cannot_be_the_name_of_a_job_is_wrong_usage(bso: Bso, verb: str, name: str) -> None:
+    for source in ((), ("--server", f"http://127.0.0.1:{free_port()}")):
+        assert f"{name!r} is not valid; use 1 to" in failed(bso(verb, name, *source), 2)
+
+
 def test_no_database_is_made_by_looking_for_one(bso: Bso) -> None:
     assert "there is no database other.db; name it" in failed(bso("jobs", "--db", "other.db"), 3)
     assert not Path("other.db").exists()
