@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from zeus_ipc.options import Number
 from zeusctl.text import table
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def output_options(columns: Sequence[str]) -> Callable[[F], F]:
         function = click.option(
             "--watch",
             metavar="SECONDS",
-            type=click.FloatRange(0.1, 86_400),
+            type=Number(0.1, 86_400),
             help="Repeat after this many seconds, until Ctrl-C.",
         )(function)
         function = click.option(

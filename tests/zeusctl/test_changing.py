@@ -355,6 +355,17 @@ def test_a_recording_to_standard_output_ends_in_order(daemon: RunningDaemon) -> 
     assert times[1] - times[0] > 0.09
 
 
+def test_a_dash_is_standard_output(
+    ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for verb in (("record", "0", "-d", "1s"), ("energy", "--format", "csv")):
+        said = ctl(*verb, "-o", "-")
+        assert (said.code, said.out.count("\n") > 1) == (0, True), said
+    assert ctl("measure", "-o", "-", "true").code == 2
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_recording_that_zeusd_leaves_is_kept(tmp_path: Path) -> None:
     from tests.support import running_daemon
 

@@ -21,6 +21,7 @@ from zeus.serving.running import chosen
 from zeus.utils.atomic import write_text
 from zeus_ipc.client import Client
 from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.options import FILE
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,7 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
 
 def _output(name: str, text: str, **options: Any) -> Callable[[Any], Any]:
     """The option of a file that is written at the end."""
-    kind = click.Path(path_type=Path, dir_okay=False)
-    return click.option(name, type=kind, callback=_writable, help=text, **options)
+    return click.option(name, type=FILE, callback=_writable, help=text, **options)
 
 
 def _common(command: Callable[..., None]) -> Callable[..., None]:

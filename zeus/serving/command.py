@@ -12,8 +12,7 @@ import click
 from zeus.serving.clock_command import clocks, tune
 from zeus.simulate.extras import needed
 from zeus_ipc.errors import ZeusIpcError
-
-_IN = click.Path(path_type=Path, dir_okay=False)
+from zeus_ipc.options import FILE
 
 METHODS = ("regression", "tokens", "roofline")
 IDLE = ("exclude", "proportional", "owner")
@@ -32,10 +31,10 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--steps", type=_IN, required=True, help="The engine's steps, CSV or Parquet.")
-@click.option("--energy", type=_IN, required=True, help="The sensor's updates, CSV or Parquet.")
-@click.option("--out", type=_IN, required=True, help="One row per request, CSV or Parquet.")
-@click.option("--totals", type=_IN, required=True, help="Sums, JSON.")
+@click.option("--steps", type=FILE, required=True, help="The engine's steps, CSV or Parquet.")
+@click.option("--energy", type=FILE, required=True, help="The sensor's updates, CSV or Parquet.")
+@click.option("--out", type=FILE, required=True, help="One row per request, CSV or Parquet.")
+@click.option("--totals", type=FILE, required=True, help="Sums, JSON.")
 @_method("Method of attribution.")
 @click.option(
     "--idle",
@@ -44,7 +43,7 @@ def main() -> None:
     show_default=True,
     help="Idle energy: exclude it, add it to requests in proportion, or charge the owner.",
 )
-@click.option("--tenants", type=_IN, help="File with columns request,tenant: adds sums per tenant.")
+@click.option("--tenants", type=FILE, help="File with columns request,tenant: add sums per tenant.")
 def replay(
     steps: Path,
     energy: Path,
@@ -80,9 +79,9 @@ def replay(
     "Default: engine 0 on all GPUs.",
 )
 @click.option("--socket", "path", help="Socket that receives steps. Default: $ZEUS_SERVING_SOCKET.")
-@click.option("--log", "log_path", type=_IN, help="Append settled requests as JSON lines.")
+@click.option("--log", "log_path", type=FILE, help="Append settled requests as JSON lines.")
 @click.option("--listen", default="", help="HOST:PORT for /energy/{request id} and /metrics.")
-@click.option("--weights", type=_IN, help="File that keeps the fit's weights for the next start.")
+@click.option("--weights", type=FILE, help="File that keeps the fit's weights for the next start.")
 @_method("Method of attribution; roofline needs an engine that reports FLOPs and bytes.")
 @click.option(
     "--feed",
@@ -119,7 +118,7 @@ def serve(
 
 
 @main.command()
-@click.argument("logs", type=_IN, nargs=-1, required=True)
+@click.argument("logs", type=FILE, nargs=-1, required=True)
 @click.option(
     "--by",
     type=click.Choice(("model", "tenant", "hour")),
@@ -140,7 +139,7 @@ def serve(
     help="Add rows of the same request in logs of prefill and decode servers.",
 )
 @click.option("--csv", "as_table", is_flag=True, help="Print CSV.")
-@click.option("--plot", type=_IN, help="Also write a chart: .png, .svg or .pdf.")
+@click.option("--plot", type=FILE, help="Also write a chart: .png, .svg or .pdf.")
 def report(
     logs: tuple[Path, ...], by: str, idle: str, join: bool, as_table: bool, plot: Path | None
 ) -> None:
@@ -158,7 +157,7 @@ def report(
 
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.option("--gpu", "gpus", multiple=True, help="A GPU by index or UUID; default: all.")
-@click.option("--json", "path", type=_IN, help="Result file to add energy to.")
+@click.option("--json", "path", type=FILE, help="Result file to add energy to.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def bench(gpus: tuple[str, ...], path: Path | None, command: tuple[str, ...]) -> None:
     """Run a benchmark and add joules, joules per token and watts to its JSON result.

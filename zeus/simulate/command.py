@@ -13,8 +13,7 @@ from zeus.simulate.plots import FORMATS, KINDS
 from zeus.simulate.results import read_rows
 from zeus.simulate.summary import tables
 from zeus.simulate.workloads import WORKLOADS
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
+from zeus_ipc.options import FILE
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -25,7 +24,7 @@ def main() -> None:
 @main.command("synthetic-groups")
 @click.option("--groups", type=int, default=60, show_default=True, help="Number of groups.")
 @click.option("--seed", type=int, default=20, show_default=True, help="Random seed.")
-@click.option("-o", "--output", type=_FILE, required=True, help="CSV file; .gz and .xz compress.")
+@click.option("-o", "--output", type=FILE, required=True, help="CSV file; .gz and .xz compress.")
 def synthetic_groups(groups: int, seed: int, output: Path) -> None:
     """Generate groups of recurring jobs."""
     with _errors_in_one_sentence():
@@ -35,10 +34,10 @@ def synthetic_groups(groups: int, seed: int, output: Path) -> None:
 
 
 @main.command("make-groups")
-@click.option("--job", "jobs", type=_FILE, required=True, help="pai_job_table.csv, or its .tar.gz.")
-@click.option("--tags", type=_FILE, required=True, help="pai_group_tag_table.csv, or its .tar.gz.")
+@click.option("--job", "jobs", type=FILE, required=True, help="pai_job_table.csv, or its .tar.gz.")
+@click.option("--tags", type=FILE, required=True, help="pai_group_tag_table.csv, or its .tar.gz.")
 @click.option("--least-jobs", type=int, default=1, show_default=True, help="Omit smaller groups.")
-@click.option("-o", "--output", type=_FILE, required=True, help="CSV file; .gz and .xz compress.")
+@click.option("-o", "--output", type=FILE, required=True, help="CSV file; .gz and .xz compress.")
 def make_groups(jobs: Path, tags: Path, least_jobs: int, output: Path) -> None:
     """Make groups from Alibaba's GPU cluster trace of 2020.
 
@@ -51,7 +50,7 @@ def make_groups(jobs: Path, tags: Path, least_jobs: int, output: Path) -> None:
 
 
 @main.command()
-@click.argument("results", type=_FILE, nargs=-1, required=True)
+@click.argument("results", type=FILE, nargs=-1, required=True)
 def show(results: tuple[Path, ...]) -> None:
     """Print what was chosen, and what it cost.
 
@@ -62,11 +61,11 @@ def show(results: tuple[Path, ...]) -> None:
 
 
 @main.command()
-@click.argument("results", type=_FILE, nargs=-1, required=True)
+@click.argument("results", type=FILE, nargs=-1, required=True)
 @click.option(
     "-o",
     "--output",
-    type=_FILE,
+    type=FILE,
     required=True,
     help=f"The plot, with one of these extensions: {', '.join(FORMATS)}.",
 )

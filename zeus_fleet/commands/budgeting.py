@@ -17,6 +17,7 @@ from zeus_fleet import schedule, signals
 from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
 from zeus_fleet.messages import Budget, Event
 from zeus_fleet.quantities import power_mw, ramp_mw_per_s, time_s
+from zeus_ipc.options import FILE, Number
 
 if TYPE_CHECKING:
     from zeus_fleet.store import Store
@@ -32,7 +33,7 @@ log = logging.getLogger("zeus_fleet")
 @click.option(
     "--file",
     "file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="TOML file with the nodes, their floors and the limits. Events are kept.",
 )
 @click.option("--at", help="Start of the event: 17:00, or 2026-11-23T17:00+01:00.  [now]")
@@ -140,7 +141,7 @@ def _show(found: Budget) -> None:
 @click.option(
     "--label", default="signal", show_default=True, help="Prefix of the events' names: LABEL/NAME."
 )
-@click.option("--every", type=click.FloatRange(1), default=30, show_default=True, help="Seconds.")
+@click.option("--every", type=Number(1), default=30, show_default=True, help="Seconds.")
 @click.option("--once", is_flag=True, help="Read the source once and exit.")
 @click.argument("source")
 def follow(reach: Reach[Any], label: str, every: float, once: bool, source: str) -> None:

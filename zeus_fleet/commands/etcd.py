@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from zeus_ipc.options import FILE
+
 if TYPE_CHECKING:
     from zeus_fleet.store import Store
 
@@ -19,8 +21,6 @@ T = TypeVar("T")
 
 Reach = Callable[[Callable[["Store"], Coroutine[Any, Any, T]]], T]
 """Runs an operation on the store, and ends the command with a sentence if it fails."""
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 def with_etcd(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,14 +64,14 @@ def with_etcd(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--cacert",
             "ca",
-            type=_FILE,
+            type=FILE,
             envvar="ZEUS_FLEET_CACERT",
             help="Use TLS with this CA certificate of etcd.",
         ),
-        click.option("--cert", type=_FILE, envvar="ZEUS_FLEET_CERT", help="Client certificate."),
+        click.option("--cert", type=FILE, envvar="ZEUS_FLEET_CERT", help="Client certificate."),
         click.option(
             "--key",
-            type=_FILE,
+            type=FILE,
             envvar="ZEUS_FLEET_KEY",
             help="Private key of the client certificate.",
         ),

@@ -15,12 +15,12 @@ from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
 from zeus_fleet.picture import svg
 from zeus_fleet.records import Record, Report, read, reports
 from zeus_fleet.view import NodeView, View, Watcher
+from zeus_ipc.options import FILE, Number
 
 if TYPE_CHECKING:
     from zeus_fleet.store import Store
 
 NO_BUDGET = "there is no budget yet; see zeus-fleet budget --help"
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command()
@@ -60,8 +60,8 @@ def _w(watts: float) -> str:
 
 @click.command()
 @with_etcd
-@click.option("--every", type=click.FloatRange(0.1), default=1, show_default=True, help="Seconds.")
-@click.option("--record", type=_FILE, help="Append each line to this file, as JSON, for report.")
+@click.option("--every", type=Number(0.1), default=1, show_default=True, help="Seconds.")
+@click.option("--record", type=FILE, help="Append each line to this file, as JSON, for report.")
 @click.option("--count", type=click.IntRange(1), help="Exit after this many records.  [never]")
 def watch(reach: Reach[Any], every: float, record: Path | None, count: int | None) -> None:
     """Print one line per interval: limit, sum of limits, power drawn, nodes that wait."""
@@ -124,7 +124,7 @@ def _line(view: View) -> str:
 )
 @click.option(
     "--record",
-    type=_FILE,
+    type=FILE,
     envvar="ZEUS_FLEET_RECORD",
     help="Append a record each second to this file, for report.",
 )
@@ -158,8 +158,8 @@ def serve(reach: Reach[Any], listen: str, record: Path | None) -> None:
 
 
 @click.command()
-@click.option("--picture", type=_FILE, help="Write a chart of the whole file to this path, as SVG.")
-@click.argument("file", type=_FILE)
+@click.option("--picture", type=FILE, help="Write a chart of the whole file to this path, as SVG.")
+@click.argument("file", type=FILE)
 def report(picture: Path | None, file: Path) -> None:
     """Print promised and delivered reductions, from a file of watch --record."""
     try:

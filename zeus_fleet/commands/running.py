@@ -11,6 +11,7 @@ import click
 from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
 from zeus_fleet.messages import Timing
 from zeus_fleet.policies import POLICIES
+from zeus_ipc.options import Number
 
 
 @click.command()
@@ -61,7 +62,7 @@ def node(reach: Reach[Any], name: str, path: str | None) -> None:
 )
 @click.option(
     "--latency-share",
-    type=click.FloatRange(0, 100),
+    type=Number(0, 100),
     default=100,
     show_default=True,
     envvar="ZEUS_FLEET_LATENCY_SHARE",

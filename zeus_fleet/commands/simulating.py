@@ -8,6 +8,7 @@ import click
 
 from zeus_fleet.policies import FLOOR, POLICIES, JobPolicy, water_filling
 from zeus_fleet.simulation import CLUSTERS, Result, blind, compare, of_jobs
+from zeus_ipc.options import Number
 
 
 def _cell(result: Result, *, latency: bool) -> str:
@@ -26,7 +27,7 @@ def _cell(result: Result, *, latency: bool) -> str:
 @click.option(
     "--budget",
     "budgets",
-    type=click.FloatRange(0, 100, min_open=True),
+    type=Number(0, 100, min_open=True),
     multiple=True,
     default=(50, 60, 70, 80, 90),
     show_default=True,
@@ -38,21 +39,21 @@ def _cell(result: Result, *, latency: bool) -> str:
 )
 @click.option(
     "--known",
-    type=click.FloatRange(0, 100),
+    type=Number(0, 100),
     default=100,
     show_default=True,
     help="Percentage of jobs whose profile is known; others count with the mean profile.",
 )
 @click.option(
     "--floor",
-    type=click.FloatRange(0, 1),
+    type=Number(0, 1),
     default=FLOOR,
     show_default=True,
     help="Minimum progress of each job under water-filling, relative to its progress under busy.",
 )
 @click.option(
     "--latency",
-    type=click.FloatRange(0, 100),
+    type=Number(0, 100),
     default=0,
     show_default=True,
     help="Percentage of jobs with a latency objective; prints in parentheses the percentage of "

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from zeus_ipc.options import FOLDER
 from zeusctl.completing import complete_schema
 from zeusctl.session import Session, common_options, now, pass_session
 
@@ -50,7 +51,7 @@ def completion(context: click.Context, shell: str) -> None:
 
 
 @click.command()
-@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("directory", type=FOLDER)
 @common_options
 @pass_session
 @click.pass_context

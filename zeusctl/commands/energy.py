@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeus_ipc.options import FILE, OUTPUT
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import count
@@ -41,7 +42,7 @@ BY = ("user", "job", "pod", "namespace", "process", "gpu", "day")
 @click.option(
     "--html",
     "web_page",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=FILE,
     help="Write an HTML page to this file: energy by day and user, and what was held idle.",
 )
 @click.option(
@@ -67,13 +68,13 @@ BY = ("user", "job", "pod", "namespace", "process", "gpu", "day")
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=OUTPUT,
     help="Write to this file instead of standard output.",
 )
 @click.option(
     "--plot",
     "picture",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=FILE,
     help="Draw energy by day to this file: .png, .svg or .pdf.",
 )
 @common_options

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeus_ipc.options import FILE
 from zeusctl.completing import gpus_argument
 from zeusctl.exits import CommandError, Exit, check_writable
 from zeusctl.session import Session, common_options, pass_session
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     default=Path("zeus-exercise.json"),
     show_default=True,
     help="Write the report (JSON) to this file.",

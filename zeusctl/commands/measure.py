@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeus_ipc.options import FILE
 from zeusctl.completing import complete_command, complete_gpus
 from zeusctl.exits import CommandError, Exit, check_writable, writing
 from zeusctl.running import run
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Write the result to this file.  [default: standard error]",
 )
 @click.argument(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeus_ipc.options import FILE
 from zeusctl.completing import gpus_argument
 from zeusctl.exits import CommandError
 from zeusctl.session import Session, common_options, now, pass_session
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Output file: .png, .svg or .pdf.",
 )
 @click.option("--last", default="10m", show_default=True, help="Time span: 30s, 10m, 6h, 3d.")

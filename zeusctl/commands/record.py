@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zeus_ipc.options import OUTPUT
 from zeusctl.completing import gpus_argument
 from zeusctl.exits import CommandError, Exit, writing
 from zeusctl.running import asked_to_end
@@ -39,7 +40,7 @@ def _duration(
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT,
     help="Output file; .parquet selects Parquet.  [default: CSV on standard output]",
 )
 @click.option(

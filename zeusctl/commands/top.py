@@ -8,6 +8,7 @@ import time
 
 import click
 
+from zeus_ipc.options import Number
 from zeusctl.commands.status import lines as status_lines
 from zeusctl.commands.status import read as read_status
 from zeusctl.completing import gpus_argument
@@ -23,7 +24,7 @@ SLOWEST_S, FASTEST_S = 60.0, 0.1
     "-i",
     "--interval",
     default=1.0,
-    type=click.FloatRange(FASTEST_S, SLOWEST_S),
+    type=Number(FASTEST_S, SLOWEST_S),
     show_default=True,
     help="Seconds between updates.",
 )

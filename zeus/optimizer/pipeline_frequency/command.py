@@ -17,6 +17,7 @@ from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline, whole_iteration
 from zeus.utils.progress import progress_bar
+from zeus_ipc.options import FOLDER
 
 DEFAULT_P2P_POWER_W = 70.0
 
@@ -52,7 +53,7 @@ def _both(name: str) -> tuple[str, str]:
 @click.option(
     *_both("output-dir"),
     required=True,
-    type=click.Path(path_type=Path),
+    type=FOLDER,
     help="A new folder for the plans.",
 )
 @click.option(*_both("num-mbs"), type=int, help="Number of microbatches per iteration.")
