@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError
@@ -38,7 +39,8 @@ class Invalid(Exception):
 
 def prepare() -> None:
     """Builds the validators at start, so that the first client does not wait for it."""
-    request_adapter.rebuild()
+    with suppress(ValidationError):  # TypeAdapter.rebuild() is new in pydantic 2.10
+        request_adapter.validate_python(None)
 
 
 def decode(data: bytes) -> Request:

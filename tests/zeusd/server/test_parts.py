@@ -15,8 +15,9 @@ from tests.support import wait_for
 from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.operations import OF_REQUEST, OPERATIONS
-from zeus_ipc.requests import Request
+from zeus_ipc.requests import Request, request_adapter
 from zeus_ipc.wire import PROTOCOL_VERSION
+from zeusd.server import decoding
 from zeusd.server.decoding import Invalid, decode
 from zeusd.server.reports import EVERY_NS, Reports
 from zeusd.server.subuids import READ_NS, SubordinateUids
@@ -165,3 +166,20 @@ def test_omitted_log_lines_are_reported_when_the_minute_is_over(
 def test_the_offset_of_a_time_namespace_is_known() -> None:
     assert monotonic_offset_s("self") == monotonic_offset_s(os.getpid())
     assert monotonic_offset_s(2**22 + 5) == 0.0, "a process that is gone has none"
+
+
+def test_validators_are_built_with_what_the_oldest_pydantic_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Adapter:  # of 2.7: rebuild() came with 2.10
+        built = False
+
+        def validate_python(self, value: object) -> Request:
+            self.built = True
+            return request_adapter.validate_python(value)
+
+    adapter = Adapter()
+    monkeypatch.setattr(decoding, "request_adapter", adapter)
+    decoding.prepare()
+    assert adapter.built
+    assert type(request_adapter.validator).__name__ == "SchemaValidator"
