@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from zeus_ipc import __version__
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.installed import overlap
-from zeusctl import accounting_checks, containers
+from zeusctl import containers, machine_checks
 from zeusctl.reports import Check
 from zeusctl.session import Session, seconds_since
 from zeusctl.text import (
@@ -77,7 +77,7 @@ def examine(session: Session) -> Iterator[Check]:
     if node is not None:
         yield from _of_node(session, node)
         if not simulated:
-            yield from accounting_checks.checks()
+            yield from machine_checks.accounting_checks()
 
 
 def _package() -> Iterator[Check]:
@@ -112,7 +112,7 @@ def _of_node(session: Session, node: NodeInfo) -> Iterator[Check]:
 
 def _hardware() -> Iterator[Check]:
     """Checks driver and library of the vendor whose GPUs are present."""
-    from zeusctl.amd_checks import amd_checks, gpus_are_amds, vendors_check
+    from zeusctl.machine_checks import amd_checks, gpus_are_amds, vendors_check
 
     yield from vendors_check()
     yield from amd_checks() if gpus_are_amds() else (_driver(), _library())

@@ -14,8 +14,7 @@ import pytest
 from tests.support import NOBODY
 from tests.zeusd.core.world import facts
 from zeus.device import visible
-from zeus.device.reach import within_reach
-from zeus.device.visible import visible_gpus
+from zeus.device.visible import visible_gpus, within_reach
 from zeus.exceptions import ZeusGPUInitError
 
 GPUS = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zeusctl.accounting_checks import checks
+from zeusctl.machine_checks import checks
 
 PROC = "proc /proc proc rw,nosuid{} 0 0\n"
 

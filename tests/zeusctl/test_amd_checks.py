@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.fake_amdsmi.double import AmdSmiDouble
 from tests.zeusd.devices.test_vendors import AMD, NVIDIA, bus
-from zeusctl.amd_checks import amd_checks, gpus_are_amds, vendors_check
+from zeusctl.machine_checks import amd_checks, gpus_are_amds, vendors_check
 
 
 def test_it_finds_the_vendor_that_zeusd_manages(tmp_path: Path) -> None:

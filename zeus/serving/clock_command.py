@@ -16,7 +16,7 @@ import click
 
 from zeus.serving.clock_control import ClockControl
 from zeus.serving.clock_feed import ForwardPassFeed
-from zeus.serving.clock_recorded import listen as listen_on
+from zeus.serving.clock_feed import listen as listen_on
 from zeus.serving.running import chosen
 from zeus.utils.atomic import write_text
 from zeus_ipc.client import Client

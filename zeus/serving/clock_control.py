@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from zeus.serving.clock_fleet import FleetNeed
+from zeus.serving.clock_margin import RateBound
 from zeus.serving.clock_needs import Needs
 from zeus.serving.clock_policy import ClockPolicy
-from zeus.serving.clock_rate import RateBound
 from zeus.serving.clock_status import ClockStatus
 from zeus.serving.clock_steps import Queue, Step
 from zeus.serving.tenants import Tenants

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zeus.serving.clock_rate import RateBound
+from zeus.serving.clock_margin import RateBound
 
 CLOCKS = [1980, 1500, 1200, 900]
 

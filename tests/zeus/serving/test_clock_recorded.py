@@ -12,7 +12,7 @@ import pytest
 from tests.support import wait_for
 from tests.zeus.serving.test_clock_requests import Sink
 from zeus.serving import Queue, Step
-from zeus.serving.clock_recorded import RecordedFeed, listen
+from zeus.serving.clock_feed import RecordedFeed, listen
 from zeus.serving.recorder import Recorder
 from zeus.serving.wire import Arrival, EngineStep, Finish, Owner
 

@@ -17,8 +17,8 @@ from zeusd.energy.split import Account, Kind
 from zeusd.ledger.schema import open_ledger
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import Reader
+from zeusd.runtime.accounting import READ_NS, CpuAccounts
 from zeusd.runtime.accounts import Accounts, Clocks, Retention
-from zeusd.runtime.cpu_accounts import READ_NS, CpuAccounts
 from zeusd.runtime.cpu_use import SYSTEM, CpuUse, hierarchy
 from zeusd.runtime.job_groups import ROOT, JobGroups
 from zeusd.runtime.presence import UNKNOWN_PROCESS
