@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zeusctl.machine_checks import checks
+from zeusctl.machine_checks import accounting_checks
 
 PROC = "proc /proc proc rw,nosuid{} 0 0\n"
 
@@ -29,6 +29,6 @@ def test_each_problem_is_named(
     if conf is not None:
         slurm.write_text(conf)
     mounts.write_text(PROC.format(options))
-    found = [*checks(str(slurm), str(mounts))]
+    found = [*accounting_checks(str(slurm), str(mounts))]
     assert [one.name for one in found] == named
     assert all(one.remedy for one in found)

@@ -1,8 +1,9 @@
-"""Steps for clock control: from recorders in engines (vLLM's probe, transformers', your own), and from
-forward-pass metrics, as Dynamo and SGLang publish them.
+"""Steps for clock control: from recorders in engines (vLLM's probe, transformers', your own), and
+from forward-pass metrics, as Dynamo and SGLang publish them.
 
-A step of forward-pass metrics ends when its message arrives. Individual requests are not known: TTFT
-is estimated from the wait of those that leave the queue, TPOT from the mean time of `BLOCK` steps.
+A step of forward-pass metrics ends when its message arrives. Individual requests are not known:
+TTFT is estimated from the wait of those that leave the queue, TPOT from the mean time of `BLOCK`
+steps.
 """
 
 from __future__ import annotations

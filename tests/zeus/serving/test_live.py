@@ -33,10 +33,9 @@ from zeus.serving.metrics import EnergyCollector
 from zeus.serving.receiver import Receiver
 from zeus.serving.recorder import Recorder
 from zeus.serving.relay import register, register_from_environment
-from zeus.serving.running import Options, run
+from zeus.serving.running import Options, WeightStore, run
 from zeus.serving.service import Service
 from zeus.serving.web import Web
-from zeus.serving.weights import WeightStore
 from zeus.serving.wire import (
     Arrival,
     EngineStep,
