@@ -16,8 +16,8 @@ from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus.optimizer.power_limit.leader import Leader
 from zeus.optimizer.power_limit.messages import Choose, Hello
 from zeus.optimizer.power_limit.search import Exhaustive, Search
-from zeus.optimizer.power_limit.silence import SILENT_S
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, Warmup
+from zeus.optimizer.power_limit.watch import SILENT_S
 
 LIMITS = [300_000, 250_000, 200_000, 150_000]
 HIGHEST = LIMITS[0]
