@@ -1,4 +1,4 @@
-"""Checks whether training has changed since its power limit was chosen, and whether zeusd answers."""
+"""Checks whether training has changed since its limit was chosen, and whether zeusd answers."""
 
 from __future__ import annotations
 
