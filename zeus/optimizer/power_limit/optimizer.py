@@ -190,18 +190,16 @@ class GlobalPowerLimitOptimizer(Callback):
         self._work_s, self._in_step = time.monotonic() - self._began_s, False
 
     @override
-    def on_epoch_end(self) -> None:
-        """An epoch has ended: the following work must not be measured."""
-        self.on_pause()
-
-    @override
     @guarded
-    def on_pause(self) -> None:
-        """Something else begins: the window ends with the last step. A step that was left at its
+    def on_epoch_end(self) -> None:
+        """An epoch has ended: the following work must not be measured. A step that was left at its
         beginning, as by `break`, does not count.
         """
         left = self._in_step and time.monotonic() - self._began_s < self._work_s / 10
         self._perform(self._core.pause(not left))
+
+    on_pause = on_epoch_end
+    """Something else begins, such as an evaluation: the same as the end of an epoch."""
 
     @override
     @guarded
