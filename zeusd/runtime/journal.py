@@ -224,8 +224,7 @@ class Journal:
         """Keeps changes that could not be written now."""
         for change in changes:
             self._apply(change, self._line(change.key, change.entry))
-            self._late.pop(change.key, None)
-            self._late[change.key] = None  # the newest is the last
+            self._late[change.key] = self._late.pop(change.key, None)  # the newest is the last
 
     def _erase(self) -> None:
         """Deletes in the file, without needing space, up to the first change that needs some.

@@ -147,6 +147,7 @@ OTHERS = {
     "XDG_RUNTIME_DIR": "See ZEUSD_STATE_DIR.",
     "NOTIFY_SOCKET": "Set by systemd: where zeusd and `zeus-fleet node` report readiness.",
     "LISTEN_FDS": "Set by systemd: the sockets that it passes.",
+    "LISTEN_PID": "Set by systemd: the process that it passes them to.",
     "SLURM_SHARDS_ON_NODE": "Set by Slurm: the job's shards of GPUs, for `zeusctl allocate`.",
     "STATE_DIRECTORY": "Set by systemd: folder of the energy ledger; zeusd.toml may name another.",
     "WATCHDOG_USEC": "Set by systemd: the interval of the watchdog.",
