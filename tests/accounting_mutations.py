@@ -329,7 +329,7 @@ SLURM = (
     ),
     Mutation(
         "without Contain the doctor complains",
-        "zeusctl.machine_checks.checks",
+        "zeusctl.machine_checks.accounting_checks",
         never("flags", "lower"),
         ("tests/zeusctl/test_accounting_checks.py::test_each_problem_is_named",),
     ),
