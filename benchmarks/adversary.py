@@ -250,6 +250,13 @@ def reads(rate: float | None) -> Callable[[Target], None]:
     return run
 
 
+def look_ups(target: Target) -> None:
+    """Valid requests for the energy of many windows of all GPUs."""
+    now_ns = time.monotonic_ns()
+    windows = [now_ns - 2_000_000_000, now_ns - 1_000_000_000, 0] * (256 // len(target.gpus))
+    Flood(target.path, 16, request("windows", sources=target.gpus, windows=windows) * 50).run()
+
+
 def heartbeats(target: Target) -> None:
     Flood(target.path, 16, request("heartbeat") * 1_000).run()
 
@@ -339,6 +346,7 @@ ATTACKS = {
         Attack("never reads", never_reads),
         Attack("480 reads/s", reads(480)),
         Attack("reads without end", reads(None)),
+        Attack("look-ups without end", look_ups),
         Attack("heartbeats without end", heartbeats),
         Attack("PINGs without end", pings),
         Attack("1,500 acquire/release a second", acquire_and_release, may_set=True),
