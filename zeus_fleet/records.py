@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -42,18 +41,19 @@ class Record:
 
 
 def read(lines: Iterable[str]) -> list[Record]:
-    """Records of a file, sorted by time. What a full disk truncated is left out.
+    """Records of a file, sorted by time. The last line may be truncated.
 
     Raises:
-        ValueError: No line is a record.
+        ValueError: A line before the last is not a record.
     """
-    found, texts = [], 0
-    for text in filter(str.strip, lines):
-        texts += 1
-        with contextlib.suppress(TypeError, ValueError):
+    texts = [line for line in lines if line.strip()]
+    found = []
+    for number, text in enumerate(texts, 1):
+        try:
             found.append(Record(**json.loads(text)))
-    if texts and not found:
-        raise ValueError("no line is a record of zeus-fleet")
+        except (TypeError, json.JSONDecodeError):
+            if number < len(texts):
+                raise ValueError(f"line {number} is not a record of zeus-fleet") from None
     return sorted(found, key=lambda one: one.at_s)
 
 

@@ -13,22 +13,16 @@ partitions, in the order of the kernel's topology, which zeusd knows.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from zeus.exceptions import ZeusGPUInitError
-
-if TYPE_CHECKING:
-    from zeus_ipc.replies import GpuInfo
-
-
-import contextlib
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
@@ -44,8 +38,9 @@ def within_reach(
 ) -> list[GpuInfo]:
     """The GPUs whose device file this process may open, in the order given.
 
-    Returns all if this is not known, or if none may be opened: then the process does not compute
-    but only monitors.
+    zeusd reports all GPUs of the node. A container has the device files of some, a batch job's
+    control group allows it to open some, and CUDA counts only those. Returns all if this is
+    not known, or if none may be opened: then the process does not compute but only monitors.
     """
     minors = _minors(driver)
     found = []

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import threading
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from zeus.serving.receiver import MOST_ENGINES, Receiver
 from zeus.serving.rows import RequestEnergy
 from zeus.serving.tenants import EVERY_S, Tenants
 from zeus.serving.wire import Arrival, EngineStep, Message, Owner, Work
+from zeus.utils.atomic import append_text
 from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:
@@ -252,16 +252,8 @@ class Service:
         self._unwritten.extend(as_json(engine, row, stamp) for row in rows)
         end = {"settled": vars(accountant.newest), "engine": engine, **stamp}
         self._unwritten.append(json.dumps(end))
-        data = "".join(f"{line}\n" for line in self._unwritten).encode()
         try:
-            with self._log_path.open("ab", buffering=0) as file:
-                size = os.fstat(file.fileno()).st_size
-                try:
-                    while data:
-                        data = data[file.write(data) :]
-                except OSError:
-                    file.truncate(size)  # no part of a line
-                    raise
+            append_text(self._log_path, "".join(f"{line}\n" for line in self._unwritten))
             self._unwritten.clear()
         except OSError as error:
             log.warning(

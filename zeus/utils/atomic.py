@@ -1,4 +1,4 @@
-"""Atomic writes of files."""
+"""Writes of files that leave no part of what was to be written."""
 
 from __future__ import annotations
 
@@ -26,3 +26,20 @@ def write_text(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             aside.unlink()
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def append_text(path: Path, text: str) -> None:
+    """Appends to a file; a full disk leaves no part of a line.
+
+    Raises:
+        OSError: Nothing was appended.
+    """
+    data = text.encode()
+    with path.open("ab", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            file.truncate(size)
+            raise

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zeus.utils.atomic import append_text
 from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
 from zeus_fleet.picture import svg
 from zeus_fleet.records import Record, Report, read, reports
@@ -95,8 +96,7 @@ def append(file: Path, view: View) -> None:
         ValueError: It cannot be written.
     """
     try:
-        with file.open("a", encoding="utf-8") as stream:
-            stream.write(Record.of(view).line())
+        append_text(file, Record.of(view).line())
     except OSError as error:
         raise ValueError(f"{file} cannot be written: {error.strerror}") from None
 

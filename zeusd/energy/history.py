@@ -1,8 +1,8 @@
 """History of a device's sensors: every tick of the last minutes, and coarser rows for days.
 
 Memory does not depend on the uptime: 20,000 ticks (7 minutes at 20 ms, half an hour at 100 ms), a
-row each second for three hours, one every half minute for three days, and one every ten minutes for
-30 days, so that a window may be as long as a training; 1.5 MB in all.
+row each second for three hours, one every half minute for three days, and one every 20 minutes for
+30 days, so that a window may be as long as a training; 1.4 MB in all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROWS = (
     Column("limit_mw", "i"),
 )
 TICK_ROWS = 20_000
-GRAINS = ((SECOND_NS, 10_800), (30 * SECOND_NS, 8_640), (600 * SECOND_NS, 4_320))
+GRAINS = ((SECOND_NS, 10_800), (30 * SECOND_NS, 8_640), (1200 * SECOND_NS, 2_160))
 """Period and number of rows of each coarser tier."""
 
 META = (Column("counted_uj", "q"), Column("raw", "q"), Column("window_ns", "q"))

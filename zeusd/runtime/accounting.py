@@ -28,13 +28,18 @@ from zeusd.runtime.cpu_use import CpuUse
 from zeusd.runtime.job_groups import JobGroups
 from zeusd.runtime.sources import Source
 
+log = logging.getLogger(__name__)
+
 READ_NS = 10_000_000_000
+"""Time between readings of the CPUs' use."""
+
 FOLDER = "cpu"
-"""File name of their ledger, in the directory of the GPUs' ledger."""
+"""File name of the CPUs' ledger, in the directory of the GPUs' ledger."""
 
 
 class CpuAccounts:
-    """The accounts of CPU packages. Belongs to one thread.
+    """The accounts of CPU packages, in a separate ledger, so that sums of GPUs never include their
+    energy. Belongs to one thread.
 
     Args:
         accounts: The packages' accounts.
@@ -74,8 +79,6 @@ class CpuAccounts:
             self._read_ns = now_ns
         self.accounts.work()
 
-
-log = logging.getLogger(__name__)
 
 POLL_NS = SECOND_NS // 50
 PATIENCE_NS = SECOND_NS

@@ -52,7 +52,7 @@ def test_memory_is_bounded_and_the_old_is_kept_at_coarser_grain() -> None:
     block = memory()
     history = History(block)
     fill(history, 0, 3 * TICK_ROWS)  # 20 minutes
-    assert len(block) == SIZE < 1_500_000
+    assert len(block) == SIZE < 1_400_000
     assert history.ticks.end - history.ticks.start == TICK_ROWS - SPARE
     seconds = history.tiers[0]
     assert seconds.end == 3 * TICK_ROWS * TICK // SECOND_NS

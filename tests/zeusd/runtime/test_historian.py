@@ -54,6 +54,7 @@ class Scene:
         self.soon: list[Callable[[], None]] = []
         self.timers: list[tuple[int, Callable[[], None]]] = []
         self.done: list[LookUp] = []
+        # A test double: it has only what the historian uses of the two.
         self.historian = Historian(self, self, lambda: self.now_ns)  # type: ignore[arg-type]
         for device in devices:
             while device.next_read_ns <= BEGIN_NS:

@@ -37,6 +37,9 @@ from zeus_ipc.overriding import override
 
 log = logging.getLogger(__name__)
 
+LEFT_SHARE = 0.1
+"""A step that ends within this share of the last one's time was left at its beginning."""
+
 
 class GlobalPowerLimitOptimizer(Callback):
     """Finds the best common power limit of the monitor's GPUs, one job, while it trains.
@@ -195,7 +198,8 @@ class GlobalPowerLimitOptimizer(Callback):
         """An epoch has ended: the following work must not be measured. A step that was left at its
         beginning, as by `break`, does not count.
         """
-        left = self._in_step and time.monotonic() - self._began_s < self._work_s / 10
+        passed_s = time.monotonic() - self._began_s
+        left = self._in_step and passed_s < LEFT_SHARE * self._work_s
         self._perform(self._core.pause(not left))
 
     on_pause = on_epoch_end
