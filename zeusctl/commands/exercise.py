@@ -67,7 +67,7 @@ def exercise(
     sudo zeusctl exercise 0
     sudo zeusctl exercise all --yes --kill-zeusd -o report.json
     """
-    from zeusctl.exercise.page import lines
+    from zeusctl.exercise.report import lines
     from zeusctl.exercise.run import refuse_unless_free, run
 
     check_writable(output)
