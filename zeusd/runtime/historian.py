@@ -23,7 +23,7 @@ from zeusd.core.model import Failure, device_failure
 from zeusd.devices.port import DeviceError
 from zeusd.energy.columns import Ring
 from zeusd.energy.history import ABSENT, History
-from zeusd.runtime.reactor import Reactor
+from zeusd.runtime.reactor import Alarm, Reactor
 from zeusd.runtime.sampler import Sampler
 from zeusd.runtime.sources import GpuSource, Source
 
@@ -36,7 +36,7 @@ TURN_NS = 1_000_000
 STEPS = 32
 """Windows, or hundreds of readings, until the next query has its turn."""
 
-HURRY_S = 0.0005
+HURRY_NS = 500_000
 """Pause between advances of simulated time."""
 
 PATIENCE_NS = 400_000_000
@@ -139,7 +139,7 @@ class Historian:
         # answered without it.
         self._waiting: dict[str, list[LookUp]] = {}
         self._give_up: Deadlines[LookUp] = Deadlines()
-        self._alarm_ns = sys.maxsize
+        self._alarm = Alarm(reactor, self._end_patience)
         self._ready: deque[Iterator[None]] = deque()
         self._working = False
 
@@ -206,10 +206,8 @@ class Historian:
             self._begin(look_up)
 
     def _wait_until(self, due_ns: int) -> None:
-        if due_ns < self._alarm_ns:
-            self._alarm_ns = due_ns
-            delay_s = (due_ns - self._clock_ns()) / 1e9 if self._hurry is None else HURRY_S
-            self._reactor.call_later(delay_s, self._end_patience)
+        now_ns = self._clock_ns()
+        self._alarm.set(due_ns if self._hurry is None else now_ns + HURRY_NS, now_ns)
 
     def _end_patience(self) -> None:
         if self._hurry is not None:
@@ -217,7 +215,6 @@ class Historian:
         for look_up in self._give_up.due(self._clock_ns()):
             self._waiting[look_up.awaited].remove(look_up)
             self._conclude(look_up)
-        self._alarm_ns = sys.maxsize
         due_ns = self._give_up.earliest_ns()
         if due_ns is not None:
             self._wait_until(due_ns)

@@ -7,6 +7,7 @@ import heapq
 import itertools
 import logging
 import select
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -130,6 +131,30 @@ class Reactor:
         """Frees the loop's own descriptors."""
         self._epoll.close()
         self._wake.close()
+
+
+class Alarm:
+    """Calls back once, at the earliest of the times that it is set to.
+
+    Args:
+        reactor: The loop.
+        callback: Sets it again if need be.
+    """
+
+    def __init__(self, reactor: Reactor, callback: Callback) -> None:
+        self._reactor = reactor
+        self._callback = callback
+        self._due_ns = sys.maxsize
+
+    def set(self, due_ns: int, now_ns: int) -> None:
+        """Only from the loop's thread."""
+        if due_ns < self._due_ns:
+            self._due_ns = due_ns
+            self._reactor.call_later((due_ns - now_ns) / 1e9, self._ring)
+
+    def _ring(self) -> None:
+        self._due_ns = sys.maxsize
+        self._callback()
 
 
 def _guarded(callback: Callable[..., None], *args: int) -> None:

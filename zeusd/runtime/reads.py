@@ -8,7 +8,6 @@ something was written meanwhile: however many clients ask, a driver is asked a f
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -43,7 +42,7 @@ from zeusd.core.model import Failure
 from zeusd.core.pending import error_body, no_answer
 from zeusd.core.requests import LATE, MAX_WAITING_REQUESTS, TOO_MANY_WAIT
 from zeusd.runtime.historian import LookUp, TimelineQuery, WindowsQuery
-from zeusd.runtime.reactor import Reactor
+from zeusd.runtime.reactor import Alarm, Reactor
 from zeusd.runtime.sampling import Sampling
 
 _READINGS: dict[type[Any], Reading] = {
@@ -113,7 +112,7 @@ class Reads:
         self._known: dict[tuple[str, Reading], tuple[int, Message]] = {}
         self._pending: dict[_Pending, None] = {}
         self._of_connection: dict[int, set[_Pending]] = {}
-        self._expire_ns = sys.maxsize
+        self._alarm = Alarm(reactor, self._expire)
 
     @staticmethod
     def serves(request: Request) -> TypeGuard[ReadRequest | PastRequest]:
@@ -259,14 +258,9 @@ class Reads:
         pending = _Pending(conn, request.id, request.deadline_ns, of, results, len(results))
         self._pending[pending] = None
         self._of_connection.setdefault(conn, set()).add(pending)
-        if 0 < request.deadline_ns < self._expire_ns:
-            self._expire_at(request.deadline_ns)
+        if request.deadline_ns:
+            self._alarm.set(request.deadline_ns + 1, self._clock_ns())
         return pending
-
-    def _expire_at(self, deadline_ns: int) -> None:
-        """Looks at deadlines again just after the earliest."""
-        self._expire_ns = deadline_ns
-        self._reactor.call_later((deadline_ns + 1 - self._clock_ns()) / 1e9, self._expire)
 
     def _expire(self) -> None:
         now_ns = self._clock_ns()
@@ -274,10 +268,9 @@ class Reads:
             if pending.deadline_ns and now_ns > pending.deadline_ns:
                 for name in [name for name, found in pending.results.items() if found is None]:
                     self._put(pending, name, no_answer(name))
-        self._expire_ns = sys.maxsize
         left_ns = [pending.deadline_ns for pending in self._pending if pending.deadline_ns]
         if left_ns:
-            self._expire_at(min(left_ns))
+            self._alarm.set(min(left_ns) + 1, now_ns)
 
     def _put(self, pending: _Pending, name: str, result: object) -> None:
         if pending.results[name] is not None or pending not in self._pending:

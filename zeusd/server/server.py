@@ -24,7 +24,7 @@ from zeus_ipc.requests import Request
 from zeus_ipc.zmtp import ProtocolError
 from zeusd.core.model import Peer
 from zeusd.runtime.processes import NoSuchPeer, identify_peer
-from zeusd.runtime.reactor import Reactor
+from zeusd.runtime.reactor import Alarm, Reactor
 from zeusd.runtime.sources import Sample, describe_sample
 from zeusd.server import decoding, descriptors
 from zeusd.server.acceptor import Acceptor
@@ -112,7 +112,7 @@ class Server:
         self._limited_ns: dict[int, int] = {}
         self._all_waiting = 0
         self._scheduled = False
-        self._timer_ns: int | None = None
+        self._alarm = Alarm(reactor, self._soon)
         self._serving = False
         self._topics_changed = False
         self._application: Application
@@ -305,13 +305,8 @@ class Server:
     def _schedule(self, due_ns: int, now_ns: int) -> None:
         if due_ns <= now_ns:
             self._soon()
-        elif self._timer_ns is None or due_ns < self._timer_ns:
-            self._timer_ns = due_ns
-            self._reactor.call_later((due_ns - now_ns) / 1e9, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer_ns = None
-        self._soon()
+        else:
+            self._alarm.set(due_ns, now_ns)
 
     def _read(self, connection: Connection) -> tuple[Cost, bool]:
         """Reads a connection once, whatever comes of it: what that has cost, and whether there is
