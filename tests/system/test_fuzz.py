@@ -56,7 +56,7 @@ almost_requests = st.builds(
         {
             "v": st.just(PROTOCOL_VERSION),
             "id": st.integers(0, 9),
-            "op": st.sampled_from([*OPERATIONS]),
+            "op": st.sampled_from([*OPERATIONS]) | values,
         }
     ),
     st.dictionaries(st.sampled_from(FIELDS), values, max_size=6),

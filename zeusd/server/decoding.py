@@ -66,14 +66,15 @@ def decode(data: bytes) -> Request:
             request_id,
             ErrorCode.UNSUPPORTED_VERSION,
             f"this zeusd speaks protocol version {PROTOCOL_VERSION}, not "
-            f"{message.get('v')!r}; use client and daemon of matching releases",
+            f"{message.get('v')!r:.100}; use client and daemon of matching releases",
             protocols=[PROTOCOL_VERSION],
         )
-    if message.get("op") not in OPERATIONS:
+    op = message.get("op")
+    if not isinstance(op, str) or op not in OPERATIONS:
         raise Invalid(
             request_id,
             ErrorCode.UNKNOWN_OPERATION,
-            f"unknown operation {message.get('op')!r}; this zeusd knows: {', '.join(OPERATIONS)}",
+            f"unknown operation {op!r:.100}; this zeusd knows: {', '.join(OPERATIONS)}",
             operations=list(OPERATIONS),
         )
     try:

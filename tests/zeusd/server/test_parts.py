@@ -90,6 +90,22 @@ def test_errors_of_a_request(data: bytes, request_id: int, code: str, words: str
     assert words in reply["error"]["message"]
 
 
+@pytest.mark.parametrize("odd", [None, [], ["set"] * 900, {}, {"x": []}, 1.5, "x" * 250])
+@pytest.mark.parametrize(
+    ("field", "code"),
+    [("op", ErrorCode.UNKNOWN_OPERATION), ("v", ErrorCode.UNSUPPORTED_VERSION)],
+)
+def test_an_operation_or_version_of_any_type_gets_a_short_answer(
+    field: str, code: ErrorCode, odd: object
+) -> None:
+    with pytest.raises(Invalid) as caught:
+        decode(encode({"v": PROTOCOL_VERSION, "id": 7, "op": "node", field: odd}))
+    assert caught.value.reply["id"] == 7
+    error = caught.value.reply["error"]
+    assert error.code is code
+    assert len(error.message) < 1000
+
+
 def test_an_unknown_operation_gets_the_list_of_operations() -> None:
     with pytest.raises(Invalid) as caught:
         decode(request(op="fly"))
