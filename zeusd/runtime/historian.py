@@ -210,7 +210,7 @@ class Historian:
         self._alarm.set(due_ns if self._hurry is None else now_ns + HURRY_NS, now_ns)
 
     def _end_patience(self) -> None:
-        if self._hurry is not None:
+        if self._hurry is not None and self._give_up:
             self._hurry()
         for look_up in self._give_up.due(self._clock_ns()):
             self._waiting[look_up.awaited].remove(look_up)

@@ -47,7 +47,7 @@ class Device:
 class Scene:
     """A historian, with the parts of sampler and loop that it uses, and a clock."""
 
-    def __init__(self, *devices: Device) -> None:
+    def __init__(self, *devices: Device, simulated: bool = False) -> None:
         self.devices = {f"GPU-{number}": device for number, device in enumerate(devices)}
         self.now_ns = BEGIN_NS
         self.urgent: list[str] = []
@@ -55,7 +55,9 @@ class Scene:
         self.timers: list[tuple[int, Callable[[], None]]] = []
         self.done: list[LookUp] = []
         # A test double: it has only what the historian uses of the two.
-        self.historian = Historian(self, self, lambda: self.now_ns)  # type: ignore[arg-type]
+        self.hurried = 0
+        hurry = self.advance if simulated else None
+        self.historian = Historian(self, self, lambda: self.now_ns, hurry)  # type: ignore[arg-type]
         for device in devices:
             while device.next_read_ns <= BEGIN_NS:
                 device.read(False)
@@ -75,6 +77,10 @@ class Scene:
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         self.timers.append((self.now_ns + round(delay_s * 1e9), callback))
+
+    def advance(self) -> None:
+        self.hurried += 1
+        self.now_ns += 1
 
     # What a test does.
 
@@ -163,6 +169,25 @@ def test_a_source_that_shows_nothing_is_given_up(names: tuple[str, ...]) -> None
         failure = look_up.results["GPU-9"]
         assert isinstance(failure, Failure)
         assert failure.code is ErrorCode.NOT_SUPPORTED
+
+
+def test_simulated_time_advances_only_while_a_look_up_waits() -> None:
+    scene = Scene(Device(), simulated=True)
+    scene.now_ns += 1
+    look_up = scene.ask("GPU-0")
+    scene.settle()
+    for hurried in (1, 2):
+        scene.now_ns += module.HURRY_NS
+        scene.turn()
+        assert scene.hurried == hurried
+    scene.tick("GPU-0")
+    scene.settle()
+    assert scene.done == [look_up]
+    assert scene.timers
+    scene.now_ns += SECOND_NS
+    scene.turn()
+    assert scene.hurried == 2
+    assert scene.timers == []
 
 
 def test_each_is_given_up_at_its_own_time() -> None:
