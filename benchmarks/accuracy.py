@@ -51,6 +51,10 @@ LATE_S = 60e-6
 HELD_UP = 0.01
 """Share of looks that come milliseconds late."""
 
+COUNTER_MS, COUNTER_SLOW_MS, SLOW = (2.6, 3.5), (5, 15), 0.25
+"""Time that a reading of Hopper's counter takes, mostly and otherwise, as measured on an H100 and
+an H200 (docs/reference/hardware); it may be read at any moment of that."""
+
 
 @dataclass
 class Window:
@@ -100,6 +104,7 @@ class Bench:
         self.channel = Channel(
             self.clock(), history, self.model.architecture, self.model.name, ceiling_mw
         )
+        self.channel.attended_ns = 1 << 62
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = iter(range(10**9))
         self._look_at = self.clock()
@@ -131,17 +136,29 @@ class Bench:
 
     def _look(self) -> None:
         self.looks += 1
-        edge = self.channel.observe(self.nvml.sensors(0))
+        took_ns = self._reading_takes_ns()
+        passed_ns = self.chance.randrange(took_ns + 1)
+        read = self.nvml.sensors(0)
+        middle_ns = read.t_ns - passed_ns + took_ns // 2
+        edge = self.channel.observe(read._replace(t_ns=middle_ns, took_ns=took_ns))
         if edge is not None and self.channel.period_ns:
-            state = self.nvml._gpus[0].sensor
-            self.stamps.append((edge.t_ns / 1e9 - state._last_tick_s) * 1e3)
+            sensor = self.nvml._gpus[0].sensor
+            counted_s = sensor.last_tick_s - sensor._lag_s
+            self.stamps.append((edge.t_ns / 1e9 - counted_s) * 1e3)
         assert self.channel.latest_read_ns >= self.channel.next_read_ns
         late_s = self.chance.expovariate(1 / LATE_S)
         if self.chance.random() < HELD_UP:
             late_s += self.chance.uniform(0.001, 0.008)
         patient = self.chance.uniform(0, self.channel.latest_read_ns - self.channel.next_read_ns)
         due_ns = self.channel.next_read_ns + round(patient)
-        self._look_at = max(due_ns, self.clock()) + round(late_s * 1e9)
+        ends_ns = self.clock() + took_ns - passed_ns
+        self._look_at = max(due_ns, ends_ns) + round(late_s * 1e9)
+
+    def _reading_takes_ns(self) -> int:
+        if self.model.sensor.counter_lag_ms is None:
+            return 0
+        slow = self.chance.random() < SLOW
+        return round(self.chance.uniform(*COUNTER_SLOW_MS if slow else COUNTER_MS) * 1e6)
 
     # ----------------------------------------------------------------------------------- windows
 
@@ -233,6 +250,7 @@ LOADS: dict[str, Callable[[Bench], None]] = {
     "idle": idle,
 }
 BURSTS = "bursts on an idle GPU"
+CLOSE_BURSTS = "bursts close together"
 BUSY_BURSTS = "bursts beside others"
 
 
@@ -242,7 +260,7 @@ def sweep(
     """Windows of each length under a load, each with a sensor of random phase."""
     bench = Bench(device, seed)
     chance = bench.chance
-    bursts = load in (BURSTS, BUSY_BURSTS)
+    bursts = load in (BURSTS, CLOSE_BURSTS, BUSY_BURSTS)
     if not bursts:
         LOADS[load](bench)
     bench.run(3.0 + chance.random())
@@ -254,6 +272,8 @@ def sweep(
                 bench.run(chance.uniform(0.005, 0.1))
                 bench.draw(bench.idle_w)
                 bench.run(chance.uniform(0.0, 0.05))
+            elif load == CLOSE_BURSTS:
+                bench.run(chance.uniform(0.05, 0.33))
             else:
                 bench.run(chance.uniform(0.15, 0.6) if bursts else chance.uniform(0.0, 0.3))
             window = bench.begin(aligned=bursts)
@@ -485,7 +505,7 @@ def main() -> int:
     parser.add_argument("--windows", type=int, default=400, help="of each length, load and device")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--devices", nargs="*", default=DEVICES)
-    parser.add_argument("--loads", nargs="*", default=[*LOADS, BURSTS, BUSY_BURSTS])
+    parser.add_argument("--loads", nargs="*", default=[*LOADS, BURSTS, CLOSE_BURSTS, BUSY_BURSTS])
     parser.add_argument("--picture", help="file for the picture")
     parser.add_argument("--reference", help="interpreter of an environment with ml-energy/zeus")
     options = parser.parse_args()

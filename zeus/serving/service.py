@@ -43,17 +43,10 @@ SHARED_NS = round(2 * EVERY_S * 1e9)
 
 
 def seen_ns(gpu: GpuInfo) -> int | None:
-    """Part of an update that a GPU's power sensor measures; None: all of it.
+    """Part of an update that a GPU's sensors measure; None: all of it."""
+    from zeusd.energy.meter import sensor_timing
 
-    After Yang et al., arXiv:2312.02741.
-    """
-    if 0 < gpu.architecture <= 5:
-        return 10_000_000
-    if gpu.architecture >= 9 or (
-        gpu.architecture == 7 and any(name in f"{gpu.name} " for name in ("A100", "A800", "A30 "))
-    ):
-        return 25_000_000
-    return None
+    return sensor_timing(gpu.architecture, gpu.name).window_ns
 
 
 class Sensors:

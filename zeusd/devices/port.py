@@ -81,6 +81,8 @@ class Sensors(NamedTuple):
     """The memory's part of the power."""
     module_power_mw: int | None = None
     """Power of the superchip: CPU, memory and all its GPUs. Each of them reports the same."""
+    took_ns: int = 0
+    """How long the call took: its values are of some time within."""
 
 
 class PowerProfile(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from zeusd.devices.port import Sensors
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import History, Slow
-from zeusd.energy.meter import Edge, Meter, expected_period_ns, sensor_window_ns
+from zeusd.energy.meter import Edge, Meter, expected_period_ns, sensor_timing
 from zeusd.energy.scope import Scope, ScopeTest
-from zeusd.energy.ticks import TickTracker
+from zeusd.energy.ticks import REST_NS, TickTracker
 
 POWER_RESOLUTION_MW = 400
 """Resolution of Pascal's readings, which have no counter."""
@@ -26,6 +26,7 @@ class Channel:
     Attributes:
         history: History of the ticks.
         slow: Values that are read once a second.
+        attended_ns: Until when each tick is of interest; any thread may set it.
     """
 
     def __init__(
@@ -33,9 +34,12 @@ class Channel:
     ) -> None:
         self.history = history
         self.slow = Slow()
+        self.attended_ns = 0
+        self._read_ns = now_ns
         self._scope = ScopeTest()
         self._tracker = TickTracker(now_ns)
-        self._meter = Meter(sensor_window_ns(architecture, name), history.last())
+        self._timing = sensor_timing(architecture, name)
+        self._meter = Meter(self._timing.window_ns, history.last())
         self._ceiling_mw = ceiling_mw
         self._period_ns = expected_period_ns(self._meter.window_ns)
         self._key: tuple[int | None, int | None] | None = None
@@ -43,17 +47,22 @@ class Channel:
     @property
     def next_read_ns(self) -> int:
         """When to read the sensors next."""
-        return self._tracker.next_read_ns
+        return 0 if self._roused else self._tracker.next_read_ns
 
     @property
     def latest_read_ns(self) -> int:
         """Latest time for that reading."""
-        return self._tracker.latest_read_ns
+        return 0 if self._roused else self._tracker.latest_read_ns
 
     @property
     def period_ns(self) -> int | None:
-        """The update period; None: not known yet."""
-        return self._tracker.period_ns
+        """The update period, or how often it is read if that is less often; None: not known
+        yet."""
+        return REST_NS if self._tracker.resting else self._tracker.period_ns
+
+    @property
+    def _roused(self) -> bool:
+        return self._tracker.resting and self.attended_ns > self._read_ns
 
     @property
     def scope(self) -> Scope:
@@ -66,7 +75,13 @@ class Channel:
         """Its energy over time."""
         counted = self._meter.raw_mj is not None and not self._meter.stuck
         resolution_mw = 0 if counted else POWER_RESOLUTION_MW
-        return EnergyCurve(self.history, self._meter.window_ns, self._ceiling_mw, resolution_mw)
+        return EnergyCurve(
+            self.history,
+            self._meter.window_ns,
+            self._ceiling_mw,
+            resolution_mw,
+            self._timing.error_ns,
+        )
 
     def failed(self, t_ns: int) -> None:
         """Records that the sensors could not be read."""
@@ -74,6 +89,8 @@ class Channel:
 
     def observe(self, sensors: Sensors) -> Edge | None:
         """Processes a reading of the sensors. Returns the tick that it revealed, if any."""
+        self._read_ns = sensors.t_ns
+        self._tracker.rests = self.attended_ns <= sensors.t_ns
         self._scope.observe(sensors)
         if self._scope.verdict is not Scope.GPU:
             sensors = sensors._replace(energy_mj=None)
@@ -94,13 +111,15 @@ class Channel:
         return edge
 
     def _seen(self, sensors: Sensors, changed: bool) -> Edge | None:
-        tick = self._tracker.observe(sensors.t_ns, changed)
+        tick = self._tracker.observe(sensors.t_ns, changed, sensors.took_ns)
         if tick is None or (tick.silent and not self._meter.stands_still(sensors)):
             return None
         return self._record(sensors, tick.t_ns, tick.ticks)
 
     def _record(self, sensors: Sensors, t_ns: int, count: int) -> Edge | None:
         last_ns = self.history.ends_ns
+        if self._meter.raw_mj is not None:
+            t_ns -= self._timing.lag_ns
         if last_ns and t_ns <= last_ns:
             return None
         passed_ns = t_ns - last_ns if last_ns else self._period_ns

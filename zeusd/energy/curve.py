@@ -17,6 +17,7 @@ from operator import sub
 from typing import NamedTuple
 
 from zeusd.energy.history import History
+from zeusd.energy.meter import SensorTiming
 
 MS = 1_000_000
 
@@ -27,6 +28,10 @@ CONTRAST_MW = 6_000
 
 AROUND = 8
 """Ticks on each side of a window's end from which the unsteadiness of the load is estimated."""
+
+OUTSIDE = 3
+"""Ticks before and after a window of which the lowest power counts as that of the idle GPU: the
+others may contain work that is not measured, or another window."""
 
 # Components of the standard deviation. Chosen so that the truth is within two of them in 95 % of
 # windows under each load of benchmarks/accuracy.py, as far as that can be known.
@@ -42,9 +47,6 @@ FLOOR = 0.02
 
 STEADY = 0.001
 """Smallest error as a share of the energy over any time."""
-
-STAMP_NS = 300_000
-"""Error of a tick's timestamp."""
 
 
 class Energy(NamedTuple):
@@ -62,15 +64,22 @@ class EnergyCurve:
         window_ns: Part before each tick that the sensor measures; None: all of it.
         ceiling_mw: Highest power that it may draw.
         resolution_mw: Resolution of the power that its energy is integrated from.
+        error_ns: Error of a tick's time.
     """
 
     def __init__(
-        self, history: History, window_ns: int | None, ceiling_mw: int, resolution_mw: int = 0
+        self,
+        history: History,
+        window_ns: int | None,
+        ceiling_mw: int,
+        resolution_mw: int = 0,
+        error_ns: int = SensorTiming().error_ns,
     ) -> None:
         self._h = history
         self._window_ns = window_ns
         self._ceiling_mw = ceiling_mw
         self._resolution_mw = resolution_mw
+        self._error_ns = error_ns
 
     # --------------------------------------------------------------------------- at an instant
 
@@ -144,7 +153,13 @@ class EnergyCurve:
 
     # --------------------------------------------------------------------------------- windows
 
-    def window(self, begin_ns: int, end_ns: int, aligned: bool) -> Energy:
+    def window(
+        self,
+        begin_ns: int,
+        end_ns: int,
+        aligned: bool,
+        joins: tuple[bool, bool] = (False, False),
+    ) -> Energy:
         """Energy between two instants.
 
         Args:
@@ -152,6 +167,8 @@ class EnergyCurve:
             end_ns: Second.
             aligned: Whether the GPU was idle, apart from the measured work, just before the first
                 and just after the second.
+            joins: Whether another window ends at the first, and whether one begins at the second:
+                then the GPU works on there.
         """
         h = self._h
         if end_ns <= begin_ns:
@@ -164,39 +181,57 @@ class EnergyCurve:
             return Energy(whole_uj, self._coarse_uncertainty_uj(begin_ns, end_ns, whole_uj))
         first = max(first, start + 1)
         last = max(first, last)
-        snapped_uj = self._snap(begin_ns, end_ns, first, last, whole_uj) if aligned else None
+        snapped_uj = None
+        if aligned:
+            snapped_uj = self._snap(begin_ns, end_ns, first, last, whole_uj, joins)
         energy_uj = whole_uj if snapped_uj is None else snapped_uj
         deviation_uj = self._deviation_uj(
             begin_ns, end_ns, first, last, energy_uj, aligned, whole_uj
         )
         return Energy(energy_uj, round(2 * deviation_uj))
 
-    def _snap(self, begin_ns: int, end_ns: int, first: int, last: int, whole_uj: int) -> int | None:
+    def _snap(
+        self,
+        begin_ns: int,
+        end_ns: int,
+        first: int,
+        last: int,
+        whole_uj: int,
+        joins: tuple[bool, bool],
+    ) -> int | None:
         """The energy if power changes at the window's ends; None: it does not seem to."""
         h = self._h
         end = h.ticks.end
-        before_mw = h.level_mw[first - 1]
+        before_mw = min(h.level_mw.span(max(h.ticks.start, first - OUTSIDE), first))
         after = last
         while after < end and h.t_ns[after] - self._seen_ns(after) < end_ns:
             after += 1
-        after_mw = h.level_mw[after] if after < end else None
+        after_mw = min(h.level_mw.span(after, min(end, after + OUTSIDE)), default=None)
         inner = first
         if inner < end and h.t_ns[inner] - self._seen_ns(inner) < begin_ns:
             inner += 1
         outer = last if last < end and h.t_ns[last] == end_ns else last - 1
         if inner <= outer:
             return self._snap_long(
-                begin_ns, end_ns, first, last, (inner, outer), (before_mw, after_mw), whole_uj
+                begin_ns,
+                end_ns,
+                first,
+                last,
+                (inner, outer),
+                (before_mw, after_mw),
+                joins,
+                whole_uj,
             )
-        if last >= end:
+        if last >= end or any(joins):
             return None
         later_mw = before_mw if after_mw is None else after_mw
         if self._partial:
             return self._snap_unseen(begin_ns, end_ns, first, last, before_mw, later_mw)
+        least_mw, _ = self._range_mw(first)
         energy_uj = h.energy_uj[last] - h.energy_uj[first - 1]
         energy_uj -= self._joules(before_mw, begin_ns - h.t_ns[first - 1])
         energy_uj -= self._joules(later_mw, h.t_ns[last] - end_ns)
-        return self._if_contrast(energy_uj, end_ns - begin_ns, (before_mw, later_mw))
+        return self._if_contrast(energy_uj, end_ns - begin_ns, (before_mw, later_mw), least_mw)
 
     def _snap_long(
         self,
@@ -206,6 +241,7 @@ class EnergyCurve:
         last: int,
         inside: tuple[int, int],
         outside_mw: tuple[int, int | None],
+        joins: tuple[bool, bool],
         whole_uj: int,
     ) -> int | None:
         """A window that contains whole readings; `inside` has the first and the last one."""
@@ -215,7 +251,8 @@ class EnergyCurve:
         head_mw, tail_mw = h.level_mw[inner], h.level_mw[outer]
         energy_uj = whole_uj
         snapped = False
-        if self._contrast(before_mw, head_mw):
+        least_mw, _ = self._range_mw(first)
+        if not joins[0] and self._contrast(before_mw, head_mw):
             snapped = True
             from_ns = h.t_ns[inner] - self._seen_ns(inner)
             energy_uj -= self.energy_uj(from_ns) - self.energy_uj(begin_ns)
@@ -224,9 +261,9 @@ class EnergyCurve:
             else:
                 shared_uj = h.energy_uj[first] - h.energy_uj[first - 1]
                 taken_uj = self._joules(before_mw, begin_ns - h.t_ns[first - 1])
-                energy_uj += self._bounded(shared_uj - taken_uj, from_ns - begin_ns)
+                energy_uj += self._bounded(shared_uj - taken_uj, from_ns - begin_ns, least_mw)
         other_mw = before_mw if after_mw is None else after_mw
-        if self._contrast(other_mw, tail_mw):
+        if not joins[1] and self._contrast(other_mw, tail_mw):
             snapped = True
             until_ns = h.t_ns[outer]
             energy_uj -= self.energy_uj(end_ns) - self.energy_uj(until_ns)
@@ -235,7 +272,7 @@ class EnergyCurve:
             else:
                 shared_uj = h.energy_uj[last] - h.energy_uj[last - 1]
                 taken_uj = self._joules(other_mw, h.t_ns[last] - end_ns)
-                energy_uj += self._bounded(shared_uj - taken_uj, end_ns - until_ns)
+                energy_uj += self._bounded(shared_uj - taken_uj, end_ns - until_ns, least_mw)
         return energy_uj if snapped else None
 
     def _snap_unseen(
@@ -256,20 +293,24 @@ class EnergyCurve:
         if 4 * covered_ns < min(self._window_ns or 0, end_ns - begin_ns):
             return None
         span_ns = end_ns - begin_ns
-        return self._if_contrast(excess_uj * span_ns // covered_ns, span_ns, (before_mw, later_mw))
+        energy_uj = excess_uj * span_ns // covered_ns
+        return self._if_contrast(energy_uj, span_ns, (before_mw, later_mw), 0)
 
-    def _if_contrast(self, energy_uj: int, span_ns: int, outside_mw: tuple[int, int]) -> int | None:
+    def _if_contrast(
+        self, energy_uj: int, span_ns: int, outside_mw: tuple[int, int], least_mw: int
+    ) -> int | None:
         """An energy, if its power differs from that outside and the device can draw it."""
         if span_ns <= 0:
             return None
-        bounded_uj = self._bounded(energy_uj, span_ns)
+        bounded_uj = self._bounded(energy_uj, span_ns, least_mw)
         level_mw = bounded_uj * MS // span_ns
         if all(self._contrast(level_mw, other_mw) for other_mw in outside_mw):
             return bounded_uj
         return None
 
-    def _bounded(self, energy_uj: int, span_ns: int) -> int:
-        return min(max(0, energy_uj), self._joules(self._ceiling_mw, span_ns))
+    def _bounded(self, energy_uj: int, span_ns: int, least_mw: int) -> int:
+        least_uj = self._joules(least_mw, span_ns)
+        return min(max(least_uj, energy_uj), self._joules(self._ceiling_mw, span_ns))
 
     # ----------------------------------------------------------------------------- uncertainty
 
@@ -309,7 +350,7 @@ class EnergyCurve:
         unseen_ns = tick_ns - self._seen_ns(min(first, end - 1))
         ends_ns = math.sqrt(min(span_ns, tick_ns) * tick_ns)
         parts = [
-            level_mw * STAMP_NS,
+            self._stamp_mw(begin_ns, end_ns, first, last, level_mw, snapped) * self._error_ns,
             STEADY * level_mw * span_ns + self._resolution_mw * span_ns / 2,
             FLOOR * level_mw * min(span_ns, tick_ns),
             (UNSEEN if unseen_ns > 0 else UNSEEN_IN_MEANS) * rough_mw * ends_ns,
@@ -327,7 +368,7 @@ class EnergyCurve:
             if self._window_ns is not None:
                 # A reading that seems to be inside may be partly outside, and one before it may be
                 # of work that has ended since.
-                parts.append(jump_mw * STAMP_NS * min(3.0, span_ns / self._window_ns))
+                parts.append(jump_mw * self._error_ns * min(3.0, span_ns / self._window_ns))
                 least_mw, most_mw = self._range_mw(first)
                 parts.append(0.3 * doubt * (most_mw - least_mw) * min(span_ns, tick_ns))
         elif aligned and unseen_ns > 0 and span_ns < tick_ns:
@@ -338,6 +379,17 @@ class EnergyCurve:
         if last >= end:  # the tick that shows it is not there
             parts.append(0.3 * level_mw * min(span_ns, end_ns - h.t_ns[end - 1]))
         return math.sqrt(sum(part * part for part in parts)) / MS
+
+    def _stamp_mw(
+        self, begin_ns: int, end_ns: int, first: int, last: int, level_mw: float, snapped: bool
+    ) -> float:
+        """Power by which an error in the ticks' times counts: a window that takes all that exceeds
+        the power around it is only affected if a tick may be on the other side of its end."""
+        t_ns, end = self._h.t_ns, self._h.ticks.end
+        near_ns = 2 * self._error_ns
+        edges = ((begin_ns, first - 1), (begin_ns, first), (end_ns, last - 1), (end_ns, last))
+        near = any(abs(at_ns - t_ns[one]) < near_ns for at_ns, one in edges if one < end)
+        return level_mw if near or not snapped else float(self._h.level_mw[first - 1])
 
     def _leeway_mwns(self, t_ns: int, number: int) -> float:
         """Error of the energy at an instant if only a tick's mean is known: its power may have been

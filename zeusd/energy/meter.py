@@ -33,18 +33,38 @@ VOLTA, AMPERE, HOPPER = 5, 7, 9
 _GA100 = ("A100", "A800", "A30 ", "A30-")
 
 
-def sensor_window_ns(architecture: int, name: str) -> int | None:
-    """Part of each tick that the power sensor measures; None: all of it.
+class SensorTiming(NamedTuple):
+    """What a reading of a GPU's energy covers.
 
-    Measured by Yang et al., arXiv:2312.02741; Blackwell is assumed to be like Hopper.
+    Attributes:
+        window_ns: Part of each tick that is measured, at its end; None: all of it.
+        lag_ns: Age of the energy that a tick shows.
+        error_ns: Error of a tick's time, with that of the lag (standard deviation).
     """
-    if architecture and architecture <= VOLTA:
-        return 10 * MS
-    if architecture == AMPERE and any(part in f"{name} " for part in _GA100):
-        return 25 * MS
+
+    window_ns: int | None = None
+    lag_ns: int = 0
+    error_ns: int = 300_000
+
+
+_WHOLE = SensorTiming()
+_LAGGING = SensorTiming(None, 8 * MS, 3 * MS)
+
+
+def sensor_timing(architecture: int, name: str) -> SensorTiming:
+    """What is known about a product's sensors.
+
+    Up to Ada, measured by Yang et al. (arXiv:2312.02741). Hopper's energy counter was measured on
+    an H100 and an H200 (docs/reference/hardware): it counts everything, 4 to 12 ms late, whereas
+    the power reading covers 25 of 100 ms. Blackwell is assumed to be like Hopper.
+    """
     if architecture >= HOPPER:
-        return 25 * MS
-    return None
+        return _LAGGING
+    if architecture and architecture <= VOLTA:
+        return SensorTiming(10 * MS)
+    if architecture == AMPERE and any(part in f"{name} " for part in _GA100):
+        return SensorTiming(25 * MS)
+    return _WHOLE
 
 
 def expected_period_ns(window_ns: int | None) -> int:
@@ -59,7 +79,7 @@ class Edge(NamedTuple):
         t_ns: When.
         energy_uj: Energy until then, from an arbitrary start, microjoules.
         level_mw: Power over the part of the tick that the sensor measured.
-        power_mw: Reading of POWER_INSTANT.
+        power_mw: Reading of POWER_INSTANT, or the counter's mean over the tick if it covers more.
         counted_uj: The counter's energy until then, from the same start.
     """
 
@@ -74,7 +94,7 @@ class Meter:
     """Accumulates one GPU's energy.
 
     Args:
-        window_ns: See `sensor_window_ns`.
+        window_ns: See `SensorTiming`.
         last: The last state of an earlier meter, and the counter's value then, mJ.
 
     Attributes:
@@ -86,6 +106,7 @@ class Meter:
 
     def __init__(self, window_ns: int | None, last: tuple[Edge, int | None] | None = None) -> None:
         self.window_ns = window_ns
+        self._means = window_ns is None
         self.epochs = 0
         self.stuck = False
         self.raw_mj: int | None = None
@@ -161,6 +182,8 @@ class Meter:
         if power_mw is not None and last.power_mw and passed_ns == period_ns:
             self._compare(mean_mw, power_mw, last.power_mw)
         level_mw = shown_mw if boxcar and power_mw is not None else mean_mw
+        if self._means and self.raw_mj is not None:
+            shown_mw = mean_mw  # the reading of power covers less, and other times
         counted_uj = last.counted_uj + grown_uj
         energy_uj = counted_uj - self._unseen_uj(level_mw, period_ns)
         edge = Edge(t_ns, max(last.energy_uj, energy_uj), level_mw, shown_mw, counted_uj)

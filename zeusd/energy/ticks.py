@@ -37,14 +37,20 @@ period."""
 CONTINUOUS_NS = 20 * MS
 """Period at which a sensor that changes at every reading is read."""
 
-SPREAD_MIN_NS = 350_000
+GRAIN_NS = 700_000
+"""Shortest useful time between two readings that date a change. It is longer for a reading that
+itself takes longer (an H100's counter: 3 to 16 ms), and all that follows from it is, too."""
+
+SPREAD_MIN = 0.5
+"""Least uncertainty of a prediction, in grains."""
+
 SPREAD_START_NS = 2_500_000
-STEP_MIN_NS = 700_000
 MIDDLE_SHARE = 0.15
 """Share by which a prediction moves to the middle between two readings."""
 
-CORRECTION_NS = STEP_MIN_NS / 4
-"""Distance by which a trusted prediction is corrected beyond the reading that refuted it."""
+CORRECTION = 0.25
+"""Distance, in grains, by which a trusted prediction is corrected beyond the reading that refuted
+it."""
 
 MAX_READS = 8
 """Readings at one tick before it counts as silent."""
@@ -60,22 +66,27 @@ STEADY_BRACKETS = 8
 """Correct predictions in a row before predictions are trusted for longer."""
 
 STEADY_NS = 500 * MS
-"""How long predictions are trusted then."""
+"""How long predictions are trusted then, if a reading takes no longer than a grain."""
 
 GUARD_NS = 1 * MS
-DATED_NS = 1.5 * MS
-"""A change dated less precisely than this does not help to determine the period."""
+TOOK_SHARE = 0.1
+"""Share of a reading's duration in the mean of durations."""
 
-REPHASED_NS = 3 * MS
-"""A change this far from its prediction means that the sensor's phase has changed."""
+DATED = 2.0
+"""A change dated less precisely than this, in grains, does not help to determine the period."""
 
-NEARLY_NS = STEP_MIN_NS
-"""A prediction with a smaller error is correct: it is adjusted and trusted."""
+REPHASED = 4.0
+"""A change this far from its prediction, in grains, means that the sensor's phase has changed."""
 
 ANCHOR_TICKS = 20
 MAX_ANCHORS = 12
 """The period is measured over up to `MAX_ANCHORS` times `ANCHOR_TICKS` ticks, or more if most are
-not dated."""
+not dated, or not well."""
+
+REST_NS = 1_000 * MS
+COSTLY_NS = 1 * MS
+"""A sensor whose reading takes longer than this on average is read once in `REST_NS` only, while
+nobody needs to know more."""
 
 PATIENT_SHARE = 0.6
 """A reading that does not date a change may be delayed by this share of the tick."""
@@ -110,6 +121,7 @@ class TickTracker:
         next_read_ns: When to read next.
         latest_read_ns: Latest time for that reading.
         period_ns: The update period; None: not known yet.
+        rests: Whether nobody needs each change now.
     """
 
     def __init__(self, now_ns: int) -> None:
@@ -119,6 +131,10 @@ class TickTracker:
         self._failures = 0
         self._ticks = 0
         self._began_ns = self._changed_ns = now_ns
+        self.rests = False
+        self._took = 0.0
+        self._grain = float(GRAIN_NS)
+        self._half = 0
         self._restart(now_ns)
 
     def _restart(self, now_ns: int) -> None:
@@ -133,15 +149,22 @@ class TickTracker:
         self._spread = float(SPREAD_START_NS)
         self._reads = 0
         self._ticks = 0
+        self._undated = 0
         self._misses = 0
         self._right = 0
         self._silent = 0
         self._passed = 0
         self._anchors: list[tuple[int, float]] = []
+        self._timed = False
 
     def _read_at(self, t_ns: float, latest_ns: float | None = None) -> None:
         self.next_read_ns = round(t_ns)
         self.latest_read_ns = self.next_read_ns if latest_ns is None else round(latest_ns)
+
+    @property
+    def resting(self) -> bool:
+        """Whether it is read less often than it changes."""
+        return self.rests and self._timed and self._took > COSTLY_NS
 
     def failed(self, t_ns: int) -> None:
         """Handles a failed reading: retries soon, then less and less often."""
@@ -149,11 +172,20 @@ class TickTracker:
         pause_ns = min(RETRY_NS << min(self._failures - 1, 16), RETRY_MAX_NS)
         self._read_at(t_ns + pause_ns)
 
-    def observe(self, t_ns: int, changed: bool) -> Tick | None:
-        """Processes a reading at `t_ns` that is the same as the last one, or another."""
+    def observe(self, t_ns: int, changed: bool, took_ns: int = 0) -> Tick | None:
+        """Processes a reading that is the same as the last one, or another.
+
+        Args:
+            t_ns: The middle of the reading.
+            changed: Whether it is another.
+            took_ns: How long it took; the value is of any time within.
+        """
         if self._failures > MAX_MISSES:
             self._restart(t_ns)  # it was not read for long
         self._failures = 0
+        self._took += TOOK_SHARE * (took_ns - self._took)
+        self._grain = max(float(GRAIN_NS), self._took)
+        self._half = took_ns // 2
         if self.period_ns is None:
             tick = self._search(t_ns, changed)
         elif self._continuous:
@@ -164,7 +196,7 @@ class TickTracker:
                 self._restart(t_ns)
         else:
             tick = self._follow(t_ns, changed)
-        self._read_ns = t_ns
+        self._read_ns = t_ns - self._half
         return tick
 
     # ------------------------------------------------------------------------------------ search
@@ -221,7 +253,7 @@ class TickTracker:
 
     @property
     def _step(self) -> float:
-        return max(STEP_MIN_NS, self._spread / 2)
+        return max(self._grain, self._spread / 2)
 
     def _plan(self) -> None:
         """Processes the first reading at a tick that is due."""
@@ -229,26 +261,30 @@ class TickTracker:
         if self._ticks <= SETTLED_TICKS:
             every = 1
         elif self._right >= STEADY_BRACKETS:
-            every = max(1, int(STEADY_NS / self._period))
+            trusted = STEADY_NS * (self._grain / GRAIN_NS if self._timed else 1.0)
+            every = max(1, int(trusted * 4 / REST_NS if self.resting else trusted / self._period))
         else:
             every = BRACKET_EVERY if self._period < FAST_PERIOD_NS else 1
-        if self._ticks % every:
-            after = max(self._spread, GUARD_NS)
-            self._read_at(self._due + after, self._due + max(after, PATIENT_SHARE * self._period))
+        if self._undated + 1 < every:
+            after = max(self._spread, GUARD_NS) + 2 * self._took
+            due = self._due
+            if self.resting:
+                due += (REST_NS // self._period - 1) * self._period
+            self._read_at(due + after, due + max(after, PATIENT_SHARE * self._period))
         else:
-            self._read_at(self._due - self._spread)
+            self._read_at(self._due - self._spread - self._took)
 
     def _follow(self, t_ns: int, changed: bool) -> Tick | None:
         self._reads += 1
         if changed:
             return self._found(t_ns)
-        late = t_ns - self._due
+        late = t_ns - self._half - self._due
         if self._reads >= MAX_READS or late > self._period / 2:
             return self._quiet(max(1, round(late / self._period)))
         step = self._step
         if late > self._spread:
             step *= 2.0 ** min(self._reads, 6)
-        self._read_at(max(t_ns + step, self._due - self._spread))
+        self._read_at(max(t_ns + self._half + step, self._due - self._spread))
         return None
 
     def _quiet(self, ticks: int) -> Tick:
@@ -269,21 +305,21 @@ class TickTracker:
         period = self._period
         missed = int(max(0.0, t_ns - self._due) // period)
         due = self._due + missed * period
-        low, high = max(before_ns, due - period / 2), float(t_ns)
-        narrow = high - low <= 3 * self._step
+        low, high = max(before_ns, due - period / 2), float(t_ns + self._half)
+        narrow = high - low <= 3 * self._step + 2 * self._took
         middle = (low + high) / 2
         if due > high:  # it changed earlier than expected
-            near = CORRECTION_NS if self._right else self._spread
+            near = CORRECTION * self._grain if self._right else self._spread
             at = high - min(near, (high - low) / 2)
             slop = min(2 * self._spread, (high - low) / 2)
             self._right = 0
             self._misses += 1
-            if due - high > NEARLY_NS:
+            if due - high > self._grain:
                 self._miss(2.0)
         elif low >= due:  # earlier readings at this tick found no change
-            near = CORRECTION_NS if self._right else self._step / 2
+            near = CORRECTION * self._grain if self._right else self._step / 2
             at, slop = min(middle, low + near), (high - low) / 2
-            if low - due > NEARLY_NS:
+            if low - due > self._grain:
                 self._miss(1.5)
             if narrow:
                 self._misses = 0
@@ -291,15 +327,16 @@ class TickTracker:
             at, slop = due + MIDDLE_SHARE * (middle - due), (high - low) / 2
             self._misses = 0
             self._right += 1
-            self._spread = max(SPREAD_MIN_NS, 0.8 * self._spread)
+            self._spread = max(SPREAD_MIN * self._grain, 0.8 * self._spread)
         else:  # a late reading gives little information: the prediction stands
             at, slop = due, self._spread
         count = 1 + missed + self._silent
         self._ticks += 1
+        self._undated = 0 if narrow else self._undated + 1
         self._passed += count
-        if abs(at - due) > REPHASED_NS:
-            self._anchors = []
-        if slop <= DATED_NS:
+        if abs(at - due) > REPHASED * self._grain:
+            self._anchors, self._timed = [], False
+        if narrow and slop <= DATED * self._grain:
             self._time_period(at, (at - due) / count)
         self.period_ns = round(self._period)
         self._silent = 0
@@ -311,23 +348,25 @@ class TickTracker:
         else:
             self._plan()
             # The next tick may already be due if this thread was delayed.
+            soon = round(t_ns + self._half + SPREAD_MIN * self._grain)
             self._read_at(
-                max(self.next_read_ns, t_ns + SPREAD_MIN_NS),
-                max(self.latest_read_ns, t_ns + SPREAD_MIN_NS),
+                max(self.next_read_ns, soon),
+                max(self.latest_read_ns, soon),
             )
         return tick
 
     def _time_period(self, at: float, error: float) -> None:
         """The period, measured over the whole time in which the sensor was regular."""
-        anchors = self._anchors
-        if not anchors or self._passed - anchors[-1][0] >= ANCHOR_TICKS:
+        anchors, coarse = self._anchors, self._grain / GRAIN_NS
+        if not anchors or self._passed - anchors[-1][0] >= ANCHOR_TICKS * coarse:
             anchors.append((self._passed, at))
             del anchors[:-MAX_ANCHORS]
         ticks, since = anchors[0]
-        if self._passed - ticks >= ANCHOR_TICKS:
+        self._timed = self._passed - ticks >= ANCHOR_TICKS * coarse
+        if self._timed:
             self._period = (at - since) / (self._passed - ticks)
         else:
-            self._period += 0.3 * error
+            self._period += 0.3 * error / coarse
 
     def _miss(self, widen: float) -> None:
         self._right = 0

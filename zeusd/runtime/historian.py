@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
@@ -46,6 +46,9 @@ MAX_PATIENCE_NS = 3_000_000_000
 UNKNOWN_PERIOD_NS = 100_000_000
 MIN_TICKS = 2
 _until_ns = attrgetter("until_ns")
+
+JOINED_NS = 2_000_000
+"""Pause between two windows of a query in which the GPU does not become idle: training steps."""
 
 STALE_NS = 2_000_000_000
 """A device without a tick for this long is not assumed to continue as before."""
@@ -273,13 +276,16 @@ def _windows(source: Source, query: WindowsQuery) -> Generator[None, None, Windo
     energies: list[int | None] = []
     uncertainties: list[int] = []
     begins_ns = (source.history.begins_ns or 0) - source.period_ns
+    begins = sorted(begin_ns for begin_ns, _, _ in query.windows)
+    ends = sorted(end_ns for _, end_ns, _ in query.windows)
     for begin_ns, end_ns, aligned in query.windows:
         yield
         if begin_ns < begins_ns:
             energies.append(None)
             uncertainties.append(0)
             continue
-        energy = source.curve.window(begin_ns, end_ns, bool(aligned) and source.aligns)
+        joins = _near(ends, begin_ns), _near(begins, end_ns)
+        energy = source.curve.window(begin_ns, end_ns, bool(aligned) and source.aligns, joins)
         energies.append(energy.energy_uj)
         uncertainties.append(energy.uncertainty_uj)
     return WindowEnergies(
@@ -288,6 +294,12 @@ def _windows(source: Source, query: WindowsQuery) -> Generator[None, None, Windo
         begins_ns=begins_ns,
         tick_ns=source.period_ns,
     )
+
+
+def _near(times: Sequence[int], t_ns: int) -> bool:
+    """Whether one of these ascending times is close to another time."""
+    place = bisect_left(times, t_ns - JOINED_NS)
+    return place < len(times) and times[place] <= t_ns + JOINED_NS
 
 
 def _has(source: Source, until_ns: int) -> bool:

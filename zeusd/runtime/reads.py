@@ -53,6 +53,9 @@ _READINGS: dict[type[Any], Reading] = {
     GetProcesses: Reading.PROCESSES,
 }
 
+STATE_NS = 500_000_000
+"""Longest time for which a GPU's state is as good as new."""
+
 PROCESSES_NS = 1_000_000_000
 """How long a list of processes is as good as new: a driver takes milliseconds to make one."""
 
@@ -186,7 +189,7 @@ class Reads:
         read_ns, result = found
         lasts_ns = PROCESSES_NS
         if reading is Reading.STATE:
-            lasts_ns = 2 * (self._sampling.period_ns(uuid) or 0)
+            lasts_ns = min(2 * (self._sampling.period_ns(uuid) or 0), STATE_NS)
         return result if self._sampling.sample_ns() - read_ns < lasts_ns else None
 
     def _call(self, uuid: str, reading: Reading, pending: _Pending) -> None:

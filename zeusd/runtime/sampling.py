@@ -27,7 +27,7 @@ from zeusd.runtime.power_sources import (
 from zeusd.runtime.powercap import Zone, ZoneSource, find_packages
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampler import Sampler
-from zeusd.runtime.sources import GpuSource, Sample, SharedGpuSource
+from zeusd.runtime.sources import ATTENTION_NS, GpuSource, Sample, SharedGpuSource
 
 log = logging.getLogger(__name__)
 
@@ -208,8 +208,12 @@ class Sampling:
 
     def look_up(self, look_up: LookUp) -> None:
         """Passes on a query about the past."""
+        until_ns = self._clock_ns() + ATTENTION_NS
         for name in look_up.names:
             self._begin(name)
+            source = self.sampler.find(name)
+            if isinstance(source, GpuSource):
+                source.attend(until_ns)
         self._historian.submit(look_up)
 
     def sample_ns(self) -> int:

@@ -14,6 +14,9 @@ from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge
 from zeusd.energy.scope import Scope
 
+ATTENTION_NS = 3600 * 1_000_000_000
+"""How long each tick is of interest after someone requested energies or samples."""
+
 STREAMED_SLOW_NS = 200_000_000
 """Period at which clocks, temperature, throttle reasons and limit of a streamed GPU are read; for
 other GPUs, once for each row of the history."""
@@ -159,9 +162,15 @@ class GpuSource:
         """What the GPU's energy counter counts."""
         return self._channel.scope
 
+    def attend(self, until_ns: int) -> None:
+        """Reads each tick until then, even if that costs much. Any thread may call this."""
+        self._channel.attended_ns = max(until_ns, self._channel.attended_ns)
+
     def read(self, streamed: bool) -> Edge | None:
         """Reads it now. Returns the tick that the reading revealed, if any."""
         channel = self._channel
+        if streamed:
+            self.attend(self._clock_ns() + ATTENTION_NS)
         try:
             sensors = self._nvml.sensors(self._handle)
         except DeviceError as error:

@@ -50,9 +50,12 @@ def _same(first: ProbedGpu, second: ProbedGpu) -> None:
         assert other.period.period_ms == pytest.approx(one.period.period_ms, rel=0.02)
         assert first.loaded is not None
         assert second.loaded is not None
+        if name not in first.loaded.windows:
+            continue  # a real load was too unsteady to show it
         before = first.loaded.windows[name].share(one.period.period_ms)
         after = second.loaded.windows[name].share(other.period.period_ms)
-        assert after == pytest.approx(before, rel=0.1)
+        unsure = first.loaded.windows[name].window_uncertainty_ms / one.period.period_ms
+        assert after == pytest.approx(before, rel=0.1, abs=unsure)
     one, other = first.sensors["power_instant_mw"], second.sensors["power_instant_mw"]
     assert other.resolution == one.resolution
     assert other.mean == pytest.approx(one.mean, rel=0.01)

@@ -202,3 +202,40 @@ def test_a_counter_that_covers_the_whole_period_is_used() -> None:
     partial, whole = (sum(found) / len(found) for found in errors.values())
     assert whole < 0.01
     assert whole < partial / 2
+
+
+def bursts(*bursts_ms: tuple[int, int], count: int, high_mw: int = 300_000) -> EnergyCurve:
+    """Bursts on a GPU that idles at 60 W otherwise, over so many ticks."""
+    levels = []
+    for number in range(count):
+        low, high = number * 100, (number + 1) * 100
+        busy = sum(max(0, min(high, until) - max(low, since)) for since, until in bursts_ms)
+        levels.append(60_000 + (high_mw - 60_000) * busy // 100)
+    return curve_of(levels)
+
+
+@pytest.mark.parametrize("before_ms", [(505, 575), (415, 495), (310, 390)])
+def test_a_burst_has_its_energy_though_another_was_just_before(before_ms: tuple[int, int]) -> None:
+    curve = bursts(before_ms, (620, 650), count=14)
+    energy = curve.window(BEGIN + 620 * MS, BEGIN + 650 * MS, True)
+    assert energy.energy_uj == pytest.approx(300_000 * 30, rel=0.01)
+
+
+def test_steps_without_a_pause_share_the_ticks_evenly() -> None:
+    """Their ends are no changes of power, whatever differs from one tick to the next."""
+    levels = [500_000, 480_000, 300_000, 510_000, 490_000, 250_000, 500_000, 480_000] * 3
+    curve = curve_of(levels, ceiling_mw=700_000)
+    ends = [BEGIN + 800 * MS + n * 13 * MS for n in range(40)]
+    parts = [
+        curve.window(a, b, True, joins=(True, True)).energy_uj for a, b in itertools.pairwise(ends)
+    ]
+    assert sum(parts) == curve.window(ends[0], ends[-1], False).energy_uj
+    assert min(parts) >= 240_000 * 13
+
+
+def test_a_pause_within_work_has_no_less_than_the_least_power_around_it() -> None:
+    levels = [500_000] * 6 + [120_000] + [500_000] * 6
+    curve = curve_of(levels, ceiling_mw=700_000)
+    for begin_ms, end_ms in ((610, 625), (630, 690), (601, 604)):
+        energy = curve.window(BEGIN + begin_ms * MS, BEGIN + end_ms * MS, True)
+        assert energy.energy_uj >= 119_000 * (end_ms - begin_ms)

@@ -9,7 +9,7 @@ from tests import seeds
 from zeusd.devices.port import Sensors
 from zeusd.energy.channel import Channel
 from zeusd.energy.history import SIZE, History
-from zeusd.energy.meter import MS, Meter, sensor_window_ns
+from zeusd.energy.meter import MS, Meter, SensorTiming, sensor_timing
 
 TICK = 100 * MS
 
@@ -40,15 +40,18 @@ class Ticking:
         return gained
 
 
-def test_the_window_of_each_architectures_sensor() -> None:
-    assert sensor_window_ns(4, "Tesla P100-PCIE-16GB") == 10 * MS
-    assert sensor_window_ns(5, "Tesla V100-SXM2-16GB") == 10 * MS
-    assert sensor_window_ns(6, "Tesla T4") is None
-    assert sensor_window_ns(7, "NVIDIA A100-SXM4-80GB") == 25 * MS
-    assert sensor_window_ns(7, "NVIDIA A40") is None
-    assert sensor_window_ns(7, "NVIDIA A30") == 25 * MS
-    assert sensor_window_ns(8, "NVIDIA L40S") is None
-    assert sensor_window_ns(9, "NVIDIA H100 80GB HBM3") == 25 * MS
+def test_the_timing_of_each_architectures_sensors() -> None:
+    assert sensor_timing(4, "Tesla P100-PCIE-16GB").window_ns == 10 * MS
+    assert sensor_timing(5, "Tesla V100-SXM2-16GB").window_ns == 10 * MS
+    assert sensor_timing(6, "Tesla T4") == SensorTiming()
+    assert sensor_timing(7, "NVIDIA A100-SXM4-80GB").window_ns == 25 * MS
+    assert sensor_timing(7, "NVIDIA A40") == SensorTiming()
+    assert sensor_timing(7, "NVIDIA A30").window_ns == 25 * MS
+    assert sensor_timing(8, "NVIDIA L40S") == SensorTiming()
+    hopper = sensor_timing(9, "NVIDIA H100 80GB HBM3")
+    assert hopper.window_ns is None
+    assert 4 * MS <= hopper.lag_ns <= 12 * MS
+    assert hopper == sensor_timing(10, "NVIDIA B200")
 
 
 def test_the_counter_is_followed_and_power_where_there_is_none() -> None:

@@ -8,7 +8,7 @@ import pytest
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import WindowEnergies
 from zeusd.core.model import Failure
-from zeusd.energy.curve import EnergyCurve
+from zeusd.energy.curve import Energy, EnergyCurve
 from zeusd.energy.history import SIZE, History
 from zeusd.energy.meter import Edge
 from zeusd.runtime import historian as module
@@ -272,3 +272,35 @@ def test_too_many_at_once_are_refused() -> None:
     assert refused.code is ErrorCode.OVERLOADED
     scene.settle()
     assert len(scene.done) == len(asked)
+
+
+def test_windows_that_follow_each_other_are_looked_up_as_such() -> None:
+    joined: list[tuple[bool, bool]] = []
+
+    class Noting(EnergyCurve):
+        def window(
+            self,
+            begin_ns: int,
+            end_ns: int,
+            aligned: bool,
+            joins: tuple[bool, bool] = (False, False),
+        ) -> Energy:
+            joined.append(joins)
+            return super().window(begin_ns, end_ns, aligned, joins)
+
+    class Noted(Device):
+        @property
+        def curve(self) -> EnergyCurve:
+            return Noting(self.history, None, 1_000_000)
+
+    scene = Scene(Noted())
+    step, pause, start = TICK_NS // 3, TICK_NS // 4, BEGIN_NS - 3 * TICK_NS
+    apart = start + 2 * step + pause
+    windows = (
+        (start + step, start + 2 * step, 1),
+        (start, start + step, 1),
+        (apart, apart + step, 1),
+    )
+    scene.historian.submit(LookUp(("GPU-0",), WindowsQuery(windows), scene.done.append))
+    scene.settle()
+    assert joined == [(True, False), (False, True), (False, False)]

@@ -55,11 +55,11 @@ class PowerSensor:
     """
 
     def __init__(self, client: Client, uuid: str, architecture: int, name: str) -> None:
-        from zeusd.energy.meter import sensor_window_ns
+        from zeusd.energy.meter import sensor_timing
 
         self._client = client
         self._uuid = uuid
-        self.window_ns = sensor_window_ns(architecture, name)
+        self.window_ns = sensor_timing(architecture, name).window_ns
 
     def readings(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
         """Ticks, ns of CLOCK_MONOTONIC, and their power, mW.

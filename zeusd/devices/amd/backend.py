@@ -319,7 +319,8 @@ class AmdBackend(TabledControls):
         out = (ctypes.byref(count), ctypes.byref(unit), ctypes.byref(stamp))
         before_ns = time.monotonic_ns()
         code = library.status("get_energy_count", socket.first, *out)
-        t_ns = (before_ns + time.monotonic_ns()) // 2
+        took_ns = time.monotonic_ns() - before_ns
+        t_ns = before_ns + took_ns // 2
         if code not in (Status.SUCCESS, Status.NOT_SUPPORTED, Status.NO_SYMBOL):
             raise self._error(socket, code, "get_energy_count")
         instant_w, average_w = self._power_w(library, socket)
@@ -335,6 +336,7 @@ class AmdBackend(TabledControls):
             None if instant_w is None else instant_w * 1000,
             None if average_w is None else average_w * 1000,
             None,
+            took_ns=took_ns,
         )
 
     def _power_w(self, library: Library, socket: Socket) -> tuple[int | None, int | None]:

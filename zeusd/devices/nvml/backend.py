@@ -55,8 +55,9 @@ _VOLTA, _AMPERE, _BLACKWELL = 5, 7, 10
 _NONE = 0xFFFFFFFF
 """Architecture of a GPU newer than the driver's table; instances on a GPU that is not split."""
 
-_MOST_MJ, _MOST_MW = 1 << 63, 20_000_000
-"""More than any energy and power: NVML_VALUE_NOT_AVAILABLE is all ones."""
+_MOST = {name: 20_000_000 for name in Sensors._fields if name.endswith("_mw")}
+_MOST["energy_mj"] = 1 << 63
+"""More than any power, mW, and energy: NVML_VALUE_NOT_AVAILABLE is all ones."""
 
 _MEMBERS = {
     0: "dVal",
@@ -406,15 +407,15 @@ class NvmlBackend(TabledControls):
         """Makes one call per value on drivers without field values."""
         plan = self._plan(gpu)
         with plan.guard:
-            t_ns, mj, *powers_mw = self._sensors(gpu, plan)
-        powers = (mw if (mw or 0) < _MOST_MW else None for mw in powers_mw)
-        return Sensors(t_ns, mj if (mj or 0) < _MOST_MJ else None, *powers)
+            read = self._sensors(gpu, plan)
+        absent = [name for name, most in _MOST.items() if (getattr(read, name) or 0) >= most]
+        return Sensors(**{**read._asdict(), **dict.fromkeys(absent)}) if absent else read
 
     def _sensors(self, gpu: Handle, plan: _FieldPlan) -> Sensors:
         if not plan.batch or not plan.fields:
             return self._sensors_one_by_one(gpu)
         try:
-            t_ns, read = self._read_fields(gpu, plan)
+            t_ns, took_ns, read = self._read_fields(gpu, plan)
         except DeviceError as error:
             if error.code not in _ABSENT:
                 raise
@@ -431,6 +432,7 @@ class NvmlBackend(TabledControls):
             read.get(_GPU_AVERAGE),
             read.get(_MEMORY_AVERAGE),
             read.get(_MODULE_INSTANT, read.get(_MODULE_AVERAGE)),
+            took_ns,
         )
 
     @override
@@ -549,8 +551,8 @@ class NvmlBackend(TabledControls):
         self._plan_of[id(gpu)] = gpu, plan
         return plan
 
-    def _read_fields(self, gpu: Handle, plan: _FieldPlan) -> tuple[int, dict[_Field, int]]:
-        """One batched reading: its time (ns) and values. The plan learns from it.
+    def _read_fields(self, gpu: Handle, plan: _FieldPlan) -> tuple[int, int, dict[_Field, int]]:
+        """One batched reading: its time and duration (ns) and values. The plan learns from it.
 
         Raises:
             DeviceError: The call failed, the GPU is lost, or every field failed temporarily.
@@ -565,7 +567,7 @@ class NvmlBackend(TabledControls):
         function = self._get_field_values or self._function(call)
         before_ns = time.monotonic_ns()
         code = function(gpu, len(plan.slots), plan.values)
-        t_ns = (before_ns + time.monotonic_ns()) // 2
+        took_ns = time.monotonic_ns() - before_ns
         if code != Return.SUCCESS:
             raise nvml_error(int(code), call)
         read: dict[_Field, int] = {}
@@ -590,7 +592,7 @@ class NvmlBackend(TabledControls):
         if mishap and not read:
             raise nvml_error(mishap, call)
         self._get_field_values = function
-        return t_ns, read
+        return before_ns + took_ns // 2, took_ns, read
 
     def _function(self, name: str) -> Any:
         """The library's own function: nvidia-ml-py's wrapper rebuilds all structures for each call.
@@ -615,7 +617,9 @@ class NvmlBackend(TabledControls):
         before_ns = time.monotonic_ns()
         energy = self._or_none("nvmlDeviceGetTotalEnergyConsumption", gpu)
         power = self._or_none("nvmlDeviceGetPowerUsage", gpu)
-        return Sensors((before_ns + time.monotonic_ns()) // 2, energy, power, None, None)
+        took_ns = time.monotonic_ns() - before_ns
+        t_ns = before_ns + took_ns // 2
+        return Sensors(t_ns, energy, power, None, None, took_ns=took_ns)
 
     def _or_none(self, name: str, gpu: Handle) -> int | None:
         try:

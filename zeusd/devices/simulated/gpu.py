@@ -6,7 +6,7 @@ import random
 from collections import deque
 from typing import Protocol
 
-from zeusd.devices.simulated.models import DeviceModel, Profile
+from zeusd.devices.simulated.models import HOPPER, DeviceModel, Profile
 from zeusd.devices.simulated.physics import LIMIT_TAU_S, OperatingPoint, Relaxation
 from zeusd.devices.simulated.quirks import Quirks
 from zeusd.devices.simulated.sensors import PowerSensor
@@ -169,11 +169,13 @@ class SimulatedGpu:
 
     @property
     def memory_clock_mhz(self) -> int:
-        """Memory clock. Unused boards with GDDR memory run at their slowest clock."""
+        """Memory clock. Unused boards with GDDR memory run at their slowest clock, Hopper does
+        not."""
         clocks = self.model.memory_clocks_mhz
         if self.memory_lock_mhz is not None:
             return self.memory_lock_mhz[1]
-        return clocks[0] if self.contexts else clocks[-1]
+        keeps = self.contexts or self.model.architecture == HOPPER
+        return clocks[0] if keeps else clocks[-1]
 
     def limit_moved(self, t_s: float) -> None:
         """Starts the capping controller's move if the enforced limit has changed."""

@@ -2,8 +2,10 @@
 
 Limits, clocks and memories are as `nvidia-smi` reports them. Sensor periods and windows are those
 measured by Yang et al., "Part-time Power Measurements: nvidia-smi's Lack of Attention"
-(arXiv:2312.02741). The four parameters of the power model are fitted to measured tables for P100,
-V100, Quadro RTX 6000, A40 and A100, and plausible for the others; see `physics`. For AMD's GPUs,
+(arXiv:2312.02741). H100 and H200 as measured on one of each (docs/reference/hardware).
+The four parameters of the power model are fitted to measured tables for P100,
+V100, Quadro RTX 6000, A40 and A100, and plausible for the others; see `physics`. H100's loads are
+between those of attention and of matrix products in bfloat16, and that of copies. For AMD's GPUs,
 limits and clocks are known; their sensors' update periods are not published, and the power model is
 only plausible. For Grace superchips, the idle powers are those that nvidia-smi showed on a GB200
 node (GPUs 157 to 172 W, memory 29 to 35 W, modules 452 to 467 W) and, for GH200, the means of a
@@ -30,6 +32,9 @@ class Sensor:
         quantum_mw: Resolution of the reading.
         average: Whether it also has a mean over one second (POWER_AVERAGE).
         dither: Whether consecutive readings always differ.
+        counter_lag_ms: The counter counts everything until so long before its ticks (from, to:
+            boards differ), and power is measured when it is read, at most once in a tick's time;
+            None: both change at the same ticks, and cover the same part of them.
     """
 
     tick_ms: float
@@ -37,6 +42,7 @@ class Sensor:
     quantum_mw: int = 1
     average: bool = False
     dither: bool = True
+    counter_lag_ms: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +188,7 @@ _PASCAL_SENSOR = Sensor(20, 10, quantum_mw=400)
 _TURING_SENSOR = Sensor(100, 100)
 _GA100_SENSOR = Sensor(100, 25)
 _GA10X_SENSOR = Sensor(100, 100, average=True)
-_HOPPER_SENSOR = Sensor(100, 25, average=True)
+_HOPPER_SENSOR = Sensor(100, 25, average=True, counter_lag_ms=(4, 12))
 
 _AMD_SENSOR = Sensor(1, 1, quantum_mw=1000, dither=False)
 
@@ -226,16 +232,16 @@ _H100 = DeviceModel(
     architecture=HOPPER,
     memory_mib=81559,
     power_limits_w=(200, 700, 700),
-    idle_w=(72, 110),
+    idle_w=(75, 130),
     idle_clock_mhz=345,
     clocks_mhz=_grid(345, 1980, 15),
-    memory_clocks_mhz=(2619,),
+    memory_clocks_mhz=(2619, 1593),
     sensor=_HOPPER_SENSOR,
-    static_w=90,
+    static_w=120,
     vmin=0.78,
     knee=0.72,
-    compute_load=(0.85, 760),
-    memory_load=(0.25, 430),
+    compute_load=(0.85, 1100),
+    memory_load=(0.25, 570),
 )
 
 _PROFILES = (
@@ -435,9 +441,8 @@ _MODELS = (
         key="h200",
         name="NVIDIA H200",
         memory_mib=143771,
-        idle_w=(76, 120),
-        memory_clocks_mhz=(3201,),
-        static_w=100,
+        idle_w=(81, 130),
+        memory_clocks_mhz=(3201, 2201),
     ),
     replace(
         _H100,

@@ -125,7 +125,8 @@ def _window_ms(gpu: Mapping[str, Any], name: str | None) -> float | None:
 
 
 def _sensor(gpu: Mapping[str, Any], power: str | None, counter: str | None, like: Sensor) -> Sensor:
-    tick_ms = next(_periods(gpu, (power, counter)), float(like.tick_ms))
+    names = (power, counter) if like.counter_lag_ms is None else (counter, power)
+    tick_ms = next(_periods(gpu, names), float(like.tick_ms))
     window_ms = _window_ms(gpu, power)
     if window_ms is None:
         window_ms = tick_ms * like.window_ms / like.tick_ms
@@ -136,6 +137,7 @@ def _sensor(gpu: Mapping[str, Any], power: str | None, counter: str | None, like
         quantum_mw=like.quantum_mw if resolution is None else int(resolution),
         average="power_average_mw" in gpu["sensors"],
         dither=resolution is None or resolution <= 1,
+        counter_lag_ms=like.counter_lag_ms,
     )
 
 

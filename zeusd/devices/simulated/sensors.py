@@ -2,12 +2,14 @@
 
 True power is averaged over a window that ends at each tick, scaled by the board's gain, quantised,
 and, where the sensor dithers, moved by a milliwatt or more so that no two ticks read the same. The
-counter adds the window's mean times the tick, or, if it counts everything, the true energy. It is
-not known which of the two the hardware does. Ticks are computed when the sensor is read.
+counter adds the window's mean times the tick, or, if it counts everything, the true energy. Hopper
+counts everything, some milliseconds late, and measures power when it is read; of GA100, it is not
+known. Ticks are computed when the sensor is read.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -52,8 +54,11 @@ class PowerSensor:
         self._tick_s = sensor.tick_ms / 1000
         self._window_s = sensor.window_ms / 1000
         self._last_tick_s = start_s - chance.random() * self._tick_s
-        self._counts_all = counts_all
-        self._counted_j = energy_at(self._last_tick_s)
+        self._on_read = sensor.counter_lag_ms is not None
+        self._counts_all = counts_all or self._on_read
+        self._lag_s = chance.uniform(*sensor.counter_lag_ms or (0, 0)) / 1000
+        self._read_s = -math.inf
+        self._counted_j = energy_at(self._last_tick_s - self._lag_s)
         self._counter_mj = 0.0
         self._instant_mw = 0
         self._ticks_mw: deque[int] = deque(maxlen=AVERAGE_TICKS)
@@ -68,7 +73,7 @@ class PowerSensor:
     @property
     def needs_since_s(self) -> float:
         """Oldest time whose true energy may still be needed."""
-        return self._last_tick_s - self._window_s
+        return self._last_tick_s - max(self._window_s, self._lag_s)
 
     def energy_mj(self, now_s: float) -> int:
         """The counter's reading."""
@@ -78,6 +83,9 @@ class PowerSensor:
     def instant_mw(self, now_s: float) -> int:
         """POWER_INSTANT."""
         self.update(now_s)
+        if self._on_read and now_s - self._read_s >= self._tick_s:
+            self._read_s = now_s
+            self._show(self._mean_mw(now_s))
         return self._instant_mw
 
     def average_mw(self, now_s: float) -> int:
@@ -91,23 +99,34 @@ class PowerSensor:
         if due > _CATCH_UP_TICKS:
             start_s = self._last_tick_s
             self._last_tick_s += (due - _CATCH_UP_TICKS) * self._tick_s
-            true_j = self._energy_at(self._last_tick_s) - self._energy_at(start_s)
+            counted_j = self._energy_at(self._last_tick_s - self._lag_s)
+            true_j = counted_j - self._energy_at(start_s - self._lag_s)
             self._counter_mj += self._gain * true_j * 1000
-            self._counted_j = self._energy_at(self._last_tick_s)
+            self._counted_j = counted_j
             due = _CATCH_UP_TICKS
         for _ in range(due):
             self._last_tick_s += self._tick_s
             self._tick(self._last_tick_s)
 
     def _tick(self, t_s: float) -> None:
-        until_j = self._energy_at(t_s)
-        mean_j = until_j - self._energy_at(t_s - self._window_s)
-        mean_mw = self._gain * mean_j / self._window_s * 1000
-        if self._counts_all:
-            self._counter_mj += self._gain * (until_j - self._counted_j) * 1000
-        else:
-            self._counter_mj += mean_mw * self._tick_s
+        until_j = self._energy_at(t_s - self._lag_s)
+        counted_mj = self._gain * (until_j - self._counted_j) * 1000
         self._counted_j = until_j
+        if self._on_read:
+            self._counter_mj += counted_mj
+            self._ticks_mw.append(round(counted_mj / self._tick_s))
+            return
+        mean_mw = self._mean_mw(t_s)
+        self._counter_mj += counted_mj if self._counts_all else mean_mw * self._tick_s
+        self._show(mean_mw)
+        self._ticks_mw.append(self._instant_mw)
+
+    def _mean_mw(self, t_s: float) -> float:
+        """Power over the window that ends at a time."""
+        mean_j = self._energy_at(t_s) - self._energy_at(t_s - self._window_s)
+        return self._gain * mean_j / self._window_s * 1000
+
+    def _show(self, mean_mw: float) -> None:
         quantum = self._sensor.quantum_mw
         reading = round(mean_mw / quantum) * quantum
         if self._sensor.dither:
@@ -115,4 +134,3 @@ class PowerSensor:
             if reading == self._instant_mw:
                 reading += 1
         self._instant_mw = max(0, reading)
-        self._ticks_mw.append(self._instant_mw)
