@@ -92,7 +92,7 @@ class _Queued(NamedTuple):
 
 
 class TorchLoad(Load):
-    """Matrix products on one GPU, by PyTorch with CUDA or HIP. It has never run on a GPU.
+    """Matrix products on one GPU, by PyTorch with CUDA or HIP. It ran on an H100 and an H200.
 
     Bursts are dated by stream events, against an event that was recorded while the device was idle
     and the clock had just been read. A thread queues them: a full queue must not delay readings.
