@@ -17,7 +17,7 @@ from operator import sub
 from typing import NamedTuple
 
 from zeusd.energy.history import History
-from zeusd.energy.meter import SensorTiming
+from zeusd.energy.meter import EXACT
 
 MS = 1_000_000
 
@@ -73,7 +73,7 @@ class EnergyCurve:
         window_ns: int | None,
         ceiling_mw: int,
         resolution_mw: int = 0,
-        error_ns: int = SensorTiming().error_ns,
+        error_ns: int = EXACT.error_ns,
     ) -> None:
         self._h = history
         self._window_ns = window_ns
@@ -350,7 +350,7 @@ class EnergyCurve:
         unseen_ns = tick_ns - self._seen_ns(min(first, end - 1))
         ends_ns = math.sqrt(min(span_ns, tick_ns) * tick_ns)
         parts = [
-            self._stamp_mw(begin_ns, end_ns, first, last, level_mw, snapped) * self._error_ns,
+            self._stamp_mwns(begin_ns, end_ns, first, last, level_mw, snapped),
             STEADY * level_mw * span_ns + self._resolution_mw * span_ns / 2,
             FLOOR * level_mw * min(span_ns, tick_ns),
             (UNSEEN if unseen_ns > 0 else UNSEEN_IN_MEANS) * rough_mw * ends_ns,
@@ -380,16 +380,27 @@ class EnergyCurve:
             parts.append(0.3 * level_mw * min(span_ns, end_ns - h.t_ns[end - 1]))
         return math.sqrt(sum(part * part for part in parts)) / MS
 
-    def _stamp_mw(
+    def _stamp_mwns(
         self, begin_ns: int, end_ns: int, first: int, last: int, level_mw: float, snapped: bool
     ) -> float:
-        """Power by which an error in the ticks' times counts: a window that takes all that exceeds
-        the power around it is only affected if a tick may be on the other side of its end."""
-        t_ns, end = self._h.t_ns, self._h.ticks.end
-        near_ns = 2 * self._error_ns
-        edges = ((begin_ns, first - 1), (begin_ns, first), (end_ns, last - 1), (end_ns, last))
-        near = any(abs(at_ns - t_ns[one]) < near_ns for at_ns, one in edges if one < end)
-        return level_mw if near or not snapped else float(self._h.level_mw[first - 1])
+        """Error from that of the ticks' times. A tick that is a little earlier or later changes a
+        window by the difference in power at its end; one that takes all that exceeds the power
+        around it, only if the tick may be on the other side of its end."""
+        t_ns, (start, end) = self._h.t_ns, (self._h.ticks.start, self._h.ticks.end)
+        more_ns = self._error_ns - EXACT.error_ns
+        if not more_ns:
+            changes_mw = 0.0
+        elif snapped:
+            edges = ((begin_ns, first - 1), (begin_ns, first), (end_ns, last - 1), (end_ns, last))
+            near_ns = 2 * self._error_ns
+            near = any(abs(at_ns - t_ns[one]) < near_ns for at_ns, one in edges if one < end)
+            changes_mw = level_mw if near else 0.0
+        else:
+            changes_mw = 0.0
+            for one in (first, last):
+                around = self._h.level_mw.span(max(start, one - 1), min(end, one + 2))
+                changes_mw += max(around) - min(around)
+        return level_mw * EXACT.error_ns + changes_mw * more_ns
 
     def _leeway_mwns(self, t_ns: int, number: int) -> float:
         """Error of the energy at an instant if only a tick's mean is known: its power may have been

@@ -47,7 +47,7 @@ class SensorTiming(NamedTuple):
     error_ns: int = 300_000
 
 
-_WHOLE = SensorTiming()
+EXACT = SensorTiming()
 _LAGGING = SensorTiming(None, 8 * MS, 3 * MS)
 
 
@@ -64,7 +64,7 @@ def sensor_timing(architecture: int, name: str) -> SensorTiming:
         return SensorTiming(10 * MS)
     if architecture == AMPERE and any(part in f"{name} " for part in _GA100):
         return SensorTiming(25 * MS)
-    return _WHOLE
+    return EXACT
 
 
 def expected_period_ns(window_ns: int | None) -> int:

@@ -9,7 +9,7 @@ from tests import seeds
 from zeusd.devices.port import Sensors
 from zeusd.energy.channel import Channel
 from zeusd.energy.history import SIZE, History
-from zeusd.energy.meter import MS, Meter, SensorTiming, sensor_timing
+from zeusd.energy.meter import EXACT, MS, Meter, sensor_timing
 
 TICK = 100 * MS
 
@@ -43,11 +43,11 @@ class Ticking:
 def test_the_timing_of_each_architectures_sensors() -> None:
     assert sensor_timing(4, "Tesla P100-PCIE-16GB").window_ns == 10 * MS
     assert sensor_timing(5, "Tesla V100-SXM2-16GB").window_ns == 10 * MS
-    assert sensor_timing(6, "Tesla T4") == SensorTiming()
+    assert sensor_timing(6, "Tesla T4") == EXACT
     assert sensor_timing(7, "NVIDIA A100-SXM4-80GB").window_ns == 25 * MS
-    assert sensor_timing(7, "NVIDIA A40") == SensorTiming()
+    assert sensor_timing(7, "NVIDIA A40") == EXACT
     assert sensor_timing(7, "NVIDIA A30").window_ns == 25 * MS
-    assert sensor_timing(8, "NVIDIA L40S") == SensorTiming()
+    assert sensor_timing(8, "NVIDIA L40S") == EXACT
     hopper = sensor_timing(9, "NVIDIA H100 80GB HBM3")
     assert hopper.window_ns is None
     assert 4 * MS <= hopper.lag_ns <= 12 * MS
