@@ -69,8 +69,9 @@ STEADY_NS = 500 * MS
 """How long predictions are trusted then, if a reading takes no longer than a grain."""
 
 GUARD_NS = 1 * MS
-TOOK_SHARE = 0.1
-"""Share of a reading's duration in the mean of durations."""
+TOOK_SHARE, LONGEST_NS = 0.1, 20 * MS
+"""Share of a reading's duration in the mean of durations, and the longest that counts: a driver may
+hang once."""
 
 DATED = 2.0
 """A change dated less precisely than this, in grains, does not help to determine the period."""
@@ -183,7 +184,7 @@ class TickTracker:
         if self._failures > MAX_MISSES:
             self._restart(t_ns)  # it was not read for long
         self._failures = 0
-        self._took += TOOK_SHARE * (took_ns - self._took)
+        self._took += TOOK_SHARE * (min(took_ns, LONGEST_NS) - self._took)
         self._grain = max(float(GRAIN_NS), self._took)
         self._half = took_ns // 2
         if self.period_ns is None:

@@ -140,3 +140,17 @@ def test_bursts_on_an_h100_have_the_power_of_the_load(wave: dict[str, Any]) -> N
         assert abs(powers[-1] - BURST_W) <= energy.uncertainty_uj / 1e6 / seconds + 0.02 * BURST_W
     assert powers
     assert statistics.fmean(powers) == pytest.approx(BURST_W, rel=0.05)
+
+
+def test_one_reading_that_hangs_does_not_make_a_sensor_costly() -> None:
+    board = Board(regular(60), seeds.fresh())
+    for n in range(300):  # quick readings, one of which hangs
+        took_ns = 3_000 * MS if n == 200 else 50_000
+        board.now_ns = max(board.now_ns, board.channel.next_read_ns) + took_ns
+        place = bisect.bisect_right(board.times, board.now_ns)
+        value_mj = board.values[max(0, place - 1)]
+        middle_ns = board.now_ns - took_ns // 2
+        board.channel.observe(Sensors(middle_ns, value_mj, 80_000, None, None, took_ns=took_ns))
+    assert board.channel.period_ns == pytest.approx(100 * MS, rel=0.002)
+    ticks = board.history.ticks
+    assert board.history.t_ns[ticks.end - 1] - board.history.t_ns[ticks.end - 2] < 150 * MS
