@@ -29,6 +29,9 @@ CONTRAST_MW = 6_000
 AROUND = 8
 """Ticks on each side of a window's end from which the unsteadiness of the load is estimated."""
 
+NEAR = 2 * AROUND
+"""Ticks on each side of a window's end that matter for its energy."""
+
 OUTSIDE = 3
 """Ticks before and after a window of which the lowest power counts as that of the idle GPU: the
 others may contain work that is not measured, or another window."""
@@ -54,6 +57,19 @@ class Energy(NamedTuple):
 
     energy_uj: int
     uncertainty_uj: int
+
+
+class _Rows(NamedTuple):
+    """The ticks around a window's ends, oldest first."""
+
+    t_ns: list[int]
+    energy_uj: list[int]
+    level_mw: list[int]
+
+    @property
+    def end(self) -> int:
+        """Number of ticks."""
+        return len(self.t_ns)
 
 
 class EnergyCurve:
@@ -85,7 +101,11 @@ class EnergyCurve:
 
     def energy_uj(self, t_ns: int) -> int:
         """Energy until an instant. After the newest tick, its power is assumed to continue."""
-        return self._energy_uj(t_ns, *self._place(t_ns))
+        number, start, end = self._place(t_ns)
+        if number == start:
+            return self._coarse_uj(t_ns, start)
+        first = max(start, number - 2)
+        return self._energy_uj(self._rows(first, min(end, number + 2)), t_ns, number - first)
 
     def _place(self, t_ns: int) -> tuple[int, int, int]:
         """The first tick that is not before an instant, the oldest tick, and the next one."""
@@ -93,24 +113,26 @@ class EnergyCurve:
         start, end = ticks.start, ticks.end
         return self._h.t_ns.first_at_least(t_ns, start, end), start, end
 
-    def _energy_uj(self, t_ns: int, number: int, start: int, end: int) -> int:
+    def _rows(self, first: int, end: int) -> _Rows:
         h = self._h
-        if number == end:
-            return h.energy_uj[end - 1] + self._joules(h.level_mw[end - 1], t_ns - h.t_ns[end - 1])
-        if number > start:
-            return h.energy_uj[number - 1] + self._until(number, t_ns)
-        return self._coarse_uj(t_ns, start)
+        columns = (h.t_ns, h.energy_uj, h.level_mw)
+        return _Rows(*(column.span(first, end) for column in columns))
 
-    def _until(self, number: int, t_ns: int) -> int:
+    def _energy_uj(self, h: _Rows, t_ns: int, number: int) -> int:
+        """Energy until an instant between the tick before `number` and that one."""
+        if number == h.end:
+            return h.energy_uj[-1] + self._joules(h.level_mw[-1], t_ns - h.t_ns[-1])
+        return h.energy_uj[number - 1] + self._until(h, number, t_ns)
+
+    def _until(self, h: _Rows, number: int, t_ns: int) -> int:
         """Energy from the tick before `number` to an instant before it."""
-        h = self._h
         before_ns = h.t_ns[number - 1]
         span_ns = h.t_ns[number] - before_ns
         total_uj = h.energy_uj[number] - h.energy_uj[number - 1]
         passed_ns = t_ns - before_ns
         if span_ns <= 0:
             return total_uj
-        seen_ns = self._seen_ns(number)
+        seen_ns = self._seen_ns(h, number)
         level_mw, last_mw = h.level_mw[number], h.level_mw[number - 1]
         if seen_ns < span_ns:
             seen_uj = min(total_uj, self._joules(level_mw, seen_ns))
@@ -122,7 +144,7 @@ class EnergyCurve:
             if mean_mw > 0:
                 share *= (last_mw + (level_mw - last_mw) * share / 2) / mean_mw
             return round((total_uj - seen_uj) * share)
-        if number + 1 < h.ticks.end and number - 1 > h.ticks.start:
+        if 1 < number < h.end - 1:
             next_mw = h.level_mw[number + 1]
             if (level_mw - last_mw) * (next_mw - level_mw) > 0 and self._contrast(last_mw, next_mw):
                 # One step within the tick; the mean determines when.
@@ -170,28 +192,39 @@ class EnergyCurve:
             joins: Whether another window ends at the first, and whether one begins at the second:
                 then the GPU works on there.
         """
-        h = self._h
         if end_ns <= begin_ns:
             return Energy(0, 0)
         first, start, end = self._place(begin_ns)
-        last = h.t_ns.first_at_least(end_ns, first, end)  # covers the end; may be `end`
-        whole_uj = self._energy_uj(end_ns, last, start, end)
-        whole_uj = max(0, whole_uj - self._energy_uj(begin_ns, first, start, end))
-        if end - start < 2 or (first == start and begin_ns < h.t_ns[start]):
-            return Energy(whole_uj, self._coarse_uncertainty_uj(begin_ns, end_ns, whole_uj))
-        first = max(first, start + 1)
-        last = max(first, last)
+        last = self._h.t_ns.first_at_least(end_ns, first, end)  # covers the end; may be `end`
+        if first == start or end - start < 2:
+            whole_uj = max(0, self.energy_uj(end_ns) - self.energy_uj(begin_ns))
+            if end - start < 2 or begin_ns < self._h.t_ns[start]:
+                return Energy(whole_uj, self._coarse_uncertainty_uj(begin_ns, end_ns, whole_uj))
+            first = start + 1
+            last = max(first, last)
+        oldest = max(start, first - NEAR)
+        if last - first > 4 * NEAR:  # what is far from both ends does not matter
+            early = self._rows(oldest, first + 2 * NEAR)
+            late = self._rows(last - NEAR, min(end, last + NEAR))
+            h = _Rows(*(one + other for one, other in zip(early, late, strict=True)))
+            last = early.end + NEAR
+        else:
+            h = self._rows(oldest, min(end, last + NEAR))
+            last -= oldest
+        first -= oldest
+        whole_uj = self._energy_uj(h, end_ns, last) - self._energy_uj(h, begin_ns, first)
         snapped_uj = None
         if aligned:
-            snapped_uj = self._snap(begin_ns, end_ns, first, last, whole_uj, joins)
+            snapped_uj = self._snap(h, begin_ns, end_ns, first, last, whole_uj, joins)
         energy_uj = whole_uj if snapped_uj is None else snapped_uj
         deviation_uj = self._deviation_uj(
-            begin_ns, end_ns, first, last, energy_uj, aligned, whole_uj
+            h, begin_ns, end_ns, first, last, energy_uj, aligned, whole_uj
         )
         return Energy(energy_uj, round(2 * deviation_uj))
 
     def _snap(
         self,
+        h: _Rows,
         begin_ns: int,
         end_ns: int,
         first: int,
@@ -200,19 +233,19 @@ class EnergyCurve:
         joins: tuple[bool, bool],
     ) -> int | None:
         """The energy if power changes at the window's ends; None: it does not seem to."""
-        h = self._h
-        end = h.ticks.end
-        before_mw = min(h.level_mw.span(max(h.ticks.start, first - OUTSIDE), first))
+        end = h.end
+        before_mw = min(h.level_mw[max(0, first - OUTSIDE) : first])
         after = last
-        while after < end and h.t_ns[after] - self._seen_ns(after) < end_ns:
+        while after < end and h.t_ns[after] - self._seen_ns(h, after) < end_ns:
             after += 1
-        after_mw = min(h.level_mw.span(after, min(end, after + OUTSIDE)), default=None)
+        after_mw = min(h.level_mw[after : after + OUTSIDE], default=None)
         inner = first
-        if inner < end and h.t_ns[inner] - self._seen_ns(inner) < begin_ns:
+        if inner < end and h.t_ns[inner] - self._seen_ns(h, inner) < begin_ns:
             inner += 1
         outer = last if last < end and h.t_ns[last] == end_ns else last - 1
         if inner <= outer:
             return self._snap_long(
+                h,
                 begin_ns,
                 end_ns,
                 first,
@@ -226,8 +259,8 @@ class EnergyCurve:
             return None
         later_mw = before_mw if after_mw is None else after_mw
         if self._partial:
-            return self._snap_unseen(begin_ns, end_ns, first, last, before_mw, later_mw)
-        least_mw, _ = self._range_mw(first)
+            return self._snap_unseen(h, begin_ns, end_ns, first, last, before_mw, later_mw)
+        least_mw, _ = self._range_mw(h, first)
         energy_uj = h.energy_uj[last] - h.energy_uj[first - 1]
         energy_uj -= self._joules(before_mw, begin_ns - h.t_ns[first - 1])
         energy_uj -= self._joules(later_mw, h.t_ns[last] - end_ns)
@@ -235,6 +268,7 @@ class EnergyCurve:
 
     def _snap_long(
         self,
+        h: _Rows,
         begin_ns: int,
         end_ns: int,
         first: int,
@@ -245,16 +279,15 @@ class EnergyCurve:
         whole_uj: int,
     ) -> int | None:
         """A window that contains whole readings; `inside` has the first and the last one."""
-        h = self._h
         inner, outer = inside
         before_mw, after_mw = outside_mw
         head_mw, tail_mw = h.level_mw[inner], h.level_mw[outer]
         energy_uj = whole_uj
         snapped = False
-        least_mw, _ = self._range_mw(first)
+        least_mw, _ = self._range_mw(h, first)
         if not joins[0] and self._contrast(before_mw, head_mw):
             snapped = True
-            from_ns = h.t_ns[inner] - self._seen_ns(inner)
+            from_ns = h.t_ns[inner] - self._seen_ns(h, inner)
             energy_uj -= self.energy_uj(from_ns) - self.energy_uj(begin_ns)
             if self._partial or before_mw > head_mw or inner == first:
                 energy_uj += self._joules(head_mw, from_ns - begin_ns)
@@ -267,7 +300,7 @@ class EnergyCurve:
             snapped = True
             until_ns = h.t_ns[outer]
             energy_uj -= self.energy_uj(end_ns) - self.energy_uj(until_ns)
-            if self._partial or other_mw > tail_mw or last >= h.ticks.end:
+            if self._partial or other_mw > tail_mw or last >= h.end:
                 energy_uj += self._joules(tail_mw, end_ns - until_ns)
             else:
                 shared_uj = h.energy_uj[last] - h.energy_uj[last - 1]
@@ -276,13 +309,19 @@ class EnergyCurve:
         return energy_uj if snapped else None
 
     def _snap_unseen(
-        self, begin_ns: int, end_ns: int, first: int, last: int, before_mw: int, later_mw: int
+        self,
+        h: _Rows,
+        begin_ns: int,
+        end_ns: int,
+        first: int,
+        last: int,
+        before_mw: int,
+        later_mw: int,
     ) -> int | None:
         """A window without a whole reading, of a sensor that measures part of each tick."""
-        h = self._h
         covered_ns, excess_uj = 0, 0
         for number in range(first, last + 1):
-            seen_ns = self._seen_ns(number)
+            seen_ns = self._seen_ns(h, number)
             from_ns, until_ns = h.t_ns[number] - seen_ns, h.t_ns[number]
             inside_ns = max(0, min(until_ns, end_ns) - max(from_ns, begin_ns))
             if inside_ns:
@@ -316,6 +355,7 @@ class EnergyCurve:
 
     def _deviation_uj(
         self,
+        h: _Rows,
         begin_ns: int,
         end_ns: int,
         first: int,
@@ -328,29 +368,28 @@ class EnergyCurve:
 
         `whole_uj` is the curve's energy; `energy_uj` may be the aligned window's.
         """
-        h = self._h
-        start, end = h.ticks.start, h.ticks.end
+        end = h.end
         span_ns = max(1, end_ns - begin_ns)
         stop = min(last, end - 1)
         tick_ns = h.t_ns[first] - h.t_ns[first - 1] if first < end else 100 * MS
         tick_ns = max(1, min(tick_ns, 1_000 * MS))
         snapped = energy_uj != whole_uj
         level_mw = energy_uj * MS / span_ns
-        low, high = max(start + 1, first - AROUND), min(end - 1, stop + AROUND)
+        low, high = max(1, first - AROUND), min(end - 1, stop + AROUND)
         if snapped:
-            outer_mw = max(self._roughness(low, first - 1), self._roughness(stop + 2, high))
-            inner_mw = self._roughness(min(first + 2, stop), min(stop - 1, first + 2 * AROUND))
+            outer_mw = max(self._roughness(h, low, first - 1), self._roughness(h, stop + 2, high))
+            inner_mw = self._roughness(h, min(first + 2, stop), min(stop - 1, first + 2 * AROUND))
             rough_mw = max(outer_mw, inner_mw)
         else:
             outer_mw = 0.0
             rough_mw = max(
-                self._roughness(low, min(end - 1, first + AROUND)),
-                self._roughness(max(start + 1, stop - AROUND), high),
+                self._roughness(h, low, min(end - 1, first + AROUND)),
+                self._roughness(h, max(1, stop - AROUND), high),
             )
-        unseen_ns = tick_ns - self._seen_ns(min(first, end - 1))
+        unseen_ns = tick_ns - self._seen_ns(h, min(first, end - 1))
         ends_ns = math.sqrt(min(span_ns, tick_ns) * tick_ns)
         parts = [
-            self._stamp_mwns(begin_ns, end_ns, first, last, level_mw, snapped),
+            self._stamp_mwns(h, begin_ns, end_ns, first, last, level_mw, snapped),
             STEADY * level_mw * span_ns + self._resolution_mw * span_ns / 2,
             FLOOR * level_mw * min(span_ns, tick_ns),
             (UNSEEN if unseen_ns > 0 else UNSEEN_IN_MEANS) * rough_mw * ends_ns,
@@ -359,7 +398,7 @@ class EnergyCurve:
             ticks = span_ns / tick_ns
             parts.append(UNSEEN * rough_mw * min(unseen_ns, span_ns) * math.sqrt(max(ticks, 0.2)))
         elif not snapped:
-            parts.append(self._leeway_mwns(begin_ns, first) + self._leeway_mwns(end_ns, last))
+            parts.append(self._leeway_mwns(h, begin_ns, first) + self._leeway_mwns(h, end_ns, last))
         if snapped:
             # Part of its energy may belong to work around it.
             jump_mw = max(1.0, abs(level_mw - h.level_mw[first - 1]))
@@ -369,7 +408,7 @@ class EnergyCurve:
                 # A reading that seems to be inside may be partly outside, and one before it may be
                 # of work that has ended since.
                 parts.append(jump_mw * self._error_ns * min(3.0, span_ns / self._window_ns))
-                least_mw, most_mw = self._range_mw(first)
+                least_mw, most_mw = self._range_mw(h, first)
                 parts.append(0.3 * doubt * (most_mw - least_mw) * min(span_ns, tick_ns))
         elif aligned and unseen_ns > 0 and span_ns < tick_ns:
             # An idle device, and work between two readings: it may have drawn any power.
@@ -381,12 +420,19 @@ class EnergyCurve:
         return math.sqrt(sum(part * part for part in parts)) / MS
 
     def _stamp_mwns(
-        self, begin_ns: int, end_ns: int, first: int, last: int, level_mw: float, snapped: bool
+        self,
+        h: _Rows,
+        begin_ns: int,
+        end_ns: int,
+        first: int,
+        last: int,
+        level_mw: float,
+        snapped: bool,
     ) -> float:
         """Error from that of the ticks' times. A tick that is a little earlier or later changes a
         window by the difference in power at its end; one that takes all that exceeds the power
         around it, only if the tick may be on the other side of its end."""
-        t_ns, (start, end) = self._h.t_ns, (self._h.ticks.start, self._h.ticks.end)
+        t_ns, end = h.t_ns, h.end
         more_ns = self._error_ns - EXACT.error_ns
         if not more_ns:
             changes_mw = 0.0
@@ -398,19 +444,18 @@ class EnergyCurve:
         else:
             changes_mw = 0.0
             for one in (first, last):
-                around = self._h.level_mw.span(max(start, one - 1), min(end, one + 2))
+                around = h.level_mw[max(0, one - 1) : one + 2]
                 changes_mw += max(around) - min(around)
         return level_mw * EXACT.error_ns + changes_mw * more_ns
 
-    def _leeway_mwns(self, t_ns: int, number: int) -> float:
+    def _leeway_mwns(self, h: _Rows, t_ns: int, number: int) -> float:
         """Error of the energy at an instant if only a tick's mean is known: its power may have been
         anything between the powers of the ticks around."""
-        h = self._h
-        if number >= h.ticks.end or number <= h.ticks.start:
+        if not 0 < number < h.end:
             return 0.0
-        least, most = self._range_mw(number)
+        least, most = self._range_mw(h, number)
         here_mw, last_mw = h.level_mw[number], h.level_mw[number - 1]
-        next_mw = h.level_mw[number + 1] if number + 1 < h.ticks.end else last_mw
+        next_mw = h.level_mw[number + 1] if number + 1 < h.end else last_mw
         if self._contrast(here_mw, last_mw) and self._contrast(here_mw, next_mw):
             # Work started and ended within the tick: its power is not known.
             if here_mw > max(last_mw, next_mw):
@@ -424,19 +469,17 @@ class EnergyCurve:
         lowest = max(least * before_ns, total - most * after_ns)
         return max(0.0, highest - lowest) / 3
 
-    def _range_mw(self, number: int) -> tuple[int, int]:
+    def _range_mw(self, h: _Rows, number: int) -> tuple[int, int]:
         """Lowest and highest power of a tick and those around it."""
-        h = self._h
-        low, high = max(h.ticks.start, number - AROUND), min(h.ticks.end, number + AROUND + 1)
-        levels = h.level_mw.span(low, high)
+        levels = h.level_mw[max(0, number - AROUND) : number + AROUND + 1]
         return min(levels), max(levels)
 
-    def _roughness(self, low: int, high: int) -> float:
+    def _roughness(self, h: _Rows, low: int, high: int) -> float:
         """Mean difference in power between consecutive ticks, mW."""
-        low = max(low, self._h.ticks.start + 1)
+        low = max(low, 1)
         if high < low:
             return 0.0
-        levels = self._h.level_mw.span(low - 1, high + 1)
+        levels = h.level_mw[low - 1 : high + 1]
         differences: Iterator[int] = map(abs, map(sub, levels[1:], levels))
         return sum(differences) / (high + 1 - low)
 
@@ -455,9 +498,9 @@ class EnergyCurve:
     def _partial(self) -> bool:
         return self._window_ns is not None
 
-    def _seen_ns(self, number: int) -> int:
+    def _seen_ns(self, h: _Rows, number: int) -> int:
         """Part of a tick that its reading covers."""
-        span_ns = self._h.t_ns[number] - self._h.t_ns[number - 1]
+        span_ns = h.t_ns[number] - h.t_ns[number - 1]
         return span_ns if self._window_ns is None else min(self._window_ns, span_ns)
 
     @staticmethod
