@@ -132,8 +132,8 @@ class History:
     @property
     def begins_ns(self) -> int | None:
         """The oldest time in the history; None: it is empty."""
-        oldest = [ring.column(0)[ring.start] for ring in (self.ticks, *self.tiers) if ring.end]
-        return min(oldest) if oldest else None
+        coarsest = self.tiers[-1]
+        return coarsest.column(0)[coarsest.start] if coarsest.end else None
 
     @property
     def ends_ns(self) -> int:

@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from operator import attrgetter
 from typing import TypeAlias
@@ -54,7 +55,7 @@ STALE_NS = 2_000_000_000
 """A device without a tick for this long is not assumed to continue as before."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WindowsQuery:
     """Query for the energy of windows: start and end, ns, and whether they are aligned with
     work."""
@@ -65,6 +66,17 @@ class WindowsQuery:
     def until_ns(self) -> int:
         """The latest end."""
         return max((end_ns for _, end_ns, _ in self.windows), default=0)
+
+    @cached_property
+    def joins(self) -> list[tuple[bool, bool]]:
+        """Of each window, whether another one ends where it begins, or begins where it ends."""
+        if len(self.windows) == 1:
+            return [(False, False)]
+        begins = sorted(begin_ns for begin_ns, _, _ in self.windows)
+        ends = sorted(end_ns for _, end_ns, _ in self.windows)
+        return [
+            (_near(ends, begin_ns), _near(begins, end_ns)) for begin_ns, end_ns, _ in self.windows
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,16 +288,14 @@ def _windows(source: Source, query: WindowsQuery) -> Generator[None, None, Windo
     energies: list[int | None] = []
     uncertainties: list[int] = []
     begins_ns = (source.history.begins_ns or 0) - source.period_ns
-    begins = sorted(begin_ns for begin_ns, _, _ in query.windows)
-    ends = sorted(end_ns for _, end_ns, _ in query.windows)
-    for begin_ns, end_ns, aligned in query.windows:
+    curve, aligns = source.curve, source.aligns
+    for (begin_ns, end_ns, aligned), joins in zip(query.windows, query.joins, strict=True):
         yield
         if begin_ns < begins_ns:
             energies.append(None)
             uncertainties.append(0)
             continue
-        joins = _near(ends, begin_ns), _near(begins, end_ns)
-        energy = source.curve.window(begin_ns, end_ns, bool(aligned) and source.aligns, joins)
+        energy = curve.window(begin_ns, end_ns, bool(aligned) and aligns, joins)
         energies.append(energy.energy_uj)
         uncertainties.append(energy.uncertainty_uj)
     return WindowEnergies(
