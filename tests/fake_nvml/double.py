@@ -42,10 +42,38 @@ _GPU_NUMBERS = (
     *("idle_mw", "burst_count"),
     *("window_us", "average_us", "jitter_us", "quantum_mw", "counter_quantum_mj"),
     *("counter_windowed", "counter_permille", "counter_stuck_mj", "power_stuck_mw", "module_mw"),
+    *("counter_lag_us", "counter_read_us", "counter_slow_us", "counter_slow_every"),
+    *("counter_reads", "counted_nj", "power_on_read", "power_ns", "power_count"),
     *("profiles_valid", "profiles_requested", "profiles_old", "profile_shift"),
     *("compute_percent", "second_pid", "second_instance", "second_percent", "use_age_us"),
     *("mig_slices_1", "mig_slices_2", "mig_percent_1", "mig_percent_2"),
 )
+
+H100: dict[str, Any] = {
+    "name": "NVIDIA H100 80GB HBM3",
+    "architecture": 9,
+    "memory_mib": 81559,
+    "limit_mw": 700_000,
+    "limit_min_mw": 200_000,
+    "limit_max_mw": 700_000,
+    "limit_default_mw": 700_000,
+    "clock_top": 1980,
+    "clock_count": 110,
+    "memory_clock": 2619,
+    "load_mw": 650_000,
+    "idle_mw": 75_000,
+    "memory_power_mw": 36_000,
+    "has_average": 1,
+    "tick_us": 100_000,
+    "window_us": 25_000,
+    "average_us": 1_000_000,
+    "power_on_read": 1,
+    "counter_lag_us": 6_000,
+    "counter_read_us": 3_000,
+    "counter_slow_us": 11_000,
+    "counter_slow_every": 4,
+}
+"""A GPU whose counter and power are as measured on an H100 (docs/reference/hardware)."""
 
 
 class _Gpu(ctypes.Structure):

@@ -43,6 +43,12 @@ typedef struct {
     int64_t window_us, average_us, jitter_us, quantum_mw, counter_quantum_mj, counter_windowed;
     int64_t counter_permille, counter_stuck_mj, power_stuck_mw; /* a driver that lies */
     int64_t module_mw; /* of the superchip */
+    /* The counter shows the energy until so long before its tick, less than a tick. A read of it takes
+     * counter_read_us, or counter_slow_us: one in counter_slow_every. */
+    int64_t counter_lag_us, counter_read_us, counter_slow_us, counter_slow_every;
+    int64_t counter_reads, counted_nj;
+    /* Power is measured when it is read, a tick's time after the last time or later; needs a window. */
+    int64_t power_on_read, power_ns, power_count;
     /* Workload power profiles, as masks; profiles_old: a driver without UpdateProfiles. A profile's
      * table entry is profile_shift places from its number. */
     int64_t profiles_valid, profiles_requested, profiles_old, profile_shift;
@@ -123,12 +129,14 @@ static void release(void) {
 }
 
 /* CLOCK_MONOTONIC, or the time that the state file has, where a test sets it. */
-static int64_t now_ns(void) {
+static int64_t clock_of(const node_t *n) {
     struct timespec t;
-    if (node && node->clock_ns) return *(volatile int64_t *)&node->clock_ns;
+    if (n && n->clock_ns) return *(const volatile int64_t *)&n->clock_ns;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
+
+static int64_t now_ns(void) { return clock_of(node); }
 
 static void sleep_us(int64_t us) {
     struct timespec t = {us / 1000000, (us % 1000000) * 1000};
@@ -182,10 +190,16 @@ static int64_t power_mw(const gpu_t *g) {
     return under_limit_mw(g, loaded ? g->load_mw : g->idle_mw);
 }
 
+/* A number below `end` that looks random, the same for the same tick or read. */
+static int64_t pick(int64_t number, int64_t end) {
+    uint64_t mixed = (uint64_t)number * 0x9E3779B97F4A7C15u;
+    mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9u;
+    return (int64_t)((mixed >> 33) % (uint64_t)end);
+}
+
 /* When a tick is: late by up to the jitter, each by its own. */
 static int64_t tick_at(const gpu_t *g, int64_t tick) {
-    uint64_t mixed = (uint64_t)tick * 0x9E3779B97F4A7C15u;
-    int64_t late_us = g->jitter_us ? (int64_t)((mixed >> 33) % (uint64_t)(g->jitter_us + 1)) : 0;
+    int64_t late_us = g->jitter_us ? pick(tick, g->jitter_us + 1) : 0;
     return g->start_ns + (tick * g->tick_us + late_us) * 1000;
 }
 
@@ -194,27 +208,32 @@ static int64_t tick_until(const gpu_t *g, int64_t t_ns) {
     return tick > 0 && tick_at(g, tick) > t_ns ? tick - 1 : tick;
 }
 
-static int64_t mean_mw(const gpu_t *g, int64_t tick, int64_t window_us) {
-    int64_t until = tick_at(g, tick);
+static int64_t mean_mw(const gpu_t *g, int64_t until, int64_t window_us) {
     return drawn_nj(g, until - window_us * 1000, until) / window_us;
+}
+
+/* Energy until a tick's lag before it: if that is past, as it was found then. */
+static int64_t counted_nj(const gpu_t *g, int64_t until_ns) {
+    if (until_ns <= g->updated_ns) return g->counted_nj;
+    return g->energy_nj + drawn_nj(g, g->updated_ns, until_ns);
 }
 
 /* Integrates true power until now, in whole microseconds (us * mW = nJ), and keeps the rest for the
  * next time: frequent readers must not get less. The counter shows the value of the last update. */
-static void integrate(gpu_t *g) {
-    int64_t now = now_ns();
+static void integrate(gpu_t *g, int64_t now) {
+    int64_t lag_ns = g->counter_lag_us * 1000;
     int64_t tick = tick_until(g, now);
-    int64_t until = tick_at(g, tick);
+    int64_t counted_ns = tick_at(g, tick) - lag_ns;
     int64_t elapsed_us = (now - g->updated_ns) / 1000;
     if (tick > g->shown_tick) {
-        if (until < g->updated_ns) until = g->updated_ns;
         if (g->counter_windowed && g->window_us)
             for (; g->shown_tick < tick; g->shown_tick++)
-                g->shown_nj += mean_mw(g, g->shown_tick + 1, g->window_us) * g->tick_us;
+                g->shown_nj += mean_mw(g, tick_at(g, g->shown_tick + 1), g->window_us) * g->tick_us;
         else
-            g->shown_nj = g->energy_nj + drawn_nj(g, g->updated_ns, until);
+            g->shown_nj = counted_nj(g, counted_ns);
         g->shown_tick = tick;
     }
+    g->counted_nj = counted_nj(g, tick_at(g, tick_until(g, now + lag_ns)) - lag_ns);
     g->energy_nj += drawn_nj(g, g->updated_ns, g->updated_ns + elapsed_us * 1000);
     g->updated_ns += elapsed_us * 1000;
 }
@@ -297,7 +316,7 @@ static int begin_set(gpu_t *g, const char *symbol) {
     if (code == OK) sleep_us(node->latency_us);
     if (code == OK && !may_set()) code = DENIED;
     if (node) hold();
-    if (code == OK) integrate(g);
+    if (code == OK) integrate(g, now_ns());
     return code;
 }
 
@@ -477,20 +496,25 @@ int nvmlDeviceGetEnforcedPowerLimit(gpu_t *g, unsigned *mw) {
 }
 int nvmlDeviceGetPowerManagementMode(gpu_t *g, unsigned *on) { ENTER(g); *on = 1; return OK; }
 
-/* A power reading: of the window before the last tick, or of this moment where no window is set. No
- * two ticks read the same, unless the readings are rounded. */
+/* A power reading: of the window before the last tick (or measurement, with power_on_read), or of this
+ * moment where no window is set. No two ticks read the same, unless the readings are rounded. */
 static int64_t shown_mw(gpu_t *g, int64_t window_us) {
-    int64_t mw;
-    integrate(g);
+    int64_t mw, now = now_ns();
+    integrate(g, now);
     if (g->power_stuck_mw) return g->power_stuck_mw;
-    mw = window_us ? mean_mw(g, g->shown_tick, window_us) : power_mw(g);
-    mw += g->shown_tick % 5 + 1;
+    if (g->power_on_read && now - g->power_ns >= g->tick_us * 1000) {
+        g->power_ns = now;
+        g->power_count++;
+    }
+    if (!window_us) mw = power_mw(g);
+    else mw = mean_mw(g, g->power_on_read ? g->power_ns : tick_at(g, g->shown_tick), window_us);
+    mw += (g->power_on_read ? g->power_count : g->shown_tick) % 5 + 1;
     return g->quantum_mw ? (mw + g->quantum_mw / 2) / g->quantum_mw * g->quantum_mw : mw;
 }
 static uint64_t shown_mj(gpu_t *g) {
     int64_t mj;
     if (g->counter_stuck_mj) return (uint64_t)g->counter_stuck_mj;
-    integrate(g);
+    integrate(g, now_ns());
     mj = g->shown_nj / 1000000;
     if (g->counter_permille) mj = mj * g->counter_permille / 1000;
     return (uint64_t)(g->counter_quantum_mj ? mj - mj % g->counter_quantum_mj : mj);
@@ -502,19 +526,37 @@ int nvmlDeviceGetPowerUsage(gpu_t *g, unsigned *mw) {
     release();
     return OK;
 }
+/* Waits until the counter's value is taken, some time within its read. Returns the rest of it, us. */
+static int64_t await_counter(gpu_t *g) {
+    int64_t number = __atomic_add_fetch(&g->counter_reads, 1, __ATOMIC_SEQ_CST);
+    int slow = g->counter_slow_every && !pick(number, g->counter_slow_every);
+    int64_t took_us = slow ? g->counter_slow_us : g->counter_read_us;
+    int64_t before_us = pick(number, took_us + 1);
+    sleep_us(before_us);
+    return took_us - before_us;
+}
 int nvmlDeviceGetTotalEnergyConsumption(gpu_t *g, unsigned long long *mj) {
+    int64_t rest_us;
     ENTER(g);
     if (!g->has_energy) return UNSUPPORTED;
+    rest_us = await_counter(g);
     hold();
     *mj = shown_mj(g);
     release();
+    sleep_us(rest_us);
     return OK;
+}
+static int reads_counter(const gpu_t *g, const field_t *f) {
+    return f->field == 83 && f->scope == 0 && g->has_energy;
 }
 int nvmlDeviceGetFieldValues(gpu_t *g, int count, field_t *fields) {
     char name[32];
+    int64_t rest_us = 0;
     int i;
     ENTER(g);
     if (count < 1 || !fields) return INVALID;
+    for (i = 0; i < count; i++)
+        if (reads_counter(g, &fields[i])) { rest_us = await_counter(g); break; }
     hold();
     for (i = 0; i < count; i++) {
         field_t *f = &fields[i];
@@ -525,7 +567,7 @@ int nvmlDeviceGetFieldValues(gpu_t *g, int count, field_t *fields) {
         f->result = fault_of(g, name, NULL);
         if (f->result != OK) continue;
         f->result = UNSUPPORTED;
-        if (f->field == 83 && f->scope == 0 && g->has_energy) {
+        if (reads_counter(g, f)) {
             f->type = 3;
             f->value.ull = shown_mj(g);
             f->result = OK;
@@ -544,6 +586,7 @@ int nvmlDeviceGetFieldValues(gpu_t *g, int count, field_t *fields) {
         }
     }
     release();
+    sleep_us(rest_us);
     return OK;
 }
 int nvmlDeviceGetSupportedMemoryClocks(gpu_t *g, unsigned *count, unsigned *clocks) {
@@ -856,7 +899,7 @@ int nvml_double_set(const char *state, int gpu, int64_t offset, int64_t value) {
     if (fd < 0) return NOT_FOUND;
     n = mmap(NULL, sizeof *n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (n == MAP_FAILED || flock(fd, LOCK_EX)) { close(fd); return NO_DRIVER; }
-    integrate(&n->gpus[gpu]);
+    integrate(&n->gpus[gpu], clock_of(n));
     *(int64_t *)(void *)((char *)&n->gpus[gpu] + offset) = value;
     munmap(n, sizeof *n);
     close(fd);

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from zeus_ipc.controls import Control
-from zeusctl.probe.driver import CallError, Clock, Question, Readings
+from zeusctl.probe.driver import CallError, Clock, Question, Reading
 from zeusd.devices.port import Backend, DeviceError
 
 _OF_SENSORS = {
@@ -64,13 +64,13 @@ class BackendGpu:
             **{name: Question("sensors", partial(self._sensor, name)) for name in _OF_SENSORS},
         }
 
-    def read(self, sensors: Sequence[str]) -> Readings:
+    def read(self, sensors: Sequence[str]) -> dict[str, Reading]:
         """Reads several of `SENSORS` in one call."""
         try:
             found = self._backend.sensors(self._handle)
         except DeviceError as error:
-            return Readings(self._clock.now_ns(), dict.fromkeys(sensors, call_error(error)))
-        values: dict[str, int | CallError] = {}
+            return dict.fromkeys(sensors, Reading(self._clock.now_ns(), call_error(error)))
+        read: dict[str, Reading] = {}
         for name in sensors:
             where = _OF_SENSORS[name]
             if where is None:  # on these boards the call returns the average, if there is one
@@ -78,11 +78,12 @@ class BackendGpu:
                 value = found.power_instant_mw if value is None else value
             else:
                 value = getattr(found, where)
-            values[name] = CallError(_NOT_SUPPORTED, "not supported") if value is None else value
-        return Readings(found.t_ns, values)
+            absent = CallError(_NOT_SUPPORTED, "not supported")
+            read[name] = Reading(found.t_ns, absent if value is None else value)
+        return read
 
     def _sensor(self, name: str) -> int:
-        value = self.read([name]).values[name]
+        value = self.read([name])[name].value
         if isinstance(value, CallError):
             raise value
         return value

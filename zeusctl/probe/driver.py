@@ -56,16 +56,16 @@ class Question(NamedTuple):
     ask: Callable[[], Any]
 
 
-class Readings(NamedTuple):
-    """Sensors read at one time.
+class Reading(NamedTuple):
+    """One reading of a sensor.
 
     Attributes:
-        t_ns: Midway through the calls, on the probe's clock.
-        values: By question; a `CallError` where it failed.
+        t_ns: Midway through the call, on the probe's clock.
+        value: A `CallError` where it failed.
     """
 
     t_ns: int
-    values: Mapping[str, int | CallError]
+    value: int | CallError
 
 
 class GpuReader(Protocol):
@@ -75,8 +75,9 @@ class GpuReader(Protocol):
     def questions(self) -> Mapping[str, Question]:
         """The questions it may be asked, by name."""
 
-    def read(self, sensors: Sequence[str]) -> Readings:
-        """Reads several of `SENSORS`, in as few calls as the driver allows."""
+    def read(self, sensors: Sequence[str]) -> Mapping[str, Reading]:
+        """Reads several of `SENSORS`, in as few calls as the driver allows. A call that may take
+        milliseconds reads one."""
 
 
 class Clock(NamedTuple):

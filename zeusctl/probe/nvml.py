@@ -15,7 +15,7 @@ from zeusctl.probe.driver import (
     GpuReader,
     NoDriverError,
     Question,
-    Readings,
+    Reading,
 )
 
 _GPU, _MODULE, _MEMORY = 0, 1, 2
@@ -129,21 +129,29 @@ class NvmlGpu:
         self._fields: dict[tuple[str, ...], Any] = {}
         self.questions = self._questions()
 
-    def read(self, sensors: Sequence[str]) -> Readings:
-        """Reads several of `SENSORS`, in as few calls as the driver allows."""
+    def read(self, sensors: Sequence[str]) -> dict[str, Reading]:
+        """Reads several of `SENSORS`: the fields of power in one call, and each other one in its
+        own, as a read of the energy counter takes milliseconds on some boards."""
         now_ns = self._driver.clock.now_ns
-        before_ns = now_ns()
-        values: dict[str, int | CallError] = {}
-        fields = tuple(name for name in sensors if name in FIELDS)
-        if fields:
-            values.update(self._read_fields(fields))
-        for name in sensors:
-            if name not in FIELDS:
-                try:
-                    values[name] = int(self.questions[name].ask())
-                except CallError as error:
-                    values[name] = error
-        return Readings((before_ns + now_ns()) // 2, values)
+        powers = tuple(name for name in sensors if name in FIELDS and name != "energy_field_mj")
+        found: dict[str, Reading] = {}
+        for names in (powers, *((name,) for name in sensors if name not in powers)):
+            before_ns = now_ns()
+            values = self._values(names)
+            t_ns = (before_ns + now_ns()) // 2
+            found.update((name, Reading(t_ns, value)) for name, value in values.items())
+        return found
+
+    def _values(self, names: tuple[str, ...]) -> dict[str, int | CallError]:
+        """Values of several fields, or of one other sensor."""
+        if not names:
+            return {}
+        if names[0] in FIELDS:
+            return self._read_fields(names)
+        try:
+            return {names[0]: int(self.questions[names[0]].ask())}
+        except CallError as error:
+            return {names[0]: error}
 
     def _read_fields(self, names: tuple[str, ...]) -> dict[str, int | CallError]:
         array = self._fields.get(names)

@@ -59,8 +59,7 @@ def sample(
     while (now_ns := clock.now_ns()) - begin_ns < seconds * 1e9:
         meanwhile(now_ns)
         for index, gpu in gpus.items():
-            t_ns, values = gpu.read(sensors[index])
-            for name, value in values.items():
+            for name, (t_ns, value) in gpu.read(sensors[index]).items():
                 if isinstance(value, CallError):
                     found[index][name].failed(value.code)
                 else:

@@ -294,7 +294,9 @@ class EnergyCurve:
             else:
                 shared_uj = h.energy_uj[first] - h.energy_uj[first - 1]
                 taken_uj = self._joules(before_mw, begin_ns - h.t_ns[first - 1])
-                energy_uj += self._bounded(shared_uj - taken_uj, from_ns - begin_ns, least_mw)
+                energy_uj += self._bounded(
+                    shared_uj - taken_uj, from_ns - begin_ns, least_mw, self._error_ns
+                )
         other_mw = before_mw if after_mw is None else after_mw
         if not joins[1] and self._contrast(other_mw, tail_mw):
             snapped = True
@@ -305,7 +307,9 @@ class EnergyCurve:
             else:
                 shared_uj = h.energy_uj[last] - h.energy_uj[last - 1]
                 taken_uj = self._joules(other_mw, h.t_ns[last] - end_ns)
-                energy_uj += self._bounded(shared_uj - taken_uj, end_ns - until_ns, least_mw)
+                energy_uj += self._bounded(
+                    shared_uj - taken_uj, end_ns - until_ns, least_mw, self._error_ns
+                )
         return energy_uj if snapped else None
 
     def _snap_unseen(
@@ -347,9 +351,10 @@ class EnergyCurve:
             return bounded_uj
         return None
 
-    def _bounded(self, energy_uj: int, span_ns: int, least_mw: int) -> int:
-        least_uj = self._joules(least_mw, span_ns)
-        return min(max(least_uj, energy_uj), self._joules(self._ceiling_mw, span_ns))
+    def _bounded(self, energy_uj: int, span_ns: int, least_mw: int, slack_ns: int = 0) -> int:
+        """An energy that the device can draw in a time, which is known to `slack_ns`."""
+        least_uj = self._joules(least_mw, max(0, span_ns - slack_ns))
+        return min(max(least_uj, energy_uj), self._joules(self._ceiling_mw, span_ns + slack_ns))
 
     # ----------------------------------------------------------------------------- uncertainty
 

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.fake_nvml.double import H100
 from tests.zeusctl.probe.parsed import read
 from tests.zeusctl.probe.stand_in import START_NS, probed, stand_in
+from zeusctl.probe.compare import compare
 from zeusctl.probe.driver import CallError, Clock
 from zeusctl.probe.page import lines
 from zeusctl.probe.run import ProbeTiming, probe
+from zeusd.devices.simulated.models import DEVICES
 
 SHORT = ProbeTiming(seconds=8, alone_seconds=2, calls=20, load_scale=0.4)
 
@@ -77,6 +80,38 @@ def test_the_windows_of_counter_and_power_reading_are_distinguished(
     assert loaded is not None
     assert loaded.windows["energy_field_mj"].share(60) == pytest.approx(share, rel=0.1)
     assert loaded.windows["power_instant_mw"].share(60) == pytest.approx(0.3, rel=0.1)
+
+
+@pytest.mark.parametrize("lag_ms", [4, 12])
+def test_a_counter_that_is_late_and_slow_and_power_measured_when_read_are_found(
+    lag_ms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = H100 | {"counter_lag_us": lag_ms * 1000, "start_ns": START_NS + 37_000_000}
+    report = probed(tmp_path, monkeypatch, truth, plan=ProbeTiming(calls=40), load=True)
+    gpu = report.gpus[0]
+    assert gpu.loaded is not None
+    for name in ("energy_field_mj", "energy_counter_mj"):
+        period, window = gpu.sensors[name].period, gpu.loaded.windows[name]
+        assert period is not None
+        assert period.period_ms == pytest.approx(100, rel=0.001)
+        assert period.phase_ms is not None
+        assert window.window_ms == pytest.approx(100, abs=2)
+        assert window.lag_ms == pytest.approx(lag_ms, abs=1.5), name
+        latency = gpu.latency[name].alone
+        assert latency is not None
+        assert latency.p50_us == H100["counter_read_us"] + 40
+        assert latency.p99_us == H100["counter_slow_us"] + 40
+    for name in ("power_instant_mw", "power_average_mw", "power_usage_mw"):
+        period, window = gpu.sensors[name].period, gpu.loaded.windows[name]
+        assert period is not None
+        assert 100 < period.period_ms < 100 + 2 * gpu.sensors[name].reading_gap_ms
+        assert period.phase_ms is None
+        seen_ms = H100["window_us" if name == "power_instant_mw" else "average_us"] / 1000
+        assert window.window_ms == pytest.approx(seen_ms, rel=0.1)
+    rows = compare(gpu, DEVICES["h100-sxm"])
+    assert [row.quantity for row in rows if row.verdict == "differs"] == ["memory clocks"]
+    assert any("power_instant_mw" in line and "drifts" in line for line in lines(report))
+    assert gpu.doubts == []
 
 
 def test_calls_are_timed_with_what_they_take(
