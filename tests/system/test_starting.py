@@ -37,7 +37,7 @@ def test_a_killed_zeusd_is_started_again_at_once_every_time() -> None:
     ("options", "words"),
     [
         (("--socket", "/proc/zeusd.sock"), "cannot listen at /proc/zeusd.sock"),
-        (("--socket", "/" + "x" * 120), "longer than 107 bytes"),
+        (("--socket", "/" + "x" * 120), "longer than 106 bytes"),
         (("--socket-group", "nobody-has-this"), "the group nobody-has-this does not exist"),
         (("--socket-group", "99999999999"), "the group 99999999999 does not exist"),
         (("--simulate", "4xabacus"), "abacus"),
@@ -65,6 +65,23 @@ def test_a_second_zeusd_does_not_affect_the_first_and_reports_it(tmp_path: Path)
         assert f"another daemon listens at {daemon.socket}" in ran.stderr
         with daemon.client() as client:
             assert len(client.node().gpus) == 1
+
+
+def test_of_two_that_start_at_the_same_moment_one_serves(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "zeusd", "serve", "--socket", str(tmp_path / "s"), *SIMULATED]
+    command += ["--state-dir", str(tmp_path / "state")]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        wait_for(lambda: any(one.poll() is not None for one in both), "one to give up")
+        (loser,) = (one for one in both if one.poll() is not None)
+        assert loser.returncode == 1
+        assert f"another daemon listens at {tmp_path / 's'}" in loser.communicate()[1]
+        with Client(tmp_path / "s") as client:
+            assert len(client.node().gpus) == 1
+    finally:
+        for one in both:
+            one.terminate()
+            one.communicate(timeout=30)
 
 
 @pytest.mark.needs("root")

@@ -17,7 +17,8 @@ BACKLOG = 128
 """Length of the queue of pending connections. In a longer queue a client would wait behind a
 connection storm; a client that finds it full retries within milliseconds."""
 
-MAX_PATH = 107
+MAX_PATH = 106
+"""One less than Linux allows: the socket is made under its path with a `~` at the end."""
 
 LOCK_WAIT_S = 1.0
 """How long to wait for the lock: a killed daemon keeps it until the kernel has ended its
@@ -31,7 +32,7 @@ class ListenError(Exception):
 class Listener:
     """A bound, listening Unix socket, and the lock on its path.
 
-    Nobody can connect before mode and owner are set, which is done between bind and listen.
+    The path appears when clients can connect to it, with its mode and owner.
 
     Args:
         path: Path of the socket.
@@ -47,7 +48,7 @@ class Listener:
                 "with --socket"
             )
         gid = _group_id(group)
-        self._must_be_socket()
+        self._must_be_socket(path)
         try:
             Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             self._lock_fd = os.open(
@@ -65,52 +66,68 @@ class Listener:
             raise
 
     def close(self) -> None:
-        """Stops listening and removes the path."""
+        """Stops listening and removes the path, unless it is another's by now."""
         with contextlib.suppress(OSError):
-            os.unlink(self.path)
+            if os.path.samestat(os.lstat(self.path), self._own):
+                os.unlink(self.path)
         self.socket.close()
         os.close(self._lock_fd)
 
     def _open(self, mode: int, gid: int) -> socket.socket:
         if not take_lock(self._lock_fd, LOCK_WAIT_S):
             raise self._taken()
-        self._remove_stale()
-        listening = socket.socket(
-            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        )
-        try:
-            old_umask = os.umask(0o777 & ~mode)
+        new = f"{self.path}~"  # only the owner of the lock uses this name
+        with contextlib.ExitStack() as opened:
             try:
-                listening.bind(self.path)
-            finally:
-                os.umask(old_umask)
-            if gid >= 0:
-                os.chown(self.path, -1, gid)
-            descriptors.refuse(listening)  # connections inherit it
-            listening.listen(BACKLOG)
-        except OSError as error:
-            listening.close()
-            raise ListenError(
-                f"cannot listen at {self.path} ({error.strerror}); check --socket and "
-                "--socket-group"
-            ) from None
+                self._remove(new)  # that of a daemon which was killed here
+                listening = opened.enter_context(
+                    socket.socket(
+                        socket.AF_UNIX,
+                        socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
+                    )
+                )
+                opened.callback(self._remove, new)
+                old_umask = os.umask(0o777 & ~mode)
+                try:
+                    listening.bind(new)
+                finally:
+                    os.umask(old_umask)
+                if gid >= 0:
+                    os.chown(new, -1, gid)
+                descriptors.refuse(listening)  # connections inherit it
+                listening.listen(BACKLOG)
+                self._own = os.lstat(new)
+                self._must_be_free()
+                os.rename(new, self.path)
+            except OSError as error:
+                raise ListenError(
+                    f"cannot listen at {self.path} ({error.strerror}); check --socket and "
+                    "--socket-group"
+                ) from None
+            opened.pop_all()
         return listening
 
-    def _must_be_socket(self) -> bool:
+    def _must_be_socket(self, path: str) -> bool:
         """Returns whether there is a socket; nothing but a socket may be in its place."""
         try:
-            found = os.lstat(self.path)
+            found = os.lstat(path)
         except OSError:
             return False
         if not stat.S_ISSOCK(found.st_mode):
             raise ListenError(
-                f"{self.path} exists and is not a socket; remove it, or choose another path with "
+                f"{path} exists and is not a socket; remove it, or choose another path with "
                 "--socket"
             )
         return True
 
-    def _remove_stale(self) -> None:
-        if not self._must_be_socket():
+    def _remove(self, path: str) -> None:
+        if self._must_be_socket(path):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def _must_be_free(self) -> None:
+        """Nobody may listen at the path; a socket that was left behind may be there."""
+        if not self._must_be_socket(self.path):
             return
         # Another process may listen there without this lock, such as systemd.
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -118,13 +135,10 @@ class Listener:
             try:
                 probe.connect(self.path)
             except (ConnectionRefusedError, FileNotFoundError):
-                pass
+                return
             except OSError:
-                raise self._taken() from None
-            else:
-                raise self._taken()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
+                pass
+        raise self._taken()
 
     def _taken(self) -> ListenError:
         return ListenError(

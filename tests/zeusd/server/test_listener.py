@@ -8,7 +8,7 @@ import pytest
 
 from zeusd import systemd
 from zeusd.server import descriptors
-from zeusd.server.listener import Listener, ListenError
+from zeusd.server.listener import MAX_PATH, Listener, ListenError
 
 
 def connects(path: str) -> bool:
@@ -41,6 +41,78 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     listener = Listener(path, 0o600, None)
     assert connects(path)
     listener.close()
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_the_path_appears_complete_and_when_clients_can_connect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stale: bool
+) -> None:
+    path = str(tmp_path / "s")
+    if stale:
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(path)
+    before = os.lstat(path) if stale else None
+    group = os.getgid() + (os.getuid() == 0)
+    listen, rename, seen = socket.socket.listen, os.rename, []
+
+    def watched_listen(self: socket.socket, backlog: int) -> None:
+        assert (os.lstat(path) if os.path.lexists(path) else None) == before
+        listen(self, backlog)
+        seen.append("listen")
+
+    def watched_rename(source: str, target: str) -> None:
+        assert target == path
+        assert connects(source)
+        found = os.stat(source)
+        assert (found.st_mode & 0o777, found.st_gid) == (0o666, group)
+        rename(source, target)
+        seen.append("rename")
+
+    monkeypatch.setattr(socket.socket, "listen", watched_listen)
+    monkeypatch.setattr(os, "rename", watched_rename)
+    listener = Listener(path, 0o666, str(group))
+    assert seen == ["listen", "rename"]
+    assert connects(path)
+    assert sorted(os.listdir(tmp_path)) == ["s", "s.lock"]
+    listener.close()
+    assert os.listdir(tmp_path) == ["s.lock"]
+
+
+def test_what_a_killed_or_failed_start_leaves_does_not_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path + "~")  # killed before it listened
+    Listener(path, 0o600, None).close()
+    assert os.listdir(tmp_path) == ["s.lock"]
+    with monkeypatch.context() as patched:
+        patched.delattr(os, "chown")
+        with pytest.raises(AttributeError):
+            Listener(path, 0o600, "0")
+    assert os.listdir(tmp_path) == ["s.lock"]
+    (tmp_path / "s~").write_text("precious")
+    with pytest.raises(ListenError, match="s~ exists and is not a socket"):
+        Listener(path, 0o600, None)
+    assert (tmp_path / "s~").read_text() == "precious"
+
+
+def test_a_path_of_the_greatest_length_works(tmp_path: Path) -> None:
+    path = str(tmp_path / "s") + "x" * (MAX_PATH - len(str(tmp_path / "s")))
+    listener = Listener(path, 0o600, None)
+    assert connects(path)
+    listener.close()
+
+
+def test_it_does_not_remove_a_socket_that_replaced_its_own(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    listener = Listener(path, 0o600, None)
+    os.unlink(path)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(path)
+        other.listen()
+        listener.close()
+        assert connects(path)
 
 
 def test_the_socket_of_a_running_daemon_is_not_touched(tmp_path: Path) -> None:
@@ -81,7 +153,7 @@ def test_a_file_that_is_no_socket_is_not_removed(tmp_path: Path, kind: str) -> N
 
 
 def test_operator_errors_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(ListenError, match="longer than 107 bytes"):
+    with pytest.raises(ListenError, match="longer than 106 bytes"):
         Listener(str(tmp_path / ("x" * 120)), 0o600, None)
     with pytest.raises(ListenError, match="the group no-such-group does not exist"):
         Listener(str(tmp_path / "s"), 0o600, "no-such-group")
