@@ -170,9 +170,9 @@ class RunningDaemon:
         self.process.kill()
         self.process.wait()
 
-    def start_again(self) -> None:
+    def start_again(self, program: Sequence[str] = ("-m", "zeusd")) -> None:
         """A new daemon with the same socket and the same journal."""
-        self.process = self._spawn()
+        self.process = self._spawn(program)
 
     def stop(self) -> int:
         """SIGTERM, and waits for the end. Returns the exit code."""

@@ -80,6 +80,7 @@ class Daemon:
         with contextlib.ExitStack() as opened:
             settings = config.daemon
             self._reactor = Reactor()
+            self._handle_signals()  # before anything is changed
             self._listening = self._listen(opened)
             most = max(16, min(config.server.max_connections, (_open_files() - OWN_FILES) // 2))
             self._server = Server(self._reactor, config.limits(), most)
@@ -167,14 +168,6 @@ class Daemon:
         SIGTERM and SIGINT first restore everything, SIGUSR1 keeps all leases for the next zeusd,
         SIGHUP reloads the configuration.
         """
-        # The interpreter runs handlers between instructions, and the loop sleeps in epoll_wait:
-        # the wakeup descriptor ends that sleep whenever the signal comes.
-        woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-        self._reactor.add_reader(woken, lambda: _empty(woken))
-        Closer.prepare()
-        for number in (signal.SIGTERM, signal.SIGINT, RESTART, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
         self._give_up_ns = time.monotonic_ns() + round(FIRST_LOOK_S * 1e9)
         self._await_gpus()
         self._tell_status()
@@ -189,6 +182,16 @@ class Daemon:
         return NOT_RESTORED if abandoned else 0
 
     # ------------------------------------------------------------------------------------ signals
+
+    def _handle_signals(self) -> None:
+        # The interpreter runs handlers between instructions, and the loop sleeps in epoll_wait:
+        # the wakeup descriptor ends that sleep whenever the signal comes.
+        woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        self._reactor.add_reader(woken, lambda: _empty(woken))
+        Closer.prepare()
+        for number in (signal.SIGTERM, signal.SIGINT, RESTART, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if number == signal.SIGHUP:

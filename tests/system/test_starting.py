@@ -18,6 +18,7 @@ from tests.support import (
     script,
     wait_for,
 )
+from tests.system.sites import HOLDER, Site, ending
 from zeus_ipc import Client, errors
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -82,6 +83,36 @@ def test_of_two_that_start_at_the_same_moment_one_serves(tmp_path: Path) -> None
         for one in both:
             one.terminate()
             one.communicate(timeout=30)
+
+
+SIGNALLED = """
+import os, sys
+from zeusd import cli, main
+where, number, *arguments = sys.argv[1:]
+owner, name = (main, where) if where in ("open_node", "AuditFile") else (main.Daemon, where)
+real = getattr(owner, name)
+def signalled(*args, **kwargs):
+    os.kill(os.getpid(), int(number))
+    return real(*args, **kwargs)
+setattr(owner, name, signalled)
+sys.argv = ["zeusd", *arguments]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("where", ["_listen", "open_node", "AuditFile", "_await_gpus"])
+def test_a_stop_at_any_moment_of_the_start_restores_what_running_jobs_hold(
+    where: str, site: Site
+) -> None:
+    """Before the first of these places nothing is open; the second comes before the journal."""
+    with ending(site.holder(HOLDER + "sys.stdin.read()")):
+        site.daemon.kill()
+        for number, restored in ((signal.SIGUSR1, False), (signal.SIGTERM, True)):
+            program = ("-c", SIGNALLED, where, str(int(number)))
+            site.daemon.start_again(program)
+            assert site.daemon.process.wait(60) == 0, site.daemon.log_path.read_text()
+            assert site.restored() == restored
+            assert not Path(site.daemon.socket).exists()
 
 
 @pytest.mark.needs("root")

@@ -231,15 +231,25 @@ class Engine:
         """Restores everything, then calls `then`; after `timeout_s` at the latest.
 
         What could not be restored by then stays in the journal. Without `restore` everything does.
+        A stop during the start waits until the GPUs are known.
         """
         give_up_ns = time.monotonic_ns() + int(timeout_s * 1e9)
         if self._accounting is not None:
             self._accounting.refuse_all()
-        self.apply(self.core.stop(time.monotonic_ns(), restore))
+        looking = restore and not self.first_look_over
+
+        def begin() -> None:
+            self.apply(self.core.stop(time.monotonic_ns(), restore))
+            check()
 
         def check() -> None:
+            nonlocal looking
+            if looking and self.first_look_over:
+                looking = False
+                self._reactor.post(begin)
+                return
             late = time.monotonic_ns() > give_up_ns
-            if (self.core.restoring or not self.core.settled) and not late:
+            if (looking or self.core.restoring or not self.core.settled) and not late:
                 self._reactor.call_later(0.002, check)
                 return
             self.abandoned = self.core.unrestored if restore else []
@@ -253,7 +263,7 @@ class Engine:
                 )
             then()
 
-        check()
+        self._reactor.post(begin)  # after the found GPUs are registered
 
     def close(self) -> None:
         """Frees threads and files. The reactor must have stopped."""
