@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.packaging.closure import PROJECT, ROOT
+from tests.support import public_directory
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TEMPLATES = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
@@ -117,6 +118,44 @@ def test_a_tag_that_is_no_release_is_refused(
     done = check_release(tree, tag)
     assert done.returncode == 1
     assert told in done.stderr
+
+
+def sourced(command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command with the functions of scripts/lib/python.sh."""
+    source = f"source scripts/lib/python.sh; {command}"
+    environment = {**os.environ, "PYTHON": "", **variables}
+    return subprocess.run(
+        ["bash", "-euc", source], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+
+
+def test_an_interpreter_that_is_named_is_used_or_refused(tmp_path: Path) -> None:
+    named = tmp_path / "mit Leerzeichen, größer" / "python3"
+    named.parent.mkdir()
+    named.symlink_to(Path(sys.executable).resolve())
+    assert sourced("find_python", PYTHON=str(named)).stdout == f"{named}\n"
+    refused = sourced("find_python", PYTHON="/nowhere/python3")
+    assert refused.returncode == 1
+    assert refused.stdout == ""
+    assert refused.stderr.startswith("PYTHON=/nowhere/python3 is no Python 3.10 or newer")
+
+
+def test_a_folder_is_open_to_all_if_those_above_it_are() -> None:
+    with public_directory() as directory:
+        folder = directory / "with a space" / "is not there yet"
+        folder.parent.mkdir(mode=0o755)
+        assert sourced(f"open_to_all '{folder}'").returncode == 0
+        directory.chmod(0o700)
+        assert sourced(f"open_to_all '{folder}'").returncode == 1
+
+
+def test_an_environment_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ran = sourced(f"make_venv '{sys.executable}' '{tmp_path}/file/venv' ZEUSD_VENV")
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1] == (
+        f"{tmp_path}/file/venv cannot be made; name another folder with ZEUSD_VENV="
+    )
 
 
 def test_the_manual_page_of_the_restore_helper_has_its_options(tmp_path: Path) -> None:

@@ -351,6 +351,8 @@ def test_a_power_budget_is_kept_by_the_units_of_the_fleet(node: Node) -> None:
     ("arguments", "words"),
     [
         (["--prefix", "/home/zeusd"], "the units cannot see /home/zeusd"),
+        (["--prefix", "/opt/my zeusd"], "units cannot name /opt/my zeusd"),
+        (["--prefix", "/opt/../home/zeusd"], "must not have .. in it"),
         (["--prefix", "relative"], "must be an absolute path"),
         (["--prefix", "/etc"], "is no virtual environment"),
         (["--unknown"], "scripts/install"),
