@@ -271,6 +271,16 @@ def test_the_average_lags_by_a_second_where_it_is_offered() -> None:
     assert full.power_average_mw == pytest.approx(full.power_instant_mw, rel=0.01)
 
 
+@pytest.mark.parametrize("key", ["a40", "h100-sxm", "gb200"])
+def test_the_average_is_right_from_the_first_reading_on(key: str) -> None:
+    nvml, clock = node(f"{DEVICES[key].per_card}x{key}:setter_ms=0")
+    gpu = nvml.device_handle(0)
+    for _ in range(3):
+        found = nvml.sensors(gpu)
+        assert found.power_average_mw == pytest.approx(found.power_instant_mw, rel=0.05)
+        clock.sleep(0.1)
+
+
 def test_the_state_survives_a_year_without_a_reading_and_stays_small() -> None:
     nvml, clock = node("v100")
     nvml.open_work([0], "model/memory")

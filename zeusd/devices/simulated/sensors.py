@@ -58,7 +58,8 @@ class PowerSensor:
         self._counts_all = counts_all or self._on_read
         self._lag_s = chance.uniform(*sensor.counter_lag_ms or (0, 0)) / 1000
         self._read_s = -math.inf
-        self._counted_j = energy_at(self._last_tick_s - self._lag_s)
+        # One tick earlier: the first tick below is part of the average.
+        self._counted_j = energy_at(self._last_tick_s - self._tick_s - self._lag_s)
         self._counter_mj = 0.0
         self._instant_mw = 0
         self._ticks_mw: deque[int] = deque(maxlen=AVERAGE_TICKS)
