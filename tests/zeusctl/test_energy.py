@@ -229,7 +229,7 @@ for arguments in json.load(sys.stdin):
 """
 
 
-@pytest.mark.needs("root")
+@pytest.mark.needs("two users")
 def test_no_option_shows_a_user_another_users_energy() -> None:
     with public_directory() as directory:
         ledger = directory / "ledger"
