@@ -131,7 +131,8 @@ class ZeusdGpus:
     def load(self) -> Load:
         """The activity of the GPUs, from the holders of power limits and their published profiles.
 
-        A GPU is idle if nobody holds its power limit and it has not computed for `IDLE_S`.
+        A GPU is idle if nobody holds its power limit and it has not computed for `IDLE_S`, or if
+        the driver has lost it.
         """
         states = self._client.state(self._uuids)
         leases = {
@@ -143,10 +144,12 @@ class ZeusdGpus:
         works: dict[tuple[object, ...], Work] = {}
         wanted = []
         for index, (uuid, gpu) in enumerate(zip(self._uuids, self.ranges, strict=True)):
-            if states[uuid].utilization_percent != 0:
+            state = states[uuid]
+            lost = state.power_limit_mw is None and state.power_mw is None
+            if state.utilization_percent != 0:
                 self._computed_s[uuid] = now_s
             lease = leases.get(uuid)
-            if lease is None and now_s - self._computed_s.get(uuid, -IDLE_S) >= IDLE_S:
+            if lost or (lease is None and now_s - self._computed_s.get(uuid, -IDLE_S) >= IDLE_S):
                 wanted.append(gpu.min_mw)
                 continue
             one = self._work(index, gpu, lease)

@@ -67,6 +67,7 @@ async def run_agent(
     written: tuple[Work, ...] | None = None
     etcd, zeusd = _outage("etcd"), _outage("zeusd")
     listed = Outage(log, f"the budget lists {name}", again_s=REPEATED_S)
+    alone = Outage(log, f"no other agent is running for {name} now", again_s=REPEATED_S)
     while True:
         began = clock()
         await _carry_out(node, gpus, node.tick(clock()), clock)
@@ -83,8 +84,9 @@ async def run_agent(
             answer = await store.beat(name, beat, None if works == written else works)
             etcd.succeeded()
             if answer is None:
-                log.error("another agent is running for %s; stop one of the two", name)
+                alone.failed(f"another agent is running for {name}; stop one of the two")
             else:
+                alone.succeeded()
                 # Repeat it occasionally, because the store may have been recreated empty.
                 written = works if beat.number % 50 else None
                 if answer.budget is None or name in answer.budget.floors_mw:

@@ -197,6 +197,8 @@ def budget_from_table(table: dict[str, Any]) -> Budget:
             )
             for one in tables
         )
+        if min(0, *floors.values(), *(one.reserve_mw for one in domains)) < 0:
+            raise ValueError("the budget has a negative floor or reserve; give 0 W or more")
         leaving = frozenset(table.get("leaving", ()))
         if strange := leaving - floors.keys():
             raise ValueError(f"{min(strange)} is leaving, and has no floor; list it")

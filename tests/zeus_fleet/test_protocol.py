@@ -12,6 +12,7 @@ from tests.zeus_fleet.mutants import MUTANTS
 from tests.zeus_fleet.parts import Rules
 from zeus_fleet.allocator import Allocator, Snapshot
 from zeus_fleet.messages import Budget, Domain, Grant, Heartbeat, Plan, S, Timing
+from zeus_fleet.wire import budget_from_table
 
 
 @pytest.fixture
@@ -289,6 +290,10 @@ def test_a_reserve_is_not_granted() -> None:
     assert bench.held_w == 800
 
 
+def table(**settings: object) -> Budget:
+    return budget_from_table({"limit_w": 9, **settings})
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -296,6 +301,8 @@ def test_a_reserve_is_not_granted() -> None:
         (lambda: budget(500, reserve_w=200), "allow 600 W or remove nodes"),
         (lambda: Budget((Domain("site", 10**6, frozenset("a")),), {"a": 1, "b": 1}), "b is not in"),
         (lambda: Budget((Domain("site", 10**6, frozenset("ab")),), {"a": 1}), "has b, which has"),
+        (lambda: table(reserve_w=-1, nodes={"a": 1}), "a negative floor or reserve; give 0 W"),
+        (lambda: table(nodes={"a": 1, "b": -1}), "a negative floor or reserve; give 0 W or more"),
     ],
 )
 def test_a_budget_that_cannot_be_kept_is_refused(make: Callable[[], Budget], said: str) -> None:
