@@ -163,9 +163,10 @@ def test_a_zero_bubble_schedule_with_the_whole_iteration(tmp_path: Path) -> None
 
 
 def test_a_custom_schedule_needs_no_numbers(tmp_path: Path) -> None:
+    """Case does not matter in its names, as in those of a profile."""
     path = tmp_path / "mine.json"
-    order = [["forward", 0], ["backward", 0]]
-    arcs = [[[0, "forward", 0], [1, "forward", 0]], [[1, "backward", 0], [0, "backward", 0]]]
+    order = [["Forward", 0], ["BACKWARD ", 0]]
+    arcs = [[[0, "forward", 0], [1, "Forward", 0]], [[1, "backward", 0], [0, "Backward", 0]]]
     path.write_text(json.dumps({"stages": [order, order], "arcs": arcs}))
     out = tmp_path / "plans"
     asked = ["--stages", "0,7", "--schedule", str(path), "--points", "3", "--plot-interval", "0"]
@@ -195,6 +196,7 @@ def test_a_custom_schedule_needs_no_numbers(tmp_path: Path) -> None:
         ((*USUAL, "--max-power", "0"), "must be watts above 0"),
         ((*USUAL, "--max-power", "300"), "at its lowest settings the pipeline draws up to"),
         ((*USUAL, "--max-ramp", "5", "--ramp-window", "0.1"), "changes its power by up to"),
+        ((*USUAL, "--ramp-window", "nan"), "window of a ramp must be seconds above 0, not nan"),
         ((*USUAL, "--max-power", "900", "--straggler", "3"), "a bound on power asks for one plan"),
     ],
 )

@@ -209,6 +209,8 @@ def _run(
     # Imported only now, because it takes longer than all checks of the arguments.
     from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, PowerBound
 
+    peak_w, ramp = (math.inf if one is None else one for one in (max_power, max_ramp))
+    bound = PowerBound(peak_w, ramp, ramp_window)
     with _new_folder(output_dir):
         planner = Planner(
             profile,
@@ -220,8 +222,6 @@ def _run(
             exact=exact,
         )
         if bounded:
-            peak_w, ramp = (math.inf if one is None else one for one in (max_power, max_ramp))
-            bound = PowerBound(peak_w, ramp, ramp_window)
             if max_slowdown is not None:
                 deadline = max_slowdown * planner.fastest_time_s
             frontier = planner.bounded([bound], deadline)
@@ -309,7 +309,7 @@ def _pipeline(
 
 
 def _names(text: str | None) -> list[str]:
-    return [part.strip() for part in (text or "").split(",") if part.strip()]
+    return [part.strip().lower() for part in (text or "").split(",") if part.strip()]
 
 
 def _numbers(text: str) -> list[int]:

@@ -266,7 +266,7 @@ def whole_iteration(
 
 def _parts(item: Sequence[object]) -> tuple[str, int, int]:
     name, microbatch, *chunk = item
-    return str(name), int(str(microbatch)), int(str(chunk[0])) if chunk else 0
+    return str(name).strip().lower(), int(str(microbatch)), int(str(chunk[0])) if chunk else 0
 
 
 def check_size(num_stages: int, num_microbatches: int) -> None:
