@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,21 @@ def test_jobs_without_messages_are_forgotten(serve: Serve, folder: str) -> None:
     http.__exit__(None, None, None)
     again = serve({"solution_path": folder})
     assert [job["job_id"] for job in ok(again.get("/jobs"))] == [kept]
+
+
+def test_setting_the_clock_makes_no_job_idle(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_manager, "FLUSH_S", 0.05)
+    monkeypatch.setattr(job_manager, "CLEANUP_S", 0.1)
+    looked: list[float] = []
+    forget = job_manager.JobManager._forget_idle
+
+    def look(manager: job_manager.JobManager, before_s: float) -> None:
+        forget(manager, before_s)
+        looked.append(before_s)
+
+    monkeypatch.setattr(job_manager.JobManager, "_forget_idle", look)
+    http = serve(MAX_JOB_IDLE_TIME=3600)
+    job_id = ok(http.post("/register_job", json=job_body()))
+    http.app.manager._clock = lambda: time.time() + 30 * 24 * 3600
+    wait_for(lambda: len(looked) > 2, "the server to look for idle jobs")
+    assert [job["job_id"] for job in ok(http.get("/jobs"))] == [job_id]

@@ -76,6 +76,11 @@ class JobManager:
         self.jobs: dict[str, TrainingJob]
         self._past: dict[str, Rounds]
         self.jobs, self._past = self._records.load()
+        # Of CLOCK_MONOTONIC: setting the clock must not make jobs idle.
+        now_s, wall_s = time.monotonic(), clock()
+        self._idle_from_s = {
+            job_id: now_s - max(0.0, wall_s - job.heard_s) for job_id, job in self.jobs.items()
+        }
 
     # ------------------------------------------------------------------------------- start and stop
 
@@ -114,21 +119,21 @@ class JobManager:
             logger.error("a task of the server failed", exc_info=task.exception())
 
     async def _look_after(self) -> None:
-        cleaned_s = self._clock()
+        cleaned_s = time.monotonic()
         while True:
             await asyncio.sleep(FLUSH_S)
             with contextlib.suppress(PipelineFrequencyError):  # logged there
                 self._flush()
                 idle_s = self.settings.max_job_idle_time
-                if self._clock() - cleaned_s >= min(CLEANUP_S, idle_s / 4):
-                    cleaned_s = self._clock()
+                if time.monotonic() - cleaned_s >= min(CLEANUP_S, idle_s / 4):
+                    cleaned_s = time.monotonic()
                     self._forget_idle(cleaned_s - idle_s)
 
     def _forget_idle(self, before_s: float) -> None:
-        for job_id in [one for one, job in self.jobs.items() if job.heard_s < before_s]:
+        for job_id in [one for one, from_s in self._idle_from_s.items() if from_s < before_s]:
             logger.info("forgetting job %s: nothing was heard of it for too long", job_id)
             self._records.forget(job_id)
-            del self.jobs[job_id]
+            del self.jobs[job_id], self._idle_from_s[job_id]
             for of_job in (self._schedulers, self._past, self._locks):
                 of_job.pop(job_id, None)
             self._notify(job_id)
@@ -169,6 +174,7 @@ class JobManager:
         job = TrainingJob(info.model_copy(update={"job_id": job_id}), now_s)
         self._records.put_state(job)
         self.jobs[job_id] = job
+        self._idle_from_s[job_id] = time.monotonic()
         logger.info("job %s registered", job_id)
         return job_id
 
@@ -449,6 +455,7 @@ class JobManager:
     def _hear(self, job_id: str) -> TrainingJob:
         job = self.job(job_id)
         job.heard_s = self._clock()
+        self._idle_from_s[job_id] = time.monotonic()
         self._heard.add(job_id)
         return job
 
