@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import sys
@@ -47,6 +48,14 @@ def _print(name: str, window: Window) -> None:
     print(describe(name, window), file=sys.stderr)
 
 
+def _caller() -> object:
+    """This thread, or its asyncio task."""
+    try:
+        return asyncio.current_task() or threading.get_ident()
+    except RuntimeError:
+        return threading.get_ident()
+
+
 class _Measured(AbstractContextManager[Window]):
     """One use of `measure_energy`: as a block, or as a decorator of functions."""
 
@@ -61,13 +70,13 @@ class _Measured(AbstractContextManager[Window]):
         self._monitor = monitor
         self._report = report
         self._sync = sync_execution
-        self._open: list[tuple[AbstractContextManager[Window], Window]] = []
+        self._open: list[tuple[object, AbstractContextManager[Window], Window]] = []
 
     def __enter__(self) -> Window:
         monitor = _monitor() if self._monitor is None else self._monitor
         block = monitor.window(self._name or "block", self._sync)
         window = block.__enter__()
-        self._open.append((block, window))
+        self._open.append((_caller(), block, window))
         return window
 
     def __exit__(
@@ -76,7 +85,11 @@ class _Measured(AbstractContextManager[Window]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        block, window = self._open.pop()
+        with _guard:  # Other threads and tasks may be in the same block.
+            callers = [one[0] for one in self._open]
+            caller = _caller()
+            last = callers[::-1].index(caller) if caller in callers else 0
+            _, block, window = self._open.pop(-1 - last)
         try:
             block.__exit__(kind, error, trace)
         finally:

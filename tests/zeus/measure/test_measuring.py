@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 import re
+import threading
 import types
 import warnings
 from collections.abc import AsyncIterator
@@ -88,6 +89,49 @@ def test_a_coroutine_is_measured_to_its_end(node: VirtualNode) -> None:
 
     assert asyncio.run(wait()) == 1
     assert found[0].time == pytest.approx(3)
+
+
+def test_threads_and_tasks_that_share_a_block_measure_their_own_time(node: VirtualNode) -> None:
+    """The first to enter is the first to leave."""
+    shared = measure_energy("shared", monitor=node.monitor(), report=None)
+    found: dict[str, float] = {}
+
+    def outer() -> None:
+        with shared as window:
+            entered.set()
+            assert left.wait(30)
+            node.clock.sleep(5)
+        found["thread"] = window.time
+
+    entered, left = threading.Event(), threading.Event()
+    thread = threading.Thread(target=outer)
+    with shared as window:
+        node.clock.sleep(1)
+        thread.start()
+        assert entered.wait(30)
+    found["main"] = window.time
+    left.set()
+    thread.join()
+
+    async def task(name: str, begins_s: int, ends_s: int) -> None:
+        for _ in range(begins_s):
+            await asyncio.sleep(0)
+        with shared as window:
+            for _ in range(ends_s - begins_s):
+                node.clock.sleep(1)
+                await asyncio.sleep(0)
+        found[name] = window.time
+
+    async def both() -> None:
+        await asyncio.gather(task("first", 0, 2), task("second", 1, 4))
+
+    asyncio.run(both())
+    assert found == {
+        "main": pytest.approx(1),
+        "thread": pytest.approx(5),
+        "first": pytest.approx(3),  # with 1 s of the second, as they share a clock
+        "second": pytest.approx(3),
+    }
 
 
 def test_a_generator_is_refused() -> None:
