@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import threading
@@ -247,7 +248,10 @@ def load_stretch(path: Path | None) -> dict[int, float] | None:
         return None
     try:
         stored = json.loads(path.read_text())["stretch"]
-        return {int(mhz): float(value) for mhz, value in stored.items()}
+        found = {int(mhz): float(value) for mhz, value in stored.items()}
+        if not all(0 < value < math.inf for value in found.values()):
+            raise ValueError
+        return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
             f"{path} has no learned step times; delete it, or choose another file"

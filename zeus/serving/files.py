@@ -218,10 +218,13 @@ def _csv(
         _has(path, header, names)
         chosen = [(name, header.index(name)) for name in (*names, *optional) if name in header]
         width = len(header)
-        base = 2
+        base = 1 + reader.line_num
         while rows := _taken(path, reader):
             lines: Sequence[int] = range(base, base + len(rows))
-            base += len(rows)
+            if lines[-1] != reader.line_num:  # quoted fields have newlines
+                counts = (1 + sum(cell.count("\n") for cell in row) for row in rows[:-1])
+                lines = [*itertools.accumulate(counts, initial=base)]
+            base = 1 + reader.line_num
             if [] in rows:  # blank lines
                 lines = [line for line, row in zip(lines, rows, strict=True) if row]
                 rows = [row for row in rows if row]

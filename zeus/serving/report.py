@@ -110,14 +110,16 @@ def read(paths: Iterable[Path], by: str, idle: str = "exclude", *, join: bool = 
 
 
 def _entries(paths: Iterable[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Lines of logs, and their places."""
+    """Lines of logs, and their places, without a last line that is not complete."""
     for path in paths:
-        text = path.read_text(encoding="utf-8", errors="replace")
-        for number, line in enumerate(text.splitlines(), 1):
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        for number, line in enumerate(lines, 1):
             where = f"{path}, line {number}"
             try:
                 entry = json.loads(line)
             except ValueError:
+                if number == len(lines) and (number > 1 or not line):  # torn, or empty
+                    break
                 entry = None
             if not isinstance(entry, dict):
                 raise ValueError(f"{where}: {_NONE}")

@@ -120,6 +120,7 @@ def test_learned_step_times_are_kept_beside_the_rest_of_a_profile(tmp_path: Path
     save_stretch(path, {1980: 1.0, 1860: 1.02})
     assert load_stretch(path) == {1980: 1.0, 1860: 1.02}
     assert json.loads(path.read_text())["loads"] == [1]
-    path.write_text("[]")
-    with pytest.raises(ValueError, match="has no learned step times"):
-        load_stretch(path)
+    for text in ("[]", '{"stretch": {"1980": NaN}}', '{"stretch": {"1980": -1}}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="has no learned step times"):
+            load_stretch(path)

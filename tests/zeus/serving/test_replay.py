@@ -226,6 +226,11 @@ def test_a_bad_update_is_named(tmp_path, row, what):
     _named(tmp_path, "energy.csv, line 4: ", what)
 
 
+def test_a_row_after_a_quoted_newline_is_named_by_its_line(tmp_path):
+    _files(tmp_path, ['0,0,10,"a\nb",decode,1,0', "", "1,10,20,c,decode,-1,0"], GOOD_ENERGY)
+    _named(tmp_path, "steps.csv, line 5: ", "tokens is -1")
+
+
 def _named(directory: Path, place: str, what: str) -> None:
     code, output = _run(directory)
     assert code == 1

@@ -89,6 +89,14 @@ def test_a_report_for_people_shows_the_sum_beside_zeusds(tmp_path):
     assert not _has("matplotlib") or picture.stat().st_size > 1000
 
 
+def test_a_last_line_that_was_not_written_to_its_end_is_left_out(tmp_path):
+    """As after a crash of the service, or while it writes."""
+    path = _log(tmp_path)
+    whole = _report(str(path))
+    path.write_text(path.read_text() + '{"request": "x", "jou')
+    assert _report(str(path)) == whole
+
+
 def test_a_line_that_is_none_is_named(tmp_path):
     path = _log(tmp_path)
     path.write_text(path.read_text() + '{"request": "x"}\n')
