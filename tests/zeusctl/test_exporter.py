@@ -10,9 +10,12 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests import needs
 from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeusctl.conftest import READINGS
-from zeus_ipc.errors import OutOfRange
+from zeus_ipc.errors import DeadlineExceeded, OutOfRange
 from zeus_ipc.simulation import SimulatedNode
 from zeusctl.exporter.collector import ZeusdCollector
 
@@ -352,6 +355,34 @@ def test_an_exporter_without_a_daemon_reports_it_and_finds_it_again(tmp_path: Pa
         node.wait_until_serving(1)
         wait_for(lambda: one(scrape(url), "zeusd_up") == 1, "zeusd to be found again")
         assert one(scrape(url), "zeusd_start_time_seconds") > started
+
+
+def test_scrapes_at_the_same_time_share_one_answer() -> None:
+    """So that a zeusd that hangs costs each of them one time limit."""
+    asked, answer = threading.Event(), threading.Event()
+    requests: list[None] = []
+
+    class Hung:
+        def node(self) -> None:
+            requests.append(None)
+            asked.set()
+            assert answer.wait(30)
+            raise DeadlineExceeded("no answer")
+
+    client: Any = Hung()
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ZeusdCollector(client))
+    with ThreadPoolExecutor() as pool:
+        texts = [pool.submit(generate_latest, registry)]
+        assert asked.wait(30)
+        texts += [pool.submit(generate_latest, registry) for _ in range(3)]
+        time.sleep(0.3)
+        answer.set()
+        for text in texts:
+            assert one(text.result().decode(), "zeusd_up") == 0
+    assert len(requests) == 1
+    generate_latest(registry)
+    assert len(requests) == 2, "an answer is for those who wait for it"
 
 
 def test_a_quiesced_node_is_exported_as_one(daemon: RunningDaemon) -> None:

@@ -325,6 +325,7 @@ def test_without_a_daemon_every_verb_reports_it_in_one_sentence(ctl: Ctl, tmp_pa
         (("show", "9"), Exit.UNKNOWN, "there is no GPU '9' here"),
         (("set", "0", "-p", "1"), Exit.OUT_OF_RANGE, "outside 100 to 250 W"),
         (("set", "0"), Exit.USAGE, "nothing to set"),
+        (("set", "0", "-g", "1410", "MHz"), Exit.USAGE, "unit as one word, such as 1410MHz"),
         (("set", "0", "-p", "much"), Exit.USAGE, "write watts, such as 250"),
         (("set", "0", "-g", "fast"), Exit.USAGE, "write MHz"),
         (("set", "0", "-g", "900,600"), Exit.OUT_OF_RANGE, "the minimum is above the maximum"),

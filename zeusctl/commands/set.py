@@ -132,6 +132,11 @@ def set_(
             f"nothing to set; name {', '.join(options[:-1])} or {options[-1]}",
             click.get_current_context(),
         )
+    if command and command[0] in ("W", "MHz"):
+        raise click.UsageError(
+            f"give a value and its unit as one word, such as 1410{command[0]}",
+            click.get_current_context(),
+        )
     if ceiling is not None:
         _set_ceiling(session, gpus, ceiling, controls, ttl, fallback)
         return

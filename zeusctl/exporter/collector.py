@@ -56,33 +56,39 @@ class ZeusdCollector(Collector):
         self._otel = otel
         self._guard = threading.Lock()
         self._failing = False
+        self._families: list[Metric] = []
+        self._answered_s = 0.0
 
     def describe(self) -> Iterator[Metric]:
         """Nothing in advance: zeusd may not run yet."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yields all metrics. Those that cannot be read are omitted, and `zeusd_up` is 0."""
+        """Yields all metrics. Those that cannot be read are omitted, and `zeusd_up` is 0.
+
+        Scrapes that come while one waits for zeusd share its answer.
+        """
         begin_s = time.perf_counter()
         with self._guard:
-            try:
-                families = [*self._families()]
-            except ZeusIpcError as error:
-                families = []
-                self._tell(error)
-            else:
-                self._failing = False
+            if self._answered_s < begin_s:
+                self._ask()
+            families = self._families
             up = _gauge("zeusd_up", "Whether zeusd answered this scrape.", not self._failing)
         took_s = time.perf_counter() - begin_s
         took = _gauge("zeusd_scrape_seconds", "Duration of the requests to zeusd.", took_s)
         yield from (up, took, *families)
 
-    def _tell(self, error: ZeusIpcError) -> None:
-        if not self._failing:
-            log.warning("zeusd cannot be asked: %s", error.message)
-        self._failing = True
+    def _ask(self) -> None:
+        try:
+            self._families = [*self._read()]
+            self._failing = False
+        except ZeusIpcError as error:
+            if not self._failing:
+                log.warning("zeusd cannot be asked: %s", error.message)
+            self._families, self._failing = [], True
+        self._answered_s = time.perf_counter()
 
-    def _families(self) -> Iterator[Metric]:
+    def _read(self) -> Iterator[Metric]:
         client = self._client
         node, metrics, leases = client.node(), client.metrics(), client.leases()
         yield from _daemon(node, metrics)
