@@ -92,6 +92,7 @@ class Lease(_Part):
     """Who holds a control."""
 
     gpu: int
+    """Its index; -1: zeusd does not find the GPU."""
     uuid: str
     control: str
     value: Value | None

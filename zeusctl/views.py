@@ -280,10 +280,10 @@ def lease_report(lease: LeaseInfo, indices: Mapping[str, int]) -> Lease:
     )
 
 
-def lease_reports(client: Client, gpus: Sequence[GpuInfo]) -> list[Lease]:
-    """Returns the leases on these GPUs, in their order."""
+def lease_reports(client: Client, gpus: Sequence[GpuInfo], *, others: bool = False) -> list[Lease]:
+    """Returns the leases on these GPUs, in their order; first those on others, if wanted."""
     indices = {gpu.uuid: gpu.index for gpu in gpus}
-    leases = [lease_report(one, indices) for one in client.leases() if one.gpu in indices]
+    leases = [lease_report(one, indices) for one in client.leases() if others or one.gpu in indices]
     return sorted(leases, key=lambda lease: lease.gpu)
 
 

@@ -94,6 +94,41 @@ def test_a_gpu_that_cannot_be_read_does_not_hide_the_others(
     assert [gpu["error"] is None for gpu in gpus] == [True, True, False, True]
 
 
+def test_leases_of_a_gpu_that_is_missing_since_a_restart_are_shown() -> None:
+    with running_daemon("--simulate", "2xv100-pcie", gpus=2) as daemon:
+
+        def said(*arguments: str) -> str:
+            with spawn(daemon, *arguments) as process:
+                return process.communicate(timeout=60)[0]
+
+        def restart(node: str, gpus: int) -> None:
+            daemon.kill()
+            daemon._arguments = ("--simulate", node)
+            daemon.start_again()
+            daemon.wait_until_serving(gpus)
+
+        with daemon.client() as client:
+            uuid = client.node().gpus[1].uuid
+        with spawn(daemon, "set", "1", "-p", "150") as holder:
+            assert holder.stdout is not None
+            assert "150 W" in holder.stdout.readline()
+            restart("1xv100-pcie", 1)
+            assert re.search(rf"{uuid} +power_limit +150 W +250 W +held", said("leases"))
+            assert "no restore is pending" in said("doctor")
+            assert "holds a lease" in said("show", "0"), "of GPU 0"
+        for command in ("leases", "status"):
+            wait_for(
+                lambda: re.search(
+                    rf"{uuid} +power_limit +150 W +250 W +pending restore .*does not find",
+                    said(command),
+                ),
+                "the holder to be gone",
+            )
+        assert f"power_limit of GPU {uuid} to 250 W: zeusd does not find" in said("doctor")
+        restart("2xv100-pcie", 2)
+        wait_for(lambda: "no leases" in said("leases"), "the restore")
+
+
 def test_a_pending_restore_is_shown_with_its_reason(
     ctl: Ctl, node: SimulatedNode, daemon: RunningDaemon
 ) -> None:

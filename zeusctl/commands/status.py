@@ -67,7 +67,7 @@ def leases(session: Session, mine: bool) -> None:
     from zeusctl.reports import LeasesReport
     from zeusctl.views import ceiling_reports, lease_reports
 
-    found = lease_reports(session.client, session.node.gpus)
+    found = lease_reports(session.client, session.node.gpus, others=True)
     if mine:
         found = [lease for lease in found if lease.uid == os.geteuid()]
     ceilings = [] if mine else ceiling_reports(session.node.gpus)
@@ -96,8 +96,8 @@ def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
     session.look_again()
     chosen = session.gpus(gpus) if session.node.gpus or gpus != "all" else []
     quiesced = session.node.quiesced_ns is not None
-    leases = lease_reports(session.client, session.node.gpus)
-    indices = {gpu.index for gpu in chosen}
+    leases = lease_reports(session.client, session.node.gpus, others=True)
+    indices = {gpu.index for gpu in chosen} | ({-1} if gpus == "all" else set())
     states, errors = ({}, {}) if quiesced else read_states(session.client, session.node.gpus)
     modules = {gpu.module for gpu in chosen}
     return StatusReport(
@@ -299,7 +299,7 @@ def lease_lines(leases: Sequence[Lease]) -> list[str]:
             state = style("pending restore", fg="red")
         rows.append(
             [
-                str(lease.gpu),
+                lease.uuid if lease.gpu < 0 else str(lease.gpu),
                 lease.control,
                 lease.value_text or "not set",
                 lease.restore_target_text,

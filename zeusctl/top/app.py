@@ -236,7 +236,7 @@ class TopApp(App[int]):
                     _pick(
                         fit,
                         "red" if one.restoring else "",
-                        gpu=str(one.gpu),
+                        gpu="-" if one.gpu < 0 else str(one.gpu),
                         control=one.control,
                         value=one.value_text or "not set",
                         back=one.restore_target_text,

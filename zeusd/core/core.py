@@ -83,13 +83,11 @@ class Core:
         self._connections: dict[int, ClientState] = {}
         self._values: dict[str, ControlValue] = {}
         self._ceilings: dict[str, Ceiling] = {}
-        self._pending: dict[tuple[str, Control], PendingRestore] = {}
         self._losses: list[Loss] = []
         self._lost_gpus: set[str] = set()
         # Since the last look around: GPUs that answered it, and that did not answer something.
         self._answered: set[str] = set()
         self._mute: set[str] = set()
-        self._alive: set[Process] = set()
         self._driver: str | None = None
         self._was_stopping = False
         self._silent = False
@@ -128,9 +126,9 @@ class Core:
         self._ceilings = dict(ceilings or {})
         self.node.quiesced_ns = quiesced_ns
         self.node.closed = self.node.quiesced
-        self._pending = {(restore.gpu, restore.control): restore for restore in pending}
+        self.node.pending = {(restore.gpu, restore.control): restore for restore in pending}
         self._losses = list(losses)
-        self._alive = set(alive)
+        self.node.alive = set(alive)
         self._driver = driver
         self._was_stopping = was_stopping
 
@@ -173,8 +171,8 @@ class Core:
         self._requests.administration.ceilings.recovered()
         if self._was_stopping:
             self._was_stopping = False
-            for restore in self._pending.values():  # of GPUs that have not been found yet
-                ending = self._pending[restore.gpu, restore.control] = replace(
+            for restore in self.node.pending.values():  # of GPUs that have not been found yet
+                ending = self.node.pending[restore.gpu, restore.control] = replace(
                     restore, ending="daemon_stops"
                 )
                 self._out.add(Put(ending.key, ending))
@@ -234,7 +232,7 @@ class Core:
     def process_gone(self, now_ns: int, process: Process) -> list[Effect]:
         """A process that was watched has died."""
         self._out.now_ns = now_ns
-        self._alive.discard(process)
+        self.node.alive.discard(process)
         for machine in self.node.machines():
             machine.process_gone(process)
         return self._out.take()
@@ -347,7 +345,7 @@ class Core:
                 for machine in self.node.machines()
                 if machine.phase is not Phase.FREE
             ),
-            *self._pending,
+            *self.node.pending,
         ]
 
     @property
@@ -383,7 +381,7 @@ class Core:
     @property
     def unclaimed(self) -> bool:
         """Whether the journal speaks of GPUs that have not been found yet."""
-        return bool(self._pending or self._losses)
+        return bool(self.node.pending or self._losses)
 
     @property
     def restoring(self) -> bool:
@@ -430,9 +428,9 @@ class Core:
             self._out.add(
                 Note("driver_changed", {"old": self._driver, "new": driver}, warning=True)
             )
-            for restore in self._pending.values():
+            for restore in self.node.pending.values():
                 self._out.add(Forget(restore.key))
-                if restore.holder in self._alive:
+                if restore.holder in self.node.alive:
                     loss = Loss(
                         restore.gpu,
                         restore.control,
@@ -445,7 +443,7 @@ class Core:
             if not self.node.gpus:
                 for key in self._values:
                     self._out.add(Forget(key))
-            self._pending.clear()
+            self.node.pending.clear()
             self._values.clear()
         if self._driver != driver:
             self._driver = driver
@@ -460,7 +458,7 @@ class Core:
         uuid, facts, values = gpu.info.uuid, gpu.facts, self._values
         added: list[ControlMachine] = []
         for control in RESTORE_ORDER:
-            restore = self._pending.get((uuid, control))
+            restore = self.node.pending.get((uuid, control))
             offered = control.value in facts.info.controls
             if control in gpu.machines or not (offered or restore):
                 continue
@@ -479,7 +477,7 @@ class Core:
             if loss.control not in gpu.machines:
                 continue
             self._losses.remove(loss)
-            if loss.process in self._alive:
+            if loss.process in self.node.alive:
                 gpu.machines[loss.control].recover_loss(loss)
             else:
                 self._out.add(Forget(loss.key))
@@ -518,9 +516,9 @@ class Core:
 
     def _reconcile(self, machine: ControlMachine) -> None:
         """Compares the device and what the journal intends, and acts on it."""
-        restore = self._pending.pop((machine.gpu, machine.control), None)
+        restore = self.node.pending.pop((machine.gpu, machine.control), None)
         if restore is not None:
-            ending = None if restore.holder in self._alive else "holder_gone"
+            ending = None if restore.holder in self.node.alive else "holder_gone"
             machine.recover(restore, "daemon_stops" if self._was_stopping else ending)
             if self.node.quiesced_ns is not None:
                 machine.revoke("quiesced", DRIVER_CLOSED)

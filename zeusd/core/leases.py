@@ -22,7 +22,7 @@ from zeusd.core.effects import Note
 from zeusd.core.leasing import Lease
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
-from zeusd.core.model import Failure, Peer
+from zeusd.core.model import Failure, Peer, PendingRestore
 from zeusd.core.node import NodeState
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import ClientState, PerGpu
@@ -172,7 +172,34 @@ class LeaseRequests:
             for machine in gpu.listed()
             if machine.lease is not None
         ]
+        leases += [
+            self._describe_pending(restore, admin or peer.uid == restore.uid)
+            for restore in self._node.pending.values()
+        ]
         connection.reply(self._out, request.id, LeaseList(leases=leases))
+
+    def _describe_pending(self, restore: PendingRestore, open_to_reader: bool) -> LeaseInfo:
+        """A lease, or a pending restore, on a GPU that has not been found."""
+        restoring = bool(restore.ending) or restore.holder not in self._node.alive
+        return LeaseInfo(
+            gpu=restore.gpu,
+            control=restore.control,
+            pid=restore.holder.pid if open_to_reader else None,
+            uid=restore.uid,
+            since_ns=restore.since_ns,
+            value=list(restore.values[-1]) if restore.values else None,
+            restoring=restoring,
+            back=Back(
+                value=list(restore.target), source="observed" if restore.target else "unreadable"
+            ),
+            ttl_ms=restore.ttl_ns // 1_000_000,
+            expires_ns=self._out.now_ns + restore.ttl_ns,
+            command=(restore.command or None) if open_to_reader else None,
+            job=(restore.job or None) if open_to_reader else None,
+            trouble="zeusd does not find this GPU, and restores it when it returns"
+            if restoring
+            else None,
+        )
 
     def _publish(self, connection: ClientState, request: PublishProfile) -> None:
         pending = self._track(connection, request)

@@ -8,7 +8,7 @@ from zeus_ipc.replies import CpuInfo, GpuInfo
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.leased import Watched
-from zeusd.core.model import Failure, GpuFacts, Process
+from zeusd.core.model import Failure, GpuFacts, PendingRestore, Process
 from zeusd.core.policy import Settings
 
 
@@ -51,6 +51,9 @@ class NodeState:
         self.closed: Failure | None = None
         self.cpus: list[CpuInfo] = []
         self.watched: Watched = {}
+        # Of GPUs that zeusd has not found since it started, from the journal; processes that run.
+        self.pending: dict[tuple[str, Control], PendingRestore] = {}
+        self.alive: set[Process] = set()
 
     @property
     def quiesced(self) -> Failure | None:

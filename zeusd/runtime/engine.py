@@ -499,6 +499,7 @@ class Engine:
         )
         if not self.core.unclaimed:
             for process in self._recovered:
+                self._processes.unwatch(process)
                 self._processes.detach(process)
             self._recovered.clear()
 
@@ -531,6 +532,7 @@ class Engine:
             pidfd = open_process(process)
             if pidfd is not None:
                 self._processes.attach(process, pidfd)
+                self._processes.watch(process)
                 self._recovered.append(process)
         driver = entries.get(DRIVER_KEY, {}).get("id")
         self.core.recover(

@@ -202,6 +202,16 @@ def test_a_restore_pending_on_a_missing_gpu_is_named_when_zeusd_stops() -> None:
     world.set_power(1, 150)
     world.limits_mw = ()
     world.start_core(alive={Process(1, 77)})
+    world.connect(2)
+    (lease,) = world.call(2, "leases")["result"]["leases"]
+    assert (lease["gpu"], lease["value"], lease["back"]["value"]) == (GPU0, [150_000], [300_000])
+    assert not lease["restoring"]
+    world.start_core(alive=set())
+    world.connect(2)
+    (lease,) = world.call(2, "leases")["result"]["leases"]
+    assert lease["restoring"]
+    assert "does not find this GPU" in lease["trouble"]
+    world.start_core(alive={Process(1, 77)})
     world.apply(world.core.stop(world.now_ns))
     assert world.core.unrestored == [(GPU0, Control.POWER_LIMIT)]
     assert not world.core.restoring, "there is nothing to wait for"
