@@ -42,7 +42,7 @@ import httpx
     "kubernetes": """
 from click.testing import CliRunner
 from zeusctl.kubernetes.__main__ import main
-from zeusctl.kubernetes import agent, events, kubelet, watch
+from zeusctl.kubernetes import agent, kubelet, watch
 
 done = CliRunner().invoke(main, ["--namespace", "research", "--node", "here"])
 assert "the API server cannot be found" in done.output, done.output

@@ -74,8 +74,7 @@ def main(
         ) from None
     from zeus_ipc.client import Client
     from zeusctl.kubernetes.accounts import Accounts
-    from zeusctl.kubernetes.agent import Agent
-    from zeusctl.kubernetes.events import Events
+    from zeusctl.kubernetes.agent import Agent, Events
     from zeusctl.kubernetes.kubelet import Kubelet
     from zeusctl.kubernetes.slices import Slices
     from zeusctl.kubernetes.watch import PodWatch

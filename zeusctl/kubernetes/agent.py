@@ -1,4 +1,5 @@
-"""Sets the ceilings that a node's pods request: a loop around the plan.
+"""Sets the ceilings that a node's pods request, a loop around the plan, and writes events about
+pods, as `kubectl describe pod` shows them.
 
 The state is in zeusd's journal, so a restarted agent continues where the last one ended. zeusd
 itself ends the ceilings of pods that end while no agent runs, with the pods' control groups.
@@ -9,16 +10,80 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Protocol
+
+import urllib3
+from kubernetes import client
+from kubernetes.client.rest import ApiException
 
 from zeus_ipc import Client
 from zeus_ipc.errors import ErrorCode, ZeusIpcError
 from zeus_ipc.replies import GpuInfo
-from zeusctl.kubernetes.events import REFUSED, SET
 from zeusctl.kubernetes.kubelet import KubeletUnavailable
 from zeusctl.kubernetes.plan import Bounds, Devices, Plan, differences, held, plan
 from zeusctl.kubernetes.pods import ANNOTATION, Pod
 from zeusctl.text import named
+
+PROGRAM = "zeusd-kubernetes"
+SET, REFUSED = "PowerLimitSet", "PowerLimitRefused"
+TIMEOUT_S = 5.0
+
+log = logging.getLogger("zeusd_kubernetes")
+
+
+class Events:
+    """Writes events about pods, each text once.
+
+    Args:
+        api: The API server.
+        node: The node's name.
+    """
+
+    def __init__(self, api: client.CoreV1Api, node: str) -> None:
+        self._api = api
+        self._node = node
+        self._reported: dict[str, str] = {}
+
+    def tell(self, pod: Pod, reason: str, message: str) -> None:
+        """Writes an event, unless it repeats the last one about this pod; failures are only
+        logged.
+        """
+        if self._reported.get(pod.uid) == message:
+            return
+        self._reported[pod.uid] = message
+        log.info("%s/%s: %s", pod.namespace, pod.name, message)
+        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{pod.name}.", "namespace": pod.namespace},
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "uid": pod.uid,
+                "namespace": pod.namespace,
+                "name": pod.name,
+            },
+            "type": "Normal" if reason == SET else "Warning",
+            "reason": reason,
+            "message": message,
+            "source": {"component": PROGRAM, "host": self._node},
+            "reportingComponent": PROGRAM,
+            "reportingInstance": self._node,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            self._api.create_namespaced_event(pod.namespace, event, _request_timeout=TIMEOUT_S)
+        except (ApiException, urllib3.exceptions.HTTPError, OSError) as error:
+            log.warning("no event could be written about %s/%s: %s", pod.namespace, pod.name, error)
+
+    def forget_others(self, uids: set[str]) -> None:
+        """Forgets all pods but these."""
+        self._reported = {uid: text for uid, text in self._reported.items() if uid in uids}
+
 
 WAITING_S = 0.5
 """Interval between queries to kubelet about a pod that has no GPUs yet."""
@@ -33,8 +98,6 @@ _NOT_THE_PODS = frozenset(
     }
 )
 """Errors of zeusd or this program, as opposed to a pod's request."""
-
-log = logging.getLogger("zeusd_kubernetes")
 
 
 class Pods(Protocol):

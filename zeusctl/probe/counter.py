@@ -1,13 +1,17 @@
-"""Compares an energy counter with power readings of the same time; the resolution of both."""
+"""Compares an energy counter with power readings of the same time, and with known bursts of load;
+the resolution of counter and power.
+"""
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zeusctl.probe.series import Series
+from zeusctl.probe.sampling import Series
+from zeusctl.probe.visible import VisibleWindow
 
 SAME_SCOPE = 0.1
 """If counter and power differ by more than this share, they measure different parts of the
@@ -107,3 +111,63 @@ def find_resolution(values: Sequence[int]) -> int | None:
     if len(pairs | differences) < FEWEST_DIFFERENCES:
         return None
     return math.gcd(*differences)
+
+
+ALIKE = 1.25
+"""Bursts whose lengths differ by less than this factor are grouped."""
+
+
+@dataclass(frozen=True)
+class WindowError:
+    """Differences of counter readings at both ends of bursts of one length, against the plateau.
+
+    Attributes:
+        burst_ms: Mean length.
+        bursts: How many.
+        mean_error_percent: Mean of the absolute errors.
+        bias_percent: Mean of the errors.
+        truth_uncertainty_percent: Two standard deviations of the plateau.
+    """
+
+    burst_ms: float
+    bursts: int
+    mean_error_percent: float
+    bias_percent: float
+    truth_uncertainty_percent: float
+
+
+def window_errors(
+    counter_mj: Series, bursts: Sequence[tuple[int, int]], plateau: VisibleWindow
+) -> list[WindowError]:
+    """Returns the errors of energies that are read from the counter at both ends of known bursts,
+    by length of burst, longest first. The truth is the plateau of power under load times the
+    burst's length.
+
+    Args:
+        counter_mj: Readings of the energy counter, mJ.
+        bursts: Start and end of each burst (ns).
+        plateau: The power under load, from the power readings.
+    """
+    groups: list[list[tuple[float, float]]] = []
+    for begin_ns, end_ns in sorted(bursts, key=lambda burst: burst[0] - burst[1]):
+        first = bisect.bisect_right(counter_mj.t_ns, begin_ns) - 1
+        last = bisect.bisect_left(counter_mj.t_ns, end_ns)
+        if first < 0 or last >= len(counter_mj.t_ns):
+            continue
+        length_s = (end_ns - begin_ns) / 1e9
+        energy_j = (counter_mj.values[last] - counter_mj.values[first]) / 1000
+        error = 100 * (energy_j / (plateau.high_w * length_s) - 1)
+        if not groups or length_s * ALIKE < groups[-1][0][0]:
+            groups.append([])
+        groups[-1].append((length_s, error))
+    doubt = 200 * plateau.unexplained_w / math.sqrt(plateau.updates) / plateau.high_w
+    return [
+        WindowError(
+            burst_ms=1000 * sum(length_s for length_s, _ in group) / len(group),
+            bursts=len(group),
+            mean_error_percent=sum(abs(error) for _, error in group) / len(group),
+            bias_percent=sum(error for _, error in group) / len(group),
+            truth_uncertainty_percent=doubt,
+        )
+        for group in groups
+    ]

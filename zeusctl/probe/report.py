@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from zeusctl.probe.counter import CounterEnergy
+from zeusctl.probe.counter import CounterEnergy, WindowError
 from zeusctl.probe.period import UpdatePeriod
 from zeusctl.probe.sampling import Latency
 from zeusctl.probe.visible import VisibleWindow
-from zeusctl.probe.windows import WindowError
 
 SCHEMA = "zeusctl.probe/1"
 

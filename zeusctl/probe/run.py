@@ -15,15 +15,13 @@ from typing import Any
 
 from zeus_ipc._version import __version__
 from zeusctl.probe import report as reports
-from zeusctl.probe.counter import compare_energy, find_resolution
+from zeusctl.probe.counter import compare_energy, find_resolution, window_errors
 from zeusctl.probe.doubts import find_doubts
 from zeusctl.probe.driver import IDENTITY, SENSORS, CallError, Driver, GpuReader, NoDriverError
 from zeusctl.probe.load import Load, Wave
 from zeusctl.probe.period import date, find_period
-from zeusctl.probe.sampling import Latency, sample, time_calls, time_together
-from zeusctl.probe.series import Series
+from zeusctl.probe.sampling import Latency, Series, sample, time_calls, time_together
 from zeusctl.probe.visible import VisibleWindow, find_window
-from zeusctl.probe.windows import window_errors
 
 Loads = Callable[[int], Load | None]
 """Makes a load on a GPU, by index; None: no load."""

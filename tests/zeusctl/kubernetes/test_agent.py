@@ -21,8 +21,7 @@ from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeusctl.kubernetes.api_server import ApiServer
 from tests.zeusctl.kubernetes.node import NODE, Kubelet, a_pod, pod_resources
 from zeus_ipc import Client
-from zeusctl.kubernetes.agent import Agent
-from zeusctl.kubernetes.events import Events
+from zeusctl.kubernetes.agent import Agent, Events
 from zeusctl.kubernetes.kubelet import Kubelet as KubeletClient
 from zeusctl.kubernetes.pods import pod_of
 from zeusctl.kubernetes.watch import PodWatch

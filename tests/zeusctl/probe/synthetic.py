@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from zeusctl.probe.series import Series
+from zeusctl.probe.sampling import Series
 
 MS = 1_000_000
 

@@ -13,12 +13,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.zeusctl.probe.synthetic import MS, boxcar, polls, read, ticks
-from zeusctl.probe.counter import compare_energy, find_resolution
+from zeusctl.probe.counter import compare_energy, find_resolution, window_errors
 from zeusctl.probe.period import find_period
-from zeusctl.probe.sampling import summarize
-from zeusctl.probe.series import Series
+from zeusctl.probe.sampling import Series, summarize
 from zeusctl.probe.visible import VisibleWindow, find_window
-from zeusctl.probe.windows import window_errors
 
 SEEDS = (101, 102, 103)
 
