@@ -9,8 +9,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 
 from zeus.exceptions import ZeusBaseError
-from zeus.monitor.rates import Rate, RatedMonitor
-from zeus.monitor.service import JsonService, ServiceError
+from zeus.monitor.rates import JsonService, Rate, RatedMonitor, ServiceError
 from zeus.utils.framework import Framework
 
 TOKEN_ENV = "ELECTRICITYMAPS_TOKEN"

@@ -10,8 +10,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from zeus.exceptions import ZeusBaseError
-from zeus.monitor.rates import Rate, RatedMonitor
-from zeus.monitor.service import JsonService, ServiceError
+from zeus.monitor.rates import JsonService, Rate, RatedMonitor, ServiceError
 from zeus.utils.framework import Framework
 from zeus_ipc.overriding import override
 

@@ -10,9 +10,9 @@ from zeus.utils.lazy import lazily
 
 if TYPE_CHECKING:
     from zeus.policy.gp import GPBatchSizeOptimizer as GPBatchSizeOptimizer
-    from zeus.policy.gts import GTSBatchSizeOptimizer as GTSBatchSizeOptimizer
     from zeus.policy.mab import GaussianTS as GaussianTS
     from zeus.policy.make import make_policy as make_policy
+    from zeus.policy.pruning import GTSBatchSizeOptimizer as GTSBatchSizeOptimizer
     from zeus.policy.pruning import PruningExploreManager as PruningExploreManager
     from zeus.policy.pruning import PruningGTSBatchSizeOptimizer as PruningGTSBatchSizeOptimizer
 
@@ -35,7 +35,7 @@ __getattr__ = lazily(
     __name__,
     {
         "GPBatchSizeOptimizer": "gp",
-        "GTSBatchSizeOptimizer": "gts",
+        "GTSBatchSizeOptimizer": "pruning",
         "GaussianTS": "mab",
         "PruningExploreManager": "pruning",
         "PruningGTSBatchSizeOptimizer": "pruning",

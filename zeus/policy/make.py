@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from zeus.policy.gp import GPBatchSizeOptimizer
-from zeus.policy.gts import GTSBatchSizeOptimizer
 from zeus.policy.interface import BatchSizeOptimizer
-from zeus.policy.pruning import PruningGTSBatchSizeOptimizer
+from zeus.policy.pruning import GTSBatchSizeOptimizer, PruningGTSBatchSizeOptimizer
 
 POLICIES = ("gp", "pruning-gts", "gts")
 """Names that `make_policy` knows; the first is the default."""

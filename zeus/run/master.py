@@ -16,7 +16,7 @@ from zeus.analyze import HistoryEntry
 from zeus.device import get_gpus
 from zeus.job import Job
 from zeus.monitor.signals import SignalSource, signal_of
-from zeus.optimizer.batch_size.reasons import says_out_of_memory
+from zeus.optimizer.batch_size.endings import says_out_of_memory
 from zeus.policy.interface import BatchSizeOptimizer
 from zeus.policy.knowledge import Place, load
 from zeus.policy.trade_off import TradeOff, time_of_day

@@ -16,9 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from zeus.serving.clock_fleet import FleetNeed
+from zeus.serving.clock_fleet import FleetNeed, Needs
 from zeus.serving.clock_margin import RateBound
-from zeus.serving.clock_needs import Needs
 from zeus.serving.clock_policy import ClockPolicy
 from zeus.serving.clock_status import ClockStatus
 from zeus.serving.clock_steps import Queue, Step

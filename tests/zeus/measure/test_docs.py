@@ -15,7 +15,7 @@ from tests.zeus.node import VirtualNode
 from zeus import profile
 from zeus.measure import callback as callback_module
 from zeus.measure import decorator as decorator_module
-from zeus.monitor.service import JsonService
+from zeus.monitor.rates import JsonService
 from zeusd.devices.simulated import Work
 
 PAGE = ROOT / "docs/train/measuring_only.md"

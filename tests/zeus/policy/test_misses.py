@@ -17,8 +17,8 @@ from zeus.job import Job
 from zeus.policy import GPBatchSizeOptimizer as Gp
 from zeus.policy import Run
 from zeus.policy.gp import MOST_SIZES, considered
+from zeus.policy.gp_model import Reach
 from zeus.policy.knowledge import Knowledge, Place, load, save
-from zeus.policy.reach import Reach
 
 JOB = Job("d", "n", "sgd", 0.5, 100, default_bs=128)
 SIZES = [8, 16, 32, 64, 128, 256, 512, 1024]

@@ -20,11 +20,10 @@ from zeus.optimizer.batch_size.common import (
     ReportResponse,
     TrainingResult,
 )
-from zeus.optimizer.batch_size.endings import Endings
+from zeus.optimizer.batch_size.endings import Endings, reason_of
 from zeus.optimizer.batch_size.link import Link
 from zeus.optimizer.batch_size.meter import RunMeter
 from zeus.optimizer.batch_size.offline import judge
-from zeus.optimizer.batch_size.reasons import reason_of
 from zeus.policy.stopping import Used
 from zeus.utils.guard import guarded
 

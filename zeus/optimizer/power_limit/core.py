@@ -44,10 +44,9 @@ from zeus.optimizer.power_limit.actions import (
 )
 from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus.optimizer.power_limit.messages import Choose, Command, Hello, Missing, Stop, Trouble, Try
-from zeus.optimizer.power_limit.parts import Parts
+from zeus.optimizer.power_limit.parts import Parts, Stretches
 from zeus.optimizer.power_limit.profile import watts
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, State, Warmup
-from zeus.optimizer.power_limit.stretches import Stretches
 from zeus.optimizer.power_limit.watch import Silence, Watch
 from zeus_ipc.controls import profile_name
 

@@ -16,7 +16,7 @@ from zeus import _node
 from zeus.callback import Callback
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import ZeusMonitor
-from zeus.optimizer.power_limit import actions, arguments, claims, fleet, power_profiles
+from zeus.optimizer.power_limit import actions, arguments, claims, fleet
 from zeus.optimizer.power_limit.actions import Actions
 from zeus.optimizer.power_limit.choice import measurements
 from zeus.optimizer.power_limit.core import Core
@@ -121,7 +121,7 @@ class GlobalPowerLimitOptimizer(Callback):
         indices = monitor.gpus.with_power_limit(monitor.gpu_indices, alone)
         self._gpus = [monitor.gpus[index] for index in indices]
         self._publishing = indices
-        profiles = power_profiles.to_search(self._gpus, search_profiles)
+        profiles = arguments.profiles_to_search(self._gpus, search_profiles)
         if self.profile_path is None or not self.profile_path.exists():
             fleet.borrow(monitor.gpus, indices)
         min_mw, max_mw = self._common_range(together)

@@ -1,4 +1,6 @@
-"""The parts in which one process measures a trial: several if interruptions split it."""
+"""The parts in which one process measures a trial: several if interruptions split it; and the
+stretches of steps between epochs, evaluations and checkpoints, into which they must fit.
+"""
 
 from __future__ import annotations
 
@@ -70,3 +72,75 @@ def report(
         "power_w": joules / seconds,
     }
     return message, figures
+
+
+STARVED = 3
+"""After this many consecutive stretches without a measurement, warm-ups are shortened."""
+
+
+class Stretches:
+    """Counts the steps since training was interrupted.
+
+    Args:
+        warmup_steps: Unmeasured steps at each limit.
+        profile_steps: Measured steps at each limit.
+        adaptive: Whether a limit may be measured in parts without a warning.
+
+    Attributes:
+        longest_warmup: Longer warm-ups are shortened to this many steps.
+    """
+
+    def __init__(self, warmup_steps: int, profile_steps: int, adaptive: bool) -> None:
+        self._warmup_steps = warmup_steps
+        self._profile_steps = profile_steps
+        self._said = adaptive
+        self._steps = 0
+        self._starved: list[int] = []  # stretches that ended in a warm-up, one after another
+        self.longest_warmup = warmup_steps
+
+    def begin(self) -> None:
+        """A stretch begins."""
+        self._steps = 0
+
+    def step(self) -> None:
+        """A step begins."""
+        self._steps += 1
+
+    def measured(self) -> None:
+        """Something was measured in this stretch."""
+        self._starved.clear()
+
+    def short(self, trial_steps: int | None) -> bool:
+        """Whether this stretch is too short to measure a trial in one piece.
+
+        Args:
+            trial_steps: Measured steps of the trial; None: there is none.
+        """
+        return self._steps < self._needed(trial_steps)
+
+    def cut(self, warming_up: bool, trial_steps: int | None) -> str | None:
+        """The stretch ends. Returns a message about it, once."""
+        said = None
+        if self.short(trial_steps):
+            if warming_up:
+                self._starved.append(self._steps)
+            if len(self._starved) >= STARVED:
+                # Nothing was measured in any: leave at least half of the longest for measuring.
+                most = (max(self._starved) - 1) // 2
+                self.longest_warmup = min(self.longest_warmup, most)
+                self._starved.clear()
+            if not self._said:
+                self._said = True
+                said = (
+                    f"A stretch of {self._steps} steps between epochs, evaluations and checkpoints "
+                    f"is shorter than the {self._needed(trial_steps)} that one power limit needs; "
+                    "each limit is measured over several. Lower warmup_steps or profile_steps to "
+                    "finish sooner."
+                )
+        self._steps = 0
+        return said
+
+    def _needed(self, trial_steps: int | None) -> int:
+        """Steps without an interruption that a trial needs to be measured in one piece."""
+        measured = self._profile_steps if trial_steps is None else trial_steps
+        return self._warmup_steps + measured + 1

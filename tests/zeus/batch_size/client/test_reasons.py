@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zeus.optimizer.batch_size.reasons import reason_of
+from zeus.optimizer.batch_size.endings import reason_of
 
 # Classes of other libraries, by their names.
 TorchOutOfMemory = type("OutOfMemoryError", (RuntimeError,), {})
