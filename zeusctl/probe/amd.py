@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from zeus_ipc.overriding import override
-from zeusctl.probe.backend import BackendGpu, call_error
-from zeusctl.probe.driver import CallError, Clock, Driver, GpuReader, NoDriverError
+from zeusctl.probe.backend import BackendDriver
+from zeusctl.probe.driver import Clock, NoDriverError
 from zeusd.devices.amd.backend import AmdBackend
 from zeusd.devices.port import DeviceError
 from zeusd.devices.vendors import AMD, NVIDIA, SYSFS, has_gpu
@@ -23,7 +22,7 @@ def is_amd(library: str | None, sysfs: str = SYSFS) -> bool:
     return has_gpu(sysfs, AMD) and not has_gpu(sysfs, NVIDIA)
 
 
-class AmdDriver(Driver):
+class AmdDriver(BackendDriver):
     """Implements `zeusctl.probe.driver.Driver`.
 
     Args:
@@ -35,33 +34,15 @@ class AmdDriver(Driver):
     """
 
     simulated: str | None = None
+    binding = "zeusd's"
 
     def __init__(self, library: str | None = None, sysfs: str = SYSFS) -> None:
         self.clock = Clock(time.monotonic_ns, time.sleep)
-        self._backend = AmdBackend(library, sysfs)
+        self.backend = AmdBackend(library, sysfs)
         try:
-            self._backend.init()
+            self.backend.init()
         except DeviceError as error:
             raise NoDriverError(
                 f"libamd_smi cannot be initialised: {error.text}; load the amdgpu driver, and "
                 "check that `amd-smi list` works as this user"
             ) from None
-
-    @override
-    def versions(self) -> dict[str, str]:
-        return {"driver": self._backend.driver_version(), "binding": "zeusd's"}
-
-    @override
-    def gpus(self) -> dict[int, GpuReader | CallError]:
-        found: dict[int, GpuReader | CallError] = {}
-        for index in range(self._backend.device_count()):
-            try:
-                handle = self._backend.device_handle(index)
-                found[index] = BackendGpu(self._backend, handle, self.clock)
-            except DeviceError as error:
-                found[index] = call_error(error)
-        return found
-
-    @override
-    def close(self) -> None:
-        self._backend.shutdown()

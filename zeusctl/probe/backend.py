@@ -1,4 +1,4 @@
-"""A GPU as a probe sees it through one of zeusd's backends: simulated, or AMD's."""
+"""Drivers and GPUs as a probe sees them through one of zeusd's backends: simulated, or AMD's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from zeus_ipc.controls import Control
-from zeusctl.probe.driver import CallError, Clock, Question, Reading
+from zeus_ipc.overriding import override
+from zeusctl.probe.driver import CallError, Clock, Driver, GpuReader, Question, Reading
 from zeusd.devices.port import Backend, DeviceError
 
 _OF_SENSORS = {
@@ -113,3 +114,34 @@ class BackendGpu:
 def call_error(error: DeviceError) -> CallError:
     """Converts a backend's error to the probe's."""
     return CallError(error.code or 0, error.text.partition(" (NVML")[0])
+
+
+class BackendDriver(Driver):
+    """The part of `zeusctl.probe.driver.Driver` that is the same for all of zeusd's backends.
+
+    Attributes:
+        backend: The vendor's, initialised.
+        binding: Its name in the report.
+    """
+
+    backend: Backend
+    binding: str
+
+    @override
+    def versions(self) -> dict[str, str]:
+        return {"driver": self.backend.driver_version(), "binding": self.binding}
+
+    @override
+    def gpus(self) -> dict[int, GpuReader | CallError]:
+        found: dict[int, GpuReader | CallError] = {}
+        for index in range(self.backend.device_count()):
+            try:
+                handle = self.backend.device_handle(index)
+                found[index] = BackendGpu(self.backend, handle, self.clock)
+            except DeviceError as error:
+                found[index] = call_error(error)
+        return found
+
+    @override
+    def close(self) -> None:
+        self.backend.shutdown()
