@@ -8,13 +8,13 @@ import grp
 import os
 import socket
 import stat
-import struct
 import time
 from pathlib import Path
 
 from zeus_ipc.errors import AccessRefused, DaemonUnavailable, RequestTimeout
+from zeus_ipc.processes import listener_of
 
-_CREDENTIALS = struct.Struct("3i")
+_SOCKET_WAIT_S = 0.2
 
 
 def check_deadline(path: str, deadline_ns: int, sent: bool, timeout_s: float) -> None:
@@ -96,7 +96,7 @@ def silent_daemon(path: str) -> str:
     Args:
         path: Its socket.
     """
-    pid = _listener(path)
+    pid = listener_of(path, _SOCKET_WAIT_S)
     if pid is None:
         return "look at zeusd's log"
     if pid == 1 or _is_service(pid):
@@ -105,19 +105,6 @@ def silent_daemon(path: str) -> str:
         return f"process {pid} is stopped; continue it with `kill -CONT {pid}`"
     log = _log_of(pid)
     return f"look at its log, {log}" if log else f"look at what process {pid} has printed"
-
-
-def _listener(path: str) -> int | None:
-    """Returns the process that called listen(2), from the kernel; None if it is not visible."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(0.2)
-        try:
-            probe.connect(path)
-            raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        except OSError:
-            return None
-    pid = int(_CREDENTIALS.unpack(raw)[0])
-    return pid if pid > 0 else None
 
 
 def _is_service(pid: int) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from zeus_ipc import __version__
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.installed import overlap
+from zeus_ipc.processes import has_sys_admin
 from zeusctl import containers, machine_checks
 from zeusctl.reports import Check
 from zeusctl.session import Session, seconds_since
@@ -298,7 +299,7 @@ def _own_zeusd(session: Session, node: NodeInfo, shared: bool) -> Iterator[Check
     if node.simulated is not None:
         return
     try:
-        if not containers.has_sys_admin(zeusd):
+        if not has_sys_admin(zeusd):
             found = "zeusd has no CAP_SYS_ADMIN, so the driver refuses every change"
             yield _fault("rights", found, "start its container with --cap-add SYS_ADMIN")
         elif containers.in_user_namespace(zeusd):

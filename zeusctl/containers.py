@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-import struct
 from pathlib import Path
 
-CAP_SYS_ADMIN = 21
+from zeus_ipc import processes
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """The kernel's number for it, PROC_PID_INIT_INO."""
@@ -53,15 +51,8 @@ def mount_point_of(path: str) -> str:
 
 def listener_of(path: str) -> int | None:
     """Returns the process that listens at a socket; None if it is gone or not visible from here."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_SOCKET_WAIT_S)
-        try:
-            probe.connect(path)
-        except OSError:
-            return None
-        raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    pid: int = struct.unpack("3i", raw)[0]
-    return pid if pid > 0 and Path(f"/proc/{pid}").exists() else None
+    pid = processes.listener_of(path, _SOCKET_WAIT_S)
+    return pid if pid is not None and Path(f"/proc/{pid}").exists() else None
 
 
 def in_host_pid_namespace() -> bool:
@@ -72,18 +63,6 @@ def in_host_pid_namespace() -> bool:
         return Path("/proc/1/comm").read_text().strip() in _INIT
     except OSError:
         return False
-
-
-def has_sys_admin(pid: int) -> bool:
-    """Whether a process has the capability that the driver requires for setting limits.
-
-    Raises:
-        OSError: It is gone.
-    """
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> CAP_SYS_ADMIN & 1)
-    return False
 
 
 def in_user_namespace(pid: int) -> bool:

@@ -19,10 +19,9 @@ import pytest
 import zeus
 from tests.support import RunningDaemon, running_daemon
 from zeus import show_env
-from zeus.compat import capabilities
-from zeus.show_env import cpus, gpus, packages, rights
 from zeus.show_env import daemon as daemon_rows
-from zeus_ipc import __version__
+from zeus.show_env import devices, packages, rights
+from zeus_ipc import __version__, processes
 from zeus_ipc.installed import overlap
 from zeus_ipc.paths import SOCKET_ENV
 from zeus_ipc.replies import Permission
@@ -46,7 +45,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", SOCKET_ENV):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(daemon_rows, "DEFAULT_SOCKET_PATH", str(tmp_path / "nothing.sock"))
-    monkeypatch.setattr(cpus, "POWERCAP", str(tmp_path / "powercap"))
+    monkeypatch.setattr(devices, "POWERCAP", str(tmp_path / "powercap"))
     monkeypatch.setattr(real, "NvmlBackend", lambda: NvmlBackend("/nowhere/libnvidia-ml.so.1"))
 
 
@@ -196,8 +195,8 @@ def test_without_a_driver_there_is_a_line_that_says_so(show: Shower) -> None:
 
 def test_a_driver_that_hangs_delays_nobody(show: Shower, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(gpus, "DRIVER_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(gpus, "_look", lambda *_: go_on.wait(30))
+    monkeypatch.setattr(devices, "DRIVER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(devices, "_look", lambda *_: go_on.wait(30))
     assert "the driver did not respond within 0.05 s" in show()["GPUs"]["GPU"]
     go_on.set()
 
@@ -267,9 +266,10 @@ def test_counters_of_powercap_are_listed_with_whether_they_can_be_read(
 def test_the_capability_is_what_is_effective(
     tmp_path: Path, show: Shower, monkeypatch: pytest.MonkeyPatch, bits: str, said: str
 ) -> None:
-    status = tmp_path / "status"
+    status = tmp_path / "self" / "status"
+    status.parent.mkdir()
     status.write_text(f"Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t{bits}\n")
-    monkeypatch.setattr(capabilities, "STATUS", str(status))
+    monkeypatch.setattr(processes, "PROC", tmp_path)
     rights = show()["Rights"]
     assert rights["CAP_SYS_ADMIN"].startswith(said)
     assert f"uid {os.geteuid()}" in rights["user"]
@@ -309,7 +309,7 @@ def test_an_unexpected_failure_is_one_line_and_the_rest_is_shown(
         raise RuntimeError("no idea")
 
     for where, name in (
-        (packages, "system"), (gpus, "cuda"), (cpus, "zones"), (rights, "user")
+        (packages, "system"), (devices, "cuda"), (devices, "zones"), (rights, "user")
     ):  # fmt: skip
         monkeypatch.setattr(where, name, fail)
     found = show(surprising=True)
@@ -401,9 +401,10 @@ def test_whether_limits_may_be_set_is_answered_without_a_daemon(
     assert found.info is not None
     gpu = found.info.gpus[0]
     monkeypatch.delenv(SOCKET_ENV)
-    status = tmp_path / "status"
+    status = tmp_path / "self" / "status"
+    status.parent.mkdir()
     status.write_text(f"CapEff:\t{bits}\n")
-    monkeypatch.setattr(capabilities, "STATUS", str(status))
+    monkeypatch.setattr(processes, "PROC", tmp_path)
     assert rights.answer(gpu, daemon_rows.ask_zeusd()).startswith(said)
 
 

@@ -17,7 +17,8 @@ from tests.fake_nvml.double import NvmlDouble
 from tests.support import RunningDaemon, public_directory, running_daemon
 from tests.zeusctl.conftest import Ctl
 from zeus.device import visible
-from zeusctl import containers
+from zeus_ipc.processes import has_sys_admin
+from zeusctl import checks, containers
 from zeusctl.exits import Exit
 
 KIND = "in a podman container"
@@ -111,7 +112,7 @@ def test_a_zeusd_without_the_drivers_right_is_a_fault(
     found: str,
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(containers, "has_sys_admin", lambda pid: asked.append(pid) or admin)
+    monkeypatch.setattr(checks, "has_sys_admin", lambda pid: asked.append(pid) or admin)
     monkeypatch.setattr(containers, "in_user_namespace", lambda pid: user_namespace)
     said = ctl("--socket", real.socket, "doctor")
     assert asked == [real.process.pid], "the right process is looked at"
@@ -158,7 +159,7 @@ def test_the_listener_of_a_socket_is_found_while_it_listens(tmp_path: Path) -> N
 @pytest.mark.parametrize("flag", ["-sys_admin", "-kill"])
 def test_the_right_is_read_from_the_kernel(flag: str) -> None:
     with ended("setpriv", f"--bounding-set={flag}", "--inh-caps=-all", "cat") as process:
-        assert containers.has_sys_admin(process.pid) == (flag == "-kill")
+        assert has_sys_admin(process.pid) == (flag == "-kill")
         assert not containers.in_user_namespace(process.pid)
 
 

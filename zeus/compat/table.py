@@ -48,7 +48,7 @@ MODULES: dict[str, OldModule] = {
     "zeus._legacy.policy.optimizer": OldModule("0.9-", ("zeus.policy",)),
     "zeus._legacy.simulate": OldModule("0.9-", ("zeus.simulate", "zeus.analyze")),
     "zeus.controller": OldModule("0.5-0.8", ("zeus.compat.early_stop",)),
-    "zeus.device.common": OldModule("0.10-", ("zeus.compat.capabilities",)),
+    "zeus.device.common": OldModule("0.10-", ("zeus_ipc.processes",)),
     "zeus.device.cpu.common": OldModule("0.10-", (_CPU,)),
     "zeus.device.cpu.rapl": OldModule("0.10-", (_CPU, _VENDORS)),
     "zeus.device.exception": OldModule("0.9-", ("zeus.exceptions", _CPU, "zeus.compat.soc")),

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zeus.show_env import cpus, daemon, gpus, packages, rights
+from zeus.show_env import daemon, devices, packages, rights
 from zeus.show_env.packages import Row, unexpected
 
 
@@ -44,9 +44,9 @@ def _show_all() -> None:
     _show("System", lambda: packages.system())
     zeusd = daemon.ask_zeusd()
     _show("zeusd", lambda: daemon.rows(zeusd))
-    found, notes = gpus.find(zeusd)
-    _show("GPUs", lambda: [*gpus.cuda(), *gpus.mapping(found, zeusd), *notes])
-    _show("CPUs and memory", lambda: [*cpus.measured(zeusd), *cpus.zones(zeusd)])
+    found, notes = devices.find(zeusd)
+    _show("GPUs", lambda: [*devices.cuda(), *devices.mapping(found, zeusd), *notes])
+    _show("CPUs and memory", lambda: [*devices.cpus(zeusd), *devices.zones(zeusd)])
     _show("System-on-chip", lambda: [("SoC", "none")])
     _show("Rights", lambda: rights.rows(found, zeusd))
 

@@ -6,9 +6,9 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from zeus.compat.capabilities import has_sys_admin
 from zeus.show_env.daemon import Zeusd
 from zeus.show_env.packages import Row
+from zeus_ipc.processes import has_sys_admin
 from zeus_ipc.users import group_name, user_name
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
+from zeus_ipc.processes import peer_of
 from zeusd import identity
 from zeusd.core.jobs import job_of
 from zeusd.core.model import Peer, Process, ProcessUsage
@@ -26,7 +27,6 @@ _MAX_GROUPS = 65536
 _MOST_BYTES = 1024
 """Largest buffer of Python's getsockopt."""
 _SO_PEERPIDFD = 77
-_CREDENTIALS = struct.Struct("3i")
 
 
 class NoSuchPeer(Exception):
@@ -53,8 +53,7 @@ def identify_peer(conn: int, connection: socket.socket) -> tuple[Peer, int]:
     Raises:
         NoSuchPeer: It has exited, or is invisible in this pid namespace.
     """
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    pid, uid, gid = peer_of(connection)
     if pid <= 0:
         raise NoSuchPeer("the client is in another pid namespace; run zeusd in the host's")
     try:

@@ -10,9 +10,9 @@ import errno
 import logging
 import select
 import socket
-import struct
 from collections.abc import Callable
 
+from zeus_ipc.processes import peer_of
 from zeusd.runtime.reactor import Reactor
 from zeusd.server import descriptors
 from zeusd.server.connection import Connection
@@ -40,7 +40,6 @@ MAX_CLOSING = 128
 """Most connections that wait to be closed, on a kernel where closing may sleep."""
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Acceptor:
@@ -133,14 +132,11 @@ class Acceptor:
         """Accepts or refuses one connection; returns whether it was accepted."""
         guarded = descriptors.may_carry(stream)
         try:
-            credentials = stream.getsockopt(
-                socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
-            )
+            _, uid, _ = peer_of(stream)
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         except OSError:
             stream.close()
             return False
-        _, uid, _ = _CREDENTIALS.unpack(credentials)
         user = self._turns.user(self._subuids.owner(uid), now_ns)
         why: str | None
         if self.open >= self._maximum and user.connections:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import socket
-import struct
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_CREDENTIALS = struct.Struct("3i")
+from zeus_ipc.processes import peer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,7 @@ SHIFTED_S = 0.001
 
 def unusable(connection: socket.socket) -> Unusable | None:
     """Why the process at the other end cannot be served; None: it can."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, _, _ = _CREDENTIALS.unpack(raw)
+    pid, _, _ = peer_of(connection)
     if pid <= 0:
         return UNSEEN
     shift_s = monotonic_offset_s(pid) - _own_offset_s()
