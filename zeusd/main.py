@@ -24,12 +24,12 @@ from zeusd.identity import EMBEDDED_STATE_DIR, JOURNAL_NAME, boot_id
 from zeusd.nodes import OpenedNode, open_node
 from zeusd.runtime.accounting import Accounting
 from zeusd.runtime.accounts import Retention
-from zeusd.runtime.audit_file import SAVE_S, AuditFile
 from zeusd.runtime.engine import Engine
 from zeusd.runtime.journal import Journal, JournalError
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampling import Histories, Sampling
 from zeusd.runtime.sources import Sample
+from zeusd.runtime.state_files import SAVE_S, AuditFile
 from zeusd.server.descriptors import Closer
 from zeusd.server.listener import InheritedListener, Listener, ListenError
 from zeusd.server.server import Server

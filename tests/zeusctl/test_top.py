@@ -12,8 +12,8 @@ from textual.pilot import Pilot
 from tests.support import RunningDaemon, running_daemon, wait_for
 from zeus_ipc.simulation import SimulatedWork
 from zeusctl.session import Session
+from zeusctl.text import bar, resample, sparkline
 from zeusctl.top.app import Rows, TopApp
-from zeusctl.top.lines import bar, resample, sparkline
 from zeusctl.top.model import COLUMNS, SORTS, View, fitting
 from zeusctl.top.screens import GpuScreen, HelpScreen
 from zeusctl.top.source import Source

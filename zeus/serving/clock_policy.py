@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from zeus.serving.clock_floor import STAY, WORTH, Floor, clock_power, longer_busy
 from zeus.serving.clock_load import Load
 from zeus.serving.clock_margin import Lost, Margin
 from zeus.serving.clock_model import Comparison, StepTime, Stretch, saturation
-from zeus.serving.clock_power import LEAST_WINDOWS
+from zeus.serving.clock_power import LEAST_WINDOWS, STAY, WORTH, Floor, clock_power, longer_busy
 from zeus.serving.clock_steps import (
     MOST,
     MOST_MHZ,

@@ -13,8 +13,7 @@ import click
 
 from zeus.utils.atomic import append_text
 from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
-from zeus_fleet.picture import svg
-from zeus_fleet.records import Record, Report, read, reports
+from zeus_fleet.records import Record, Report, read, reports, svg
 from zeus_fleet.view import NodeView, View, Watcher
 from zeus_ipc.options import FILE, Number
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from zeusctl.text import energy, shorten, style_of_share
-from zeusctl.top.lines import bar, resample, sparkline
+from zeusctl.text import bar, energy, resample, shorten, sparkline, style_of_share
 
 if TYPE_CHECKING:
     from zeusctl.reports import Gpu, Lease, Process, StatusReport

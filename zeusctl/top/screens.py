@@ -16,8 +16,7 @@ from textual.widgets import Static
 
 from zeusctl.commands.processes import process_lines
 from zeusctl.commands.status import ceiling_lines, lease_lines, site_text
-from zeusctl.text import energy
-from zeusctl.top.lines import resample, sparkline
+from zeusctl.text import energy, resample, sparkline
 from zeusctl.top.source import DOMAINS, HOUR_S, Source
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from zeusd.core.model import Failure
 from zeusd.energy.accountant import Accountant, Fact, Position, Row, Settlement, Span
 from zeusd.energy.history import History
 from zeusd.energy.split import Account, Claim, Kind, parent_of
-from zeusd.ledger.counters import sum_of, total_of, unused_by_gpu
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import By, Reader, Usage
 from zeusd.runtime.allocations import Allocations
@@ -25,7 +24,7 @@ from zeusd.runtime.job_groups import JobGroups
 from zeusd.runtime.presence import LATE_NS, STALE_NS, Exits, Presence
 from zeusd.runtime.readings import idle_uw, observed
 from zeusd.runtime.sources import Source
-from zeusd.runtime.workloads import Workloads
+from zeusd.runtime.workloads import Workloads, sum_of, total_of, unused_by_gpu
 
 SECOND_NS = 1_000_000_000
 SETTLE_NS = 60 * SECOND_NS

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeus.serving import ClockPolicy, Queue, Step
-from zeus.serving.clock_floor import longer_busy
 from zeus.serving.clock_margin import Margin
 from zeus.serving.clock_policy import COLD_STEPS
+from zeus.serving.clock_power import longer_busy
 
 CLOCKS = [1980, 1860, 1740, 1620, 1500, 1380, 1260, 1140, 1020, 900]
 EMPTY = Queue(0, 0, 0.0)
