@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zeus_ipc.paths import host_and_port
+
 
 @dataclass(frozen=True)
 class Tls:
@@ -60,10 +62,10 @@ def connect(endpoint: str, tls: Tls | None, timeout_s: float) -> Any:
 
 
 def _address(endpoint: str) -> tuple[str, int]:
-    host, _, port = endpoint.rpartition(":")
-    if not host or "/" in host or not port.isdecimal() or int(port) > 65535:
+    address = host_and_port(endpoint)
+    if address is None or not address[0] or "/" in address[0]:
         raise ValueError(f"{endpoint} is not a member of etcd; give HOST:PORT")
-    return host, int(port)
+    return address
 
 
 def _secure_client(endpoint: str, tls: Tls, timeout_s: float) -> Any:

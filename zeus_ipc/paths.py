@@ -1,4 +1,4 @@
-"""Where the daemon listens."""
+"""Where the daemon and other servers listen."""
 
 from __future__ import annotations
 
@@ -18,3 +18,9 @@ def socket_path(explicit: str | os.PathLike[str] | None = None) -> str:
 def stream_path(socket: str) -> str:
     """Where a daemon that listens at `socket` publishes its samples."""
     return f"{socket}.stream"
+
+
+def host_and_port(text: str) -> tuple[str, int] | None:
+    """Splits `HOST:PORT`; None: it is not one. The host may be empty, or in brackets."""
+    host, _, port = text.rpartition(":")
+    return (host, int(port)) if port.isdecimal() and int(port) <= 65535 else None

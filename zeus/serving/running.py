@@ -16,6 +16,7 @@ import zmq
 from zeus.serving.rows import RequestEnergy
 from zeus.serving.wire import socket_paths
 from zeus_ipc import Client
+from zeus_ipc.paths import host_and_port
 
 if TYPE_CHECKING:
     from zeus.serving.accountant import Accountant
@@ -257,10 +258,10 @@ def address(text: str) -> tuple[str, int]:
     Raises:
         ValueError: It is neither.
     """
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
+    address = host_and_port(text)
+    if address is None:
         raise ValueError(f"--listen {text!r} must be HOST:PORT, such as 127.0.0.1:9462")
-    return host or "127.0.0.1", int(port)
+    return address[0] or "127.0.0.1", address[1]
 
 
 def _metrics(model: str, accountants: dict[str, Accountant]) -> tuple[Any, dict[str, Any]]:

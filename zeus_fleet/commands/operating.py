@@ -16,6 +16,7 @@ from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
 from zeus_fleet.records import Record, Report, read, reports, svg
 from zeus_fleet.view import NodeView, View, Watcher
 from zeus_ipc.options import FILE, Number
+from zeus_ipc.paths import host_and_port
 
 if TYPE_CHECKING:
     from zeus_fleet.store import Store
@@ -137,8 +138,8 @@ def serve(reach: Reach[Any], listen: str, record: Path | None) -> None:
         raise click.ClickException(
             f'{error.name} is missing: pip install "zeusd[fleet-server]"'
         ) from None
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    address = host_and_port(listen)
+    if address is None or not address[0]:
         raise click.UsageError(f"{listen} is not an address; give HOST:PORT")
     log_to_stderr()
     keep = None if record is None else functools.partial(append, record)
@@ -146,8 +147,8 @@ def serve(reach: Reach[Any], listen: str, record: Path | None) -> None:
     async def run(store: Store) -> None:
         options = uvicorn.Config(
             FleetServer(store, keep=keep),
-            host=host.strip("[]"),
-            port=int(port),
+            host=address[0].strip("[]"),
+            port=address[1],
             log_level="warning",
             access_log=False,
         )

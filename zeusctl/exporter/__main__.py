@@ -10,6 +10,7 @@ import threading
 import click
 
 from zeus_ipc import __version__
+from zeus_ipc.paths import host_and_port
 
 DEFAULT_LISTEN = "127.0.0.1:9850"
 TIMEOUT_S = 3.0
@@ -17,10 +18,10 @@ TIMEOUT_S = 3.0
 
 
 def _address(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, int]:
-    host, colon, port = value.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
+    address = host_and_port(value)
+    if address is None or ":" not in value:
         raise click.BadParameter("write ADDRESS:PORT, such as 127.0.0.1:9850 or [::]:9850")
-    return host.strip("[]") or "::", int(port)
+    return address[0].strip("[]") or "::", address[1]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
