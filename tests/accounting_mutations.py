@@ -459,7 +459,7 @@ PROMETHEUS = (
     ),
     Mutation(
         "accounts have a bound on their number",
-        "zeusctl.exporter.accounting._accounts",
+        "zeusctl.exporter.accounting._key",
         never("MAX_ACCOUNTS"),
         (
             "tests/zeusctl/test_accounting_metrics.py::test_accounts_idle_and_unattributed_energy_add_up_to_the_counters",

@@ -37,24 +37,29 @@ def beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
-def write(path: Path, rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, type]) -> None:
-    """Writes a table; the file appears under its name once it is complete.
-
-    Args:
-        path: The file.
-        rows: By column; None: no value.
-        kinds: The columns in their order: int, float, str or bool.
-    """
-    pyarrow, parquet = load()
+def schema(kinds: Mapping[str, type]) -> Any:
+    """The schema of columns of these kinds: int, float, str or bool."""
+    pyarrow, _ = load()
     types = {
         int: pyarrow.int64(),
         float: pyarrow.float64(),
         str: pyarrow.string(),
         bool: pyarrow.bool_(),
     }
-    schema = pyarrow.schema([(name, types[kind]) for name, kind in kinds.items()])
+    return pyarrow.schema([(name, types[kind]) for name, kind in kinds.items()])
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, type]) -> None:
+    """Writes a table; the file appears under its name once it is complete.
+
+    Args:
+        path: The file.
+        rows: By column; None: no value.
+        kinds: The columns in their order; see `schema`.
+    """
+    pyarrow, parquet = load()
     aside = beside(path)
-    table = pyarrow.Table.from_pylist([dict(row) for row in rows], schema=schema)
+    table = pyarrow.Table.from_pylist([dict(row) for row in rows], schema=schema(kinds))
     try:
         parquet.write_table(table, aside, compression="zstd")
         aside.replace(path)

@@ -83,8 +83,7 @@ class ParquetWriter(Writer):
 
     def __init__(self, path: Path) -> None:
         pyarrow, parquet = parquet_of.load()
-        kinds = {float: pyarrow.float64(), int: pyarrow.int64(), str: pyarrow.string()}
-        self._schema = pyarrow.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+        self._schema = parquet_of.schema(COLUMNS)
         self._table = pyarrow.Table
         self._path = path
         self._aside = parquet_of.beside(path)

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from typing import Protocol
 
-from zeus.serving.clock_requests import RequestFeed, Sink
+from zeus.serving.clock_requests import RequestFeed, Sink, StepSink
 from zeus.serving.clock_steps import Queue, Step
 from zeus.serving.forward_pass import decode
 from zeus.serving.receiver import Receiver
@@ -39,17 +39,11 @@ class QueueAge:
         return (max(0.0, now_s - arrivals[0]) if arrivals else 0.0), left
 
 
-class PassSink(Protocol):
-    """Receiver of steps: `ClockControl`."""
-
-    def step(self, step: Step, queue: Queue) -> None:
-        """Handles the end of a step."""
+class PassSink(StepSink, Protocol):
+    """Receiver of steps and approximate latencies: `ClockControl`."""
 
     def seen(self, ttft_s: float, tpot_s: float) -> None:
         """Handles approximate latencies of a request."""
-
-    def drained(self) -> None:
-        """Handles that the engine has no request."""
 
 
 class ForwardPassFeed:

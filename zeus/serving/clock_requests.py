@@ -15,17 +15,21 @@ MOST_REQUESTS = 100_000
 """Most requests that are kept; the oldest are dropped first."""
 
 
-class Sink(Protocol):
+class StepSink(Protocol):
     """Receiver of steps: `ClockControl`."""
 
     def step(self, step: Step, queue: Queue) -> None:
         """Handles the end of a step."""
 
-    def finished(self, ttft_s: float, tpot_s: float) -> None:
-        """A request has ended."""
-
     def drained(self) -> None:
         """Handles that the engine has no request."""
+
+
+class Sink(StepSink, Protocol):
+    """The same, with the latencies of requests."""
+
+    def finished(self, ttft_s: float, tpot_s: float) -> None:
+        """A request has ended."""
 
 
 class _Request:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -67,9 +67,7 @@ def _accounts(ledger: LedgerState) -> Iterator[Metric]:
     for total in ledger.totals:
         if total.kind in ("idle", "unattributed"):
             continue
-        key = (total.kind, _name(total))
-        if key not in sums and len(sums) >= MAX_ACCOUNTS:
-            key = ("other", "")
+        key = _key(total, sums)
         known = sums.setdefault(key, [0] * len(_AMOUNTS))
         for place, amount in enumerate(_AMOUNTS):
             known[place] += getattr(total, amount)
@@ -117,9 +115,7 @@ def _cpus(ledger: LedgerState) -> Iterator[Metric]:
     sums: dict[tuple[str, str], int] = {}
     estimates: list[_Estimated] = []
     for total in ledger.cpu_totals:
-        key = (total.kind, _name(total))
-        if key not in sums and len(sums) >= MAX_ACCOUNTS:
-            key = ("other", "")
+        key = _key(total, sums)
         sums[key] = sums.get(key, 0) + total.active_uj + total.idle_uj
         estimates += [(key, one) for one in total.estimates]
     for key, amount_uj in sums.items():
@@ -187,6 +183,14 @@ def _workloads(ledger: LedgerState) -> Iterator[Metric]:
     yield from (job, pod)
     yield from _estimates("zeusd_job", JOB, of_jobs)
     yield from _estimates("zeusd_pod", POD, of_pods)
+
+
+def _key(total: LedgerTotal, known: Collection[tuple[str, str]]) -> tuple[str, str]:
+    """Returns an account's kind and name; those of all others if too many are known already."""
+    key = (total.kind, _name(total))
+    if key not in known and len(known) >= MAX_ACCOUNTS:
+        return "other", ""
+    return key
 
 
 def _name(total: LedgerTotal) -> str:

@@ -29,6 +29,20 @@ PROGRAM = "zeusd-kubernetes"
 SET, REFUSED = "PowerLimitSet", "PowerLimitRefused"
 TIMEOUT_S = 5.0
 
+WAITING_S = 0.5
+"""Interval between queries to kubelet about a pod that has no GPUs yet."""
+RESYNC_S = 15.0
+"""Interval between full comparisons while no pod changes."""
+
+_NOT_THE_PODS = frozenset(
+    {
+        *(ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT, ErrorCode.SHUTTING_DOWN, ErrorCode.OVERLOADED),
+        *(ErrorCode.DEADLINE_EXCEEDED, ErrorCode.QUIESCED),
+        *(ErrorCode.ACCESS_REFUSED, ErrorCode.PERMISSION_DENIED),
+    }
+)
+"""Errors of zeusd or this program, as opposed to a pod's request."""
+
 log = logging.getLogger("zeusd_kubernetes")
 
 
@@ -83,21 +97,6 @@ class Events:
     def forget_others(self, uids: set[str]) -> None:
         """Forgets all pods but these."""
         self._reported = {uid: text for uid, text in self._reported.items() if uid in uids}
-
-
-WAITING_S = 0.5
-"""Interval between queries to kubelet about a pod that has no GPUs yet."""
-RESYNC_S = 15.0
-"""Interval between full comparisons while no pod changes."""
-
-_NOT_THE_PODS = frozenset(
-    {
-        *(ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT, ErrorCode.SHUTTING_DOWN, ErrorCode.OVERLOADED),
-        *(ErrorCode.DEADLINE_EXCEEDED, ErrorCode.QUIESCED),
-        *(ErrorCode.ACCESS_REFUSED, ErrorCode.PERMISSION_DENIED),
-    }
-)
-"""Errors of zeusd or this program, as opposed to a pod's request."""
 
 
 class Pods(Protocol):

@@ -97,21 +97,29 @@ def slug(text: str) -> str:
     return _ODD.sub("-", text).strip("-.")[:64]
 
 
-class RankInfo(_Message):
-    """One process of a job.
+class _OfRank(_Message):
+    """A message about one process of a job.
 
     Attributes:
         rank: Its number among all processes.
         dp_rank: Its pipeline.
         pp_rank: Its stage.
         tp_rank: Its number among the stage's processes.
-        available_frequencies: Clocks that its GPU supports, MHz.
     """
 
     rank: int = Field(ge=0)
     dp_rank: int = Field(ge=0)
     pp_rank: int = Field(ge=0)
     tp_rank: int = Field(ge=0)
+
+
+class RankInfo(_OfRank):
+    """One process of a job.
+
+    Attributes:
+        available_frequencies: Clocks that its GPU supports, MHz.
+    """
+
     available_frequencies: list[MHz] = Field(max_length=10_000)
 
 
@@ -161,32 +169,23 @@ class ProfileRow(_Message):
     energy: Joules
 
 
-class RankProfile(_Message):
+class RankProfile(_OfRank):
     """All measurements of one rank's instructions.
 
     Attributes:
-        rank: The rank, with its place in the job.
         rows: Instruction, clock, mean seconds, mean joules of this GPU.
         p2p_power_w: Power of the GPU while blocked on communication, W, if measured.
         instructions: Instructions of one iteration, in the order in which they ran.
     """
 
-    rank: int = Field(ge=0)
-    dp_rank: int = Field(ge=0)
-    pp_rank: int = Field(ge=0)
-    tp_rank: int = Field(ge=0)
     rows: list[ProfileRow] = Field(min_length=1, max_length=100_000)
     p2p_power_w: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     instructions: list[Name] = Field(default=[], max_length=1_000_000)
 
 
-class OfflineProfilingResult(_Message):
+class OfflineProfilingResult(_OfRank):
     """A rank's measurements in the form of ml-energy/zeus: figures by clock."""
 
-    rank: int = Field(ge=0)
-    dp_rank: int = Field(ge=0)
-    pp_rank: int = Field(ge=0)
-    tp_rank: int = Field(ge=0)
     forward_time: dict[int, float]
     forward_energy: dict[int, float]
     backward_time: dict[int, float]
