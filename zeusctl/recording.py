@@ -71,9 +71,10 @@ class CsvWriter(Writer):
 
     @override
     def close(self) -> None:
-        self.flush()
         if self._own:
-            self._file.close()
+            self._file.close()  # even if writing the rest fails
+        else:
+            self.flush()
 
 
 class ParquetWriter(Writer):

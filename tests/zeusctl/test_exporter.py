@@ -357,6 +357,21 @@ def test_an_exporter_without_a_daemon_reports_it_and_finds_it_again(tmp_path: Pa
         assert one(scrape(url), "zeusd_start_time_seconds") > started
 
 
+def test_it_closes_its_socket_when_it_ends(daemon: RunningDaemon) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-W", "always::ResourceWarning", "-m", "zeusctl.exporter"]
+        + ["--listen", "127.0.0.1:0"],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert "serving at" in process.stderr.readline()
+        process.terminate()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
 def test_scrapes_at_the_same_time_share_one_answer() -> None:
     """So that a zeusd that hangs costs each of them one time limit."""
     asked, answer = threading.Event(), threading.Event()

@@ -22,6 +22,7 @@ from zeusctl.checks import UNITS, _systemd
 from zeusctl.cli import VERBS, main
 from zeusctl.exits import MEANINGS, Exit
 from zeusctl.exporter.collector import ZeusdCollector
+from zeusctl.recording import CsvWriter
 from zeusctl.reports import REPORTS
 from zeusd.runtime.commands import command_of
 
@@ -92,6 +93,13 @@ def test_a_gpu_that_cannot_be_read_does_not_hide_the_others(
     assert said.code == 0
     gpus = parse(ctl("status", "--json").out)["gpus"]
     assert [gpu["error"] is None for gpu in gpus] == [True, True, False, True]
+
+
+def test_a_file_is_closed_even_if_the_rest_cannot_be_written() -> None:
+    writer = CsvWriter(Path("/dev/full"))
+    with pytest.raises(OSError, match="No space left"):
+        writer.close()
+    assert writer._file.closed
 
 
 def test_leases_of_a_gpu_that_is_missing_since_a_restart_are_shown() -> None:

@@ -87,8 +87,9 @@ def main(
             ) from None
         name = f"[{host}]" if ":" in host else host
         logging.info("serving at http://%s:%d/metrics", name, server.server_port)
-        ended.wait()
-        server.shutdown()
+        with server:
+            ended.wait()
+            server.shutdown()
 
 
 if __name__ == "__main__":
