@@ -209,13 +209,13 @@ MUTATIONS = (
     Mutation(
         "recovery of the dead",
         "zeusd.core.core.Core._reconcile",
-        always("restore", "_alive"),
+        always("restore", "alive"),
         ("tests/zeusd/core/test_core.py",),
     ),
     Mutation(
         "driver reload voids the journal",
         "zeusd.core.core.Core._driver_loaded",
-        unreached("_pending", "clear"),
+        unreached("pending", "clear"),
         (
             "tests/zeusd/core/test_leases.py::"
             "test_another_load_of_the_driver_invalidates_the_journal",
