@@ -244,6 +244,11 @@ class EnergyCurve:
             inner += 1
         outer = last if last < end and h.t_ns[last] == end_ns else last - 1
         if inner <= outer:
+            # Work that goes on beside the window is not a pause, though one may be close.
+            if not self._contrast(h.level_mw[first - 1], h.level_mw[inner]):
+                before_mw = h.level_mw[inner]
+            if after < end and not self._contrast(h.level_mw[after], h.level_mw[outer]):
+                after_mw = h.level_mw[outer]
             return self._snap_long(
                 h,
                 begin_ns,
@@ -258,13 +263,29 @@ class EnergyCurve:
         if last >= end or any(joins):
             return None
         later_mw = before_mw if after_mw is None else after_mw
+        # Steady work that goes on has no contrast, though a pause may be close.
+        near_mw = h.level_mw[first - 1], h.level_mw[after] if after < end else h.level_mw[first - 1]
         if self._partial:
             return self._snap_unseen(h, begin_ns, end_ns, first, last, before_mw, later_mw)
+        if self._excess(h, begin_ns, end_ns, first, last, near_mw) is None:
+            return None
+        return self._excess(h, begin_ns, end_ns, first, last, (before_mw, later_mw))
+
+    def _excess(
+        self,
+        h: _Rows,
+        begin_ns: int,
+        end_ns: int,
+        first: int,
+        last: int,
+        outside_mw: tuple[int, int],
+    ) -> int | None:
+        """What the ticks around a window have beyond the power outside it."""
         least_mw, _ = self._range_mw(h, first)
         energy_uj = h.energy_uj[last] - h.energy_uj[first - 1]
-        energy_uj -= self._joules(before_mw, begin_ns - h.t_ns[first - 1])
-        energy_uj -= self._joules(later_mw, h.t_ns[last] - end_ns)
-        return self._if_contrast(energy_uj, end_ns - begin_ns, (before_mw, later_mw), least_mw)
+        energy_uj -= self._joules(outside_mw[0], begin_ns - h.t_ns[first - 1])
+        energy_uj -= self._joules(outside_mw[1], h.t_ns[last] - end_ns)
+        return self._if_contrast(energy_uj, end_ns - begin_ns, outside_mw, least_mw)
 
     def _snap_long(
         self,

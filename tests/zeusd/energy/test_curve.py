@@ -239,3 +239,12 @@ def test_a_pause_within_work_has_no_less_than_the_least_power_around_it() -> Non
     for begin_ms, end_ms in ((610, 625), (630, 690), (601, 604)):
         energy = curve.window(BEGIN + begin_ms * MS, BEGIN + end_ms * MS, True)
         assert energy.energy_uj >= 119_000 * (end_ms - begin_ms)
+
+
+@pytest.mark.parametrize(("begin_ms", "length_ms"), [(720, 40), (730, 150), (810, 500)])
+def test_steady_work_after_a_short_pause_is_no_burst(begin_ms: int, length_ms: int) -> None:
+    """The GPU paused shortly before, not where the window begins."""
+    levels = [500_000] * 5 + [200_000] + [500_000] * 12
+    curve = curve_of(levels, ceiling_mw=700_000)
+    energy = curve.window(BEGIN + begin_ms * MS, BEGIN + (begin_ms + length_ms) * MS, True)
+    assert energy.energy_uj == pytest.approx(500_000 * length_ms, rel=0.02)
