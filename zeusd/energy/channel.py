@@ -39,7 +39,7 @@ class Channel:
         self._scope = ScopeTest()
         self._tracker = TickTracker(now_ns)
         self._timing = sensor_timing(architecture, name)
-        self._meter = Meter(self._timing.window_ns, history.last())
+        self._meter = Meter(self._timing, history.last())
         self._ceiling_mw = ceiling_mw
         self._period_ns = expected_period_ns(self._meter.window_ns)
         self._key: tuple[int | None, int | None] | None = None
@@ -85,12 +85,16 @@ class Channel:
 
     def failed(self, t_ns: int) -> None:
         """Records that the sensors could not be read."""
+        self._looked(t_ns)
         self._tracker.failed(t_ns)
+
+    def _looked(self, t_ns: int) -> None:
+        self._read_ns = t_ns
+        self._tracker.rests = self.attended_ns <= t_ns
 
     def observe(self, sensors: Sensors) -> Edge | None:
         """Processes a reading of the sensors. Returns the tick that it revealed, if any."""
-        self._read_ns = sensors.t_ns
-        self._tracker.rests = self.attended_ns <= sensors.t_ns
+        self._looked(sensors.t_ns)
         self._scope.observe(sensors)
         if self._scope.verdict is not Scope.GPU:
             sensors = sensors._replace(energy_mj=None)

@@ -37,18 +37,20 @@ class SensorTiming(NamedTuple):
     """What a reading of a GPU's energy covers.
 
     Attributes:
-        window_ns: Part of each tick that is measured, at its end; None: all of it.
+        window_ns: Part of each tick that the counter counts, at its end; None: all of it.
+        power_window_ns: The same of the power reading, which stands in for an absent counter.
         lag_ns: Age of the energy that a tick shows.
         error_ns: Error of a tick's time, with that of the lag (standard deviation).
     """
 
     window_ns: int | None = None
+    power_window_ns: int | None = None
     lag_ns: int = 0
     error_ns: int = 300_000
 
 
 EXACT = SensorTiming()
-_LAGGING = SensorTiming(None, 8 * MS, 3 * MS)
+_LAGGING = SensorTiming(None, 25 * MS, 8 * MS, 3 * MS)
 
 
 def sensor_timing(architecture: int, name: str) -> SensorTiming:
@@ -61,9 +63,9 @@ def sensor_timing(architecture: int, name: str) -> SensorTiming:
     if architecture >= HOPPER:
         return _LAGGING
     if architecture and architecture <= VOLTA:
-        return SensorTiming(10 * MS)
+        return SensorTiming(10 * MS, 10 * MS)
     if architecture == AMPERE and any(part in f"{name} " for part in _GA100):
-        return SensorTiming(25 * MS)
+        return SensorTiming(25 * MS, 25 * MS)
     return EXACT
 
 
@@ -94,19 +96,18 @@ class Meter:
     """Accumulates one GPU's energy.
 
     Args:
-        window_ns: See `SensorTiming`.
+        timing: What its readings cover.
         last: The last state of an earlier meter, and the counter's value then, mJ.
 
     Attributes:
-        window_ns: Becomes None if the counter turns out to measure everything.
         raw_mj: Last value of the counter.
         epochs: How often the counter was reset.
         stuck: Whether the counter is stopped although power is drawn.
     """
 
-    def __init__(self, window_ns: int | None, last: tuple[Edge, int | None] | None = None) -> None:
-        self.window_ns = window_ns
-        self._means = window_ns is None
+    def __init__(self, timing: SensorTiming, last: tuple[Edge, int | None] | None = None) -> None:
+        self._timing = timing
+        self._counts_all = timing.window_ns is None
         self.epochs = 0
         self.stuck = False
         self.raw_mj: int | None = None
@@ -117,6 +118,13 @@ class Meter:
         self._missing = 0
         if last is not None:
             self._last, self.raw_mj = last
+
+    @property
+    def window_ns(self) -> int | None:
+        """Part of each tick that its energy is measured over; None: all of it."""
+        if self.raw_mj is None or self.stuck:
+            return self._timing.power_window_ns
+        return None if self._counts_all else self._timing.window_ns
 
     def key(self, sensors: Sensors) -> tuple[int | None, int | None]:
         """The value that changes at a tick: the counter or, if it is unusable, the power."""
@@ -182,7 +190,7 @@ class Meter:
         if power_mw is not None and last.power_mw and passed_ns == period_ns:
             self._compare(mean_mw, power_mw, last.power_mw)
         level_mw = shown_mw if boxcar and power_mw is not None else mean_mw
-        if self._means and self.raw_mj is not None:
+        if self._timing.window_ns is None and self.raw_mj is not None:
             shown_mw = mean_mw  # the reading of power covers less, and other times
         counted_uj = last.counted_uj + grown_uj
         energy_uj = counted_uj - self._unseen_uj(level_mw, period_ns)
@@ -223,7 +231,7 @@ class Meter:
     def _compare(self, mean_mw: int, power_mw: int, before_mw: int) -> None:
         """Detects a counter that measures everything: when power changes, it differs from the
         reading."""
-        if self.window_ns is None or 10 * abs(power_mw - before_mw) < power_mw:
+        if self._counts_all or 10 * abs(power_mw - before_mw) < power_mw:
             return
         off = abs(mean_mw - power_mw)
         if 25 * off < power_mw:
@@ -232,6 +240,6 @@ class Meter:
             self._differ += 1
         if self._differ + self._agree >= 32:
             if self._differ > 2 * self._agree:
-                self.window_ns = None
+                self._counts_all = True
             self._agree //= 2
             self._differ //= 2

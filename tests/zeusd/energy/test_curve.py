@@ -11,7 +11,7 @@ from tests import seeds
 from zeusd.devices.port import Sensors
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import SIZE, History, Slow
-from zeusd.energy.meter import MS, Edge, Meter
+from zeusd.energy.meter import MS, Edge, Meter, SensorTiming
 
 TICK = 100 * MS
 BEGIN = 1_000 * TICK
@@ -22,7 +22,7 @@ def curve_of(
 ) -> EnergyCurve:
     """A GPU whose ticks have shown these mean powers."""
     history = History(memoryview(bytearray(SIZE)))
-    meter = Meter(window_ns)
+    meter = Meter(SensorTiming(window_ns, window_ns))
     counter_mj = 1_000
     for number, power_mw in enumerate([powers_mw[0], *powers_mw]):
         t_ns = BEGIN + number * TICK

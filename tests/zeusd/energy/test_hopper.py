@@ -154,3 +154,34 @@ def test_one_reading_that_hangs_does_not_make_a_sensor_costly() -> None:
     assert board.channel.period_ns == pytest.approx(100 * MS, rel=0.002)
     ticks = board.history.ticks
     assert board.history.t_ns[ticks.end - 1] - board.history.t_ns[ticks.end - 2] < 150 * MS
+
+
+def test_a_resting_gpu_that_fails_is_retried_less_and_less_often() -> None:
+    """Attention wakes it at once, but not again and again."""
+    board = Board(regular(400), seeds.fresh())
+    board.run(100_000 * MS)
+    assert board.channel.period_ns == REST_NS
+    board.channel.attended_ns = HOUR
+    pauses = []
+    for _ in range(12):
+        board.channel.failed(board.now_ns)
+        pauses.append(board.channel.latest_read_ns - board.now_ns)
+        board.now_ns = board.channel.latest_read_ns
+    assert min(pauses) >= 1 * MS
+    assert pauses == sorted(pauses)
+    assert pauses[-1] >= 500 * MS
+
+
+def test_power_without_a_usable_counter_covers_a_part_of_each_tick() -> None:
+    """As on a Grace Hopper whose counter counts the module."""
+    history = History(memoryview(bytearray(SIZE)))
+    channel = Channel(0, history, 9, "NVIDIA GH200 480GB", 900_000)
+    t_ns = 0
+    for _ in range(2_000):
+        t_ns = max(t_ns + 100_000, channel.latest_read_ns)
+        power_mw = 90_000 + t_ns // (100 * MS) % 7  # a new reading every 100 ms
+        channel.observe(Sensors(t_ns, None, power_mw, None, None))
+    ends_ns = history.ends_ns
+    doubtful = channel.curve.window(ends_ns - 165 * MS, ends_ns - 135 * MS, True)
+    assert doubtful.energy_uj == pytest.approx(90_000 * 30, rel=0.02)
+    assert doubtful.uncertainty_uj > 100_000 * 30  # work between two readings leaves no trace

@@ -9,7 +9,7 @@ from tests import seeds
 from zeusd.devices.port import Sensors
 from zeusd.energy.channel import Channel
 from zeusd.energy.history import SIZE, History
-from zeusd.energy.meter import EXACT, MS, Meter, sensor_timing
+from zeusd.energy.meter import EXACT, MS, Meter, SensorTiming, sensor_timing
 
 TICK = 100 * MS
 
@@ -22,7 +22,7 @@ class Ticking:
     """A GPU at constant power whose counter ticks, and the meter that adds it up."""
 
     def __init__(self, window_ns: int | None = None, counter_mj: int | None = 5_000_000) -> None:
-        self.meter = Meter(window_ns)
+        self.meter = Meter(SensorTiming(window_ns, window_ns))
         self.t_ns = 10 * TICK
         self.counter_mj = counter_mj
         self.energy_uj = 0
@@ -50,6 +50,7 @@ def test_the_timing_of_each_architectures_sensors() -> None:
     assert sensor_timing(8, "NVIDIA L40S") == EXACT
     hopper = sensor_timing(9, "NVIDIA H100 80GB HBM3")
     assert hopper.window_ns is None
+    assert hopper.power_window_ns == 25 * MS
     assert 4 * MS <= hopper.lag_ns <= 12 * MS
     assert hopper == sensor_timing(10, "NVIDIA B200")
 
