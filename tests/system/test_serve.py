@@ -163,7 +163,7 @@ def test_invalid_sets_sent_without_waiting_are_failures_as_well(
     client: Client, value: object
 ) -> None:
     uuid = client.node().gpus[0].uuid
-    client.set_power_limit(uuid, value, block=False)  # type: ignore[arg-type]
+    client.set_power_limit(uuid, value, block=False)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(errors.DeferredSetFailed, match="power_limit_mw: ") as caught:
         # The first reply after the set has it: this one, or that to the client's own thread.
         wait_for(lambda: client.heartbeat() < 0, "never: a call raises")

@@ -89,6 +89,9 @@ COSTLY_NS = 1 * MS
 """A sensor whose reading takes longer than this on average is read once in `REST_NS` only, while
 nobody needs to know more."""
 
+REST_TRUST = 4
+"""Predictions are trusted so many times longer then."""
+
 PATIENT_SHARE = 0.6
 """A reading that does not date a change may be delayed by this share of the tick."""
 
@@ -263,7 +266,8 @@ class TickTracker:
             every = 1
         elif self._right >= STEADY_BRACKETS:
             trusted = STEADY_NS * (self._grain / GRAIN_NS if self._timed else 1.0)
-            every = max(1, int(trusted * 4 / REST_NS if self.resting else trusted / self._period))
+            between = REST_NS / REST_TRUST if self.resting else self._period
+            every = max(1, int(trusted / between))
         else:
             every = BRACKET_EVERY if self._period < FAST_PERIOD_NS else 1
         if self._undated + 1 < every:
