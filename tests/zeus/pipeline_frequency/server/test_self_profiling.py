@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,7 @@ from tests.zeus.pipeline_frequency.server.running import (
     refused,
     register,
 )
-from tests.zeus.pipeline_frequency.toys import random_profile
-from zeus.optimizer.pipeline_frequency.planner import Planner
 from zeus.optimizer.pipeline_frequency.plans import Frontier
-from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
 from zeus.optimizer.pipeline_frequency.server import planning
 
 
@@ -82,14 +77,14 @@ def test_a_job_that_profiles_itself_gets_a_frontier(serve: Serve, tmp_path: Path
 def test_a_time_that_no_plan_is_near_is_planned_and_jobs_share_what_was_found(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran: list[dict[str, Any]] = []
-    run = planning._run
+    asked: list[dict[str, Any]] = []
+    answer = planning._Process.answer
 
-    async def counted(text: str, read: Any) -> Any:
-        ran.append(json.loads(text))
-        return await run(text, read)
+    async def counted(process: planning._Process, question: str) -> Any:
+        asked.append(json.loads(question))
+        return await answer(process, question)
 
-    monkeypatch.setattr(planning, "_run", counted)
+    monkeypatch.setattr(planning._Process, "answer", counted)
     http = serve({"points": 6})
     jobs = [register(http), register(http)]
     for job_id in jobs:
@@ -120,7 +115,7 @@ def test_a_time_that_no_plan_is_near_is_planned_and_jobs_share_what_was_found(
         assert made not in before
         assert made["time_s"] <= wanted_s
         assert shown["pipelines"][0]["plan"] == chosen["plan"]
-    assert [sorted(one) for one in ran] == [["points", "problem"], ["asks", "problem"]]
+    assert [list(one) for one in asked] == [["points"], ["asks"]]
 
 
 def test_a_profile_that_cannot_be_planned_is_reported(serve: Serve) -> None:
@@ -180,16 +175,3 @@ def test_the_references_form_of_a_profile_is_taken(serve: Serve) -> None:
     assert "same clocks" in refused(http.post(f"/profile/{job_id}", json=body), 422)
     body["backward_energy"], body["backward_time"] = {"1410": -1.0}, {"1410": 0.2}
     assert "energy" in refused(http.post(f"/profile/{job_id}", json=body), 422)
-
-
-def test_output_of_a_library_does_not_get_into_a_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a solver's banner, from C."""
-    prints = "import os\nos.write(1, b'Running')\nraise ImportError('SciPy has a solver, too')\n"
-    (tmp_path / "highspy.py").write_text(prints)
-    monkeypatch.syspath_prepend(tmp_path)
-    profile = random_profile(random.Random(3), 2, 2)
-    planner = Planner(profile, one_f_one_b(2, 2), p2p_power_w=60.0)
-    found = asyncio.run(planning.PlannerProcesses().frontier(planner.problem, 5))
-    assert len(found.plans) == 5

@@ -1,8 +1,8 @@
 """Plans in a separate process, because the planner computes for seconds and uses scipy.
 
-`python -m zeus.optimizer.pipeline_frequency.server.planning` reads a problem and the number or
-times of plans as JSON, and prints the frontier or the plans as JSON. On an error it prints one
-sentence to stderr and exits with code 2.
+`python -m zeus.optimizer.pipeline_frequency.server.planning` reads lines of JSON: a problem, then
+questions about it, the number of plans or their times. It answers each question with a line of
+JSON: `found`, the frontier or the plans, or `error`, a sentence.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.common import JobInfo, RankProfile
@@ -22,13 +23,23 @@ from zeus.optimizer.pipeline_frequency.placed_schedules import BY_NAME, CHUNKED
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Row
 
+if TYPE_CHECKING:
+    from zeus.optimizer.pipeline_frequency.planner import Planner
+
 LIMIT_S = 3600.0
 """Time limit of the planner."""
 
 KEPT = 32
 """Most frontiers that are cached for further jobs with the same profile."""
 
-_REFUSED = 2
+PLANNERS = 2
+"""Most processes without a question that are kept: one takes up to 200 MB."""
+
+IDLE_S = 600.0
+"""How long they are kept."""
+
+_LINE = 1 << 30
+"""Longest answer, bytes."""
 
 Ask = tuple[Literal["deadline", "straggler"], float]
 """The purpose of a single plan, and its time, s."""
@@ -111,10 +122,15 @@ def rows_of(profiles: Sequence[RankProfile]) -> list[Row]:
 
 
 class PlannerProcesses:
-    """Plans in processes, and caches results: jobs with the same profile share them."""
+    """Plans in processes, and caches results: jobs with the same profile share them.
+
+    A problem's process is kept for a while: after a frontier, further plans take a third of the
+    time.
+    """
 
     def __init__(self) -> None:
         self._tasks: OrderedDict[bytes, asyncio.Task[Any]] = OrderedDict()
+        self._processes: OrderedDict[str, _Process] = OrderedDict()
 
     async def frontier(self, problem: dict[str, Any], points: int | None) -> Frontier:
         """The frontier of a problem.
@@ -122,9 +138,7 @@ class PlannerProcesses:
         Raises:
             PipelineFrequencyError: There is none, and why.
         """
-        found: Frontier = await self._shared(
-            {"problem": problem, "points": points}, Frontier.from_json
-        )
+        found: Frontier = await self._shared(problem, {"points": points}, Frontier.from_json)
         return found
 
     async def plans(self, problem: dict[str, Any], asks: Sequence[Ask]) -> list[Plan]:
@@ -134,8 +148,7 @@ class PlannerProcesses:
             PipelineFrequencyError: There is none, and why.
         """
         found: list[Plan] = await self._shared(
-            {"problem": problem, "asks": list(asks)},
-            lambda data: [Plan.from_json(one) for one in data],
+            problem, {"asks": list(asks)}, lambda data: [Plan.from_json(one) for one in data]
         )
         return found
 
@@ -145,13 +158,17 @@ class PlannerProcesses:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
+        await asyncio.gather(*(one.end() for one in self._processes.values()))
+        self._processes.clear()
 
-    async def _shared(self, what: dict[str, Any], read: Callable[[Any], Any]) -> Any:
-        text = json.dumps(what)
-        key = hashlib.sha256(text.encode()).digest()
+    async def _shared(
+        self, problem: dict[str, Any], question: dict[str, Any], read: Callable[[Any], Any]
+    ) -> Any:
+        lines = json.dumps(problem), json.dumps(question)
+        key = hashlib.sha256("\n".join(lines).encode()).digest()
         task = self._tasks.get(key)
         if task is None:
-            task = self._tasks[key] = asyncio.create_task(_run(text, read))
+            task = self._tasks[key] = asyncio.create_task(self._ask(*lines, read))
             while len(self._tasks) > KEPT and next(iter(self._tasks.values())).done():
                 self._tasks.popitem(last=False)
         self._tasks.move_to_end(key)
@@ -163,38 +180,110 @@ class PlannerProcesses:
                 del self._tasks[key]
             raise
 
+    async def _ask(self, problem: str, question: str, read: Callable[[Any], Any]) -> Any:
+        process = self._processes.setdefault(problem, _Process(problem))
+        self._processes.move_to_end(problem)
+        try:
+            return read(await process.answer(question))
+        finally:
+            asyncio.get_running_loop().call_later(IDLE_S, self._end_idle)
+            self._end_idle()
 
-async def _run(text: str, read: Callable[[Any], Any]) -> Any:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        __name__,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    try:
-        out, err = await asyncio.wait_for(process.communicate(text.encode()), timeout=LIMIT_S)
-    except asyncio.TimeoutError:
-        raise PipelineFrequencyError(
-            f"the planner took longer than {LIMIT_S:g} s; ask for fewer points"
-        ) from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode == 0:
-        return read(json.loads(out))
-    lines = err.decode(errors="replace").strip().splitlines() or ["no message"]
-    if process.returncode == _REFUSED:
-        raise PipelineFrequencyError(lines[-1])
-    raise PipelineFrequencyError(
-        f"the planner failed with exit code {process.returncode}: {lines[-1]}"
-    )
+    def _end_idle(self) -> None:
+        idle = [(key, one) for key, one in self._processes.items() if one.idle_s is not None]
+        for place, (key, one) in enumerate(reversed(idle)):
+            if place >= PLANNERS or (one.idle_s or 0.0) >= IDLE_S:
+                one.kill()
+                del self._processes[key]
 
 
-def _carry_out(what: dict[str, Any]) -> Any:
+class _Process:
+    """Answers questions about one problem, one after the other.
+
+    Args:
+        problem: As JSON.
+    """
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+        self._process: asyncio.subprocess.Process | None = None
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+        self._answered_s = 0.0
+
+    @property
+    def idle_s(self) -> float | None:
+        """Since when it has no question; None: it has one."""
+        return None if self._waiting else time.monotonic() - self._answered_s
+
+    async def answer(self, question: str) -> Any:
+        """The answer to a question.
+
+        Raises:
+            PipelineFrequencyError: There is none, and why.
+        """
+        self._waiting += 1
+        try:
+            async with self._lock:
+                found = await asyncio.wait_for(self._answer(question), LIMIT_S)
+        except asyncio.TimeoutError:
+            raise PipelineFrequencyError(
+                f"the planner took longer than {LIMIT_S:g} s; ask for fewer points"
+            ) from None
+        finally:
+            self._waiting -= 1
+            self._answered_s = time.monotonic()
+        if "error" in found:
+            raise PipelineFrequencyError(found["error"])
+        return found["found"]
+
+    async def _answer(self, question: str) -> dict[str, Any]:
+        lines = [question]
+        if self._process is None or self._process.returncode is not None:
+            lines.insert(0, self._problem)
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                __name__,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_LINE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        answer = b""
+        try:
+            process.stdin.writelines(f"{line}\n".encode() for line in lines)
+            await process.stdin.drain()
+            answer = await process.stdout.readline()
+        except OSError:
+            pass  # it has ended
+        finally:
+            if not answer:
+                await self.end()
+        if not answer:
+            raise PipelineFrequencyError(
+                f"the planner ended with exit code {process.returncode}; see its messages in the "
+                "server's log"
+            )
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def kill(self) -> None:
+        """Ends the process."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def end(self) -> None:
+        """Ends the process, and waits for its end."""
+        if self._process is not None:
+            self.kill()
+            await self._process.wait()
+
+
+def _planner(problem: Any) -> Planner:
     try:
         from zeus.optimizer.pipeline_frequency.planner import Planner
     except ImportError as error:
@@ -202,30 +291,32 @@ def _carry_out(what: dict[str, Any]) -> Any:
             f"the planner cannot be imported ({error}); install it beside the server: "
             'pip install "zeusd[pfo-server]"'
         ) from None
-    planner = Planner.of_json(what["problem"])
-    if "asks" not in what:
-        return planner.frontier(what["points"]).to_json()
-    found = []
-    for kind, time_s in what["asks"]:
-        ask = planner.straggler if kind == "straggler" else planner.deadline
-        found.append(ask(time_s).plans[0].to_json())
-    return found
+    return Planner.of_json(problem)
 
 
-def main() -> int:
+def _carry_out(planner: Planner, question: dict[str, Any]) -> Any:
+    if "asks" not in question:
+        return planner.frontier(question["points"]).to_json()
+    by = {"deadline": planner.deadline, "straggler": planner.straggler}
+    return [by[kind](time_s).plans[0].to_json() for kind, time_s in question["asks"]]
+
+
+def main() -> None:
     """The process."""
     os.nice(5)  # the server and its clients come first; beside other work it must not starve
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # output of a library is not part of the result
-    try:
-        found = _carry_out(json.load(sys.stdin))
-    except PipelineFrequencyError as error:
-        sys.stderr.write(f"{error.message}\n")
-        return _REFUSED
-    with answer:
-        json.dump(found, answer)
-    return 0
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # output of a library is not part of an answer
+    problem, planner = json.loads(sys.stdin.readline()), None
+    for line in sys.stdin:
+        try:
+            planner = planner or _planner(problem)
+            answer = {"found": _carry_out(planner, json.loads(line))}
+        except PipelineFrequencyError as error:
+            answer = {"error": error.message}
+        json.dump(answer, answers)
+        answers.write("\n")
+        answers.flush()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
