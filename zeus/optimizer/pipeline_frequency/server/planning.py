@@ -8,6 +8,7 @@ JSON: `found`, the frontier or the plans, or `error`, a sentence.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -253,19 +254,17 @@ class _Process:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        answer = b""
         try:
-            process.stdin.writelines(f"{line}\n".encode() for line in lines)
-            await process.stdin.drain()
+            with contextlib.suppress(OSError):  # it has ended
+                process.stdin.writelines(f"{line}\n".encode() for line in lines)
+                await process.stdin.drain()
             answer = await process.stdout.readline()
-        except OSError:
-            pass  # it has ended
-        finally:
-            if not answer:
-                await self.end()
+        except BaseException:
+            await self.end()
+            raise
         if not answer:
             raise PipelineFrequencyError(
-                f"the planner ended with exit code {process.returncode}; see its messages in the "
+                f"the planner ended with exit code {await process.wait()}; see its messages in the "
                 "server's log"
             )
         found: dict[str, Any] = json.loads(answer)
