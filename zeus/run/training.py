@@ -12,7 +12,7 @@ from zeus.analyze import HistoryEntry
 from zeus.job import Job
 from zeus.policy.interface import BatchSizeOptimizer, LimitProfile, Run
 from zeus.policy.knowledge import save
-from zeus.policy.recurrence import Attempt, Recurrences, UnreachableTargetError
+from zeus.policy.recurrence import Recurrences, Start, UnreachableTargetError
 from zeus.policy.trade_off import TradeOff
 from zeus.run import files
 from zeus.run.child import follow
@@ -103,7 +103,7 @@ class Training:
     def _next(self) -> None:
         self._try(self._recurrences.begin(time.time()))
 
-    def _try(self, now: Attempt) -> None:
+    def _try(self, now: Start) -> None:
         """Trains one run."""
         master, size = self._master, now.batch_size
         job_id = files.job_id(now.recurrence, now.number)
@@ -141,7 +141,7 @@ class Training:
             )
         self._collect(now, result)
 
-    def _eta_of(self, now: Attempt) -> float:
+    def _eta_of(self, now: Start) -> float:
         return self._eta if now.eta_knob is None else now.eta_knob
 
     def _profile_of(self, batch_size: int) -> LimitProfile | None:
@@ -192,7 +192,7 @@ class Training:
         self._records.add("ended", run=asdict(run), entry=None)
         self._observe(run, None)
 
-    def _collect(self, now: Attempt, result: TrainResult) -> None:
+    def _collect(self, now: Start, result: TrainResult) -> None:
         """Handles the result of a run."""
         self._max_power = result.max_power or self._max_power
         bound: float | None = None if math.isinf(now.cost_bound) else now.cost_bound

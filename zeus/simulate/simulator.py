@@ -324,7 +324,7 @@ class _Group(_Play):
     def __init__(self, simulator: Simulator, job: Job, beta_knob: float, eta_knob: float) -> None:
         super().__init__(simulator, job, eta_knob)
         self.history: list[tuple[HistoryEntry, float]] = []
-        self._runs = Runs(self.bso, job, beta_knob, overlapping=True)
+        self._runs = Runs(self.bso, job, beta_knob)
         self._in_flight: list[_InFlight] = []
 
     def submit(self, start: float, end: float, ratio: float, retries: int) -> None:

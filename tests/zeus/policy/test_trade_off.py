@@ -13,11 +13,10 @@ import pytest
 from zeus.job import Job
 from zeus.policy import GPBatchSizeOptimizer, make_policy
 from zeus.policy.interface import Forecast, LimitProfile, Run
-from zeus.policy.recurrence import Recurrences
+from zeus.policy.recurrence import Recurrences, Runs
 from zeus.policy.signal import DAY_S, HOUR_S, Signal, eta_of
 from zeus.policy.trade_off import (
     TradeOff,
-    Trader,
     fastest,
     least_energy,
     next_deadline,
@@ -123,7 +122,7 @@ def test_a_policy_that_keeps_costs_alone_is_refused() -> None:
     policy = make_policy("pruning-gts")
     policy.register_job(JOB, SIZES)
     with pytest.raises(ValueError, match="make_policy"):
-        Trader(policy, JOB, TradeOff(0.5), lambda size: None)
+        Runs(policy, JOB, 2.0, TradeOff(0.5), lambda size: None)
 
 
 # ---- deadlines

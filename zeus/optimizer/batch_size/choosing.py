@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 try:
     import numpy as np
@@ -38,17 +38,6 @@ machine crashes, nothing can report it."""
 
 _FOR_ESTIMATES = 0
 """Trials count from 1; estimates use this number as the seed."""
-
-
-@dataclass(frozen=True)
-class TrialStart(Start):
-    """The parameters of a new trial.
-
-    Attributes:
-        best: The size with the lowest estimated cost; None while no run has converged.
-    """
-
-    best: int | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +103,7 @@ class Known:
         self._observed: list[Trial] = []
         self._kept_out = _KeptOut(job)
         self._policy: BatchSizeOptimizer | None = None
-        self._choice: tuple[object, TrialStart] | None = None
+        self._choice: tuple[object, Start] | None = None
         self.update(job, trials)
 
     @property
@@ -161,7 +150,7 @@ class Known:
             for trial in newly_observed:
                 self._observe(trial)
 
-    def choose(self, number: int, now_s: float = 0.0) -> TrialStart:
+    def choose(self, number: int, now_s: float = 0.0) -> Start:
         """Chooses the parameters of the next trial.
 
         Args:
@@ -178,12 +167,11 @@ class Known:
             return self._choice[1]
         policy = self._with_seed(number)
         # A run's deadline is the next one: which run retries which is unknown here.
-        begun = self._runs.next(now_s, in_flight=in_flight)
-        best, _ = self._best(policy, None)
+        choice = self._runs.next(now_s, in_flight=in_flight)
+        choice = replace(choice, best=self._best(policy, None)[0])
         by_curve = self.job.spec.stop_by_curve
         if not (policy.stops_by_curve if by_curve is None else by_curve):
-            begun = replace(begun, rerun_cost=None)
-        choice = TrialStart(**asdict(begun), best=best)
+            choice = replace(choice, rerun_cost=None)
         self._choice = (of_what, choice)
         return choice
 
@@ -265,12 +253,7 @@ class Known:
             policy.transfer(self._as_known, self.job.knowledge)
         self._policy = policy
         self._runs = Runs(
-            policy,
-            self._as_known,
-            spec.beta_knob,
-            self._trade_off,
-            self._profiles.get,
-            overlapping=True,
+            policy, self._as_known, spec.beta_knob, self._trade_off, self._profiles.get
         )
         for trial in self._observed:
             self._observe(trial)

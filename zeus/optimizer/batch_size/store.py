@@ -30,7 +30,7 @@ except ImportError:
 from pydantic import ValidationError
 
 from zeus.optimizer.batch_size.cache import KnownJob, KnownJobs
-from zeus.optimizer.batch_size.choosing import Known, TrialStart, analyze
+from zeus.optimizer.batch_size.choosing import Known, analyze
 from zeus.optimizer.batch_size.common import (
     CreatedJob,
     EndTrial,
@@ -60,6 +60,7 @@ from zeus.optimizer.batch_size.rows import (
 from zeus.optimizer.batch_size.tables import jobs, trials
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
 from zeus.policy.knowledge import Knowledge, by_nearness, nearest
+from zeus.policy.recurrence import Start
 from zeus.policy.trade_off import Relative, TradeOff
 from zeus_ipc.overriding import override
 
@@ -200,9 +201,9 @@ class Store(Trials):
             inside: Whether to choose inside the transaction, where nothing changes.
         """
         given = (trials.c.job_id == job_id) & (trials.c.key == key)
-        chosen: tuple[JobRecord, TrialStart] | None = None
+        chosen: tuple[JobRecord, Start] | None = None
 
-        def decide(connection: Connection) -> tuple[JobRecord, TrialStart] | None:
+        def decide(connection: Connection) -> tuple[JobRecord, Start] | None:
             job = find_job(connection, job_id)
             if job is None:
                 raise no_job(job_id)

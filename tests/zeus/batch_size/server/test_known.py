@@ -13,13 +13,14 @@ import pytest
 from tests import seeds
 from tests.zeus.batch_size.server.conftest import Clock, store_of_0_1
 from tests.zeus.batch_size.server.training import convex, result, spec, train
-from zeus.optimizer.batch_size.choosing import Known, TrialStart
+from zeus.optimizer.batch_size.choosing import Known
 from zeus.optimizer.batch_size.common import CreatedJob
 from zeus.optimizer.batch_size.database import Database
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.store import Store
 from zeus.optimizer.batch_size.trials import JobRecord, Trial
 from zeus.policy.knowledge import Place
+from zeus.policy.recurrence import Start
 from zeus.policy.signal import DAY_S, HOUR_S, Signal
 from zeus.policy.trade_off import TradeOff
 
@@ -36,9 +37,9 @@ def run(store: Store, times: int) -> list[int]:
     return sizes
 
 
-def refusal_or(choose: Any) -> TrialStart | str:
+def refusal_or(choose: Any) -> Start | str:
     try:
-        found: TrialStart = choose()
+        found: Start = choose()
     except ZeusBSORuntimeError as error:
         return error.message
     return found
@@ -105,7 +106,7 @@ def test_a_choice_is_made_again_where_the_job_has_changed_meanwhile(
     choose = Known.choose
     numbers: list[int] = []
 
-    def slow(self: Known, number: int, now_s: float) -> TrialStart:
+    def slow(self: Known, number: int, now_s: float) -> Start:
         found = choose(self, number, now_s)
         numbers.append(number)
         if len(numbers) in (1, 2):  # the other one's is made at once
@@ -138,7 +139,7 @@ def test_a_job_that_changes_all_the_time_is_decided_about_in_the_transaction(
 
     choose = Known.choose
 
-    def slow(self: Known, number: int, now_s: float) -> TrialStart:
+    def slow(self: Known, number: int, now_s: float) -> Start:
         if not inside[-1]:
             other.report(result(trial, len(inside), 0.1))
         return choose(self, number, now_s)

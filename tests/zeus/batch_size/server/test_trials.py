@@ -13,13 +13,14 @@ import pytest
 from tests import seeds
 from tests.zeus.batch_size.server.training import EPOCHS, MAX_POWER, convex, spec
 from zeus.optimizer.batch_size import choosing
-from zeus.optimizer.batch_size.choosing import Known, TrialStart, analyze
+from zeus.optimizer.batch_size.choosing import Known, analyze
 from zeus.optimizer.batch_size.common import CreatedJob, TrainingResult
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
+from zeus.policy.recurrence import Start
 
 
-def choose(record: JobRecord, log: Sequence[Trial], number: int) -> TrialStart:
+def choose(record: JobRecord, log: Sequence[Trial], number: int) -> Start:
     return Known(record, log).choose(number)
 
 
