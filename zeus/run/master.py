@@ -207,10 +207,6 @@ class ZeusMaster:
                 policy.transfer(job, known)
         else:
             logdir, records = found
-            if (
-                records.progress.knowledge is not None
-            ):  # the arguments it began with, not the present ones
-                policy.transfer(job, records.progress.knowledge)
         with (
             contextlib.closing(records),
             contextlib.closing(FileAndConsole(Path(logdir, files.MASTER_LOG))) as both,

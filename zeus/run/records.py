@@ -9,13 +9,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zeus.analyze import HistoryEntry
-from zeus.policy.interface import Run
-from zeus.policy.knowledge import Knowledge
 from zeus.run.settings import JOB_ID, LOG_DIR
 
 RECORDS = "runs.jsonl"
@@ -69,73 +66,6 @@ class Script:
         return Script.of(self.pid) == self
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A run that has ended.
-
-    Attributes:
-        run: The run as reported to the policy.
-        entry: Its entry in the history; None if its script had no result.
-    """
-
-    run: Run
-    entry: HistoryEntry | None
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A batch size was too large for the GPU's memory.
-
-    Attributes:
-        batch_size: The size.
-    """
-
-    batch_size: int
-
-
-@dataclass(frozen=True)
-class Begun:
-    """The start of a run.
-
-    Attributes:
-        batch_size: Its batch size.
-        began_s: When, s since 1970.
-        eta_knob: The eta of its cost; None: the job's.
-        cost_bound: Cost at which it is stopped, J; None for never.
-    """
-
-    batch_size: int
-    began_s: float = 0.0
-    eta_knob: float | None = None
-    cost_bound: float | None = None
-
-    @property
-    def chosen(self) -> tuple[int, float] | None:
-        """Batch size, and eta if it differs from the job's."""
-        return None if self.eta_knob is None else (self.batch_size, self.eta_knob)
-
-
-@dataclass
-class JobProgress:
-    """The progress of a job.
-
-    Attributes:
-        ended: Its runs and excluded sizes, in order.
-        begun: The starts of these, and of the run whose end is not recorded.
-        script: The process of a run that has begun and whose end is not recorded.
-        in_flight: Whether there is such a run.
-        knowledge: What was known from another GPU when the job began.
-        over: Whether the job is complete.
-    """
-
-    ended: list[Ended | LeftOut] = field(default_factory=list)
-    begun: list[Begun] = field(default_factory=list)
-    script: Script | None = None
-    in_flight: bool = False
-    knowledge: Knowledge | None = None
-    over: bool = False
-
-
 class Records:
     """The file, open and locked.
 
@@ -148,7 +78,8 @@ class Records:
 
     Attributes:
         job: The job's arguments; None in a new file.
-        progress: Its progress when the file was opened.
+        rows: The other records when the file was opened, in order.
+        over: Whether the job was complete then.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -160,39 +91,19 @@ class Records:
             self._file.close()
             raise
         self.job: dict[str, Any] | None = None
-        self.progress = JobProgress()
+        self.rows: list[dict[str, Any]] = []
         self._file.seek(0)
         for line in self._file.readlines():
-            self._take(line)
-
-    def _take(self, line: str) -> None:
-        try:
-            row = json.loads(line)
-            kind = row.pop("kind")
-        except (ValueError, KeyError, AttributeError):
-            return  # cut off when its writer was killed
-        now = self.progress
-        if kind == "job":
-            self.job = row
-        elif kind == "begun":
-            # A run that began and was killed may have been restarted.
-            known = {field.name: row[field.name] for field in fields(Begun) if field.name in row}
-            begun = Begun(**known)
-            now.begun[len(now.ended) :] = [begun]
-            now.in_flight, now.script = True, None
-        elif kind == "started":
-            now.script = Script(**row)
-        elif kind == "ended":
-            entry = None if row["entry"] is None else HistoryEntry(**row["entry"])
-            now.ended.append(Ended(Run(**row["run"]), entry))
-            now.in_flight, now.script = False, None
-        elif kind == "left out":
-            now.ended.append(LeftOut(row["batch_size"]))
-            now.in_flight, now.script = False, None
-        elif kind == "knowledge":
-            now.knowledge = Knowledge.from_json(row["text"])
-        elif kind == "over":
-            now.over = True
+            try:
+                row = json.loads(line)
+                kind = row["kind"]
+            except (ValueError, KeyError, TypeError):
+                continue  # cut off when its writer was killed
+            if kind == "job":
+                self.job = {name: value for name, value in row.items() if name != "kind"}
+            else:
+                self.rows.append(row)
+        self.over = any(row["kind"] == "over" for row in self.rows)
 
     def add(self, kind: str, **row: Any) -> None:
         """Appends a record; it is on the disk when this returns.
@@ -233,7 +144,7 @@ def unfinished(log_base: str, prefix: str, job: dict[str, Any]) -> tuple[str, Re
             records = Records(folder)
         except OSError:
             continue
-        if records.job == job and not records.progress.over:
+        if records.job == job and not records.over:
             return str(folder), records
         records.close()
     return None

@@ -4,122 +4,135 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
 from zeus.policy.interface import BatchSizeOptimizer, LimitProfile, Run
-from zeus.policy.knowledge import save
+from zeus.policy.knowledge import Knowledge, save
 from zeus.policy.recurrence import Recurrences, Start, UnreachableTargetError
 from zeus.policy.trade_off import TradeOff
 from zeus.run import files
 from zeus.run.child import follow
 from zeus.run.exceptions import ScriptFailedError
 from zeus.run.files import FileError, TrainResult
-from zeus.run.records import Begun, LeftOut, Records, Script
+from zeus.run.records import Records, Script
 from zeus.utils.metric import zeus_cost
 
 if TYPE_CHECKING:
     from zeus.run.master import ZeusMaster
 
 
+@dataclass
 class Training:
     """A job that a master trains: its policy and its records."""
 
-    def __init__(
-        self,
-        master: ZeusMaster,
-        job: Job,
-        policy: BatchSizeOptimizer,
-        batch_sizes: Sequence[int],
-        beta_knob: float,
-        eta_knob: float,
-        logdir: str,
-        records: Records,
-        trade_off: TradeOff | None = None,
-    ) -> None:
-        self._master = master
-        self._job = job
-        self._policy = policy
-        self._sizes = batch_sizes
-        self._eta = eta_knob
-        self._logdir = logdir
-        self._records = records
-        self._max_power = master.max_power  # of the training GPUs, once a run has reported it
-        self._recurrences = Recurrences(policy, job, beta_knob, trade_off, self._profile_of)
+    master: ZeusMaster
+    job: Job
+    policy: BatchSizeOptimizer
+    batch_sizes: Sequence[int]
+    beta_knob: InitVar[float]
+    eta_knob: float
+    logdir: str
+    records: Records
+    trade_off: InitVar[TradeOff | None] = None
+
+    def __post_init__(self, beta_knob: float, trade_off: TradeOff | None) -> None:
+        self._max_power = self.master.max_power  # of the training GPUs, once a run has reported it
+        self._recurrences = Recurrences(
+            self.policy, self.job, beta_knob, trade_off, self._profile_of
+        )
         self._history: list[HistoryEntry] = []
-        self._runs = self._done = 0
+        self._runs = 0
 
     def run(self, num_recurrence: int) -> list[HistoryEntry]:
         """Trains until the job has recurred this many times."""
         try:
             self._go_on()
-            while self._done < num_recurrence:
-                self._next()
+            while self._recurrences.recurrence <= num_recurrence:
+                self._try(self._recurrences.begin(time.time()))
         except UnreachableTargetError:
-            self._records.add("over")  # starting over would give the same result
+            self.records.add("over")  # starting over would give the same result
             raise
-        self._records.add("over")
-        self._recurrences.price(self._eta)
-        path, learnt = self._master.knowledge, self._policy.knowledge(self._job)
+        self.records.add("over")
+        self._recurrences.price(self.eta_knob)
+        path, learnt = self.master.knowledge, self.policy.knowledge(self.job)
         if path is not None and learnt is not None:
-            save(path, replace(learnt, place=self._master.place))
+            save(path, replace(learnt, place=self.master.place))
         return self._history
 
     def _go_on(self) -> None:
         """Resumes from the records of an earlier process."""
-        progress = self._records.progress
-        for begun, what in zip(progress.begun, progress.ended, strict=False):
-            # Asked as before, so that its random draws are the same.
-            self._recurrences.begin(begun.began_s, begun.chosen)
-            if isinstance(what, LeftOut):
-                self._leave_out(what.batch_size)
-            else:
-                self._observe(what.run, what.entry)
-        if progress.ended or progress.in_flight:
+        rows = self.records.rows
+        begun, script = None, None
+        for row in rows:
+            kind = row["kind"]
+            if kind == "knowledge":  # of the arguments it began with, not the present ones
+                self.policy.transfer(self.job, Knowledge.from_json(row["text"]))
+            elif kind == "begun":  # perhaps again: a run that was killed may have been restarted
+                begun, script = row, None
+            elif kind == "started":
+                script = Script(row["pid"], row["started"], row["boot"])
+            elif begun is not None and kind in ("ended", "left out"):
+                self._begin_again(begun)
+                begun = None
+                if kind == "left out":
+                    self._leave_out(row["batch_size"])
+                else:
+                    entry = row["entry"]
+                    self._observe(Run(**row["run"]), entry and HistoryEntry(**entry))
+        if any(row["kind"] == "begun" for row in rows):
             print(f"[ZeusMaster] goes on after {self._runs} runs")
-        if not progress.in_flight:
+        if begun is None:
             return
-        begun = progress.begun[-1]
-        now = self._recurrences.begin(begun.began_s, begun.chosen)
-        if begun.chosen is not None:
-            bound = math.inf if begun.cost_bound is None else begun.cost_bound
-            now = replace(now, cost_bound=bound)
+        now = self._begin_again(begun)
         job_id = files.job_id(now.recurrence, now.number)
-        script = progress.script or Script.with_settings(self._logdir, job_id)
+        script = script or Script.with_settings(self.logdir, job_id)
         if script is not None and script.alive:
             print(
                 f"[ZeusMaster] {job_id}: its script, process {script.pid}, still trains", flush=True
             )
-            follow(lambda: script.alive, files.train_log(self._logdir, job_id))
-        result = result_of(self._logdir, job_id, now.batch_size)
+            follow(lambda: script.alive, files.train_log(self.logdir, job_id))
+        result = result_of(self.logdir, job_id, now.batch_size)
         if result is not None:
             self._collect(now, result)
         else:
             self._try(now)
 
-    def _next(self) -> None:
-        self._try(self._recurrences.begin(time.time()))
+    def _begin_again(self, begun: Mapping[str, Any]) -> Start:
+        """Asks for a run as before, so that the policy's random draws are the same."""
+        eta, bound = begun.get("eta_knob"), begun.get("cost_bound")
+        chosen = None if eta is None else (begun["batch_size"], eta)
+        now = self._recurrences.begin(begun.get("began_s", 0.0), chosen)
+        if chosen is None:
+            return now
+        return replace(now, cost_bound=math.inf if bound is None else bound)
 
     def _try(self, now: Start) -> None:
         """Trains one run."""
-        master, size = self._master, now.batch_size
+        master, size = self.master, now.batch_size
         job_id = files.job_id(now.recurrence, now.number)
-        files.train_json(self._logdir, job_id, size).unlink(missing_ok=True)
-        bound = None if math.isinf(now.cost_bound) else now.cost_bound
-        begun = Begun(size, time.time(), now.eta_knob, bound)
-        self._records.add("begun", recurrence=now.recurrence, number=now.number, **asdict(begun))
+        files.train_json(self.logdir, job_id, size).unlink(missing_ok=True)
+        self.records.add(
+            "begun",
+            recurrence=now.recurrence,
+            number=now.number,
+            batch_size=size,
+            began_s=time.time(),
+            eta_knob=now.eta_knob,
+            cost_bound=_finite(now.cost_bound),
+        )
         master.script_started = self._script_started
         master.rerun_cost = now.rerun_cost if master.stop_by_curve else None
         try:
             energy, seconds, reached = master.run_job(
-                self._job,
+                self.job,
                 batch_size=size,
-                learning_rate=self._job.scale_lr(size),
+                learning_rate=self.job.scale_lr(size),
                 seed=master.seed + self._runs,
-                logdir=self._logdir,
+                logdir=self.logdir,
                 rec_i=now.recurrence,
                 tries=now.number,
                 eta_knob=self._eta_of(now),
@@ -128,7 +141,7 @@ class Training:
         except ScriptFailedError as error:
             self._failed(size, error)
             return
-        result = result_of(self._logdir, job_id, size)
+        result = result_of(self.logdir, job_id, size)
         if result is None:  # of a subclass that runs jobs in its own way
             cost = zeus_cost(energy, seconds, self._eta_of(now), master.max_power)
             result = TrainResult(
@@ -142,14 +155,14 @@ class Training:
         self._collect(now, result)
 
     def _eta_of(self, now: Start) -> float:
-        return self._eta if now.eta_knob is None else now.eta_knob
+        return self.eta_knob if now.eta_knob is None else now.eta_knob
 
     def _profile_of(self, batch_size: int) -> LimitProfile | None:
         """Returns the runs' measurements of power limits. Runs that only observe use none of
         them.
         """
-        path = files.power_json(self._logdir, batch_size)
-        if self._master.observer_mode or not path.exists():
+        path = files.power_json(self.logdir, batch_size)
+        if self.master.observer_mode or not path.exists():
             return None
         try:
             found = files.load_profile(path)
@@ -168,19 +181,19 @@ class Training:
     def _script_started(self, pid: int) -> None:
         script = Script.of(pid)
         if script is not None:
-            self._records.add("started", **asdict(script))
+            self.records.add("started", **asdict(script))
 
     def _failed(self, size: int, error: ScriptFailedError) -> None:
         """Handles a script without a result."""
         if any(entry.bs == size for entry in self._history):
             raise error
-        larger = size > (self._job.default_bs or 0)
+        larger = size > (self.job.default_bs or 0)
         if error.out_of_memory and larger and self._leave_out(size):
             # It says nothing about the target: as if the size had not been tried.
             print(
                 f"[ZeusMaster] {error}\nGPU memory does not suffice for batch size {size} or more"
             )
-            self._records.add("left out", batch_size=size)
+            self.records.add("left out", batch_size=size)
             return
         if not self._history:
             raise error
@@ -189,13 +202,13 @@ class Training:
         print(
             f"[ZeusMaster] {error}\nbatch size {size} counts as one that does not reach the target"
         )
-        self._records.add("ended", run=asdict(run), entry=None)
+        self.records.add("ended", run=asdict(run), entry=None)
         self._observe(run, None)
 
     def _collect(self, now: Start, result: TrainResult) -> None:
         """Handles the result of a run."""
         self._max_power = result.max_power or self._max_power
-        bound: float | None = None if math.isinf(now.cost_bound) else now.cost_bound
+        bound = _finite(now.cost_bound)
         if result.stopped_by_curve and result.next_cost is not None:
             bound = result.next_cost
         run = Run(
@@ -214,7 +227,7 @@ class Training:
             eta_knob=self._eta_of(now),
         )
         entry = HistoryEntry(run.batch_size, None, result.energy, run.converged, result.time)
-        self._records.add("ended", run=asdict(run), entry=asdict(entry))
+        self.records.add("ended", run=asdict(run), entry=asdict(entry))
         outcome = _described(run, result.time, result.stopped_by_curve)
         print(f"[ZeusMaster] {files.job_id(now.recurrence, now.number)}: {outcome}")
         self._observe(run, entry)
@@ -223,15 +236,18 @@ class Training:
         self._runs += 1
         if entry is not None:
             self._history.append(entry)
-            files.write_history(self._logdir, self._history)
+            files.write_history(self.logdir, self._history)
         self._recurrences.end(run)
-        self._done += run.converged
 
     def _leave_out(self, batch_size: int) -> bool:
         """Excludes this size and larger ones, which do not fit into the GPU's memory. Returns False
         if the policy cannot exclude them."""
-        larger = [one for one in self._sizes if one >= batch_size]
-        return self._policy.exclude(self._job, larger)
+        larger = [one for one in self.batch_sizes if one >= batch_size]
+        return self.policy.exclude(self.job, larger)
+
+
+def _finite(cost_bound: float) -> float | None:
+    return None if math.isinf(cost_bound) else cost_bound
 
 
 def result_of(logdir: str, job_id: str, batch_size: int) -> TrainResult | None:
