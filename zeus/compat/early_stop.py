@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING
 
 from zeus.callback import Callback
+from zeus.policy.stopping import judge, reaches
 from zeus.utils.metric import zeus_cost
 
 if TYPE_CHECKING:
@@ -74,27 +76,27 @@ class EarlyStopController(Callback):
     def on_epoch_end(self) -> None:
         """Compares epochs and cost with their limits."""
         self.epochs_trained += 1
-        if self.max_epochs is not None and self.epochs_trained >= self.max_epochs:
-            self.should_training_stop = True
-        if self.monitor is not None and self.cost_threshold is not None:
+        next_cost = None
+        if self.monitor is not None:
             epoch = self.monitor.end_window(_WINDOW)
             self.epoch_costs.append(
                 zeus_cost(epoch.total_energy, epoch.time, self.eta_knob, self._max_power_w)
             )
             # An epoch of unknown cost counts as the mean of the others; and one more is foreseen.
             known = [cost for cost in self.epoch_costs if not math.isnan(cost)]
-            epochs = len(self.epoch_costs) + 1
-            if known and epochs * sum(known) / len(known) >= self.cost_threshold:
-                self.should_training_stop = True
+            if known:
+                next_cost = (len(self.epoch_costs) + 1) * sum(known) / len(known)
+        verdict = judge(
+            reached=False,
+            epochs=self.epochs_trained,
+            max_epochs=sys.maxsize if self.max_epochs is None else self.max_epochs,
+            next_cost=next_cost,
+            cost_bound=self.cost_threshold,
+        )
+        self.should_training_stop |= verdict.stop
 
     def on_evaluate(self, metric: float) -> None:
         """Compare the metric with its target."""
-        if self.target_metric is None:
-            return
-        reached = (
-            metric >= self.target_metric
-            if self.higher_is_better
-            else (metric <= self.target_metric)
-        )
-        if reached:
-            self.should_training_stop = True
+        if self.target_metric is not None:
+            higher = bool(self.higher_is_better)
+            self.should_training_stop |= reaches(metric, self.target_metric, higher)

@@ -10,32 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-
-class Using(Protocol):
-    """What a run has used since it began, in all processes that it had."""
-
-    @property
-    def time(self) -> float:
-        """Time, s."""
-
-    @property
-    def energy(self) -> float:
-        """Energy, J."""
-
-    @property
-    def overhead_time(self) -> float:
-        """Of the time what was spent on finding the power limit, s."""
-
-    @property
-    def overhead_energy(self) -> float:
-        """Of the energy the same, J."""
 
 
 @dataclass(frozen=True)
 class Used:
-    """What a run has used, see `Using`.
+    """What a run has used since it began, in all processes that it had.
 
     Attributes:
         time: Time, s.
@@ -52,7 +31,7 @@ class Used:
     limits: tuple[tuple[float, float], ...] = ()
 
 
-def after_another_epoch(used: Using, epochs: int) -> tuple[float, float]:
+def after_another_epoch(used: Used, epochs: int) -> tuple[float, float]:
     """Energy, J, and time, s, after another epoch like those before, without what finding a power
     limit took.
 
@@ -88,6 +67,13 @@ class Verdict:
     def by_cost(self) -> bool:
         """Whether the run is given up for its cost, or for that which its curve foretells."""
         return self.next_cost is not None
+
+
+def reaches(metric: float | None, target: float, higher_is_better: bool) -> bool:
+    """Whether a metric reaches its target; one that is not known does not."""
+    if metric is None:
+        return False
+    return metric >= target if higher_is_better else metric <= target
 
 
 @dataclass(frozen=True)

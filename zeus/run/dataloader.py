@@ -17,6 +17,7 @@ except ModuleNotFoundError:
         "pip install 'zeusd[torch]'"
     ) from None
 
+from zeus.policy.stopping import reaches
 from zeus.run.exceptions import ZeusCostThresholdExceededError
 from zeus.run.session import RunSession
 from zeus.run.settings import Settings
@@ -183,7 +184,7 @@ class ZeusDataLoader(DataLoader[Any]):
         """
         self._must_train("report_metric")
         value, target = float(metric), self._settings.target_metric
-        self._reached = value >= target if higher_is_better else value <= target
+        self._reached = reaches(value, target, higher_is_better)
         self._metric, self._higher = value, higher_is_better
 
     def _must_train(self, method: str) -> None:

@@ -300,10 +300,10 @@ class _Play:
 
     def _judge_limits(self, batch_size: int) -> None:
         power = self._tables[batch_size].power
-        worth = self.eta * power.average_power + (1 - self.eta) * self._max_limit[batch_size]
-        costs = worth * power.time_per_epoch
-        for at in sorted(range(len(costs)), key=lambda i: power.limits[i], reverse=True):
-            self.plo.observe(self.job, batch_size, power.limits[at], float(costs[at]))
+        epochs = zip(power.limits, power.energy_per_epoch, power.time_per_epoch, strict=True)
+        for limit, energy, time in sorted(epochs, key=lambda one: one[0], reverse=True):
+            cost = zeus_cost(float(energy), float(time), self.eta, self._max_limit[batch_size])
+            self.plo.observe(self.job, batch_size, limit, cost)
 
 
 @dataclass(frozen=True)

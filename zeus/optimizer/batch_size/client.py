@@ -36,6 +36,7 @@ from zeus.optimizer.batch_size.link import Link, may_pass, patiently
 from zeus.optimizer.batch_size.meter import RunMeter
 from zeus.optimizer.batch_size.offline import BestKnown
 from zeus.optimizer.batch_size.run import ActiveRun
+from zeus.policy.stopping import Used
 from zeus.utils import framework
 
 if TYPE_CHECKING:
@@ -333,7 +334,8 @@ class BatchSizeOptimizer(Callback):
         return self._new_run(trial, None)
 
     def _new_run(self, trial: NewTrial, link: Link | None) -> ActiveRun:
-        meter = RunMeter(self.monitor, lambda: self.power_limit_optimizer, trial)
+        before = Used(trial.time, trial.energy, trial.overhead_time, trial.overhead_energy)
+        meter = RunMeter(self.monitor, lambda: self.power_limit_optimizer, before)
         return ActiveRun(
             self._registered or self._job, trial, meter, link, goes_on=self._run_id is not None
         )

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from zeus.policy.stopping import Used, Using
+from zeus.policy.stopping import Used
 from zeus_ipc.circuit import bounded
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class RunMeter:
         self,
         monitor: ZeusMonitor,
         power_limits: Callable[[], GlobalPowerLimitOptimizer | None],
-        before: Using = Used(),  # noqa: B008 - it is frozen
+        before: Used = Used(),  # noqa: B008 - it is frozen
     ) -> None:
         self._monitor = monitor
         self._power_limits = power_limits

@@ -132,6 +132,24 @@ def job_of(row: Row[Any]) -> JobRecord:
     )
 
 
+def add_job(connection: Connection, job: JobRecord) -> Writing:
+    """Registers a job."""
+    connection.execute(
+        insert(jobs).values(
+            job_id=job.job_id,
+            spec=job.spec.model_dump_json(),
+            seed=str(job.seed),
+            created_s=job.created_s,
+            trials=job.trials,
+            events=job.events,
+            released=job.released,
+            family=job.spec.family,
+            knowledge=None if job.knowledge is None else job.knowledge.to_json(),
+        )
+    )
+    return Writing(connection, job, job.created_s).tell("registered")
+
+
 def find_job(connection: Connection, job_id: str, *, lock: bool = False) -> JobRecord | None:
     """Reads a job; None if there is none.
 

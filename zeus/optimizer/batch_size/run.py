@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import asdict
 from typing import Any
 
 from zeus.exceptions import ZeusBaseError
@@ -147,15 +148,11 @@ class ActiveRun:
             job_id=self._spec.job_id,
             batch_size=self._trial.batch_size,
             trial_number=self._trial.trial_number,
-            time=used.time,
-            energy=used.energy,
-            overhead_time=used.overhead_time,
-            overhead_energy=used.overhead_energy,
             metric=metric,
             current_epoch=self.epoch,
             metrics=self._metrics if curve else [],
             rerun_cost=rerun_cost,
-            limits=list(used.limits),
+            **asdict(used),
         )
 
     def _finish(self, answer: ReportResponse, *, known: bool) -> None:

@@ -48,6 +48,7 @@ from zeus.optimizer.batch_size.overview import Overview
 from zeus.optimizer.batch_size.rows import (
     Event,
     Writing,
+    add_job,
     events_of,
     find_job,
     find_trial,
@@ -150,20 +151,7 @@ class Store(Trials):
                 _same(found.spec, created)
                 return found.spec, False
             self._trade_off(created)
-            connection.execute(
-                insert(jobs).values(
-                    job_id=created.job_id,
-                    spec=created.model_dump_json(),
-                    seed=str(seed),
-                    created_s=now_s,
-                    trials=0,
-                    events=0,
-                    released=0,
-                    family=created.family,
-                    knowledge=None if known is None else known.to_json(),
-                )
-            )
-            Writing(connection, JobRecord(created, seed, now_s), now_s).tell("registered").close()
+            add_job(connection, JobRecord(created, seed, now_s, knowledge=known)).close()
             return created, True
 
         return self._database.write(work) or self.find_or_make(spec)
@@ -299,11 +287,7 @@ class Store(Trials):
                 return False
             now_s = self._clock()
             last = max((one.number for one in found), default=0)
-            row = {"job_id": spec.job_id, "spec": spec.model_dump_json(), "seed": str(seed)}
-            counts = {"trials": last, "events": 0, "released": 0}
-            connection.execute(insert(jobs).values(created_s=now_s, **row, **counts))
-            writing = Writing(connection, JobRecord(spec, seed, now_s), now_s)
-            writing.tell("registered")
+            writing = add_job(connection, JobRecord(spec, seed, now_s, trials=last))
             for one in ends:
                 kept = (
                     replace(one, heard_s=now_s, lease_s=self._lease_s)

@@ -21,7 +21,14 @@ from zeus.optimizer.batch_size.common import (
 )
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.policy.knowledge import Knowledge
-from zeus.policy.stopping import LearningCurve, Verdict, after_another_epoch, judge
+from zeus.policy.stopping import (
+    LearningCurve,
+    Used,
+    Verdict,
+    after_another_epoch,
+    judge,
+    reaches,
+)
 from zeus.utils.metric import zeus_cost
 
 Status = Literal["running"] | Reason
@@ -118,6 +125,11 @@ class Trial:
         return self.status == "running"
 
     @property
+    def used(self) -> Used:
+        """Its time and energy."""
+        return Used(self.time, self.energy, self.overhead_time, self.overhead_energy)
+
+    @property
     def order(self) -> int:
         """Sort key of ended trials: the order of their ends."""
         return self.end_order or 0
@@ -162,14 +174,15 @@ def reported(
             metric=result.metric,
             limits=result.limits or heard.limits,
         )
-    converged = _reached(job, heard)
+    spec = job.spec
+    converged = reaches(heard.metric, spec.target_metric, spec.higher_is_better_metric)
     if not converged and trial.status not in ("running", "lost"):
         why = f"trial {trial.number} had ended: {trial.status}"
         return heard, _answer(job, heard, True, why)
     verdict = judge(
         reached=converged,
         epochs=heard.epochs,
-        max_epochs=job.spec.max_epochs,
+        max_epochs=spec.max_epochs,
         next_cost=_predicted_cost(job, heard),
         cost_bound=heard.cost_bound,
         cost=job.cost(heard.energy, heard.time, heard.eta_knob),
@@ -216,13 +229,6 @@ def alive(trial: Trial, now_s: float) -> Trial:
     return replace(trial, heard_s=now_s) if trial.running else trial
 
 
-def _reached(job: JobRecord, trial: Trial) -> bool:
-    if trial.metric is None:
-        return False
-    target = job.spec.target_metric
-    return trial.metric >= target if job.spec.higher_is_better_metric else trial.metric <= target
-
-
 def _curve(job: JobRecord, result: TrainingResult) -> LearningCurve | None:
     """Returns the learning curve, if it may end the run."""
     if result.rerun_cost is None or not result.metrics:
@@ -255,7 +261,7 @@ def _why(job: JobRecord, trial: Trial, verdict: Verdict) -> str:
 
 
 def _predicted_cost(job: JobRecord, trial: Trial) -> float:
-    return job.cost(*after_another_epoch(trial, trial.epochs), trial.eta_knob)
+    return job.cost(*after_another_epoch(trial.used, trial.epochs), trial.eta_knob)
 
 
 def _answer(job: JobRecord, trial: Trial, stop: bool, message: str) -> ReportResponse:
