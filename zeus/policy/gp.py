@@ -14,7 +14,7 @@ Roy, "Learning to Optimize via Information-Directed Sampling", 2018.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -298,11 +298,9 @@ class _Known:
         return float(np.exp(self._fit().log_cost[self._best()]))
 
     def estimates(self) -> list[Estimate]:
-        runs: dict[int, int] = {}
-        for _, run in self._runs:
-            runs[run.batch_size] = runs.get(run.batch_size, 0) + 1
+        runs = Counter(run.batch_size for _, run in self._runs)
         if not self._converged:
-            return [Estimate(size, None, None, None, 0.0, runs.get(size, 0)) for size in self._all]
+            return [Estimate(size, None, None, None, 0.0, runs[size]) for size in self._all]
         # Draws of their own: asking must not change what is chosen next.
         rng = np.random.default_rng(self._seed)
         fit = self._fit()
@@ -327,7 +325,7 @@ class _Known:
                     float(low[i]),
                     float(high[i]),
                     float(wins[i]) if is_considered else 0.0,
-                    runs.get(size, 0),
+                    runs[size],
                     bool(within[i]) and is_considered,
                     float(fit.reach.mean[i]),
                 )
@@ -348,9 +346,7 @@ class _Known:
             logs = np.abs(np.log(np.array(self._sizes) / self._from.best))
             logs[list(self._out)] = np.inf
             return int(logs.argmin())
-        failures = [0] * len(self._sizes)
-        for at, _ in self._runs:
-            failures[at] += 1
+        failures = Counter(at for at, _ in self._runs)
         x = self._x
         left = [i for i in range(len(x)) if i not in self._out] or range(len(x))
         return min(left, key=lambda i: (failures[i], abs(x[i]), x[i]))

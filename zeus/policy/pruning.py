@@ -7,6 +7,7 @@ Training", NSDI 2023, section 4.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -224,9 +225,7 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
 
     @override
     def estimates(self, job: Job) -> list[Estimate]:
-        runs: dict[int, int] = {}
-        for size, _ in self.history[job]:
-            runs[size] = runs.get(size, 0) + 1
+        runs = Counter(size for size, _ in self.history[job])
         if self.exp_manager[job].wanted is None:
             return of_arms(self._mab(job), self._sizes[job], runs)
         # Still pruning: what each size's runs tell by themselves.

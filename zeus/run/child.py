@@ -47,8 +47,7 @@ def run_script(
         RuntimeError: It cannot be started; one sentence says why.
         OSError: The log cannot be written.
     """
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    with log_path.open("wb") as log, log_path.open("rb") as output:
+    with log_path.open("wb") as log:
         try:
             process = subprocess.Popen(
                 command,
@@ -71,40 +70,40 @@ def run_script(
             ) from None
         with _ended_in_the_end(process):
             started(process.pid)
-            while True:
-                code = _exit_code(process)
-                text = decoder.decode(output.read(), code is not None)
-                if text:
-                    print(text, end="", flush=True)
-                if code is not None:
-                    return code
+            follow(lambda: _runs(process), log_path, os.SEEK_SET, 0.0)
+            return process.wait()
 
 
-def follow(alive: Callable[[], bool], log_path: Path) -> None:
-    """Prints the output of a script that another process started, until it ends.
+def follow(
+    alive: Callable[[], bool], log_path: Path, begin: int = os.SEEK_END, pause_s: float = POLL_S
+) -> None:
+    """Prints the output of a script until it ends.
 
     Args:
         alive: Whether it runs.
-        log_path: File with its output; present contents are not printed again.
+        log_path: File with its output.
+        begin: `os.SEEK_SET` to print all of it, `os.SEEK_END` without its present contents.
+        pause_s: Time from one look to the next, besides that which `alive` takes, s.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with log_path.open("rb") as output:
-        output.seek(0, os.SEEK_END)
+        output.seek(0, begin)
         runs = True
         while runs:
             runs = alive()
             if runs:
-                time.sleep(POLL_S)
+                time.sleep(pause_s)
             text = decoder.decode(output.read(), not runs)
             if text:
                 print(text, end="", flush=True)
 
 
-def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
+def _runs(process: subprocess.Popen[bytes]) -> bool:
     try:
-        return process.wait(POLL_S)
+        process.wait(POLL_S)
     except subprocess.TimeoutExpired:
-        return None
+        return True
+    return False
 
 
 @contextlib.contextmanager

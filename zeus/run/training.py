@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
+from zeus.optimizer.power_limit.profile import ProfileError
 from zeus.policy.interface import BatchSizeOptimizer, LimitProfile, Run
 from zeus.policy.knowledge import Knowledge, save
 from zeus.policy.recurrence import Recurrences, Start, UnreachableTargetError
@@ -18,6 +19,7 @@ from zeus.run import files
 from zeus.run.child import follow
 from zeus.run.exceptions import ScriptFailedError
 from zeus.run.files import FileError, TrainResult
+from zeus.run.power_json import PowerJson
 from zeus.run.records import Records, Script
 from zeus.utils.metric import zeus_cost
 
@@ -165,17 +167,11 @@ class Training:
         if self.master.observer_mode or not path.exists():
             return None
         try:
-            found = files.load_profile(path)
-        except FileError:
+            found = PowerJson(path, "", iterations=1).load(path).measurements
+        except ProfileError:
             return None  # its next run says so, and measures again
-        speeds = [(found.train_throughput.get(mw), w) for mw, w in found.train_power.items()]
-        readings = [(speed, power) for speed, power in speeds if speed]
-        if not readings:
-            return None
         return LimitProfile(
-            tuple(power / speed for speed, power in readings),
-            tuple(1 / speed for speed, _ in readings),
-            self._max_power,
+            tuple(one.energy for one in found), tuple(one.time for one in found), self._max_power
         )
 
     def _script_started(self, pid: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
@@ -66,9 +66,15 @@ class RunRow:
     default_cost: float
 
 
-COLUMNS = tuple(one.name for one in fields(RunRow))
-_TEXTS = ("name", "policy", "gpu", "dataset", "network", "optimizer")
-_WHOLE = ("seed", "run", "recurrence", "batch_size", "power_limit")
+_KINDS = {one.name: str(one.type) for one in fields(RunRow)}
+COLUMNS = tuple(_KINDS)
+_OF_TEXT: dict[str, Callable[[str], Any]] = {
+    "str": str,
+    "int": int,
+    "int | None": lambda text: int(text) if text else None,
+    "float": float,
+    "bool": {"True": True, "False": False}.__getitem__,
+}
 
 
 @dataclass(frozen=True)
@@ -135,9 +141,10 @@ def write_rows(rows: Iterable[RunRow], path: str | os.PathLike[str]) -> None:
     target = Path(path)
     if target.suffix == ".parquet":
         pyarrow, parquet = _pyarrow()
-        kinds = {name: _kind(pyarrow, name) for name in COLUMNS}
+        types = {"str": "string", "float": "float64", "bool": "bool_"}
+        schema = [(n, getattr(pyarrow, types.get(kind, "int64"))()) for n, kind in _KINDS.items()]
         table = pyarrow.Table.from_pylist(
-            [asdict(row) for row in rows], schema=pyarrow.schema(list(kinds.items()))
+            [asdict(row) for row in rows], schema=pyarrow.schema(schema)
         )
         parquet.write_table(table, target, compression="zstd")
         return
@@ -176,19 +183,11 @@ def _of_parquet(path: Path) -> Iterator[RunRow]:
 
 def _of_texts(row: Mapping[str, str], place: str) -> RunRow:
     values: dict[str, Any] = {}
-    for name in COLUMNS:
-        text = row[name]
+    for name, kind in _KINDS.items():
         try:
-            if name in _TEXTS:
-                values[name] = text
-            elif name == "reached":
-                values[name] = {"True": True, "False": False}[text]
-            elif name == "power_limit" and not text:
-                values[name] = None
-            else:
-                values[name] = int(text) if name in _WHOLE else float(text)
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(f"{place}: {name} cannot be {text!r}") from None
+            values[name] = _OF_TEXT[kind](row[name])
+        except (KeyError, ValueError):
+            raise ValueError(f"{place}: {name} cannot be {row[name]!r}") from None
     return RunRow(**values)
 
 
@@ -199,14 +198,6 @@ def _check_columns(path: Path, found: Sequence[str]) -> None:
             f"{path} holds no simulated runs: it has no column {', '.join(missing)}; give a file "
             "that a simulation wrote with --output"
         )
-
-
-def _kind(pyarrow: Any, name: str) -> Any:
-    if name in _TEXTS:
-        return pyarrow.string()
-    if name in _WHOLE:
-        return pyarrow.int64()
-    return pyarrow.bool_() if name == "reached" else pyarrow.float64()
 
 
 def _pyarrow() -> tuple[Any, Any]:

@@ -12,6 +12,7 @@ have no effect. A person may release a job: then earlier runs no longer exclude 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -179,9 +180,7 @@ class Known:
         """Returns the estimates, the best size, and the regret."""
         spec = self.job.spec
         out = self._kept_out.sizes
-        runs: dict[int, int] = {}
-        for trial in self._observed:
-            runs[trial.batch_size] = runs.get(trial.batch_size, 0) + 1
+        runs = Counter(trial.batch_size for trial in self._observed)
         found: dict[int, Estimate] = {}
         policy: BatchSizeOptimizer | None = None
         if len(out) < len(spec.batch_sizes):
@@ -189,7 +188,7 @@ class Known:
             found = {one.batch_size: one for one in policy.estimates(self._as_known)}
         estimates = []
         for size in spec.batch_sizes:
-            nothing = Estimate(size, None, None, None, 0.0, runs.get(size, 0), size not in out)
+            nothing = Estimate(size, None, None, None, 0.0, runs[size], size not in out)
             estimates.append(found.get(size, nothing))
         best, best_cost = self._best(policy, estimates)
         regret = _regret(self.job, self._trials.values(), best_cost)

@@ -1,27 +1,27 @@
 """`BatchSizeOptimizer`: gets the batch size of one run of a recurring job, and reports its cost. No
 failure ends training once it has begun. If the store of the trials is unavailable, the run uses the
-best known size, applies the same rules here, and is reported later if possible (`run`, `link`,
-`offline`).
+best known size, applies the same rules here, and is reported later if possible (`run`, `link`).
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import json
 import logging
 import os
-import secrets
 import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zeus.callback import Callback
 from zeus.optimizer.batch_size.common import (
     CreatedJob,
     GpuConfig,
     JobSpec,
+    JobSpecFromClient,
     NewTrial,
     Trials,
 )
@@ -34,10 +34,10 @@ from zeus.optimizer.batch_size.exceptions import (
 )
 from zeus.optimizer.batch_size.link import Link, may_pass, patiently
 from zeus.optimizer.batch_size.meter import RunMeter
-from zeus.optimizer.batch_size.offline import BestKnown
 from zeus.optimizer.batch_size.run import ActiveRun
 from zeus.policy.stopping import Used
 from zeus.utils import framework
+from zeus.utils.atomic import write_text
 
 if TYPE_CHECKING:
     from zeus.monitor import ZeusMonitor
@@ -341,6 +341,51 @@ class BatchSizeOptimizer(Callback):
         )
 
 
+class BestKnown:
+    """A JSON file with the last known best batch size of each job. Never raises: the default size
+    is used if none is known.
+
+    Args:
+        path: The file; None: `zeus/batch_sizes.json` in the user's cache folder.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        if path is None:
+            cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+            path = Path(cache) / "zeus" / "batch_sizes.json"
+        self.path = Path(path)
+
+    def get(self, spec: JobSpecFromClient) -> int | None:
+        """Returns the best known size of a job, if any."""
+        found = self._read().get(_key(spec))
+        return found if found in spec.batch_sizes else None
+
+    def put(self, spec: JobSpecFromClient, batch_size: int) -> None:
+        """Stores it."""
+        sizes = self._read()
+        if sizes.get(_key(spec)) == batch_size:
+            return
+        sizes[_key(spec)] = batch_size
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.path, json.dumps(sizes, indent=1, sort_keys=True))
+        except OSError as error:
+            log.info("the best batch size is not kept in %s: %s", self.path, error)
+
+    def _read(self) -> dict[str, int]:
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        if not isinstance(found, dict):
+            return {}
+        return {key: size for key, size in found.items() if isinstance(size, int)}
+
+
+def _key(spec: JobSpecFromClient) -> str:
+    return f"{spec.job_id} on {spec.number_of_gpus} {spec.gpu_model}"
+
+
 def _rank() -> int:
     if framework.initialized():
         return framework.rank()
@@ -405,9 +450,6 @@ def _with_gpus(job: JobSpec, monitor: ZeusMonitor) -> CreatedJob:
         gpu_model=models[0],
         power_limits=range_w,
     )
-    named: dict[str, Any] = {}
-    if job.job_id is None:
-        # Generated here, so that a repeated request does not create a second job.
-        prefix = job.job_id_prefix[:391]
-        named = {"job_id": f"{prefix}-{secrets.token_hex(4)}", "job_id_prefix": prefix}
-    return CreatedJob.model_validate({**job.model_dump(), **config.model_dump(), **named})
+    # Named here, so that a repeated request does not create a second job.
+    fields = {**job.model_dump(), **config.model_dump(), **job.naming()}
+    return CreatedJob.model_validate(fields)

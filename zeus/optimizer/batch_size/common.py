@@ -5,6 +5,7 @@ endpoints, and the fields without a default here, are ml-energy/zeus's; its clie
 from __future__ import annotations
 
 import math
+import secrets
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -122,6 +123,13 @@ class JobSpec(_Message):
         self.trade_off(None if self.signal is None else Signal([(0.0, 1.0)]))
         object.__setattr__(self, "batch_sizes", sorted(set(self.batch_sizes)))
         return self
+
+    def naming(self) -> dict[str, str]:
+        """Returns the fields with a generated name, if it has none."""
+        if self.job_id is not None:
+            return {}
+        prefix = self.job_id_prefix[:391]
+        return {"job_id": f"{prefix}-{secrets.token_hex(4)}", "job_id_prefix": prefix}
 
     @property
     def eta_follows(self) -> bool:

@@ -39,11 +39,6 @@ class RunMeter:
         self._time, self._energy = before.time, before.energy
         self._unread: list[Measurement] = []
 
-    @property
-    def running(self) -> bool:
-        """Whether a window is open."""
-        return self._key in self._monitor.measurement_states
-
     def begin(self) -> None:
         """Opens the window of an epoch.
 
@@ -75,7 +70,7 @@ class RunMeter:
 
     def drop(self) -> None:
         """Closes it, if it is open, and discards it."""
-        if self.running:
+        if self._key in self._monitor.measurement_states:
             self._monitor.end_window(self._key, cancel=True)
 
     def used(self) -> Used:

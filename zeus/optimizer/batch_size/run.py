@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from zeus.exceptions import ZeusBaseError
@@ -24,7 +24,7 @@ from zeus.optimizer.batch_size.common import (
 from zeus.optimizer.batch_size.endings import Endings, reason_of
 from zeus.optimizer.batch_size.link import Link
 from zeus.optimizer.batch_size.meter import RunMeter
-from zeus.optimizer.batch_size.offline import judge
+from zeus.optimizer.batch_size.trials import JobRecord, Trial, reported
 from zeus.policy.stopping import Used
 from zeus.utils.guard import guarded
 
@@ -132,9 +132,7 @@ class ActiveRun:
         if used is not None and self._link is not None:
             answer = self._link.report(self._result(used, metric))
         if answer is None:
-            bound = self._trial.cost_bound if used is not None else None
-            trial = self._trial.model_copy(update={"cost_bound": bound})
-            answer = judge(self._spec, trial, self._result(used or Used(), metric))
+            answer = self._judge(self._result(used or Used(), metric), known=used is not None)
         if answer.stop_train:
             self._finish(answer, known=used is not None)
         else:
@@ -154,6 +152,14 @@ class ActiveRun:
             rerun_cost=rerun_cost,
             **asdict(used),
         )
+
+    def _judge(self, result: TrainingResult, *, known: bool) -> ReportResponse:
+        """Decides by the store's rules, but for the learning curve's, which needs numpy."""
+        asked = self._trial
+        trial = Trial(asked.trial_number, asked.batch_size, 0.0, 0.0, eta_knob=asked.eta_knob)
+        trial = replace(trial, cost_bound=asked.cost_bound if known else None)
+        alone = result.model_copy(update={"rerun_cost": None})
+        return reported(JobRecord(self._spec, 0, 0.0), trial, alone, 0.0, 1)[1]
 
     def _finish(self, answer: ReportResponse, *, known: bool) -> None:
         self.finished, self.converged, self.message = True, answer.converged, answer.message

@@ -7,29 +7,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 
 if TYPE_CHECKING:
     from zeus.optimizer.batch_size.store import Store
-
-
-class Source(Protocol):
-    """Jobs, in the form of `server.views`."""
-
-    def jobs(self) -> list[dict[str, Any]]:
-        """Returns a summary of each job."""
-
-    def job(self, job_id: str) -> dict[str, Any]:
-        """Returns the details of one job."""
-
-    def delete(self, job_id: str) -> None:
-        """Deletes one job."""
-
-    def release(self, job_id: str) -> list[int]:
-        """Makes excluded sizes available again."""
 
 
 @contextmanager
@@ -67,6 +51,8 @@ def open_source(database: str | None, server: str | None) -> Iterator[Source]:
 
 
 class _InDatabase:
+    """Jobs in a database, in the form of `server.views`."""
+
     def __init__(self, store: Store) -> None:
         self._store = store
 
@@ -89,6 +75,8 @@ class _InDatabase:
 
 
 class _OnServer:
+    """The same, on a server."""
+
     def __init__(self, url: str) -> None:
         from zeus.optimizer.batch_size.http import TOKEN_ENV, HttpTrials
 
@@ -111,3 +99,6 @@ class _OnServer:
         path = f"/jobs/{quote(job_id, safe='')}/release"
         found: list[int] = self._server.ask("POST", path, "released")["released"]
         return found
+
+
+Source = _InDatabase | _OnServer

@@ -129,15 +129,7 @@ class Store(Trials):
 
     def find_or_make(self, spec: JobSpecFromClient) -> tuple[CreatedJob, bool]:
         """Like `register`; also returns whether the job is new."""
-        if spec.job_id is not None:
-            created = CreatedJob.model_validate(spec.model_dump())
-        else:
-            made = f"{spec.job_id_prefix[:391]}-{secrets.token_hex(4)}"
-            prefix = spec.job_id_prefix[:391]
-            created = CreatedJob.model_validate(
-                {**spec.model_dump(), "job_id": made, "job_id_prefix": prefix}
-            )
-        asked = created
+        asked = CreatedJob.model_validate({**spec.model_dump(), **spec.naming()})
         created = self._database.read(lambda connection: _named(connection, asked))
         seed = secrets.randbits(63) if created.mab_seed is None else created.mab_seed
         now_s = self._clock()
