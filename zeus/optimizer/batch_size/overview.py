@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from zeus.optimizer.batch_size.trials import JobRecord, Status, Trial
+from zeus.optimizer.batch_size.trials import JobRecord, Status
 
 STATUSES: tuple[Status, ...] = ("running", "ok", "failed", "oom", "lost", "cancelled")
 
@@ -92,23 +91,3 @@ class Overview:
         costs = {size: self.mean_cost(size) for size in self.job.spec.batch_sizes}
         known = {size: cost for size, cost in costs.items() if cost is not None}
         return min(known, key=lambda size: known[size], default=None)
-
-
-def overview(job: JobRecord, trials: Iterable[Trial]) -> Overview:
-    """Sums up a job's trials."""
-    of: dict[tuple[int, Status, bool], list[Trial]] = {}
-    for trial in trials:
-        of.setdefault((trial.batch_size, trial.status, trial.converged), []).append(trial)
-    return Overview(
-        job,
-        tuple(
-            TrialGroup(
-                *key,
-                trials=len(found),
-                heard_s=max(trial.heard_s for trial in found),
-                time=sum(trial.time for trial in found),
-                energy=sum(trial.energy for trial in found),
-            )
-            for key, found in of.items()
-        ),
-    )

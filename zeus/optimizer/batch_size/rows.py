@@ -190,16 +190,22 @@ def find_trial(connection: Connection, which: TrialId) -> Trial:
     return trial_of(row)
 
 
-def overviews_of(connection: Connection, now_s: float) -> list[Overview]:
+def overviews_of(connection: Connection, now_s: float, job_id: str | None = None) -> list[Overview]:
     """All jobs, in the order in which they were registered, and sums of their trials.
 
     Args:
         connection: A transaction.
         now_s: The time, s since 1970: trials with an expired lease are lost.
+        job_id: Only this job; None: all.
     """
     # As in `trials.lost`.
     gone = (trials.c.status == "running") & (trials.c.heard_s + trials.c.lease_s < now_s)
-    now = select(trials, case((gone, "lost"), else_=trials.c.status).label("now")).subquery()
+    all_now = select(trials, case((gone, "lost"), else_=trials.c.status).label("now"))
+    order = select(jobs).order_by(jobs.c.created_s, jobs.c.job_id)
+    if job_id is not None:
+        all_now = all_now.where(trials.c.job_id == job_id)
+        order = order.where(jobs.c.job_id == job_id)
+    now = all_now.subquery()
     sums = select(
         now.c.job_id,
         now.c.batch_size,
@@ -210,7 +216,6 @@ def overviews_of(connection: Connection, now_s: float) -> list[Overview]:
         func.sum(now.c.time).label("time"),
         func.sum(now.c.energy).label("energy"),
     ).group_by(now.c.job_id, now.c.batch_size, now.c.now, now.c.converged)
-    order = select(jobs).order_by(jobs.c.created_s, jobs.c.job_id)
     records = [job_of(row) for row in connection.execute(order)]
     groups: dict[str, list[TrialGroup]] = {}
     for row in connection.execute(sums):

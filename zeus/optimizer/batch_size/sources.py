@@ -65,7 +65,7 @@ class _InDatabase:
     def job(self, job_id: str) -> dict[str, Any]:
         from zeus.optimizer.batch_size.server import views
 
-        return views.detail(*self._store.job(job_id), time.time())
+        return views.detail(*self._store.overview(job_id), time.time())
 
     def delete(self, job_id: str) -> None:
         self._store.delete(job_id)

@@ -334,17 +334,22 @@ class Store(Trials):
         return self._database.read(lambda connection: overviews_of(connection, now_s))
 
     def job(self, job_id: str) -> tuple[JobRecord, list[Trial]]:
-        """A job and its trials.
+        """A job and its trials; see `overview`."""
+        found, its_trials = self.overview(job_id)
+        return found.job, its_trials
+
+    def overview(self, job_id: str) -> tuple[Overview, list[Trial]]:
+        """A job with sums of its trials, and its trials.
 
         Raises:
             ZeusBSORuntimeError: There is no such job (404).
         """
+        now_s = self._clock()
 
-        def work(connection: Connection) -> tuple[JobRecord, list[Trial]]:
-            record = find_job(connection, job_id)
-            if record is None:
-                raise no_job(job_id)
-            return record, self._now(trials_of(connection, job_id))
+        def work(connection: Connection) -> tuple[Overview, list[Trial]]:
+            for found in overviews_of(connection, now_s, job_id):
+                return found, _now(trials_of(connection, job_id), now_s)
+            raise no_job(job_id)
 
         return self._database.read(work)
 
@@ -430,14 +435,6 @@ class Store(Trials):
         # Only now, so that a transaction that waited for the lock writes a later time.
         return Writing(connection, found, self._clock())
 
-    def _now(self, found: list[Trial]) -> list[Trial]:
-        """Returns trials in their present state; lost ones are recorded when the next trial
-        begins.
-        """
-        now_s = self._clock()
-        gone = {one.number: ended(one, "lost", now_s, _END_OF_LOG) for one in lost(found, now_s)}
-        return [gone.get(trial.number, trial) for trial in found]
-
 
 _NOT_LOGGED = {"job_id", "batch_size", "trial_number", "metrics", "rerun_cost", "limits"}
 """Fields of a report that its event does not repeat."""
@@ -449,6 +446,12 @@ _NO_NAME = re.compile(r"[\x00-\x1f/?#]")
 
 _END_OF_LOG = 2**62
 """A number above those of all events."""
+
+
+def _now(found: list[Trial], now_s: float) -> list[Trial]:
+    """Returns trials in their present state; lost ones are recorded when the next trial begins."""
+    gone = {one.number: ended(one, "lost", now_s, _END_OF_LOG) for one in lost(found, now_s)}
+    return [gone.get(trial.number, trial) for trial in found]
 
 
 def _new(job_id: str, trial: Trial, best: int | None, rerun_cost: float | None = None) -> NewTrial:

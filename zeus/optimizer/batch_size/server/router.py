@@ -164,8 +164,7 @@ def _add_reading(app: BSOServer) -> None:
 
     @app.get(f"{JOBS_URL}/{{job_id}}", dependencies=reading)
     def job(job_id: str) -> JSONResponse:
-        record, trials = app.store.job(job_id)
-        return web.fresh(views.detail(record, trials, time.time()))
+        return web.fresh(views.detail(*app.store.overview(job_id), time.time()))
 
     @app.get("/metrics", dependencies=reading)
     def figures() -> PlainTextResponse:

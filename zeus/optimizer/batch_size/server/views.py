@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zeus.optimizer.batch_size.choosing import analyze
-from zeus.optimizer.batch_size.overview import Overview, overview
+from zeus.optimizer.batch_size.overview import Overview
 from zeus.optimizer.batch_size.trials import JobRecord, Trial
 
 
@@ -33,10 +33,10 @@ def summary(found: Overview, now_s: float) -> dict[str, Any]:
     }
 
 
-def detail(job: JobRecord, trials: Sequence[Trial], now_s: float) -> dict[str, Any]:
+def detail(sums: Overview, trials: Sequence[Trial], now_s: float) -> dict[str, Any]:
     """A job's details."""
+    job = sums.job
     found = analyze(job, trials)
-    sums = overview(job, trials)
     estimates = [
         {
             "batch_size": one.batch_size,
