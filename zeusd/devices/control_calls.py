@@ -9,6 +9,9 @@ from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.overriding import override
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
 
+MOST_MW = 10_000_000
+"""No GPU has a higher power limit: a driver that reports one has not read it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ControlCalls:
@@ -42,7 +45,15 @@ class TabledControls(Backend):
         calls = self.controls.get(control)
         if calls is None or calls.read is None:
             raise _unsupported("reading", control)
-        return calls.read(gpu)
+        value = calls.read(gpu)
+        if control is Control.POWER_LIMIT and not 0 < value[0] <= MOST_MW:
+            # It would become the restore target.
+            raise DeviceError(
+                Outcome.TRANSIENT,
+                f"reading {control.value}",
+                f"the driver reported success and {value[0] / 1000:g} W",
+            )
+        return value
 
     @override
     def write_control(self, gpu: Handle, control: Control, value: ControlValue) -> None:

@@ -12,10 +12,11 @@ import pytest
 from tests.fake_nvml.double import NEVER, NvmlDouble, build
 from tests.support import TIMEOUT_S, wait_for
 from tests.zeusd.devices.opening import Opener, code_of
+from zeus_ipc.controls import Control
 from zeusd.devices.nvml.backend import NvmlBackend
 from zeusd.devices.nvml.codes import Return
 from zeusd.devices.port import DeviceError, PowerLimits
-from zeusd.runtime.devices import inspect_gpu
+from zeusd.runtime.devices import Inspector, inspect_gpu
 
 
 def test_all_getters(open_nvml: Opener) -> None:
@@ -47,6 +48,19 @@ def test_all_getters(open_nvml: Opener) -> None:
     double.node.gpus[1].memory_used_mib = 700
     assert nvml.utilization_percent(gpu) == 87
     assert nvml.memory_used_mib(gpu) == 700
+
+
+def test_a_limit_of_zero_with_success_is_no_restore_target(open_nvml: Opener) -> None:
+    nvml, double = open_nvml({"limit_mw": 0})
+    inspector = Inspector(nvml, 0)
+    facts, _ = inspector.look() or (None, None)
+    assert facts is not None
+    assert Control.POWER_LIMIT not in facts.values
+    assert "power_limit" not in facts.info.controls
+    double.node.gpus[0].limit_mw = 250_000
+    facts, _ = inspector.look() or (None, None)
+    assert facts is not None
+    assert facts.values[Control.POWER_LIMIT] == (250_000,)
 
 
 def test_setters_reach_the_driver_with_their_arguments(open_nvml: Opener) -> None:

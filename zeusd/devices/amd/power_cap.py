@@ -34,8 +34,6 @@ class Cap:
                 "amdsmi_get_power_cap_info",
                 "this GPU has no power cap of its own (the first die of an MI250 has both dies')",
             )
-        if not 0 < cap <= _MOST_UW:
-            raise amd_error(Status.UNEXPECTED_DATA, "amdsmi_get_power_cap_info")
         self.scale = 1 if high < _WATTS_BELOW else 1_000_000
         watts = [value // self.scale for value in (cap, low, high, default)]
         self.mw, self.min_mw, self.max_mw, self.default_mw = (one * 1000 for one in watts)
