@@ -398,7 +398,7 @@ class Config(_Section):
             admin_gids=_ids(
                 section.admin_groups
                 if "access" in self.model_fields_set
-                else [name for name in section.admin_groups if _group_exists(name)],
+                else [name for name in section.admin_groups if group_exists(name)],
                 lambda name: grp.getgrnam(name).gr_gid,
                 "group",
             ),
@@ -436,7 +436,8 @@ class Config(_Section):
         )
 
 
-def _group_exists(name: str | int) -> bool:
+def group_exists(name: str | int) -> bool:
+    """Whether this system has a group of this name."""
     try:
         grp.getgrnam(str(name))
     except KeyError:

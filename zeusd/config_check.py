@@ -9,7 +9,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from zeus_ipc.replies import GpuInfo
-from zeusd.config import Config
+from zeusd.config import Config, group_exists
 from zeusd.core.policy import Settings
 
 
@@ -81,7 +81,15 @@ def _allowed_gpus(config: Config, gpus: Sequence[GpuInfo]) -> Iterable[str]:
 
 
 def _unknown_names(config: Config) -> Iterable[str]:
-    places: list[tuple[str, Sequence[str | int], Callable[[str], object], str]] = []
+    group = config.daemon.socket_group
+    if group is not None and not group.isdecimal() and not group_exists(group):
+        yield (
+            f"[daemon] socket_group: there is no group {group} here, and zeusd does not start "
+            f"unless systemd passes a socket; create it (groupadd --system {group})"
+        )
+    places: list[tuple[str, Sequence[str | int], Callable[[str], object], str]] = [
+        ("[accounting] readers", config.accounting.readers, grp.getgrnam, "group")
+    ]
     if "access" in config.model_fields_set:
         places.append(("[access] admin_users", config.access.admin_users, pwd.getpwnam, "user"))
         places.append(("[access] admin_groups", config.access.admin_groups, grp.getgrnam, "group"))

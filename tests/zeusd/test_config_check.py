@@ -48,6 +48,8 @@ def test_rules_with_effect_cause_no_finding(tmp_path: Path) -> None:
         ("[[allow]]\ngpus = [7]\n", "[[allow]] 1: gpus = '7' matches no GPU of this node"),
         ('[[allow]]\nusers = ["no-such"]\n', "[[allow]] 1: users: there is no user no-such here"),
         ('[access]\nadmin_groups = ["no-such"]\n', "[access] admin_groups: there is no group"),
+        ('[accounting]\nreaders = ["no-such"]\n', "[accounting] readers: there is no group"),
+        ('[daemon]\nsocket_group = "no-such"\n', "no group no-such here, and zeusd does not start"),
     ],
 )
 def test_rules_without_effect_are_named(tmp_path: Path, text: str, sentence: str) -> None:
