@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
-import os
 import socket
-import stat
 import time
 from collections.abc import Callable
 
 from zeus.serving.wire import MOST_BYTES, EngineStep, Message, unpack
 from zeus_ipc.errors import RequestRejected
+from zeus_ipc.listening import UnixListener
 
 log = logging.getLogger(__name__)
 
@@ -40,33 +38,21 @@ class Receiver:
     """
 
     def __init__(self, path: str, take: Callable[[Message], bool]) -> None:
-        self._path = path
         self._take = take
         self.rejected = 0
         self._warned: set[str] = set()
         self._senders: dict[str, socket.socket] = {}
         self._engines: list[socket.socket] = []
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-                probe.setblocking(False)
-                refused = probe.connect_ex(path) == errno.ECONNREFUSED
-            if refused and stat.S_ISSOCK(os.stat(path).st_mode):
-                os.unlink(path)
-            self._socket.bind(path)
-            self._inode = os.stat(path).st_ino
-            os.chmod(path, 0o660)
-            self._socket.listen(MOST_ENGINES)
+            self._listener = UnixListener(path, socket.SOCK_SEQPACKET, 0o660, MOST_ENGINES)
         except OSError as error:
-            self._socket.close()
             raise OSError(error.errno, error.strerror or str(error), path) from None
-        self._socket.setblocking(False)
 
     def receive(self) -> None:
         """Handles all messages that arrived."""
         with contextlib.suppress(BlockingIOError):
             while len(self._engines) < MOST_ENGINES:
-                connection, _ = self._socket.accept()
+                connection, _ = self._listener.socket.accept()
                 connection.setblocking(False)
                 self._engines.append(connection)
         for connection in list(self._engines):
@@ -77,11 +63,9 @@ class Receiver:
 
     def close(self) -> None:
         """Stops listening."""
-        for one in (self._socket, *self._engines):
+        self._listener.close()
+        for one in self._engines:
             one.close()
-        with contextlib.suppress(OSError):
-            if os.stat(self._path).st_ino == self._inode:
-                os.unlink(self._path)
 
     def _drained(self, connection: socket.socket) -> bool:
         """Handles the messages of one engine; returns whether it is still connected."""

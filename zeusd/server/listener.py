@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import fcntl
 import grp
 import os
@@ -11,6 +11,7 @@ import stat
 import time
 from pathlib import Path
 
+from zeus_ipc.listening import UnixListener
 from zeusd.server import descriptors
 
 BACKLOG = 128
@@ -60,85 +61,46 @@ class Listener:
                 "you may write with --socket"
             ) from None
         try:
-            self.socket = self._open(mode, gid)
+            self._listener = self._open(mode, gid)
         except BaseException:
             os.close(self._lock_fd)
             raise
+        self.socket = self._listener.socket
 
     def close(self) -> None:
         """Stops listening and removes the path, unless it is another's by now."""
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.lstat(self.path), self._own):
-                os.unlink(self.path)
-        self.socket.close()
+        self._listener.close()
         os.close(self._lock_fd)
 
-    def _open(self, mode: int, gid: int) -> socket.socket:
+    def _open(self, mode: int, gid: int) -> UnixListener:
         if not take_lock(self._lock_fd, LOCK_WAIT_S):
             raise self._taken()
-        new = f"{self.path}~"  # only the owner of the lock uses this name
-        with contextlib.ExitStack() as opened:
-            try:
-                self._remove(new)  # that of a daemon which was killed here
-                listening = opened.enter_context(
-                    socket.socket(
-                        socket.AF_UNIX,
-                        socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
-                    )
-                )
-                opened.callback(self._remove, new)
-                old_umask = os.umask(0o777 & ~mode)
-                try:
-                    listening.bind(new)
-                finally:
-                    os.umask(old_umask)
-                if gid >= 0:
-                    os.chown(new, -1, gid)
-                descriptors.refuse(listening)  # connections inherit it
-                listening.listen(BACKLOG)
-                self._own = os.lstat(new)
-                self._must_be_free()
-                os.rename(new, self.path)
-            except OSError as error:
-                raise ListenError(
-                    f"cannot listen at {self.path} ({error.strerror}); check --socket and "
-                    "--socket-group"
-                ) from None
-            opened.pop_all()
-        return listening
-
-    def _must_be_socket(self, path: str) -> bool:
-        """Returns whether there is a socket; nothing but a socket may be in its place."""
+        self._must_be_socket(f"{self.path}~")  # only the owner of the lock uses this name
         try:
-            found = os.lstat(path)
-        except OSError:
-            return False
-        if not stat.S_ISSOCK(found.st_mode):
+            return UnixListener(
+                self.path,
+                socket.SOCK_STREAM,
+                mode,
+                BACKLOG,
+                gid=gid,
+                prepare=descriptors.refuse,  # connections inherit it
+            )
+        except OSError as error:
+            # Another process may listen there without this lock, such as systemd.
+            if error.errno == errno.EADDRINUSE:
+                raise self._taken() from None
+            raise ListenError(
+                f"cannot listen at {self.path} ({error.strerror}); check --socket and "
+                "--socket-group"
+            ) from None
+
+    def _must_be_socket(self, path: str) -> None:
+        """Nothing but a socket may be in its place."""
+        if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise ListenError(
                 f"{path} exists and is not a socket; remove it, or choose another path with "
                 "--socket"
             )
-        return True
-
-    def _remove(self, path: str) -> None:
-        if self._must_be_socket(path):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-
-    def _must_be_free(self) -> None:
-        """Nobody may listen at the path; a socket that was left behind may be there."""
-        if not self._must_be_socket(self.path):
-            return
-        # Another process may listen there without this lock, such as systemd.
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(1.0)
-            try:
-                probe.connect(self.path)
-            except (ConnectionRefusedError, FileNotFoundError):
-                return
-            except OSError:
-                pass
-        raise self._taken()
 
     def _taken(self) -> ListenError:
         return ListenError(

@@ -199,7 +199,7 @@ def test_a_second_listener_leaves_the_first_its_socket(tmp_path):
     second.receive()
     assert found[1:] == [Finish("0", "b")]
 
-    second._socket.close()  # as if it was killed
+    second._listener.socket.close()  # as if it was killed
     Receiver(path, take).close()
     assert not os.path.exists(path)
 

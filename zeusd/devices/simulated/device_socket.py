@@ -11,14 +11,14 @@ import errno
 import os
 import selectors
 import socket
-import stat
-import struct
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from zeus_ipc.codec import DecodeError, decode_request, encode
+from zeus_ipc.listening import UnixListener
+from zeus_ipc.processes import peer_of
 from zeus_ipc.simulation import PROFILE_PREFIX
 from zeusd.devices.simulated.instructions import Instructions, instructions_of
 from zeusd.devices.simulated.node import SimulatedBackend
@@ -47,28 +47,28 @@ class DeviceServer:
         self._selector = selectors.DefaultSelector()
         self._indices = {spec.uuid: spec.index for spec in node.specs}
         self._thread = threading.Thread(target=self._run, name="simulated-devices", daemon=True)
-        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC)
 
     def start(self) -> None:
         """Starts to serve.
 
         Raises:
-            ValueError: Something else is at the path.
+            ValueError: It cannot be served there.
         """
-        self._make_room()
         try:
-            self._listening.bind(self._path)
+            # Everyone who may use a GPU may connect, as with device files.
+            self._listener = UnixListener(self._path, socket.SOCK_SEQPACKET, 0o666, 64)
         except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ValueError(
+                    f"{self._path} is in use; stop the zeusd that simulates there, or choose "
+                    "another socket path"
+                ) from None
             raise ValueError(
                 f"cannot serve the simulated devices at {self._path} ({error.strerror or error}); "
                 "choose a shorter socket path in a directory that exists"
             ) from None
-        self._inode = os.stat(self._path).st_ino
-        self._listening.setblocking(False)
-        # Everyone who may use a GPU may connect, as with device files.
-        os.chmod(self._path, 0o666)
-        self._listening.listen(64)
+        self._listening = self._listener.socket
         self._selector.register(self._listening, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._thread.start()
@@ -79,23 +79,7 @@ class DeviceServer:
         self._thread.join(timeout=5.0)
         for client in list(self._clients):
             self._drop(client)
-        self._listening.close()
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(self._path).st_ino == self._inode:
-                os.unlink(self._path)
-
-    def _make_room(self) -> None:
-        try:
-            is_socket = stat.S_ISSOCK(os.stat(self._path).st_mode)
-        except FileNotFoundError:
-            return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
-            if not is_socket or caller.connect_ex(self._path) != errno.ECONNREFUSED:
-                raise ValueError(
-                    f"{self._path} is in use; stop the zeusd that simulates there, or choose "
-                    "another socket path"
-                )
-        os.unlink(self._path)
+        self._listener.close()
 
     def _run(self) -> None:
         while True:
@@ -147,7 +131,7 @@ class DeviceServer:
                 raise ValueError("this connection has already opened its work")
             indices = [self._indices[uuid] for uuid in message["gpus"]]
             work = self._work[client] = self._node.open_work(
-                indices, self._workload(message, indices), _pid_of(client)
+                indices, self._workload(message, indices), peer_of(client)[0]
             )
         elif op == "fault":
             gpu = message["gpu"]
@@ -218,9 +202,3 @@ class DeviceServer:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(client)
         client.close()
-
-
-def _pid_of(client: socket.socket) -> int:
-    size = struct.calcsize("3i")
-    raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    return int(struct.unpack("3i", raw)[0])
