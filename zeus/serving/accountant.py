@@ -12,6 +12,7 @@ import re
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from zeus.serving.ledger import Ledger
 from zeus.serving.prior import Weights
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
 from zeus.serving.wire import Arrival, EngineStep, Finish, Owner, Work
+
+if TYPE_CHECKING:
+    from zeus_ipc.replies import Sample
 
 LAG_NS = 2 * 10**9
 """Delay after which all steps and samples that ended have arrived."""
@@ -66,22 +70,19 @@ class Meter:
 
     Args:
         gpus: UUIDs.
-        seen_ns: Part at the end of an update that the sensor measures; None: all of it.
     """
 
-    def __init__(self, gpus: Sequence[str], seen_ns: int | None = None) -> None:
+    def __init__(self, gpus: Sequence[str]) -> None:
         self._gpus = list(gpus)
-        self._seen_ns = seen_ns
         self._points: dict[str, deque[tuple[int, float]]] = {gpu: deque() for gpu in gpus}
         self._last: dict[str, _Gpu] = {}
-        self._clock: dict[int, float] = {}
+        self._lead: dict[int, tuple[float, int | None]] = {}
         self.boards_j = dict.fromkeys(gpus, 0.0)
         """Energy of each GPU since its first sample, J, without gaps."""
 
-    def sample(
-        self, gpu: str, t_ns: int, energy_uj: int, number: int, clock_mhz: int | None
-    ) -> None:
+    def sample(self, one: Sample) -> None:
         """Adds a sample; ignores samples of other GPUs."""
+        gpu, t_ns, energy_uj, number = one.gpu, one.t_ns, one.energy_uj, one.number
         if gpu not in self._points:
             return
         last = self._last.get(gpu)
@@ -96,7 +97,8 @@ class Meter:
         self._last[gpu] = _Gpu(t_ns, energy_uj, number)
         self._points[gpu].append((t_ns, energy_uj / 1e6))
         if gpu == self._gpus[0]:
-            self._clock[t_ns] = math.nan if clock_mhz is None else float(clock_mhz)
+            mhz = one.gpu_clock_mhz
+            self._lead[t_ns] = math.nan if mhz is None else float(mhz), one.seen_ns
 
     def updates(self) -> list[tuple[int, int, float, int, int, float]]:
         """Updates that all GPUs cover, each once, as arguments of `Ledger.update`."""
@@ -111,9 +113,8 @@ class Meter:
                 lead.popleft()  # before another GPU's first sample
                 continue
             joules = lead[1][1] - lead[0][1] + sum(one for one in others if one is not None)
-            seen = end_ns - begin_ns if self._seen_ns is None else self._seen_ns
-            first = max(begin_ns, end_ns - seen)
-            clock = self._clock.pop(end_ns, math.nan)
+            clock, seen_ns = self._lead.pop(end_ns)
+            first = begin_ns if seen_ns is None else max(begin_ns, end_ns - seen_ns)
             found.append((begin_ns, end_ns, max(0.0, joules), first, end_ns, clock))
             lead.popleft()
             for gpu in self._gpus[1:]:
@@ -126,7 +127,7 @@ class Meter:
         for points in self._points.values():
             points.clear()
         self._last.clear()
-        self._clock.clear()
+        self._lead.clear()
 
     def _lacks(self, gpu: str, until_ns: int) -> bool:
         points = self._points[gpu]
@@ -188,7 +189,6 @@ class Accountant:
 
     Args:
         gpus: UUIDs of the instance's GPUs.
-        seen_ns: See `Meter`.
         method: See `Ledger`.
         prior: See `Ledger`.
         front_end: Whether steps are reconstructed from a front end's statistics: they arrive late,
@@ -199,7 +199,6 @@ class Accountant:
         self,
         gpus: Sequence[str],
         *,
-        seen_ns: int | None = None,
         method: str = "regression",
         prior: Weights | None = None,
         front_end: bool = False,
@@ -209,7 +208,7 @@ class Accountant:
         self._method = method
         self._work: Work | None = None
         self._ledger = Ledger(method, prior=prior)
-        self._meter = Meter(gpus, seen_ns)
+        self._meter = Meter(gpus)
         self._rows: OrderedDict[str, RequestEnergy] = OrderedDict()
         self._tenants: OrderedDict[str, str] = OrderedDict()
         self._traces: OrderedDict[str, str] = OrderedDict()
@@ -286,13 +285,11 @@ class Accountant:
         """Sets the tenant of a request that has not ended."""
         _keep(self._tenants, message.request, message.tenant)
 
-    def sample(
-        self, gpu: str, t_ns: int, energy_uj: int, number: int, clock_mhz: int | None
-    ) -> None:
+    def sample(self, one: Sample) -> None:
         """Adds a sample that zeusd published."""
-        if clock_mhz is not None:
-            self.clock_hz = clock_mhz * 1e6
-        self._meter.sample(gpu, t_ns, energy_uj, number, clock_mhz)
+        if one.gpu_clock_mhz is not None:
+            self.clock_hz = one.gpu_clock_mhz * 1e6
+        self._meter.sample(one)
 
     def foreign(self, begin_ns: int, end_ns: int, reason: str) -> None:
         """Excludes a span from attribution, such as one in which another process used the GPU."""

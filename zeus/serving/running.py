@@ -109,7 +109,7 @@ def run(options: Options) -> None:
     """
     # These compute with NumPy.
     from zeus.serving.accountant import Accountant
-    from zeus.serving.service import Sensors, Service, seen_ns
+    from zeus.serving.service import Sensors, Service
 
     if options.method == "roofline" and (options.feed or options.front_end):
         source = "forward-pass metrics do" if options.feed else "vLLM's front end does"
@@ -127,11 +127,9 @@ def run(options: Options) -> None:
     accountants: dict[str, Accountant] = {}
     keys = {}
     for name, uuids in engines.items():
-        first = by_uuid[uuids[0]]
-        keys[name] = (first.name, str(len(uuids)), options.model)
+        keys[name] = (by_uuid[uuids[0]].name, str(len(uuids)), options.model)
         accountants[name] = Accountant(
             uuids,
-            seen_ns=seen_ns(first),
             method=options.method,
             prior=None if store is None else store.get(*keys[name]),
             front_end=options.front_end,

@@ -28,7 +28,7 @@ from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
-    from zeus_ipc.replies import GpuInfo, Sample
+    from zeus_ipc.replies import Sample
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +40,6 @@ MOST_UNWRITTEN = 500_000
 """Lines of the log that are kept until it can be written."""
 SHARED_NS = round(2 * EVERY_S * 1e9)
 """Time before another tenant was seen: it may have started right after the previous check."""
-
-
-def seen_ns(gpu: GpuInfo) -> int | None:
-    """Part of an update that a GPU's sensors measure; None: all of it."""
-    from zeusd.energy.meter import sensor_timing
-
-    return sensor_timing(gpu.architecture, gpu.name).window_ns
 
 
 class Sensors:
@@ -193,13 +186,7 @@ class Service:
                         accountant.foreign(begin_ns, end_ns, reason)
             for sample in self._sensors.take():
                 for accountant in self._accountants.values():
-                    accountant.sample(
-                        sample.gpu,
-                        sample.t_ns,
-                        sample.energy_uj,
-                        sample.number,
-                        sample.gpu_clock_mhz,
-                    )
+                    accountant.sample(sample)
 
     def take(self, message: Message) -> None:
         """Handles a message from another source."""

@@ -166,6 +166,8 @@ class Sample(Message):
     """The limit in force."""
     module_mw: int | None = None
     """Power of the superchip, which all its GPUs report; None: there is none."""
+    seen_ns: int | None = None
+    """Part at the end of each update that its energy is measured over; None: all of it."""
     lost: int = 0
     """Number of samples of this GPU lost just before this one; set by the client."""
 

@@ -92,7 +92,7 @@ class EnergyCurve:
         error_ns: int = EXACT.error_ns,
     ) -> None:
         self._h = history
-        self._window_ns = window_ns
+        self.window_ns = window_ns
         self._ceiling_mw = ceiling_mw
         self._resolution_mw = resolution_mw
         self._error_ns = error_ns
@@ -354,7 +354,7 @@ class EnergyCurve:
                 outside_mw = before_mw if from_ns < begin_ns else later_mw
                 excess_uj += self._joules(h.level_mw[number], seen_ns)
                 excess_uj -= self._joules(outside_mw, seen_ns - inside_ns)
-        if 4 * covered_ns < min(self._window_ns or 0, end_ns - begin_ns):
+        if 4 * covered_ns < min(self.window_ns or 0, end_ns - begin_ns):
             return None
         span_ns = end_ns - begin_ns
         energy_uj = excess_uj * span_ns // covered_ns
@@ -430,10 +430,10 @@ class EnergyCurve:
             jump_mw = max(1.0, abs(level_mw - h.level_mw[first - 1]))
             doubt = min(1.0, 4 * outer_mw / jump_mw)
             parts.append(0.6 * doubt * abs(energy_uj - whole_uj) * MS)
-            if self._window_ns is not None:
+            if self.window_ns is not None:
                 # A reading that seems to be inside may be partly outside, and one before it may be
                 # of work that has ended since.
-                parts.append(jump_mw * self._error_ns * min(3.0, span_ns / self._window_ns))
+                parts.append(jump_mw * self._error_ns * min(3.0, span_ns / self.window_ns))
                 least_mw, most_mw = self._range_mw(h, first)
                 parts.append(0.3 * doubt * (most_mw - least_mw) * min(span_ns, tick_ns))
         elif aligned and unseen_ns > 0 and span_ns < tick_ns:
@@ -522,12 +522,12 @@ class EnergyCurve:
 
     @property
     def _partial(self) -> bool:
-        return self._window_ns is not None
+        return self.window_ns is not None
 
     def _seen_ns(self, h: _Rows, number: int) -> int:
         """Part of a tick that its reading covers."""
         span_ns = h.t_ns[number] - h.t_ns[number - 1]
-        return span_ns if self._window_ns is None else min(self._window_ns, span_ns)
+        return span_ns if self.window_ns is None else min(self.window_ns, span_ns)
 
     @staticmethod
     def _contrast(one_mw: int, other_mw: int) -> bool:

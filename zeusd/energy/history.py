@@ -61,6 +61,8 @@ class Slow(NamedTuple):
     limit_mw: int | None = None
     module_mw: int | None = None
     """Not in the rows, because a module has its own history."""
+    seen_ns: int | None = None
+    """Part of a tick that energy is measured over; None: all of it. Not in the rows."""
 
 
 class History:

@@ -58,6 +58,7 @@ def describe_sample(name: str, sample: Sample) -> replies.Sample:
         throttle_reasons=slow.reasons,
         power_limit_mw=slow.limit_mw,
         module_mw=slow.module_mw,
+        seen_ns=slow.seen_ns,
     )
 
 
@@ -205,6 +206,7 @@ class GpuSource:
             reasons=self._optional(nvml.throttle_reasons, 64),
             limit_mw=self._optional(nvml.enforced_power_limit_mw, 31),
             module_mw=sensors.module_power_mw,
+            seen_ns=self.curve.window_ns,
         )
 
     def _optional(self, call: Callable[[Handle], int], bits: int = 15) -> int | None:

@@ -1,4 +1,4 @@
-"""A recorder's double: what the receiver would make of its batches."""
+"""Doubles of what engines and zeusd send."""
 
 from __future__ import annotations
 
@@ -6,6 +6,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from zeus.serving.wire import EngineStep, pack_batches, unpack
+from zeus_ipc.replies import Sample
+
+
+def published(
+    gpu: str, t_ns: int, energy_uj: int, number: int, mhz: int | None, seen_ns: int | None = None
+) -> Sample:
+    """A sample as zeusd publishes it."""
+    return Sample(
+        gpu=gpu,
+        t_ns=t_ns,
+        number=number,
+        energy_uj=energy_uj,
+        power_mw=0,
+        average_mw=None,
+        memory_mw=None,
+        gpu_clock_mhz=mhz,
+        memory_clock_mhz=None,
+        temperature_c=None,
+        throttle_reasons=None,
+        seen_ns=seen_ns,
+    )
 
 
 class TakesBatches:

@@ -15,7 +15,6 @@ import urllib.error
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import prometheus_client as prometheus
@@ -23,6 +22,7 @@ import pytest
 
 from tests import seeds
 from tests.support import running_daemon, wait_for
+from tests.zeus.serving.batches import published
 from tests.zeus.serving.server import serve
 from zeus.serving import accountant as accountant_module
 from zeus.serving import digest as digest_module
@@ -52,6 +52,7 @@ from zeus.serving.wire import (
     unpack,
 )
 from zeus_ipc.errors import RequestRejected
+from zeus_ipc.replies import Sample
 
 MS = 10**6
 
@@ -268,28 +269,30 @@ def test_a_listener_removes_nothing_but_a_socket_left_behind(tmp_path, kind):
 
 
 def test_a_meter_adds_gpus_on_the_updates_of_the_first():
-    meter = Meter(["x", "y"], seen_ns=25 * MS)
+    meter = Meter(["x", "y"])
     for n in range(11):
-        meter.sample("x", n * 100 * MS, 5_000_000 * n, n, 1500)
+        seen_ns = 25 * MS if n < 6 else None  # zeusd learns that the counter can be used
+        meter.sample(published("x", n * 100 * MS, 5_000_000 * n, n, 1500, seen_ns))
     for n in range(12):
-        meter.sample("y", n * 90 * MS + 50 * MS, 900_000 * n, n, 1500)
+        meter.sample(published("y", n * 90 * MS + 50 * MS, 900_000 * n, n, 1500))
 
     found = meter.updates()
 
     assert [one[:2] for one in found] == [(n * 100 * MS, (n + 1) * 100 * MS) for n in range(1, 10)]
     assert [one[2] for one in found] == pytest.approx([6.0] * 9)
-    assert all(one[3] == one[1] - 25 * MS and one[5] == 1500 for one in found)
+    assert [one[1] - one[3] for one in found] == 4 * [25 * MS] + 5 * [100 * MS]
+    assert all(one[5] == 1500 for one in found)
     assert meter.updates() == []
 
 
 def test_a_restart_of_zeusd_leaves_a_gap_and_counts_nothing_twice():
     meter = Meter(["x"])
     for n in range(5):
-        meter.sample("x", n * 100 * MS, 1_000_000 * n, n, None)
+        meter.sample(published("x", n * 100 * MS, 1_000_000 * n, n, None))
     first = meter.updates()
     for n in range(5):
-        meter.sample("x", 2000 * MS + n * 100 * MS, 1_000_000 * n, n, None)
-    meter.sample("x", 2100 * MS, 9_000_000, 9, None)  # late: already known
+        meter.sample(published("x", 2000 * MS + n * 100 * MS, 1_000_000 * n, n, None))
+    meter.sample(published("x", 2100 * MS, 9_000_000, 9, None))  # late: already known
     second = meter.updates()
 
     assert math.fsum(one[2] for one in [*first, *second]) == pytest.approx(8.0)
@@ -327,7 +330,9 @@ def _tell(accountant: Accountant, served, *, lose: range = range(0), gap: range 
         while following < updates.count and updates.end_ns[following] <= steps.end_ns[n]:
             energy_uj += round(updates.joules[following] * 1e6)
             if following not in gap:
-                accountant.sample("x", int(updates.end_ns[following]), energy_uj, following, None)
+                accountant.sample(
+                    published("x", int(updates.end_ns[following]), energy_uj, following, None)
+                )
             following += 1
         if n % 100 == 0:
             accountant.poll(int(steps.end_ns[n]))
@@ -438,7 +443,7 @@ def test_a_new_listener_gets_the_work_first(tmp_path):
 def test_idle_energy_is_counted_before_its_hour_is_settled():
     accountant = Accountant(["x"], method="tokens")
     for n in range(41):
-        accountant.sample("x", n * 100 * MS, 1_000_000 * n, n, None)
+        accountant.sample(published("x", n * 100 * MS, 1_000_000 * n, n, None))
     for number, begin in enumerate((0, 8, 1000), 1):  # two close together, one later
         begin_ns = begin * MS
         accountant.step(
@@ -514,7 +519,7 @@ class FakeSensors:
     """Samples that a test hands over."""
 
     def __init__(self) -> None:
-        self.samples: list[SimpleNamespace] = []
+        self.samples: list[Sample] = []
         self.shared: list[tuple[str, int, int, str]] = []
 
     def start(self) -> None:
@@ -523,7 +528,7 @@ class FakeSensors:
     def close(self) -> None:
         pass
 
-    def take(self) -> list[SimpleNamespace]:
+    def take(self) -> list[Sample]:
         found, self.samples = self.samples, []
         return found
 
@@ -543,11 +548,7 @@ def test_requests_beside_another_tenant_are_refused(tmp_path):
             name = f"{engine}-{n // 100}"
             step = EngineStep(engine, n + 1, at_ns, at_ns + 90 * MS, [name], [False], [1], [9])
             service.take(step)
-            sensors.samples.append(
-                SimpleNamespace(
-                    gpu=gpu, t_ns=at_ns + number, energy_uj=n * 10**6, number=n, gpu_clock_mhz=None
-                )
-            )
+            sensors.samples.append(published(gpu, at_ns + number, n * 10**6, n, None))
     for n in (12, 14):
         sensors.shared.append(("y", begin_ns + (n - 4) * 10**9, begin_ns + n * 10**9, "u5 and u7"))
     service.poll(time.monotonic_ns())
@@ -602,7 +603,7 @@ def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):
         wait_for(lambda: service._receiver.rejected == 1, "the nonsense to be rejected")
         energy = np.cumsum(np.round(updates.joules * 1e6)).astype(int)
         sensors.samples = [
-            SimpleNamespace(gpu="x", t_ns=int(t), energy_uj=int(uj), number=n, gpu_clock_mhz=1980)
+            published("x", int(t), int(uj), n, 1980)
             for n, (t, uj) in enumerate(zip(updates.end_ns, energy, strict=True))
         ]
         service.poll(time.monotonic_ns())

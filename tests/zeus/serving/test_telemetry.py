@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from tests.zeus.serving.batches import published
 from zeus.serving.accountant import Accountant
 from zeus.serving.telemetry import Telemetry
 from zeus.serving.wire import Arrival, EngineStep, Finish
@@ -31,7 +32,7 @@ def test_a_finished_request_is_a_span_of_its_own_trace() -> None:
     )
     accountant.arrived(Arrival("0", "a", begin_ns, 5, f"00-{TRACE}-{PARENT}-01"))
     for n in range(11):
-        accountant.sample("GPU-1", begin_ns + n * 20 * MS, n * 1_000_000, n, 1500)
+        accountant.sample(published("GPU-1", begin_ns + n * 20 * MS, n * 1_000_000, n, 1500))
     for n, name in enumerate(("a", "b", "late")):
         at_ns = begin_ns + n * 50 * MS
         accountant.step(EngineStep("0", n + 1, at_ns, at_ns + 50 * MS, [name], [True], [5], [0]))

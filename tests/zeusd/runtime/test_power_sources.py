@@ -158,3 +158,11 @@ def test_a_superchip_is_counted_once_and_its_cpu_where_there_is_no_rapl(
             end_ns = time.monotonic_ns()
             found = client.windows(gpus[4], [(begin_ns, end_ns, False)])[gpus[4]]
             assert (found.energy_uj[0] or 0) / (end_ns - begin_ns) * 1e3 == pytest.approx(91, abs=3)
+            # Power that stands in for the counter covers a part of each update.
+            covered = [*[None] * 4, 25_000_000]
+            samples: dict[str, int | None] = {}
+            with client.stream(gpus) as stream:
+                while len(samples) < 5:
+                    sample = next(stream)
+                    samples[sample.gpu] = sample.seen_ns
+            assert [samples[gpu] for gpu in gpus] == covered

@@ -59,7 +59,16 @@ class PowerSensor:
 
         self._client = client
         self._uuid = uuid
-        self.window_ns = sensor_timing(architecture, name).window_ns
+        self._timing = sensor_timing(architecture, name)
+
+    @property
+    def window_ns(self) -> int | None:
+        """Time before each tick that a reading covers now; None: the whole tick."""
+        try:
+            counted = self._client.energy(self._uuid)[self._uuid].scope == "gpu"
+        except ZeusIpcError:
+            counted = False  # no counter
+        return self._timing.window_ns if counted else self._timing.power_window_ns
 
     def readings(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
         """Ticks, ns of CLOCK_MONOTONIC, and their power, mW.

@@ -273,6 +273,17 @@ def test_without_readings_the_sweep_is_given_up(train: Callable[..., Training]) 
         assert said in profiler.failure
 
 
+@pytest.mark.parametrize(("gpu", "covered_ns"), [("h100-sxm", None), ("gh200", 25_000_000)])
+def test_readings_cover_what_the_sensor_in_use_covers(
+    virtual_node: OpenNode, gpu: str, covered_ns: int | None
+) -> None:
+    """A superchip's power stands in for a counter that counts the module."""
+    node = virtual_node(f"{gpu}:setter_ms=0")
+    sensor = FrequencyController().sensor()
+    node.clock.sleep(10)
+    assert sensor.window_ns == covered_ns
+
+
 def test_short_instructions_are_distinguished(virtual_node: OpenNode, tmp_path: Path) -> None:
     """5 ms and 9 ms, of a sensor that ticks each 100 ms."""
     path = tmp_path / "own.csv"
