@@ -154,6 +154,11 @@ class Connection:
             self._ended = True
             self._drop()
 
+    def __del__(self) -> None:
+        # A library's shared connection is open until the process ends.
+        if self._stream is not None:
+            self._stream.close()
+
     def abandon(self) -> None:
         """Resets a child of fork: the connection is the parent's, and its threads may hold the
         lock."""

@@ -127,6 +127,8 @@ class _DeviceSocket:
     def close(self) -> None:
         self._socket.close()
 
+    __del__ = close
+
 
 class SimulatedWork(Closing):
     """A stream of work on simulated GPUs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import csv
 import fcntl
 import math
@@ -54,6 +55,7 @@ class MeasurementLog:
             file.truncate(0)
         self.path = path
         self._file = file
+        atexit.register(self.close)  # after the monitor has written its last windows
         self._writer = csv.writer(file, lineterminator="\n")
         # The windows' clock is monotonic; the file has wall-clock times.
         self._offset_s = time.time() - time.monotonic()
