@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -54,7 +54,7 @@ for line in sys.stdin:
 """
 
 TRAINING = """
-import json, select, sys, time
+import json, sys, time
 from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer
 
@@ -62,20 +62,23 @@ monitor = ZeusMonitor(gpu_indices=[0], cpu_indices=[])
 with GlobalPowerLimitOptimizer(monitor, Energy(), profile_steps=80, pl_step=50) as plo:
     shown, since = None, 0
     for step in plo.steps(range(1_000_000)):
-        if select.select([sys.stdin], [], [], 0.012)[0]:
-            break
+        time.sleep(0.012)
         state = plo.state
         name, done = type(state).__name__, isinstance(state, Done)
         limit = state.optimal_power_limit if done else getattr(state, "current_power_limit", 0)
         if (name, limit) != shown:
             shown, since = (name, limit), step
-            print(json.dumps([time.monotonic(), name, limit, done and state.chosen]), flush=True)
-        if done and step == since + 100:
-            print(json.dumps([time.monotonic(), "Checked", limit, state.chosen]), flush=True)
+        elif done and step == since + 100:
+            name = "Checked"
+        else:
+            continue
+        print(json.dumps([time.monotonic(), name, limit, done and state.chosen]), flush=True)
+        if not sys.stdin.readline():
+            break
 """
-"""Trains in steps of 12 ms until something is on standard input. Prints each change of its
-optimizer's state: when, its name, its limit, and whether it is a choice; and when the choice is old
-enough to have been checked, after 60 steps."""
+"""Trains in steps of 12 ms. Prints each change of its optimizer's state: when, its name, its limit,
+and whether it is a choice; and when the choice is old enough to have been checked, after 60 steps.
+Trains on when it may: a line on standard input."""
 
 
 class Node:
@@ -430,17 +433,27 @@ def test_a_restart_keeps_leases(node: Node, user: User) -> None:
     assert user.set(0, 190) == "ok"
 
 
+def answered(lines: IO[str], answers: IO[str]) -> Iterator[Any]:
+    """What a program says, which goes on when that has been processed."""
+    for line in lines:
+        yield json.loads(line)
+        answers.write("\n")
+        answers.flush()
+
+
 def test_a_search_continues_after_a_restart(node: Node, user: User) -> None:
     with node.machine.popen(
         PYTHON, "-c", TRAINING, user=str(NOBODY), groups=[node.zeus_gid]
     ) as training:
         assert training.stdin is not None
         assert training.stdout is not None
-        lines = map(json.loads, training.stdout)
+        lines = answered(training.stdout, training.stdin)
         next(one for one in lines if one[1] == "Profiling" and one[2] < LIMIT)
-        node.machine.systemctl("restart", "zeusd")
-        back_s = time.monotonic()
+        pid = node.main_pid()
+        node.machine.systemctl("restart", "--no-block", "zeusd")
+        wait_for(lambda: node.main_pid() != pid, "zeusd to end")  # and the search is held
         searched = list(itertools.takewhile(lambda one: one[1] != "Done", lines))
+        back_s = int(node.machine.show("zeusd", "ExecMainStartTimestampMonotonic")) / 1e6
         assert any(one[0] > back_s for one in searched), "the search was under way"
         _, _, limit, chosen = next(one for one in lines if one[1] == "Checked")
         assert chosen
