@@ -47,6 +47,8 @@ def bare() -> Iterator[tuple[Path, dict[str, Any]]]:
             shutil.copy2(needs.ROOT / name, folder)
         for name in ("examples", "docs"):
             shutil.copytree(needs.ROOT / name, folder / name)
+        # The checkout may have been made under umask 077.
+        subprocess.run(["chmod", "-R", "go+rX", folder], check=True)
         programs = folder / "bin"
         programs.mkdir()
         for name in (*COREUTILS, *OTHERS):
