@@ -228,6 +228,8 @@ class Machine:
             shutil.copytree(REPOSITORY / name, target / name, ignore=skip)
         for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
             shutil.copy2(REPOSITORY / name, target / name)
+        # The checkout may have been made under umask 077.
+        subprocess.run(["chmod", "-R", "go+rX", target], check=True)
 
     def _quieten(self) -> None:
         """Services of this machine that the tests do not need, and that would slow the boot."""
