@@ -252,6 +252,8 @@ LOADS: dict[str, Callable[[Bench], None]] = {
 BURSTS = "bursts on an idle GPU"
 CLOSE_BURSTS = "bursts close together"
 BUSY_BURSTS = "bursts beside others"
+RHYTHM = "bursts in a rhythm"
+"""At equal pauses: shorter ones than an update show the same in each. Only if asked for."""
 
 
 def sweep(
@@ -261,6 +263,9 @@ def sweep(
     bench = Bench(device, seed)
     chance = bench.chance
     bursts = load in (BURSTS, CLOSE_BURSTS, BUSY_BURSTS)
+    if load == RHYTHM:
+        yield from rhythm(bench, lengths_ms, count)
+        return
     if not bursts:
         LOADS[load](bench)
     bench.run(3.0 + chance.random())
@@ -283,6 +288,32 @@ def sweep(
             if bursts:
                 bench.draw(bench.idle_w)
             bench.end(window)
+            bench.look_up(window)
+            yield length_ms, window
+
+
+def rhythm(bench: Bench, lengths_ms: Sequence[int], count: int) -> Iterator[tuple[int, Window]]:
+    """Bursts of equal power and length, give or take 2 %, and equal pauses; every fifth is measured
+    and looked up when more have followed."""
+    chance = bench.chance
+
+    def burst(high_w: float, length_s: float, pause_s: float) -> Window:
+        window = bench.begin(aligned=True)
+        bench.draw(high_w)
+        bench.run(length_s * chance.gauss(1.0, 0.02))
+        bench.draw(bench.idle_w)
+        bench.end(window)
+        bench.run(pause_s * chance.gauss(1.0, 0.02))
+        return window
+
+    bench.run(3.0 + chance.random())
+    for length_ms in lengths_ms:
+        high_w = chance.uniform(0.4, 1.0) * bench.limit_w
+        pause_s = chance.uniform(0.5, 2.0) * length_ms / 1000
+        for _ in range(int(2.0 / pause_s)):
+            burst(high_w, length_ms / 1000, pause_s)
+        for _ in range(count):
+            window, *_ = [burst(high_w, length_ms / 1000, pause_s) for _ in range(5)]
             bench.look_up(window)
             yield length_ms, window
 

@@ -39,7 +39,12 @@ class Channel:
         self._scope = ScopeTest()
         self._tracker = TickTracker(now_ns)
         self._timing = sensor_timing(architecture, name)
+        if self._means:
+            history.shown_mw = history.level_mw
         self._meter = Meter(self._timing, history.last())
+        # Some ticks may not have been dated well.
+        levels = sorted(history.level_mw.span(history.ticks.start, history.ticks.end))
+        self._least_mw = levels[len(levels) // 100] if levels else ceiling_mw
         self._ceiling_mw = ceiling_mw
         self._period_ns = expected_period_ns(self._meter.window_ns)
         self._key: tuple[int | None, int | None] | None = None
@@ -81,7 +86,14 @@ class Channel:
             self._ceiling_mw,
             resolution_mw,
             self._timing.error_ns,
+            counted and self._means,
+            self._least_mw,
         )
+
+    @property
+    def _means(self) -> bool:
+        """Whether the counter has each tick's mean, and the reading of power a part of it."""
+        return self._timing.window_ns is None and self._timing.power_window_ns is not None
 
     def failed(self, t_ns: int) -> None:
         """Records that the sensors could not be read."""
@@ -135,5 +147,7 @@ class Channel:
             if count:
                 passed_ns = count * period_ns
         edge = self._meter.advance(t_ns, self._period_ns, passed_ns, sensors)
+        if period_ns is not None and last_ns:
+            self._least_mw = min(self._least_mw, edge.level_mw)
         self.history.add(edge, self._meter.raw_mj, self._meter.window_ns, self.slow)
         return edge

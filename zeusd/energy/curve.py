@@ -45,6 +45,16 @@ UNSEEN = 0.6
 UNSEEN_IN_MEANS = 1.2
 """The same for a sensor that measures each tick's mean, which hides changes within the tick."""
 
+INNER = 1.2
+"""The same as a share of the difference between a tick's mean and its readings of power."""
+
+READING_NS = 25 * MS
+"""Time that a reading of power covers, on GPUs whose counter has the mean of whole ticks."""
+
+CONCEALED = 0.55
+"""Error of an aligned window that contains no whole tick, as a share of the energy that it may have
+in addition: the device may have paused beside it in each tick."""
+
 FLOOR = 0.02
 """Smallest error as a share of the energy in a tick: no load is steadier."""
 
@@ -65,6 +75,7 @@ class _Rows(NamedTuple):
     t_ns: list[int]
     energy_uj: list[int]
     level_mw: list[int]
+    power_mw: list[int]
 
     @property
     def end(self) -> int:
@@ -81,6 +92,8 @@ class EnergyCurve:
         ceiling_mw: Highest power that it may draw.
         resolution_mw: Resolution of the power that its energy is integrated from.
         error_ns: Error of a tick's time.
+        means: Whether its energy is of whole ticks, and its readings of power of a part of each.
+        least_mw: Lowest power of any tick so far.
     """
 
     def __init__(
@@ -90,12 +103,16 @@ class EnergyCurve:
         ceiling_mw: int,
         resolution_mw: int = 0,
         error_ns: int = EXACT.error_ns,
+        means: bool = False,
+        least_mw: int = 0,
     ) -> None:
         self._h = history
         self.window_ns = window_ns
         self._ceiling_mw = ceiling_mw
         self._resolution_mw = resolution_mw
         self._error_ns = error_ns
+        self._means = means
+        self._least_mw = least_mw
 
     # --------------------------------------------------------------------------- at an instant
 
@@ -116,7 +133,9 @@ class EnergyCurve:
     def _rows(self, first: int, end: int) -> _Rows:
         h = self._h
         columns = (h.t_ns, h.energy_uj, h.level_mw)
-        return _Rows(*(column.span(first, end) for column in columns))
+        t_ns, energy_uj, level_mw = (column.span(first, end) for column in columns)
+        power_mw = h.power_mw.span(first, end) if self._means else level_mw
+        return _Rows(t_ns, energy_uj, level_mw, power_mw)
 
     def _energy_uj(self, h: _Rows, t_ns: int, number: int) -> int:
         """Energy until an instant between the tick before `number` and that one."""
@@ -220,6 +239,13 @@ class EnergyCurve:
         deviation_uj = self._deviation_uj(
             h, begin_ns, end_ns, first, last, energy_uj, aligned, whole_uj
         )
+        if aligned and last < h.end and last - first <= 1 and not self._partial:
+            span_ns = end_ns - begin_ns
+            most_uj = whole_uj + self._beside_uj(h, begin_ns, end_ns, first, last, joins)
+            most_uj = min(most_uj, self._joules(self._ceiling_mw, span_ns))
+            doubt = self._doubt(h, first, last, energy_uj, span_ns, snapped_uj is not None)
+            concealed_uj = CONCEALED * doubt * max(0, most_uj - energy_uj)
+            deviation_uj = math.hypot(deviation_uj, concealed_uj)
         return Energy(energy_uj, round(2 * deviation_uj))
 
     def _snap(
@@ -414,11 +440,15 @@ class EnergyCurve:
             )
         unseen_ns = tick_ns - self._seen_ns(h, min(first, end - 1))
         ends_ns = math.sqrt(min(span_ns, tick_ns) * tick_ns)
+        ends_mwns = (UNSEEN if unseen_ns > 0 else UNSEEN_IN_MEANS) * rough_mw * ends_ns
+        if self._means and not snapped:
+            inner_mw = self._inner_mw(h, low, high)
+            ends_mwns = max(ends_mwns, INNER * inner_mw * min(span_ns, tick_ns / 2))
         parts = [
             self._stamp_mwns(h, begin_ns, end_ns, first, last, level_mw, snapped),
             STEADY * level_mw * span_ns + self._resolution_mw * span_ns / 2,
             FLOOR * level_mw * min(span_ns, tick_ns),
-            (UNSEEN if unseen_ns > 0 else UNSEEN_IN_MEANS) * rough_mw * ends_ns,
+            ends_mwns,
         ]
         if unseen_ns > 0:
             ticks = span_ns / tick_ns
@@ -508,6 +538,49 @@ class EnergyCurve:
         levels = h.level_mw[low - 1 : high + 1]
         differences: Iterator[int] = map(abs, map(sub, levels[1:], levels))
         return sum(differences) / (high + 1 - low)
+
+    @staticmethod
+    def _inner_mw(h: _Rows, low: int, high: int) -> float:
+        """Mean distance of readings of power from the means of the two ticks of which they may be a
+        part: how much power varies within ticks."""
+        levels = h.level_mw
+        far_mw = 0
+        for number in range(low, high):
+            one, other = sorted(levels[number : number + 2])
+            far_mw += max(0, one - h.power_mw[number], h.power_mw[number] - other)
+        return far_mw / max(1, high - low)
+
+    def _beside_uj(
+        self,
+        h: _Rows,
+        begin_ns: int,
+        end_ns: int,
+        first: int,
+        last: int,
+        joins: tuple[bool, bool],
+    ) -> int:
+        """Energy of a window's ticks outside it, beyond the least, where no other window joins."""
+        before_uj = self._energy_uj(h, begin_ns, first) - h.energy_uj[first - 1]
+        before_uj -= self._joules(self._least_mw, begin_ns - h.t_ns[first - 1])
+        after_uj = h.energy_uj[last] - self._energy_uj(h, end_ns, last)
+        after_uj -= self._joules(self._least_mw, h.t_ns[last] - end_ns)
+        return (0 if joins[0] else before_uj) + (0 if joins[1] else after_uj)
+
+    def _doubt(
+        self, h: _Rows, first: int, last: int, energy_uj: int, span_ns: int, snapped: bool
+    ) -> float:
+        """How likely a device that seems to be steady around a window pauses in each tick there."""
+        if not self._means:
+            return 0.0 if snapped else 1.0
+        inner_mw = max(
+            self._inner_mw(h, max(1, first - AROUND), first - 1),
+            self._inner_mw(h, last + 1, min(h.end - 1, last + AROUND)),
+        )
+        level_mw = max(1, energy_uj * MS // span_ns)
+        if snapped:
+            jump_mw = max(1, abs(level_mw - h.level_mw[first - 1]))
+            return min(1.0, max(0.0, 4 * inner_mw / jump_mw - 1))
+        return min(1.0, 8 * inner_mw / level_mw) if span_ns >= READING_NS else 1.0
 
     def _coarse_uncertainty_uj(self, begin_ns: int, end_ns: int, energy_uj: int) -> int:
         ring = self._h.coarse(begin_ns)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.accuracy import BURSTS, LOADS, sweep
+from benchmarks.accuracy import BURSTS, LOADS, RHYTHM, Bench, sweep
 from tests import seeds
 from zeusd.devices.port import Sensors
 from zeusd.energy.curve import EnergyCurve
@@ -248,3 +248,53 @@ def test_steady_work_after_a_short_pause_is_no_burst(begin_ms: int, length_ms: i
     curve = curve_of(levels, ceiling_mw=700_000)
     energy = curve.window(BEGIN + begin_ms * MS, BEGIN + (begin_ms + length_ms) * MS, True)
     assert energy.energy_uj == pytest.approx(500_000 * length_ms, rel=0.02)
+
+
+@pytest.mark.parametrize("device", ["a40", "h100-sxm"])
+def test_the_uncertainty_covers_pauses_that_each_period_has(device: str) -> None:
+    """Bursts that are shorter than an update, at equal pauses, look like steady work."""
+    seed = seeds.fresh()
+    covered = [
+        window.covered
+        for part in range(15)
+        for _, window in sweep(device, RHYTHM, seed + part, [10, 20, 50], 4)
+    ]
+    # 94 % of benchmarks/accuracy.py; these have another rhythm each.
+    assert sum(covered) / len(covered) >= 0.8
+
+
+def test_readings_within_updates_show_pauses_that_no_window_has_as_its_end() -> None:
+    """An H100's counter has the mean of each 100 ms, its power that of 25 ms."""
+    seed = seeds.fresh()
+    covered = []
+    for part in range(6):
+        bench = Bench("h100-sxm", seed + part)
+
+        def burst(bench: Bench = bench) -> None:
+            bench.draw(bench.limit_w)
+            bench.later(0.05, lambda: bench.draw(bench.idle_w))
+            bench.later(0.1, burst)
+
+        burst()
+        bench.run(5.0)
+        for _ in range(10):
+            bench.run(bench.chance.uniform(0, 0.3))
+            window = bench.begin(aligned=False)
+            bench.run(0.02)
+            bench.look_up(bench.end(window))
+            covered.append(window.covered)
+    assert sum(covered) / len(covered) >= 0.9
+
+
+@pytest.mark.parametrize("device", ["a40", "h100-sxm"])
+def test_an_idle_gpu_has_no_pauses(device: str) -> None:
+    """A window around another GPU's work."""
+    bench = Bench(device, seeds.fresh())
+    bench.run(5.0)
+    for length_s in 5 * [0.01, 0.05, 0.15]:
+        bench.run(bench.chance.uniform(0, 0.3))
+        window = bench.begin(aligned=True)
+        bench.run(length_s)
+        bench.look_up(bench.end(window))
+        assert window.covered
+        assert window.uncertainty_j < 0.3 * window.truth_j
