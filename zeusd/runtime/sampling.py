@@ -32,6 +32,9 @@ from zeusd.runtime.sources import ATTENTION_NS, GpuSource, Sample, SharedGpuSour
 log = logging.getLogger(__name__)
 
 CHECK_S = 0.5
+CHANGE_NS = 300_000_000
+"""How long each tick is of interest after a GPU's holder has changed: three updates."""
+
 HISTORY_PREFIX = "history-"
 _HEADER = 512
 
@@ -215,6 +218,15 @@ class Sampling:
             if isinstance(source, GpuSource):
                 source.attend(until_ns)
         self._historian.submit(look_up)
+
+    def attend(self, gpus: Iterable[str]) -> None:
+        """Reads GPUs at each tick for a moment, so that it is known what they had used by now."""
+        until_ns = self._clock_ns() + CHANGE_NS
+        for name in gpus:
+            source = self.sampler.find(name)
+            if isinstance(source, GpuSource):
+                source.attend(until_ns)
+                self.sampler.hurry(name)
 
     def sample_ns(self) -> int:
         """The time of the samples: CLOCK_MONOTONIC, or simulated time."""

@@ -142,6 +142,25 @@ def test_bursts_on_an_h100_have_the_power_of_the_load(wave: dict[str, Any]) -> N
     assert statistics.fmean(powers) == pytest.approx(BURST_W, rel=0.05)
 
 
+@pytest.mark.parametrize("change", range(600, 610, 2))
+def test_a_moment_of_attention_tells_what_was_used_before_from_what_is_after(change: int) -> None:
+    """As when one job ends, and another follows on a resting GPU."""
+    period, ticks, mj = 100_000_300, [], 0
+    for number in range(1, 900):
+        ticks.append((number * period, mj))
+        mj += 10_000 if change - 4 <= number < change else 60_000  # 100 W, 600 W
+    board = Board(ticks, seeds.fresh())
+    change_ns = change * period - 8 * MS
+    board.run(change_ns)
+    assert board.channel.period_ns == REST_NS
+    board.channel.attended_ns = change_ns + 300 * MS
+    board.now_ns = max(change_ns, board.channel.next_read_ns)
+    board.run(change_ns + 3_000 * MS)
+    assert board.channel.period_ns == REST_NS
+    energy = board.channel.curve.window(change_ns - 5_000 * MS, change_ns, False)
+    assert energy.energy_uj / 1e6 == pytest.approx(4.6 * 600 + 0.4 * 100, abs=40)
+
+
 def test_one_reading_that_hangs_does_not_make_a_sensor_costly() -> None:
     board = Board(regular(60), seeds.fresh())
     for n in range(300):  # quick readings, one of which hangs
