@@ -12,6 +12,7 @@ from zeus.monitor import Measurement, ZeusMonitor
 from zeus.monitor.carbon import CarbonIntensityProvider, Intensity
 from zeus.monitor.price import ElectricityPriceProvider, Price
 from zeus.monitor.rates import JOULES_PER_KWH, Amounts, RatedWindows
+from zeus_ipc.circuit import bounded
 
 _numbers = itertools.count()
 
@@ -35,6 +36,8 @@ class EnergySummary:
         cost: The cost of the energy; None if no price was given.
         currency: Currency of the cost.
         co2: Grams of CO2 equivalent; None if no carbon intensity was given.
+        unknown: Seconds whose energy is not known and not counted: zeusd was restarted and lost its
+            history.
     """
 
     time: float
@@ -46,6 +49,7 @@ class EnergySummary:
     cost: float | None = None
     currency: str = ""
     co2: float | None = None
+    unknown: float = 0.0
 
     @property
     def kwh(self) -> float:
@@ -55,7 +59,8 @@ class EnergySummary:
     @property
     def power(self) -> float:
         """Mean watts."""
-        return self.energy / self.time if self.time else math.nan
+        known_s = self.time - self.unknown
+        return self.energy / known_s if known_s else math.nan
 
     def figures(self) -> dict[str, float]:
         """The summary by the names under which it is logged."""
@@ -78,6 +83,8 @@ class EnergySummary:
             parts.append(f"{self.cost:.4g} {self.currency}")
         if self.co2 is not None:
             parts.append(f"{self.co2:.4g} gCO2eq")
+        if self.unknown:
+            parts.append(f"without {self.unknown:.1f} s whose energy is not known")
         return ", ".join(parts)
 
 
@@ -129,6 +136,10 @@ class EnergyAccount:
         self._shown = 0
         self._all_energy_j = 0.0  # ... and of all that were read
         self._read = 0
+        # The training in pieces, as a history that is lost ends the energy of the whole.
+        self._pieces: list[Measurement] = []
+        self._pieces_j = self._lost_s = 0.0
+        self._piece_ns = 0
         self.steps = 0
         self.epochs = 0
 
@@ -136,6 +147,7 @@ class EnergyAccount:
         """Training begins."""
         self._clear()
         self._monitor.begin_window(self._training, restart=True)
+        self._piece_ns = self._monitor.measurement_states[self._training].t_ns
         for name, windows in self._rated.items():
             windows.begin(f"{self._training}:{name}", sync_execution=False, restart=True)
 
@@ -175,6 +187,9 @@ class EnergyAccount:
             self._shown += 1
             self._all_energy_j += energy_j
             self._read += 1
+        if self._training in self._monitor.measurement_states:
+            self._read_pieces()
+            self._cut(self._monitor._clock_ns())
         found = {}
         if self._shown:
             found["energy/step_J"] = self._energy_j / self._shown
@@ -190,12 +205,19 @@ class EnergyAccount:
         for key in (self._step, self._epoch):
             if key in self._monitor.measurement_states:
                 self._monitor.end_window(key, sync_execution=False, cancel=True)
+        begin_ns = self._monitor.measurement_states[self._training].t_ns
         whole = self._monitor.end_window(self._training)
+        self._cut(begin_ns + round(whole.time * 1e9))
         amounts = {
             name: _total(windows.end(f"{self._training}:{name}", sync_execution=False)[1])
             for name, windows in self._rated.items()
         }
-        energy_j = _joules(whole)
+        energy_j, unknown_s = _joules(whole), 0.0
+        if math.isnan(energy_j):
+            self._read_pieces(wait=True)
+            unknown_s = self._lost_s + sum(piece.time for piece in self._pieces)
+            if unknown_s < whole.time:
+                energy_j = self._pieces_j
         for name, rate in self._constant.items():
             amounts[name] = energy_j / JOULES_PER_KWH * rate
         return EnergySummary(
@@ -208,7 +230,32 @@ class EnergyAccount:
             amounts.get("cost"),
             self._currency,
             amounts.get("co2"),
+            0.0 if math.isnan(energy_j) else unknown_s,
         )
+
+    def _cut(self, now_ns: int) -> None:
+        """Ends a piece of the training."""
+        piece = self._monitor._lookup.peek(self._training, self._piece_ns, now_ns)
+        self._pieces.append(piece)
+        self._piece_ns = now_ns
+
+    def _read_pieces(self, *, wait: bool = False) -> None:
+        """Reads pieces, newest first: older ones that are not known then are lost."""
+        kept, asks, remembers = [], True, False
+        for piece in reversed(self._pieces):
+            known = False
+            if asks and (wait or self._monitor.available(piece)):
+                with bounded():
+                    known = piece.known
+                asks = known or remembers  # otherwise zeusd does not answer, or has lost the rest
+            if known:
+                self._pieces_j += _joules(piece)
+            elif remembers:
+                self._lost_s += piece.time
+            else:
+                kept.append(piece)
+            remembers |= known
+        self._pieces = kept[::-1]
 
 
 def _joules(measurement: Measurement) -> float:

@@ -20,7 +20,7 @@ from zeus import _node
 from zeus.measure import EnergyCallback, measure_energy
 from zeus.measure import decorator as decorator_module
 from zeus.measure.logs import as_log
-from zeus.monitor import Window
+from zeus.monitor import Measurement, Window
 from zeus.monitor.carbon import CarbonIntensityProvider
 from zeusd.devices.simulated import Work
 
@@ -259,6 +259,43 @@ def test_steps_whose_energy_is_not_known_are_left_out_of_the_mean(
     assert callback.summary.steps == 10
     assert callback.summary.step_energy == pytest.approx(5)
     assert all(one == pytest.approx(5) for one in figures.of("energy/step_J"))
+
+
+def test_the_known_part_is_counted_where_zeusd_lost_its_history(
+    node: VirtualNode, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = node.monitor()
+    look_up, remembered_ns = monitor._lookup.look_up, 0
+
+    def forgetful(wanted: Measurement) -> None:
+        pending = wanted._pending
+        if pending is not None and pending.begin_ns < remembered_ns:
+            raise monitor._lookup._too_old(wanted)
+        look_up(wanted)
+
+    monkeypatch.setattr(monitor._lookup, "look_up", forgetful)
+    callback = EnergyCallback(monitor, log_every=5, price=0.30, print_summary=False)
+    before_j = node.nvml.true_energy_j(0)
+    with pytest.warns(UserWarning, match="nan until it can be known"):
+        callback.on_train_begin()
+        for number in range(4):
+            for _ in callback.steps(range(10)):
+                work.run(1)
+                work.wait()
+            if number == 1:
+                node.clock.sleep(1)
+                remembered_ns = node.clock()  # zeusd is started again
+            node.clock.sleep(5)
+        callback.on_train_end()
+    summary = callback.summary
+    assert summary is not None
+    # The piece with the restart, from the last steps with figures to the next ones.
+    assert 5 < summary.unknown < 8
+    lost_j = node.nvml.true_energy_j(0) - before_j - summary.energy
+    assert 0 < lost_j < summary.unknown * 250
+    assert summary.power == pytest.approx(summary.energy / (summary.time - summary.unknown))
+    assert summary.cost == pytest.approx(0.30 * summary.kwh)
+    assert f"without {summary.unknown:.1f} s whose energy is not known" in str(summary)
 
 
 def test_arguments_are_checked(node: VirtualNode) -> None:
