@@ -22,9 +22,8 @@ from dataclasses import replace
 import numpy as np
 
 from zeus.serving.columns import Floats, Ints, StepColumns, Updates, by_end
-from zeus.serving.digest import Digest
+from zeus.serving.digest import Digest, Interval, find_foreign
 from zeus.serving.fit import fit
-from zeus.serving.foreign import Interval, find_foreign
 from zeus.serving.prior import WeightPrior, Weights
 from zeus.serving.requests import Requests
 from zeus.serving.rows import RequestEnergy, Settlement, Totals

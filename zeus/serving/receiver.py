@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from zeus.serving.wire import MOST_BYTES, EngineStep, Message, unpack
 from zeus_ipc.errors import RequestRejected
-from zeus_ipc.listening import UnixListener
+from zeus_ipc.processes import UnixListener
 
 log = logging.getLogger(__name__)
 

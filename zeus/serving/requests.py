@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zeus.serving.columns import Ints, StepColumns
-from zeus.serving.foreign import Interval
+from zeus.serving.digest import Interval
 from zeus.serving.rows import RequestEnergy, Totals
 from zeus.serving.settlement import Split
 

@@ -35,7 +35,7 @@ from zeusd.runtime.activity import ActivityReader
 from zeusd.runtime.commands import command_of
 from zeusd.runtime.devices import attempt
 from zeusd.runtime.processes import job_of_process, owner_of
-from zeusd.runtime.wake import Wake
+from zeusd.runtime.reactor import Wake
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import stat
 import time
 from pathlib import Path
 
-from zeus_ipc.listening import UnixListener
+from zeus_ipc.processes import UnixListener
 from zeusd.server import descriptors
 
 BACKLOG = 128

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zeus_ipc.codec import DecodeError, decode_request, encode
-from zeus_ipc.listening import UnixListener
-from zeus_ipc.processes import peer_of
+from zeus_ipc.processes import UnixListener, peer_of
 from zeus_ipc.simulation import PROFILE_PREFIX
 from zeusd.devices.simulated.instructions import Instructions, instructions_of
 from zeusd.devices.simulated.node import SimulatedBackend
