@@ -24,7 +24,7 @@ from zeus.optimizer.power_limit import (
     Time,
     Warmup,
     ZeusCost,
-    fleet,
+    others,
 )
 from zeus.utils.metric import zeus_cost
 from zeusd.devices.simulated import Work
@@ -707,14 +707,14 @@ def test_a_search_waits_for_its_highest_limit(
     monkeypatch: pytest.MonkeyPatch, looks: int | None, waits: int
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(fleet.time, "sleep", slept.append)
+    monkeypatch.setattr(others.time, "sleep", slept.append)
     gpus: Any = BoundGpus(looks)
-    fleet.borrow(gpus, [0])
+    others.borrow(gpus, [0])
     assert len(slept) == waits
     assert gpus.done == ([] if looks is None else [("acquire", [0]), ("publish", True)])
 
 
 def test_a_search_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus: Any = BoundGpus(10**9)
-    fleet.borrow(gpus, [0], wait_s=0.0)
+    others.borrow(gpus, [0], wait_s=0.0)
     assert gpus.looks > 10**9 - 5

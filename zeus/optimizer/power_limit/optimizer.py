@@ -16,7 +16,7 @@ from zeus import _node
 from zeus.callback import Callback
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import ZeusMonitor
-from zeus.optimizer.power_limit import actions, arguments, claims, fleet
+from zeus.optimizer.power_limit import actions, arguments, others
 from zeus.optimizer.power_limit.actions import Actions
 from zeus.optimizer.power_limit.choice import measurements
 from zeus.optimizer.power_limit.core import Core
@@ -123,7 +123,7 @@ class GlobalPowerLimitOptimizer(Callback):
         self._publishing = indices
         profiles = arguments.profiles_to_search(self._gpus, search_profiles)
         if self.profile_path is None or not self.profile_path.exists():
-            fleet.borrow(monitor.gpus, indices)
+            others.borrow(monitor.gpus, indices)
         min_mw, max_mw = self._common_range(together)
         step_mw = int(pl_step * 1000)
         self._planner = LimitPlanner(
@@ -140,7 +140,7 @@ class GlobalPowerLimitOptimizer(Callback):
         self._inside = self._claimed = False  # training has begun; it has claimed
         self._in_step, self._began_s, self._work_s = False, 0.0, 0.0  # of the last whole step
         uuids = [gpu.uuid for gpu in self._gpus]
-        if claims.firmly_held(self, uuids):
+        if others.firmly_held(self, uuids):
             raise ValueError(f"{self._taken()}.")
 
         self._turn_persistence_on()
@@ -220,7 +220,7 @@ class GlobalPowerLimitOptimizer(Callback):
         """Restores the limits. Never raises; the daemon also does it when this process ends."""
         self._inside = self._claimed = False
         self._perform(self._core.close())
-        claims.release(self)
+        others.release(self)
 
     def give_up(self, error: Exception) -> None:
         """Ends the search because of an error, such as a hook's: reports it, and restores the
@@ -328,14 +328,14 @@ class GlobalPowerLimitOptimizer(Callback):
         self._shell.perform(wanted)
         if self._claimed and self._core.disabled:
             self._claimed = False
-            claims.release(self)
+            others.release(self)
         chosen = self._core.chosen
         if chosen is not self._published and not self._core.disabled:
             self._published = chosen
             if chosen is not None:
                 plain = [one for one in chosen.estimates if one.profile is None]
                 times_s = {one.power_limit_mw: one.time_s for one in plain}
-                fleet.publish(self.monitor.gpus, self._publishing, times_s)
+                others.publish(self.monitor.gpus, self._publishing, times_s)
 
     def _failed(self, error: Exception) -> None:
         self.give_up(error)
@@ -346,7 +346,7 @@ class GlobalPowerLimitOptimizer(Callback):
         if core.disabled or (core.over and not self._inside):
             return
         uuids = [gpu.uuid for gpu in self._gpus]
-        if claims.claim(self, uuids, firm=self._inside, again=self._claimed):
+        if others.claim(self, uuids, firm=self._inside, again=self._claimed):
             self._claimed = True
         else:
             self._perform(core.give_up(self._taken()))
