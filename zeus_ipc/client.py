@@ -7,6 +7,7 @@ error is raised as it is; if several were, `SeveralGpusFailed` holds the error o
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import threading
@@ -88,8 +89,8 @@ class Client(Closing):
         stall_timeout_s: float | None = None,
         transport: Transport | None = None,
     ) -> None:
-        if timeout_s <= 0:
-            raise ValueError(f"timeout_s must be positive, not {timeout_s}")
+        if not 0 < timeout_s < math.inf:
+            raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s}")
         self._timeout_s = timeout_s
         self._transport = SocketTransport(socket_path(path)) if transport is None else transport
         self._name = secrets.token_hex(6)

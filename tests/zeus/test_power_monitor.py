@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 import pytest
@@ -139,8 +140,9 @@ def test_domains_that_are_not_there_are_named(node: VirtualNode) -> None:
         monitor.get_power_timeline("device_average", 7)
     with pytest.raises(ValueError, match="lies before"):
         monitor.get_energy(2.0, 1.0)
-    with pytest.raises(ValueError, match="update_period"):
-        PowerMonitor(update_period=0)
+    for period_s in (0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"update_period must .* not {period_s}"):
+            PowerMonitor(update_period=period_s)
     with pytest.raises(ValueError, match="no GPU 2"):
         PowerMonitor(gpu_indices=[2])
 

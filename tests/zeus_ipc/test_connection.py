@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -487,3 +488,9 @@ def test_replies_are_found_however_the_bytes_are_cut() -> None:
         assert found == [*bodies, b"last"]
     with pytest.raises(ProtocolError):
         Replies().receive(b"\0")
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan, math.inf])
+def test_a_timeout_that_is_no_time_is_refused(timeout_s: float) -> None:
+    with pytest.raises(ValueError, match=f"timeout_s must .* not {timeout_s}"):
+        Client("/nowhere", timeout_s=timeout_s)

@@ -111,6 +111,15 @@ class EnergyAccount:
         self._monitor = monitor
         self._currency = currency
         self._sync = sync_execution
+        for name, given, kind in (
+            ("price", price, ElectricityPriceProvider),
+            ("carbon_intensity", carbon_intensity, CarbonIntensityProvider),
+        ):
+            constant = isinstance(given, (int, float)) and math.isfinite(given)
+            if not (given is None or constant or isinstance(given, kind)):
+                raise ValueError(
+                    f"{name} must be a finite number or {kind.__name__}, not {given!r}"
+                )
         self._constant: dict[str, float] = {}
         self._rated: dict[str, RatedWindows] = {}
         if isinstance(price, (int, float)):

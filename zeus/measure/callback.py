@@ -37,7 +37,8 @@ class EnergyCallback(Callback):
         print_summary: Print the summary to standard error.
 
     Raises:
-        ValueError: `log_every` is not positive.
+        ValueError: `log_every` is not positive, or a price or intensity is neither a number nor a
+            provider.
 
     Attributes:
         summary: Summary of the last training; None before its end.
@@ -55,7 +56,7 @@ class EnergyCallback(Callback):
         sync_execution: bool = False,
         print_summary: bool = True,
     ) -> None:
-        if log_every < 1:
+        if not log_every >= 1:
             raise ValueError(f"log_every must be 1 step or more, not {log_every}")
         self.monitor = ZeusMonitor() if monitor is None else monitor
         self.summary: EnergySummary | None = None

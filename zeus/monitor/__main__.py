@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -68,8 +69,8 @@ def _energy(gpu_indices: list[int] | None, ended: Event) -> None:
 
 
 def _power(gpu_indices: list[int] | None, period_s: float, domain: str, ended: Event) -> None:
-    if period_s <= 0:
-        raise ValueError(f"--update-period must be positive, not {period_s:g}")
+    if not 0 < period_s < math.inf:
+        raise ValueError(f"--update-period must be a positive number of s, not {period_s:g}")
     monitor = PowerMonitor(gpu_indices, power_domains=[PowerDomain(domain)])
     begin_s = time.time()
     while not ended.wait(period_s):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -38,8 +39,8 @@ class Timelines:
         update_period: float | None,
         max_samples: int | None,
     ) -> None:
-        if update_period is not None and update_period <= 0:
-            raise ValueError(f"update_period must be positive, not {update_period}")
+        if update_period is not None and not 0 < update_period < math.inf:
+            raise ValueError(f"update_period must be a positive number of s, not {update_period}")
         if max_samples is not None and max_samples <= 0:
             raise ValueError(f"max_samples_per_gpu must be positive, not {max_samples}")
         self._client = client

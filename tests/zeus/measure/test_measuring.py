@@ -303,6 +303,13 @@ def test_arguments_are_checked(node: VirtualNode) -> None:
         EnergyCallback(node.monitor(), log_every=0)
     with pytest.raises(TypeError, match="log must be a SummaryWriter"):
         EnergyCallback(node.monitor(), log="runs/")
+    with pytest.raises(ValueError, match="log_every must be 1 step or more, not nan"):
+        EnergyCallback(node.monitor(), log_every=math.nan)
+    for price in ("0.3", math.nan, math.inf):
+        with pytest.raises(ValueError, match="price must be a finite number or Elec"):
+            EnergyCallback(node.monitor(), price=price)
+    with pytest.raises(ValueError, match="carbon_intensity must be a finite number or Carbon"):
+        EnergyCallback(node.monitor(), carbon_intensity="DE")
 
 
 def test_loggers_are_used_by_their_standard_interfaces() -> None:
