@@ -241,7 +241,17 @@ class EnergyCurve:
         )
         if aligned and last < h.end and last - first <= 1 and not self._partial:
             span_ns = end_ns - begin_ns
-            most_uj = whole_uj + self._beside_uj(h, begin_ns, end_ns, first, last, joins)
+            # The energy of its ticks, beyond the least where no other window joins.
+            most_uj = h.energy_uj[last] - h.energy_uj[first - 1]
+            for joined, uj, beside_ns in (
+                (joins[0], self._until(h, first, begin_ns), begin_ns - h.t_ns[first - 1]),
+                (
+                    joins[1],
+                    h.energy_uj[last] - self._energy_uj(h, end_ns, last),
+                    h.t_ns[last] - end_ns,
+                ),
+            ):
+                most_uj -= uj if joined else self._joules(self._least_mw, beside_ns)
             most_uj = min(most_uj, self._joules(self._ceiling_mw, span_ns))
             doubt = self._doubt(h, first, last, energy_uj, span_ns, snapped_uj is not None)
             concealed_uj = CONCEALED * doubt * max(0, most_uj - energy_uj)
@@ -549,22 +559,6 @@ class EnergyCurve:
             one, other = sorted(levels[number : number + 2])
             far_mw += max(0, one - h.power_mw[number], h.power_mw[number] - other)
         return far_mw / max(1, high - low)
-
-    def _beside_uj(
-        self,
-        h: _Rows,
-        begin_ns: int,
-        end_ns: int,
-        first: int,
-        last: int,
-        joins: tuple[bool, bool],
-    ) -> int:
-        """Energy of a window's ticks outside it, beyond the least, where no other window joins."""
-        before_uj = self._energy_uj(h, begin_ns, first) - h.energy_uj[first - 1]
-        before_uj -= self._joules(self._least_mw, begin_ns - h.t_ns[first - 1])
-        after_uj = h.energy_uj[last] - self._energy_uj(h, end_ns, last)
-        after_uj -= self._joules(self._least_mw, h.t_ns[last] - end_ns)
-        return (0 if joins[0] else before_uj) + (0 if joins[1] else after_uj)
 
     def _doubt(
         self, h: _Rows, first: int, last: int, energy_uj: int, span_ns: int, snapped: bool
