@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,7 +49,20 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 @pytest.fixture
-def client(tmp_path: Path, disk: Disk) -> Iterator[Client]:
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
+    """Those that were made for a client."""
+    found: list[Engine] = []
+
+    def noted(**options: Any) -> Engine:
+        found.append(Engine(**options))
+        return found[-1]
+
+    monkeypatch.setattr(embed, "Engine", noted)
+    return found
+
+
+@pytest.fixture
+def client(tmp_path: Path, disk: Disk, engines: list[Engine]) -> Iterator[Client]:
     node = open_node(Options(), "2xv100-pcie:setter_ms=0", str(tmp_path / "devices"))
     try:
         with embed.connect(node, state_dir=str(tmp_path / "state")) as client:
@@ -127,7 +139,7 @@ def test_an_engine_in_this_process_takes_what_a_daemon_takes(client: Client) -> 
 
 
 def test_gpus_are_read_when_their_holder_changes(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: Client, engines: list[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU whose counter is costly to read is read once a second otherwise."""
 
@@ -137,7 +149,7 @@ def test_gpus_are_read_when_their_holder_changes(
 
     uuids = [gpu.uuid for gpu in client.node().gpus]
     client.windows(uuids)  # an embedded engine samples those that were asked for
-    (engine,) = (one for one in gc.get_objects() if isinstance(one, Engine))
+    (engine,) = engines
     monkeypatch.setattr(engine, "_accounting", Ledger())
     read: list[set[str]] = []
     monkeypatch.setattr(engine.sampling, "attend", lambda gpus: read.append(set(gpus)))
