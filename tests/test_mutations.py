@@ -75,7 +75,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a counter of a whole module is not the GPU's",
-        "zeusd.energy.channel.Channel.observe",
+        "zeusd.energy.channel.Channel._observe",
         never("verdict"),
         ("tests/zeusd/energy/test_scope.py::test_energy_is_the_gpus_for_every_counter_scope",),
     ),
@@ -325,7 +325,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a senseless reading is read again",
-        "zeusd.energy.channel.Channel.observe",
+        "zeusd.energy.channel.Channel._observe",
         never("plausible"),
         ("tests/zeusd/runtime/test_sampler.py::test_one_senseless_reading_changes_nothing",),
     ),

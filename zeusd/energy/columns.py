@@ -67,6 +67,12 @@ class Ring:
         """One column, indexed by the rows' numbers."""
         return self._views[position]
 
+    def newest(self, position: int) -> int:
+        """The newest row's value in one column; 0: there is none."""
+        count = self._count[0]
+        value: int = self._columns[position][(count - 1) % self.capacity]
+        return value if count else 0
+
     def append(self, *row: int) -> None:
         """Adds a row. It becomes visible when it is complete: other threads may read meanwhile."""
         count = self._count[0]

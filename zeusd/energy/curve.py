@@ -12,11 +12,12 @@ it, and the energy of its neighbours is subtracted from the ticks that it shares
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from operator import sub
 from typing import NamedTuple
 
-from zeusd.energy.history import History
+from zeusd.energy.history import History, Rows
 from zeusd.energy.meter import EXACT
 
 MS = 1_000_000
@@ -69,20 +70,6 @@ class Energy(NamedTuple):
     uncertainty_uj: int
 
 
-class _Rows(NamedTuple):
-    """The ticks around a window's ends, oldest first."""
-
-    t_ns: list[int]
-    energy_uj: list[int]
-    level_mw: list[int]
-    power_mw: list[int]
-
-    @property
-    def end(self) -> int:
-        """Number of ticks."""
-        return len(self.t_ns)
-
-
 class EnergyCurve:
     """One device's energy over time.
 
@@ -122,7 +109,7 @@ class EnergyCurve:
         if number == start:
             return self._coarse_uj(t_ns, start)
         first = max(start, number - 2)
-        return self._energy_uj(self._rows(first, min(end, number + 2)), t_ns, number - first)
+        return self._energy_uj(self._h.rows(first, min(end, number + 2)), t_ns, number - first)
 
     def _place(self, t_ns: int) -> tuple[int, int, int]:
         """The first tick that is not before an instant, the oldest tick, and the next one."""
@@ -130,20 +117,13 @@ class EnergyCurve:
         start, end = ticks.start, ticks.end
         return self._h.t_ns.first_at_least(t_ns, start, end), start, end
 
-    def _rows(self, first: int, end: int) -> _Rows:
-        h = self._h
-        columns = (h.t_ns, h.energy_uj, h.level_mw)
-        t_ns, energy_uj, level_mw = (column.span(first, end) for column in columns)
-        power_mw = h.power_mw.span(first, end) if self._means else level_mw
-        return _Rows(t_ns, energy_uj, level_mw, power_mw)
-
-    def _energy_uj(self, h: _Rows, t_ns: int, number: int) -> int:
+    def _energy_uj(self, h: Rows, t_ns: int, number: int) -> int:
         """Energy until an instant between the tick before `number` and that one."""
-        if number == h.end:
+        if number == len(h.t_ns):
             return h.energy_uj[-1] + self._joules(h.level_mw[-1], t_ns - h.t_ns[-1])
         return h.energy_uj[number - 1] + self._until(h, number, t_ns)
 
-    def _until(self, h: _Rows, number: int, t_ns: int) -> int:
+    def _until(self, h: Rows, number: int, t_ns: int) -> int:
         """Energy from the tick before `number` to an instant before it."""
         before_ns = h.t_ns[number - 1]
         span_ns = h.t_ns[number] - before_ns
@@ -163,7 +143,7 @@ class EnergyCurve:
             if mean_mw > 0:
                 share *= (last_mw + (level_mw - last_mw) * share / 2) / mean_mw
             return round((total_uj - seen_uj) * share)
-        if 1 < number < h.end - 1:
+        if 1 < number < len(h.t_ns) - 1:
             next_mw = h.level_mw[number + 1]
             if (level_mw - last_mw) * (next_mw - level_mw) > 0 and self._contrast(last_mw, next_mw):
                 # One step within the tick; the mean determines when.
@@ -213,6 +193,11 @@ class EnergyCurve:
         """
         if end_ns <= begin_ns:
             return Energy(0, 0)
+        h = self._h.recent
+        first = bisect_left(h.t_ns, begin_ns)
+        if first > NEAR:
+            last = bisect_left(h.t_ns, end_ns, first)
+            return self._around(h, begin_ns, end_ns, first, last, aligned, joins)
         first, start, end = self._place(begin_ns)
         last = self._h.t_ns.first_at_least(end_ns, first, end)  # covers the end; may be `end`
         if first == start or end - start < 2:
@@ -223,14 +208,26 @@ class EnergyCurve:
             last = max(first, last)
         oldest = max(start, first - NEAR)
         if last - first > 4 * NEAR:  # what is far from both ends does not matter
-            early = self._rows(oldest, first + 2 * NEAR)
-            late = self._rows(last - NEAR, min(end, last + NEAR))
-            h = _Rows(*(one + other for one, other in zip(early, late, strict=True)))
-            last = early.end + NEAR
+            early = self._h.rows(oldest, first + 2 * NEAR)
+            late = self._h.rows(last - NEAR, min(end, last + NEAR))
+            h = Rows(*(one + other for one, other in zip(early, late, strict=True)))
+            last = len(early.t_ns) + NEAR
         else:
-            h = self._rows(oldest, min(end, last + NEAR))
+            h = self._h.rows(oldest, min(end, last + NEAR))
             last -= oldest
-        first -= oldest
+        return self._around(h, begin_ns, end_ns, first - oldest, last, aligned, joins)
+
+    def _around(
+        self,
+        h: Rows,
+        begin_ns: int,
+        end_ns: int,
+        first: int,
+        last: int,
+        aligned: bool,
+        joins: tuple[bool, bool],
+    ) -> Energy:
+        """Energy between two instants, from the ticks around: `NEAR` of each, if there are."""
         whole_uj = self._energy_uj(h, end_ns, last) - self._energy_uj(h, begin_ns, first)
         snapped_uj = None
         if aligned:
@@ -239,7 +236,7 @@ class EnergyCurve:
         deviation_uj = self._deviation_uj(
             h, begin_ns, end_ns, first, last, energy_uj, aligned, whole_uj
         )
-        if aligned and last < h.end and last - first <= 1 and not self._partial:
+        if aligned and last < len(h.t_ns) and last - first <= 1 and not self._partial:
             span_ns = end_ns - begin_ns
             # The energy of its ticks, beyond the least where no other window joins.
             most_uj = h.energy_uj[last] - h.energy_uj[first - 1]
@@ -260,7 +257,7 @@ class EnergyCurve:
 
     def _snap(
         self,
-        h: _Rows,
+        h: Rows,
         begin_ns: int,
         end_ns: int,
         first: int,
@@ -269,7 +266,7 @@ class EnergyCurve:
         joins: tuple[bool, bool],
     ) -> int | None:
         """The energy if power changes at the window's ends; None: it does not seem to."""
-        end = h.end
+        end = len(h.t_ns)
         before_mw = min(h.level_mw[max(0, first - OUTSIDE) : first])
         after = last
         while after < end and h.t_ns[after] - self._seen_ns(h, after) < end_ns:
@@ -309,7 +306,7 @@ class EnergyCurve:
 
     def _excess(
         self,
-        h: _Rows,
+        h: Rows,
         begin_ns: int,
         end_ns: int,
         first: int,
@@ -325,7 +322,7 @@ class EnergyCurve:
 
     def _snap_long(
         self,
-        h: _Rows,
+        h: Rows,
         begin_ns: int,
         end_ns: int,
         first: int,
@@ -359,7 +356,7 @@ class EnergyCurve:
             snapped = True
             until_ns = h.t_ns[outer]
             energy_uj -= self.energy_uj(end_ns) - self.energy_uj(until_ns)
-            if self._partial or other_mw > tail_mw or last >= h.end:
+            if self._partial or other_mw > tail_mw or last >= len(h.t_ns):
                 energy_uj += self._joules(tail_mw, end_ns - until_ns)
             else:
                 shared_uj = h.energy_uj[last] - h.energy_uj[last - 1]
@@ -371,7 +368,7 @@ class EnergyCurve:
 
     def _snap_unseen(
         self,
-        h: _Rows,
+        h: Rows,
         begin_ns: int,
         end_ns: int,
         first: int,
@@ -417,7 +414,7 @@ class EnergyCurve:
 
     def _deviation_uj(
         self,
-        h: _Rows,
+        h: Rows,
         begin_ns: int,
         end_ns: int,
         first: int,
@@ -430,7 +427,7 @@ class EnergyCurve:
 
         `whole_uj` is the curve's energy; `energy_uj` may be the aligned window's.
         """
-        end = h.end
+        end = len(h.t_ns)
         span_ns = max(1, end_ns - begin_ns)
         stop = min(last, end - 1)
         tick_ns = h.t_ns[first] - h.t_ns[first - 1] if first < end else 100 * MS
@@ -483,11 +480,11 @@ class EnergyCurve:
                 parts.append(0.5 * (self._ceiling_mw - quiet_mw) * min(span_ns, unseen_ns))
         if last >= end:  # the tick that shows it is not there
             parts.append(0.3 * level_mw * min(span_ns, end_ns - h.t_ns[end - 1]))
-        return math.sqrt(sum(part * part for part in parts)) / MS
+        return math.hypot(*parts) / MS
 
     def _stamp_mwns(
         self,
-        h: _Rows,
+        h: Rows,
         begin_ns: int,
         end_ns: int,
         first: int,
@@ -498,7 +495,7 @@ class EnergyCurve:
         """Error from that of the ticks' times. A tick that is a little earlier or later changes a
         window by the difference in power at its end; one that takes all that exceeds the power
         around it, only if the tick may be on the other side of its end."""
-        t_ns, end = h.t_ns, h.end
+        t_ns, end = h.t_ns, len(h.t_ns)
         more_ns = self._error_ns - EXACT.error_ns
         if not more_ns:
             changes_mw = 0.0
@@ -514,14 +511,14 @@ class EnergyCurve:
                 changes_mw += max(around) - min(around)
         return level_mw * EXACT.error_ns + changes_mw * more_ns
 
-    def _leeway_mwns(self, h: _Rows, t_ns: int, number: int) -> float:
+    def _leeway_mwns(self, h: Rows, t_ns: int, number: int) -> float:
         """Error of the energy at an instant if only a tick's mean is known: its power may have been
         anything between the powers of the ticks around."""
-        if not 0 < number < h.end:
+        if not 0 < number < len(h.t_ns):
             return 0.0
         least, most = self._range_mw(h, number)
         here_mw, last_mw = h.level_mw[number], h.level_mw[number - 1]
-        next_mw = h.level_mw[number + 1] if number + 1 < h.end else last_mw
+        next_mw = h.level_mw[number + 1] if number + 1 < len(h.t_ns) else last_mw
         if self._contrast(here_mw, last_mw) and self._contrast(here_mw, next_mw):
             # Work started and ended within the tick: its power is not known.
             if here_mw > max(last_mw, next_mw):
@@ -535,12 +532,12 @@ class EnergyCurve:
         lowest = max(least * before_ns, total - most * after_ns)
         return max(0.0, highest - lowest) / 3
 
-    def _range_mw(self, h: _Rows, number: int) -> tuple[int, int]:
+    def _range_mw(self, h: Rows, number: int) -> tuple[int, int]:
         """Lowest and highest power of a tick and those around it."""
         levels = h.level_mw[max(0, number - AROUND) : number + AROUND + 1]
         return min(levels), max(levels)
 
-    def _roughness(self, h: _Rows, low: int, high: int) -> float:
+    def _roughness(self, h: Rows, low: int, high: int) -> float:
         """Mean difference in power between consecutive ticks, mW."""
         low = max(low, 1)
         if high < low:
@@ -550,7 +547,7 @@ class EnergyCurve:
         return sum(differences) / (high + 1 - low)
 
     @staticmethod
-    def _inner_mw(h: _Rows, low: int, high: int) -> float:
+    def _inner_mw(h: Rows, low: int, high: int) -> float:
         """Mean distance of readings of power from the means of the two ticks of which they may be a
         part: how much power varies within ticks."""
         levels = h.level_mw
@@ -561,14 +558,14 @@ class EnergyCurve:
         return far_mw / max(1, high - low)
 
     def _doubt(
-        self, h: _Rows, first: int, last: int, energy_uj: int, span_ns: int, snapped: bool
+        self, h: Rows, first: int, last: int, energy_uj: int, span_ns: int, snapped: bool
     ) -> float:
         """How likely a device that seems to be steady around a window pauses in each tick there."""
         if not self._means:
             return 0.0 if snapped else 1.0
         inner_mw = max(
             self._inner_mw(h, max(1, first - AROUND), first - 1),
-            self._inner_mw(h, last + 1, min(h.end - 1, last + AROUND)),
+            self._inner_mw(h, last + 1, min(len(h.t_ns) - 1, last + AROUND)),
         )
         level_mw = max(1, energy_uj * MS // span_ns)
         if snapped:
@@ -591,7 +588,7 @@ class EnergyCurve:
     def _partial(self) -> bool:
         return self.window_ns is not None
 
-    def _seen_ns(self, h: _Rows, number: int) -> int:
+    def _seen_ns(self, h: Rows, number: int) -> int:
         """Part of a tick that its reading covers."""
         span_ns = h.t_ns[number] - h.t_ns[number - 1]
         return span_ns if self.window_ns is None else min(self.window_ns, span_ns)

@@ -38,6 +38,9 @@ TICK_ROWS = 20_000
 GRAINS = ((SECOND_NS, 10_800), (30 * SECOND_NS, 8_640), (1200 * SECOND_NS, 2_160))
 """Period and number of rows of each coarser tier."""
 
+RECENT = 40
+"""Number of newest ticks that are kept as lists, while no later one is added."""
+
 META = (Column("counted_uj", "q"), Column("raw", "q"), Column("window_ns", "q"))
 """State of the meter; only the last row is valid."""
 
@@ -47,6 +50,15 @@ LAYOUT = hashlib.sha256(f"1{TICKS}{TICK_ROWS}{ROWS}{GRAINS}{META}".encode()).hex
 
 SIZE = size_of(TICKS, TICK_ROWS) + sum(size_of(ROWS, rows) for _, rows in GRAINS) + size_of(META, 8)
 """Bytes of a history."""
+
+
+class Rows(NamedTuple):
+    """Consecutive ticks, oldest first."""
+
+    t_ns: list[int]
+    energy_uj: list[int]
+    level_mw: list[int]
+    power_mw: list[int]
 
 
 class Slow(NamedTuple):
@@ -92,6 +104,7 @@ class History:
             self.ticks.column(position) for position in range(len(TICKS))
         )
         self.shown_mw = self.power_mw
+        self._recent = 0, Rows([], [], [], [])
 
     def add(self, edge: Edge, raw: int | None, window_ns: int | None, slow: Slow) -> None:
         """Adds a tick. `raw` is the device's own counter in its unit; None: it has none."""
@@ -102,6 +115,8 @@ class History:
             ABSENT if raw is None else raw,
             ABSENT if window_ns is None else window_ns,
         )
+        if edge.t_ns < self._next_ns[0]:
+            return  # of all tiers: their periods are multiples
         for position, (period_ns, _) in enumerate(GRAINS):
             if edge.t_ns >= self._next_ns[position]:
                 self._next_ns[position] = (edge.t_ns // period_ns + 1) * period_ns
@@ -146,7 +161,22 @@ class History:
     @property
     def ends_ns(self) -> int:
         """The newest tick; 0: there is none."""
-        return self.t_ns[self.ticks.end - 1] if self.ticks.end else 0
+        return self.ticks.newest(0)
+
+    def rows(self, first: int, end: int) -> Rows:
+        """Copies ticks by their numbers."""
+        columns = (self.t_ns, self.energy_uj, self.level_mw, self.power_mw)
+        return Rows(*(column.span(first, end) for column in columns))
+
+    @property
+    def recent(self) -> Rows:
+        """The newest ticks. What waits for a tick needs the same ones, so they are copied once."""
+        end, rows = self._recent
+        if end != self.ticks.end:
+            end = self.ticks.end
+            rows = self.rows(max(self.ticks.start, end - RECENT), end)
+            self._recent = end, rows
+        return rows
 
     def coarse(self, t_ns: int) -> Ring | None:
         """The finest coarser tier that reaches back to a time."""

@@ -70,8 +70,8 @@ STEADY_NS = 500 * MS
 
 GUARD_NS = 1 * MS
 TOOK_SHARE, LONGEST_NS = 0.1, 20 * MS
-"""Share of a reading's duration in the mean of durations, and the longest that counts: a driver may
-hang once."""
+"""Share of a reading's duration or delay in their means, and the longest duration that counts: a
+driver may hang once."""
 
 DATED = 2.0
 """A change dated less precisely than this, in grains, does not help to determine the period."""
@@ -139,6 +139,7 @@ class TickTracker:
         self._took = 0.0
         self._grain = float(GRAIN_NS)
         self._half = 0
+        self._late = 0.0
         self._restart(now_ns)
 
     def _restart(self, now_ns: int) -> None:
@@ -160,6 +161,7 @@ class TickTracker:
         self._passed = 0
         self._anchors: list[tuple[int, float]] = []
         self._timed = False
+        self._routine = 0
 
     def _read_at(self, t_ns: float, latest_ns: float | None = None) -> None:
         self.next_read_ns = round(t_ns)
@@ -173,6 +175,7 @@ class TickTracker:
     def failed(self, t_ns: int) -> None:
         """Handles a failed reading: retries soon, then less and less often."""
         self._failures += 1
+        self._routine = 0
         pause_ns = min(RETRY_NS << min(self._failures - 1, 16), RETRY_MAX_NS)
         self._read_at(t_ns + pause_ns)
 
@@ -270,17 +273,23 @@ class TickTracker:
             every = max(1, int(trusted / between))
         else:
             every = BRACKET_EVERY if self._period < FAST_PERIOD_NS else 1
-        if self._undated + 1 < every:
+        self._routine = every - 1 - self._undated
+        if self._routine > 0:
             after = max(self._spread, GUARD_NS) + 2 * self._took
             due = self._due
             if self.resting:
                 due += (REST_NS // self._period - 1) * self._period
+                self._routine = 0  # several ticks pass until then
             self._read_at(due + after, due + max(after, PATIENT_SHARE * self._period))
         else:
-            self._read_at(self._due - self._spread - self._took)
+            self._read_at(self._due - self._spread - self._took - self._late)
 
     def _follow(self, t_ns: int, changed: bool) -> Tick | None:
         self._reads += 1
+        delay_ns = t_ns - self._half - self.next_read_ns
+        if self._routine <= 0 and 0 < delay_ns < GRAIN_NS:
+            # The thread wakes a little late: what dates a change is planned so much earlier.
+            self._late += TOOK_SHARE * (delay_ns - self._late)
         if changed:
             return self._found(t_ns)
         late = t_ns - self._half - self._due
@@ -289,7 +298,7 @@ class TickTracker:
         step = self._step
         if late > self._spread:
             step *= 2.0 ** min(self._reads, 6)
-        self._read_at(max(t_ns + self._half + step, self._due - self._spread))
+        self._read_at(max(t_ns + self._half + step, self._due - self._spread) - self._late)
         return None
 
     def _quiet(self, ticks: int) -> Tick:
@@ -306,6 +315,8 @@ class TickTracker:
 
     def _found(self, t_ns: int) -> Tick:
         self._changed_ns = t_ns
+        if self._routine > 0 and t_ns - self.latest_read_ns < self._period / 8:
+            return self._pass()
         before_ns = t_ns if self._read_ns is None else self._read_ns
         period = self._period
         missed = int(max(0.0, t_ns - self._due) // period)
@@ -317,7 +328,7 @@ class TickTracker:
             near = CORRECTION * self._grain if self._right else self._spread
             at = high - min(near, (high - low) / 2)
             slop = min(2 * self._spread, (high - low) / 2)
-            self._right = 0
+            self._right //= 2  # readings come late, so predictions become late, too
             self._misses += 1
             if due - high > self._grain:
                 self._miss(2.0)
@@ -359,6 +370,22 @@ class TickTracker:
                 max(self.latest_read_ns, soon),
             )
         return tick
+
+    def _pass(self) -> Tick:
+        """Processes a change that a planned reading found, without dating it."""
+        at, count = self._due, 1 + self._silent
+        self._ticks += 1
+        self._undated += 1
+        self._passed += count
+        self._silent = 0
+        self._due += self._period
+        self._routine -= 1
+        if self._routine:
+            self.next_read_ns += self.period_ns or 0
+            self.latest_read_ns += self.period_ns or 0
+        else:
+            self._plan()
+        return Tick(round(at), round(self._spread), count)
 
     def _time_period(self, at: float, error: float) -> None:
         """The period, measured over the whole time in which the sensor was regular."""

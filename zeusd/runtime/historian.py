@@ -47,6 +47,7 @@ MAX_PATIENCE_NS = 3_000_000_000
 UNKNOWN_PERIOD_NS = 100_000_000
 MIN_TICKS = 2
 _until_ns = attrgetter("until_ns")
+_OVER = object()
 
 JOINED_NS = 2_000_000
 """Pause between two windows of a query in which the GPU does not become idle: training steps."""
@@ -113,6 +114,7 @@ class LookUp:
         query: The query for each source.
         done: Called when all sources have a result.
         results: The results: a message, or a `Failure`.
+        lacking: The sources whose tick has not arrived.
         until_ns: The tick that it waits for.
         awaited: The source that it waits for.
     """
@@ -121,6 +123,7 @@ class LookUp:
     query: WindowsQuery | TimelineQuery
     done: Callable[[LookUp], None]
     results: dict[str, Answer] = field(default_factory=dict)
+    lacking: list[str] = field(default_factory=list)
     until_ns: int = 0
     awaited: str = ""
 
@@ -169,6 +172,7 @@ class Historian:
             return
         if isinstance(look_up.query, WindowsQuery):
             look_up.until_ns = min(look_up.query.until_ns, self._clock_ns())
+        look_up.lacking = [*look_up.names]
         self._begin(look_up)
 
     def ticked(self, name: str) -> None:
@@ -179,20 +183,23 @@ class Historian:
 
     def _begin(self, look_up: LookUp) -> None:
         """Lets a look-up wait for the source that is read last, or answers it."""
-        last_ns, awaited, period_ns = -1, "", 0
-        for name in look_up.names:
+        last_ns, awaited, period_ns, lacking = -1, "", 0, []
+        for name in look_up.lacking:
             source = self._sampler.find(name)
             if source is None or not _has(source, look_up.until_ns):
+                lacking.append(name)
                 read_ns = sys.maxsize if source is None else source.next_read_ns
-                period_ns = max(
-                    period_ns, UNKNOWN_PERIOD_NS if source is None else source.period_ns
-                )
                 if read_ns > last_ns:
                     last_ns, awaited = read_ns, name
-        if not awaited:
+        look_up.lacking = lacking
+        if not lacking:
             self._conclude(look_up)
             return
         if self._give_up.get(look_up) is None:
+            for name in lacking:
+                source = self._sampler.find(name)
+                this_ns = UNKNOWN_PERIOD_NS if source is None else source.period_ns
+                period_ns = max(period_ns, this_ns)
             patience_ns = min(3 * period_ns + PATIENCE_NS, MAX_PATIENCE_NS)
             due_ns = self._give_up[look_up] = self._clock_ns() + patience_ns
             self._wait_until(due_ns)
@@ -251,7 +258,7 @@ class Historian:
         try:
             while self._ready and time.monotonic_ns() < end_ns:
                 answers = self._ready.popleft()
-                if sum(1 for _ in islice(answers, STEPS)) == STEPS:
+                if next(islice(answers, STEPS - 1, None), _OVER) is not _OVER:
                     self._ready.append(answers)
         finally:
             self._go_on()
@@ -274,20 +281,24 @@ class Historian:
         self, name: str, source: Source | None, look_up: LookUp
     ) -> Generator[None, None, Answer]:
         query = look_up.query
-        if source is None or source.history.ticks.end < MIN_TICKS:
+        history = None if source is None else source.history
+        if source is None or history is None or history.ticks.end < MIN_TICKS:
             return _nothing(name, source)
         if isinstance(query, TimelineQuery):
             return (yield from _timeline(source, query))
-        behind_ns = look_up.until_ns - source.history.ends_ns
+        behind_ns = look_up.until_ns - history.ends_ns
         if behind_ns > STALE_NS or (behind_ns > 0 and source.failure is not None):
             return _nothing(name, source)
-        return (yield from _windows(source, query))
+        return (yield from _windows(source, history, query))
 
 
-def _windows(source: Source, query: WindowsQuery) -> Generator[None, None, WindowEnergies]:
+def _windows(
+    source: Source, history: History, query: WindowsQuery
+) -> Generator[None, None, WindowEnergies]:
     energies: list[int | None] = []
     uncertainties: list[int] = []
-    begins_ns = (source.history.begins_ns or 0) - source.period_ns
+    period_ns = source.period_ns
+    begins_ns = (history.begins_ns or 0) - period_ns
     curve, aligns = source.curve, source.aligns
     for (begin_ns, end_ns, aligned), joins in zip(query.windows, query.joins, strict=True):
         yield
@@ -302,7 +313,7 @@ def _windows(source: Source, query: WindowsQuery) -> Generator[None, None, Windo
         energy_uj=energies,
         uncertainty_uj=uncertainties,
         begins_ns=begins_ns,
-        tick_ns=source.period_ns,
+        tick_ns=period_ns,
     )
 
 
@@ -314,7 +325,7 @@ def _near(times: Sequence[int], t_ns: int) -> bool:
 
 def _has(source: Source, until_ns: int) -> bool:
     history = source.history
-    return history.ticks.end >= MIN_TICKS and history.ends_ns >= until_ns
+    return history.ends_ns >= until_ns and history.ticks.end >= MIN_TICKS
 
 
 def _nothing(name: str, source: Source | None) -> Failure:

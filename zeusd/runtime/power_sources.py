@@ -126,7 +126,7 @@ class PowerSource(PolledSource):
         super().__init__(history, period_ns, CEILING_MW, clock_ns)
         self._read_mw = read_mw
 
-    def read(self, streamed: bool) -> Edge | None:
+    def read(self, streamed: bool, awaited: bool = True) -> Edge | None:
         """Reads it now. Returns the tick that the reading revealed, if any.
 
         Power is interpolated linearly between readings.

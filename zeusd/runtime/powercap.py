@@ -135,7 +135,7 @@ class ZoneSource(PolledSource):
         self._zone = zone
         self._path = str(zone.path / "energy_uj")
 
-    def read(self, streamed: bool) -> Edge | None:
+    def read(self, streamed: bool, awaited: bool = True) -> Edge | None:
         """Reads it now. Returns the tick that the reading revealed, if any."""
         before_ns = self._clock_ns()
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -163,7 +163,7 @@ class Reads:
             if call.reading in (Reading.STATE, Reading.PROCESSES) and isinstance(result, Message):
                 self._known[call.uuid, call.reading] = (self._sampling.sample_ns(), result)
         for pending in call.askers:
-            self._put(pending, call.uuid, self._complete(pending, call.uuid, result))
+            self._put(pending, {call.uuid: self._complete(pending, call.uuid, result)})
 
     # --------------------------------------------------------------------------------- internals
 
@@ -173,11 +173,11 @@ class Reads:
         node = self._core.node
         for uuid in list(pending.results):
             if uuid not in node.gpus:
-                self._put(pending, uuid, node.unknown(uuid))
+                self._put(pending, {uuid: node.unknown(uuid)})
             elif node.quiesced is not None:
-                self._put(pending, uuid, node.quiesced)
+                self._put(pending, {uuid: node.quiesced})
             elif (known := self._fresh(uuid, reading)) is not None:
-                self._put(pending, uuid, self._complete(pending, uuid, known))
+                self._put(pending, {uuid: self._complete(pending, uuid, known)})
             else:
                 self._call(uuid, reading, pending)
 
@@ -239,11 +239,10 @@ class Reads:
             if name in node.gpus or name in node.sources:
                 names.append(name)
             else:
-                self._put(pending, name, node.unknown(name))
+                self._put(pending, {name: node.unknown(name)})
 
         def done(look_up: LookUp) -> None:
-            for name, result in look_up.results.items():
-                self._put(pending, name, result)
+            self._put(pending, look_up.results)
 
         if names:
             self._sampling.look_up(LookUp(tuple(names), query, done))
@@ -269,20 +268,22 @@ class Reads:
         now_ns = self._clock_ns()
         for pending in list(self._pending):
             if pending.deadline_ns and now_ns > pending.deadline_ns:
-                for name in [name for name, found in pending.results.items() if found is None]:
-                    self._put(pending, name, no_answer(name))
+                missing = [name for name, found in pending.results.items() if found is None]
+                self._put(pending, {name: no_answer(name) for name in missing})
         left_ns = [pending.deadline_ns for pending in self._pending if pending.deadline_ns]
         if left_ns:
             self._alarm.set(min(left_ns) + 1, now_ns)
 
-    def _put(self, pending: _Pending, name: str, result: object) -> None:
-        if pending.results[name] is not None or pending not in self._pending:
+    def _put(self, pending: _Pending, found: Mapping[str, object]) -> None:
+        if pending not in self._pending:
             return  # it came after the deadline, or after the connection's end
-        if isinstance(result, Failure):
-            result = Refused(error=error_body(result, name))
-        assert isinstance(result, Message)
-        pending.results[name] = result
-        pending.missing -= 1
+        for name, result in found.items():
+            if pending.results[name] is None:
+                if isinstance(result, Failure):
+                    result = Refused(error=error_body(result, name))
+                assert isinstance(result, Message)
+                pending.results[name] = result
+                pending.missing -= 1
         if pending.missing == 0:
             self._forget(pending)
             result = pending.of(pending.results)

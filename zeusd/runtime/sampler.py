@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -16,7 +17,7 @@ from zeusd.runtime.sources import Sample, Source
 
 log = logging.getLogger(__name__)
 
-LONGEST_SLEEP_S = 0.05
+LONGEST_SLEEP_NS = 50_000_000
 """Longest time until a new device is noticed."""
 
 STUCK_NS = 1_000_000_000
@@ -50,6 +51,7 @@ class Sampler:
         self._urgent: set[str] = set()
         self._wake = threading.Lock()
         self._wake.acquire()
+        self._wakes_ns = sys.maxsize
         self._generation = 0
         self._busy: tuple[str, int] | None = None
         self._stuck: set[str] = set()
@@ -96,20 +98,20 @@ class Sampler:
     def hurry(self, name: str) -> None:
         """Requests a call of `on_tick` at this source's next tick."""
         self._urgent.add(name)
-        self._awaken()
+        source = self._sources.get(name)
+        if source is None or source.next_read_ns < self._wakes_ns:
+            self._awaken()
 
     # ---------------------------------------------------------------------------------- reading
 
     @property
     def next_ns(self) -> int | None:
         """When to read next; None: there are no sources."""
+        sources = self._rotation
+        latest = [source.latest_read_ns for source in sources.values()]
+        wanted = self._urgent | self.streamed
         return min(
-            (
-                source.next_read_ns
-                if name in self._urgent or name in self.streamed
-                else source.latest_read_ns
-                for name, source in self._rotation.items()
-            ),
+            [*latest, *(sources[name].next_read_ns for name in wanted if name in sources)],
             default=None,
         )
 
@@ -121,7 +123,8 @@ class Sampler:
 
     def _read(self, name: str, source: Source) -> None:
         try:
-            edge = source.read(name in self.streamed)
+            streamed = name in self.streamed
+            edge = source.read(streamed, streamed or name in self._urgent)
         except Exception:  # the other devices must be read in any case
             log.exception("sampling failed", extra={"event": "bug", "gpu": name})
             with self._guard:
@@ -155,6 +158,8 @@ class Sampler:
         self._awaken()
         for thread in self._threads[-1:]:
             thread.join(timeout=1.0)
+        for source in self._sources.values():
+            _ = source.history  # which completes it
 
     def replace_stuck(self) -> None:
         """Abandons a thread that a driver blocks, and continues with another."""
@@ -186,10 +191,10 @@ class Sampler:
     def _run(self, generation: int) -> None:
         clock_ns, wake = self._clock_ns, self._wake
         while not self._stopped:
-            next_ns = self.next_ns
-            wait_s = LONGEST_SLEEP_S
-            if next_ns is not None:
-                wait_s = min(wait_s, (next_ns - clock_ns()) / 1e9)
+            self._wakes_ns = sys.maxsize  # a request that comes now may not be considered
+            next_ns, latest_ns = self.next_ns, clock_ns() + LONGEST_SLEEP_NS
+            self._wakes_ns = latest_ns if next_ns is None else min(next_ns, latest_ns)
+            wait_s = (self._wakes_ns - clock_ns()) / 1e9
             if wait_s > 0:
                 wake.acquire(timeout=wait_s)
             for name, source in self._rotation.items():

@@ -65,9 +65,12 @@ def describe_sample(name: str, sample: Sample) -> replies.Sample:
 class Source(Protocol):
     """A device whose energy is sampled."""
 
-    history: History
     aligns: bool
     """Whether windows aligned with the GPU's work are also aligned with this device's work."""
+
+    @property
+    def history(self) -> History:
+        """Its ticks so far."""
 
     @property
     def next_read_ns(self) -> int:
@@ -89,8 +92,9 @@ class Source(Protocol):
     def failure(self) -> DeviceError | OSError | None:
         """Why the last readings failed; None: they did not."""
 
-    def read(self, streamed: bool) -> Edge | None:
-        """Reads it now. Returns the tick that the reading revealed, if any."""
+    def read(self, streamed: bool, awaited: bool = True) -> Edge | None:
+        """Reads it now. Returns the tick that the reading revealed, if any; one that is not awaited
+        may be recorded later."""
 
     @property
     def slow(self) -> Slow:
@@ -121,7 +125,6 @@ class GpuSource:
         history: History,
         clock_ns: Callable[[], int],
     ) -> None:
-        self.history = history
         self.failure: DeviceError | OSError | None = None
         self._nvml = nvml
         self._handle = handle
@@ -132,6 +135,11 @@ class GpuSource:
         self._slow_at_ns = 0
         self._served: set[str] = set()
         self._refused: dict[str, int] = {}
+
+    @property
+    def history(self) -> History:
+        """Its ticks so far."""
+        return self._channel.history
 
     @property
     def next_read_ns(self) -> int:
@@ -167,8 +175,9 @@ class GpuSource:
         """Reads each tick until then, even if that costs much. Any thread may call this."""
         self._channel.attended_ns = max(until_ns, self._channel.attended_ns)
 
-    def read(self, streamed: bool) -> Edge | None:
-        """Reads it now. Returns the tick that the reading revealed, if any."""
+    def read(self, streamed: bool, awaited: bool = True) -> Edge | None:
+        """Reads it now. Returns the tick that the reading revealed, if any; one that is not awaited
+        may be recorded later."""
         channel = self._channel
         if streamed:
             self.attend(self._clock_ns() + ATTENTION_NS)
@@ -182,14 +191,14 @@ class GpuSource:
             self.module_reading = sensors.t_ns, sensors.module_power_mw
         if self._due(sensors.t_ns, streamed):
             self._read_slow(sensors)
-        edge = channel.observe(sensors)
+        edge = channel.observe(sensors, awaited or self.failure is not None)
         if edge is not None:
             self.failure = None
         return edge
 
     def _due(self, t_ns: int, streamed: bool) -> bool:
         """Whether the values that are read once a second are due."""
-        row_ns = 0 if streamed else self.history.next_row_ns
+        row_ns = 0 if streamed else self._channel.next_row_ns
         if t_ns < max(self._slow_at_ns, row_ns):
             return False
         self._slow_at_ns = t_ns + STREAMED_SLOW_NS
@@ -248,7 +257,7 @@ class SharedGpuSource(GpuSource):
         """How often it changes."""
         return SHARED_PERIOD_NS
 
-    def read(self, streamed: bool) -> Edge | None:
+    def read(self, streamed: bool, awaited: bool = True) -> Edge | None:
         """Reads it now. Returns the tick that the reading revealed, if any."""
         t_ns = self._clock_ns()
         self._next_ns = t_ns + SHARED_PERIOD_NS

@@ -10,7 +10,7 @@ from benchmarks.accuracy import BURSTS, LOADS, RHYTHM, Bench, sweep
 from tests import seeds
 from zeusd.devices.port import Sensors
 from zeusd.energy.curve import EnergyCurve
-from zeusd.energy.history import SIZE, History, Slow
+from zeusd.energy.history import RECENT, SIZE, History, Rows, Slow
 from zeusd.energy.meter import MS, Edge, Meter, SensorTiming
 
 TICK = 100 * MS
@@ -66,6 +66,30 @@ def test_windows_that_follow_each_other_add_up(
     )
     parts = sum(curve.window(a, b, False).energy_uj for a, b in itertools.pairwise(instants))
     assert parts == curve.window(instants[0], instants[-1], False).energy_uj
+
+
+@settings(max_examples=seeds.tries(200), deadline=None)
+@given(
+    st.lists(st.integers(20_000, 400_000), min_size=4, max_size=2 * RECENT),
+    windows,
+    st.booleans(),
+    st.tuples(st.booleans(), st.booleans()),
+    st.data(),
+)
+def test_the_newest_ticks_give_what_all_of_them_give(
+    powers_mw: list[int],
+    window_ns: int | None,
+    aligned: bool,
+    joins: tuple[bool, bool],
+    data: st.DataObject,
+) -> None:
+    curve = curve_of(powers_mw, window_ns)
+    ends_ns = BEGIN + len(powers_mw) * TICK
+    span_ns = data.draw(st.integers(1, len(powers_mw) * TICK))
+    end_ns = data.draw(st.integers(ends_ns - 4 * TICK, ends_ns + TICK))
+    found = curve.window(end_ns - span_ns, end_ns, aligned, joins)
+    curve._h._recent = curve._h.ticks.end, Rows([], [], [], [])
+    assert curve.window(end_ns - span_ns, end_ns, aligned, joins) == found
 
 
 @settings(max_examples=seeds.tries(100), deadline=None)

@@ -84,6 +84,21 @@ def test_an_update_is_found_and_dated_within_a_millisecond_by_few_readings(
     assert (len(sensor.looks) - looked) / ticks < 3.0
 
 
+def test_a_thread_that_always_wakes_late_does_not_look_more_often() -> None:
+    class Late(random.Random):
+        def expovariate(self, lambd: float = 1.0) -> float:
+            return 140_000 + super().expovariate(1 / 60_000)
+
+    sensor = Sensor(every(100, 120), 1)
+    sensor.chance = Late(1)
+    sensor.run(10 * SECOND)
+    looked = len(sensor.looks)
+    sensor.run(119 * SECOND)
+    assert (len(sensor.looks) - looked) / 1090 < 1.4
+    errors = sorted(sensor.errors_ms(10 * SECOND))
+    assert errors[int(0.95 * len(errors))] < 0.3
+
+
 def test_early_and_late_updates_are_still_dated() -> None:
     sensor = Sensor(every(100, 60, jitter_ms=0.4), 7)
     sensor.run(60 * SECOND)

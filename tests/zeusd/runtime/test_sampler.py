@@ -88,6 +88,38 @@ def test_readings_of_several_gpus_share_the_threads_wake_ups() -> None:
     assert len(wakes) < 10 * 50 * 4  # half of one for each tick of each GPU
 
 
+def test_a_tick_that_nobody_awaits_is_recorded_later_as_it_would_have_been_at_once() -> None:
+    def rows(awaited: bool) -> tuple[list[tuple[int, ...]], int]:
+        node = Sampled("v100:setter_ms=0")
+        (source,) = node.sources
+        read, history = source.read, source.history
+        source.read = lambda streamed, _=True: read(streamed, awaited)  # type: ignore[method-assign]
+        node.clock.sleep(9.7)
+        recorded = history.ticks.end
+        columns = [source.history.ticks.column(one) for one in range(4)]
+        assert node.clock() - source.history.ends_ns < 40_000_000
+        tiers = [ring.end for ring in source.history.tiers]
+        numbers = range(source.history.ticks.end)
+        return [
+            *(tuple(column[number] for column in columns) for number in numbers),
+            tuple(tiers),
+        ], recorded
+
+    (at_once, all_of_them), (later, some) = rows(True), rows(False)
+    assert later == at_once
+    assert all_of_them == len(at_once) - 1
+    assert some < all_of_them - 10
+
+
+def test_the_last_ticks_are_in_the_history_after_a_stop() -> None:
+    node = Sampled("v100:setter_ms=0")
+    node.clock.sleep(9.7)
+    history = node.sources[0]._channel._history
+    assert node.clock() - history.ends_ns > 100_000_000
+    node.sampler.stop()
+    assert node.clock() - history.ends_ns < 40_000_000
+
+
 def test_one_senseless_reading_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Sampled("v100:setter_ms=0")
     node.clock.sleep(2)
@@ -191,7 +223,7 @@ def test_a_source_that_breaks_the_sampler_is_left_out() -> None:
     node = Sampled("2xv100:setter_ms=0")
     node.clock.sleep(2)
 
-    def broken(streamed: bool) -> None:
+    def broken(*_: bool) -> None:
         raise ZeroDivisionError
 
     node.sources[0].read = broken
@@ -221,12 +253,13 @@ class _Blocked:
     """A source whose driver does not answer until it is let go."""
 
     next_read_ns = latest_read_ns = 0
+    history = None
 
     def __init__(self) -> None:
         self.answers = threading.Event()
         self.reads = 0
 
-    def read(self, streamed: bool) -> None:
+    def read(self, *_: bool) -> None:
         self.reads += 1
         self.answers.wait()
         self.next_read_ns = time.monotonic_ns() + 1_000_000

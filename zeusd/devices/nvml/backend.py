@@ -7,6 +7,7 @@ module uses the older call. nvidia-ml-py is imported when NVML is first initiali
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -55,20 +56,11 @@ _VOLTA, _AMPERE, _BLACKWELL = 5, 7, 10
 _NONE = 0xFFFFFFFF
 """Architecture of a GPU newer than the driver's table; instances on a GPU that is not split."""
 
-_MOST = {name: 20_000_000 for name in Sensors._fields if name.endswith("_mw")}
-_MOST["energy_mj"] = 1 << 63
-"""More than any power, mW, and energy: NVML_VALUE_NOT_AVAILABLE is all ones."""
+_TOO_MUCH_MW, _TOO_MUCH_MJ = 20_000_000, 1 << 63
+"""More than any power and energy: NVML_VALUE_NOT_AVAILABLE is all ones."""
 
-_MEMBERS = {
-    0: "dVal",
-    1: "uiVal",
-    2: "ulVal",
-    3: "ullVal",
-    4: "sllVal",
-    5: "siVal",
-    6: "usVal",
-}
-"""Member of the value's union by nvmlValueType_t."""
+_UNION = ("d", "I4x", "Q", "Q", "q", "i4x", "H6x")
+"""Layout of the value by nvmlValueType_t: double, unsigned int, unsigned long, and so on."""
 
 _Field = tuple[int, int]
 _GPU_ENERGY: _Field = (_ENERGY, _GPU)
@@ -88,6 +80,11 @@ _WANTED: tuple[_Field, ...] = (
     _MODULE_AVERAGE,
 )
 
+_PLACES = {
+    field: (place, _TOO_MUCH_MW if place else _TOO_MUCH_MJ) for place, field in enumerate(_WANTED)
+}
+"""Of each field: its place among them, and a value that is too much for it."""
+
 
 class _FieldPlan:
     """Which fields to request from a GPU, learnt from its replies.
@@ -96,36 +93,37 @@ class _FieldPlan:
         fields: The fields of the next batch.
         batch: Whether the driver has the batched call at all.
         values: The structures of the batch, reused for each call.
-        slots: Each field with its structure, and the union in that.
+        types: The types of their values, as the driver last returned them.
+        layout: Reads type, code and value of each.
         guard: Lock held while the structures are in use.
         profiles: The GPU's workload power profiles, once they are known.
+        available: Fields that were ever available.
     """
 
     def __init__(self) -> None:
         self.fields = list(_WANTED)
         self.batch = True
-        self.values: Any = None
+        self.values: Any = ()
+        self.types: tuple[int, ...] = ()
+        self.layout = struct.Struct("")
         self.guard = threading.Lock()
-        self.slots: list[tuple[_Field, Any, Any]] = []
         self.profiles: ProfileTable | None = None
-        self._served: set[_Field] = set()
+        self.available: set[_Field] = set()
         self._refused: dict[_Field, int] = {}
         self._batch_refused = 0
 
     @property
     def serves_power(self) -> bool:
         """Whether a power field, other than the memory's, was ever available."""
-        return any(field != _ENERGY and scope != _MEMORY for field, scope in self._served)
+        return any(field != _ENERGY and scope != _MEMORY for field, scope in self.available)
 
     def served(self, field: _Field) -> None:
-        if field in self._served:
-            return
-        self._served.add(field)
+        self.available.add(field)
         if field == _MODULE_INSTANT:
             self._drop(_MODULE_AVERAGE)
 
     def refused(self, field: _Field) -> None:
-        if field in self._served:
+        if field in self.available:
             return
         self._refused[field] = self._refused.get(field, 0) + 1
         if self._refused[field] >= _GIVE_UP_AFTER:
@@ -134,7 +132,7 @@ class _FieldPlan:
     def batch_failed(self, code: int) -> None:
         self._batch_refused += 1
         if code == Return.FUNCTION_NOT_FOUND or (
-            not self._served and self._batch_refused >= _GIVE_UP_AFTER
+            not self.available and self._batch_refused >= _GIVE_UP_AFTER
         ):
             self.batch = False
 
@@ -407,31 +405,29 @@ class NvmlBackend(TabledControls):
         """Makes one call per value on drivers without field values."""
         plan = self._plan(gpu)
         with plan.guard:
-            read = self._sensors(gpu, plan)
-        absent = [name for name, most in _MOST.items() if (getattr(read, name) or 0) >= most]
-        return Sensors(**{**read._asdict(), **dict.fromkeys(absent)}) if absent else read
+            return self._sensors(gpu, plan)
 
     def _sensors(self, gpu: Handle, plan: _FieldPlan) -> Sensors:
         if not plan.batch or not plan.fields:
             return self._sensors_one_by_one(gpu)
         try:
-            t_ns, took_ns, read = self._read_fields(gpu, plan)
+            t_ns, took_ns, found = self._read_fields(gpu, plan)
         except DeviceError as error:
             if error.code not in _ABSENT:
                 raise
             plan.batch_failed(error.code)
             return self._sensors_one_by_one(gpu)
-        instant_mw = read.get(_GPU_INSTANT)
+        energy_mj, instant_mw, average_mw, memory_mw, module_mw, module_average_mw = found
         if instant_mw is None and not plan.serves_power:
             # Drivers before R530 have a field for the energy, but only a call for the power.
-            instant_mw = self._or_none("nvmlDeviceGetPowerUsage", gpu)
+            instant_mw = self._or_none("nvmlDeviceGetPowerUsage", gpu, _TOO_MUCH_MW)
         return Sensors(
             t_ns,
-            read.get(_GPU_ENERGY),
+            energy_mj,
             instant_mw,
-            read.get(_GPU_AVERAGE),
-            read.get(_MEMORY_AVERAGE),
-            read.get(_MODULE_INSTANT, read.get(_MODULE_AVERAGE)),
+            average_mw,
+            memory_mw,
+            module_average_mw if module_mw is None else module_mw,
             took_ns,
         )
 
@@ -551,45 +547,50 @@ class NvmlBackend(TabledControls):
         self._plan_of[id(gpu)] = gpu, plan
         return plan
 
-    def _read_fields(self, gpu: Handle, plan: _FieldPlan) -> tuple[int, int, dict[_Field, int]]:
-        """One batched reading: its time and duration (ns) and values. The plan learns from it.
+    def _read_fields(self, gpu: Handle, plan: _FieldPlan) -> tuple[int, int, list[int | None]]:
+        """One batched reading: its time and duration (ns), and the values of all that is wanted.
+        The plan learns from it.
 
         Raises:
             DeviceError: The call failed, the GPU is lost, or every field failed temporarily.
         """
         call = "nvmlDeviceGetFieldValues"
-        if plan.values is None or len(plan.slots) != len(plan.fields):
-            plan.values = self._field_array(plan.fields)
-            plan.slots = [
-                (field, value, value.value)
-                for field, value in zip(plan.fields, plan.values, strict=True)
-            ]
+        fields = plan.fields
+        if len(plan.values) != len(fields):
+            plan.values = self._field_array(fields)
+            plan.types, plan.layout = _layout((0,) * len(fields))
         function = self._get_field_values or self._function(call)
         before_ns = time.monotonic_ns()
-        code = function(gpu, len(plan.slots), plan.values)
+        code = function(gpu, len(fields), plan.values)
         took_ns = time.monotonic_ns() - before_ns
         if code != Return.SUCCESS:
             raise nvml_error(int(code), call)
-        read: dict[_Field, int] = {}
-        mishap = 0
-        for field, value, union in plan.slots:
-            code = value.nvmlReturn
+        found = plan.layout.unpack(plan.values)
+        if found[::3] != plan.types:
+            plan.types, plan.layout = _layout(found[::3])
+            found = plan.layout.unpack(plan.values)
+        read: list[int | None] = [None] * len(_WANTED)
+        mishap = served = 0
+        for field, code, number in zip(tuple(fields), found[1::3], found[2::3], strict=True):
             if code == 0:
-                number = int(getattr(union, _MEMBERS.get(value.valueType, "ullVal")))
                 # Boards that do not measure the power of their memory or module return zero without
                 # an error.
                 if number == 0 and field[1] != _GPU:
                     plan.refused(field)
                 else:
-                    read[field] = number
-                    plan.served(field)
+                    if field not in plan.available:
+                        plan.served(field)
+                    served += 1
+                    place, too_much = _PLACES[field]
+                    if number < too_much:
+                        read[place] = int(number)
             elif code in _LOST:
                 raise nvml_error(code, call)
             elif code in _REFUSALS:
                 plan.refused(field)
             else:
                 mishap = code
-        if mishap and not read:
+        if mishap and not served:
             raise nvml_error(mishap, call)
         self._get_field_values = function
         return before_ns + took_ns // 2, took_ns, read
@@ -615,19 +616,26 @@ class NvmlBackend(TabledControls):
 
     def _sensors_one_by_one(self, gpu: Handle) -> Sensors:
         before_ns = time.monotonic_ns()
-        energy = self._or_none("nvmlDeviceGetTotalEnergyConsumption", gpu)
-        power = self._or_none("nvmlDeviceGetPowerUsage", gpu)
+        energy = self._or_none("nvmlDeviceGetTotalEnergyConsumption", gpu, _TOO_MUCH_MJ)
+        power = self._or_none("nvmlDeviceGetPowerUsage", gpu, _TOO_MUCH_MW)
         took_ns = time.monotonic_ns() - before_ns
         t_ns = before_ns + took_ns // 2
         return Sensors(t_ns, energy, power, None, None, took_ns=took_ns)
 
-    def _or_none(self, name: str, gpu: Handle) -> int | None:
+    def _or_none(self, name: str, gpu: Handle, too_much: int) -> int | None:
         try:
-            return int(self._call(name, gpu))
+            number = int(self._call(name, gpu))
+            return number if number < too_much else None
         except DeviceError as error:
             if error.code in _ABSENT:
                 return None
             raise
+
+
+def _layout(types: tuple[int, ...]) -> tuple[tuple[int, ...], struct.Struct]:
+    """Reads fields whose values have these types."""
+    unions = (_UNION[one] if 0 <= one < len(_UNION) else "Q" for one in types)
+    return types, struct.Struct("".join(f"24xii{union}" for union in unions))
 
 
 def _is_missing(error: Exception) -> bool:
