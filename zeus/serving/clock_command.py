@@ -148,8 +148,7 @@ def tune(
     Requests are real: a clock that misses an objective is abandoned at once. Stop early with
     Ctrl-C; results so far are kept.
     """
-    from zeus.serving import clock_report
-    from zeus.serving.clock_tune import Tuner
+    from zeus.serving.clock_tune import Tuner, plot, table
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     made: list[Tuner] = []
@@ -180,13 +179,13 @@ def tune(
     if tuner is None or not rows:
         trouble = trouble or "no request ended; check --feed and that there is load"
         raise click.ClickException(f"no step times were learned: {trouble}")
-    click.echo(clock_report.table(rows))
+    click.echo(table(rows))
     if not tuner.done():
         click.echo("Not complete: clocks below those listed were not judged. Run it for longer.")
     try:
         write_text(out, json.dumps(tuner.profile(), indent=1) + "\n")
         if picture is not None:
-            clock_report.picture(rows, picture, slo_ttft, slo_tpot)
+            plot(rows, picture, slo_ttft, slo_tpot)
     except OSError as error:
         raise click.ClickException(f"cannot write {error.filename}: {error.strerror}") from None
     except ImportError:

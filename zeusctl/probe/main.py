@@ -86,7 +86,7 @@ def _open(options: Mapping[str, Any]) -> tuple[Driver, Loads | None]:
 def _real(library: str | None) -> Driver:
     """Opens the driver of this machine; without zeusd's packages, only NVIDIA's."""
     try:
-        from zeusctl.probe.amd import AmdDriver, is_amd
+        from zeusctl.probe.backend import AmdDriver, is_amd
     except ImportError:
         pass
     else:

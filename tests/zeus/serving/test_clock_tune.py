@@ -13,8 +13,7 @@ from benchmarks.serving_clocks_scenarios import CHAT, H100
 from benchmarks.serving_clocks_world import make_load, simulate
 from zeus.serving import ClockPolicy
 from zeus.serving.clock_command import load_stretch, save_stretch, tune
-from zeus.serving.clock_report import picture, table
-from zeus.serving.clock_tune import POLICY, Tuner, TuneRow
+from zeus.serving.clock_tune import POLICY, Tuner, TuneRow, plot, table
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +77,7 @@ def test_the_report(tuned: Tuner, tmp_path: Path) -> None:
     assert "<- lowest that holds" in text
     assert "policy" in text
     assert len(text.splitlines()) == len(rows) + 1
-    picture(rows, tmp_path / "clocks.svg", 0.5, 0.025)
+    plot(rows, tmp_path / "clocks.svg", 0.5, 0.025)
     assert "<svg" in (tmp_path / "clocks.svg").read_text()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_amdsmi.double import NEVER, AmdSmiDouble
-from zeusctl.probe.amd import AmdDriver, is_amd
+from zeusctl.probe.backend import AmdDriver, is_amd
 from zeusctl.probe.driver import NoDriverError
 from zeusctl.probe.page import lines
 from zeusctl.probe.run import ProbeTiming, probe
