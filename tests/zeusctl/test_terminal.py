@@ -149,8 +149,8 @@ def test_each_verb_in_a_terminal(
     with terminal(daemon, *arguments) as session:
         if keys:
             if verb == "record":
-                wait_for(lambda: Path("samples.csv").exists(), "the recording to begin")
-                time.sleep(0.3)  # a few ticks
+                samples = Path("samples.csv")
+                wait_for(lambda: samples.exists() and samples.read_text().count("\n") > 1, "a row")
             else:
                 session.expect(shown)
             session.type(keys)
