@@ -1,5 +1,4 @@
-"""Finds the lowest static clock that meets the objectives, by load, under live load; pure but for the
-picture.
+"""Finds and reports the lowest static clock that meets the objectives, by load, under live load.
 
 Walks down the clocks, one window at a time, separately in each bucket of load: two clocks are
 compared only over windows of similar load. A clock that misses objectives is abandoned at once and
