@@ -551,7 +551,7 @@ MUTATIONS = (
     Mutation(
         "a run's expected time is that of the one before",
         "zeus.policy.recurrence.Runs.count",
-        drop("_trader", "observe"),
+        drop("_expected_s", "time"),
         (
             "tests/zeus/policy/test_trade_off.py::"
             "test_a_signal_counts_over_the_time_that_the_run_before_took",

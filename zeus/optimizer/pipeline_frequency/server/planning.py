@@ -34,7 +34,7 @@ KEPT = 32
 """Most frontiers that are cached for further jobs with the same profile."""
 
 PLANNERS = 2
-"""Most processes without a question that are kept: one takes up to 200 MB."""
+"""Most idle processes that are kept; one needs at most 200 MB."""
 
 IDLE_S = 600.0
 """How long they are kept."""
