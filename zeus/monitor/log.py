@@ -65,6 +65,7 @@ class MeasurementLog:
 
     def close(self) -> None:
         """Ends it: nothing more is written."""
+        atexit.unregister(self.close)
         with self._guard:
             self._file.close()
 

@@ -124,18 +124,18 @@ class Sampler:
     def _read(self, name: str, source: Source) -> None:
         try:
             streamed = name in self.streamed
-            edge = source.read(streamed, streamed or name in self._urgent)
+            awaited = streamed or name in self._urgent
+            edge = source.read(streamed, awaited)
         except Exception:  # the other devices must be read in any case
             log.exception("sampling failed", extra={"event": "bug", "gpu": name})
             with self._guard:
                 self._rotation = {key: one for key, one in self._rotation.items() if key != name}
             return
-        if edge is None:
-            return
-        if name in self._urgent:
+        # A request may come during the reading, whose tick is then recorded later.
+        if name in self._urgent and (edge is not None or not awaited):
             self._urgent.discard(name)
             self._on_tick(name)
-        if name in self.streamed:
+        if edge is not None and name in self.streamed:
             number = source.history.ticks.end
             self._publish(
                 name, Sample(edge.t_ns, edge.energy_uj, edge.power_mw, source.slow, number)

@@ -57,7 +57,7 @@ class Scene:
         # A test double: it has only what the historian uses of the two.
         self.hurried = 0
         hurry = self.advance if simulated else None
-        self.historian = Historian(self, self, lambda: self.now_ns, hurry)  # type: ignore[arg-type]
+        self.historian = Historian(self, self, lambda: self.now_ns, hurry)  # type: ignore[arg-type]  # a double
         for device in devices:
             while device.next_read_ns <= BEGIN_NS:
                 device.read(False)

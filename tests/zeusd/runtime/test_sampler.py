@@ -93,7 +93,7 @@ def test_a_tick_that_nobody_awaits_is_recorded_later_as_it_would_have_been_at_on
         node = Sampled("v100:setter_ms=0")
         (source,) = node.sources
         read, history = source.read, source.history
-        source.read = lambda streamed, _=True: read(streamed, awaited)  # type: ignore[method-assign]
+        source.read = lambda streamed, _=True: read(streamed, awaited)  # type: ignore[method-assign]  # of one object
         node.clock.sleep(9.7)
         recorded = history.ticks.end
         columns = [source.history.ticks.column(one) for one in range(4)]
@@ -109,6 +109,36 @@ def test_a_tick_that_nobody_awaits_is_recorded_later_as_it_would_have_been_at_on
     assert later == at_once
     assert all_of_them == len(at_once) - 1
     assert some < all_of_them - 10
+
+
+def test_a_tick_that_is_asked_for_during_its_reading_is_reported_after_it() -> None:
+    node = Sampled("v100:setter_ms=0")
+    node.clock.sleep(9.7)
+    sampler, (source,), (name,) = node.sampler, node.sources, node.sampler.names()
+    read, reads, reported = source.read, 0, []
+
+    def asked(streamed: bool, awaited: bool = True) -> Any:
+        nonlocal reads
+        reads += 1
+        if reads == 1:
+            sampler.hurry(name)
+        return read(streamed, awaited)
+
+    source.read = asked  # type: ignore[method-assign]  # of one object
+    sampler._on_tick = lambda _: reported.append((reads, node.clock() - source.history.ends_ns))
+    node.clock.sleep(0.1)
+    ((after, age_ns),) = reported
+    assert after == 1
+    assert age_ns < 20_000_000  # an update
+
+
+@pytest.mark.parametrize(("after_ns", "woken"), [(-1, True), (0, False)])
+def test_the_thread_is_woken_only_if_it_would_wake_too_late(after_ns: int, woken: bool) -> None:
+    node = Sampled("v100:setter_ms=0")
+    node.clock.sleep(2)
+    node.sampler._wakes_ns = node.sources[0].next_read_ns - after_ns
+    node.sampler.hurry(next(node.sampler.names()))
+    assert node.sampler._wake.acquire(blocking=False) is woken
 
 
 def test_the_last_ticks_are_in_the_history_after_a_stop() -> None:
