@@ -34,7 +34,7 @@ from zeusd.energy.channel import Channel
 from zeusd.energy.history import SIZE, History
 
 LENGTHS_MS = (5, 10, 20, 50, 100, 200, 300, 500, 1000, 3000, 10_000)
-DEVICES = {"a100-sxm-80": 100, "h100-sxm": 100, "a40": 100, "v100-pcie": 20, "p100": 20}
+DEVICES = {"a100-sxm-80": 100, "b200": 100, "a40": 100, "h100-sxm": 20, "v100-pcie": 20, "p100": 20}
 """Devices, and the tick of their sensors, ms. Of each tick A100 and H100 see 25 ms, V100 and P100
 10 ms, A40 all; P100 has no energy counter."""
 
@@ -100,14 +100,13 @@ class Bench:
         self.idle_w = self.model.idle_w[1]
         self.limit_w = self.model.power_limits_w[1]
         history = History(memoryview(bytearray(SIZE)))
-        ceiling_mw = round(self.model.power_limits_w[2] * 1000)
+        limit_mw = round(self.model.power_limits_w[2] * 1000)
         self.channel = Channel(
-            self.clock(), history, self.model.architecture, self.model.name, ceiling_mw
+            self.clock(), history, self.model.architecture, self.model.name, limit_mw
         )
-        self.channel.attended_ns = 1 << 62
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = iter(range(10**9))
-        self._look_at = self.clock()
+        self._look_at = self._began_ns = self.clock()
         self.work.launch(1e9)
         self.draw(self.idle_w)
         self.stamps: list[float] = []
@@ -136,6 +135,22 @@ class Bench:
 
     def _look(self) -> None:
         self.looks += 1
+        took_ns = 0
+        if self.model.sensor.samples_ms is None:
+            took_ns = self._look_at_counter()
+        elif samples := self.nvml.power_samples(0, self.channel.sampled_ns or self._began_ns):
+            due = self.channel.lacks(samples) or self.clock() >= self.channel.next_row_ns
+            self.channel.extend(self.clock(), samples, self.nvml.sensors(0) if due else None)
+        assert self.channel.latest_read_ns >= self.channel.next_read_ns
+        late_s = self.chance.expovariate(1 / LATE_S)
+        if self.chance.random() < HELD_UP:
+            late_s += self.chance.uniform(0.001, 0.008)
+        patient = self.chance.uniform(0, self.channel.latest_read_ns - self.channel.next_read_ns)
+        due_ns = max(self.clock() + 1_000_000, self.channel.next_read_ns + round(patient))
+        self._look_at = max(due_ns, self.clock() + took_ns) + round(late_s * 1e9)
+
+    def _look_at_counter(self) -> int:
+        """Reads the counter; returns how long the reading still takes, ns."""
         took_ns = self._reading_takes_ns()
         passed_ns = self.chance.randrange(took_ns + 1)
         read = self.nvml.sensors(0)
@@ -145,14 +160,7 @@ class Bench:
             sensor = self.nvml._gpus[0].sensor
             counted_s = sensor.last_tick_s - sensor._lag_s
             self.stamps.append((edge.t_ns / 1e9 - counted_s) * 1e3)
-        assert self.channel.latest_read_ns >= self.channel.next_read_ns
-        late_s = self.chance.expovariate(1 / LATE_S)
-        if self.chance.random() < HELD_UP:
-            late_s += self.chance.uniform(0.001, 0.008)
-        patient = self.chance.uniform(0, self.channel.latest_read_ns - self.channel.next_read_ns)
-        due_ns = self.channel.next_read_ns + round(patient)
-        ends_ns = self.clock() + took_ns - passed_ns
-        self._look_at = max(due_ns, ends_ns) + round(late_s * 1e9)
+        return took_ns - passed_ns
 
     def _reading_takes_ns(self) -> int:
         if self.model.sensor.counter_lag_ms is None:

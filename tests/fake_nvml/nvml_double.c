@@ -56,6 +56,7 @@ typedef struct {
      * MIG instances FIRST_INSTANCE and the next; no GPM before Hopper. */
     int64_t compute_percent, second_pid, second_instance, second_percent, use_age_us;
     int64_t mig_slices[2], mig_percent[2];
+    int64_t sample_us; /* time between the samples of power that the driver keeps; 0: it keeps none */
     char name[96], uuid[96], pci[32];
     struct { int64_t begin_ns, end_ns; } bursts[MAX_BURSTS]; /* a ring, ascending and apart */
 } gpu_t;
@@ -87,6 +88,8 @@ _Static_assert(sizeof(process_t) == 24, "nvmlProcessInfo_v2_t");
 typedef struct { unsigned gpu, memory; } utilization_t;
 typedef struct { uint32_t pid; uint64_t t_us; uint32_t sm, memory, encoder, decoder; } use_t;
 _Static_assert(sizeof(use_t) == 32, "nvmlProcessUtilizationSample_t");
+typedef struct { uint64_t t_us; union { double d; uint32_t u; } value; } sample_t;
+_Static_assert(sizeof(sample_t) == 16, "nvmlSample_t");
 typedef struct { uint32_t sms, copy, decoders, encoders, jpeg, ofa, gpu_slices, compute_slices;
                  uint64_t memory_mib; } attributes_t;
 _Static_assert(sizeof(attributes_t) == 40, "nvmlDeviceAttributes_t");
@@ -690,6 +693,42 @@ int nvmlDeviceGetProcessUtilization(gpu_t *g, use_t *samples, unsigned *count, u
     return OK;
 }
 
+/* The time of day is that of CLOCK_REALTIME, or so long after a test's clock. */
+static int64_t epoch_ns(void) {
+    struct timespec t;
+    int64_t now = now_ns();
+    if (node->clock_ns) return 1600000000000000000;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec - now;
+}
+/* Samples of power: each is the mean since the one before, of what was drawn SAMPLE_LAG earlier. */
+enum { SAMPLES = 119, SAMPLE_LAG_NS = 2500000, SAMPLE_APPEARS_NS = 1500000 };
+static int64_t sample_at(const gpu_t *g, int64_t number) {
+    return g->start_ns + (number * g->sample_us + pick(number, g->sample_us / 4 + 1)) * 1000;
+}
+int nvmlDeviceGetSamples(gpu_t *g, int type, unsigned long long seen_us, int *kind, unsigned *count,
+                         sample_t *samples) {
+    int64_t number, last, epoch = epoch_ns();
+    unsigned n = 0, room = *count;
+    ENTER(g);
+    if (type || !g->sample_us) return UNSUPPORTED;
+    *kind = 1;
+    if (!samples) { *count = SAMPLES; return OK; }
+    last = (now_ns() - g->start_ns) / (g->sample_us * 1000);
+    while (sample_at(g, last) + SAMPLE_APPEARS_NS > now_ns()) last--;
+    for (number = last - SAMPLES + 1; number <= last && n < room; number++) {
+        int64_t from = sample_at(g, number - 1), until = sample_at(g, number);
+        uint64_t t_us = (uint64_t)(until + epoch) / 1000;
+        if (t_us <= seen_us) continue;
+        memset(&samples[n], 0, sizeof *samples);
+        samples[n].t_us = t_us;
+        samples[n++].value.u = (uint32_t)(drawn_nj(g, from - SAMPLE_LAG_NS, until - SAMPLE_LAG_NS)
+                                          / ((until - from) / 1000));
+    }
+    *count = n;
+    return n ? OK : NOT_FOUND;
+}
+
 /* Handles of MIG devices are addresses of their own. */
 enum { FIRST_INSTANCE = 7, WHOLE = 7, SEVEN_SLICES = 4, SM_UTIL = 2, HOPPER = 9 };
 static char mig_handles[MAX_GPUS][2];
@@ -909,7 +948,7 @@ int nvml_double_set(const char *state, int gpu, int64_t offset, int64_t value) {
 /* What other clients of NVML look up: present, and not supported. */
 #define STUB(name) int name(void); int name(void) { return UNSUPPORTED; }
 STUB(nvmlDeviceGetSerial) STUB(nvmlDeviceGetHandleBySerial) STUB(nvmlDeviceGetHandleByPciBusId_v2)
-STUB(nvmlDeviceGetBrand) STUB(nvmlDeviceGetC2cModeInfoV) STUB(nvmlDeviceGetSamples)
+STUB(nvmlDeviceGetBrand) STUB(nvmlDeviceGetC2cModeInfoV)
 STUB(nvmlDeviceSetPowerManagementLimit_v2) STUB(nvmlDeviceGetClock) STUB(nvmlDeviceGetMaxClockInfo)
 STUB(nvmlDeviceGetApplicationsClock) STUB(nvmlDeviceGetSupportedClocksEventReasons)
 STUB(nvmlDeviceGetViolationStatus) STUB(nvmlDeviceGetTemperatureThreshold)

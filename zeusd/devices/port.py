@@ -242,6 +242,16 @@ class Backend(Protocol):
     def sensors(self, gpu: Handle) -> Sensors:
         """Energy counter and power sensors in one driver call."""
 
+    def power_samples(self, gpu: Handle, since_ns: int) -> list[tuple[int, int]]:
+        """What the driver has recorded of the GPU's power by itself, oldest first: when a sample
+        ended, and the mean power since the one before (mW). Only those after a time, and at most
+        what the driver keeps (2.4 s on Hopper). Times are of CLOCK_MONOTONIC.
+
+        Raises:
+            DeviceError: Also `UNSUPPORTED`: there are none, or they do not cover all time.
+        """
+        raise DeviceError(Outcome.UNSUPPORTED, "power_samples", "not offered by this vendor")
+
     def temperature_c(self, gpu: Handle) -> int:
         """GPU temperature, degrees Celsius."""
 

@@ -2,20 +2,59 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Sequence
 
 from zeusd.devices.port import Sensors
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import History, Slow
-from zeusd.energy.meter import Edge, Meter, expected_period_ns, sensor_timing
+from zeusd.energy.meter import (
+    MS,
+    SAMPLED,
+    Edge,
+    Meter,
+    SensorTiming,
+    expected_period_ns,
+    sensor_timing,
+)
 from zeusd.energy.scope import Scope, ScopeTest
-from zeusd.energy.ticks import REST_NS, Tick, TickTracker
+from zeusd.energy.ticks import Tick, TickTracker
 
 ORDINARY_MJ = 1_000_000
 """A counter's growth between two readings that is plausible whenever they were."""
 
 POWER_RESOLUTION_MW = 400
 """Resolution of Pascal's readings, which have no counter."""
+
+EXCURSION = 1.4
+"""Highest mean power over some milliseconds, as a multiple of the power limit: a GPU draws more
+until its controller has found a lower clock (an H100: 830 W over 90 ms, 980 W over 25)."""
+
+GAP_NS = 100 * MS
+"""Longest time between two samples of the driver (45 ms at most were seen)."""
+
+ENDED_NS = 1_000 * MS
+"""A driver without a sample for this long makes no more."""
+
+SAMPLE_NS, APPEARS_NS, LOOK_NS = 20 * MS, 2 * MS, 4 * MS
+"""Time from one sample to the next, from its end until it can be read, and to the next reading if
+it is not there yet."""
+
+AWAITED_NS, UNHURRIED_NS, PATIENT_NS = 40 * MS, 100 * MS, 200 * MS
+"""Time between readings of samples if somebody waits for one, and otherwise at least and at most: a
+reading takes half a millisecond, and the driver keeps the samples of two seconds."""
+
+
+FEW = 10
+"""Samples from which it is seen whether they cover all time."""
+
+
+def tiles(samples: Sequence[tuple[int, int]]) -> bool:
+    """Whether a driver's samples are close enough to each other to cover all time."""
+    if len(samples) < FEW:
+        return False
+    return samples[-1][0] - samples[0][0] < (len(samples) - 1) * GAP_NS // 2
 
 
 class Channel:
@@ -29,32 +68,32 @@ class Channel:
         history: History for the ticks; continues one from an earlier process.
         architecture: NVML's number.
         name: Product name.
-        ceiling_mw: Highest power that the GPU may draw.
+        limit_mw: Its highest power limit.
 
     Attributes:
         slow: Values that are read once a second.
-        attended_ns: Until when each tick is of interest; any thread may set it.
+        sampled_ns: End of the driver's last sample of power; None: it has none that can be used.
     """
 
     def __init__(
-        self, now_ns: int, history: History, architecture: int, name: str, ceiling_mw: int
+        self, now_ns: int, history: History, architecture: int, name: str, limit_mw: int
     ) -> None:
         self._history = history
         self._guard = threading.Lock()
         self._deferred: list[tuple[Sensors, Tick, int | None]] = []
         self.slow = Slow()
-        self.attended_ns = 0
-        self._read_ns = now_ns
+        self.sampled_ns: int | None = 0
+        self._looks_ns: tuple[int, int, int] | None = None
         self._scope = ScopeTest()
         self._tracker = TickTracker(now_ns)
+        self._product = architecture, name
         self._timing = sensor_timing(architecture, name)
-        if self._means:
-            history.shown_mw = history.level_mw
         self._meter = Meter(self._timing, history.last())
+        self._timed(self._timing)
         # Some ticks may not have been dated well.
         levels = sorted(history.level_mw.span(history.ticks.start, history.ticks.end))
-        self._least_mw = levels[len(levels) // 100] if levels else ceiling_mw
-        self._ceiling_mw = ceiling_mw
+        self._least_mw = levels[len(levels) // 100] if levels else limit_mw
+        self._ceiling_mw = round(EXCURSION * limit_mw)
         self._period_ns = expected_period_ns(self._meter.window_ns)
         self._key: tuple[int | None, int | None] | None = None
 
@@ -72,24 +111,24 @@ class Channel:
         return self._history.next_row_ns
 
     @property
+    def next_tick_ns(self) -> int:
+        """When to read the sensors next if somebody waits for their next change."""
+        return self._tracker.next_read_ns if self._looks_ns is None else self._looks_ns[0]
+
+    @property
     def next_read_ns(self) -> int:
         """When to read the sensors next."""
-        return 0 if self._roused else self._tracker.next_read_ns
+        return self._tracker.next_read_ns if self._looks_ns is None else self._looks_ns[1]
 
     @property
     def latest_read_ns(self) -> int:
         """Latest time for that reading."""
-        return 0 if self._roused else self._tracker.latest_read_ns
-
-    @property
-    def _roused(self) -> bool:
-        return self.attended_ns > self._read_ns and self._tracker.resting
+        return self._tracker.latest_read_ns if self._looks_ns is None else self._looks_ns[2]
 
     @property
     def period_ns(self) -> int | None:
-        """The update period, or how often it is read if that is less often; None: not known
-        yet."""
-        return REST_NS if self._tracker.resting else self._tracker.period_ns
+        """The update period; None: not known yet."""
+        return self._tracker.period_ns if self._looks_ns is None else SAMPLE_NS
 
     @property
     def scope(self) -> Scope:
@@ -119,19 +158,77 @@ class Channel:
 
     def failed(self, t_ns: int) -> None:
         """Records that the sensors could not be read."""
-        self._looked(t_ns)
+        self._looks_ns = None
         self._tracker.failed(t_ns)
 
-    def _looked(self, t_ns: int) -> None:
-        self._read_ns = t_ns
-        self._tracker.rests = self.attended_ns <= t_ns
+    def lacks(self, samples: Sequence[tuple[int, int]]) -> bool:
+        """Whether time has passed before these samples that no sample covers, so that `extend`
+        needs a reading of the sensors."""
+        if not samples:
+            return False
+        ends_ns = self._history.ends_ns
+        return not ends_ns or samples[0][0] - SAMPLED.lag_ns - ends_ns > GAP_NS
+
+    def extend(
+        self, now_ns: int, samples: Sequence[tuple[int, int]], sensors: Sensors | None
+    ) -> Edge | None:
+        """Adds the driver's samples since `sampled_ns` (see `Backend.power_samples`), and a
+        reading of the sensors that was made after them, if there is one. Returns the last tick.
+
+        If the driver makes no samples any more, the sensors' changes are observed from now on.
+        """
+        with self._guard:
+            self._settle()
+            assert self.sampled_ns is not None
+            if not samples and now_ns - self.sampled_ns > ENDED_NS:
+                self._looks_ns = self.sampled_ns = None
+                self._timed(sensor_timing(*self._product))
+                return None
+            if not self.sampled_ns:
+                self._timed(SAMPLED)
+            edge = None
+            if samples:
+                self.sampled_ns = samples[-1][0]
+                edge = self._extend(samples, sensors)
+            apart_ns = AWAITED_NS if samples else LOOK_NS
+            tick_ns = max(self.sampled_ns + SAMPLE_NS + APPEARS_NS, now_ns + apart_ns)
+            self._looks_ns = tick_ns, now_ns + UNHURRIED_NS, now_ns + PATIENT_NS
+            return edge
+
+    def _extend(self, samples: Sequence[tuple[int, int]], sensors: Sensors | None) -> Edge | None:
+        edge, meter = None, self._meter
+        if sensors is not None and self.lacks(samples):
+            (t_ns, power_mw), before_ns = samples[0], self._history.ends_ns
+            energy_mj = sensors.energy_mj
+            if energy_mj is not None:
+                energy_mj -= meter.ahead_mj
+                for (begin_ns, _), (end_ns, mean_mw) in itertools.pairwise(samples):
+                    energy_mj -= mean_mw * (end_ns - begin_ns) // 10**9
+            t_ns -= SAMPLED.lag_ns
+            passed_ns = t_ns - before_ns if before_ns else SAMPLE_NS
+            then = sensors._replace(t_ns=t_ns, energy_mj=energy_mj, power_instant_mw=power_mw)
+            if not meter.plausible(then):
+                then = then._replace(energy_mj=None)
+            edge = meter.advance(t_ns, SAMPLE_NS, passed_ns, then)
+            self._history.add(edge, meter.raw_mj, None, self.slow)
+        for t_ns, power_mw in samples:
+            if t_ns - SAMPLED.lag_ns > self._history.ends_ns:
+                edge = meter.integrate(t_ns - SAMPLED.lag_ns, power_mw)
+                self._least_mw = min(self._least_mw, power_mw)
+                self._history.add(edge, meter.raw_mj, None, self.slow)
+        if sensors is not None:
+            meter.follow(sensors.t_ns, sensors.energy_mj)
+        return edge
+
+    def _timed(self, timing: SensorTiming) -> None:
+        self._timing = self._meter.timing = timing
+        self._history.shown_mw = self._history.level_mw if self._means else self._history.power_mw
 
     def observe(self, sensors: Sensors, awaited: bool = True) -> Edge | None:
         """Processes a reading of the sensors. Returns the tick that it revealed, if any and if it
         is awaited; otherwise its energy may be computed later."""
         with self._guard:
             if not awaited and self._grows(sensors):
-                self._looked(sensors.t_ns)
                 self._key = sensors.energy_mj, None
                 tick = self._tracker.observe(sensors.t_ns, True, sensors.took_ns)
                 if tick is not None:
@@ -154,7 +251,6 @@ class Channel:
         self._deferred.clear()
 
     def _observe(self, sensors: Sensors) -> Edge | None:
-        self._looked(sensors.t_ns)
         self._scope.observe(sensors)
         if self._scope.verdict is not Scope.GPU:
             sensors = sensors._replace(energy_mj=None)

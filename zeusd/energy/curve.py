@@ -356,7 +356,7 @@ class EnergyCurve:
             snapped = True
             until_ns = h.t_ns[outer]
             energy_uj -= self.energy_uj(end_ns) - self.energy_uj(until_ns)
-            if self._partial or other_mw > tail_mw or last >= len(h.t_ns):
+            if self._partial or other_mw > tail_mw or last in (outer, len(h.t_ns)):
                 energy_uj += self._joules(tail_mw, end_ns - until_ns)
             else:
                 shared_uj = h.energy_uj[last] - h.energy_uj[last - 1]
@@ -494,11 +494,15 @@ class EnergyCurve:
     ) -> float:
         """Error from that of the ticks' times. A tick that is a little earlier or later changes a
         window by the difference in power at its end; one that takes all that exceeds the power
-        around it, only if the tick may be on the other side of its end."""
+        around it, only if the tick may be on the other side of its end. A driver's samples leave
+        out some time between two of them, or have it twice."""
         t_ns, end = h.t_ns, len(h.t_ns)
         more_ns = self._error_ns - EXACT.error_ns
         if not more_ns:
             changes_mw = 0.0
+        elif snapped and not self._means:
+            beside_mw = h.level_mw[first - 1], h.level_mw[min(last + 1, end - 1)]
+            changes_mw = math.hypot(*(level_mw - one for one in beside_mw))
         elif snapped:
             edges = ((begin_ns, first - 1), (begin_ns, first), (end_ns, last - 1), (end_ns, last))
             near_ns = 2 * self._error_ns

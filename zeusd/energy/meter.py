@@ -30,6 +30,15 @@ STUCK_TICKS = 6
 """Ticks without a change of the counter, while power is drawn, after which it counts as stuck."""
 
 VOLTA, AMPERE, HOPPER = 5, 7, 9
+FOLLOW_NS = 60_000 * MS
+"""Time in which energy from samples catches up with the counter: they differ by up to 1 %."""
+
+COUNTER_AGE_NS = 58 * MS
+"""Mean age of what a counter shows that is updated every 100 ms and lags by 8."""
+
+FAR_MJ = 1_000_000
+"""A counter this far from what is expected has been reset."""
+
 _GA100 = ("A100", "A800", "A30 ", "A30-")
 
 
@@ -51,6 +60,9 @@ class SensorTiming(NamedTuple):
 
 EXACT = SensorTiming()
 _LAGGING = SensorTiming(None, 25 * MS, 8 * MS, 3 * MS)
+SAMPLED = SensorTiming(lag_ns=2_500_000, error_ns=1_500_000)
+"""The driver's own samples of power, measured like the rest: each is the mean since the one before,
+and their sum is the counter's growth."""
 
 
 def sensor_timing(architecture: int, name: str) -> SensorTiming:
@@ -102,15 +114,19 @@ class Meter:
         last: The last state of an earlier meter, and the counter's value then, mJ.
 
     Attributes:
+        timing: What its readings cover.
         raw_mj: Last value of the counter.
         epochs: How often the counter was reset.
         stuck: Whether the counter is stopped although power is drawn.
+        ahead_mj: By how much the counter is ahead of what `integrate` assumes.
     """
 
     def __init__(self, timing: SensorTiming, last: tuple[Edge, int | None] | None = None) -> None:
-        self._timing = timing
+        self.timing = timing
         self._counts_all = timing.window_ns is None
         self.epochs = 0
+        self._rest_uj = 0
+        self.ahead_mj = 0
         self.stuck = False
         self.raw_mj: int | None = None
         self._last: Edge | None = None
@@ -125,8 +141,8 @@ class Meter:
     def window_ns(self) -> int | None:
         """Part of each tick that its energy is measured over; None: all of it."""
         if self.raw_mj is None or self.stuck:
-            return self._timing.power_window_ns
-        return None if self._counts_all else self._timing.window_ns
+            return self.timing.power_window_ns
+        return None if self._counts_all else self.timing.window_ns
 
     def key(self, sensors: Sensors) -> tuple[int | None, int | None]:
         """The value that changes at a tick: the counter or, if it is unusable, the power."""
@@ -193,7 +209,7 @@ class Meter:
             self._compare(mean_mw, power_mw, last.power_mw)
         level_mw = shown_mw if boxcar and power_mw is not None else mean_mw
         reading_mw = shown_mw
-        if self._timing.window_ns is None and self.raw_mj is not None:
+        if self.timing.window_ns is None and self.raw_mj is not None:
             shown_mw = mean_mw  # the reading of power covers less, and other times
         counted_uj = last.counted_uj + grown_uj
         energy_uj = counted_uj - self._unseen_uj(level_mw, period_ns)
@@ -201,6 +217,32 @@ class Meter:
         edge = Edge(t_ns, energy_uj, level_mw, shown_mw, counted_uj, reading_mw)
         self._last = edge
         return edge
+
+    def integrate(self, t_ns: int, mean_mw: int) -> Edge:
+        """Adds the time since the last edge, whose mean power is known. The counter is not read,
+        but assumed to grow alike; `follow` corrects that."""
+        last = self._last
+        assert last is not None
+        span_ns = t_ns - last.t_ns
+        grown_uj = mean_mw * span_ns // MS
+        if self.raw_mj is not None:
+            grown_uj = max(0, grown_uj + 1000 * self.ahead_mj * span_ns // FOLLOW_NS)
+            grown_mj, self._rest_uj = divmod(self._rest_uj + grown_uj, 1000)
+            self.raw_mj += grown_mj
+        counted_uj = last.counted_uj + grown_uj
+        self._last = Edge(t_ns, last.energy_uj + grown_uj, mean_mw, mean_mw, counted_uj)
+        return self._last
+
+    def follow(self, t_ns: int, energy_mj: int | None) -> None:
+        """Lets `integrate` follow the counter, which showed this at a time after the last edge:
+        over minutes they add up to the same."""
+        last = self._last
+        assert last is not None
+        if energy_mj is not None and self.raw_mj is not None:
+            shown_mj = last.level_mw * (t_ns - COUNTER_AGE_NS - last.t_ns) // 10**9
+            self.ahead_mj = energy_mj - self.raw_mj - shown_mj
+        if energy_mj is None or self.raw_mj is None or abs(self.ahead_mj) > FAR_MJ:
+            self.raw_mj, self.ahead_mj = energy_mj, 0
 
     # --------------------------------------------------------------------------------- internals
 

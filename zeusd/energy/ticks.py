@@ -84,14 +84,6 @@ MAX_ANCHORS = 12
 """The period is measured over up to `MAX_ANCHORS` times `ANCHOR_TICKS` ticks, or more if most are
 not dated, or not well."""
 
-REST_NS = 1_000 * MS
-COSTLY_NS = 1 * MS
-"""A sensor whose reading takes longer than this on average is read once in `REST_NS` only, while
-nobody needs to know more."""
-
-REST_TRUST = 4
-"""Predictions are trusted so many times longer then."""
-
 PATIENT_SHARE = 0.6
 """A reading that does not date a change may be delayed by this share of the tick."""
 
@@ -125,7 +117,6 @@ class TickTracker:
         next_read_ns: When to read next.
         latest_read_ns: Latest time for that reading.
         period_ns: The update period; None: not known yet.
-        rests: Whether nobody needs each change now.
     """
 
     def __init__(self, now_ns: int) -> None:
@@ -135,7 +126,6 @@ class TickTracker:
         self._failures = 0
         self._ticks = 0
         self._began_ns = self._changed_ns = now_ns
-        self.rests = False
         self._took = 0.0
         self._grain = float(GRAIN_NS)
         self._half = 0
@@ -166,11 +156,6 @@ class TickTracker:
     def _read_at(self, t_ns: float, latest_ns: float | None = None) -> None:
         self.next_read_ns = round(t_ns)
         self.latest_read_ns = self.next_read_ns if latest_ns is None else round(latest_ns)
-
-    @property
-    def resting(self) -> bool:
-        """Whether it is read less often than it changes."""
-        return self.rests and self._timed and self._took > COSTLY_NS
 
     def failed(self, t_ns: int) -> None:
         """Handles a failed reading: retries soon, then less and less often."""
@@ -269,18 +254,13 @@ class TickTracker:
             every = 1
         elif self._right >= STEADY_BRACKETS:
             trusted = STEADY_NS * (self._grain / GRAIN_NS if self._timed else 1.0)
-            between = REST_NS / REST_TRUST if self.resting else self._period
-            every = max(1, int(trusted / between))
+            every = max(1, int(trusted / self._period))
         else:
             every = BRACKET_EVERY if self._period < FAST_PERIOD_NS else 1
         self._routine = every - 1 - self._undated
         if self._routine > 0:
             after = max(self._spread, GUARD_NS) + 2 * self._took
-            due = self._due
-            if self.resting:
-                due += (REST_NS // self._period - 1) * self._period
-                self._routine = 0  # several ticks pass until then
-            self._read_at(due + after, due + max(after, PATIENT_SHARE * self._period))
+            self._read_at(self._due + after, self._due + max(after, PATIENT_SHARE * self._period))
         else:
             self._read_at(self._due - self._spread - self._took - self._late)
 

@@ -16,7 +16,7 @@ from zeus_ipc import replies
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import Envelope, ErrorBody, UserLoad
-from zeus_ipc.requests import Allocate, Deallocate, Request
+from zeus_ipc.requests import Request
 from zeusd.core.accounting import ABSENT
 from zeusd.core.ceilings import Ceiling
 from zeusd.core.core import Core
@@ -440,8 +440,6 @@ class Engine:
         if self._accounting is None:
             self._done_on_thread(effect.ticket, ABSENT)
         else:
-            if isinstance(effect.request, (Allocate, Deallocate)):
-                self.sampling.attend(effect.request.gpus or self.sampling.names)
             self._accounting.submit(effect, self._done_on_thread)
 
     def _check_sampling(self) -> None:

@@ -188,7 +188,7 @@ class Historian:
             source = self._sampler.find(name)
             if source is None or not _has(source, look_up.until_ns):
                 lacking.append(name)
-                read_ns = sys.maxsize if source is None else source.next_read_ns
+                read_ns = sys.maxsize if source is None else source.next_tick_ns
                 if read_ns > last_ns:
                     last_ns, awaited = read_ns, name
         look_up.lacking = lacking

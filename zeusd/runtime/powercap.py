@@ -110,6 +110,11 @@ class PolledSource:
         self._last, self._raw_uj = history.last() or (None, None)
 
     @property
+    def next_tick_ns(self) -> int:
+        """When to read it next if somebody waits for its next change."""
+        return self.next_read_ns
+
+    @property
     def latest_read_ns(self) -> int:
         """Latest time for that reading."""
         return self.next_read_ns + self.period_ns // 4

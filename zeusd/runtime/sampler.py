@@ -99,7 +99,7 @@ class Sampler:
         """Requests a call of `on_tick` at this source's next tick."""
         self._urgent.add(name)
         source = self._sources.get(name)
-        if source is None or source.next_read_ns < self._wakes_ns:
+        if source is None or source.next_tick_ns < self._wakes_ns:
             self._awaken()
 
     # ---------------------------------------------------------------------------------- reading
@@ -111,20 +111,25 @@ class Sampler:
         latest = [source.latest_read_ns for source in sources.values()]
         wanted = self._urgent | self.streamed
         return min(
-            [*latest, *(sources[name].next_read_ns for name in wanted if name in sources)],
+            [*latest, *(sources[name].next_tick_ns for name in wanted if name in sources)],
             default=None,
         )
 
     def run_due(self, now_ns: int) -> None:
         """Reads every source that is due."""
         for name, source in self._rotation.items():
-            if source.next_read_ns <= now_ns:
+            if self._due(name, source, now_ns):
                 self._read(name, source)
+
+    def _due(self, name: str, source: Source, now_ns: int) -> bool:
+        awaited = name in self._urgent or name in self.streamed
+        return (source.next_tick_ns if awaited else source.next_read_ns) <= now_ns
 
     def _read(self, name: str, source: Source) -> None:
         try:
             streamed = name in self.streamed
             awaited = streamed or name in self._urgent
+            number = source.history.ticks.end if streamed else 0
             edge = source.read(streamed, awaited)
         except Exception:  # the other devices must be read in any case
             log.exception("sampling failed", extra={"event": "bug", "gpu": name})
@@ -135,11 +140,11 @@ class Sampler:
         if name in self._urgent and (edge is not None or not awaited):
             self._urgent.discard(name)
             self._on_tick(name)
-        if edge is not None and name in self.streamed:
-            number = source.history.ticks.end
-            self._publish(
-                name, Sample(edge.t_ns, edge.energy_uj, edge.power_mw, source.slow, number)
-            )
+        if edge is not None and streamed:
+            h = source.history
+            for tick in range(number, h.ticks.end):
+                t_ns, energy_uj, shown_mw = h.t_ns[tick], h.energy_uj[tick], h.shown_mw[tick]
+                self._publish(name, Sample(t_ns, energy_uj, shown_mw, source.slow, tick + 1))
 
     # ----------------------------------------------------------------------------------- threads
 
@@ -199,7 +204,7 @@ class Sampler:
                 wake.acquire(timeout=wait_s)
             for name, source in self._rotation.items():
                 now_ns = clock_ns()
-                if source.next_read_ns <= now_ns:
+                if self._due(name, source, now_ns):
                     self._busy = (name, now_ns)
                     if self._rotation.get(name) is source:  # it may have been removed concurrently
                         self._read(name, source)

@@ -27,14 +27,11 @@ from zeusd.runtime.power_sources import (
 from zeusd.runtime.powercap import Zone, ZoneSource, find_packages
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampler import Sampler
-from zeusd.runtime.sources import ATTENTION_NS, GpuSource, Sample, SharedGpuSource
+from zeusd.runtime.sources import GpuSource, Sample, SharedGpuSource
 
 log = logging.getLogger(__name__)
 
 CHECK_S = 0.5
-CHANGE_NS = 300_000_000
-"""How long each tick is of interest after a GPU's holder has changed: three updates."""
-
 HISTORY_PREFIX = "history-"
 _HEADER = 512
 
@@ -211,22 +208,9 @@ class Sampling:
 
     def look_up(self, look_up: LookUp) -> None:
         """Passes on a query about the past."""
-        until_ns = self._clock_ns() + ATTENTION_NS
         for name in look_up.names:
             self._begin(name)
-            source = self.sampler.find(name)
-            if isinstance(source, GpuSource):
-                source.attend(until_ns)
         self._historian.submit(look_up)
-
-    def attend(self, gpus: Iterable[str]) -> None:
-        """Reads GPUs at each tick for a moment, so that it is known what they had used by now."""
-        until_ns = self._clock_ns() + CHANGE_NS
-        for name in gpus:
-            source = self.sampler.find(name)
-            if isinstance(source, GpuSource):
-                source.attend(until_ns)
-                self.sampler.hurry(name)
 
     def sample_ns(self) -> int:
         """The time of the samples: CLOCK_MONOTONIC, or simulated time."""

@@ -8,14 +8,11 @@ from typing import NamedTuple, Protocol
 from zeus_ipc import replies
 from zeus_ipc.replies import GpuInfo
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome, Sensors
-from zeusd.energy.channel import Channel
+from zeusd.energy.channel import FEW, Channel, tiles
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge
 from zeusd.energy.scope import Scope
-
-ATTENTION_NS = 3600 * 1_000_000_000
-"""How long each tick is of interest after someone requested energies or samples."""
 
 STREAMED_SLOW_NS = 200_000_000
 """Period at which clocks, temperature, throttle reasons and limit of a streamed GPU are read; for
@@ -25,7 +22,7 @@ GIVE_UP_AFTER = 3
 """Readings between requests for a value that was never available. One that was is always
 requested."""
 
-DEFAULT_CEILING_MW = 1_000_000
+DEFAULT_LIMIT_MW = 1_000_000
 
 SHARED_PERIOD_NS = 100_000_000
 """Period of the rows of a GPU without its own energy."""
@@ -71,6 +68,10 @@ class Source(Protocol):
     @property
     def history(self) -> History:
         """Its ticks so far."""
+
+    @property
+    def next_tick_ns(self) -> int:
+        """When to read it next if somebody waits for its next change."""
 
     @property
     def next_read_ns(self) -> int:
@@ -129,8 +130,10 @@ class GpuSource:
         self._nvml = nvml
         self._handle = handle
         self._clock_ns = clock_ns
-        ceiling_mw = info.power_limit_max_mw or DEFAULT_CEILING_MW
-        self._channel = Channel(clock_ns(), history, info.architecture, info.name, ceiling_mw)
+        limit_mw = info.power_limit_max_mw or DEFAULT_LIMIT_MW
+        self._channel = Channel(clock_ns(), history, info.architecture, info.name, limit_mw)
+        if info.module is not None:  # of what the samples are is not known
+            self._channel.sampled_ns = None
         self.module_reading: tuple[int, int] | None = None
         self._slow_at_ns = 0
         self._served: set[str] = set()
@@ -140,6 +143,11 @@ class GpuSource:
     def history(self) -> History:
         """Its ticks so far."""
         return self._channel.history
+
+    @property
+    def next_tick_ns(self) -> int:
+        """When to read it next if somebody waits for its next change, CLOCK_MONOTONIC."""
+        return self._channel.next_tick_ns
 
     @property
     def next_read_ns(self) -> int:
@@ -171,38 +179,55 @@ class GpuSource:
         """What the GPU's energy counter counts."""
         return self._channel.scope
 
-    def attend(self, until_ns: int) -> None:
-        """Reads each tick until then, even if that costs much. Any thread may call this."""
-        self._channel.attended_ns = max(until_ns, self._channel.attended_ns)
-
     def read(self, streamed: bool, awaited: bool = True) -> Edge | None:
         """Reads it now. Returns the tick that the reading revealed, if any; one that is not awaited
         may be recorded later."""
-        channel = self._channel
-        if streamed:
-            self.attend(self._clock_ns() + ATTENTION_NS)
+        channel, sensors = self._channel, None
         try:
-            sensors = self._nvml.sensors(self._handle)
+            samples = self._samples()
+            now_ns = self._clock_ns()
+            if samples is None or self._due(now_ns, streamed) or channel.lacks(samples):
+                sensors = self._nvml.sensors(self._handle)
         except DeviceError as error:
             self.failure = error
             channel.failed(self._clock_ns())
             return None
-        if sensors.module_power_mw is not None:
-            self.module_reading = sensors.t_ns, sensors.module_power_mw
-        if self._due(sensors.t_ns, streamed):
-            self._read_slow(sensors)
-        edge = channel.observe(sensors, awaited or self.failure is not None)
+        if sensors is not None:
+            if sensors.module_power_mw is not None:
+                self.module_reading = sensors.t_ns, sensors.module_power_mw
+            if self._due(sensors.t_ns, streamed):
+                self._slow_at_ns = sensors.t_ns + STREAMED_SLOW_NS
+                self._read_slow(sensors)
+        if samples is not None:
+            edge = channel.extend(now_ns, samples, sensors)
+        else:
+            assert sensors is not None
+            edge = channel.observe(sensors, awaited or self.failure is not None)
         if edge is not None:
             self.failure = None
         return edge
 
+    def _samples(self) -> list[tuple[int, int]] | None:
+        """The driver's newest samples of power; None: it has none that can be used."""
+        since_ns = self._channel.sampled_ns
+        if since_ns is None:
+            return None
+        try:
+            found = self._nvml.power_samples(self._handle, since_ns)
+        except DeviceError as error:
+            if error.outcome not in (Outcome.UNSUPPORTED, Outcome.INVALID):
+                raise
+            found = []
+        if since_ns or tiles(found):
+            return found
+        if not found or len(found) >= FEW:
+            self._channel.sampled_ns = None
+        return None
+
     def _due(self, t_ns: int, streamed: bool) -> bool:
         """Whether the values that are read once a second are due."""
         row_ns = 0 if streamed else self._channel.next_row_ns
-        if t_ns < max(self._slow_at_ns, row_ns):
-            return False
-        self._slow_at_ns = t_ns + STREAMED_SLOW_NS
-        return True
+        return t_ns >= max(self._slow_at_ns, row_ns)
 
     def _read_slow(self, sensors: Sensors) -> None:
         nvml = self._nvml
@@ -243,6 +268,11 @@ class SharedGpuSource(GpuSource):
     _next_ns = 0
 
     @property
+    def next_tick_ns(self) -> int:
+        """When to read it next if somebody waits for its next change, CLOCK_MONOTONIC."""
+        return self._next_ns
+
+    @property
     def next_read_ns(self) -> int:
         """When to read it next, CLOCK_MONOTONIC."""
         return self._next_ns
@@ -264,6 +294,7 @@ class SharedGpuSource(GpuSource):
         if t_ns <= self.history.ends_ns:
             return None
         if self._due(t_ns, streamed):
+            self._slow_at_ns = t_ns + STREAMED_SLOW_NS
             self._read_slow(Sensors(t_ns, None, 0, None, None))
         edge = Edge(t_ns, 0, 0, 0, 0)
         self.history.add(edge, None, None, self.slow)

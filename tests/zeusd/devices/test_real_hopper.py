@@ -11,16 +11,17 @@ from types import SimpleNamespace
 import pytest
 
 from tests.fake_nvml.double import H100
-from tests.zeusd.devices.opening import Opener
+from tests.zeusd.devices.opening import Opener, code_of
 from zeusd.devices.nvml import backend
 from zeusd.devices.nvml.codes import Return
 from zeusd.energy.channel import Channel
 from zeusd.energy.history import SIZE, History
 from zeusd.energy.meter import MS
-from zeusd.energy.ticks import REST_NS
 
 START_NS = 10**12
-HOUR = 3600 * 1000 * MS
+EPOCH_NS = 1_600_000_000 * 10**9
+"""Time of day at the start of the stand-in's clock."""
+
 READ_US = 10
 LATE_S = 60e-6
 """How late the sampler wakes up."""
@@ -143,7 +144,6 @@ def test_the_sampler_reads_each_tick_once_and_dates_it(
     open_nvml: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board = Board(open_nvml, monkeypatch)
-    board.channel.attended_ns = START_NS + HOUR
     board.run(60)
     assert board.channel.period_ns == pytest.approx(100 * MS, rel=0.0005)
     before, since_ns = len(board.looks), board.double.now_ns()
@@ -161,30 +161,12 @@ def test_the_sampler_reads_each_tick_once_and_dates_it(
     assert max(map(abs, errors_ms)) < 12
 
 
-def test_the_counter_is_read_once_a_second_until_each_tick_is_of_interest(
-    open_nvml: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board = Board(open_nvml, monkeypatch)
-    board.run(100)
-    before = len(board.looks)
-    board.run(100)
-    assert (len(board.looks) - before) / 100 < 3
-    assert board.channel.period_ns == REST_NS
-    board.channel.attended_ns = START_NS + HOUR
-    board.run(10)
-    before = len(board.looks)
-    board.run(60)
-    assert 0.9 < (len(board.looks) - before) / 600 < 1.2
-    assert board.channel.period_ns == pytest.approx(100 * MS, rel=0.0005)
-
-
 @pytest.mark.parametrize("burst_ms", [30, 130, 450, 2000])
 @pytest.mark.parametrize("lag_ms", [4, 12])
 def test_aligned_windows_of_bursts_have_the_bursts_energy(
     burst_ms: int, lag_ms: int, open_nvml: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board = Board(open_nvml, monkeypatch, counter_lag_us=lag_ms * 1000)
-    board.channel.attended_ns = START_NS + HOUR
     board.run(30)
     windows = []
     for number in range(40):
@@ -201,3 +183,63 @@ def test_aligned_windows_of_bursts_have_the_bursts_energy(
     assert statistics.fmean(ratios) == pytest.approx(1, abs=0.02)
     assert statistics.fmean(abs(ratio - 1) for ratio in ratios) < 0.05
     assert statistics.fmean(within) > 0.9
+
+
+def sampled(board: Board, monkeypatch: pytest.MonkeyPatch, ahead_ns: int = 0) -> None:
+    """Gives the backend the stand-in's time of day, so far ahead."""
+
+    def time_ns() -> int:
+        return board.double.now_ns() + EPOCH_NS + ahead_ns
+
+    clock = SimpleNamespace(monotonic_ns=board.double.now_ns, time_ns=time_ns)
+    monkeypatch.setattr(backend, "time", clock)
+
+
+def test_the_drivers_samples_are_of_all_time(
+    open_nvml: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = Board(open_nvml, monkeypatch)
+    sampled(board, monkeypatch)
+    double, nvml, gpu = board.double, board.nvml, board.gpu
+    double.pass_time(10)
+    begin_ns = double.now_ns()
+    double.burst(0, begin_ns, begin_ns + 333 * MS)
+    known = nvml.power_samples(gpu, 0)
+    assert len(known) == 119
+    assert begin_ns - 40 * MS < known[-1][0] < double.now_ns()
+    for _ in range(10):
+        double.pass_time(0.137)
+        newest = nvml.power_samples(gpu, known[-1][0])
+        assert 5 <= len(newest) <= 8
+        known += newest
+    assert nvml.power_samples(gpu, known[-1][0]) == []
+    energy_nj = sum(
+        (end_ns - start_ns) * mw // 1000
+        for (start_ns, _), (end_ns, mw) in itertools.pairwise(known)
+    )
+    span_ns, extra_mw = known[-1][0] - known[0][0], H100["load_mw"] - H100["idle_mw"]
+    assert energy_nj == pytest.approx(
+        (span_ns * H100["idle_mw"] + 333 * MS * extra_mw) / 1000, rel=0.001
+    )
+
+
+@pytest.mark.parametrize("step_s", [-3600, 3600])
+def test_a_time_of_day_that_was_set_gives_no_sample_another_time(
+    step_s: int, open_nvml: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = Board(open_nvml, monkeypatch)
+    sampled(board, monkeypatch)
+    board.double.pass_time(10)
+    known = board.nvml.power_samples(board.gpu, 0)
+    sampled(board, monkeypatch, step_s * 10**9)  # and the driver's samples are of the time before
+    board.double.pass_time(0.1)
+    assert board.nvml.power_samples(board.gpu, known[-1][0]) == []
+
+
+@pytest.mark.parametrize("changes", [{"architecture": 8}, {"sample_us": 0}])
+def test_samples_are_not_used_where_nothing_is_known_of_them(
+    changes: dict[str, int], open_nvml: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = Board(open_nvml, monkeypatch, **changes)
+    sampled(board, monkeypatch)
+    assert code_of(board.nvml.power_samples, board.gpu, 0) == Return.NOT_SUPPORTED

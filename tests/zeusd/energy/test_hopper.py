@@ -6,7 +6,6 @@ change of its counter, and when the load ran.
 from __future__ import annotations
 
 import bisect
-import itertools
 import json
 import random
 import statistics
@@ -20,7 +19,6 @@ from zeusd.devices.port import Sensors
 from zeusd.energy.channel import Channel
 from zeusd.energy.history import SIZE, History
 from zeusd.energy.meter import MS
-from zeusd.energy.ticks import REST_NS
 
 WAVES: list[dict[str, Any]] = json.loads(Path(__file__).with_name("h100_waves.json").read_text())[
     "waves"
@@ -30,8 +28,6 @@ TICK = 100_002_000
 
 IDLE_W, BURST_W = 136.0, 346.0
 """Power of that load: the waves of 2 s have whole readings of both."""
-
-HOUR = 3600 * 1000 * MS
 
 
 class Board:
@@ -84,7 +80,6 @@ def regular(seconds: float, watts: float = 80.0) -> list[tuple[int, int]]:
 
 def test_slow_readings_find_the_ticks_and_need_one_reading_each() -> None:
     board = Board(regular(200), seeds.fresh())
-    board.channel.attended_ns = HOUR
     board.run(60_000 * MS)
     before = len(board.looks)
     board.run(190_000 * MS)
@@ -92,26 +87,6 @@ def test_slow_readings_find_the_ticks_and_need_one_reading_each() -> None:
     errors = board.errors_ms(60_000 * MS)
     assert statistics.fmean(abs(error) < 6 for error in errors) > 0.98
     assert max(map(abs, errors)) < 12
-
-
-def test_nobody_needs_each_tick_of_a_costly_counter_until_somebody_asks() -> None:
-    board = Board(regular(400), seeds.fresh())
-    board.run(100_000 * MS)
-    before = len(board.looks)
-    board.run(200_000 * MS)
-    assert (len(board.looks) - before) / 100 < 3
-    assert board.channel.period_ns == REST_NS
-    asked_ns = board.now_ns
-    board.channel.attended_ns = HOUR
-    assert board.channel.next_read_ns == board.channel.latest_read_ns == 0
-    board.run(asked_ns + 10_000 * MS)
-    assert board.channel.period_ns == pytest.approx(100 * MS, rel=0.002)
-    ticks = board.history.ticks
-    newest = [board.history.t_ns[number] for number in range(ticks.end - 90, ticks.end)]
-    assert max(b - a for a, b in itertools.pairwise(newest)) < 250 * MS
-    board.channel.attended_ns = 0
-    board.run(board.now_ns + 5_000 * MS)
-    assert board.channel.period_ns == REST_NS
 
 
 def on_ticks(seen: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -127,7 +102,6 @@ def test_bursts_on_an_h100_have_the_power_of_the_load(wave: dict[str, Any]) -> N
     first_ns, first_mj = seen[0]
     idle = [(first_ns - n * TICK, first_mj - round(n * IDLE_W * 100)) for n in range(150, 0, -1)]
     board = Board(idle + seen, seeds.fresh())
-    board.channel.attended_ns = HOUR
     board.run(wave["end_us"] * 1000)
     curve = board.channel.curve
     powers = []
@@ -142,25 +116,6 @@ def test_bursts_on_an_h100_have_the_power_of_the_load(wave: dict[str, Any]) -> N
     assert statistics.fmean(powers) == pytest.approx(BURST_W, rel=0.05)
 
 
-@pytest.mark.parametrize("change", range(600, 610, 2))
-def test_a_moment_of_attention_tells_what_was_used_before_from_what_is_after(change: int) -> None:
-    """As when one job ends, and another follows on a resting GPU."""
-    period, ticks, mj = 100_000_300, [], 0
-    for number in range(1, 900):
-        ticks.append((number * period, mj))
-        mj += 10_000 if change - 4 <= number < change else 60_000  # 100 W, 600 W
-    board = Board(ticks, seeds.fresh())
-    change_ns = change * period - 8 * MS
-    board.run(change_ns)
-    assert board.channel.period_ns == REST_NS
-    board.channel.attended_ns = change_ns + 300 * MS
-    board.now_ns = max(change_ns, board.channel.next_read_ns)
-    board.run(change_ns + 3_000 * MS)
-    assert board.channel.period_ns == REST_NS
-    energy = board.channel.curve.window(change_ns - 5_000 * MS, change_ns, False)
-    assert energy.energy_uj / 1e6 == pytest.approx(4.6 * 600 + 0.4 * 100, abs=40)
-
-
 def test_one_reading_that_hangs_does_not_make_a_sensor_costly() -> None:
     board = Board(regular(60), seeds.fresh())
     for n in range(300):  # quick readings, one of which hangs
@@ -173,22 +128,6 @@ def test_one_reading_that_hangs_does_not_make_a_sensor_costly() -> None:
     assert board.channel.period_ns == pytest.approx(100 * MS, rel=0.002)
     ticks = board.history.ticks
     assert board.history.t_ns[ticks.end - 1] - board.history.t_ns[ticks.end - 2] < 150 * MS
-
-
-def test_a_resting_gpu_that_fails_is_retried_less_and_less_often() -> None:
-    """Attention wakes it at once, but not again and again."""
-    board = Board(regular(400), seeds.fresh())
-    board.run(100_000 * MS)
-    assert board.channel.period_ns == REST_NS
-    board.channel.attended_ns = HOUR
-    pauses = []
-    for _ in range(12):
-        board.channel.failed(board.now_ns)
-        pauses.append(board.channel.latest_read_ns - board.now_ns)
-        board.now_ns = board.channel.latest_read_ns
-    assert min(pauses) >= 1 * MS
-    assert pauses == sorted(pauses)
-    assert pauses[-1] >= 500 * MS
 
 
 def test_power_without_a_usable_counter_covers_a_part_of_each_tick() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,12 @@ import pytest
 from tests.support import wait_for
 from zeus_ipc.client import Client
 from zeus_ipc.errors import RequestRejected
-from zeus_ipc.requests import Allocate, Deallocate
-from zeus_ipc.wire import PROTOCOL_VERSION
 from zeusd import embed
-from zeusd.core.effects import LedgerCall
 from zeusd.devices.vendors import Options
 from zeusd.identity import EMBEDDED_PREFIX, boot_id
 from zeusd.nodes import open_node
 from zeusd.records import Entry, doubts_of, replay
 from zeusd.runtime.engine import Engine
-from zeusd.runtime.sources import GpuSource
 
 
 class Disk:
@@ -136,34 +132,3 @@ def test_an_engine_in_this_process_takes_what_a_daemon_takes(client: Client) -> 
     for block in (True, False):
         with pytest.raises(RequestRejected, match="power_limit_mw: Input should be a valid int"):
             client.set_power_limit(gpu, 150_000.5, block=block)  # type: ignore[arg-type]  # wrong on purpose
-
-
-def test_gpus_are_read_when_their_holder_changes(
-    client: Client, engines: list[Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A GPU whose counter is costly to read is read once a second otherwise."""
-
-    class Ledger:
-        def submit(self, effect: LedgerCall, done: Callable[[int, object], None]) -> None:
-            pass
-
-    uuids = [gpu.uuid for gpu in client.node().gpus]
-    client.windows(uuids)  # an embedded engine samples those that were asked for
-    (engine,) = engines
-    monkeypatch.setattr(engine, "_accounting", Ledger())
-    read: list[set[str]] = []
-    monkeypatch.setattr(engine.sampling, "attend", lambda gpus: read.append(set(gpus)))
-    common: dict[str, Any] = {"v": PROTOCOL_VERSION, "id": 1, "client": "c", "name": "7"}
-    for request in (
-        Allocate(gpus=uuids[:1], **common),
-        Deallocate(gpus=uuids[1:], **common),
-        Deallocate(**common),
-    ):
-        engine._account(LedgerCall(1, request, None))
-    assert read == [{uuids[0]}, {uuids[1]}, {*uuids}]
-    monkeypatch.undo()
-    engine.sampling.attend(uuids)
-    source = engine.sampling.sampler.find(uuids[0])
-    assert isinstance(source, GpuSource)
-    ends_ns = source.history.ends_ns
-    wait_for(lambda: source.history.ends_ns > ends_ns, "a reading")

@@ -43,6 +43,10 @@ class Device:
         self.next_read_ns += self.period_ns
         return edge
 
+    @property
+    def next_tick_ns(self) -> int:
+        return self.next_read_ns
+
 
 class Scene:
     """A historian, with the parts of sampler and loop that it uses, and a clock."""

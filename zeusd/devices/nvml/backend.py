@@ -50,8 +50,18 @@ failure."""
 
 _LOST = (Return.GPU_IS_LOST, Return.RESET_REQUIRED)
 
-_VOLTA, _AMPERE, _BLACKWELL = 5, 7, 10
-"""First architectures with locked graphics clocks, locked memory clocks, and profiles."""
+_VOLTA, _AMPERE, _HOPPER, _BLACKWELL = 5, 7, 9, 10
+"""First architectures with locked graphics clocks, locked memory clocks, samples that cover all
+time, and profiles."""
+
+_SAMPLE = struct.Struct("QI4x")
+"""nvmlSample_t: time of day, microseconds, and power, mW."""
+
+_MOST_SAMPLES = 512
+"""More than any driver keeps (119)."""
+
+_APART_NS = 1_000_000
+"""Less than the time between two samples, which is 6 ms at least."""
 
 _NONE = 0xFFFFFFFF
 """Architecture of a GPU newer than the driver's table; instances on a GPU that is not split."""
@@ -430,6 +440,28 @@ class NvmlBackend(TabledControls):
             module_average_mw if module_mw is None else module_mw,
             took_ns,
         )
+
+    @override
+    def power_samples(self, gpu: Handle, since_ns: int) -> list[tuple[int, int]]:
+        """Before Hopper, it is not known what the samples cover."""
+        call = "nvmlDeviceGetSamples"
+        if self.architecture(gpu) < _HOPPER:
+            raise nvml_error(Return.NOT_SUPPORTED, call)
+        kind, count = ctypes.c_uint(), ctypes.c_uint(_MOST_SAMPLES)
+        samples = ctypes.create_string_buffer(_SAMPLE.size * _MOST_SAMPLES)
+        epoch_ns = time.time_ns() - time.monotonic_ns()  # the driver's times are of day
+        since_us = (since_ns + epoch_ns) // 1000 if since_ns else 0
+        code = self._function(call)(
+            gpu, 0, ctypes.c_ulonglong(since_us), ctypes.byref(kind), ctypes.byref(count), samples
+        )
+        if code not in (Return.SUCCESS, Return.NOT_FOUND):
+            raise nvml_error(int(code), call)
+        number = count.value if code == Return.SUCCESS else 0
+        found = _SAMPLE.iter_unpack(memoryview(samples)[: _SAMPLE.size * number])
+        times = ((t_us * 1000 - epoch_ns, power_mw) for t_us, power_mw in found)
+        # Rounded times can be of what was known, and the time of day may have been set back.
+        low_ns, high_ns = since_ns + _APART_NS, time.monotonic_ns() + _APART_NS
+        return [one for one in times if low_ns < one[0] < high_ns and one[1] < _TOO_MUCH_MW]
 
     @override
     def temperature_c(self, gpu: Handle) -> int:

@@ -35,6 +35,8 @@ class Sensor:
         counter_lag_ms: The counter counts everything until so long before its ticks (from, to:
             boards differ), and power is measured when it is read, at most once in a tick's time;
             None: both change at the same ticks, and cover the same part of them.
+        samples_ms: The driver keeps the mean power of each such time by itself; None: it does not,
+            or it is not known what its samples cover.
     """
 
     tick_ms: float
@@ -43,6 +45,7 @@ class Sensor:
     average: bool = False
     dither: bool = True
     counter_lag_ms: tuple[float, float] | None = None
+    samples_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,8 @@ _PASCAL_SENSOR = Sensor(20, 10, quantum_mw=400)
 _TURING_SENSOR = Sensor(100, 100)
 _GA100_SENSOR = Sensor(100, 25)
 _GA10X_SENSOR = Sensor(100, 100, average=True)
-_HOPPER_SENSOR = Sensor(100, 25, average=True, counter_lag_ms=(4, 12))
+_COUNTER_SENSOR = Sensor(100, 25, average=True, counter_lag_ms=(4, 12))
+_HOPPER_SENSOR = replace(_COUNTER_SENSOR, samples_ms=20)
 
 _AMD_SENSOR = Sensor(1, 1, quantum_mw=1000, dither=False)
 
@@ -266,7 +270,7 @@ _B200 = DeviceModel(
     idle_clock_mhz=120,
     clocks_mhz=_grid(120, 1965, 15),
     memory_clocks_mhz=(3996,),
-    sensor=_HOPPER_SENSOR,
+    sensor=_COUNTER_SENSOR,
     static_w=150,
     vmin=0.78,
     knee=0.72,
@@ -452,6 +456,7 @@ _MODELS = (
         power_limits_w=(100, 900, 900),
         idle_w=(91, 120),
         memory_clocks_mhz=(2619,),
+        sensor=_COUNTER_SENSOR,
         superchip=Superchip(gpus=1, rest_w=81, memory_share=0.19, counts_module=True),
     ),
     _B200,

@@ -119,6 +119,14 @@ class SimulatedReadings(SimulatedDriver):
             return with_module(found, state, module, now_s)
 
     @override
+    def power_samples(self, gpu: Handle, since_ns: int) -> list[tuple[int, int]]:
+        state = self._enter(gpu, "power_samples")
+        if state.model.sensor.samples_ms is None:
+            raise nvml_error(Return.NOT_SUPPORTED, "nvmlDeviceGetSamples")
+        with self.lock:
+            return state.sensor.samples(self.advance(), since_ns)
+
+    @override
     def temperature_c(self, gpu: Handle) -> int:
         state = self._enter(gpu, "temperature_c")
         with self.lock:

@@ -138,6 +138,7 @@ def _sensor(gpu: Mapping[str, Any], power: str | None, counter: str | None, like
         average="power_average_mw" in gpu["sensors"],
         dither=resolution is None or resolution <= 1,
         counter_lag_ms=like.counter_lag_ms,
+        samples_ms=like.samples_ms,
     )
 
 

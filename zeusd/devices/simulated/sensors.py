@@ -4,7 +4,8 @@ True power is averaged over a window that ends at each tick, scaled by the board
 and, where the sensor dithers, moved by a milliwatt or more so that no two ticks read the same. The
 counter adds the window's mean times the tick, or, if it counts everything, the true energy. Hopper
 counts everything, some milliseconds late, and measures power when it is read; of GA100, it is not
-known. Ticks are computed when the sensor is read.
+known. Hopper's driver also keeps the mean power of each 20 ms, give or take some: what is between
+the times of two samples, 2.5 ms earlier. Ticks are computed when the sensor is read.
 """
 
 from __future__ import annotations
@@ -18,6 +19,19 @@ from zeusd.devices.simulated.models import Sensor
 
 AVERAGE_TICKS = 10
 """POWER_AVERAGE is the mean of the last second: ten ticks of 100 ms."""
+
+SAMPLES = 119
+"""Number of samples that the driver keeps."""
+
+SAMPLES_LAG_S, SAMPLES_ERROR_S = 0.0025, 0.0015
+"""Age of what a sample shows, and its standard deviation (docs/reference/hardware/hopper.md)."""
+
+SAMPLES_JITTER_S, SAMPLES_MISSED = 0.0012, 0.015
+"""Standard deviation of a sample's time, and share of the samples that are missing: the next one
+covers more."""
+
+SAMPLES_APPEAR_S = (0.0004, 0.0037)
+"""Time from a sample's end until it can be read."""
 
 _CATCH_UP_TICKS = 64
 """Longest pause whose ticks are computed one by one; older ones are merged, with their true
@@ -63,6 +77,11 @@ class PowerSensor:
         self._counter_mj = 0.0
         self._instant_mw = 0
         self._ticks_mw: deque[int] = deque(maxlen=AVERAGE_TICKS)
+        self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES)
+        self._apart_s = math.inf if sensor.samples_ms is None else sensor.samples_ms / 1000
+        first_s = self._last_tick_s - SAMPLES * (sensor.samples_ms or math.inf) / 1000
+        self._sampled_s = self._due_s = self._sample_s = self._appears_s = first_s
+        self._shown_s = first_s - SAMPLES_LAG_S
         self._tick(self._last_tick_s)
         self._counter_mj = counter_mj
 
@@ -74,7 +93,8 @@ class PowerSensor:
     @property
     def needs_since_s(self) -> float:
         """Oldest time whose true energy may still be needed."""
-        return self._last_tick_s - max(self._window_s, self._lag_s)
+        since_s = self._last_tick_s - max(self._window_s, self._lag_s)
+        return min(since_s, self._shown_s) if self._samples else since_s
 
     def energy_mj(self, now_s: float) -> int:
         """The counter's reading."""
@@ -94,8 +114,37 @@ class PowerSensor:
         self.update(now_s)
         return round(sum(self._ticks_mw) / len(self._ticks_mw))
 
+    def samples(self, now_s: float, since_ns: int) -> list[tuple[int, int]]:
+        """The driver's samples after a time: end, ns, and mean power, mW."""
+        self.update(now_s)
+        return [one for one in self._samples if one[0] > since_ns]
+
+    def _sample(self, now_s: float) -> None:
+        """Computes the samples until now."""
+        missed = int((now_s - self._due_s) / self._apart_s) - SAMPLES
+        if missed > 0:  # nobody can read them any more
+            self._due_s += missed * self._apart_s
+            self._sampled_s = self._sample_s = self._appears_s = self._due_s
+            self._shown_s = self._due_s - SAMPLES_LAG_S
+        while self._appears_s <= now_s:
+            end_s = max(self._sample_s, self._sampled_s + self._apart_s / 4)
+            shows_s = end_s - self._chance.gauss(SAMPLES_LAG_S, SAMPLES_ERROR_S)
+            shows_s = max(shows_s, self._shown_s + self._apart_s / 4)
+            grown_j = self._energy_at(shows_s) - self._energy_at(self._shown_s)
+            power_mw = self._gain * grown_j / (shows_s - self._shown_s) * 1000
+            self._shown_s = shows_s
+            self._samples.append((round(end_s * 1e9), round(power_mw)))
+            self._sampled_s = end_s
+            self._due_s += self._apart_s * (2 if self._chance.random() < SAMPLES_MISSED else 1)
+            jitter_s = self._chance.gauss(0, SAMPLES_JITTER_S)
+            most_s = self._apart_s / 3
+            self._sample_s = self._due_s + max(-most_s, min(jitter_s, most_s))
+            self._appears_s = self._sample_s + self._chance.uniform(*SAMPLES_APPEAR_S)
+
     def update(self, now_s: float) -> None:
         """Computes the ticks until now."""
+        if self._apart_s < math.inf:
+            self._sample(now_s)
         due = int((now_s - self._last_tick_s) / self._tick_s + 1e-9)
         if due > _CATCH_UP_TICKS:
             start_s = self._last_tick_s
