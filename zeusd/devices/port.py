@@ -239,8 +239,13 @@ class Backend(Protocol):
     def memory_clock_mhz(self, gpu: Handle) -> int:
         """Current memory clock, MHz."""
 
-    def sensors(self, gpu: Handle) -> Sensors:
-        """Energy counter and power sensors in one driver call."""
+    def sensors(self, gpu: Handle, counter: bool = True) -> Sensors:
+        """Energy counter and power sensors in one driver call.
+
+        Args:
+            gpu: The GPU.
+            counter: Whether the counter is of interest: reading it takes Hopper some milliseconds.
+        """
 
     def power_samples(self, gpu: Handle, since_ns: int) -> list[tuple[int, int]]:
         """What the driver has recorded of the GPU's power by itself, oldest first: when a sample

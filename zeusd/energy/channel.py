@@ -41,7 +41,7 @@ SAMPLE_NS, APPEARS_NS, LOOK_NS = 20 * MS, 2 * MS, 4 * MS
 """Time from one sample to the next, from its end until it can be read, and to the next reading if
 it is not there yet."""
 
-AWAITED_NS, UNHURRIED_NS, PATIENT_NS = 40 * MS, 100 * MS, 200 * MS
+AWAITED_NS, UNHURRIED_NS, PATIENT_NS = 40 * MS, 200 * MS, 400 * MS
 """Time between readings of samples if somebody waits for one, and otherwise at least and at most: a
 reading takes half a millisecond, and the driver keeps the samples of two seconds."""
 
@@ -173,7 +173,7 @@ class Channel:
         self, now_ns: int, samples: Sequence[tuple[int, int]], sensors: Sensors | None
     ) -> Edge | None:
         """Adds the driver's samples since `sampled_ns` (see `Backend.power_samples`), and a
-        reading of the sensors that was made after them, if there is one. Returns the last tick.
+        reading of the counter that was made after them, if there is one. Returns the last tick.
 
         If the driver makes no samples any more, the sensors' changes are observed from now on.
         """

@@ -18,6 +18,9 @@ STREAMED_SLOW_NS = 200_000_000
 """Period at which clocks, temperature, throttle reasons and limit of a streamed GPU are read; for
 other GPUs, once for each row of the history."""
 
+COUNTER_NS = 10_000_000_000
+"""Time between readings of the energy counter where power is known otherwise."""
+
 GIVE_UP_AFTER = 3
 """Readings between requests for a value that was never available. One that was is always
 requested."""
@@ -135,7 +138,7 @@ class GpuSource:
         if info.module is not None:  # of what the samples are is not known
             self._channel.sampled_ns = None
         self.module_reading: tuple[int, int] | None = None
-        self._slow_at_ns = 0
+        self._slow_at_ns = self._counter_at_ns = 0
         self._served: set[str] = set()
         self._refused: dict[str, int] = {}
 
@@ -182,12 +185,15 @@ class GpuSource:
     def read(self, streamed: bool, awaited: bool = True) -> Edge | None:
         """Reads it now. Returns the tick that the reading revealed, if any; one that is not awaited
         may be recorded later."""
-        channel, sensors = self._channel, None
+        channel, sensors, counted = self._channel, None, None
         try:
             samples = self._samples()
             now_ns = self._clock_ns()
-            if samples is None or self._due(now_ns, streamed) or channel.lacks(samples):
-                sensors = self._nvml.sensors(self._handle)
+            if samples is None or channel.lacks(samples) or now_ns >= self._counter_at_ns:
+                sensors = counted = self._nvml.sensors(self._handle)
+                self._counter_at_ns = now_ns + COUNTER_NS
+            elif self._due(now_ns, streamed):
+                sensors = self._nvml.sensors(self._handle, counter=False)
         except DeviceError as error:
             self.failure = error
             channel.failed(self._clock_ns())
@@ -199,10 +205,10 @@ class GpuSource:
                 self._slow_at_ns = sensors.t_ns + STREAMED_SLOW_NS
                 self._read_slow(sensors)
         if samples is not None:
-            edge = channel.extend(now_ns, samples, sensors)
+            edge = channel.extend(now_ns, samples, counted)
         else:
-            assert sensors is not None
-            edge = channel.observe(sensors, awaited or self.failure is not None)
+            assert counted is not None
+            edge = channel.observe(counted, awaited or self.failure is not None)
         if edge is not None:
             self.failure = None
         return edge

@@ -80,6 +80,24 @@ def test_the_call_for_the_counter_takes_as_long_as_its_field(
     assert read.power_average_mw is None
 
 
+def test_power_is_read_quickly_where_the_counter_is_of_no_interest(
+    open_nvml: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = Board(open_nvml, monkeypatch)
+    whole = board.nvml.sensors(board.gpu)
+    for _ in range(2):
+        part = board.nvml.sensors(board.gpu, counter=False)
+        assert part.took_ns == READ_US * 1000
+        assert part.energy_mj is None
+        assert part.power_average_mw == pytest.approx(whole.power_average_mw, rel=0.2)
+        assert part.memory_power_average_mw == H100["memory_power_mw"]
+    assert board.nvml.sensors(board.gpu).energy_mj is not None
+    board.double.inject(0, "nvmlDeviceGetFieldValues", Return.FUNCTION_NOT_FOUND)
+    board.nvml.sensors(board.gpu)  # and from now on without field values
+    one_by_one = board.nvml.sensors(board.gpu, counter=False)
+    assert one_by_one.power_instant_mw is not None
+
+
 def test_a_gpu_without_a_counter_is_read_at_once(
     open_nvml: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,7 +183,7 @@ def test_samples_are_read_when_somebody_waits_or_before_the_driver_forgets_them(
     seed = seeds.fresh()
     chance = random.Random(seed)
     channel, now_ns = channel_of(), SECOND
-    for awaited, most, least in ((False, 11, 4), (True, 26, 15)):
+    for awaited, most, least in ((False, 6, 2), (True, 26, 15)):
         looks, until_ns = 0, now_ns + 20 * SECOND
         while now_ns < until_ns:
             known_ns = channel.sampled_ns or 0

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support import wait_for
-from zeusd.devices.nvml.codes import nvml_error
+from zeusd.devices.nvml.codes import Return, nvml_error
 from zeusd.devices.port import Sensors
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock
 from zeusd.energy.history import SIZE, History
@@ -185,7 +185,7 @@ def test_a_gpu_that_is_lost_and_returns_is_measured_over_the_gap() -> None:
     assert node.energy_j(0, begin_ns, node.clock()) == pytest.approx(truth_j, rel=0.005)
 
 
-@pytest.mark.parametrize("kind", ["mi300x", "v100", "a100-sxm-80"])
+@pytest.mark.parametrize("kind", ["mi300x", "v100", "a100-sxm-80", "h100-sxm"])
 def test_power_is_right_after_a_pause_of_zeusd(kind: str) -> None:
     node = Sampled(f"{kind}:setter_ms=0")
     node.clock.sleep(10)
@@ -233,6 +233,86 @@ def test_an_impossible_value_ends_no_sampling(
     monkeypatch.setattr(node.nvml, call, odd)
     node.clock.sleep(5)
     assert node.clock() - node.sources[0].history.ends_ns < 1e9
+
+
+def test_the_drivers_samples_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Sampled("2xh100-sxm:setter_ms=0")
+    node.clock.sleep(1)
+    begin_ns, begin_j = node.clock(), node.nvml.true_energy_j(0)
+    reads, counters = 0, 0
+    samples, sensors = node.nvml.power_samples, node.nvml.sensors
+
+    def power_samples(gpu: Any, since_ns: int) -> list[tuple[int, int]]:
+        nonlocal reads
+        reads += 1
+        return samples(gpu, since_ns)
+
+    def counted(gpu: Any, counter: bool = True) -> Sensors:
+        nonlocal counters
+        counters += counter
+        return sensors(gpu, counter)
+
+    monkeypatch.setattr(node.nvml, "power_samples", power_samples)
+    monkeypatch.setattr(node.nvml, "sensors", counted)
+    before = node.sources[0].history.ticks.end
+    node.clock.sleep(60)
+    assert node.sources[0].history.ticks.end - before == pytest.approx(3000, abs=90)
+    assert reads < 2 * 60 * 6
+    assert counters <= 2 * 7
+    assert node.sources[0].period_ns == 20_000_000
+    truth_j = node.nvml.true_energy_j(0) - begin_j
+    assert node.energy_j(0, begin_ns, node.clock()) == pytest.approx(truth_j, rel=0.005)
+    assert node.sources[0].slow.average_mw is not None
+    reported: list[int] = []
+    node.sampler._on_tick = lambda name: reported.append(node.clock())
+    asked_ns = node.clock()
+    node.sampler.hurry(next(node.sampler.names()))
+    node.clock.sleep(0.1)
+    assert reported[0] - asked_ns < 60_000_000
+
+
+def test_each_of_the_drivers_samples_is_published() -> None:
+    node = Sampled("h100-sxm:setter_ms=0")
+    (name,) = node.sampler.names()
+    node.clock.sleep(1)
+    node.sampler.streamed = frozenset({name})
+    node.clock.sleep(5)
+    numbers = [sample.number for _, sample in node.samples]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    assert len(numbers) == pytest.approx(250, abs=10)
+    times = [sample.t_ns for _, sample in node.samples]
+    assert times == sorted(times)
+    grown_uj = node.samples[-1][1].energy_uj - node.samples[0][1].energy_uj
+    shown_uj = sum(
+        one.power_mw * (one.t_ns - last.t_ns) // 1_000_000
+        for (_, last), (_, one) in itertools.pairwise(node.samples)
+    )
+    assert grown_uj == pytest.approx(shown_uj, rel=0.002)
+
+
+@pytest.mark.parametrize("spec", ["h100-sxm", "gh200", "b200"])
+def test_a_gpu_whose_samples_cannot_be_used_is_measured_by_its_counter(spec: str) -> None:
+    node = Sampled(f"{spec}:setter_ms=0")
+    if spec == "h100-sxm":
+        node.nvml.inject(0, "power_samples", Return.NOT_SUPPORTED)
+    node.clock.sleep(20)
+    assert node.sources[0].period_ns == pytest.approx(100_000_000, rel=0.01)
+
+
+def test_samples_go_on_after_readings_that_failed() -> None:
+    node = Sampled("h100-sxm:setter_ms=0")
+    node.clock.sleep(5)
+    begin_ns, begin_j = node.clock(), node.nvml.true_energy_j(0)
+    for call in ("power_samples", "sensors"):
+        node.nvml.inject(0, call, Return.UNKNOWN)
+        node.clock.sleep(20)
+        assert node.sources[0].failure is not None
+        node.nvml.clear_faults()
+        node.clock.sleep(10)
+        assert node.sources[0].failure is None
+        assert node.sources[0].period_ns == 20_000_000
+    truth_j = node.nvml.true_energy_j(0) - begin_j
+    assert node.energy_j(0, begin_ns, node.clock()) == pytest.approx(truth_j, rel=0.005)
 
 
 def test_only_streamed_gpus_are_published_with_what_is_read_now_and_then() -> None:

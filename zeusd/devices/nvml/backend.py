@@ -108,10 +108,12 @@ class _FieldPlan:
         guard: Lock held while the structures are in use.
         profiles: The GPU's workload power profiles, once they are known.
         available: Fields that were ever available.
+        power: The plan of readings without the counter, once there was one.
     """
 
-    def __init__(self) -> None:
-        self.fields = list(_WANTED)
+    def __init__(self, fields: Sequence[_Field] = _WANTED) -> None:
+        self.fields = [*fields]
+        self.power: _FieldPlan | None = None
         self.batch = True
         self.values: Any = ()
         self.types: tuple[int, ...] = ()
@@ -411,9 +413,11 @@ class NvmlBackend(TabledControls):
         self._call("nvmlDeviceSetPersistenceMode", gpu, int(enabled))
 
     @override
-    def sensors(self, gpu: Handle) -> Sensors:
+    def sensors(self, gpu: Handle, counter: bool = True) -> Sensors:
         """Makes one call per value on drivers without field values."""
         plan = self._plan(gpu)
+        if not counter and plan.batch:
+            plan = plan.power = plan.power or _FieldPlan(_WANTED[1:])
         with plan.guard:
             return self._sensors(gpu, plan)
 

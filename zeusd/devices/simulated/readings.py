@@ -98,7 +98,7 @@ class SimulatedReadings(SimulatedDriver):
             return state.enforced_limit_mw
 
     @override
-    def sensors(self, gpu: Handle) -> Sensors:
+    def sensors(self, gpu: Handle, counter: bool = True) -> Sensors:
         state = self._enter(gpu, "sensors")
         with self.lock:
             now_ns = self._clock_ns()
@@ -108,7 +108,9 @@ class SimulatedReadings(SimulatedDriver):
                 return Sensors(now_ns, None, None, None, None)
             found = Sensors(
                 t_ns=now_ns,
-                energy_mj=state.sensor.energy_mj(now_s) if model.energy_counter else None,
+                energy_mj=state.sensor.energy_mj(now_s)
+                if counter and model.energy_counter
+                else None,
                 power_instant_mw=state.sensor.instant_mw(now_s),
                 power_average_mw=state.sensor.average_mw(now_s) if model.sensor.average else None,
                 memory_power_average_mw=None,
