@@ -89,7 +89,6 @@ class Channel:
         self._product = architecture, name
         self._timing = sensor_timing(architecture, name)
         self._meter = Meter(self._timing, history.last())
-        self._timed(self._timing)
         # Some ticks may not have been dated well.
         levels = sorted(history.level_mw.span(history.ticks.start, history.ticks.end))
         self._least_mw = levels[len(levels) // 100] if levels else limit_mw
@@ -147,14 +146,8 @@ class Channel:
             self._ceiling_mw,
             resolution_mw,
             self._timing.error_ns,
-            counted and self._means,
             self._least_mw,
         )
-
-    @property
-    def _means(self) -> bool:
-        """Whether the counter has each tick's mean, and the reading of power a part of it."""
-        return self._timing.window_ns is None and self._timing.power_window_ns is not None
 
     def failed(self, t_ns: int) -> None:
         """Records that the sensors could not be read."""
@@ -222,7 +215,6 @@ class Channel:
 
     def _timed(self, timing: SensorTiming) -> None:
         self._timing = self._meter.timing = timing
-        self._history.shown_mw = self._history.level_mw if self._means else self._history.power_mw
 
     def observe(self, sensors: Sensors, awaited: bool = True) -> Edge | None:
         """Processes a reading of the sensors. Returns the tick that it revealed, if any and if it

@@ -46,12 +46,6 @@ UNSEEN = 0.6
 UNSEEN_IN_MEANS = 1.2
 """The same for a sensor that measures each tick's mean, which hides changes within the tick."""
 
-INNER = 1.2
-"""The same as a share of the difference between a tick's mean and its readings of power."""
-
-READING_NS = 25 * MS
-"""Time that a reading of power covers, on GPUs whose counter has the mean of whole ticks."""
-
 CONCEALED = 0.55
 """Error of an aligned window that contains no whole tick, as a share of the energy that it may have
 in addition: the device may have paused beside it in each tick."""
@@ -79,7 +73,6 @@ class EnergyCurve:
         ceiling_mw: Highest power that it may draw.
         resolution_mw: Resolution of the power that its energy is integrated from.
         error_ns: Error of a tick's time.
-        means: Whether its energy is of whole ticks, and its readings of power of a part of each.
         least_mw: Lowest power of any tick so far.
     """
 
@@ -90,7 +83,6 @@ class EnergyCurve:
         ceiling_mw: int,
         resolution_mw: int = 0,
         error_ns: int = EXACT.error_ns,
-        means: bool = False,
         least_mw: int = 0,
     ) -> None:
         self._h = history
@@ -98,7 +90,6 @@ class EnergyCurve:
         self._ceiling_mw = ceiling_mw
         self._resolution_mw = resolution_mw
         self._error_ns = error_ns
-        self._means = means
         self._least_mw = least_mw
 
     # --------------------------------------------------------------------------- at an instant
@@ -236,7 +227,8 @@ class EnergyCurve:
         deviation_uj = self._deviation_uj(
             h, begin_ns, end_ns, first, last, energy_uj, aligned, whole_uj
         )
-        if aligned and last < len(h.t_ns) and last - first <= 1 and not self._partial:
+        unsnapped = aligned and snapped_uj is None and not self._partial
+        if unsnapped and last < len(h.t_ns) and last - first <= 1:
             span_ns = end_ns - begin_ns
             # The energy of its ticks, beyond the least where no other window joins.
             most_uj = h.energy_uj[last] - h.energy_uj[first - 1]
@@ -250,8 +242,7 @@ class EnergyCurve:
             ):
                 most_uj -= uj if joined else self._joules(self._least_mw, beside_ns)
             most_uj = min(most_uj, self._joules(self._ceiling_mw, span_ns))
-            doubt = self._doubt(h, first, last, energy_uj, span_ns, snapped_uj is not None)
-            concealed_uj = CONCEALED * doubt * max(0, most_uj - energy_uj)
+            concealed_uj = CONCEALED * max(0, most_uj - energy_uj)
             deviation_uj = math.hypot(deviation_uj, concealed_uj)
         return Energy(energy_uj, round(2 * deviation_uj))
 
@@ -448,11 +439,8 @@ class EnergyCurve:
         unseen_ns = tick_ns - self._seen_ns(h, min(first, end - 1))
         ends_ns = math.sqrt(min(span_ns, tick_ns) * tick_ns)
         ends_mwns = (UNSEEN if unseen_ns > 0 else UNSEEN_IN_MEANS) * rough_mw * ends_ns
-        if self._means and not snapped:
-            inner_mw = self._inner_mw(h, low, high)
-            ends_mwns = max(ends_mwns, INNER * inner_mw * min(span_ns, tick_ns / 2))
         parts = [
-            self._stamp_mwns(h, begin_ns, end_ns, first, last, level_mw, snapped),
+            self._stamp_mwns(h, first, last, level_mw, snapped),
             STEADY * level_mw * span_ns + self._resolution_mw * span_ns / 2,
             FLOOR * level_mw * min(span_ns, tick_ns),
             ends_mwns,
@@ -485,29 +473,21 @@ class EnergyCurve:
     def _stamp_mwns(
         self,
         h: Rows,
-        begin_ns: int,
-        end_ns: int,
         first: int,
         last: int,
         level_mw: float,
         snapped: bool,
     ) -> float:
         """Error from that of the ticks' times. A tick that is a little earlier or later changes a
-        window by the difference in power at its end; one that takes all that exceeds the power
-        around it, only if the tick may be on the other side of its end. A driver's samples leave
-        out some time between two of them, or have it twice."""
-        t_ns, end = h.t_ns, len(h.t_ns)
+        window by the difference in power at its end. That of a window that takes all that exceeds
+        the power around it changes, too: a driver's samples leave out some time between two of
+        them, or have it twice."""
         more_ns = self._error_ns - EXACT.error_ns
         if not more_ns:
             changes_mw = 0.0
-        elif snapped and not self._means:
-            beside_mw = h.level_mw[first - 1], h.level_mw[min(last + 1, end - 1)]
-            changes_mw = math.hypot(*(level_mw - one for one in beside_mw))
         elif snapped:
-            edges = ((begin_ns, first - 1), (begin_ns, first), (end_ns, last - 1), (end_ns, last))
-            near_ns = 2 * self._error_ns
-            near = any(abs(at_ns - t_ns[one]) < near_ns for at_ns, one in edges if one < end)
-            changes_mw = level_mw if near else 0.0
+            beside_mw = h.level_mw[first - 1], h.level_mw[min(last + 1, len(h.t_ns) - 1)]
+            changes_mw = math.hypot(*(level_mw - one for one in beside_mw))
         else:
             changes_mw = 0.0
             for one in (first, last):
@@ -549,33 +529,6 @@ class EnergyCurve:
         levels = h.level_mw[low - 1 : high + 1]
         differences: Iterator[int] = map(abs, map(sub, levels[1:], levels))
         return sum(differences) / (high + 1 - low)
-
-    @staticmethod
-    def _inner_mw(h: Rows, low: int, high: int) -> float:
-        """Mean distance of readings of power from the means of the two ticks of which they may be a
-        part: how much power varies within ticks."""
-        levels = h.level_mw
-        far_mw = 0
-        for number in range(low, high):
-            one, other = sorted(levels[number : number + 2])
-            far_mw += max(0, one - h.power_mw[number], h.power_mw[number] - other)
-        return far_mw / max(1, high - low)
-
-    def _doubt(
-        self, h: Rows, first: int, last: int, energy_uj: int, span_ns: int, snapped: bool
-    ) -> float:
-        """How likely a device that seems to be steady around a window pauses in each tick there."""
-        if not self._means:
-            return 0.0 if snapped else 1.0
-        inner_mw = max(
-            self._inner_mw(h, max(1, first - AROUND), first - 1),
-            self._inner_mw(h, last + 1, min(len(h.t_ns) - 1, last + AROUND)),
-        )
-        level_mw = max(1, energy_uj * MS // span_ns)
-        if snapped:
-            jump_mw = max(1, abs(level_mw - h.level_mw[first - 1]))
-            return min(1.0, max(0.0, 4 * inner_mw / jump_mw - 1))
-        return min(1.0, 8 * inner_mw / level_mw) if span_ns >= READING_NS else 1.0
 
     def _coarse_uncertainty_uj(self, begin_ns: int, end_ns: int, energy_uj: int) -> int:
         ring = self._h.coarse(begin_ns)

@@ -82,10 +82,6 @@ class History:
 
     Args:
         memory: `SIZE` bytes: zeros, or an earlier history.
-
-    Attributes:
-        shown_mw: Power of each tick, for timelines: the reading of POWER_INSTANT, unless someone
-            sets another column.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -103,13 +99,11 @@ class History:
         self.t_ns, self.energy_uj, self.level_mw, self.power_mw = (
             self.ticks.column(position) for position in range(len(TICKS))
         )
-        self.shown_mw = self.power_mw
         self._recent = 0, Rows([], [], [], [])
 
     def add(self, edge: Edge, raw: int | None, window_ns: int | None, slow: Slow) -> None:
         """Adds a tick. `raw` is the device's own counter in its unit; None: it has none."""
-        reading_mw = edge.power_mw if edge.reading_mw is None else edge.reading_mw
-        self.ticks.append(edge.t_ns, edge.energy_uj, edge.level_mw, reading_mw)
+        self.ticks.append(edge.t_ns, edge.energy_uj, edge.level_mw, edge.power_mw)
         self._meta.append(
             edge.counted_uj,
             ABSENT if raw is None else raw,
@@ -147,7 +141,7 @@ class History:
             self.t_ns[number],
             self.energy_uj[number],
             self.level_mw[number],
-            self.shown_mw[number],
+            self.power_mw[number],
             self._meta.column(0)[meta],
         )
         return edge, None if raw == ABSENT else raw

@@ -95,7 +95,6 @@ class Edge(NamedTuple):
         level_mw: Power over the part of the tick that the sensor measured.
         power_mw: Reading of POWER_INSTANT, or the counter's mean over the tick if it covers more.
         counted_uj: The counter's energy until then, from the same start.
-        reading_mw: Reading of POWER_INSTANT; None: `power_mw`.
     """
 
     t_ns: int
@@ -103,7 +102,6 @@ class Edge(NamedTuple):
     level_mw: int
     power_mw: int
     counted_uj: int
-    reading_mw: int | None = None
 
 
 class Meter:
@@ -208,13 +206,12 @@ class Meter:
         if power_mw is not None and last.power_mw and passed_ns == period_ns:
             self._compare(mean_mw, power_mw, last.power_mw)
         level_mw = shown_mw if boxcar and power_mw is not None else mean_mw
-        reading_mw = shown_mw
         if self.timing.window_ns is None and self.raw_mj is not None:
             shown_mw = mean_mw  # the reading of power covers less, and other times
         counted_uj = last.counted_uj + grown_uj
         energy_uj = counted_uj - self._unseen_uj(level_mw, period_ns)
         energy_uj = max(last.energy_uj, energy_uj)
-        edge = Edge(t_ns, energy_uj, level_mw, shown_mw, counted_uj, reading_mw)
+        edge = Edge(t_ns, energy_uj, level_mw, shown_mw, counted_uj)
         self._last = edge
         return edge
 

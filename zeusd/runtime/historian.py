@@ -379,5 +379,5 @@ def _rings(history: History, domain: str) -> list[tuple[Ring, Callable[[Ring, in
         (ring, of_row) for ring in reversed(history.tiers)
     ]
     if domain == "power":
-        rings.append((history.ticks, lambda _, number: history.shown_mw[number]))
+        rings.append((history.ticks, lambda _, number: history.power_mw[number]))
     return rings

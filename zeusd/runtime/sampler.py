@@ -143,8 +143,8 @@ class Sampler:
         if edge is not None and streamed:
             h = source.history
             for tick in range(number, h.ticks.end):
-                t_ns, energy_uj, shown_mw = h.t_ns[tick], h.energy_uj[tick], h.shown_mw[tick]
-                self._publish(name, Sample(t_ns, energy_uj, shown_mw, source.slow, tick + 1))
+                t_ns, energy_uj, power_mw = h.t_ns[tick], h.energy_uj[tick], h.power_mw[tick]
+                self._publish(name, Sample(t_ns, energy_uj, power_mw, source.slow, tick + 1))
 
     # ----------------------------------------------------------------------------------- threads
 
