@@ -43,12 +43,17 @@ SETTLE_S = 4.0
 """How long a daemon finds its sensors' ticks before it is measured."""
 
 
+SAMPLED = 0
+"""Stands for a period of 20 ms, sampled by the driver itself as on H100."""
+
 FASTEST = (8, 20, 0)
 """GPUs, their update period in ms, clients."""
 MOST_CLIENTS = (8, 100, 256)
+SAMPLED_CASES = [(8, SAMPLED, 0), (8, SAMPLED, 256)]
 CASES = [
     *((gpus, tick_ms, 0) for tick_ms in (100, 20) for gpus in (1, 4, 8)),
     *((8, 100, clients) for clients in (1, 16, 64, 256)),
+    *SAMPLED_CASES,
 ]
 
 
@@ -82,9 +87,14 @@ def daemon(gpus: int, tick_ms: int) -> Iterator[tuple[subprocess.Popen[bytes], s
             process.wait()
 
 
-def _gpus(count: int, tick_ms: int) -> list[dict[str, int]]:
+def _gpus(count: int, tick_ms: int) -> list[dict[str, Any]]:
     """GPUs whose sensors tick at different times."""
+    from tests.fake_nvml.double import H100
+
     now_ns = time.monotonic_ns()
+    if tick_ms == SAMPLED:
+        quick = {"counter_read_us": 0, "counter_slow_every": 0, "idle_mw": 0}
+        return [H100 | quick | {"start_ns": now_ns + index * 2_000_000} for index in range(count)]
     return [
         {"tick_ms": tick_ms, "start_ns": now_ns + (index * 7 * tick_ms * 1_000_000) // (8 * count)}
         for index in range(count)
@@ -230,7 +240,7 @@ def daemon_table(seconds: float, cases: list[tuple[int, int, int]]) -> None:
         cost = costs[gpus, tick_ms, clients] = measure(gpus, tick_ms, clients, seconds)
         answered = f"{cost.answered:.0%}" if clients else ""
         print(
-            f"| {gpus} | {tick_ms} | {clients} | {cost.cpu_percent:.2f} | "
+            f"| {gpus} | {tick_ms or '20, sampled'} | {clients} | {cost.cpu_percent:.2f} | "
             f"{cost.usage.rss_mib:.0f} | {cost.usage.pss_mib:.0f} | {cost.usage.processes} | "
             f"{answered} |",
             flush=True,
@@ -257,7 +267,8 @@ def main() -> int:
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}\n")
     if not options.goals:
         loop_table(options.rounds)
-    daemon_table(options.seconds, [FASTEST, MOST_CLIENTS] if options.goals else CASES)
+    with_goals = [FASTEST, MOST_CLIENTS, *SAMPLED_CASES]
+    daemon_table(options.seconds, with_goals if options.goals else CASES)
     return 0
 
 

@@ -193,7 +193,7 @@ class GpuSource:
                 sensors = counted = self._nvml.sensors(self._handle)
                 self._counter_at_ns = now_ns + COUNTER_NS
             elif self._due(now_ns, streamed):
-                sensors = self._nvml.sensors(self._handle, counter=False)
+                sensors = self._nvml.sensors(self._handle, False)
         except DeviceError as error:
             self.failure = error
             channel.failed(self._clock_ns())

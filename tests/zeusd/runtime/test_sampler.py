@@ -11,8 +11,9 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support import wait_for
+from zeusd.devices.metered import MeteredBackend
 from zeusd.devices.nvml.codes import Return, nvml_error
-from zeusd.devices.port import Sensors
+from zeusd.devices.port import Backend, Sensors
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock
 from zeusd.energy.history import SIZE, History
 from zeusd.runtime import sampler
@@ -37,7 +38,8 @@ class Sampled:
         for index in range(len(self.nvml.specs)):
             facts, handle = inspect_gpu(self.nvml, index)
             history = History(memoryview(bytearray(SIZE)))
-            source = GpuSource(self.nvml, handle, facts.info, history, self.clock)
+            metered = cast("Backend", MeteredBackend(self.nvml))
+            source = GpuSource(metered, handle, facts.info, history, self.clock)
             self.sources.append(source)
             self.sampler.add(facts.info.uuid, source)
         self.clock.attach(self.sampler)
