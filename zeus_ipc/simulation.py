@@ -233,7 +233,7 @@ class SimulatedNode:
             gpu: NVML index.
             quirks: `round_to_mw`, `round_up`, `clamp_mw` (smallest, largest), `ignored_sets`
                 (-1: all), `delay_s` and `stale_reads`, as
-                `zeusd.devices.simulated.quirks.Quirks` has them.
+                `zeusd.devices.simulated.gpu.Quirks` has them.
         """
         self._devices.ask("misbehave", gpu=gpu, quirks=quirks)
 

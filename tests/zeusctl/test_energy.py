@@ -34,8 +34,8 @@ from zeus_ipc.replies import UsageSum
 from zeus_ipc.requests import BUCKET_S
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl import day_files
+from zeusctl.commands.allocate import Mapping
 from zeusctl.exits import Exit
-from zeusctl.mapping import Mapping
 from zeusd.energy.split import parent_of
 from zeusd.runtime.identities import Identities
 

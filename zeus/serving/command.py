@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from zeus.serving.clock_command import clocks, tune
-from zeus.simulate.extras import needed
+from zeus.utils.lazy import needed
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.options import FILE
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from zeus.serving.columns import Floats, Ints, StepColumns, Updates, by_end
-from zeus.simulate.extras import needed
+from zeus.utils.lazy import needed
 
 STEP_COLUMNS = ("step", "begin_ns", "end_ns", "request", "phase", "tokens", "context")
 WORK_COLUMNS = ("flops", "bytes")

@@ -15,7 +15,7 @@ from typing import Any
 
 from zeus.serving.accountant import Accountant
 from zeus.serving.rows import RequestEnergy
-from zeus.simulate.extras import needed
+from zeus.utils.lazy import needed
 
 BUCKETS_J = (1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0)
 """Upper bounds of the histogram of J per request."""

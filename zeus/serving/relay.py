@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Iterable
 from typing import Any
 
-from zeus.simulate.extras import needed
+from zeus.utils.lazy import needed
 
 log = logging.getLogger(__name__)
 

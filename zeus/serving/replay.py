@@ -14,8 +14,8 @@ from typing import Any
 from zeus.serving.files import read_steps, read_tenants, read_updates
 from zeus.serving.ledger import Ledger
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
-from zeus.simulate.extras import needed
 from zeus.utils.atomic import write_text
+from zeus.utils.lazy import needed
 
 IDLE = ("exclude", "proportional", "owner")
 """Treatment of idle energy: exclude it, add it to the requests in proportion to their own energy,

@@ -197,7 +197,7 @@ def plot(report: LogReport, by: str, path: Path) -> None:
         ValueError: It cannot write this kind of file.
         OSError: The file cannot be written.
     """
-    from zeus.simulate.extras import needed
+    from zeus.utils.lazy import needed
 
     figure_of = needed("matplotlib.figure", "a picture", "plot").Figure
     figure = figure_of(figsize=(8, 5), layout="constrained")

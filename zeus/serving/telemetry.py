@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from zeus.serving.rows import RequestEnergy
-from zeus.simulate.extras import needed
+from zeus.utils.lazy import needed
 
 SPAN = "zeus.energy"
 SCOPE = "zeus.serving"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from zeus.simulate.extras import needed
+from zeus.utils.lazy import needed
 
 
 def kmeans_1d(values: Sequence[float], k: int) -> list[int]:

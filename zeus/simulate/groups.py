@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO
 
 from zeus.simulate.clusters import kmeans_1d
-from zeus.simulate.extras import needed
 from zeus.simulate.workloads import WORKLOADS
+from zeus.utils.lazy import needed
 
 COLUMNS = ("group", "start_time", "end_time", "dataset", "runtime_ratio")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import mean, quantiles
 from typing import Any
 
-from zeus.simulate.extras import needed
 from zeus.simulate.results import RunRow, Series, series
+from zeus.utils.lazy import needed
 
 KINDS = ("cost", "regret", "batch-size")
 """What can be drawn: cost of each recurrence, cumulative regret, batch sizes over time."""

@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from zeus.simulate.extras import needed
+from zeus.utils.lazy import needed
 from zeus_ipc import tables
 
 

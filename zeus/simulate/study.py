@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
-from zeus.simulate.extras import needed
 from zeus.simulate.groups import GroupJob
 from zeus.simulate.results import RunRow
 from zeus.simulate.workloads import power_trace, train_trace, workload
+from zeus.utils.lazy import needed
 from zeus.utils.metric import zeus_cost
 
 if TYPE_CHECKING:

@@ -12,7 +12,19 @@ from zeus_ipc.replies.accounting import (
     Usage,
     UsageSum,
 )
-from zeus_ipc.replies.administration import AuditRecord, AuditRecords, Permission, Policy, Quiesced
+from zeus_ipc.replies.administration import (
+    CALL_BUCKETS_S,
+    AuditRecord,
+    AuditRecords,
+    CallTimes,
+    Count,
+    Metrics,
+    Permission,
+    Policy,
+    Quiesced,
+    SourceState,
+    UserLoad,
+)
 from zeus_ipc.replies.common import (
     Deferred,
     Done,
@@ -33,14 +45,6 @@ from zeus_ipc.replies.leases import (
     PowerProfile,
     Released,
     Restored,
-)
-from zeus_ipc.replies.metrics import (
-    CALL_BUCKETS_S,
-    CallTimes,
-    Count,
-    Metrics,
-    SourceState,
-    UserLoad,
 )
 from zeus_ipc.replies.node import CeilingInfo, CpuInfo, GpuInfo, GpuSupport, NodeInfo, ProfileInfo
 from zeus_ipc.replies.readings import (

@@ -108,7 +108,7 @@ PAGES = {
         "Inference servers: the energy of requests, and clocks under a latency objective.",
         (
             "zeus.serving",
-            "zeus.serving.clock_status",
+            "zeus.serving.clock_control",
             "zeus.serving.clock_tune",
             "zeus.serving.ledger",
             "zeus.serving.rows",

@@ -7,10 +7,9 @@ from typing import cast
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from zeus.serving.clock_control import ClockControl
+from zeus.serving.clock_control import ClockControl, ClockStatus
 from zeus.serving.clock_fleet import Needs
 from zeus.serving.clock_metrics import ClockCollector
-from zeus.serving.clock_status import ClockStatus
 
 
 class Control:

@@ -13,7 +13,7 @@ from zeusd.core.effects import Read, Reading, Write
 from zeusd.core.model import Applied, Changed, Failure
 from zeusd.devices.port import Outcome
 from zeusd.devices.simulated import SimulatedBackend
-from zeusd.devices.simulated.quirks import Quirks
+from zeusd.devices.simulated.gpu import Quirks
 from zeusd.runtime.commands import command_of
 from zeusd.runtime.workers import MAX_QUEUED, GpuWorker
 

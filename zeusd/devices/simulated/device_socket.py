@@ -19,9 +19,9 @@ from typing import Any
 from zeus_ipc.codec import DecodeError, decode_request, encode
 from zeus_ipc.processes import UnixListener, peer_of
 from zeus_ipc.simulation import PROFILE_PREFIX
+from zeusd.devices.simulated.gpu import Quirks
 from zeusd.devices.simulated.instructions import Instructions, instructions_of
 from zeusd.devices.simulated.node import SimulatedBackend
-from zeusd.devices.simulated.quirks import Quirks
 from zeusd.devices.simulated.work import Work
 
 MAX_BYTES = 16384

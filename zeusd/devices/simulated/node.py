@@ -10,9 +10,9 @@ from zeusd.devices.control_calls import TabledControls
 from zeusd.devices.nvml.codes import Return
 from zeusd.devices.port import Backend
 from zeusd.devices.simulated.driver import Fault
+from zeusd.devices.simulated.gpu import Quirks
 from zeusd.devices.simulated.instructions import Instructions, find_instructions
 from zeusd.devices.simulated.physics import LIMIT_TAU_S
-from zeusd.devices.simulated.quirks import Quirks
 from zeusd.devices.simulated.readings import SimulatedReadings
 from zeusd.devices.simulated.settings import SimulatedSettings
 from zeusd.devices.simulated.spec import GpuSpec, parse_spec
