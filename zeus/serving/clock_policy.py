@@ -133,6 +133,8 @@ class ClockPolicy:
         if not possible(step, queue):
             return self._unknown(end)
         begin, end = float(begin), float(end)
+        prompt, sequences, context = float(prompt), float(sequences), float(context)
+        waiting, backlog, oldest = float(waiting), float(backlog), float(oldest)
         last = self._ended_s
         if last is None or end - last > 3600.0:
             last = begin

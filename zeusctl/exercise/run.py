@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from zeus_ipc import __version__
 from zeus_ipc.controls import Control
+from zeus_ipc.errors import ZeusIpcError
 from zeusctl.exercise import outside
 from zeusctl.exercise.gpu import exercise, held
 from zeusctl.exercise.report import Condition, ControlValues, ExercisedGpu, ExerciseReport
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import now
 from zeusctl.text import count, value_text
-
-if TYPE_CHECKING:
-    from zeus_ipc import Client
-    from zeus_ipc.replies import GpuInfo
-import os
-import signal
-import subprocess
-import sys
-from typing import TYPE_CHECKING
-
-from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:
     from zeus_ipc import Client

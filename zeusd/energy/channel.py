@@ -42,7 +42,7 @@ SAMPLE_NS, APPEARS_NS, LOOK_NS = 20 * MS, 2 * MS, 4 * MS
 it is not there yet."""
 
 AWAITED_NS, UNHURRIED_NS, PATIENT_NS = 40 * MS, 200 * MS, 400 * MS
-"""Time between readings of samples if somebody waits for one, and otherwise at least and at most: a
+"""Time between readings of samples if one is awaited, and otherwise at least and at most: a
 reading takes half a millisecond, and the driver keeps the samples of two seconds."""
 
 
@@ -111,7 +111,7 @@ class Channel:
 
     @property
     def next_tick_ns(self) -> int:
-        """When to read the sensors next if somebody waits for their next change."""
+        """When to read the sensors next if their next change is awaited."""
         return self._tracker.next_read_ns if self._looks_ns is None else self._looks_ns[0]
 
     @property

@@ -111,7 +111,7 @@ class PolledSource:
 
     @property
     def next_tick_ns(self) -> int:
-        """When to read it next if somebody waits for its next change."""
+        """When to read it next if its next change is awaited."""
         return self.next_read_ns
 
     @property

@@ -74,7 +74,7 @@ class Source(Protocol):
 
     @property
     def next_tick_ns(self) -> int:
-        """When to read it next if somebody waits for its next change."""
+        """When to read it next if its next change is awaited."""
 
     @property
     def next_read_ns(self) -> int:
@@ -149,7 +149,7 @@ class GpuSource:
 
     @property
     def next_tick_ns(self) -> int:
-        """When to read it next if somebody waits for its next change, CLOCK_MONOTONIC."""
+        """When to read it next if its next change is awaited, CLOCK_MONOTONIC."""
         return self._channel.next_tick_ns
 
     @property
@@ -275,7 +275,7 @@ class SharedGpuSource(GpuSource):
 
     @property
     def next_tick_ns(self) -> int:
-        """When to read it next if somebody waits for its next change, CLOCK_MONOTONIC."""
+        """When to read it next if its next change is awaited, CLOCK_MONOTONIC."""
         return self._next_ns
 
     @property

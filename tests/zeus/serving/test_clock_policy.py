@@ -111,6 +111,20 @@ def test_impossible_numbers_never_raise_and_clocks_are_offered(
         assert not any(math.isnan(number) for number in policy.predict())
 
 
+@pytest.mark.parametrize("place", range(9))
+def test_numbers_of_another_type_are_numbers(place: int) -> None:
+    policy, plain = (ClockPolicy(CLOCKS, 0.5, 0.025) for _ in range(2))
+    for one in (policy, plain):
+        low(one)
+    end = 10**6
+    for number in range(20):
+        values = [end + number, end + number + 1, 3, 5, 300, 1980, 1, 2, 1]
+        plain.step(Step(*values[:6]), Queue(*values[6:]))
+        values[place] = Decimal(values[place])
+        clock = policy.step(Step(*values[:6]), Queue(*values[6:]))
+        assert clock == plain.clock_mhz
+
+
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(*[strange] * 9), min_size=1, max_size=20))
 def test_it_recovers_from_impossible_numbers(numbers: list[tuple[float, ...]]) -> None:

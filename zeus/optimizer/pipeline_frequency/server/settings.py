@@ -15,49 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.server import scheduler as schedulers
 from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler
-
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-
-
-def of_prefix(prefix: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that begin with a prefix, without it and in lower case."""
-    return {
-        variable.upper().removeprefix(prefix).lower(): value
-        for variable, value in environ.items()
-        if variable.upper().startswith(prefix)
-    }
-
-
-def log_level(value: str) -> str:
-    """Validates a log level; returns it in upper case.
-
-    Raises:
-        ValueError: There is no such level.
-    """
-    if value.upper() not in LEVELS:
-        raise ValueError(f"must be one of {', '.join(LEVELS)}, not {value!r}")
-    return value.upper()
-
-
-def sentence(prefix: str, model: type[BaseModel], error: ValidationError) -> str:
-    """Describes the first invalid setting.
-
-    Args:
-        prefix: Prefix of the variables.
-        model: The settings.
-        error: Pydantic's error.
-    """
-    first = error.errors()[0]
-    name = prefix + str(first["loc"][0]).upper() if first["loc"] else ""
-    if first["type"] == "extra_forbidden":
-        known = ", ".join(prefix + field.upper() for field in model.model_fields)
-        return f"{name} is not a setting; there are {known}"
-    cause = first.get("ctx", {}).get("error")
-    message = str(cause) if cause is not None else str(first["msg"])
-    if not name:
-        return f"{prefix}{message}"
-    return f"{name}: {message.removeprefix(name.removeprefix(prefix) + ' ')}"
-
+from zeus.utils.settings import log_level, of_prefix, sentence
 
 PREFIX = "ZEUS_PFO_"
 
