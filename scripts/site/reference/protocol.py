@@ -19,7 +19,6 @@ from zeus_ipc.replies import (
     administration,
     common,
     leases,
-    metrics,
     node,
     readings,
 )
@@ -38,7 +37,7 @@ nanoseconds of CLOCK_MONOTONIC, `ms` milliseconds.
 
 _COMMON = "Each request has these fields besides its own."
 
-_REPLIES = (common, node, readings, leases, accounting, administration, metrics)
+_REPLIES = (common, node, readings, leases, accounting, administration)
 
 _BY_HAND = {
     "CALL_BUCKETS_S": "Upper ends of the buckets of `CallTimes`, seconds.",
