@@ -10,6 +10,7 @@ from zeusd.devices.port import Sensors
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import (
+    COUNTER_AGE_NS,
     MS,
     SAMPLED,
     Edge,
@@ -34,8 +35,10 @@ until its controller has found a lower clock (an H100: 830 W over 90 ms, 980 W o
 GAP_NS = 100 * MS
 """Longest time between two samples of the driver (45 ms at most were seen)."""
 
-ENDED_NS = 1_000 * MS
-"""A driver without a sample for this long makes no more."""
+STALE_NS, ENDED_NS = 150 * MS, 3_000 * MS
+"""Highest age of the newest sample, and how long it may be exceeded before samples are no longer
+used: the driver makes no more, or gives them another time. Setting the time of day back leaves
+samples of the future for 2.4 s."""
 
 SAMPLE_NS, APPEARS_NS, LOOK_NS = 20 * MS, 2 * MS, 4 * MS
 """Time from one sample to the next, from its end until it can be read, and to the next reading if
@@ -84,6 +87,7 @@ class Channel:
         self.slow = Slow()
         self.sampled_ns: int | None = 0
         self._looks_ns: tuple[int, int, int] | None = None
+        self._current_ns = now_ns
         self._scope = ScopeTest()
         self._tracker = TickTracker(now_ns)
         self._product = architecture, name
@@ -163,7 +167,7 @@ class Channel:
         return not ends_ns or samples[0][0] - SAMPLED.lag_ns - ends_ns > GAP_NS
 
     def extend(
-        self, now_ns: int, samples: Sequence[tuple[int, int]], sensors: Sensors | None
+        self, now_ns: int, samples: list[tuple[int, int]], sensors: Sensors | None
     ) -> Edge | None:
         """Adds the driver's samples since `sampled_ns` (see `Backend.power_samples`), and a
         reading of the counter that was made after them, if there is one. Returns the last tick.
@@ -173,17 +177,20 @@ class Channel:
         with self._guard:
             self._settle()
             assert self.sampled_ns is not None
-            if not samples and now_ns - self.sampled_ns > ENDED_NS:
+            seen = [one for one in samples if one[0] <= now_ns]
+            if seen == samples and seen and now_ns - seen[-1][0] < STALE_NS:
+                self._current_ns = now_ns
+            elif now_ns - self._current_ns > ENDED_NS:
                 self._looks_ns = self.sampled_ns = None
                 self._timed(sensor_timing(*self._product))
                 return None
             if not self.sampled_ns:
                 self._timed(SAMPLED)
             edge = None
-            if samples:
-                self.sampled_ns = samples[-1][0]
-                edge = self._extend(samples, sensors)
-            apart_ns = AWAITED_NS if samples else LOOK_NS
+            if seen:
+                self.sampled_ns = seen[-1][0]
+                edge = self._extend(seen, sensors)
+            apart_ns = AWAITED_NS if seen else LOOK_NS
             tick_ns = max(self.sampled_ns + SAMPLE_NS + APPEARS_NS, now_ns + apart_ns)
             self._looks_ns = tick_ns, now_ns + UNHURRIED_NS, now_ns + PATIENT_NS
             return edge
@@ -194,7 +201,7 @@ class Channel:
             (t_ns, power_mw), before_ns = samples[0], self._history.ends_ns
             energy_mj = sensors.energy_mj
             if energy_mj is not None:
-                energy_mj -= meter.ahead_mj
+                energy_mj += samples[-1][1] * COUNTER_AGE_NS // 10**9 - meter.ahead_mj
                 for (begin_ns, _), (end_ns, mean_mw) in itertools.pairwise(samples):
                     energy_mj -= mean_mw * (end_ns - begin_ns) // 10**9
             t_ns -= SAMPLED.lag_ns

@@ -8,7 +8,6 @@ import itertools
 import json
 import random
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def measured() -> Samples:
 
 def feed(
     channel: Channel,
-    samples: Sequence[tuple[int, int]],
+    samples: Samples,
     counter_mj: int | None = None,
     few: int = 7,
 ) -> None:
@@ -54,7 +53,7 @@ def feed(
 
 
 def steady(since_s: float, until_s: float, watts: float) -> Samples:
-    first, last = round(since_s * 50), round(until_s * 50)
+    first, last = round(since_s * 50), int(until_s * 50 + 1e-6)
     return [(number * SAMPLE_NS, round(watts * 1000)) for number in range(first + 1, last + 1)]
 
 
@@ -147,10 +146,10 @@ def test_a_driver_that_makes_no_more_samples_is_read_as_if_it_had_none() -> None
     feed(channel, steady(1, 5, 300), 1_000_000)
     assert channel.sampled_ns == 5 * SECOND
     assert channel.period_ns == SAMPLE_NS
-    now_ns = 5 * SECOND + 900 * MS
+    now_ns = 7 * SECOND + 900 * MS
     channel.extend(now_ns, [], None)
     assert channel.sampled_ns is not None
-    now_ns = 5 * SECOND + 1_100 * MS
+    now_ns = 8 * SECOND + 100 * MS
     assert channel.extend(now_ns, [], None) is None
     assert channel.sampled_ns is None
     counter_mj, tick_ns = 1_000_000 + 4 * 300_000, 100 * MS
@@ -161,6 +160,36 @@ def test_a_driver_that_makes_no_more_samples_is_read_as_if_it_had_none() -> None
     assert channel.period_ns == pytest.approx(tick_ns, rel=0.01)
     energy = channel.curve.window(3 * SECOND, 39 * SECOND, False)
     assert energy.energy_uj / 1e6 == pytest.approx(36 * 300, rel=0.01)
+
+
+@pytest.mark.parametrize("off_ms", [-400, 400])
+def test_samples_that_get_another_time_are_not_used_for_long(off_ms: int) -> None:
+    """As if the driver's clock were not the time of day, and drifted away from it."""
+    channel = channel_of()
+    feed(channel, steady(1, 5, 300), 1_000_000)
+    now_ns, known_ns = 5 * SECOND, 5 * SECOND
+    while channel.sampled_ns is not None and now_ns < 20 * SECOND:
+        now_ns += 200 * MS
+        made = steady(4, now_ns / SECOND, 300)
+        shifted = [(t_ns + off_ms * MS, mw) for t_ns, mw in made]
+        new = [one for one in shifted if one[0] > known_ns]
+        channel.extend(now_ns, new, Sensors(now_ns, None, 0, None, None))
+        known_ns = channel.sampled_ns or known_ns
+        assert channel.history.ends_ns <= now_ns
+    assert now_ns < 10 * SECOND
+    assert channel.sampled_ns is None
+
+
+def test_setting_the_time_of_day_back_ends_no_use_of_samples() -> None:
+    channel = channel_of()
+    feed(channel, steady(1, 5, 300), 1_000_000)
+    ring = steady(2.6, 5, 300)
+    for now_ns in range(5 * SECOND, 9 * SECOND, 200 * MS):
+        future = [(t_ns + 3600 * SECOND, mw) for t_ns, mw in ring if t_ns > now_ns - 2_400 * MS]
+        newest = steady(max(5, now_ns / SECOND - 0.2), now_ns / SECOND, 300)
+        channel.extend(now_ns, newest + future, Sensors(now_ns, None, 0, None, None))
+    assert channel.sampled_ns == pytest.approx(9 * SECOND, abs=250 * MS)
+    assert channel.history.ends_ns < 9 * SECOND
 
 
 def test_a_reading_that_fails_is_tried_again_and_nothing_is_lost() -> None:

@@ -463,9 +463,9 @@ class NvmlBackend(TabledControls):
         number = count.value if code == Return.SUCCESS else 0
         found = _SAMPLE.iter_unpack(memoryview(samples)[: _SAMPLE.size * number])
         times = ((t_us * 1000 - epoch_ns, power_mw) for t_us, power_mw in found)
-        # Rounded times can be of what was known, and the time of day may have been set back.
-        low_ns, high_ns = since_ns + _APART_NS, time.monotonic_ns() + _APART_NS
-        return [one for one in times if low_ns < one[0] < high_ns and one[1] < _TOO_MUCH_MW]
+        # Times are rounded, so the first sample may be the last one that is known.
+        low_ns = since_ns + _APART_NS
+        return [one for one in times if one[0] > low_ns and one[1] < _TOO_MUCH_MW]
 
     @override
     def temperature_c(self, gpu: Handle) -> int:
