@@ -36,6 +36,9 @@ _NARROW = 24
 _SMALL = 40_000
 """Ends of instructions up to which two copies are cheaper than an index for each group."""
 
+_WIDE = 16
+"""Instructions of a group, on average, from which on an array is faster than a loop for one plan."""
+
 _CELLS = 4096
 """Of a table that finds the slowest option within a time in a few steps."""
 
@@ -113,6 +116,7 @@ class Order:
         rows: The instructions, group after group.
         row_of: The row of each, and last their number.
         spans: The rows of each group, and of those before each of its instructions.
+        sequence: Pairs: each instruction, and those before it, group after group.
     """
 
     levels: tuple[tuple[Ints, Ints], ...]
@@ -120,6 +124,41 @@ class Order:
     rows: Ints
     row_of: Ints
     spans: tuple[tuple[slice, Ints], ...]
+    sequence: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where some curves are in the tables that find their slowest option within a time.
+
+    Attributes:
+        first, per_cell: Time of the fastest option, s, and cells of the table for each second.
+        table_row, times_row: Where they begin, and where those of `times` do, from the second one.
+        table, times: The tables of all curves.
+        corrections: By how many options the table may be off.
+    """
+
+    first: Floats
+    per_cell: Floats
+    table_row: Ints
+    times_row: Ints
+    table: Ints
+    times: Floats
+    corrections: int
+
+    def slowest_within(self, budget_s: Floats) -> Ints:
+        """`Problem.slowest_within`, for these curves."""
+        cells = (budget_s - self.first) * self.per_cell
+        np.minimum(cells, _CELLS, out=cells)
+        np.maximum(cells, 0.0, out=cells)
+        places = cells.astype(np.intp)
+        places += self.table_row
+        # Clipping does no harm, and is faster than looking for what is out of bounds.
+        found = self.table.take(places, mode="clip")
+        for _ in range(self.corrections):
+            np.add(found, self.times_row, out=places)
+            found += self.times.take(places, mode="clip") <= budget_s
+        return found
 
 
 class Problem:
@@ -231,6 +270,9 @@ class Problem:
         """
         order = order or self.forward
         ends = np.zeros((self.count + 1, durations.shape[1]))
+        if ends.shape[1] == 1 and self.count < _WIDE * len(order.levels):
+            ends[:-1, 0] = _finishes_of_one(durations[:, 0].tolist(), order)
+            return ends
         if ends.size > _SMALL:
             for level, before in order.levels:
                 ends[level] = last_of(ends, before) + durations[level]
@@ -272,14 +314,19 @@ class Problem:
             kinds: Curves, of a shape that broadcasts against the budgets.
             budget_s: Times.
         """
-        cells = (budget_s - self._first[kinds]) * self._per_cell[kinds]
-        cells = np.maximum(np.minimum(cells, _CELLS, out=cells), 0.0, out=cells).astype(np.intp)
-        # Clipping does no harm, and is faster than looking for what is out of bounds.
-        found = self._table.take(cells + self._table_row[kinds], mode="clip")
-        rows = self._times_row[kinds]
-        for _ in range(self._corrections):
-            found = found + (self._flat_times.take(found + rows, mode="clip") <= budget_s)
-        return np.asarray(found)
+        return self.rows_of(kinds).slowest_within(budget_s)
+
+    def rows_of(self, kinds: Ints) -> Rows:
+        """Where these curves are in the tables: for many calls of `slowest_within`."""
+        return Rows(
+            self._first[kinds],
+            self._per_cell[kinds],
+            self._table_row[kinds],
+            self._times_row[kinds],
+            self._table,
+            self._flat_times,
+            self._corrections,
+        )
 
     def _build_table(self) -> None:
         self._first = np.array([curve.time_s[0] for curve in self.curves])
@@ -353,6 +400,18 @@ class Problem:
         return time_s, float(self.energy(cost_j, time_s))
 
 
+def _finishes_of_one(durations: list[float], order: Order) -> list[float]:
+    """`Problem.finishes` for one plan."""
+    ends = [0.0] * len(durations)
+    for place, before in order.sequence:
+        start = 0.0
+        for one in before:
+            if ends[one] > start:
+                start = ends[one]
+        ends[place] = start + durations[place]
+    return ends
+
+
 def last_of(ends: Floats, before: Ints) -> Floats:
     """When the last of those before each instruction ends (instructions, plans)."""
     if ends.shape[1] < _NARROW:
@@ -416,7 +475,8 @@ def _order(count: int, arcs: Sequence[tuple[int, int]]) -> Order:
     ends = itertools.pairwise(np.cumsum([0, *map(len, groups)]).tolist())
     spans = [(slice(*one), row_of[waits]) for one, (_, waits) in zip(ends, levels, strict=True)]
     after_each = tuple(_filled(one, after, count) for one in groups)
-    return Order(tuple(levels), after_each, rows, row_of, tuple(spans))
+    sequence = tuple((place, tuple(before[place])) for place in rows.tolist())
+    return Order(tuple(levels), after_each, rows, row_of, tuple(spans), sequence)
 
 
 def _filled(places: Sequence[int], lists: Sequence[Sequence[int]], none: int) -> Ints:

@@ -18,6 +18,7 @@ from zeus.optimizer.pipeline_frequency.planner.problem import (
     Ints,
     Order,
     Problem,
+    Rows,
     last_of,
 )
 
@@ -35,36 +36,59 @@ MODES = (ALL, HULL, CEILING)
 class _Place:
     """A group of instructions on the way through the graph.
 
+    Instructions are rows here, as in `Order.rows`.
+
     Attributes:
-        level, before, after: As in `Order`.
-        kinds, row: Their curves, and where these begin in a table of all, as a column.
+        span: Its rows.
+        before, after: Those before and behind each of its instructions, filled up with the number
+            of instructions, which stands for none.
+        row: Where their curves begin in a table of all, as a column.
+        table, deep_table: Where the curves are in the tables, for plans, and for plans with an axis
+            between and after.
         none: Where `after` stands for none.
         behind: `after` with any instruction for none.
         behind_row: Where their curves begin, for arrays with an axis before, between and after.
         others: For each place in `after`, the other places.
     """
 
-    level: Ints
+    span: slice
     before: Ints
     after: Ints
-    kinds: Ints
     row: Ints
+    table: Rows
+    deep_table: Rows
     none: NDArray[np.bool_]
     behind: Ints
     behind_row: Ints
     others: Ints
 
     @classmethod
-    def of(cls, problem: Problem, level: Ints, before: Ints, after: Ints) -> _Place:
-        """The group of these instructions."""
+    def all_of(cls, problem: Problem, order: Order) -> list[_Place]:
+        """The groups of an order."""
         width = problem.times.shape[1]
-        kinds = problem.kind[level][:, None]
-        behind = np.minimum(after, problem.count - 1)
-        behind_row = (problem.kind[behind] * width)[:, None, :, None]
-        none = after == problem.count
-        slots = range(after.shape[1])
-        others = np.array([[one for one in slots if one != slot] for slot in slots], dtype=np.intp)
-        return cls(level, before, after, kinds, kinds * width, none, behind, behind_row, others)
+        kind = problem.kind[order.rows]
+        found = []
+        for (span, before), after in zip(order.spans, order.after, strict=True):
+            kinds = kind[span][:, None]
+            rows_after = order.row_of[after]
+            behind = np.minimum(rows_after, problem.count - 1)
+            slots = range(after.shape[1])
+            others = [[one for one in slots if one != slot] for slot in slots]
+            found.append(
+                cls(
+                    span,
+                    before,
+                    rows_after,
+                    kinds * width,
+                    problem.rows_of(kinds),
+                    problem.rows_of(kinds[:, :, None, None]),
+                    rows_after == problem.count,
+                    behind,
+                    (kind[behind] * width)[:, None, :, None],
+                    np.array(others, dtype=np.intp),
+                )
+            )
+        return found
 
 
 class Rounding:
@@ -85,12 +109,9 @@ class Rounding:
             id(problem.reverse): ends - problem.fastest[:, None],
         }
         self._times, self._costs = problem.times.ravel(), problem.costs.ravel()
+        self._hull_below = problem.hull_below.ravel()
         self._places = {
-            id(order): [
-                _Place.of(problem, level, before, after)
-                for (level, before), after in zip(order.levels, order.after, strict=True)
-            ]
-            for order in (problem.forward, problem.reverse)
+            id(order): _Place.all_of(problem, order) for order in (problem.forward, problem.reverse)
         }
 
     def round(self, durations: Floats, deadlines: Floats) -> Ints:
@@ -155,20 +176,22 @@ class Rounding:
         targets = problem.finishes(durations, order)[:-1]
         # Snapping may have made the program's times longer than the deadline by a hair.
         targets = np.minimum(targets, deadlines - self._left[id(order)]) + problem.tolerance_s
-        targets = np.tile(targets, len(MODES))
+        targets = np.tile(targets[order.rows], len(MODES))
+        ceilings = ceilings[order.rows]
         columns = durations.shape[1]
         hull, ceiling = (slice(mode * columns, None) for mode in (HULL, CEILING))
         ends = np.zeros((problem.count + 1, targets.shape[1]))
         options = np.zeros(targets.shape, dtype=np.intp)
         for place in self._places[id(order)]:
-            level, kinds = place.level, place.kinds
+            span = place.span
             starts = last_of(ends, place.before)
-            found = problem.slowest_within(kinds, targets[level] - starts)
-            found[:, hull] = problem.hull_below[kinds, found[:, hull]]
-            found[:, ceiling] = np.minimum(found[:, ceiling], ceilings[level])
-            options[level] = found
-            ends[level] = starts + self._times.take(found + place.row)
-        return options
+            found = place.table.slowest_within(targets[span] - starts)
+            found[:, hull] = self._hull_below.take(found[:, hull] + place.row)
+            np.minimum(found[:, ceiling], ceilings[span], out=found[:, ceiling])
+            options[span] = found
+            found += place.row
+            np.add(starts, self._times.take(found), out=ends[span])
+        return options[order.row_of[:-1]]
 
     def _use_slack(
         self, options: Ints, deadlines: Floats, order: Order, back: Order, pairs: bool = False
@@ -179,24 +202,32 @@ class Rounding:
         # When each may end at the latest, if those after it stay as they are.
         latest = deadlines - (problem.finishes(durations[:-1], back) - durations)
         latest += problem.tolerance_s
+        latest[-1] = deadlines
+        rows = np.append(order.rows, problem.count)
+        latest = latest.take(rows, axis=0)
+        chosen = options.take(order.rows, axis=0)
+        # And when it must begin: the last row stands for the iteration's end.
+        begins = latest - durations.take(rows, axis=0)
         ends = np.zeros(durations.shape)
         for place in self._places[id(order)]:
-            level, after = place.level, place.after
+            span = place.span
             starts = last_of(ends, place.before)
-            # Of all behind it, when the first must begin at the latest.
-            begin = np.where(place.none[:, :, None], deadlines, latest[after] - durations[after])
-            budget = begin.min(axis=1) - starts
-            found = np.maximum(problem.slowest_within(place.kinds, budget), options[level])
+            # Of all behind it, when the first must begin.
+            begin = begins.take(place.after, axis=0)
+            budget = begin.min(axis=1)
+            budget -= starts
+            found = place.table.slowest_within(budget)
+            np.maximum(found, chosen[span], out=found)
             if pairs:
-                found = self._pair(options, durations, latest, place, starts, begin, found)
-            options[level] = found
-            durations[level] = self._times.take(found + place.row)
-            ends[level] = starts + durations[level]
+                found = self._pair(chosen, begins, latest, place, starts, begin, found)
+            chosen[span] = found
+            np.add(starts, self._times.take(found + place.row), out=ends[span])
+        options[order.rows] = chosen
 
     def _pair(
         self,
         options: Ints,
-        durations: Floats,
+        begins: Floats,
         latest: Floats,
         place: _Place,
         starts: Floats,
@@ -204,7 +235,7 @@ class Rounding:
         alone: Ints,
     ) -> Ints:
         """Makes an instruction slower still where it pays that one behind it gets faster."""
-        problem, behind = self._problem, place.behind
+        behind = place.behind
         # Axes: the instruction, the plan, the one behind it, and how much faster that one gets.
         now = options[behind].transpose(0, 2, 1).copy()[..., None]
         candidate = now - _STEPS
@@ -217,8 +248,8 @@ class Rounding:
             others = begin[:, place.others].min(axis=2).transpose(0, 2, 1)
             np.minimum(allowed, others[..., None], out=allowed)
         allowed -= starts[:, :, None, None]
-        found = problem.slowest_within(place.kinds[:, :, None, None], allowed)
-        np.maximum(found, options[place.level][:, :, None, None], out=found)
+        found = place.deep_table.slowest_within(allowed)
+        np.maximum(found, options[place.span][:, :, None, None], out=found)
         cost = self._costs.take(found + place.row[:, :, None, None])
         cost += self._costs.take(candidate + place.behind_row)
         cost -= self._costs.take(now + place.behind_row)
@@ -233,9 +264,10 @@ class Rounding:
             return alone
         best: Ints = alone.copy()
         best[rows, columns] = found.take(at[rows, columns])
-        partners = behind[rows, way[rows, columns] // len(_STEPS)]
+        way_behind = way[rows, columns] // len(_STEPS)
+        partners = behind[rows, way_behind]
         # Two may have the same partner: the faster of what they ask for suits both.
         np.minimum.at(options, (partners, columns), candidate.take(at[rows, columns]))
-        changed = np.unique(partners)
-        durations[changed] = problem.times[problem.kind[changed][:, None], options[changed]]
+        taken = options[partners, columns] + place.behind_row[rows, 0, way_behind, 0]
+        begins[partners, columns] = latest[partners, columns] - self._times.take(taken)
         return best
