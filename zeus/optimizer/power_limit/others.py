@@ -79,9 +79,11 @@ def _of_others(owner: object, gpus: Sequence[str]) -> list[_Claim]:
         claims = [_claims[uuid] for uuid in gpus if uuid in _claims]
         return [one for one in claims if one.owner() not in (owner, None)]
 
-    if found():
+    others = found()
+    if others:
         gc.collect()  # an unreferenced one may still exist
-    return found()
+        others = found()
+    return others
 
 
 def borrow(gpus: GPUs, indices: Sequence[int], wait_s: float = WAIT_S) -> None:

@@ -75,6 +75,8 @@ class Shell:
 
     def perform(self, wanted: Actions) -> None:
         """Performs actions in order; handles the result of each before the next."""
+        if not wanted:
+            return
         left = deque(wanted)
         while left:
             action = left.popleft()
