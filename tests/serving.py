@@ -54,7 +54,7 @@ class ServerProcess:
         self._arguments = arguments
         self._env = env
         self.process = self._spawn()
-        self.http = httpx.Client(base_url=self.url, timeout=TIMEOUT_S)
+        self.http = httpx.Client(base_url=self.url, timeout=TIMEOUT_S, verify=False)
 
     def _spawn(self) -> Program:
         start, where = preloaded(*IMPORTED).start, self.directory

@@ -344,9 +344,9 @@ def test_an_environment_that_rules_out_the_server_is_one_warning(
 ) -> None:
     monkeypatch.setenv(*environment)
     began_s = time.monotonic()
-    one = rank("http://127.0.0.1:7787", wait_s=60.0)
+    one = rank("https://127.0.0.1:7787", wait_s=60.0)
     others = rank(
-        "http://127.0.0.1:7787", wait_s=60.0, rank=1, dp_rank=1, dp_degree=2, world_size=2
+        "https://127.0.0.1:7787", wait_s=60.0, rank=1, dp_rank=1, dp_degree=2, world_size=2
     )
     assert time.monotonic() - began_s < 60
     assert one.step() == others.step() == [-1] * 4
