@@ -210,6 +210,6 @@ def test_a_long_graph_is_walked_through_for_many_plans_at_once(
         return round_(self, durations, deadlines)
 
     monkeypatch.setattr(Rounding, "round", counted)
-    Planner(measured("a100", 2), one_f_one_b(2, 200), p2p_power_w=83.64).frontier(20)
+    Planner(measured("a100", 2), one_f_one_b(2, 100), p2p_power_w=83.64).frontier(20)
     assert sum(widths) > 120
     assert sum(widths) >= 20 * len(widths)
