@@ -40,10 +40,13 @@ def work(node: VirtualNode) -> Work:
     return node.nvml.open_work([0], in_trainers.WORKLOAD)
 
 
-@pytest.fixture
-def expected(virtual_node: Callable[[str], VirtualNode]) -> dict[float, float]:
-    """See `in_trainers.times_in_a_plain_loop`."""
-    plain = virtual_node("v100:setter_ms=0")
-    times = in_trainers.times_in_a_plain_loop(plain)
-    plain.close()
-    return times
+@pytest.fixture(scope="session")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[float, float]:
+    """See `in_trainers.times_in_a_plain_loop`: the same each time, on a new node."""
+    plain = VirtualNode("v100:setter_ms=0", tmp_path_factory.mktemp("plain"))
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+            return in_trainers.times_in_a_plain_loop(plain)
+    finally:
+        plain.close()

@@ -9,7 +9,7 @@ from tests.zeus_fleet.mutants import MUTANTS
 from tests.zeus_fleet.parts import Violation
 from tests.zeus_fleet.world import World
 
-SCHEDULES = 300
+SCHEDULES = 120
 MOST = 400
 """The rarest of the mutants below is noticed by one schedule of fifteen."""
 
