@@ -10,7 +10,7 @@ from tests.zeus.pipeline_frequency.instances import KINDS, random_instance, unif
 from tests.zeus.pipeline_frequency.toys import measured
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, PowerBound
-from zeus.optimizer.pipeline_frequency.plans import count_changes
+from zeus.optimizer.pipeline_frequency.plans import Plan, count_changes
 from zeus.optimizer.pipeline_frequency.profile import INSTRUCTIONS, InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
 from zeus.optimizer.pipeline_frequency.timeline import timeline, totals

@@ -182,7 +182,9 @@ def test_it_stops_although_ranks_wait_for_their_schedules(
         ok(server.http.post(f"/register_rank/{job_id}", json=rank_bodies()[0]))
         answers: list[httpx.Response] = []
         url = f"{server.url}/schedule/{job_id}?rank=0"
-        thread = threading.Thread(target=lambda: answers.append(httpx.get(url, timeout=TIMEOUT_S, verify=False)))
+        thread = threading.Thread(
+            target=lambda: answers.append(httpx.get(url, timeout=TIMEOUT_S, verify=False))
+        )
         thread.start()
         wait_for(lambda: ok(server.http.get("/healthz"))["waiting"] == 1, "it to wait")
         assert server.stop() in (0, -signal.SIGTERM)

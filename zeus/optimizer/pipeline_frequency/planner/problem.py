@@ -37,7 +37,7 @@ _SMALL = 40_000
 """Ends of instructions up to which two copies are cheaper than an index for each group."""
 
 _WIDE = 16
-"""Instructions of a group, on average, from which on an array is faster than a loop for one plan."""
+"""Instructions of a group, on average, from which on an array beats a loop for one plan."""
 
 _CELLS = 4096
 """Of a table that finds the slowest option within a time in a few steps."""
