@@ -128,7 +128,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Rows:
+class CurveTables:
     """Where some curves are in the tables that find their slowest option within a time.
 
     Attributes:
@@ -314,11 +314,11 @@ class Problem:
             kinds: Curves, of a shape that broadcasts against the budgets.
             budget_s: Times.
         """
-        return self.rows_of(kinds).slowest_within(budget_s)
+        return self.tables_of(kinds).slowest_within(budget_s)
 
-    def rows_of(self, kinds: Ints) -> Rows:
+    def tables_of(self, kinds: Ints) -> CurveTables:
         """Where these curves are in the tables: for many calls of `slowest_within`."""
-        return Rows(
+        return CurveTables(
             self._first[kinds],
             self._per_cell[kinds],
             self._table_row[kinds],

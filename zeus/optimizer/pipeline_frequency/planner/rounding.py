@@ -18,7 +18,7 @@ from zeus.optimizer.pipeline_frequency.planner.problem import (
     Ints,
     Order,
     Problem,
-    Rows,
+    CurveTables,
     last_of,
 )
 
@@ -55,8 +55,8 @@ class _Place:
     before: Ints
     after: Ints
     row: Ints
-    table: Rows
-    deep_table: Rows
+    table: CurveTables
+    deep_table: CurveTables
     none: NDArray[np.bool_]
     behind: Ints
     behind_row: Ints
@@ -80,8 +80,8 @@ class _Place:
                     before,
                     rows_after,
                     kinds * width,
-                    problem.rows_of(kinds),
-                    problem.rows_of(kinds[:, :, None, None]),
+                    problem.tables_of(kinds),
+                    problem.tables_of(kinds[:, :, None, None]),
                     rows_after == problem.count,
                     behind,
                     (kind[behind] * width)[:, None, :, None],
