@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zeus.optimizer.pipeline_frequency.planner.problem import (
+    CurveTables,
     Floats,
     Ints,
     Order,
     Problem,
-    CurveTables,
     last_of,
 )
 
