@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.request import getproxies
 
 if TYPE_CHECKING:
     import httpx
@@ -30,9 +31,9 @@ def client(url: str, token: str | None, read_s: float) -> httpx.Client:
             base_url=url,
             headers=headers,
             timeout=timeout,
-            # Redirects are not followed: over http:// no certificate is looked at, and to read all
-            # authorities' takes most of the time of making a client.
-            verify=not url.startswith("http://"),
+            # Over http:// without a proxy there is no certificate (redirects are not followed), and
+            # reading all authorities takes most of the time of making a client.
+            verify=not url.startswith("http://") or bool(getproxies()),
         )
     except (httpx.InvalidURL, ValueError, OSError, ImportError) as error:
         raise ValueError(

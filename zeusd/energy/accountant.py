@@ -14,8 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from zeus_ipc.charging import Method
-from zeusd.energy.processes import ChargedProcess, divide
-from zeusd.energy.split import Account, Charge, Claim, Situation, split
+from zeusd.energy.split import Account, Charge, ChargedProcess, Claim, Situation, divide, split
 
 SECOND_NS = 1_000_000_000
 BUCKET_S = 900

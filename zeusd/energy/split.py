@@ -3,13 +3,14 @@
 Amounts are integers, in microjoules, and the shares of an amount always add up to it. The holder of
 a GPU (the job or pod that it was allocated to) is charged for everything that it draws. Processes
 count only if nobody holds the GPU, and their shares are estimates. Energy that cannot be assigned
-goes to a separate account, with the reason.
+goes to a separate account, with the reason. An account's charge is divided among its processes
+likewise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -262,3 +263,56 @@ def _nobody(account: Account, energy_uj: int, ns: int) -> Charge:
     idle_uj = energy_uj if account is IDLE else 0
     active_uj = energy_uj - idle_uj
     return Charge(account, Method.NONE, active_uj, idle_uj, energy_uj, energy_uj, ns)
+
+
+class ChargedProcess(NamedTuple):
+    """A process, distinct from a later one with the same pid.
+
+    Attributes:
+        pid: In zeusd's pid namespace.
+        start_ticks: When it started, in clock ticks of CLOCK_BOOTTIME.
+    """
+
+    pid: int
+    start_ticks: int
+
+
+def divide(
+    charge: Charge,
+    present: Sequence[ChargedProcess],
+    used: Mapping[ChargedProcess, int],
+    slices: Mapping[ChargedProcess, int],
+) -> list[tuple[ChargedProcess, Charge]]:
+    """A charge for each process; they add up to the account's charge.
+
+    Args:
+        charge: The account's charge.
+        present: The account's processes, at least one.
+        used: The use by each of them, as the driver measured it; empty: not known.
+        slices: Sizes of their MIG instances, if their use is not known.
+    """
+    if len(present) == 1:
+        return [(present[0], charge)]
+    method, weights, users = Method.EQUAL, [1] * len(present), len(present)
+    for basis, found in ((Method.UTILIZATION, used), (Method.SLICES, slices)):
+        known = [found.get(one, 0) for one in present]
+        if any(known):
+            method, weights, users = basis, known, len([one for one in known if one])
+            break
+    measured = method is Method.UTILIZATION
+    divided = []
+    for process, weight, active_uj, idle_uj, ns in zip(
+        present,
+        weights,
+        shares(charge.active_uj, weights),
+        shares(charge.idle_uj, weights),
+        shares(charge.ns, [1] * len(present)),
+        strict=True,
+    ):
+        part = replace(charge, method=method, active_uj=active_uj, idle_uj=idle_uj, ns=ns)
+        if measured and not weight:
+            part = replace(part, lower_uj=0, upper_uj=0)
+        elif not measured or users > 1:
+            part = replace(part, lower_uj=0)
+        divided.append((process, part))
+    return divided

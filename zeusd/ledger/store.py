@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from zeus_ipc.charging import BOUNDS, Bounds, Method
 from zeusd.energy.accountant import BUCKET_S, Position, Row, Settlement
-from zeusd.energy.processes import ChargedProcess
-from zeusd.energy.split import NOBODY, Account, Kind, parent_of
+from zeusd.energy.split import NOBODY, Account, ChargedProcess, Kind, parent_of
 
 DAY_S = 86_400
 BUCKETS_PER_DAY = DAY_S // BUCKET_S

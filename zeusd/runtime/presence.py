@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 
 from zeusd.core.effects import Activity, PidUse
 from zeusd.energy.accountant import NEVER_NS, Fact, Span
-from zeusd.energy.processes import ChargedProcess
-from zeusd.energy.split import Account, Claim, unattributed
+from zeusd.energy.split import Account, ChargedProcess, Claim, unattributed
 from zeusd.identity import has_exited
 from zeusd.runtime.identities import Identities, is_ignored
 

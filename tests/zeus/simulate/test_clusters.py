@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 
 from tests import seeds
-from zeus.simulate.clusters import kmeans_1d
+from zeus.simulate.groups import kmeans_1d
 
 
 def spread(values: list[float], labels: list[int]) -> float:

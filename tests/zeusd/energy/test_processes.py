@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from zeus_ipc.charging import Method
 from zeusd.energy.accountant import MAX_PROCESSES, SECOND_NS, Accountant, Fact, Position, Span
-from zeusd.energy.processes import ChargedProcess, divide
-from zeusd.energy.split import Account, Charge, Claim, Kind
+from zeusd.energy.split import Account, Charge, ChargedProcess, Claim, Kind, divide
 
 ALICE = Account(Kind.USER, uid=1000)
 ONE, TWO, THREE = (ChargedProcess(pid, 7) for pid in (1, 2, 3))

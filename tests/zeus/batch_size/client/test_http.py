@@ -158,11 +158,20 @@ def test_an_environment_that_rules_out_the_server_is_named(
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
     monkeypatch.setenv(*environment)
-    if environment[0] == "SSL_CERT_FILE" and url.startswith("http://"):
-        HttpTrials(url).close()  # there is no certificate to look at
-        return
     with pytest.raises(ZeusBSOConfigError, match=rf"{url} .*ALL_PROXY.*SSL_CERT_FILE"):
         HttpTrials(url)
+
+
+def test_without_a_proxy_a_plain_server_needs_no_certificates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent/ca.pem")
+    HttpTrials("http://master:7788").close()
+    with pytest.raises(ZeusBSOConfigError, match="SSL_CERT_FILE"):
+        HttpTrials("https://master:7788")
 
 
 class _Another(http.server.BaseHTTPRequestHandler):
