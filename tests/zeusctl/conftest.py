@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.support import RunningDaemon, configuration, running_daemon
+from tests.support import NOBODY, RunningDaemon, configuration, running_daemon
 from zeus_ipc.simulation import SimulatedNode
 from zeusctl.cli import main
 
@@ -72,6 +73,40 @@ def ctl(
         client.resume()
         client.restore()
         client.release()  # this process knows its lost leases
+
+
+_AS_NOBODY = f"""
+import json, os, sys, tempfile
+os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+from zeusctl.cli import main
+answers = os.fdopen(os.dup(1), "w")
+for arguments in json.load(sys.stdin):
+    said = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
+    for descriptor, file in enumerate(said, 1):
+        os.dup2(file.fileno(), descriptor)
+    try:
+        main(arguments)
+    except SystemExit as end:
+        code = end.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for file in said:
+        file.seek(0)
+    print(json.dumps([code, *(file.read().decode() for file in said)]), file=answers)
+"""
+
+
+def as_nobody_says(daemon: RunningDaemon, *lines: Sequence[str]) -> list[Said]:
+    """Runs command lines one after the other in one process of another user; only as root."""
+    ran = subprocess.run(
+        [sys.executable, "-c", _AS_NOBODY],
+        env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return [Said(*json.loads(line)) for line in ran.stdout.splitlines()]
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ import os
 import re
 import socket
 import stat
-import subprocess
-import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,7 +24,7 @@ from tests.support import (
     running_daemon,
     wait_for,
 )
-from tests.zeusctl.conftest import NODE, Ctl, with_ledger
+from tests.zeusctl.conftest import NODE, Ctl, as_nobody_says, with_ledger
 from zeus_ipc import Client
 from zeus_ipc.charging import bounds_of, reason_of
 from zeus_ipc.errors import LedgerFailed
@@ -217,18 +215,6 @@ def test_a_ledger_that_cannot_be_opened_is_an_error_and_limits_still_work(tmp_pa
         assert daemon.records("ledger_failed")
 
 
-AS_NOBODY = f"""
-import json, os, sys
-os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
-from zeusctl.cli import main
-for arguments in json.load(sys.stdin):
-    try:
-        main(arguments)
-    except SystemExit as end:
-        print("exit", end.code, *arguments)
-"""
-
-
 @pytest.mark.needs("two users")
 def test_no_option_shows_a_user_another_users_energy() -> None:
     with public_directory() as directory:
@@ -246,36 +232,26 @@ def test_no_option_shows_a_user_another_users_energy() -> None:
                 until = int(time.time()) // BUCKET_S * BUCKET_S + 2 * BUCKET_S
                 wait_for(lambda: client.usage([0, until], "job", name="815").sums, "its energy")
 
-            def bob(*lines: tuple[str, ...]) -> str:
-                ran = subprocess.run(
-                    [sys.executable, "-c", AS_NOBODY],
-                    env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
-                    input=json.dumps(lines),
-                    capture_output=True,
-                    text=True,
-                )
-                assert "Traceback" not in ran.stderr
-                return ran.stdout + ran.stderr
-
             views = [("--by", by) for by in ("user", "job", "pod", "namespace", "gpu", "day")]
-            forms = [("energy", *one, "--format", form) for one in views for form in FORMS]
-            seen = bob(*forms)
-            assert seen.count("exit 0 energy") == len(forms)
-            assert "job 815" in seen
-            assert "(others)" in seen
             asked = [("--user", "54321"), ("--job", "4711"), ("--pod", "secret/pod")]
-            named = bob(*[("energy", *one, "--format", form) for one in asked for form in FORMS])
-            named = "\n".join(line for line in named.splitlines() if not line.startswith("exit 0"))
-            for secret in ("54321", "4711", "secret"):
-                # Not as a part of some longer number.
-                assert not re.search(rf"(?<![\d.]){secret}(?!\d)", seen + named)
+            shown = [("energy", *one, "--format", form) for one in views for form in FORMS]
+            named = [("energy", *one, "--format", form) for one in asked for form in FORMS]
             refused = [
                 ("allocate", "0", "--job", "1"),
                 ("deallocate", "--job", "815"),
                 ("forget", "--user", "0"),
             ]
-            said = bob(*refused)
-            assert said.count(f"exit {Exit.DENIED.value} ") == len(refused)
+            said = as_nobody_says(daemon, *shown, *named, *refused)
+            codes = [one.code for one in said]
+            seen = "".join(one.out + one.err for one in said)
+            assert codes[: len(shown)] == [0] * len(shown)
+            assert codes[-len(refused) :] == [Exit.DENIED] * len(refused)
+            assert "job 815" in seen
+            assert "(others)" in seen
+            assert "Traceback" not in seen
+            for secret in ("54321", "4711", "secret"):
+                # Not as a part of some longer number.
+                assert not re.search(rf"(?<![\d.]){secret}(?!\d)", seen)
         assert stat.S_IMODE(ledger.stat().st_mode) == 0o700
 
 

@@ -82,6 +82,13 @@ def exporter(daemon: RunningDaemon) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def url(daemon: RunningDaemon) -> Iterator[str]:
+    """The exporter of the module's daemon. It keeps nothing from one scrape to the next."""
+    with exporter(daemon) as found:
+        yield found
+
+
 def scrape(url: str) -> str:
     text: str = urllib.request.urlopen(url, timeout=10).read().decode()
     return text
@@ -107,63 +114,62 @@ def one(text: str, name: str, **labels: str) -> float:
 
 
 def test_a_prometheus_sees_what_happens_on_the_node(
-    daemon: RunningDaemon, node: SimulatedNode, tmp_path: Path
+    daemon: RunningDaemon, node: SimulatedNode, url: str, tmp_path: Path
 ) -> None:
     """The real server, with the shipped rules, scrapes a node with a fault."""
     port = free_port()
-    with exporter(daemon) as url:
-        target = url.removeprefix("http://").removesuffix("/metrics")
-        text = (MONITORING / "prometheus.yml").read_text()
-        text = text.replace("127.0.0.1:9850", target).replace("15s", "200ms")
-        (tmp_path / "prometheus.yml").write_text(text)
-        shutil.copy(MONITORING / "alerts.yml", tmp_path)
-        base = f"http://127.0.0.1:{port}"
-        command = [tool("prometheus"), f"--config.file={tmp_path / 'prometheus.yml'}"]
-        command += [f"--storage.tsdb.path={tmp_path / 'data'}"]
-        command += [f"--web.listen-address=127.0.0.1:{port}"]
-        with serving(command, f"{base}/-/ready"):
+    target = url.removeprefix("http://").removesuffix("/metrics")
+    text = (MONITORING / "prometheus.yml").read_text()
+    text = text.replace("127.0.0.1:9850", target).replace("15s", "200ms")
+    (tmp_path / "prometheus.yml").write_text(text)
+    shutil.copy(MONITORING / "alerts.yml", tmp_path)
+    base = f"http://127.0.0.1:{port}"
+    command = [tool("prometheus"), f"--config.file={tmp_path / 'prometheus.yml'}"]
+    command += [f"--storage.tsdb.path={tmp_path / 'data'}"]
+    command += [f"--web.listen-address=127.0.0.1:{port}"]
+    with serving(command, f"{base}/-/ready"):
 
-            def ask(query: str) -> list[dict[str, Any]]:
-                arguments = urllib.parse.urlencode({"query": query})
-                reply = json.loads(scrape(f"{base}/api/v1/query?{arguments}"))
-                found: list[dict[str, Any]] = reply["data"]["result"]
-                return found
+        def ask(query: str) -> list[dict[str, Any]]:
+            arguments = urllib.parse.urlencode({"query": query})
+            reply = json.loads(scrape(f"{base}/api/v1/query?{arguments}"))
+            found: list[dict[str, Any]] = reply["data"]["result"]
+            return found
 
-            wait_for(lambda: ask("zeusd_gpu_power_watts"), "the first scrape")
-            assert len(ask("zeusd_gpu_power_watts")) == 4
-            assert [float(found["value"][1]) for found in ask("zeusd_up")] == [1.0]
-            with daemon.client() as client:
-                client.set_power_limit(client.node().gpus[1].uuid, 150_000)
-                wait_for(
-                    lambda: ask('zeusd_gpu_power_limit_watts{kind="enforced", gpu="1"} == 150'),
-                    "the limit",
-                )
-                (held,) = ask('zeusd_lease_held{control="power_limit"} == 1')
-                assert held["metric"]["gpu"] == "1"
-                node.inject(1, "set_power_limit", 999)
-            wait_for(lambda: ask('zeusd_restore_pending{gpu="1"} == 1'), "the pending restore")
-            wait_for(lambda: ask("rate(zeusd_gpu_energy_joules_total[5s]) > 20"), "the energy")
-            assert ask('zeusd_nvml_errors_total{operation="set_power_limit", code="999"} > 0')
+        wait_for(lambda: ask("zeusd_gpu_power_watts"), "the first scrape")
+        assert len(ask("zeusd_gpu_power_watts")) == 4
+        assert [float(found["value"][1]) for found in ask("zeusd_up")] == [1.0]
+        with daemon.client() as client:
+            client.set_power_limit(client.node().gpus[1].uuid, 150_000)
+            wait_for(
+                lambda: ask('zeusd_gpu_power_limit_watts{kind="enforced", gpu="1"} == 150'),
+                "the limit",
+            )
+            (held,) = ask('zeusd_lease_held{control="power_limit"} == 1')
+            assert held["metric"]["gpu"] == "1"
+            node.inject(1, "set_power_limit", 999)
+        wait_for(lambda: ask('zeusd_restore_pending{gpu="1"} == 1'), "the pending restore")
+        wait_for(lambda: ask("rate(zeusd_gpu_energy_joules_total[5s]) > 20"), "the energy")
+        assert ask('zeusd_nvml_errors_total{operation="set_power_limit", code="999"} > 0')
 
-            def alerts() -> set[str]:
-                found = json.loads(scrape(f"{base}/api/v1/alerts"))["data"]["alerts"]
-                return {alert["labels"]["alertname"] for alert in found}
+        def alerts() -> set[str]:
+            found = json.loads(scrape(f"{base}/api/v1/alerts"))["data"]["alerts"]
+            return {alert["labels"]["alertname"] for alert in found}
 
-            # Others may come before it, as of a scrape that a busy machine was late with.
-            wait_for(lambda: "ZeusdRestorePending" in alerts(), "the alert")
-            node.clear_faults()
-            wait_for(lambda: ask("sum(zeusd_restore_pending) == 0"), "the limit to be back")
-            with daemon.client() as client:
-                uuid = client.node().gpus[2].uuid
-                client.acquire(uuid, ["power_limit"])
-                with pytest.raises(OutOfRange):
-                    client.set_power_limit(uuid, 1000)
-                wait_for(lambda: len(client.timeline(uuid)) > 5, "a history")
-                client.allocate(uuid, "8", uid=1)
-                # Each panel has something to show: no name in the dashboard is unknown here.
-                for query in queries():
-                    wait_for(lambda: ask(query), query)
-                client.deallocate("8")
+        # Others may come before it, as of a scrape that a busy machine was late with.
+        wait_for(lambda: "ZeusdRestorePending" in alerts(), "the alert")
+        node.clear_faults()
+        wait_for(lambda: ask("sum(zeusd_restore_pending) == 0"), "the limit to be back")
+        with daemon.client() as client:
+            uuid = client.node().gpus[2].uuid
+            client.acquire(uuid, ["power_limit"])
+            with pytest.raises(OutOfRange):
+                client.set_power_limit(uuid, 1000)
+            wait_for(lambda: len(client.timeline(uuid)) > 5, "a history")
+            client.allocate(uuid, "8", uid=1)
+            # Each panel has something to show: no name in the dashboard is unknown here.
+            for query in queries():
+                wait_for(lambda: ask(query), query)
+            client.deallocate("8")
 
 
 def queries() -> list[str]:
@@ -173,9 +179,8 @@ def queries() -> list[str]:
     return [expr.replace("$instance", ".*").replace("$gpu", ".*") for expr in found]
 
 
-def test_names_and_units_are_prometheus_own(daemon: RunningDaemon) -> None:
-    with exporter(daemon) as url:
-        text = scrape(url)
+def test_names_and_units_are_prometheus_own(url: str) -> None:
+    text = scrape(url)
     checked = subprocess.run(
         [tool("promtool"), "check", "metrics"], input=text, capture_output=True, text=True
     )
@@ -203,10 +208,9 @@ def test_rules_are_valid_and_fire_when_they_should(tmp_path: Path) -> None:
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
-def test_rules_and_dashboard_name_only_what_there_is(daemon: RunningDaemon) -> None:
-    with exporter(daemon) as url:
-        known = set(values(scrape(url)))
-        known |= set(re.findall(r"# TYPE (\S+)", scrape(url)))
+def test_rules_and_dashboard_name_only_what_there_is(url: str) -> None:
+    text = scrape(url)
+    known = set(values(text)) | set(re.findall(r"# TYPE (\S+)", text))
     named = " ".join(queries()) + (MONITORING / "alerts.yml").read_text()
     asked = set(re.findall(r"\bzeusd_[a-z_]+", named)) - {"zeusd_test"}
     # These have samples only after something was refused or changed.
@@ -218,44 +222,42 @@ def test_rules_and_dashboard_name_only_what_there_is(daemon: RunningDaemon) -> N
     }
 
 
-def test_zeusds_counters_are_exported(daemon: RunningDaemon, node: SimulatedNode) -> None:
-    with exporter(daemon) as url:
-        before = scrape(url)
-        with daemon.client() as client:
-            gpu = client.node().gpus[2]
-            client.set_gpu_clocks(gpu.uuid, 600, 900)
-            text = scrape(url)
-            labels = {"gpu": "2", "clock": "gpu"}
-            assert one(text, "zeusd_gpu_locked_clock_hertz", end="lowest", **labels) == 600e6
-            assert one(text, "zeusd_gpu_locked_clock_hertz", end="highest", **labels) == 900e6
-            age_s = one(text, "zeusd_lease_heartbeat_age_seconds", gpu="2")
-            assert 0 <= age_s < 15
-            held = one(text, "zeusd_lease_held", gpu="2", control="gpu_clocks")
-            assert held == 1
-        after = scrape(url)
-        ended = {"reason": "goodbye", "result": "restored"}
-        was = sum(
-            v for found, v in values(before).get("zeusd_restores_total", []) if found == ended
-        )
-        assert one(after, "zeusd_restores_total", **ended) == was + 1
-        node.set_outside(0, 120_000)
-        with daemon.client() as client:
-            client.set_power_limit(client.node().gpus[0].uuid, 110_000)
-        changed = {"control": "power_limit", "result": "adopted"}
-        assert one(before, "zeusd_outside_changes_total", **changed) == 0
-        assert one(scrape(url), "zeusd_outside_changes_total", **changed) == 1
-        with daemon.client() as client:
-            client.restore()
-        assert one(after, "zeusd_gpu_clock_hertz", gpu="0", clock="memory") == 877e6
-        counts = {
-            found["operation"]: value
-            for found, value in values(after)["zeusd_nvml_call_seconds_count"]
-        }
-        assert counts["sensors"] > counts["set_gpu_clocks"] > 0
+def test_zeusds_counters_are_exported(daemon: RunningDaemon, node: SimulatedNode, url: str) -> None:
+    before = scrape(url)
+    with daemon.client() as client:
+        gpu = client.node().gpus[2]
+        client.set_gpu_clocks(gpu.uuid, 600, 900)
+        text = scrape(url)
+        labels = {"gpu": "2", "clock": "gpu"}
+        assert one(text, "zeusd_gpu_locked_clock_hertz", end="lowest", **labels) == 600e6
+        assert one(text, "zeusd_gpu_locked_clock_hertz", end="highest", **labels) == 900e6
+        age_s = one(text, "zeusd_lease_heartbeat_age_seconds", gpu="2")
+        assert 0 <= age_s < 15
+        held = one(text, "zeusd_lease_held", gpu="2", control="gpu_clocks")
+        assert held == 1
+    after = scrape(url)
+    ended = {"reason": "goodbye", "result": "restored"}
+    was = sum(v for found, v in values(before).get("zeusd_restores_total", []) if found == ended)
+    assert one(after, "zeusd_restores_total", **ended) == was + 1
+    node.set_outside(0, 120_000)
+    with daemon.client() as client:
+        client.set_power_limit(client.node().gpus[0].uuid, 110_000)
+    changed = {"control": "power_limit", "result": "adopted"}
+    assert one(before, "zeusd_outside_changes_total", **changed) == 0
+    assert one(scrape(url), "zeusd_outside_changes_total", **changed) == 1
+    with daemon.client() as client:
+        client.restore()
+    assert one(after, "zeusd_gpu_clock_hertz", gpu="0", clock="memory") == 877e6
+    counts = {
+        found["operation"]: value for found, value in values(after)["zeusd_nvml_call_seconds_count"]
+    }
+    assert counts["sensors"] > counts["set_gpu_clocks"] > 0
 
 
-def test_accounts_begin_at_0_and_add_up_to_what_is_accounted(daemon: RunningDaemon) -> None:
-    with exporter(daemon) as url, daemon.client() as client:
+def test_accounts_begin_at_0_and_add_up_to_what_is_accounted(
+    daemon: RunningDaemon, url: str
+) -> None:
+    with daemon.client() as client:
         gpu = client.node().gpus[0].uuid
         wait_for(lambda: len(client.timeline(gpu)) > 5, "a history")
         client.allocate(gpu, "7", uid=0)
@@ -310,35 +312,29 @@ def test_jobs_and_opentelemetrys_names_are_exported_only_if_wanted(daemon: Runni
         client.deallocate("ml/train", kind="pod")
 
 
-def test_a_gpu_that_is_lost_is_exported_as_unreadable(
-    daemon: RunningDaemon, node: SimulatedNode
-) -> None:
-    with exporter(daemon) as url:
-        assert one(scrape(url), "zeusd_gpu_readable", gpu="1") == 1
-        for call in READINGS:
-            node.inject(1, call, 15)
-        text = wait_for(  # a state is as good as new for two update periods
-            lambda: next(
-                (t for t in [scrape(url)] if one(t, "zeusd_gpu_readable", gpu="1") == 0), None
-            ),
-            "the GPU to be unreadable",
-        )
-        assert one(text, "zeusd_gpu_readable", gpu="0") == 1
-        assert {labels["gpu"] for labels, _ in values(text)["zeusd_gpu_power_watts"]} == {
-            *("0", "2", "3")
-        }
+def test_a_gpu_that_is_lost_is_exported_as_unreadable(node: SimulatedNode, url: str) -> None:
+    assert one(scrape(url), "zeusd_gpu_readable", gpu="1") == 1
+    for call in READINGS:
+        node.inject(1, call, 15)
+    text = wait_for(  # a state is as good as new for two update periods
+        lambda: next(
+            (t for t in [scrape(url)] if one(t, "zeusd_gpu_readable", gpu="1") == 0), None
+        ),
+        "the GPU to be unreadable",
+    )
+    assert one(text, "zeusd_gpu_readable", gpu="0") == 1
+    assert {labels["gpu"] for labels, _ in values(text)["zeusd_gpu_power_watts"]} == {
+        *("0", "2", "3")
+    }
 
 
-def test_energy_is_a_counter_that_grows_as_drawn(
-    daemon: RunningDaemon, node: SimulatedNode
-) -> None:
+def test_energy_is_a_counter_that_grows_as_drawn(node: SimulatedNode, url: str) -> None:
     def energy() -> float:
         return one(scrape(url), "zeusd_gpu_energy_joules_total", gpu="3")
 
-    with exporter(daemon) as url:
-        begin_j, true_j = energy(), node.true_energy_j(3)
-        end_j = wait_for(lambda: next((e for e in [energy()] if e > begin_j + 20), None), "20 J")
-        drawn_j = node.true_energy_j(3) - true_j
+    begin_j, true_j = energy(), node.true_energy_j(3)
+    end_j = wait_for(lambda: next((e for e in [energy()] if e > begin_j + 20), None), "20 J")
+    drawn_j = node.true_energy_j(3) - true_j
     assert end_j - begin_j == pytest.approx(drawn_j, rel=0.25)
 
 
@@ -400,18 +396,17 @@ def test_scrapes_at_the_same_time_share_one_answer() -> None:
     assert len(requests) == 2, "an answer is for those who wait for it"
 
 
-def test_a_quiesced_node_is_exported_as_one(daemon: RunningDaemon) -> None:
-    with exporter(daemon) as url:
-        with daemon.client() as client:
-            client.quiesce()
-            try:
-                text = scrape(url)
-                assert one(text, "zeusd_up") == 1
-                assert one(text, "zeusd_quiesced") == 1
-                assert "zeusd_gpu_power_watts" not in values(text)
-            finally:
-                client.resume()
-        assert one(scrape(url), "zeusd_quiesced") == 0
+def test_a_quiesced_node_is_exported_as_one(daemon: RunningDaemon, url: str) -> None:
+    with daemon.client() as client:
+        client.quiesce()
+        try:
+            text = scrape(url)
+            assert one(text, "zeusd_up") == 1
+            assert one(text, "zeusd_quiesced") == 1
+            assert "zeusd_gpu_power_watts" not in values(text)
+        finally:
+            client.resume()
+    assert one(scrape(url), "zeusd_quiesced") == 0
 
 
 def test_a_port_that_is_taken_is_reported(daemon: RunningDaemon) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import RunningDaemon, running_daemon, wait_for
-from tests.zeusctl.conftest import READINGS, Ctl, spawn
+from tests.support import RunningDaemon, configuration, running_daemon, wait_for
+from tests.zeusctl.conftest import READINGS, Ctl, as_nobody_says, spawn
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.checks import UNITS, _systemd
 from zeusctl.cli import VERBS, main
@@ -102,12 +102,14 @@ def test_a_file_is_closed_even_if_the_rest_cannot_be_written() -> None:
     assert writer._file.closed
 
 
-def test_leases_of_a_gpu_that_is_missing_since_a_restart_are_shown() -> None:
+def test_leases_of_a_gpu_that_is_missing_since_a_restart_are_shown(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with running_daemon("--simulate", "2xv100-pcie", gpus=2) as daemon:
+        monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
 
         def said(*arguments: str) -> str:
-            with spawn(daemon, *arguments) as process:
-                return process.communicate(timeout=60)[0]
+            return ctl(*arguments).out
 
         def restart(node: str, gpus: int) -> None:
             daemon.kill()
@@ -556,49 +558,39 @@ def test_a_reader_that_has_enough_is_no_error(daemon: RunningDaemon) -> None:
 
 @pytest.mark.needs("two users")  # the user that zeusd runs as is an administrator
 def test_an_ordinary_user_reads_and_learns_what_is_denied(tmp_path: Path) -> None:
-    from tests.support import as_nobody, configuration
-
     rule = '[[allow]]\nusers = ["root"]\n'
     with running_daemon(
         "--simulate", "1xv100-pcie", "--socket-mode", "0666", *configuration(tmp_path, rule)
     ) as node:
-        who = as_nobody()
-
-        def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-            return subprocess.run(
-                [sys.executable, "-m", "zeusctl", *arguments],
-                capture_output=True,
-                text=True,
-                cwd="/",
-                env={**os.environ, "ZEUSD_SOCK_PATH": node.socket},
-                **who,
-            )
-
-        assert run("status").returncode == 0
-        for arguments in (("set", "0", "-p", "150"), ("quiesce",), ("release", "--all")):
-            refused = run(*arguments)
-            assert refused.returncode == Exit.DENIED, refused.stderr
-            assert "administrator" in refused.stderr
         with node.client() as client:
             uuid = client.node().gpus[0].uuid
             client.set_power_limit(uuid, 150_000)
-            blocked = run("reset", "all")
-            assert blocked.returncode == Exit.DENIED
-            assert "is held by user root" in blocked.stderr
+            blocked, held = as_nobody_says(node, ("reset", "all"), ("leases", "--json"))
+            assert blocked.code == Exit.DENIED
+            assert "is held by user root" in blocked.err
             assert client.state(uuid)[uuid].power_limit_mw == 150_000
-            leases = json.loads(run("leases", "--json").stdout)["leases"]
-            assert [lease["pid"] for lease in leases] == [None]
-        refused = run("set", "0", "-p", "150", "--", "true").stderr
-        assert "user nobody may not change power_limit of GPU 0; ask the" in refused
-        may = json.loads(run("show", "0", "--json").stdout)["you_may"]
-        assert all("user nobody may not change" in one["why"] for one in may)
-        nothing = run("reset", "all")
-        assert (
-            nothing.stdout == "your processes hold no lease there; there was nothing to restore\n"
+            assert [lease["pid"] for lease in json.loads(held.out)["leases"]] == [None]
+        set_ = ("set", "0", "-p", "150")
+        status, *refused, with_command, show, nothing, own, of_job, doctor = as_nobody_says(
+            node,
+            ("status",),
+            *(set_, ("quiesce",), ("release", "--all")),
+            (*set_, "--", "true"),
+            ("show", "0", "--json"),
+            *(("reset", "all"), ("release",), ("release", "--job", "7")),
+            ("doctor",),
         )
-        assert run("release").returncode == 0
-        assert run("release", "--job", "7").returncode == 0
-        assert "you may read, but change nothing" in run("doctor").stdout
+    assert status.code == 0
+    for one in refused:
+        assert one.code == Exit.DENIED, one.err
+        assert "administrator" in one.err
+    assert "user nobody may not change power_limit of GPU 0; ask the" in with_command.err
+    may = json.loads(show.out)["you_may"]
+    assert may
+    assert all("user nobody may not change" in one["why"] for one in may)
+    assert nothing.out == "your processes hold no lease there; there was nothing to restore\n"
+    assert (own.code, of_job.code) == (0, 0)
+    assert "you may read, but change nothing" in doctor.out
 
 
 def test_a_superchip_is_shown_once_and_its_gpus_are_part_of_it(

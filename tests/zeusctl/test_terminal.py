@@ -137,23 +137,63 @@ def test_there_is_a_session_for_every_verb() -> None:
     assert set(SESSIONS) == set(VERBS)
 
 
-@pytest.mark.parametrize("verb", SESSIONS)
-def test_each_verb_in_a_terminal(
+PROGRAM = """
+import json, os, sys
+os.chdir(sys.argv[1])
+from zeusctl.cli import main
+for verb, arguments in json.loads(sys.argv[2]).items():
+    try:
+        main(arguments)
+    except SystemExit as end:
+        print("\\x1e", verb, end.code, flush=True)
+"""
+"""Runs command lines one after the other in itself."""
+
+
+@pytest.fixture(scope="module")
+def untyped(
+    daemon: RunningDaemon, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[str, int]]:
+    """By verb to which nothing is typed: what it has shown, and its exit code. One terminal, and
+    one process in it, for all of them.
+    """
+    lines = {verb: line for verb, (line, keys, _, _) in SESSIONS.items() if not keys}
+    folder = tmp_path_factory.mktemp("untyped")
+    command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(lines)]
+    session = Terminal(command, {"ZEUSD_SOCK_PATH": daemon.socket}, (120, 40))
+    try:
+        assert session.wait() == 0, session.text
+    finally:
+        session.close()
+    pages = {one.name for one in (folder / "pages").iterdir()}
+    assert {f"zeusctl-{name}.1" for name in VERBS} <= pages
+    found = re.findall(r"(.*?)\x1e (\S+) (\d+)\r\n", session.text, re.DOTALL)
+    return {verb: (text, int(code)) for text, verb, code in found}
+
+
+@pytest.mark.parametrize("verb", [verb for verb in SESSIONS if not SESSIONS[verb][1]])
+def test_each_verb_in_a_terminal(verb: str, untyped: dict[str, tuple[str, int]]) -> None:
+    _, _, shown, wanted = SESSIONS[verb]
+    text, code = untyped[verb]
+    assert code == wanted, text
+    plain = ESCAPE.sub("", text)
+    assert shown in plain
+    assert "Traceback" not in plain
+
+
+@pytest.mark.parametrize("verb", [verb for verb in SESSIONS if SESSIONS[verb][1]])
+def test_each_verb_to_which_keys_are_typed(
     daemon: RunningDaemon, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments, keys, shown, code = SESSIONS[verb]
-    if verb == "deallocate":
-        with daemon.client() as client:
-            client.allocate(client.node().gpus[3].uuid, "7")
     with terminal(daemon, *arguments) as session:
-        if keys:
-            if verb == "record":
-                samples = Path("samples.csv")
-                wait_for(lambda: samples.exists() and samples.read_text().count("\n") > 1, "a row")
-            else:
-                session.expect(shown)
-            session.type(keys)
+        if verb == "record":
+            samples = Path("samples.csv")
+            wait_for(lambda: samples.exists() and samples.read_text().count("\n") > 1, "a row")
+        else:
+            session.expect(shown)
+        session.type(keys)
         assert session.wait() == code, session.text
         plain = ESCAPE.sub("", session.text)
         assert shown in plain
@@ -163,13 +203,6 @@ def test_each_verb_in_a_terminal(
                 "the terminal's own screen is back"
             )
             assert session.text.rindex("\x1b[?25h") > session.text.rindex("\x1b[?25l")
-    if verb == "quiesce":
-        with daemon.client() as client:
-            client.resume()
-    if verb == "man":
-        assert {f"zeusctl-{name}.1" for name in VERBS} <= {
-            one.name for one in Path("pages").iterdir()
-        }
 
 
 def test_a_terminal_is_coloured_unless_it_must_not_be(daemon: RunningDaemon) -> None:
