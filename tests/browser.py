@@ -34,6 +34,11 @@ class Page:
         self._send("Page.navigate", url=url)
         self.wait_for(f"location.href.startsWith({url!r}) && document.readyState === 'complete'")
 
+    def without(self, *patterns: str) -> None:
+        """Loads nothing from addresses like these from now on, such as `*.json`."""
+        self._send("Network.enable")
+        self._send("Network.setBlockedURLs", urls=[*patterns])
+
     def see(self, width: int, height: int, scheme: str = "light") -> None:
         """Sets the window's size, and the preferred color scheme."""
         self._send(

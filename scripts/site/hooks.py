@@ -7,6 +7,7 @@ there, stay within it. Headings have the anchors that they have on GitHub.
 
 from __future__ import annotations
 
+import gc
 import posixpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,12 @@ class _Extension(Extension):
 
 
 _extension: _Extension | None = None
+
+
+def on_startup(command: str, **_: Any) -> None:
+    """Collects no garbage in a build: that takes an eighth of it, and finds next to nothing."""
+    if command == "build":
+        gc.disable()
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
