@@ -8,9 +8,11 @@ load. The sensor's window and lag are those with the smallest residual.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 MS = 1e6
 
@@ -78,24 +80,22 @@ class Bursts:
 
     def __init__(self, bursts: Sequence[tuple[int, int]]) -> None:
         self._edges: list[int] = []
-        self._loaded: list[int] = []
+        # At each edge: the time under load until then, the edge, and whether the load runs.
+        self._since: list[tuple[int, int, int]] = [(0, 0, 0)]
         total = 0
         for start_ns, end_ns in bursts:
             self._edges += [start_ns, end_ns]
-            self._loaded += [total, total + end_ns - start_ns]
+            self._since += [(total, start_ns, 1), (total + end_ns - start_ns, end_ns, 0)]
             total += end_ns - start_ns
 
-    def loaded_ns(self, t_ns: float) -> float:
-        """Time under load until an instant."""
-        number = bisect.bisect_right(self._edges, t_ns) - 1
-        if number < 0:
-            return 0.0
-        running = t_ns - self._edges[number] if number % 2 == 0 else 0.0
-        return self._loaded[number] + running
-
-    def share(self, begin_ns: float, end_ns: float) -> float:
-        """Share of an interval that was under load."""
-        return (self.loaded_ns(end_ns) - self.loaded_ns(begin_ns)) / (end_ns - begin_ns)
+    def loaded_ns(self, times_ns: Sequence[float]) -> list[float]:
+        """Time under load until each instant."""
+        numbers = map(bisect.bisect_right, itertools.repeat(self._edges), times_ns)
+        since = map(self._since.__getitem__, numbers)
+        return [
+            total + runs * (t_ns - edge_ns)
+            for t_ns, (total, edge_ns, runs) in zip(times_ns, since, strict=True)
+        ]
 
 
 def find_window(
@@ -113,21 +113,15 @@ def find_window(
     if len(updates) < FEWEST_UPDATES or not bursts:
         return None
     step = max(1, len(updates) // MOST_UPDATES)
-    fitted = updates[::step]
     load = Bursts(bursts)
-
-    def fit(window_ms: float, lag_ms: float) -> _Fit:
-        return _fit(fitted, load, window_ms * MS, lag_ms * MS)
+    fitted = _Updates(updates[::step], load)
+    fit = fitted.fit
 
     low, high = math.log(_SHORTEST_WINDOW_MS), math.log(LONGEST_WINDOW_MS)
     windows = [math.exp(low + (high - low) * n / _GRID) for n in range(_GRID + 1)]
     lags = [_LONGEST_LAG_MS * n / 6 for n in range(7)]
-    coarse = fitted[::COARSE]
-    _, window, lag = min(
-        (_fit(coarse, load, one * MS, lag * MS).squares, one, lag)
-        for one in windows
-        for lag in lags
-    )
+    coarse = _Updates(updates[:: step * COARSE], load).fit
+    _, window, lag = min((coarse(one, lag).squares, one, lag) for one in windows for lag in lags)
     ratio, step_ms = math.exp((high - low) / _GRID), _LONGEST_LAG_MS / 6
     for _ in range(_ROUNDS):
         windows = [window * ratio ** (n / 2) for n in range(-2, 3)]
@@ -135,7 +129,7 @@ def find_window(
         _, window, lag = min((fit(one, lag).squares, one, lag) for one in windows for lag in lags)
         ratio, step_ms = ratio**0.5, step_ms / 2
     best = fit(window, lag)
-    freedom = len(fitted) - 4
+    freedom = fitted.count - 4
     spread = math.sqrt(best.squares / freedom)
     if best.high - best.low <= CONTRAST * spread:
         return None
@@ -149,7 +143,7 @@ def find_window(
         low_w=best.low,
         high_w=best.high,
         unexplained_w=spread,
-        updates=len(fitted),
+        updates=fitted.count,
     )
 
 
@@ -165,21 +159,37 @@ def _reach(fits: Callable[[float], bool], window: float) -> float:
     return far
 
 
-def _fit(
-    updates: Sequence[tuple[float, float]], load: Bursts, window_ns: float, lag_ns: float
-) -> _Fit:
-    """Fits power to the share under load, linearly; returns the line and the squared residuals."""
-    count = len(updates)
-    x = [load.share(t_ns - lag_ns - window_ns, t_ns - lag_ns) for t_ns, _ in updates]
-    x_mean = sum(x) / count
-    y_mean = sum(power for _, power in updates) / count
-    spread = sum((one - x_mean) ** 2 for one in x)
-    common = sum(
-        (one - x_mean) * (power - y_mean) for one, (_, power) in zip(x, updates, strict=True)
-    )
-    slope = common / spread if spread > 0 else 0.0
-    low = y_mean - slope * x_mean
-    squares = sum(
-        (power - low - slope * one) ** 2 for one, (_, power) in zip(x, updates, strict=True)
-    )
-    return _Fit(squares, low, low + slope)
+class _Updates:
+    """Updates to which the power under load is fitted.
+
+    Args:
+        updates: Time (ns) of each and power (W) that it shows.
+        load: When the load ran.
+    """
+
+    def __init__(self, updates: Sequence[tuple[float, float]], load: Bursts) -> None:
+        self.count = len(updates)
+        self._load = load
+        self._times_ns = [t_ns for t_ns, _ in updates]
+        self._mean = sum(power for _, power in updates) / self.count
+        self._above = [power - self._mean for _, power in updates]
+        self._ends: dict[float, tuple[list[float], list[float]]] = {}
+
+    def fit(self, window_ms: float, lag_ms: float) -> _Fit:
+        """Fits power to the share under load, linearly; returns the line and the squared
+        residuals.
+        """
+        if lag_ms not in self._ends:
+            ends_ns = [t_ns - lag_ms * MS for t_ns in self._times_ns]
+            self._ends[lag_ms] = ends_ns, self._load.loaded_ns(ends_ns)
+        ends_ns, until_ns = self._ends[lag_ms]
+        window_ns = window_ms * MS
+        before_ns = self._load.loaded_ns([t_ns - window_ns for t_ns in ends_ns])
+        x = [(end - begin) / window_ns for begin, end in zip(before_ns, until_ns, strict=True)]
+        x_mean = sum(x) / self.count
+        beyond = [one - x_mean for one in x]
+        spread = sum(map(mul, beyond, beyond))
+        slope = sum(map(mul, beyond, self._above)) / spread if spread > 0 else 0.0
+        left = [y - slope * one for one, y in zip(beyond, self._above, strict=True)]
+        low = self._mean - slope * x_mean
+        return _Fit(sum(map(mul, left, left)), low, low + slope)
