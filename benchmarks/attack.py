@@ -39,7 +39,7 @@ HONEST = """
 import json, random, sys, time
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
-path, gpu = sys.argv[1:]
+path, gpu, pause_s = sys.argv[1:]
 client = Client(path, timeout_s=10)
 client.set_power_limit(gpu, 200_000)
 print("ready", flush=True)
@@ -54,7 +54,7 @@ for line in sys.stdin:
         except ZeusIpcError as error:
             errors.append(f"{error.code}: {error.message}")
         took_ns.append(time.monotonic_ns() - began_ns)
-        time.sleep(random.random() * 0.004)
+        time.sleep(random.random() * float(pause_s))
     print(json.dumps([took_ns, errors]), flush=True)
 """
 
@@ -219,11 +219,17 @@ class Child:
 
 
 class Honest:
-    """The honest users of one daemon."""
+    """The honest users of one daemon.
 
-    def __init__(self, daemon: Daemon) -> None:
+    Args:
+        daemon: The daemon.
+        pause_s: The longest pause between two of the power limits that one of them sets.
+    """
+
+    def __init__(self, daemon: Daemon, pause_s: float = 0.004) -> None:
         self._daemon = daemon
-        self._setter = Child(["-c", HONEST, daemon.path, daemon.gpus[0]], **_as(HONEST_UID))
+        setter = ["-c", HONEST, daemon.path, daemon.gpus[0], str(pause_s)]
+        self._setter = Child(setter, **_as(HONEST_UID))
         holder = ["-c", HOLDER, daemon.path, daemon.gpus[1], str(TTL_S)]
         self._holder = Child(holder, **_as(HOLDER_UID))
 

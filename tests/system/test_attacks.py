@@ -28,7 +28,8 @@ def daemon() -> Iterator[Daemon]:
 @pytest.fixture(scope="module")
 def honest(daemon: Daemon) -> Iterator[Honest]:
     """Honest users, whose leases must outlast all attacks."""
-    with contextlib.closing(Honest(daemon)) as users:
+    # They lose a request among a hundred as well as among a thousand.
+    with contextlib.closing(Honest(daemon, pause_s=0.04)) as users:
         yield users
 
 
@@ -43,4 +44,4 @@ def test_no_attack_makes_an_honest_user_lose_a_request_or_a_lease(
     uid = 40_000 + list(ATTACKS).index(name)
     seen = beside(ATTACKS[name], honest, daemon, uid, TURN_S)
     assert seen.faults() == []
-    assert seen.honest.sets_ns
+    assert len(seen.honest.sets_ns) > 20

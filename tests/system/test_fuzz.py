@@ -62,7 +62,7 @@ almost_requests = st.builds(
     st.dictionaries(st.sampled_from(FIELDS), values, max_size=6),
 )
 FUZZ = settings(
-    max_examples=300,
+    max_examples=100,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

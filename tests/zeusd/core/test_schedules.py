@@ -16,7 +16,7 @@ from tests.zeusd.core.world import Odd
 from zeus_ipc.controls import Control
 from zeusd.core.policy import SitePolicy
 
-SCHEDULES = int(os.environ.get("ZEUSD_TEST_SCHEDULES", seeds.tries(2500)))
+SCHEDULES = int(os.environ.get("ZEUSD_TEST_SCHEDULES", seeds.tries(1000)))
 
 numbers = st.integers(0, 7)
 gpus = st.sampled_from(GPUS)

@@ -38,7 +38,7 @@ from zeusd.server.zmtp import (
     publication,
 )
 
-FUZZ = settings(max_examples=400, deadline=None, print_blob=True)
+FUZZ = settings(max_examples=100, deadline=None, print_blob=True)
 
 
 def events(engine: ZmtpEngine, data: bytes) -> list[Event]:
