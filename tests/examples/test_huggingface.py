@@ -110,7 +110,7 @@ def test_causal_language_model_in_two_processes(
         *(python, "-m", *TORCHRUN, "--nproc_per_node", "2"),
         str(EXAMPLES / "run_clm.py"),
         *("--train_file", str(text(tmp_path / "text.txt")), "--block_size", "32"),
-        *("--output_dir", str(tmp_path / "out"), "--max_steps", "80"),
+        *("--output_dir", str(tmp_path / "out"), "--max_steps", "60"),
         *("--eval_strategy", "steps", "--eval_steps", "10", "--zeus_profile_path", str(profile)),
         # The time of a step on a busy machine can hide what limits do: then the adaptive search
         # keeps nothing but the highest.
@@ -135,13 +135,13 @@ def test_supervised_fine_tuning_in_4_bits(
         {"role": "assistant", "content": "It is what it is."},
     ]
     chats = tmp_path / "chats.jsonl"
-    chats.write_text("".join(json.dumps({"messages": chat}) + "\n" for _ in range(80)))
+    chats.write_text("".join(json.dumps({"messages": chat}) + "\n" for _ in range(60)))
     out = run(
         daemon,
         python,
         str(EXAMPLES / "run_gemma_sft_qlora.py"),
         *("--model_name_or_path", str(model), "--train_file", str(chats), "--max_slowdown", "1.2"),
-        *("--output_dir", str(tmp_path / "out"), "--max_steps", "80", "--max_length", "64"),
+        *("--output_dir", str(tmp_path / "out"), "--max_steps", "30", "--max_length", "64"),
         *("--bf16", "false", *SEARCH, *TRAINING, *LOGGING),
         CUDA_VISIBLE_DEVICES="0",
     )
