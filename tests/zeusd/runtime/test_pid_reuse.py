@@ -20,7 +20,7 @@ from zeusd.energy.split import Account, Kind
 from zeusd.runtime.identities import Identities
 from zeusd.runtime.presence import Exits, Presence
 
-FORKS = 500
+FORKS = 150
 USERS = (1, 2)
 WATTS = 100
 NEXT_PID = Path("/proc/sys/kernel/ns_last_pid")
