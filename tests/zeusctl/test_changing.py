@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -195,18 +196,26 @@ def test_held_by_someone_else(ctl: Ctl, daemon: RunningDaemon) -> None:
     [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False), (None, False)],
 )
 def test_a_setting_that_nobody_confirms_is_restored(
-    daemon: RunningDaemon, answer: str | None, kept: bool
+    ctl: Ctl,
+    daemon: RunningDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str | None,
+    kept: bool,
 ) -> None:
     within = "60s" if answer is not None else "200ms"
-    with spawn(daemon, "set", "0", "-p", "150", "--persist", "--confirm-within", within) as setter:
-        assert setter.stdin is not None
-        if answer is not None:
-            wait_for(lambda: limits(daemon)[0] == 150, "the limit to be set")
-            setter.stdin.write(answer)
-            setter.stdin.flush()
-        code = setter.wait(30)
-        assert setter.stderr is not None
-        err = setter.stderr.read()
+    to_read, to_write = os.pipe()
+    with open(to_read) as stdin, open(to_write, "w") as typed, ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(sys, "stdin", stdin)
+
+        def answered() -> None:
+            if answer is not None:
+                wait_for(lambda: limits(daemon)[0] == 150, "the limit to be set")
+                typed.write(answer)
+                typed.flush()
+
+        typing = pool.submit(answered)
+        code, _, err = ctl("set", "0", "-p", "150", "--persist", "--confirm-within", within)
+        typing.result()
     assert (code == 0) is kept, err
     wait_for(lambda: limits(daemon)[0] == (150 if kept else 250), "the outcome")
     if not kept:

@@ -305,16 +305,16 @@ def complete(daemon: RunningDaemon, shell: str, tmp_path: Path, words: str) -> l
     """The completions of a real shell with the script of `zeusctl completion`."""
     env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
     bin_folder = tmp_path / "bin"
-    bin_folder.mkdir(exist_ok=True)
-    program = bin_folder / "zeusctl"
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m zeusctl "$@"\n')
-    program.chmod(0o755)
     env["PATH"] = f"{bin_folder}:{env['PATH']}"
-    script = subprocess.run(
-        [str(program), "completion", shell], check=True, capture_output=True, text=True, env=env
-    ).stdout
     path = tmp_path / f"completion.{shell}"
-    path.write_text(script)
+    if not path.exists():
+        bin_folder.mkdir()
+        program = bin_folder / "zeusctl"
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m zeusctl "$@"\n')
+        program.chmod(0o755)
+        command = [str(program), "completion", shell]
+        ran = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
+        path.write_text(ran.stdout)
     if shell == "bash":
         source = (
             f"source {path}; COMP_WORDS=({words} ''); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
