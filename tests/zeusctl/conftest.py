@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests import needs
 from tests.support import NOBODY, RunningDaemon, configuration, running_daemon
 from zeus_ipc.simulation import SimulatedNode
 from zeusctl.cli import main
@@ -77,7 +78,8 @@ def ctl(
 
 _AS_NOBODY = f"""
 import json, os, sys, tempfile
-os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+if os.getuid() == 0:
+    os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 from zeusctl.cli import main
 answers = os.fdopen(os.dup(1), "w")
 for arguments in json.load(sys.stdin):
@@ -96,11 +98,15 @@ for arguments in json.load(sys.stdin):
 """
 
 
-def as_nobody_says(daemon: RunningDaemon, *lines: Sequence[str]) -> list[Said]:
-    """Runs command lines one after the other in one process of another user; only as root."""
+def as_nobody_says(daemon: RunningDaemon, *lines: Sequence[str], **env: str) -> list[Said]:
+    """Runs command lines one after the other in one process, and if this is root's, as an ordinary
+    user.
+    """
+    if os.getuid() == 0:
+        needs.require("two users")
     ran = subprocess.run(
         [sys.executable, "-c", _AS_NOBODY],
-        env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
+        env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket, **env},
         input=json.dumps(lines),
         capture_output=True,
         text=True,

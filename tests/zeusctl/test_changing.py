@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +17,12 @@ import pytest
 
 from tests.support import (
     RunningDaemon,
-    as_nobody,
     configuration,
     public_directory,
     running_daemon,
     wait_for,
 )
-from tests.zeusctl.conftest import Ctl, spawn
+from tests.zeusctl.conftest import Ctl, as_nobody_says, spawn
 from zeus_ipc.errors import LeaseExpired
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.exits import CommandError, Exit
@@ -82,16 +80,7 @@ def test_the_exit_code_is_the_commands(ctl: Ctl, command: tuple[str, ...], code:
         assert ctl(*verb, "--", *command).code == code
 
 
-@pytest.mark.parametrize(
-    ("name", "code", "words"),
-    [
-        ("no-such-command", Exit.NOT_FOUND, "command not found"),
-        ("not-executable", Exit.NOT_EXECUTABLE, "Permission denied"),
-    ],
-)
-def test_a_folder_in_the_path_that_cannot_be_searched_is_passed_over(
-    tmp_path: Path, name: str, code: int, words: str
-) -> None:
+def test_a_folder_in_the_path_that_cannot_be_searched_is_passed_over(tmp_path: Path) -> None:
     """As a shell has it; to `subprocess` no command is found there for want of permission."""
     with public_directory() as directory:
         closed, open_to_all = directory / "closed", directory / "open"
@@ -99,17 +88,15 @@ def test_a_folder_in_the_path_that_cannot_be_searched_is_passed_over(
         open_to_all.mkdir(mode=0o755)
         (open_to_all / "not-executable").touch(mode=0o644)
         arguments = ("--simulate", "1xv100-pcie", "--socket-mode", "0666", *configuration(tmp_path))
+        verbs = (("set", "0", "-p", "150"), ("measure",))
+        names = ("no-such-command", "not-executable")
+        lines = [(*verb, "--", name) for verb in verbs for name in names]
         with running_daemon(*arguments, gpus=1) as node:
-            for verb in (("set", "0", "-p", "150"), ("measure",)):
-                ran = subprocess.run(
-                    [sys.executable, "-m", "zeusctl", *verb, "--", name],
-                    env={"PATH": f"{closed}:{open_to_all}", "ZEUSD_SOCK_PATH": node.socket},
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    cwd="/",
-                    **as_nobody(),
-                )
-                assert (ran.returncode, words in ran.stderr) == (code, True), ran.stderr
+            said = as_nobody_says(node, *lines, PATH=f"{closed}:{open_to_all}")
+    for one, (*_, name) in zip(said, lines, strict=True):
+        missing = name == "no-such-command"
+        assert one.code == (Exit.NOT_FOUND if missing else Exit.NOT_EXECUTABLE), one
+        assert ("command not found" if missing else "Permission denied") in one.err
 
 
 def test_a_command_is_not_run_without_its_setting(ctl: Ctl, tmp_path: Path) -> None:
