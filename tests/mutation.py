@@ -236,6 +236,9 @@ sys.exit(pytest.main(sys.argv[1:]))
 PLUGINS = ("-p", "pytest_timeout", "-p", "_hypothesis_pytestplugin")
 """What the tests use; to look through all packages for others takes longer than most tests."""
 
+PLAIN = "--tb=native"
+"""Failures as Python has them: to show the sources as pytest does takes as long as a test."""
+
 _SECONDS = itertools.count(1)
 
 
@@ -266,7 +269,7 @@ def run_tests(
     environment.pop("PYTEST_XDIST_WORKER", None)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # nothing is compiled twice
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    return preloaded.run("-c", PYTEST, *PLUGINS, *arguments, cwd=root, env=environment)
+    return preloaded.run("-c", PYTEST, *PLUGINS, PLAIN, *arguments, cwd=root, env=environment)
 
 
 def why_not_run(ran: subprocess.CompletedProcess[str]) -> str | None:
