@@ -123,6 +123,7 @@ def test_an_image_folder_is_read_by_torchvision(daemon: RunningDaemon, tmp_path:
     # Only a torchvision for CUDA is to be had. What of it is Python runs on any torch.
     minor = int(importlib.metadata.version("torch").split(".")[1])
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--retries", "1", "--no-deps"]
+    pip += ["--no-compile", "--disable-pip-version-check"]
     pip += ["--target", str(tmp_path / "site"), f"torchvision==0.{minor + 15}.*"]
     got = subprocess.run(pip, capture_output=True, text=True)
     if got.returncode:
