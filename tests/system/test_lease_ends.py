@@ -50,7 +50,7 @@ def test_a_process_stuck_in_c_code_with_the_gil_loses_its_leases(site: Site) -> 
 
 
 def test_a_process_that_works_keeps_its_leases_regardless_of_its_main_thread(site: Site) -> None:
-    busy = HOLDER + "import time\nend = time.time() + 4\nwhile time.time() < end: pass\n"
+    busy = HOLDER + "import time\nend = time.time() + 3\nwhile time.time() < end: pass\n"
     with ending(site.holder(busy + "print('over', flush=True)\nsys.stdin.read()")) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "over\n"

@@ -296,6 +296,15 @@ def test_the_commands_print_what_they_measured_when_they_are_ended(
         assert "Measurement(" in shown
         assert "gpu_energy={0:" in shown.replace("\n", "")
         assert (power.returncode, energy.returncode) == (0, 0)
+
+
+def test_the_commands_report_a_missing_gpu_and_a_reader_that_has_enough(
+    nvml_double: MakeDouble,
+) -> None:
+    double = nvml_double([{"tick_ms": 20}, {"tick_ms": 20}])
+    with measuring(double) as (daemon, _):
+        env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket, "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-m", "zeus.monitor"]
         wrong = subprocess.run(
             [*command, "energy", "--gpu-indices", "7"], env=env, capture_output=True, text=True
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.preloaded import preloaded
 from tests.support import (
+    IMPORTED,
     RunningDaemon,
     as_nobody,
     public_directory,
@@ -23,6 +26,13 @@ from zeus_ipc import Client, errors
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SIMULATED = ("--simulate", "1xv100-pcie:setter_ms=0")
+
+
+def served(*options: str) -> subprocess.CompletedProcess[str]:
+    """`zeusd serve`, which ends by itself; its process has imported zeusd before."""
+    return preloaded(*IMPORTED).run(
+        "-m", "zeusd", "serve", *options, cwd=Path.cwd(), env=os.environ
+    )
 
 
 def test_a_killed_zeusd_is_started_again_at_once_every_time() -> None:
@@ -48,8 +58,7 @@ def test_a_failure_to_start_is_explained_in_one_sentence(
     options: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
     usual = ["--socket", str(tmp_path / "s"), "--state-dir", str(tmp_path / "state"), *SIMULATED]
-    command = [sys.executable, "-m", "zeusd", "serve", *usual, *options]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    ran = served(*usual, *options)
     assert ran.returncode == 1
     assert words in ran.stderr
     assert "Traceback" not in ran.stderr
@@ -59,9 +68,7 @@ def test_a_failure_to_start_is_explained_in_one_sentence(
 
 def test_a_second_zeusd_does_not_affect_the_first_and_reports_it(tmp_path: Path) -> None:
     with running_daemon(*SIMULATED, gpus=1) as daemon:
-        command = [sys.executable, "-m", "zeusd", "serve", "--socket", daemon.socket, *SIMULATED]
-        command += ["--state-dir", str(tmp_path)]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        ran = served("--socket", daemon.socket, *SIMULATED, "--state-dir", str(tmp_path))
         assert ran.returncode == 1
         assert f"another daemon listens at {daemon.socket}" in ran.stderr
         with daemon.client() as client:
