@@ -15,7 +15,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fcntl import ioctl
 from pathlib import Path
 
@@ -141,34 +141,48 @@ PROGRAM = """
 import json, os, sys
 os.chdir(sys.argv[1])
 from zeusctl.cli import main
-for verb, arguments in json.loads(sys.argv[2]).items():
+for name, (arguments, env) in json.loads(sys.argv[2]).items():
+    os.environ.update(env)
     try:
         main(arguments)
     except SystemExit as end:
-        print("\\x1e", verb, end.code, flush=True)
+        print("\\x1e", name, end.code, flush=True)
 """
 """Runs command lines one after the other in itself."""
 
 
-@pytest.fixture(scope="module")
-def untyped(
-    daemon: RunningDaemon, tmp_path_factory: pytest.TempPathFactory
+def shown_by(
+    daemon: RunningDaemon, folder: Path, lines: dict[str, tuple[Sequence[str], dict[str, str]]]
 ) -> dict[str, tuple[str, int]]:
-    """By verb to which nothing is typed: what it has shown, and its exit code. One terminal, and
-    one process in it, for all of them.
+    """What each of some command lines shows in a terminal, and its exit code: one terminal, and one
+    process in it, for all of them.
+
+    Args:
+        daemon: The node.
+        folder: Where the process runs.
+        lines: By name: the command line, and what is added to its and the next ones' environment.
     """
-    lines = {verb: line for verb, (line, keys, _, _) in SESSIONS.items() if not keys}
-    folder = tmp_path_factory.mktemp("untyped")
     command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(lines)]
     session = Terminal(command, {"ZEUSD_SOCK_PATH": daemon.socket}, (120, 40))
     try:
         assert session.wait() == 0, session.text
     finally:
         session.close()
+    found = re.findall(r"(.*?)\x1e (\S+) (\d+)\r\n", session.text, re.DOTALL)
+    return {name: (text, int(code)) for text, name, code in found}
+
+
+@pytest.fixture(scope="module")
+def untyped(
+    daemon: RunningDaemon, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[str, int]]:
+    """What the verbs show to which nothing is typed."""
+    folder = tmp_path_factory.mktemp("untyped")
+    lines = {verb: (line, {}) for verb, (line, keys, _, _) in SESSIONS.items() if not keys}
+    found = shown_by(daemon, folder, lines)
     pages = {one.name for one in (folder / "pages").iterdir()}
     assert {f"zeusctl-{name}.1" for name in VERBS} <= pages
-    found = re.findall(r"(.*?)\x1e (\S+) (\d+)\r\n", session.text, re.DOTALL)
-    return {verb: (text, int(code)) for text, verb, code in found}
+    return found
 
 
 @pytest.mark.parametrize("verb", [verb for verb in SESSIONS if not SESSIONS[verb][1]])
@@ -205,15 +219,20 @@ def test_each_verb_to_which_keys_are_typed(
             assert session.text.rindex("\x1b[?25h") > session.text.rindex("\x1b[?25l")
 
 
-def test_a_terminal_is_coloured_unless_it_must_not_be(daemon: RunningDaemon) -> None:
-    shown = {}
-    for name, env in (("plain", {"NO_COLOR": "1"}), ("dumb", {"TERM": "dumb"}), ("colour", {})):
-        with terminal(daemon, "doctor", **env) as session:
-            assert session.wait() == 0
-            shown[name] = session.text
-    assert "\x1b[32mok" in shown["colour"]
-    assert "\x1b[" not in shown["plain"]
-    assert "\x1b[" not in shown["dumb"]
+def test_a_terminal_is_coloured_unless_it_must_not_be(
+    daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    environments = {
+        "colour": {},
+        "dumb": {"TERM": "dumb"},
+        "plain": {"TERM": "xterm-256color", "NO_COLOR": "1"},
+    }
+    lines = {name: (("doctor",), env) for name, env in environments.items()}
+    shown = shown_by(daemon, tmp_path, lines)
+    assert [code for _, code in shown.values()] == [0, 0, 0]
+    assert "\x1b[32mok" in shown["colour"][0]
+    assert "\x1b[" not in shown["plain"][0]
+    assert "\x1b[" not in shown["dumb"][0]
 
 
 def test_confirming_at_the_terminal(daemon: RunningDaemon) -> None:
