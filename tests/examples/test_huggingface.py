@@ -21,7 +21,7 @@ TRAINING = ["--per_device_train_batch_size", "2", "--use_cpu", "--disable_tqdm",
 LOGGING = ["--logging_steps", "5", "--report_to", "tensorboard", "--save_strategy", "no"]
 PRELOADED = ("torch.distributed.launcher", "transformers.trainer", "datasets", "trl", "peft")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
-TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}{% endfor %}"
+TINY_GEMMA = Path(__file__).with_name("tiny_gemma.py")
 
 
 @pytest.fixture(scope="module")
@@ -81,26 +81,6 @@ def text(path: Path) -> Path:
     return path
 
 
-def save_tiny_gemma(folder: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast
-
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    special = ["<pad>", "<eos>"]
-    made.train_from_iterator(
-        [], trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet)
-    )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = Gemma3TextConfig(vocab_size=len(tokenizer), **sizes, **heads)
-    Gemma3ForCausalLM(config).save_pretrained(folder)
-
-
 def test_causal_language_model_in_two_processes(
     python: str, daemon: RunningDaemon, tmp_path: Path
 ) -> None:
@@ -110,7 +90,7 @@ def test_causal_language_model_in_two_processes(
         *(python, "-m", *TORCHRUN, "--nproc_per_node", "2"),
         str(EXAMPLES / "run_clm.py"),
         *("--train_file", str(text(tmp_path / "text.txt")), "--block_size", "32"),
-        *("--output_dir", str(tmp_path / "out"), "--max_steps", "60"),
+        *("--output_dir", str(tmp_path / "out"), "--max_steps", "80"),
         *("--eval_strategy", "steps", "--eval_steps", "10", "--zeus_profile_path", str(profile)),
         # The time of a step on a busy machine can hide what limits do: then the adaptive search
         # keeps nothing but the highest.
@@ -129,19 +109,19 @@ def test_supervised_fine_tuning_in_4_bits(
     python: str, daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     model = tmp_path / "model"
-    save_tiny_gemma(model)
+    run(daemon, python, str(TINY_GEMMA), str(model))
     chat = [
         {"role": "user", "content": "What is it?"},
         {"role": "assistant", "content": "It is what it is."},
     ]
     chats = tmp_path / "chats.jsonl"
-    chats.write_text("".join(json.dumps({"messages": chat}) + "\n" for _ in range(60)))
+    chats.write_text("".join(json.dumps({"messages": chat}) + "\n" for _ in range(80)))
     out = run(
         daemon,
         python,
         str(EXAMPLES / "run_gemma_sft_qlora.py"),
         *("--model_name_or_path", str(model), "--train_file", str(chats), "--max_slowdown", "1.2"),
-        *("--output_dir", str(tmp_path / "out"), "--max_steps", "30", "--max_length", "64"),
+        *("--output_dir", str(tmp_path / "out"), "--max_steps", "80", "--max_length", "64"),
         *("--bf16", "false", *SEARCH, *TRAINING, *LOGGING),
         CUDA_VISIBLE_DEVICES="0",
     )
