@@ -38,11 +38,11 @@ import collections, itertools, sys, time
 from zeus_ipc import Client
 client = Client(sys.argv[1])
 gpu = client.node().gpus[0].uuid
-client.acquire(gpu, ["power_limit"], ttl_s=2)
+client.acquire(gpu, ["power_limit"], ttl_s=2.5)
 client.set_power_limit(gpu, 150_000)
 print("set", flush=True)
-# One call into C until 4.5 s have passed: no other thread of this Python runs meanwhile.
-now, end = iter(time.monotonic, None), time.monotonic() + 4.5
+# One call into C until 5.5 s have passed: no other thread of this Python runs meanwhile.
+now, end = iter(time.monotonic, None), time.monotonic() + 5.5
 collections.deque(itertools.takewhile(end.__gt__, now), 0)
 client.set_power_limit(gpu, 160_000)
 print("over", flush=True)
