@@ -82,7 +82,6 @@ class BackendGpu:
             found = self._backend.sensors(self._handle)
         except DeviceError as error:
             return dict.fromkeys(sensors, Reading(self._clock.now_ns(), call_error(error)))
-        absent: CallError | None = None
         read: dict[str, Reading] = {}
         for name in sensors:
             where = _OF_SENSORS[name]
@@ -91,11 +90,8 @@ class BackendGpu:
                 value = found.power_instant_mw if value is None else value
             else:
                 value = getattr(found, where)
-            if value is None:
-                absent = absent or CallError(_NOT_SUPPORTED, "not supported")
-                read[name] = Reading(found.t_ns, absent)
-            else:
-                read[name] = Reading(found.t_ns, value)
+            absent = CallError(_NOT_SUPPORTED, "not supported")
+            read[name] = Reading(found.t_ns, absent if value is None else value)
         return read
 
     def _sensor(self, name: str) -> int:

@@ -127,32 +127,25 @@ class NvmlGpu:
         self._nvml = nvml
         self._handle = handle
         self._fields: dict[tuple[str, ...], Any] = {}
-        self._calls: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
         self.questions = self._questions()
 
     def read(self, sensors: Sequence[str]) -> dict[str, Reading]:
         """Reads several of `SENSORS`: the fields of power in one call, and each other one in its
         own, as a read of the energy counter takes milliseconds on some boards."""
         now_ns = self._driver.clock.now_ns
+        powers = tuple(name for name in sensors if name in FIELDS and name != "energy_field_mj")
         found: dict[str, Reading] = {}
-        for names in self._calls_for(tuple(sensors)):
+        for names in (powers, *((name,) for name in sensors if name not in powers)):
             before_ns = now_ns()
             values = self._values(names)
             t_ns = (before_ns + now_ns()) // 2
-            for name, value in values.items():
-                found[name] = Reading(t_ns, value)
+            found.update((name, Reading(t_ns, value)) for name, value in values.items())
         return found
-
-    def _calls_for(self, sensors: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """The sensors of each call."""
-        if sensors not in self._calls:
-            powers = tuple(name for name in sensors if name in FIELDS and name != "energy_field_mj")
-            others = [(name,) for name in sensors if name not in powers]
-            self._calls[sensors] = [powers, *others] if powers else [*others]
-        return self._calls[sensors]
 
     def _values(self, names: tuple[str, ...]) -> dict[str, int | CallError]:
         """Values of several fields, or of one other sensor."""
+        if not names:
+            return {}
         if names[0] in FIELDS:
             return self._read_fields(names)
         try:
@@ -177,8 +170,8 @@ class NvmlGpu:
             return dict.fromkeys(names, error)
         found: dict[str, int | CallError] = {}
         for value, name in zip(array, names, strict=True):
-            if code := value.nvmlReturn:
-                found[name] = CallError(code, self._error_text(code))
+            if value.nvmlReturn:
+                found[name] = CallError(value.nvmlReturn, self._error_text(value.nvmlReturn))
             else:
                 found[name] = int(getattr(value.value, _MEMBERS[value.valueType]))
         return found

@@ -8,7 +8,6 @@ load. The sensor's window and lag are those with the smallest residual.
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,7 +79,7 @@ class Bursts:
 
     def __init__(self, bursts: Sequence[tuple[int, int]]) -> None:
         self._edges: list[int] = []
-        # At each edge: the time under load until then, the edge, and whether the load runs.
+        # Time under load until each edge, the edge, whether the load runs.
         self._since: list[tuple[int, int, int]] = [(0, 0, 0)]
         total = 0
         for start_ns, end_ns in bursts:
@@ -90,12 +89,11 @@ class Bursts:
 
     def loaded_ns(self, times_ns: Sequence[float]) -> list[float]:
         """Time under load until each instant."""
-        numbers = map(bisect.bisect_right, itertools.repeat(self._edges), times_ns)
-        since = map(self._since.__getitem__, numbers)
-        return [
-            total + runs * (t_ns - edge_ns)
-            for t_ns, (total, edge_ns, runs) in zip(times_ns, since, strict=True)
-        ]
+        found = []
+        for t_ns in times_ns:
+            total, edge_ns, runs = self._since[bisect.bisect_right(self._edges, t_ns)]
+            found.append(total + runs * (t_ns - edge_ns))
+        return found
 
 
 def find_window(
@@ -176,9 +174,7 @@ class _Updates:
         self._ends: dict[float, tuple[list[float], list[float]]] = {}
 
     def fit(self, window_ms: float, lag_ms: float) -> _Fit:
-        """Fits power to the share under load, linearly; returns the line and the squared
-        residuals.
-        """
+        """Fits power to the share under load, linearly."""
         if lag_ms not in self._ends:
             ends_ns = [t_ns - lag_ms * MS for t_ns in self._times_ns]
             self._ends[lag_ms] = ends_ns, self._load.loaded_ns(ends_ns)
