@@ -36,9 +36,9 @@ GAP_NS = 100 * MS
 """Longest time between two samples of the driver (45 ms at most were seen)."""
 
 STALE_NS, ENDED_NS = 150 * MS, 3_000 * MS
-"""Highest age of the newest sample, and how long it may be exceeded before samples are no longer
-used: the driver makes no more, or gives them another time. Setting the time of day back leaves
-samples of the future for 2.4 s."""
+"""Highest age of the newest sample, and how long readings may find it exceeded before samples are
+no longer used: the driver makes no more, or gives them another time. Setting the time of day back
+leaves samples of the future for 2.4 s."""
 
 SAMPLE_NS, APPEARS_NS, LOOK_NS = 20 * MS, 2 * MS, 4 * MS
 """Time from one sample to the next, from its end until it can be read, and to the next reading if
@@ -87,7 +87,7 @@ class Channel:
         self.slow = Slow()
         self.sampled_ns: int | None = 0
         self._looks_ns: tuple[int, int, int] | None = None
-        self._current_ns = now_ns
+        self._stale_ns = 0
         self._scope = ScopeTest()
         self._tracker = TickTracker(now_ns)
         self._product = architecture, name
@@ -179,8 +179,10 @@ class Channel:
             assert self.sampled_ns is not None
             seen = [one for one in samples if one[0] <= now_ns]
             if seen == samples and seen and now_ns - seen[-1][0] < STALE_NS:
-                self._current_ns = now_ns
-            elif now_ns - self._current_ns > ENDED_NS:
+                self._stale_ns = 0
+            elif not self._stale_ns:
+                self._stale_ns = now_ns
+            elif now_ns - self._stale_ns > ENDED_NS:
                 self._looks_ns = self.sampled_ns = None
                 self._timed(sensor_timing(*self._product))
                 return None
