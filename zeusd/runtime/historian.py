@@ -200,6 +200,8 @@ class Historian:
                 source = self._sampler.find(name)
                 this_ns = UNKNOWN_PERIOD_NS if source is None else source.period_ns
                 period_ns = max(period_ns, this_ns)
+                if source is not None and source.next_read_ns > last_ns:
+                    self._sampler.hurry(name)  # it would be read later than that source
             patience_ns = min(3 * period_ns + PATIENCE_NS, MAX_PATIENCE_NS)
             due_ns = self._give_up[look_up] = self._clock_ns() + patience_ns
             self._wait_until(due_ns)
