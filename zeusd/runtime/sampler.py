@@ -122,8 +122,9 @@ class Sampler:
                 self._read(name, source)
 
     def _due(self, name: str, source: Source, now_ns: int) -> bool:
-        awaited = name in self._urgent or name in self.streamed
-        return (source.next_tick_ns if awaited else source.next_read_ns) <= now_ns
+        if source.next_tick_ns > now_ns:
+            return False
+        return source.next_read_ns <= now_ns or name in self._urgent or name in self.streamed
 
     def _read(self, name: str, source: Source) -> None:
         try:

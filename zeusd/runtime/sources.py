@@ -117,6 +117,7 @@ class GpuSource:
 
     Attributes:
         module_reading: Time and power, mW, of the last reading of its superchip.
+        next_tick_ns, next_read_ns, latest_read_ns: See `Source`; CLOCK_MONOTONIC.
     """
 
     aligns = True
@@ -134,7 +135,8 @@ class GpuSource:
         self._handle = handle
         self._clock_ns = clock_ns
         limit_mw = info.power_limit_max_mw or DEFAULT_LIMIT_MW
-        self._channel = Channel(clock_ns(), history, info.architecture, info.name, limit_mw)
+        self.next_tick_ns = self.next_read_ns = self.latest_read_ns = now_ns = clock_ns()
+        self._channel = Channel(now_ns, history, info.architecture, info.name, limit_mw)
         if info.module is not None:  # of what the samples are is not known
             self._channel.sampled_ns = None
         self.module_reading: tuple[int, int] | None = None
@@ -146,21 +148,6 @@ class GpuSource:
     def history(self) -> History:
         """Its ticks so far."""
         return self._channel.history
-
-    @property
-    def next_tick_ns(self) -> int:
-        """When to read it next if its next change is awaited, CLOCK_MONOTONIC."""
-        return self._channel.next_tick_ns
-
-    @property
-    def next_read_ns(self) -> int:
-        """When to read it next, CLOCK_MONOTONIC."""
-        return self._channel.next_read_ns
-
-    @property
-    def latest_read_ns(self) -> int:
-        """Latest time for that reading."""
-        return self._channel.latest_read_ns
 
     @property
     def period_ns(self) -> int:
@@ -185,6 +172,12 @@ class GpuSource:
     def read(self, streamed: bool, awaited: bool = True) -> Edge | None:
         """Reads it now. Returns the tick that the reading revealed, if any; one that is not awaited
         may be recorded later."""
+        edge, channel = self._read(streamed, awaited), self._channel
+        self.next_tick_ns, self.next_read_ns = channel.next_tick_ns, channel.next_read_ns
+        self.latest_read_ns = channel.latest_read_ns
+        return edge
+
+    def _read(self, streamed: bool, awaited: bool) -> Edge | None:
         channel, sensors, counted = self._channel, None, None
         try:
             samples = self._samples()
@@ -271,23 +264,6 @@ class SharedGpuSource(GpuSource):
     Its own energy is 0, so that sums over GPUs count the card once.
     """
 
-    _next_ns = 0
-
-    @property
-    def next_tick_ns(self) -> int:
-        """When to read it next if its next change is awaited, CLOCK_MONOTONIC."""
-        return self._next_ns
-
-    @property
-    def next_read_ns(self) -> int:
-        """When to read it next, CLOCK_MONOTONIC."""
-        return self._next_ns
-
-    @property
-    def latest_read_ns(self) -> int:
-        """Latest time for that reading."""
-        return self._next_ns + SHARED_PERIOD_NS // 2
-
     @property
     def period_ns(self) -> int:
         """How often it changes."""
@@ -296,7 +272,8 @@ class SharedGpuSource(GpuSource):
     def read(self, streamed: bool, awaited: bool = True) -> Edge | None:
         """Reads it now. Returns the tick that the reading revealed, if any."""
         t_ns = self._clock_ns()
-        self._next_ns = t_ns + SHARED_PERIOD_NS
+        self.next_tick_ns = self.next_read_ns = t_ns + SHARED_PERIOD_NS
+        self.latest_read_ns = self.next_read_ns + SHARED_PERIOD_NS // 2
         if t_ns <= self.history.ends_ns:
             return None
         if self._due(t_ns, streamed):

@@ -364,7 +364,7 @@ def test_a_reading_refused_now_and_then_is_retried_and_one_always_refused_is_not
 class _Blocked:
     """A source whose driver does not answer until it is let go."""
 
-    next_read_ns = latest_read_ns = 0
+    next_tick_ns = next_read_ns = latest_read_ns = 0
     history = None
 
     def __init__(self) -> None:
