@@ -85,8 +85,7 @@ def test_slow_readings_find_the_ticks_and_need_one_reading_each() -> None:
     board.run(190_000 * MS)
     assert (len(board.looks) - before) / 1300 < 1.2
     errors = board.errors_ms(60_000 * MS)
-    assert statistics.fmean(abs(error) < 6 for error in errors) > 0.98
-    assert max(map(abs, errors)) < 12
+    assert max(map(abs, errors)) < 8  # at most 6.8 in 160 runs with other seeds
 
 
 def on_ticks(seen: list[tuple[int, int]]) -> list[tuple[int, int]]:
