@@ -40,6 +40,10 @@ STALE_NS, ENDED_NS = 150 * MS, 3_000 * MS
 no longer used: the driver makes no more, or gives them another time. Setting the time of day back
 leaves samples of the future for 2.4 s."""
 
+FAR_MOST, FAR_FADES = 2.5, 0.2
+"""How often the counter may be far from the samples, and how much of that each reading fades where
+it is not: else they are not of the same."""
+
 SAMPLE_NS, APPEARS_NS, LOOK_NS = 20 * MS, 2 * MS, 4 * MS
 """Time from one sample to the next, from its end until it can be read, and to the next reading if
 it is not there yet."""
@@ -88,6 +92,7 @@ class Channel:
         self.sampled_ns: int | None = 0
         self._looks_ns: tuple[int, int, int] | None = None
         self._stale_ns = 0
+        self._far = 0.0
         self._scope = ScopeTest()
         self._tracker = TickTracker(now_ns)
         self._product = architecture, name
@@ -183,8 +188,7 @@ class Channel:
             elif not self._stale_ns:
                 self._stale_ns = now_ns
             elif now_ns - self._stale_ns > ENDED_NS:
-                self._looks_ns = self.sampled_ns = None
-                self._timed(sensor_timing(*self._product))
+                self._observe_changes()
                 return None
             if not self.sampled_ns:
                 self._timed(SAMPLED)
@@ -192,6 +196,8 @@ class Channel:
             if seen:
                 self.sampled_ns = seen[-1][0]
                 edge = self._extend(seen, sensors)
+                if self.sampled_ns is None:
+                    return edge
             apart_ns = AWAITED_NS if seen else LOOK_NS
             tick_ns = max(self.sampled_ns + SAMPLE_NS + APPEARS_NS, now_ns + apart_ns)
             self._looks_ns = tick_ns, now_ns + UNHURRIED_NS, now_ns + PATIENT_NS
@@ -219,8 +225,16 @@ class Channel:
                 self._least_mw = min(self._least_mw, power_mw)
                 self._history.add(edge, meter.raw_mj, None, self.slow)
         if sensors is not None:
-            meter.follow(sensors.t_ns, sensors.energy_mj)
+            far = meter.follow(sensors.t_ns, sensors.energy_mj)
+            self._far = self._far + 1.0 if far else max(0.0, self._far - FAR_FADES)
+            if self._far > FAR_MOST:
+                self._observe_changes()
         return edge
+
+    def _observe_changes(self) -> None:
+        """Uses samples no longer."""
+        self._looks_ns = self.sampled_ns = None
+        self._timed(sensor_timing(*self._product))
 
     def _timed(self, timing: SensorTiming) -> None:
         self._timing = self._meter.timing = timing

@@ -36,8 +36,8 @@ FOLLOW_NS = 60_000 * MS
 COUNTER_AGE_NS = 58 * MS
 """Mean age of what a counter shows that is updated every 100 ms and lags by 8."""
 
-FAR_MJ = 1_000_000
-"""A counter this far from what is expected has been reset."""
+FAR_MJ = 2_000_000
+"""A counter this far from what is expected has been reset, or counts something else."""
 
 _GA100 = ("A100", "A800", "A30 ", "A30-")
 
@@ -230,16 +230,18 @@ class Meter:
         self._last = Edge(t_ns, last.energy_uj + grown_uj, mean_mw, mean_mw, counted_uj)
         return self._last
 
-    def follow(self, t_ns: int, energy_mj: int | None) -> None:
+    def follow(self, t_ns: int, energy_mj: int | None) -> bool:
         """Lets `integrate` follow the counter, which showed this at a time after the last edge:
-        over minutes they add up to the same."""
+        over minutes they add up to the same. Returns whether it was far from what is expected."""
         last = self._last
         assert last is not None
         if energy_mj is not None and self.raw_mj is not None:
             shown_mj = last.level_mw * (t_ns - COUNTER_AGE_NS - last.t_ns) // 10**9
             self.ahead_mj = energy_mj - self.raw_mj - shown_mj
-        if energy_mj is None or self.raw_mj is None or abs(self.ahead_mj) > FAR_MJ:
+        far = abs(self.ahead_mj) > FAR_MJ
+        if energy_mj is None or self.raw_mj is None or far:
             self.raw_mj, self.ahead_mj = energy_mj, 0
+        return far
 
     # --------------------------------------------------------------------------------- internals
 

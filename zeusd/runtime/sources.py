@@ -11,7 +11,7 @@ from zeusd.devices.port import Backend, DeviceError, Handle, Outcome, Sensors
 from zeusd.energy.channel import FEW, Channel, tiles
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import History, Slow
-from zeusd.energy.meter import Edge
+from zeusd.energy.meter import HOPPER, Edge
 from zeusd.energy.scope import Scope
 
 STREAMED_SLOW_NS = 200_000_000
@@ -137,8 +137,8 @@ class GpuSource:
         limit_mw = info.power_limit_max_mw or DEFAULT_LIMIT_MW
         self.next_tick_ns = self.next_read_ns = self.latest_read_ns = now_ns = clock_ns()
         self._channel = Channel(now_ns, history, info.architecture, info.name, limit_mw)
-        if info.module is not None:  # of what the samples are is not known
-            self._channel.sampled_ns = None
+        if info.architecture < HOPPER or info.module is not None:
+            self._channel.sampled_ns = None  # it is not known what samples would cover
         self.module_reading: tuple[int, int] | None = None
         self._slow_at_ns = self._counter_at_ns = 0
         self._served: set[str] = set()

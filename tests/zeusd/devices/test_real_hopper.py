@@ -258,10 +258,7 @@ def test_a_time_of_day_that_was_set_gives_no_sample_another_time(
         assert newest[0][0] > board.double.now_ns() + 3590 * 10**9
 
 
-@pytest.mark.parametrize("changes", [{"architecture": 8}, {"sample_us": 0}])
-def test_samples_are_not_used_where_nothing_is_known_of_them(
-    changes: dict[str, int], open_nvml: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board = Board(open_nvml, monkeypatch, **changes)
+def test_a_driver_may_keep_no_samples(open_nvml: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board(open_nvml, monkeypatch, sample_us=0)
     sampled(board, monkeypatch)
     assert code_of(board.nvml.power_samples, board.gpu, 0) == Return.NOT_SUPPORTED

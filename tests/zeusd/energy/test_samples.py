@@ -162,6 +162,21 @@ def test_a_driver_that_makes_no_more_samples_is_read_as_if_it_had_none() -> None
     assert energy.energy_uj / 1e6 == pytest.approx(36 * 300, rel=0.01)
 
 
+@pytest.mark.parametrize(("share", "used"), [(1.0, True), (1.03, True), (0.8, False), (1.1, False)])
+def test_samples_are_not_used_where_the_counter_contradicts_them(share: float, used: bool) -> None:
+    """As on a board whose samples are of another part of it."""
+    channel = channel_of()
+    for number in range(1, 301):
+        samples = steady(number, number + 1, 700)
+        counted = round(1_000_000 + number * 700_000 * share)
+        now_ns = samples[-1][0]
+        if channel.sampled_ns is None:
+            break
+        sensors = Sensors(now_ns, counted, 0, None, None)
+        channel.extend(now_ns, samples, sensors if number % 10 == 1 else None)
+    assert (channel.sampled_ns is not None) is used
+
+
 @pytest.mark.parametrize("off_ms", [-400, 400])
 def test_samples_that_get_another_time_are_not_used_for_long(off_ms: int) -> None:
     """As if the driver's clock were not the time of day, and drifted away from it."""

@@ -50,9 +50,8 @@ failure."""
 
 _LOST = (Return.GPU_IS_LOST, Return.RESET_REQUIRED)
 
-_VOLTA, _AMPERE, _HOPPER, _BLACKWELL = 5, 7, 9, 10
-"""First architectures with locked graphics clocks, locked memory clocks, samples that cover all
-time, and profiles."""
+_VOLTA, _AMPERE, _BLACKWELL = 5, 7, 10
+"""First architectures with locked graphics clocks, locked memory clocks, and profiles."""
 
 _SAMPLE = struct.Struct("QI4x")
 """nvmlSample_t: time of day, microseconds, and power, mW."""
@@ -447,10 +446,7 @@ class NvmlBackend(TabledControls):
 
     @override
     def power_samples(self, gpu: Handle, since_ns: int) -> list[tuple[int, int]]:
-        """Before Hopper, it is not known what the samples cover."""
         call = "nvmlDeviceGetSamples"
-        if self.architecture(gpu) < _HOPPER:
-            raise nvml_error(Return.NOT_SUPPORTED, call)
         kind, count = ctypes.c_uint(), ctypes.c_uint(_MOST_SAMPLES)
         samples = ctypes.create_string_buffer(_SAMPLE.size * _MOST_SAMPLES)
         epoch_ns = time.time_ns() - time.monotonic_ns()  # the driver's times are of day
