@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -47,7 +47,7 @@ class FleetMetrics(Collector):
         )
         if self._view is None:
             return
-        yield from _of_domains(self._view)
+        yield from _of_each("domain", self._view.domains, _OF_DOMAINS)
         yield from _of_nodes(self._view)
         yield _gauge("standing_budget_watts", "Limit outside of events.", self._view.standing_w)
         yield _gauge("busy_gpus", "GPUs of jobs.", self._view.busy_gpus)
@@ -62,36 +62,39 @@ def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"zeus_fleet_{name}", text, value=value)
 
 
-def _of_domains(view: View) -> Iterator[Metric]:
-    for name, text, field in (
-        ("budget_watts", "Limit of a domain: the site, a row or a rack.", "limit_w"),
-        ("reserve_watts", "Reserve for GPUs that cannot be lowered.", "reserve_w"),
-        ("floor_watts", "Sum of the minimum limits.", "floors_w"),
-        ("granted_watts", "Sum of grants.", "granted_w"),
-        ("held_watts", "Sum of the power limits that GPUs may have.", "held_w"),
-        ("drawn_watts", "Sum of power drawn by GPUs.", "drawn_w"),
-    ):
-        family = GaugeMetricFamily(f"zeus_fleet_{name}", text, labels=["domain"])
-        for domain in view.domains:
-            family.add_metric([domain.name], getattr(domain, field))
+_OF_DOMAINS = (
+    ("budget_watts", "Limit of a domain: the site, a row or a rack.", "limit_w"),
+    ("reserve_watts", "Reserve for GPUs that cannot be lowered.", "reserve_w"),
+    ("floor_watts", "Sum of the minimum limits.", "floors_w"),
+    ("granted_watts", "Sum of grants.", "granted_w"),
+    ("held_watts", "Sum of the power limits that GPUs may have.", "held_w"),
+    ("drawn_watts", "Sum of power drawn by GPUs.", "drawn_w"),
+)
+_OF_NODES = (
+    ("node_granted_watts", "A node's grant.", "granted_w"),
+    ("node_held_watts", "Sum of the power limits that a node's GPUs may have.", "held_w"),
+    ("node_drawn_watts", "Power drawn by a node's GPUs.", "drawn_w"),
+    ("node_wanted_watts", "A node's demand.", "wanted_w"),
+    ("node_stuck_watts", "Power above the minimum of GPUs that cannot be lowered.", "stuck_w"),
+    ("node_silent_seconds", "Time since a node's last heartbeat.", "silent_s"),
+)
+"""Name and meaning of each metric, and the field that has it."""
+
+
+def _of_each(
+    label: str, rows: Iterable[Any], figures: Iterable[tuple[str, str, str]]
+) -> Iterator[Metric]:
+    for name, text, field in figures:
+        family = GaugeMetricFamily(f"zeus_fleet_{name}", text, labels=[label])
+        for row in rows:
+            value = getattr(row, field)
+            if value is not None:
+                family.add_metric([row.name], value)
         yield family
 
 
 def _of_nodes(view: View) -> Iterator[Metric]:
-    for name, text, field in (
-        ("granted_watts", "A node's grant.", "granted_w"),
-        ("held_watts", "Sum of the power limits that a node's GPUs may have.", "held_w"),
-        ("drawn_watts", "Power drawn by a node's GPUs.", "drawn_w"),
-        ("wanted_watts", "A node's demand.", "wanted_w"),
-        ("stuck_watts", "Power above the minimum of GPUs that cannot be lowered.", "stuck_w"),
-        ("silent_seconds", "Time since a node's last heartbeat.", "silent_s"),
-    ):
-        family = GaugeMetricFamily(f"zeus_fleet_node_{name}", text, labels=["node"])
-        for node in view.nodes:
-            value = getattr(node, field)
-            if value is not None:
-                family.add_metric([node.name], value)
-        yield family
+    yield from _of_each("node", view.nodes, _OF_NODES)
     states = GaugeMetricFamily(
         "zeus_fleet_node_state", "1: the node is in this state.", labels=["node", "state"]
     )

@@ -309,7 +309,12 @@ class EnergyCurve:
         energy_uj = h.energy_uj[last] - h.energy_uj[first - 1]
         energy_uj -= self._joules(outside_mw[0], begin_ns - h.t_ns[first - 1])
         energy_uj -= self._joules(outside_mw[1], h.t_ns[last] - end_ns)
-        return self._if_contrast(energy_uj, end_ns - begin_ns, outside_mw, least_mw)
+        span_ns, most_mw = end_ns - begin_ns, max(outside_mw)
+        if self._error_ns > EXACT.error_ns:
+            beyond_uj = abs(energy_uj - self._joules(most_mw, span_ns))
+            if beyond_uj < self._joules(most_mw, 2 * self._error_ns):
+                return None  # so much follows from the errors of the ticks' times
+        return self._if_contrast(energy_uj, span_ns, outside_mw, least_mw)
 
     def _snap_long(
         self,

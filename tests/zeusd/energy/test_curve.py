@@ -287,8 +287,8 @@ def test_the_uncertainty_covers_pauses_that_each_period_has(device: str) -> None
     assert sum(covered) / len(covered) >= 0.8
 
 
-@pytest.mark.parametrize("device", ["a40", "b200", "h100-sxm"])
-def test_an_idle_gpu_has_no_pauses(device: str) -> None:
+@pytest.mark.parametrize(("device", "most"), [("a40", 0.3), ("b200", 0.5), ("h100-sxm", 0.3)])
+def test_an_idle_gpu_has_no_pauses(device: str, most: float) -> None:
     """A window around another GPU's work."""
     bench = Bench(device, seeds.fresh())
     bench.run(20.0)  # by then a slow counter's period is known
@@ -298,5 +298,4 @@ def test_an_idle_gpu_has_no_pauses(device: str) -> None:
         bench.run(length_s)
         bench.look_up(bench.end(window))
         assert window.covered
-        # The least power of an update is a few percent too low where one was not dated well.
-        assert window.uncertainty_j < 0.5 * window.truth_j
+        assert window.uncertainty_j < most * window.truth_j
