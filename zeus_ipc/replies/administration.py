@@ -19,7 +19,7 @@ class CallTimes(Message):
     operation: str
     """Name in zeusd's NVML interface, such as `set_power_limit`."""
     seconds: float
-    """Number of calls."""
+    """Duration of all calls together."""
     buckets: list[int]
     """Number of calls that took at most each of `CALL_BUCKETS_S`; last, the number of all."""
     errors: dict[str, int]
