@@ -31,7 +31,7 @@ READ_BYTES = 16 * 1024
 """Bytes of one read; a longer reply takes several reads."""
 
 QUANTUM_NS = 50_000_000
-"""Time limit of one read in the kernel, which is set once, not for each request."""
+"""Time limit of one wait for a reply: a signal handler's request may receive it meanwhile."""
 
 CONNECT_NS = 1_000_000_000
 """How long to wait while the socket's backlog is full. The kernel admits waiting processes in order
@@ -280,7 +280,6 @@ class Connection:
         try:
             stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(QUANTUM_NS))
             if wait_ns:
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(wait_ns))
             stream.setblocking(wait_ns > 0)
@@ -356,12 +355,16 @@ def _not_zeusd(error: Exception) -> DaemonUnavailable:
 
 
 def _arrived(stream: socket.socket, until_ns: int) -> bytes | None:
-    """Bytes received within `QUANTUM_NS` and by a time; None: none; empty: the peer has closed."""
-    left_ns = until_ns - time.monotonic_ns()
-    if left_ns < QUANTUM_NS and not _readable(stream, max(0.0, left_ns / 1e9)):
+    """Bytes received within `QUANTUM_NS` and by a time; None: none; empty: the peer has closed.
+
+    It waits with poll(2): Linux wakes a thread that waits in recv(2) also when the peer reads the
+    request, which costs both of them.
+    """
+    left_ns = min(until_ns - time.monotonic_ns(), QUANTUM_NS)
+    if not _readable(stream, max(0.0, left_ns / 1e9)):
         return None
     try:
-        return stream.recv(READ_BYTES)
+        return stream.recv(READ_BYTES, socket.MSG_DONTWAIT)
     except BlockingIOError:
         return None
 
