@@ -76,7 +76,7 @@ def examine(session: Session) -> Iterator[Check]:
     yield from _configuration(node)
     yield from _container(session, node)
     if node is not None:
-        yield from _of_node(session, node)
+        yield from of_node(session, node)
         if not simulated:
             yield from machine_checks.accounting_checks()
 
@@ -91,7 +91,8 @@ def _package() -> Iterator[Check]:
         yield _fault("package", what, f"keep one: {remedy}")
 
 
-def _of_node(session: Session, node: NodeInfo) -> Iterator[Check]:
+def of_node(session: Session, node: NodeInfo) -> Iterator[Check]:
+    """Runs the checks of a zeusd that answers, and of its GPUs."""
     yield _version(node)
     yield _gpus(node)
     checks: tuple[Callable[[Session, NodeInfo], Check], ...] = (

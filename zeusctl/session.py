@@ -72,11 +72,15 @@ class Session:
     Args:
         socket: The daemon's socket; None: the default.
         json_wanted: Print JSON.
+        timeout_s: Time limit for each reply.
     """
 
-    def __init__(self, socket: str | None, json_wanted: bool = False) -> None:
+    def __init__(
+        self, socket: str | None, json_wanted: bool = False, timeout_s: float = TIMEOUT_S
+    ) -> None:
         self._socket = socket
         self.json = json_wanted
+        self._timeout_s = timeout_s
         self._client: Client | None = None
 
     def move(self, socket: str) -> None:
@@ -96,7 +100,7 @@ class Session:
         if self._client is None:
             from zeus_ipc.client import Client
 
-            self._client = Client(self.socket, timeout_s=TIMEOUT_S)
+            self._client = Client(self.socket, timeout_s=self._timeout_s)
         return self._client
 
     @cached_property

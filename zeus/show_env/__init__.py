@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zeus.show_env import daemon, devices, packages, rights
+from zeus.show_env import daemon, devices, packages
 from zeus.show_env.packages import Row, unexpected
 
 
@@ -48,7 +48,7 @@ def _show_all() -> None:
     _show("GPUs", lambda: [*devices.cuda(), *devices.mapping(found, zeusd), *notes])
     _show("CPUs and memory", lambda: [*devices.cpus(zeusd), *devices.zones(zeusd)])
     _show("System-on-chip", lambda: [("SoC", "none")])
-    _show("Rights", lambda: rights.rows(found, zeusd))
+    _show("Rights", lambda: packages.rights(zeusd.info is not None))
 
 
 def _show(title: str, rows: Callable[[], Sequence[Row]]) -> None:

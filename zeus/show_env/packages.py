@@ -1,7 +1,8 @@
-"""The packages and system sections of `zeus.show_env`."""
+"""The sections of `zeus.show_env` on packages, the system, and this process's rights."""
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from importlib import metadata
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from zeus_ipc._version import __version__
 from zeus_ipc.installed import overlap
+from zeus_ipc.processes import has_sys_admin
+from zeus_ipc.users import group_name, user_name
 
 REINSTALL = "install zeusd again: pip install --force-reinstall zeusd"
 
@@ -59,6 +62,29 @@ def system() -> list[Row]:
     return [
         ("Python", f"{platform.python_version()} ({sys.executable})"),
         ("OS", f"{name}, {platform.system()} {platform.release()} {platform.machine()}"),
+    ]
+
+
+def rights(zeusd: bool) -> list[Row]:
+    """The user, and whether the driver lets this process change settings.
+
+    Args:
+        zeusd: Whether one answers.
+    """
+    groups = [f"{group_name(gid)} ({gid})" for gid in sorted({os.getegid(), *os.getgroups()})]
+    hint = "zeusd does it for you" if zeusd else "run zeusd to do it for you"
+    try:
+        capable = has_sys_admin()
+    except OSError:
+        answer = "not known: /proc is not mounted here"
+    else:
+        answer = "effective: the driver lets this process set limits and clocks"
+        if not capable:
+            answer = f"not effective: the driver refuses to set limits and clocks; {hint}"
+    return [
+        ("user", f"{user_name(os.geteuid())} (uid {os.geteuid()})"),
+        ("groups", ", ".join(groups)),
+        ("CAP_SYS_ADMIN", answer),
     ]
 
 

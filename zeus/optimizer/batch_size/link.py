@@ -23,6 +23,7 @@ from zeus.optimizer.batch_size.common import (
     Trials,
 )
 from zeus.optimizer.batch_size.exceptions import ZeusBSOError, ZeusBSORuntimeError
+from zeus.utils.http import retrying
 from zeus_ipc.outage import Outage
 
 log = logging.getLogger(__name__)
@@ -53,22 +54,10 @@ def patiently(ask: Callable[[], T], wait_s: float) -> T:
         ZeusBSORuntimeError: It was refused, or there was no reply in that time.
         ImportError: tenacity is not installed.
     """
-    try:
-        import tenacity
-    except ImportError:
-        raise ImportError(
-            "reporting runs needs tenacity; install it with pip install 'zeusd[bso]'"
-        ) from None
-    shortest_s, longest_s = BACKOFF_S
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(
-            lambda error: isinstance(error, ZeusBSORuntimeError) and may_pass(error)
-        ),
-        wait=tenacity.wait_random_exponential(multiplier=shortest_s, max=longest_s),
-        stop=tenacity.stop_before_delay(wait_s) | tenacity.stop_after_delay(wait_s),
-        reraise=True,
+    retry = retrying(
+        lambda error: isinstance(error, ZeusBSORuntimeError) and may_pass(error), BACKOFF_S, wait_s
     )
-    answer: T = retrying(_asked, ask)
+    answer: T = retry(_asked, ask)
     return answer
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -36,7 +35,7 @@ from zeus.optimizer.pipeline_frequency.follower import Schedule
 from zeus.optimizer.pipeline_frequency.iteration_times import Least
 from zeus.optimizer.pipeline_frequency.node_reports import NodeReports
 from zeus.utils import framework
-from zeus.utils.http import CONNECT_S, client, detail
+from zeus.utils.http import CONNECT_S, client, detail, retrying
 from zeus_ipc.outage import Outage
 from zeus_ipc.overriding import override
 
@@ -131,6 +130,10 @@ class _JobGone(Exception):
     """The server no longer knows the job."""
 
 
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, (ServerError, RuntimeError, ValidationError))
+
+
 class ServerConnection:
     """The thread.
 
@@ -166,6 +169,7 @@ class ServerConnection:
         self._profile: RankProfile | None = None
         self._node: NodeReports | None = None
         self._generation = 0
+        self._registered = self._scheduled = False
         self._reported: set[str] = set()
         self._outage = Outage(log, f"the pipeline frequency server at {self._url} answers again")
         self._stop = threading.Event()
@@ -202,11 +206,10 @@ class ServerConnection:
     # ---------------------------------------------------------------------------------- the thread
 
     def _run(self) -> None:
-        pause_s = BACKOFF_S[0]
-        registered = scheduled = False
         try:
             http = client(self._url, os.environ.get(TOKEN_ENV), READ_S)
-        except ValueError as error:
+            retry = retrying(_may_pass, BACKOFF_S, stop=self._stop, failed=self._fail)
+        except (ValueError, ImportError) as error:
             log.warning("%s; training continues without a plan", error)
             self._settled.set()
             if self._rank.rank == 0:
@@ -215,21 +218,7 @@ class ServerConnection:
         with http:
             while not self._stop.is_set():
                 try:
-                    if not self.job_id:
-                        registered = scheduled = False
-                        if not self._meet(http):
-                            self._stop.wait(POLL_S)
-                            continue
-                    if not registered:
-                        self._register(http)
-                        registered = True
-                    if not scheduled:
-                        scheduled = self._get_schedule(http)
-                        continue
-                    self._send_profile(http)
-                    self._report(http)
-                    pause_s = BACKOFF_S[0]
-                    self._outage.succeeded()
+                    retry(self._advance, http)
                 except _JobGone:
                     self.job_id = ""
                     self._leave()
@@ -239,15 +228,29 @@ class ServerConnection:
                         "the server no longer knows the job; it is registered "
                         "again and training continues with the plan it has",
                     )
-                except (ServerError, RuntimeError, ValidationError) as error:
-                    self._fail(error)
-                    self._stop.wait(pause_s * random.uniform(0.8, 1.2))
-                    pause_s = min(BACKOFF_S[1], 2 * pause_s)
-                except Exception:  # a thread that nobody watches must not end silently
+                except Exception as error:  # a thread that nobody watches must not end silently
+                    if _may_pass(error):
+                        continue  # it was stopped
                     log.exception("the pipeline frequency optimizer no longer reaches its server")
                     self._settled.set()
                     break
         self._leave()
+
+    def _advance(self, http: httpx.Client) -> None:
+        """Makes the next step: registers, gets the schedule, or reports."""
+        if not self.job_id:
+            self._registered = self._scheduled = False
+            if not self._meet(http):
+                self._stop.wait(POLL_S)
+        elif not self._registered:
+            self._register(http)
+            self._registered = True
+        elif not self._scheduled:
+            self._scheduled = self._get_schedule(http)
+        else:
+            self._send_profile(http)
+            self._report(http)
+            self._outage.succeeded()
 
     def _meet(self, http: httpx.Client) -> bool:
         """Gets the job's id: rank 0 from the server, the others from rank 0."""
@@ -444,7 +447,7 @@ class ServerConnection:
 
     # ------------------------------------------------------------------------------ messages
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         if isinstance(error, RuntimeError):
             error = ServerError(
                 f"the store of torch.distributed does not answer ({error}); the ranks need it"
