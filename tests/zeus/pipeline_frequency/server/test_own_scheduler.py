@@ -79,6 +79,7 @@ def test_a_custom_scheduler_runs_round_by_round(serve: Serve, plug_in: str) -> N
     assert "+Descending+" in job_id
     assert one_round(http, job_id, 9) == [1600, 1600]
     assert one_round(http, job_id, 8) == [800, 800]
+    assert ok(http.get(f"/schedule/{job_id}?rank=0"))["frequencies"][0][1] == 400
     result = {"rank": 0, "iter_time": [1.0], "iter_energy": [8.5]}
     ok(http.post(f"/result/{job_id}", json=result))
     sentence = refused(http.get(f"/schedule/{job_id}?rank=0"), 504)
