@@ -2,7 +2,7 @@
 
 While the period is unknown, the sensor is read every few milliseconds. Afterwards two readings date
 a change to a fraction of a millisecond: one shortly before it is due, one shortly after. Most
-changes are not dated: if a sensor is regular, the prediction is valid for half a second, and one
+changes are not dated: if a sensor is regular, the prediction is valid for seconds, and one
 reading at any time between two changes gives the value of the last one. That reading may wait until
 other devices are read.
 """
@@ -65,7 +65,7 @@ BRACKET_EVERY = 4
 STEADY_BRACKETS = 8
 """Correct predictions in a row before predictions are trusted for longer."""
 
-STEADY_NS = 500 * MS
+STEADY_NS = 1_500 * MS
 """How long predictions are trusted then, if a reading takes no longer than a grain."""
 
 GUARD_NS = 1 * MS
@@ -84,7 +84,7 @@ MAX_ANCHORS = 12
 """The period is measured over up to `MAX_ANCHORS` times `ANCHOR_TICKS` ticks, or more if most are
 not dated, or not well."""
 
-PATIENT_SHARE = 0.6
+PATIENT_SHARE = 0.8
 """A reading that does not date a change may be delayed by this share of the tick."""
 
 RETRY_NS = 2 * MS

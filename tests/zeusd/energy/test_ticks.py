@@ -188,3 +188,19 @@ def test_one_failed_reading_loses_no_update() -> None:
     sensor.run(12 * SECOND)
     assert sensor.tracker.period_ns == pytest.approx(100 * MS, rel=1e-3)
     assert sum(tick.ticks for tick in sensor.ticks if tick.t_ns > 9 * SECOND) in (30, 31)
+
+
+def test_readings_of_several_sensors_fall_together() -> None:
+    seed = seeds.fresh()
+    sensors = [Sensor(every(20, 40, seed=seed + number), seed) for number in range(8)]
+    wakes = now_ns = 0
+    while now_ns < 38 * SECOND:
+        # As the sampler does: it wakes when one can wait no longer, and reads all that it may.
+        now_ns = max(now_ns, min(one.tracker.latest_read_ns for one in sensors)) + 80_000
+        wakes += now_ns >= 10 * SECOND
+        for sensor in sensors:
+            if sensor.tracker.next_read_ns <= now_ns:
+                sensor.look(now_ns)
+    assert wakes < 28 * 75, "of 400 changes a second"
+    for sensor in sensors:
+        assert max(sensor.errors_ms(10 * SECOND)) < 1.0
