@@ -239,12 +239,13 @@ class Backend(Protocol):
     def memory_clock_mhz(self, gpu: Handle) -> int:
         """Current memory clock, MHz."""
 
-    def sensors(self, gpu: Handle, counter: bool = True) -> Sensors:
+    def sensors(self, gpu: Handle, counter: bool = True, averages: bool = True) -> Sensors:
         """Energy counter and power sensors in one driver call.
 
         Args:
             gpu: The GPU.
             counter: Whether the counter is of interest: reading it takes Hopper some milliseconds.
+            averages: Whether averages over time are: each field costs time.
         """
 
     def power_samples(self, gpu: Handle, since_ns: int) -> list[tuple[int, int]]:

@@ -65,8 +65,10 @@ BRACKET_EVERY = 4
 STEADY_BRACKETS = 8
 """Correct predictions in a row before predictions are trusted for longer."""
 
-STEADY_NS = 1_500 * MS
-"""How long predictions are trusted then, if a reading takes no longer than a grain."""
+STEADY_NS = 500 * MS
+TIMED_FACTOR = 3.0
+"""How long predictions are trusted then, and how much longer if the period has been measured: at
+least this, and in proportion to the grain, as is the time over which it was measured."""
 
 GUARD_NS = 1 * MS
 TOOK_SHARE, LONGEST_NS = 0.1, 20 * MS
@@ -253,7 +255,8 @@ class TickTracker:
         if self._ticks <= SETTLED_TICKS:
             every = 1
         elif self._right >= STEADY_BRACKETS:
-            trusted = STEADY_NS * (self._grain / GRAIN_NS if self._timed else 1.0)
+            longer = max(TIMED_FACTOR, self._grain / GRAIN_NS) if self._timed else 1.0
+            trusted = STEADY_NS * longer
             every = max(1, int(trusted / self._period))
         else:
             every = BRACKET_EVERY if self._period < FAST_PERIOD_NS else 1

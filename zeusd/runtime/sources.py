@@ -182,10 +182,11 @@ class GpuSource:
         try:
             samples = self._samples()
             now_ns = self._clock_ns()
+            due = self._due(now_ns, streamed)
             if samples is None or channel.lacks(samples) or now_ns >= self._counter_at_ns:
-                sensors = counted = self._nvml.sensors(self._handle)
+                sensors = counted = self._nvml.sensors(self._handle, True, due)
                 self._counter_at_ns = now_ns + COUNTER_NS
-            elif self._due(now_ns, streamed):
+            elif due:
                 sensors = self._nvml.sensors(self._handle, False)
         except DeviceError as error:
             self.failure = error
@@ -194,7 +195,7 @@ class GpuSource:
         if sensors is not None:
             if sensors.module_power_mw is not None:
                 self.module_reading = sensors.t_ns, sensors.module_power_mw
-            if self._due(sensors.t_ns, streamed):
+            if due:
                 self._slow_at_ns = sensors.t_ns + STREAMED_SLOW_NS
                 self._read_slow(sensors)
         if samples is not None:

@@ -50,9 +50,9 @@ class Sampled:
     def count_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real = self.nvml.sensors
 
-        def sensors(gpu: Any) -> Sensors:
+        def sensors(gpu: Any, *which: bool) -> Sensors:
             self.looks += 1
-            return real(gpu)
+            return real(gpu, *which)
 
         monkeypatch.setattr(self.nvml, "sensors", sensors)
 
@@ -157,8 +157,8 @@ def test_one_senseless_reading_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
     node.clock.sleep(2)
     real, numbers = node.nvml.sensors, itertools.count()
 
-    def sensors(gpu: Any) -> Sensors:
-        reading = real(gpu)
+    def sensors(gpu: Any, *which: bool) -> Sensors:
+        reading = real(gpu, *which)
         number = next(numbers)
         if number % 7 == 3:
             return reading._replace(energy_mj=0, power_instant_mw=0)
@@ -249,10 +249,10 @@ def test_the_drivers_samples_are_read_a_few_at_a_time(monkeypatch: pytest.Monkey
         reads += 1
         return samples(gpu, since_ns)
 
-    def counted(gpu: Any, counter: bool = True) -> Sensors:
+    def counted(gpu: Any, counter: bool = True, averages: bool = True) -> Sensors:
         nonlocal counters
         counters += counter
-        return sensors(gpu, counter)
+        return sensors(gpu, counter, averages)
 
     monkeypatch.setattr(node.nvml, "power_samples", power_samples)
     monkeypatch.setattr(node.nvml, "sensors", counted)

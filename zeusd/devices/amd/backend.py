@@ -309,7 +309,7 @@ class AmdBackend(TabledControls):
     # ------------------------------------------------------------------------------ the state
 
     @override
-    def sensors(self, gpu: Handle, counter: bool = True) -> Sensors:
+    def sensors(self, gpu: Handle, counter: bool = True, averages: bool = True) -> Sensors:
         """Two calls, each of which makes the driver query the GPU. GPUs before MI300 have filtered
         power only, which stands in for the instant power too.
         """

@@ -107,12 +107,11 @@ class _FieldPlan:
         guard: Lock held while the structures are in use.
         profiles: The GPU's workload power profiles, once they are known.
         available: Fields that were ever available.
-        power: The plan of readings without the counter, once there was one.
     """
 
     def __init__(self, fields: Sequence[_Field] = _WANTED) -> None:
         self.fields = [*fields]
-        self.power: _FieldPlan | None = None
+        self._parts: dict[tuple[bool, bool], _FieldPlan] = {}
         self.batch = True
         self.values: Any = ()
         self.types: tuple[int, ...] = ()
@@ -127,6 +126,19 @@ class _FieldPlan:
     def serves_power(self) -> bool:
         """Whether a power field, other than the memory's, was ever available."""
         return any(field != _ENERGY and scope != _MEMORY for field, scope in self.available)
+
+    def part(self, counter: bool, averages: bool) -> _FieldPlan:
+        """The plan of readings without the counter, or without averages over time."""
+        found = self._parts.get((counter, averages))
+        if found is not None:
+            return found
+        if counter and _GPU_INSTANT not in self.available:
+            return self  # there may be no other power
+        left_out = () if averages else (_GPU_AVERAGE, _MEMORY_AVERAGE)
+        fields = self.fields if counter else _WANTED[1:]
+        found = _FieldPlan([field for field in fields if field not in left_out])
+        self._parts[counter, averages] = found
+        return found
 
     def served(self, field: _Field) -> None:
         self.available.add(field)
@@ -412,11 +424,11 @@ class NvmlBackend(TabledControls):
         self._call("nvmlDeviceSetPersistenceMode", gpu, int(enabled))
 
     @override
-    def sensors(self, gpu: Handle, counter: bool = True) -> Sensors:
+    def sensors(self, gpu: Handle, counter: bool = True, averages: bool = True) -> Sensors:
         """Makes one call per value on drivers without field values."""
         plan = self._plan(gpu)
-        if not counter and plan.batch:
-            plan = plan.power = plan.power or _FieldPlan(_WANTED[1:])
+        if plan.batch and not (counter and averages):
+            plan = plan.part(counter, averages)
         with plan.guard:
             return self._sensors(gpu, plan)
 

@@ -98,7 +98,7 @@ class SimulatedReadings(SimulatedDriver):
             return state.enforced_limit_mw
 
     @override
-    def sensors(self, gpu: Handle, counter: bool = True) -> Sensors:
+    def sensors(self, gpu: Handle, counter: bool = True, averages: bool = True) -> Sensors:
         state = self._enter(gpu, "sensors")
         with self.lock:
             now_ns = self._clock_ns()
