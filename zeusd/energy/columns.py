@@ -39,12 +39,16 @@ class Ring:
     Args:
         columns: The columns of a row.
         capacity: Number of rows that are kept.
-        memory: `size_of` bytes; rows that they contain are kept.
+        memory: `size_of` bytes; rows that they contain are kept. One ring may append to them.
+
+    Attributes:
+        end: Number of the next row.
     """
 
     def __init__(self, columns: Sequence[Column], capacity: int, memory: memoryview) -> None:
         self.capacity = capacity
         self._count = memory[:8].cast("q")
+        self.end = self._count[0]
         self._columns = []
         offset = 8
         for column in columns:
@@ -54,14 +58,9 @@ class Ring:
         self._views = [ColumnView(values, capacity) for values in self._columns]
 
     @property
-    def end(self) -> int:
-        """Number of the next row."""
-        return self._count[0]
-
-    @property
     def start(self) -> int:
         """Number of the oldest row that may be read."""
-        return max(0, self._count[0] - self.capacity + SPARE)
+        return max(0, self.end - self.capacity + SPARE)
 
     def column(self, position: int) -> ColumnView:
         """One column, indexed by the rows' numbers."""
@@ -69,17 +68,15 @@ class Ring:
 
     def newest(self, position: int) -> int:
         """The newest row's value in one column; 0: there is none."""
-        count = self._count[0]
-        value: int = self._columns[position][(count - 1) % self.capacity]
-        return value if count else 0
+        value: int = self._columns[position][(self.end - 1) % self.capacity]
+        return value if self.end else 0
 
     def append(self, *row: int) -> None:
         """Adds a row. It becomes visible when it is complete: other threads may read meanwhile."""
-        count = self._count[0]
-        place = count % self.capacity
+        place = self.end % self.capacity
         for values, value in zip(self._columns, row, strict=True):
             values[place] = value
-        self._count[0] = count + 1
+        self.end = self._count[0] = self.end + 1
 
 
 class ColumnView:

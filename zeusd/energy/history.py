@@ -82,6 +82,9 @@ class History:
 
     Args:
         memory: `SIZE` bytes: zeros, or an earlier history.
+
+    Attributes:
+        ends_ns: The newest tick; 0: there is none.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -100,10 +103,12 @@ class History:
             self.ticks.column(position) for position in range(len(TICKS))
         )
         self._recent = 0, Rows([], [], [], [])
+        self.ends_ns = self.ticks.newest(0)
 
     def add(self, edge: Edge, raw: int | None, window_ns: int | None, slow: Slow) -> None:
         """Adds a tick. `raw` is the device's own counter in its unit; None: it has none."""
         self.ticks.append(edge.t_ns, edge.energy_uj, edge.level_mw, edge.power_mw)
+        self.ends_ns = edge.t_ns
         self._meta.append(
             edge.counted_uj,
             ABSENT if raw is None else raw,
@@ -151,11 +156,6 @@ class History:
         """The oldest time in the history; None: it is empty."""
         coarsest = self.tiers[-1]
         return coarsest.column(0)[coarsest.start] if coarsest.end else None
-
-    @property
-    def ends_ns(self) -> int:
-        """The newest tick; 0: there is none."""
-        return self.ticks.newest(0)
 
     def rows(self, first: int, end: int) -> Rows:
         """Copies ticks by their numbers."""

@@ -76,6 +76,8 @@ def main(directory: Path, seed: int) -> None:
         os.waitpid(child, 0)
         os.close(heard)
         os.close(begun)
+        for gpu in world.gpus.values():
+            gpu.open()
         check(world)
     accounts = world.accounts()
     accounts.settle()

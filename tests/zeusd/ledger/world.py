@@ -38,7 +38,7 @@ class Gpu:
 
     def __init__(self, start_ns: int = START_NS) -> None:
         self._memory = mmap.mmap(-1, SIZE)
-        self.history = History(memoryview(self._memory))
+        self.open()
         self._add(start_ns, 0, 0, idle=True)
 
     @property
@@ -59,6 +59,10 @@ class Gpu:
         for _ in range(ticks):
             energy_uj = self.energy_uj + watts * every_ns // 1000
             self._add(self.now_ns + every_ns, energy_uj, 1000 * watts, idle)
+
+    def open(self) -> None:
+        """Opens the history again, as a zeusd does that follows one that was killed."""
+        self.history = History(memoryview(self._memory))
 
     def _add(self, t_ns: int, energy_uj: int, mw: int, idle: bool) -> None:
         edge = Edge(t_ns, energy_uj, mw, mw, energy_uj)
