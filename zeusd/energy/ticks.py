@@ -86,8 +86,12 @@ MAX_ANCHORS = 12
 """The period is measured over up to `MAX_ANCHORS` times `ANCHOR_TICKS` ticks, or more if most are
 not dated, or not well."""
 
-PATIENT_SHARE = 0.8
-"""A reading that does not date a change may be delayed by this share of the tick."""
+PATIENT_SHARE, HURRIED_SHARE = 0.8, 0.6
+"""A reading that does not date a change may be delayed by this share of the tick; by the second one
+if readings have lately been late: after the next change it would be taken for this one."""
+
+PUNCTUAL_SHARE, DELAY_FADES = 0.05, 0.99
+"""Share of the tick that counts as late, and what is left of the longest delay after a reading."""
 
 RETRY_NS = 2 * MS
 RETRY_MAX_NS = 1_000 * MS
@@ -132,6 +136,7 @@ class TickTracker:
         self._grain = float(GRAIN_NS)
         self._half = 0
         self._late = 0.0
+        self._delay = float(STEADY_NS)  # not known yet
         self._restart(now_ns)
 
     def _restart(self, now_ns: int) -> None:
@@ -262,13 +267,20 @@ class TickTracker:
             every = BRACKET_EVERY if self._period < FAST_PERIOD_NS else 1
         self._routine = every - 1 - self._undated
         if self._routine > 0:
-            after = max(self._spread, GUARD_NS) + 2 * self._took
-            self._read_at(self._due + after, self._due + max(after, PATIENT_SHARE * self._period))
+            self._read_patiently()
         else:
             self._read_at(self._due - self._spread - self._took - self._late)
 
+    def _read_patiently(self) -> None:
+        """Plans a reading that does not date the change."""
+        after = max(self._spread, GUARD_NS) + 2 * self._took
+        late = self._delay > PUNCTUAL_SHARE * self._period
+        share = HURRIED_SHARE if late else PATIENT_SHARE
+        self._read_at(self._due + after, self._due + max(after, share * self._period))
+
     def _follow(self, t_ns: int, changed: bool) -> Tick | None:
         self._reads += 1
+        self._delay = max(DELAY_FADES * self._delay, t_ns - self._half - self.latest_read_ns)
         delay_ns = t_ns - self._half - self.next_read_ns
         if self._routine <= 0 and 0 < delay_ns < GRAIN_NS:
             # The thread wakes a little late: what dates a change is planned so much earlier.
@@ -364,8 +376,7 @@ class TickTracker:
         self._due += self._period
         self._routine -= 1
         if self._routine:
-            self.next_read_ns += self.period_ns or 0
-            self.latest_read_ns += self.period_ns or 0
+            self._read_patiently()
         else:
             self._plan()
         return Tick(round(at), round(self._spread), count)
