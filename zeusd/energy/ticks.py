@@ -67,8 +67,9 @@ STEADY_BRACKETS = 8
 
 STEADY_NS = 500 * MS
 TIMED_FACTOR = 3.0
-"""How long predictions are trusted then, and how much longer if the period has been measured: at
-least this, and in proportion to the grain, as is the time over which it was measured."""
+"""How long predictions are trusted then, and how much longer if the period has been measured: in
+proportion to the grain, as is the time over which it was measured; at least this if readings are
+punctual."""
 
 GUARD_NS = 1 * MS
 TOOK_SHARE, LONGEST_NS = 0.1, 20 * MS
@@ -136,7 +137,7 @@ class TickTracker:
         self._grain = float(GRAIN_NS)
         self._half = 0
         self._late = 0.0
-        self._delay = float(STEADY_NS)  # not known yet
+        self._delay = float(LONGEST_NS)  # not known yet
         self._restart(now_ns)
 
     def _restart(self, now_ns: int) -> None:
@@ -254,13 +255,20 @@ class TickTracker:
     def _step(self) -> float:
         return max(self._grain, self._spread / 2)
 
+    @property
+    def _punctual(self) -> bool:
+        """Whether readings have lately been on time; on a busy machine they date less."""
+        return self._delay <= PUNCTUAL_SHARE * self._period
+
     def _plan(self) -> None:
         """Processes the first reading at a tick that is due."""
         self._reads = 0
         if self._ticks <= SETTLED_TICKS:
             every = 1
         elif self._right >= STEADY_BRACKETS:
-            longer = max(TIMED_FACTOR, self._grain / GRAIN_NS) if self._timed else 1.0
+            longer = self._grain / GRAIN_NS if self._timed else 1.0
+            if self._timed and self._punctual:
+                longer = max(TIMED_FACTOR, longer)
             trusted = STEADY_NS * longer
             every = max(1, int(trusted / self._period))
         else:
@@ -274,8 +282,7 @@ class TickTracker:
     def _read_patiently(self) -> None:
         """Plans a reading that does not date the change."""
         after = max(self._spread, GUARD_NS) + 2 * self._took
-        late = self._delay > PUNCTUAL_SHARE * self._period
-        share = HURRIED_SHARE if late else PATIENT_SHARE
+        share = PATIENT_SHARE if self._punctual else HURRIED_SHARE
         self._read_at(self._due + after, self._due + max(after, share * self._period))
 
     def _follow(self, t_ns: int, changed: bool) -> Tick | None:
