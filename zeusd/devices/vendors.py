@@ -61,15 +61,12 @@ class FoundBackend:
         self.driver: dict[str, Any] = {}
         self._backends: dict[str, Backend] = {}
         self._backend: Backend = self._choose("nvidia")
-        self._found: set[str] = set()
 
     def init(self) -> None:
         """Opens the library of the vendor whose GPUs are on the bus."""
         with self._guard:
             if self._inits == 0:
                 self._backend = self._choose(self._vendor())
-                while self._found:
-                    delattr(self, self._found.pop())
             try:
                 self._backend.init()
             except DeviceError as error:
@@ -91,9 +88,6 @@ class FoundBackend:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         found: Callable[..., Any] = getattr(self._backend, name)
-        if self._inits:
-            self._found.add(name)
-            setattr(self, name, found)  # the next access finds it without calling this method
         return found
 
     def _nothing_there(self) -> bool:

@@ -127,7 +127,6 @@ def assert_agreed(folder: Path, ranks: int) -> None:
     assert ZeusCost(0.5, ranks).select(rows) == limit
 
     kept = json.loads((folder / "agree-profile-0.json").read_text())
-    drawn = [0.0] * ranks
     for limit in LIMITS_W:
         samples = [one for one in kept["samples"] if one["power_limit"] == limit]
         own = [
@@ -138,11 +137,9 @@ def assert_agreed(folder: Path, ranks: int) -> None:
         for sample, *parts in zip(samples, *own, strict=False):  # the last may have come too late
             joules = [part["zeus/step_energy_j"] for part in parts]
             assert sample["energy"] / sample["steps"] == pytest.approx(sum(joules))
-            drawn = [all_j + one_j for all_j, one_j in zip(drawn, joules, strict=True)]
+            assert sum(joules) == pytest.approx(ranks * joules[0], rel=0.25)
             seconds = [part["zeus/step_time_s"] for part in parts]
             assert sample["time"] / sample["steps"] == pytest.approx(max(seconds))
-    # A step is short, and a busy machine keeps one rank or another waiting.
-    assert drawn == pytest.approx([sum(drawn) / ranks] * ranks, rel=0.25)
     assert kept["selector"] == f"ZeusCost(eta_knob=0.5, world_size={ranks})"
     assert len(kept["gpus"]) == ranks
     assert not list(folder.glob("agree-profile-[1-9]*"))

@@ -204,3 +204,19 @@ def test_readings_of_several_sensors_fall_together() -> None:
     assert wakes < 28 * 75, "of 400 changes a second"
     for sensor in sensors:
         assert max(sensor.errors_ms(10 * SECOND)) < 1.0
+
+
+def test_readings_wait_for_each_other_only_as_long_as_they_are_punctual() -> None:
+    sensor = Sensor(every(20, 40), 1)
+    tracker = sensor.tracker
+
+    def longest_wait_ms(readings: int, late_ns: int) -> float:
+        waits = []
+        for _ in range(readings):
+            waits.append((tracker.latest_read_ns - tracker.next_read_ns) / MS)
+            sensor.look(tracker.latest_read_ns + late_ns)
+        return max(waits[1:])
+
+    longest_wait_ms(1000, 80_000)
+    assert longest_wait_ms(80, 80_000) > 14
+    assert longest_wait_ms(80, 3 * MS) < 12
