@@ -75,8 +75,8 @@ class Reactor:
         self._timers: list[tuple[int, int, Callback]] = []
         self._timer_numbers = itertools.count()
         self._wake = Wake()
-        # Each signal is reported once, whether it is read or not.
-        self.add(self._wake.fd, select.EPOLLIN | select.EPOLLET, lambda _: None)
+        # Each signal is reported once, whether it is read or not, and needs no handler.
+        self._epoll.register(self._wake.fd, select.EPOLLIN | select.EPOLLET)
         self._running = False
 
     def add(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
