@@ -28,7 +28,7 @@ from zeus_ipc.controls import Control, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
 from zeusd.core.ceilings import PERSISTED, Ceiling
 from zeusd.core.effects import Forget, Note, Put, Read, Reading, Write
-from zeusd.core.leased import Leased, Watched
+from zeusd.core.leased import Leased, Site
 from zeusd.core.leasing import MAX_WAITING, ZEUSD, Done, Lease, Set, SetQueue
 from zeusd.core.lifecycle import IN_FLIGHT, READY, Event, Phase, State
 from zeusd.core.model import (
@@ -42,7 +42,7 @@ from zeusd.core.model import (
     kept_failure,
 )
 from zeusd.core.outbox import Outbox
-from zeusd.core.policy import LeaseTerms, Target
+from zeusd.core.policy import Target
 from zeusd.core.restorable import CEILING, RETRY_FIRST_NS, SITE_LIMIT, Restoration
 from zeusd.restore_rule import ALL, HIGHER, took_effect
 
@@ -55,10 +55,8 @@ class ControlMachine(Leased):
         control: Which control.
         site: What the site wants it restored to.
         outbox: Where effects go.
+        node: What it shares with the node's other controls.
         override: Whether a restore overwrites what someone else set.
-        closed: Why nothing new is taken now; None: it is.
-        terms: How long leases last.
-        watched: See `Leased`.
     """
 
     def __init__(
@@ -67,13 +65,10 @@ class ControlMachine(Leased):
         control: Control,
         site: Target,
         outbox: Outbox,
+        node: Site,
         override: bool = False,
-        closed: Callable[[], Failure | None] = lambda: None,
-        terms: Callable[[], LeaseTerms] = LeaseTerms,
-        *,
-        watched: Watched,
     ) -> None:
-        super().__init__(gpu, control, site, outbox, override, closed, terms, watched=watched)
+        super().__init__(gpu, control, site, outbox, node, override)
         self._found: ControlValue | None = None
         self._seen: ControlValue | None = None
         self._brought_down = object()

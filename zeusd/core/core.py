@@ -490,14 +490,7 @@ class Core:
     ) -> ControlMachine:
         uuid, values = gpu.info.uuid, self._values
         machine = gpu.machines[control] = ControlMachine(
-            uuid,
-            control,
-            target,
-            self._out,
-            self._override,
-            lambda: self.node.closed,
-            lambda: self.node.settings.terms,
-            watched=self.node.watched,
+            uuid, control, target, self._out, self.node, self._override
         )
         machine.first = values.get(initial_key(uuid, control))
         if machine.spec.readable and first_seen and not target.pinned:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
@@ -14,7 +14,7 @@ from zeusd.core.leasing import Lease
 from zeusd.core.lifecycle import Phase, State
 from zeusd.core.model import Failure, Loss, Peer, Process, ProcessUsage
 from zeusd.core.outbox import Outbox
-from zeusd.core.policy import LeaseTerms, Target
+from zeusd.core.policy import Settings, Target
 from zeusd.core.restorable import Restorable
 
 LOOKS = 5
@@ -27,6 +27,20 @@ Watched: TypeAlias = dict[Process, list["Leased"]]
 """Controls by watched process: the holder, and processes that lost a lease."""
 
 
+class Site(Protocol):
+    """What all controls of a node share.
+
+    Attributes:
+        settings: The site's settings, with its lease TTLs.
+        closed: Why new leases are refused now; None: they are accepted.
+        watched: Lists a control under each process that it watches.
+    """
+
+    settings: Settings
+    closed: Failure | None
+    watched: Watched
+
+
 class Leased(Restorable):
     """The leasing half of a control.
 
@@ -35,10 +49,8 @@ class Leased(Restorable):
         control: The control.
         site: The site's restore target.
         outbox: Collects effects.
+        node: What it shares with the node's other controls.
         override: Whether a restore overwrites outside changes.
-        closed: Why new leases are refused now; None: they are accepted.
-        terms: The site's lease TTLs.
-        watched: Lists this control under each process that it watches; shared by all controls.
     """
 
     def __init__(
@@ -47,16 +59,11 @@ class Leased(Restorable):
         control: Control,
         site: Target,
         outbox: Outbox,
+        node: Site,
         override: bool = False,
-        closed: Callable[[], Failure | None] = lambda: None,
-        terms: Callable[[], LeaseTerms] = LeaseTerms,
-        *,
-        watched: Watched,
     ) -> None:
         super().__init__(gpu, control, site, outbox, override)
-        self._closed = closed
-        self._terms = terms
-        self._watched = watched
+        self._node = node
         self._lost: dict[Process, Loss] = {}
         self._expiry = object()
 
@@ -90,14 +97,14 @@ class Leased(Restorable):
         self._lost[loss.process] = loss
 
     def _watch(self, process: Process) -> None:
-        self._watched.setdefault(process, []).append(self)
+        self._node.watched.setdefault(process, []).append(self)
         self._out.add(Watch(process))
 
     def _unwatch(self, process: Process) -> None:
-        controls = self._watched[process]
+        controls = self._node.watched[process]
         controls.remove(self)
         if not controls:
-            del self._watched[process]
+            del self._node.watched[process]
         self._out.add(Unwatch(process))
 
     def heartbeat(self) -> None:
@@ -130,7 +137,7 @@ class Leased(Restorable):
         assert lease is not None
         lease.expires_ns = until_ns
         first_look_ns = until_ns - lease.ttl_ns // LOOKS
-        looks = self._terms().busy_ttl_ns > lease.ttl_ns and lease.usage is None
+        looks = self._node.settings.terms.busy_ttl_ns > lease.ttl_ns and lease.usage is None
         self._out.due_ns[self._expiry] = first_look_ns if looks else until_ns
 
     def forgive_stall(self, by_ns: int) -> None:
@@ -161,7 +168,7 @@ class Leased(Restorable):
         lease = self.lease
         assert lease is not None
         out = self._out
-        if self._terms().busy_ttl_ns <= lease.ttl_ns:
+        if self._node.settings.terms.busy_ttl_ns <= lease.ttl_ns:
             self.expire()
             return
         out.due_ns.pop(self._expiry)
@@ -177,7 +184,7 @@ class Leased(Restorable):
         if now_ns < lease.expires_ns:
             self._out.due_ns[self._expiry] = lease.expires_ns
             return
-        last_ns = heard_ns + self._terms().busy_ttl_ns
+        last_ns = heard_ns + self._node.settings.terms.busy_ttl_ns
         # zeusd was late for its first check; compare the next one with it.
         late = before is None and lease.expires_ns >= heard_ns + lease.ttl_ns
         computes = usage is not None and (_computes(before, usage) or (late and not usage.stopped))
@@ -197,9 +204,8 @@ class Leased(Restorable):
 
     def _refusal(self, peer: Peer, acquires: bool = False) -> Failure | None:
         """Why this process may not write now, or not acquire the lease; None: allowed."""
-        closed = self._closed()
-        if closed is not None:
-            return closed
+        if self._node.closed is not None:
+            return self._node.closed
         loss = self._lost.get(peer.process)
         if loss is not None and not acquires:
             return Failure(
