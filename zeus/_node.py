@@ -4,6 +4,7 @@ process."""
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -84,7 +85,7 @@ def stall_timeout_s() -> float | None:
         seconds = float(value)
     except ValueError:
         seconds = 0.0
-    if seconds <= 0:
+    if not 0 < seconds < math.inf:
         raise ZeusGPUInitError(f"{STALL_TIMEOUT_ENV} must be a number of seconds, not {value!r}")
     return seconds
 

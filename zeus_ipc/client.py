@@ -91,6 +91,11 @@ class Client(Closing):
     ) -> None:
         if not 0 < timeout_s < math.inf:
             raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s}")
+        if stall_timeout_s is not None and not 0 < stall_timeout_s < math.inf:
+            raise ValueError(
+                f"stall_timeout_s must be a positive number of seconds, or None for never, not "
+                f"{stall_timeout_s}"
+            )
         self._timeout_s = timeout_s
         self._transport = SocketTransport(socket_path(path)) if transport is None else transport
         self._name = secrets.token_hex(6)

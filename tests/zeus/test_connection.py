@@ -14,7 +14,7 @@ def test_the_stall_timeout_is_seconds(
     assert _node.stall_timeout_s() == seconds
 
 
-@pytest.mark.parametrize("value", ["soon", "-1", "0"])
+@pytest.mark.parametrize("value", ["soon", "-1", "0", "nan", "inf"])
 def test_another_stall_timeout_is_refused_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:

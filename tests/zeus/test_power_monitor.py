@@ -140,6 +140,11 @@ def test_domains_that_are_not_there_are_named(node: VirtualNode) -> None:
         monitor.get_power_timeline("device_average", 7)
     with pytest.raises(ValueError, match="lies before"):
         monitor.get_energy(2.0, 1.0)
+    for time_s in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"start_time must be seconds .* not {time_s}"):
+            monitor.get_power_timeline("device_average", start_time=time_s)
+        with pytest.raises(ValueError, match=f"end_time must be seconds .* not {time_s}"):
+            monitor.get_power_timeline("device_average", end_time=time_s)
     for period_s in (0, math.nan, math.inf):
         with pytest.raises(ValueError, match=f"update_period must .* not {period_s}"):
             PowerMonitor(update_period=period_s)

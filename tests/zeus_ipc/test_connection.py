@@ -494,3 +494,5 @@ def test_replies_are_found_however_the_bytes_are_cut() -> None:
 def test_a_timeout_that_is_no_time_is_refused(timeout_s: float) -> None:
     with pytest.raises(ValueError, match=f"timeout_s must .* not {timeout_s}"):
         Client("/nowhere", timeout_s=timeout_s)
+    with pytest.raises(ValueError, match=f"stall_timeout_s must .* not {timeout_s}"):
+        Client("/nowhere", stall_timeout_s=timeout_s)

@@ -59,6 +59,9 @@ class Timelines:
         """Samples of a domain (see `zeus_ipc.requests.Domain`) of one GPU, or of all.
 
         The default start is when the monitor was created; zeusd keeps earlier samples, too.
+
+        Raises:
+            ValueError: A time is not finite, or the GPU is not monitored.
         """
         start_s = self._begin_s if start_time is None else start_time
         return {
@@ -87,6 +90,9 @@ class Timelines:
     def _ask(
         self, uuid: str, domain: str, start_s: float, end_s: float | None
     ) -> list[tuple[float, int]]:
+        for name, time_s in (("start_time", start_s), ("end_time", end_s)):
+            if time_s is not None and not math.isfinite(time_s):
+                raise ValueError(f"{name} must be seconds since the epoch, not {time_s}")
         shift_ns = offset_ns()
         end_ns = None if end_s is None else round(end_s * 1e9) - shift_ns
         try:

@@ -28,6 +28,7 @@ needs.package("fastapi")
 ROOT = Path(__file__).parents[4]
 JOB = Path(__file__).with_name("pipeline_job.py")
 STAGES, MICROBATCHES = 3, 3
+OUTPUT = "output.txt"
 CLOCKS = range(1410, 840, -15)
 
 
@@ -89,35 +90,32 @@ def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunningSe
 
 def start(
     folder: Path, daemon: RunningDaemon, server: RunningServer, case: str
-) -> subprocess.Popen[str]:
+) -> subprocess.Popen[bytes]:
     (folder / "profile.csv").write_text(profile())
-    return subprocess.Popen(
-        torchrun(STAGES, JOB, folder, server.url, case),
-        cwd=ROOT,
-        env=environment(daemon.socket, ROOT),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    with (folder / OUTPUT).open("w") as output:  # to be read even if a rank never ends
+        return subprocess.Popen(
+            torchrun(STAGES, JOB, folder, server.url, case),
+            cwd=ROOT,
+            env=environment(daemon.socket, ROOT),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
-def end(job: subprocess.Popen[str]) -> None:
+def end(job: subprocess.Popen[bytes]) -> None:
     """Its ranks end with it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(job.pid, signal.SIGKILL)
 
 
-def seen(job: subprocess.Popen[str], folder: Path, case: str) -> list[dict[str, Any]]:
+def seen(job: subprocess.Popen[bytes], folder: Path, case: str) -> list[dict[str, Any]]:
     """The observations of each rank in a case that ended normally."""
-    try:
-        output = job.communicate(timeout=110)[0]
-    except subprocess.TimeoutExpired:
-        end(job)
-        output = f"not over after 110 s: {job.communicate()[0]}"
-    finally:
-        end(job)
-    assert job.returncode == 0, output
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        job.wait(timeout=110)
+    ended = job.poll()
+    end(job)
+    assert ended == 0, (folder / OUTPUT).read_text()
     return [json.loads((folder / f"{case}-{rank}.json").read_text()) for rank in range(STAGES)]
 
 
