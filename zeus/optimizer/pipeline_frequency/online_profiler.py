@@ -39,6 +39,7 @@ BLOCKING_LEAST_S = 1.0
 """Waiting time that must be measured before its power is used."""
 
 MOST_FAILURES = 3
+"""Failed evaluations of one clock that end the sweep."""
 
 LOOKS = 20
 """A clock whose figures are not accurate enough is evaluated again after 1/20 more iterations."""
@@ -298,23 +299,23 @@ class OnlineProfiler:
         last = count >= self._settings.most_iterations
         try:
             rows, good = self._evaluate()
+            if last and not rows:
+                raise PipelineFrequencyError(
+                    f"{count} iterations did not determine the power of each instruction; are "
+                    "there power readings of this GPU?"
+                )
         except Exception as error:
-            log.debug("power cannot be read", exc_info=True)
+            log.debug("power cannot be determined", exc_info=True)
             self._failures += 1
             if self._failures >= MOST_FAILURES:
                 self.finished = True
                 self.failure = str(error) or type(error).__name__
+            elif last:
+                self._begin_clock()  # readings may be missing only of this time
             return False
-        self._failures = 0
         if not (good or last):
             return False
-        if not rows:
-            self.finished = True
-            self.failure = (
-                f"{count} iterations did not determine the power of each instruction; are there "
-                "power readings of this GPU?"
-            )
-            return False
+        self._failures = 0
         self.rows += rows
         return True
 

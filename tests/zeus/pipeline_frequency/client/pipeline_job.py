@@ -43,10 +43,12 @@ class Stage:
     Args:
         folder: For what it saw, and the profile that its GPU runs.
         url: Of the server.
+        told: Collects warnings.
     """
 
-    def __init__(self, folder: Path, url: str, **options: Any) -> None:
+    def __init__(self, folder: Path, url: str, told: Told, **options: Any) -> None:
         self.folder = folder
+        self.told = told
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.client = Client()
         node = self.client.node()
@@ -157,6 +159,7 @@ def profiled(stage: Stage) -> dict[str, Any]:
         stage.iterate()
         count += 1
         assert count < MOST_ITERATIONS
+    assert not stage.told.lines  # such as that there will be no plan
     print(f"rank {stage.rank} has profiled in {count} iterations", flush=True)
     while not stage.everywhere(stage.optimizer.plan_version > 0):
         stage.iterate()
@@ -206,7 +209,7 @@ def main() -> None:
             most_iterations=12,
             csv_path=folder / "measured.csv",
         )
-    stage = Stage(folder, url, **options)
+    stage = Stage(folder, url, told, **options)
     with stage.optimizer:
         seen = {"switched": switched, "profiled": profiled, "drifting": drifting}[case](stage)
     seen |= {

@@ -273,6 +273,31 @@ def test_without_readings_the_sweep_is_given_up(train: Callable[..., Training]) 
         assert said in profiler.failure
 
 
+def test_a_clock_whose_readings_are_missing_is_measured_again(
+    train: Callable[..., Training],
+) -> None:
+    rank = train("a100", 0)
+    profiler = rank.profiler(every=20, most_iterations=6)
+    sensor = profiler._sensor
+    looked_at: list[tuple[int, object]] = []
+
+    class Interrupted:
+        window_ns = sensor.window_ns
+
+        def readings(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
+            looked_at.append((rank.iterations, profiler.frequency))
+            return [] if rank.iterations < 12 else sensor.readings(start_ns, end_ns)
+
+    profiler._sensor = Interrupted()
+    rows = rank.sweep(profiler)
+    assert profiler.failure == ""
+    first = rank.controller.supported[0]
+    assert max(at for at, mhz in looked_at if mhz == first) >= 12
+    assert [row.instruction for row in rows if row.frequency == first] == ["forward", "backward"]
+    for row in rows:
+        assert row.energy_j == pytest.approx(rank.expected(row)[1], rel=0.05)
+
+
 @pytest.mark.parametrize(("gpu", "covered_ns"), [("h100-sxm", None), ("gh200", 25_000_000)])
 def test_readings_cover_what_the_sensor_in_use_covers(
     virtual_node: OpenNode, gpu: str, covered_ns: int | None
