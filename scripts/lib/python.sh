@@ -58,6 +58,7 @@ have_home() {
 # $3: the variable that names the folder.
 make_venv() {
     local python=$1 venv=$2
+    umask 022 # tests act as other users, who may not run what root's 077 would make
     if ! "$venv/bin/python" -c 'import pip' >/dev/null 2>&1; then
         say "making a virtual environment in $venv"
         rm -rf "$venv" && mkdir -p "$venv" && "$python" -m venv "$venv" || {

@@ -158,6 +158,16 @@ def test_an_environment_that_cannot_be_made_is_explained(tmp_path: Path) -> None
     )
 
 
+def test_an_environment_is_for_all_users_whatever_the_umask(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$1 $2" = "-m venv" ] && mkdir "$3/bin"\n')
+    python.chmod(0o755)
+    ran = sourced(f"umask 077; make_venv '{python}' '{tmp_path}/venv' ZEUSD_VENV")
+    assert ran.returncode == 0, ran.stderr
+    for folder in (tmp_path / "venv", tmp_path / "venv/bin"):
+        assert folder.stat().st_mode & 0o777 == 0o755
+
+
 def test_the_manual_page_of_the_restore_helper_has_its_options(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "packaging/manual.py"), str(tmp_path)]
     subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
