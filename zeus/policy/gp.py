@@ -393,10 +393,17 @@ class _Known:
         )
 
     def _counted(self) -> list[tuple[int, Run]]:
-        """The runs that count, in order."""
+        """The runs that count, in order: with a window, the last ones of each size, and the newest
+        run that reached the target if none of these tells anything of costs."""
         if not self._window:
             return self._runs
-        return [self._runs[i] for i in sorted(i for of in self._last_of.values() for i in of)]
+        counted = {i for of in self._last_of.values() for i in of}
+        if not any(
+            run.converged or run.epochs or (run.stopped_by_cost and run.cost_bound is not None)
+            for _, run in (self._runs[i] for i in counted)
+        ):
+            counted |= {*[i for i, (_, run) in enumerate(self._runs) if run.converged][-1:]}
+        return [self._runs[i] for i in sorted(counted)]
 
 
 def considered(batch_sizes: Sequence[int], default: int, most: int = MOST_SIZES) -> list[int]:

@@ -260,6 +260,19 @@ def test_runs_without_epochs_may_be_all_that_a_window_has() -> None:
     assert bound >= 2 * 250.0
 
 
+def test_runs_that_tell_nothing_of_costs_may_be_all_that_a_window_has() -> None:
+    policy = Gp(window_size=3, seed=0, verbose=False)
+    policy.register_job(JOB, SIZES)
+    policy.observe_run(JOB, run_of(JOB.default_bs, 20, 10.0))
+    for _ in range(3):
+        policy.observe_run(JOB, Run(JOB.default_bs, 30.0, False, None, 0.0, None, False, None))
+    assert policy.predict(JOB) in SIZES
+    bound = policy.cost_bound(JOB, 2.0, 0)
+    assert bound is not None
+    assert 20.0 < bound < 1000.0
+    assert len(policy.estimates(JOB)) == len(SIZES)
+
+
 def test_a_size_that_is_not_the_job_s_is_reported() -> None:
     with pytest.raises(ValueError, match="7 is none of the batch sizes"):
         policy_of().observe(JOB, 7, 1.0, True)
