@@ -77,7 +77,8 @@ TOOK_SHARE, LONGEST_NS = 0.1, 20 * MS
 driver may hang once."""
 
 DATED = 2.0
-"""A change dated less precisely than this, in grains, does not help to determine the period."""
+"""A change dated less precisely than this, in grains, is not one that the period is measured
+between."""
 
 REPHASED = 4.0
 """A change this far from its prediction, in grains, means that the sensor's phase has changed."""
@@ -354,8 +355,8 @@ class TickTracker:
         self._passed += count
         if abs(at - due) > REPHASED * self._grain:
             self._anchors, self._timed = [], False
-        if narrow and slop <= DATED * self._grain:
-            self._time_period(at, (at - due) / count)
+        if narrow:
+            self._time_period(at, (at - due) / count, slop)
         self.period_ns = round(self._period)
         self._silent = 0
         self._due = at + self._period
@@ -388,18 +389,22 @@ class TickTracker:
             self._plan()
         return Tick(round(at), round(self._spread), count)
 
-    def _time_period(self, at: float, error: float) -> None:
-        """The period, measured over the whole time in which the sensor was regular."""
+    def _time_period(self, at: float, error: float, slop: float) -> None:
+        """The period, measured over the whole time in which the sensor was regular; before,
+        corrected by the errors of predictions, less by those that are not well known."""
         anchors, coarse = self._anchors, self._grain / GRAIN_NS
-        if not anchors or self._passed - anchors[-1][0] >= ANCHOR_TICKS * coarse:
-            anchors.append((self._passed, at))
-            del anchors[:-MAX_ANCHORS]
-        ticks, since = anchors[0]
-        self._timed = self._passed - ticks >= ANCHOR_TICKS * coarse
-        if self._timed:
-            self._period = (at - since) / (self._passed - ticks)
-        else:
-            self._period += 0.3 * error / coarse
+        well = DATED * self._grain
+        if slop <= well:
+            if not anchors or self._passed - anchors[-1][0] >= ANCHOR_TICKS * coarse:
+                anchors.append((self._passed, at))
+                del anchors[:-MAX_ANCHORS]
+            ticks, since = anchors[0]
+            self._timed = self._passed - ticks >= ANCHOR_TICKS * coarse
+            if self._timed:
+                self._period = (at - since) / (self._passed - ticks)
+        if not self._timed:
+            share = 0.3 if slop <= well else 0.3 * (well / slop) ** 2
+            self._period += share * error / coarse
 
     def _miss(self, widen: float) -> None:
         self._right = 0

@@ -74,14 +74,27 @@ def test_an_update_is_found_and_dated_within_a_millisecond_by_few_readings(
     sensor = Sensor(every(period_ms, seconds, seed=seed), seed)
     settled_ns = round(max(3.0, 25 * period_ms / 1000) * SECOND)
     sensor.run(settled_ns)
-    assert sensor.tracker.period_ns == pytest.approx(period_ms * MS, rel=2e-3)
+    assert sensor.tracker.period_ns == pytest.approx(period_ms * MS, rel=5e-3)
     looked = len(sensor.looks)
     sensor.run(round(seconds * SECOND))
+    assert sensor.tracker.period_ns == pytest.approx(period_ms * MS, rel=5e-4)
     errors = sorted(sensor.errors_ms(settled_ns))
     ticks = (seconds * SECOND - settled_ns) / (period_ms * MS)
     assert len(errors) == pytest.approx(ticks, rel=0.1)
     assert errors[int(0.95 * len(errors))] < 1.0
     assert (len(sensor.looks) - looked) / ticks < 3.0
+
+
+@pytest.mark.parametrize("slower_ms", [-3, -1, 1, 2, 3])
+def test_a_period_that_was_misjudged_at_first_is_corrected(slower_ms: int) -> None:
+    seed = seeds.fresh()
+    first = every(100 + slower_ms, 1, seed=seed)
+    later = [round(first[-1] + n * 100 * MS) for n in range(1, 300)]
+    sensor = Sensor(first + later, seed)
+    sensor.run(29 * SECOND)
+    assert sensor.tracker.period_ns == pytest.approx(100 * MS, rel=5e-4)
+    errors = sorted(sensor.errors_ms(10 * SECOND))
+    assert errors[int(0.95 * len(errors))] < 2.0
 
 
 def test_a_thread_that_always_wakes_late_does_not_look_more_often() -> None:
