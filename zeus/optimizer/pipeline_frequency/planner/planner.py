@@ -406,6 +406,10 @@ class Planner:
                 steps.append((fast, plan, False))
             if at_s < last_s:
                 steps.append((plan, slow, False))
+        if (
+            steps
+        ):  # what lies beside a plan was not asked for: a solver may have missed a better one
+            found = [self._finish(plan.time_s, twice=True) or plan for plan in found]
         tell(most, most)
         return found
 
