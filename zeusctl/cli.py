@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from zeus_ipc import __version__
+from zeus_ipc.output import discard_output
 from zeusctl.exits import CommandError, Exit, exit_for
 from zeusctl.session import Session, now
 
@@ -139,8 +140,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = result if isinstance(result, int) else Exit.OK
         sys.stdout.flush()
     except (_ReaderGoneError, BrokenPipeError):
-        # Python must not complain about it on exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         code = Exit.OK
     except (click.exceptions.Abort, KeyboardInterrupt):
         code = Exit.INTERRUPTED
@@ -171,8 +171,7 @@ def _fail(error: Exception, json_wanted: bool) -> int:
         full = "; make room, or write elsewhere" if error.errno in _FULL else ""
         message = f"{error.filename}: {error.strerror}{full}"
     elif isinstance(error, OSError) and error.errno in _FULL:
-        # Otherwise Python would try to write the rest on exit, and fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         code, name, json_wanted = int(Exit.FAILED), "failed", False
         message = (
             f"standard output cannot be written: {error.strerror}; make room, or write elsewhere"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from zeus_ipc import __version__
+from zeus_ipc.output import discard_output
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
@@ -25,8 +25,7 @@ class _Program(click.Group):
         except OSError as error:
             if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO):
                 raise
-            # Python would try to write the rest at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output()
             raise SystemExit(
                 f"zeusd: standard output cannot be written: {error.strerror}; make room, or write "
                 "elsewhere"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import signal
 import sys
 import time
@@ -13,6 +12,7 @@ from threading import Event
 
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import PowerDomain, PowerMonitor, ZeusMonitor
+from zeus_ipc.output import discard_output
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"zeus.monitor: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python must not complain about it on exit
+        discard_output()
     return 0
 
 

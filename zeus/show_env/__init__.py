@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from zeus.show_env import daemon, devices, packages
 from zeus.show_env.packages import Row, unexpected
+from zeus_ipc.output import discard_output
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -34,8 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _show_all()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has gone; Python must not flush it at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has gone
+        discard_output()
     return 0
 
 

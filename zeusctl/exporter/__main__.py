@@ -10,6 +10,7 @@ import threading
 import click
 
 from zeus_ipc import __version__
+from zeus_ipc.output import discard_output
 from zeus_ipc.paths import host_and_port
 
 DEFAULT_LISTEN = "127.0.0.1:9850"
@@ -70,6 +71,7 @@ def main(
                 sys.stdout.buffer.write(generate_latest(registry))
                 sys.stdout.flush()
             except OSError as error:
+                discard_output()
                 raise SystemExit(
                     f"zeusd-exporter: standard output cannot be written: {error.strerror}"
                 ) from None

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.snippets import ROOT, Block, every
+from zeus_ipc.users import user_name
 
 DOCS = ROOT / "docs"
 
@@ -90,6 +91,7 @@ def shapes(output: str) -> list[str]:
     found = []
     for line in output.splitlines():
         line = re.sub(r"(?<![\w.])/\S*[\w/]", "PATH", line)
+        line = re.sub(rf"\b{re.escape(user_name(os.getuid()))}\b", "root", line)
         line = re.sub(r"GPU-[0-9a-f-]+", "UUID", line)
         process = r"(python|zeusctl)3?(\.\d+)?( \w+\.py)? \d+ \(\w+\)"
         line = re.sub(process, r"\1\3 PID (USER)", line)
