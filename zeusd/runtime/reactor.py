@@ -71,7 +71,6 @@ class Reactor:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._soon: deque[Callback] = deque()
         self._posted: deque[Callback] = deque()
-        self._events: deque[tuple[int, int]] = deque()
         self._waiting = False
         self._timers: list[tuple[int, int, Callback]] = []
         self._timer_numbers = itertools.count()
@@ -138,7 +137,7 @@ class Reactor:
             on_time: Called at that time.
         """
         self._running = True
-        timers, soon, posted, events = self._timers, self._soon, self._posted, self._events
+        handlers, timers, soon, posted = self._handlers, self._timers, self._soon, self._posted
         while self._running:
             deadline_ns = next_deadline_ns()
             if timers and (deadline_ns is None or timers[0][0] < deadline_ns):
@@ -147,31 +146,21 @@ class Reactor:
             if deadline_ns is not None:
                 timeout_s = min(max(0.0, (deadline_ns - self._clock_ns()) / 1e9), LONGEST_S)
             self._waiting = True  # first, so that later posts wake the loop
-            events += self._epoll.poll(0.0 if soon or posted or events else timeout_s)
+            events = self._epoll.poll(0.0 if soon or posted else timeout_s)
             self._waiting = False
-            try:
-                self._handle(deadline_ns, on_time)
-            except Exception:  # any bug: it must not affect other clients
-                log.exception(
-                    "an event could not be handled; please report this", extra={"event": "bug"}
-                )
-
-    def _handle(self, deadline_ns: int | None, on_time: Callback) -> None:
-        """Handles what has happened. If something raises, the rest stays queued."""
-        handlers, events, timers = self._handlers, self._events, self._timers
-        while events:
-            fd, mask = events.popleft()
-            handler = handlers.get(fd)
-            if handler is not None:
-                handler(mask)
-        # Calls that they post run in the next iteration; results from other threads are awaited.
-        for calls in (self._posted, self._soon, self._posted):
-            for _ in range(len(calls)):
-                calls.popleft()()
-        if deadline_ns is not None and (now_ns := self._clock_ns()) >= deadline_ns:
-            while timers and timers[0][0] <= now_ns:
-                heapq.heappop(timers)[2]()
-            on_time()
+            for fd, mask in events:
+                handler = handlers.get(fd)
+                if handler is not None:
+                    _guarded(handler, mask)
+            # Calls that they post run in the next iteration; results from other threads are
+            # awaited.
+            for calls in (posted, soon, posted):
+                for _ in range(len(calls)):
+                    _guarded(calls.popleft())
+            if deadline_ns is not None and (now_ns := self._clock_ns()) >= deadline_ns:
+                while timers and timers[0][0] <= now_ns:
+                    _guarded(heapq.heappop(timers)[2])
+                _guarded(on_time)
 
     def close(self) -> None:
         """Frees the loop's own descriptors."""
@@ -201,3 +190,11 @@ class Alarm:
     def _ring(self) -> None:
         self._due_ns = sys.maxsize
         self._callback()
+
+
+def _guarded(callback: Callable[..., None], *args: int) -> None:
+    """Handles one event. A failure must not affect other clients."""
+    try:
+        callback(*args)
+    except Exception:  # any bug: logged with its traceback
+        log.exception("an event could not be handled; please report this", extra={"event": "bug"})

@@ -75,6 +75,22 @@ def test_the_deadline_of_the_core_is_kept() -> None:
     reactor.close()
 
 
+def test_a_descriptor_whose_handler_always_fails_delays_nothing_else() -> None:
+    reactor = Reactor()
+    readable, writable = os.pipe()
+    os.write(writable, b"never read")
+
+    def fail() -> None:
+        raise KeyError("a bug")
+
+    reactor.add_reader(readable, fail)
+    reactor.call_later(0.005, lambda: reactor.call_soon(lambda: reactor.post(reactor.stop)))
+    run(reactor)
+    os.close(readable)
+    os.close(writable)
+    reactor.close()
+
+
 def test_an_event_that_fails_is_logged_and_the_loop_continues(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -406,9 +406,8 @@ class Planner:
                 steps.append((fast, plan, False))
             if at_s < last_s:
                 steps.append((plan, slow, False))
-        if (
-            steps
-        ):  # what lies beside a plan was not asked for: a solver may have missed a better one
+        # What lies beside a plan was not asked for, so a solver may have missed a better one.
+        if steps:
             found = [self._finish(plan.time_s, twice=True) or plan for plan in found]
         tell(most, most)
         return found
