@@ -28,7 +28,7 @@ from zeus_ipc.controls import Control, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
 from zeusd.core.ceilings import PERSISTED, Ceiling
 from zeusd.core.effects import Forget, Note, Put, Read, Reading, Write
-from zeusd.core.leased import Leased, Site
+from zeusd.core.leased import Leased, SharedState
 from zeusd.core.leasing import MAX_WAITING, ZEUSD, Done, Lease, Set, SetQueue
 from zeusd.core.lifecycle import IN_FLIGHT, READY, Event, Phase, State
 from zeusd.core.model import (
@@ -65,7 +65,7 @@ class ControlMachine(Leased):
         control: Control,
         site: Target,
         outbox: Outbox,
-        node: Site,
+        node: SharedState,
         override: bool = False,
     ) -> None:
         super().__init__(gpu, control, site, outbox, node, override)

@@ -27,7 +27,7 @@ Watched: TypeAlias = dict[Process, list["Leased"]]
 """Controls by watched process: the holder, and processes that lost a lease."""
 
 
-class Site(Protocol):
+class SharedState(Protocol):
     """What all controls of a node share.
 
     Attributes:
@@ -59,7 +59,7 @@ class Leased(Restorable):
         control: Control,
         site: Target,
         outbox: Outbox,
-        node: Site,
+        node: SharedState,
         override: bool = False,
     ) -> None:
         super().__init__(gpu, control, site, outbox, override)

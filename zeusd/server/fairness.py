@@ -12,7 +12,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -36,8 +36,12 @@ class Limits:
     accepts_per_second: float = 200.0
 
 
-Cost: TypeAlias = "tuple[float, int]"
-"""The cost, for its user, of reading a connection once: requests and bytes."""
+class Cost(NamedTuple):
+    """The cost, for its user, of reading a connection once."""
+
+    requests: float
+    bytes: int = 0
+
 
 BURST_S = 0.05
 """Size of a burst, as a share of a second's requests and bytes."""

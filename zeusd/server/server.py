@@ -59,8 +59,8 @@ LOOK_S = 1.0
 LIMITED_NS = 250_000_000
 """A user whose requests waited for so much of a second is reported."""
 
-_CLOSED: Cost = (0.0, 0)
-_NOTHING: Cost = (0.1, 0)
+_CLOSED = Cost(0.0)
+_NOTHING = Cost(0.1)
 """A look that found nothing, or too little: it took the server's time all the same."""
 
 _ENDS = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -332,13 +332,13 @@ class Server:
                 event = engine.next_event()
                 if event is None:
                     connection.queued = not connection.drained
-                    return (0.25, size), connection.queued
+                    return Cost(0.25, size), connection.queued
             if type(event) is Message:
                 requests = self._request(connection, event.body)
             else:
                 requests = self._handle(connection, event)
             connection.queued = not connection.drained or engine.unread
-            return (requests, size), connection.queued and not connection.closed
+            return Cost(requests, size), connection.queued and not connection.closed
         except ProtocolError as error:
             self._fault(connection, str(error))
         except descriptors.DescriptorsSent:
@@ -350,7 +350,7 @@ class Server:
                 extra={"event": "bug", "uid": connection.uid},
             )
             self._close(connection)
-        return (1.0, 0), False
+        return Cost(1.0), False
 
     def _handle(self, connection: Connection, event: Event) -> float:
         """What an event that is no request asks for. Returns what it costs, in requests."""

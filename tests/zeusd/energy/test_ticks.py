@@ -74,7 +74,7 @@ def test_an_update_is_found_and_dated_within_a_millisecond_by_few_readings(
     sensor = Sensor(every(period_ms, seconds, seed=seed), seed)
     settled_ns = round(max(3.0, 25 * period_ms / 1000) * SECOND)
     sensor.run(settled_ns)
-    assert sensor.tracker.period_ns == pytest.approx(period_ms * MS, rel=5e-3)
+    assert sensor.tracker.period_ns == pytest.approx(period_ms * MS, rel=2e-3)
     looked = len(sensor.looks)
     sensor.run(round(seconds * SECOND))
     assert sensor.tracker.period_ns == pytest.approx(period_ms * MS, rel=5e-4)

@@ -31,7 +31,7 @@ class Reading:
     def __call__(self, peer: Peer) -> tuple[Cost, bool]:
         self.order.append(peer.name)
         peer.left -= 1
-        return (self.cost, peer.size), peer.left > 0
+        return Cost(self.cost, peer.size), peer.left > 0
 
 
 def added(turns: Turns[Peer], uid: int, name: str, messages: float, size: int = 0) -> Peer:

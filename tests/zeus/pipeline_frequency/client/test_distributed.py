@@ -111,9 +111,13 @@ def end(job: subprocess.Popen[bytes]) -> None:
 
 def seen(job: subprocess.Popen[bytes], folder: Path, case: str) -> list[dict[str, Any]]:
     """The observations of each rank in a case that ended normally."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        job.wait(timeout=110)
-    ended = job.poll()
+    try:
+        ended = job.wait(timeout=105)
+    except subprocess.TimeoutExpired:
+        job.terminate()  # torchrun ends its ranks, which are in sessions of their own
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.wait(timeout=5)
+        ended = None
     end(job)
     assert ended == 0, (folder / OUTPUT).read_text()
     return [json.loads((folder / f"{case}-{rank}.json").read_text()) for rank in range(STAGES)]

@@ -124,10 +124,14 @@ def test_the_published_savings_without_slowdown(gpu: str, percent: float) -> Non
     assert 100 * (1 - plan.energy_j / found.baseline_energy_j) >= percent
 
 
-@pytest.mark.parametrize("turn", range(seeds.tries(4)))
+WRONGLY_PROVEN = 862201410
+"""A seed of an instance whose best plan HiGHS misses at its first look."""
+
+
+@pytest.mark.parametrize("turn", [*range(seeds.tries(4)), WRONGLY_PROVEN])
 def test_small_pipelines_are_solved_exactly(turn: int) -> None:
     """Compares with all possible plans; energies and times of any scale."""
-    rnd = fresh(turn)
+    rnd = random.Random(turn) if turn == WRONGLY_PROVEN else fresh(turn)
     for _ in range(4):
         stages, microbatches = rnd.choice([(1, 1), (1, 3), (2, 1), (2, 2), (3, 1)])
         most = 3 if stages * microbatches < 4 else 2
