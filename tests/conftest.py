@@ -89,9 +89,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """What `--strict-markers` allows, and how tests are interrupted."""
     # A shell's background job ignores Ctrl-C, and so would its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    hypothesis.settings.register_profile("begun", derandomize=True, database=None)
-    if seeds.VARIABLE in os.environ:
-        hypothesis.settings.load_profile("begun")
+    if os.environ.get(seeds.VARIABLE, seeds.DEFAULT) == seeds.DEFAULT:
+        hypothesis.settings.register_profile("same", derandomize=True, database=None)
+        hypothesis.settings.load_profile("same")
     if not hasattr(config, "workerinput"):
         os.environ[preloaded.SHARED] = tempfile.mkdtemp(prefix="zeusd-tests-")
     config.addinivalue_line("markers", "needs(*names): what the test needs: see tests/needs.py")

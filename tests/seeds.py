@@ -1,12 +1,13 @@
-"""Where randomised tests begin: again in each run, or, with ZEUSD_TEST_SEED, where a run began."""
+"""The seeds of randomised tests: the same in each run, so that a change is judged by itself.
+Another ZEUSD_TEST_SEED (`scripts/test --seed`) gives each test another seed."""
 
 from __future__ import annotations
 
 import os
-import random
 import zlib
 
 VARIABLE = "ZEUSD_TEST_SEED"
+DEFAULT = "1"
 QUICK = "ZEUSD_TEST_QUICK"
 """If it is set, as by `scripts/test --quick`, randomised tests try a fifth of the cases."""
 
@@ -22,12 +23,9 @@ def fresh(what: str = "this test") -> int:
     Args:
         what: What it is for, where a test has several.
     """
-    given = os.environ.get(VARIABLE)
-    if given is None:
-        seed = random.SystemRandom().randrange(10**9)
-    else:
-        # A different one for each test, independent of tests that ran before.
-        test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" (")[0]
-        seed = zlib.crc32(f"{given} {test} {what}".encode()) % 10**9
+    # A different one for each test, independent of tests that ran before.
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" (")[0]
+    run = os.environ.get(VARIABLE, DEFAULT)
+    seed = zlib.crc32(f"{run} {test} {what}".encode()) % 10**9
     print(f"{what}: seed {seed}")
     return seed
