@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zeus_ipc import Client
-from zeusd.config import Config
+from zeusd.config import ServerSection
 
 NOBODY = 65534
 GENEROUS = {
@@ -25,18 +25,17 @@ GENEROUS = {
     "max_connections_per_user": 1000,
 }
 """Limits that one user never meets, by the names that a release of zeusd may have for them."""
-UNITS = ("zeusd", "zeusd-front")
-"""Units whose processes and logs are zeusd's; one that does not exist has none."""
+UNITS = ("zeusd",)
+"""Units whose processes and logs are zeusd's."""
 FIRST_ATTACKER = 30_001
 """The attackers of one daemon are one user each, since a user is logged once a minute."""
 
 
 def without_limits() -> str:
     """A part of zeusd.toml that lets one user ask as fast as it can."""
-    section = "server" if "server" in Config.model_fields else "front"
-    fields = type(getattr(Config(), section)).model_fields
+    fields = ServerSection.model_fields
     lines = [f"{name} = {value}" for name, value in GENEROUS.items() if name in fields]
-    return "\n".join([f"[{section}]", *lines, ""])
+    return "\n".join(["[server]", *lines, ""])
 
 
 @dataclass(frozen=True)

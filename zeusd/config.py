@@ -91,17 +91,6 @@ class ServerSection(_Section):
     Operations that cost zeusd more, and those for many GPUs, count as several."""
 
 
-class FrontSection(BaseModel):
-    """`[front]`: the name of `[server]` until 0.1. Read for one more version, with a warning."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    max_connections_per_user: Annotated[int, Field(ge=1, le=100_000)] = 128
-    """As under `[server]`, which wins if both are set."""
-    requests_per_second: Annotated[float, Field(gt=0, le=1e6)] = 2000.0
-    """The same."""
-
-
 class NvmlSection(_Section):
     """`[nvml]`: the source of GPUs."""
 
@@ -324,7 +313,6 @@ class Config(_Section):
 
     daemon: DaemonSection = DaemonSection()
     server: ServerSection = ServerSection()
-    front: FrontSection = FrontSection()
     nvml: NvmlSection = NvmlSection()
     amd: AmdSection = AmdSection()
     lease: LeaseSection = LeaseSection()
@@ -429,10 +417,9 @@ class Config(_Section):
 
     def limits(self) -> Limits:
         """The server's limits per user."""
-        section = self.server if "server" in self.model_fields_set else self.front
         return Limits(
-            connections=section.max_connections_per_user,
-            requests_per_second=section.requests_per_second,
+            connections=self.server.max_connections_per_user,
+            requests_per_second=self.server.requests_per_second,
         )
 
 
@@ -464,21 +451,13 @@ def load(path: str) -> Config:
         reason = re.sub(r" \(at (line|end).*\)$", "", str(error))
         raise ConfigError(f"{path}: line {line}: not valid TOML: {reason}") from None
     try:
-        config = Config.model_validate(data)
+        return Config.model_validate(data)
     except ValidationError as error:
         faults = [
             f"{path}: line {_line_of(text, fault['loc'])}: {_explain(fault)}"
             for fault in error.errors(include_url=False, include_input=False)
         ]
         raise ConfigError("\n".join(faults)) from None
-    if "front" in config.model_fields_set:
-        log.warning(
-            "%s: [front] is now [server]; rename it, and delete link, user, memory_mib and "
-            "max_files, which have no effect any more",
-            path,
-            extra={"event": "config_deprecated", "section": "front"},
-        )
-    return config
 
 
 def _explain(fault: Any) -> str:

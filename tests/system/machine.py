@@ -151,22 +151,6 @@ class Machine:
             drop_in.write_text(f"[Service]\nReadWritePaths={STATE}\nEnvironment={env}\n")
         return double
 
-    def add_front(self, units: str) -> None:
-        """The second process of zeusd 0.1: a unit in this folder, and its own user."""
-        self.run("useradd", "--system", "--user-group", "zeusd-front")
-        ends = "trap 'exit 1' TERM; sleep infinity & wait"  # not as systemd wishes
-        text = f'[Service]\nUser=zeusd-front\nExecStart=/bin/sh -c "{ends}"\nRestart=always\n'
-        Path(f"{self.root}{units}/zeusd-front.service").write_text(text)
-        self.systemctl("daemon-reload")
-        self.systemctl("start", "zeusd-front")
-
-    def assert_no_front(self) -> None:
-        """Nothing is left of it."""
-        assert self.show("zeusd-front", "LoadState") == "not-found"
-        assert self.show("zeusd-front", "ActiveState") == "inactive"
-        for kind in ("passwd", "group"):
-            assert self.run("getent", kind, "zeusd-front", check=False).stdout == ""
-
     # --------------------------------------------------------------------------------- internals
 
     @staticmethod

@@ -174,16 +174,6 @@ def test_every_fault_is_reported_at_once(tmp_path: Path) -> None:
     assert "line 4: " in str(caught.value)
 
 
-def test_front_is_read_as_server_for_one_more_version(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    text = "[front]\nuser = 'zeusd-front'\nmemory_mib = 512\nmax_connections_per_user = 7\n"
-    limits = load(write(tmp_path, text)).limits()
-    assert (limits.connections, limits.requests_per_second) == (7, 2000.0)
-    assert "[front] is now [server]" in caplog.text
-    assert load(write(tmp_path, text + "[server]\n")).limits().connections == 128
-
-
 def test_check_config(tmp_path: Path) -> None:
     good, bad = write(tmp_path, GOOD), str(tmp_path / "none.toml")
     assert CliRunner().invoke(main, ["check-config", good]).output == f"{good}: ok\n"

@@ -18,7 +18,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-VERSION = "0003"
+VERSION = "0001"
 """The newest migration."""
 
 metadata = MetaData()

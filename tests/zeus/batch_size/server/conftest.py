@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,15 +34,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-def store_of_0_1(directory: Path, clock: Clock) -> Store:
-    """The store of release 0.1's database, at the time of its newest record."""
-    path = directory / "bso.db"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript(Path(__file__).with_name("version_0_1.sql").read_text())
-    clock.now_s = 1020.0
-    return Store(path, clock=clock)
 
 
 @pytest.fixture(scope="session")

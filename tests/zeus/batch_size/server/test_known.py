@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from tests import seeds
-from tests.zeus.batch_size.server.conftest import Clock, store_of_0_1
+from tests.zeus.batch_size.server.conftest import Clock
 from tests.zeus.batch_size.server.training import convex, result, spec, train
 from zeus.optimizer.batch_size.choosing import Known
 from zeus.optimizer.batch_size.common import CreatedJob
-from zeus.optimizer.batch_size.database import Database
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.store import Store
 from zeus.optimizer.batch_size.trials import JobRecord, Trial
@@ -234,22 +233,3 @@ def test_a_job_begins_with_what_is_known_of_its_own_gpu_model(store: Store) -> N
     knowledge = store.job(capped.job_id)[0].knowledge
     assert knowledge is not None
     assert (knowledge.place, knowledge.same_gpu) == (Place("V100", (100, 300)), True)
-
-
-# --- a database of release 0.1 ------------------------------------------------------------------
-
-
-def test_a_database_of_release_0_1_is_brought_up_to_date(tmp_path: Path, clock: Clock) -> None:
-    store = store_of_0_1(tmp_path, clock)
-    job, trials = store.job("nightly")
-    assert (job.spec.family, job.knowledge) == (None, None)
-    assert [(trial.number, trial.status) for trial in trials] == [
-        (1, "ok"),
-        (2, "ok"),
-        (3, "ok"),
-        (4, "running"),
-    ]
-    assert store.begin_trial("nightly", "key3").trial_number == 4  # the same request again
-    assert store.begin_trial("nightly", "new").trial_number == 5
-    store.close()
-    Database(tmp_path / "bso.db").close()  # and once is enough

@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support import wait_for
-from tests.zeus.batch_size.server.conftest import Clock, Serve, store_of_0_1
+from tests.zeus.batch_size.server.conftest import Clock, Serve
 from tests.zeus.batch_size.server.training import MAX_POWER, body, result, spec, train
 from zeus.monitor import signals
 from zeus.optimizer.batch_size import choosing
@@ -183,19 +183,6 @@ def test_power_limits_tell_what_another_eta_would_have_taken(database: str, cloc
     assert set(etas[1:]) <= set(ETAS[5:])  # there is time
     clock.now_s = 20 * DAY_S - 1350.0
     assert begin(store, "hurried").eta_knob in ETAS[:5]
-    store.close()
-
-
-def test_trials_of_before_count_with_the_jobs_eta(tmp_path: Path, clock: Clock) -> None:
-    store = store_of_0_1(tmp_path, clock)
-    job, trials = store.job("nightly")
-    assert not job.spec.eta_follows
-    assert {(one.eta_knob, one.limits) for one in trials} == {(None, None)}
-    running = store.begin_trial("nightly", "key3")
-    assert running.eta_knob is None
-    more = {"energy": 1000.0, "time": 10.0, "metric": 0.1}
-    answer = store.report(result(running, 1, 1.0, **more))
-    assert answer.cost == job.cost(1000.0, 10.0)
     store.close()
 
 

@@ -10,7 +10,7 @@ down_revision: str | None = None
 
 
 def upgrade() -> None:
-    """Makes the first tables."""
+    """Creates the tables."""
     op.create_table(
         "jobs",
         sa.Column("job_id", sa.String(400), primary_key=True),
@@ -20,7 +20,10 @@ def upgrade() -> None:
         sa.Column("trials", sa.BigInteger, nullable=False),
         sa.Column("events", sa.BigInteger, nullable=False),
         sa.Column("released", sa.BigInteger, nullable=False),
+        sa.Column("family", sa.String(400)),
+        sa.Column("knowledge", sa.Text),
     )
+    op.create_index("jobs_family", "jobs", ["family"])
     op.create_table(
         "trials",
         sa.Column(
@@ -47,9 +50,12 @@ def upgrade() -> None:
         sa.Column("overhead_time", sa.Double, nullable=False),
         sa.Column("overhead_energy", sa.Double, nullable=False),
         sa.Column("metric", sa.Double),
+        sa.Column("eta_knob", sa.Double),
+        sa.Column("limits", sa.JSON(none_as_null=True)),
         sa.UniqueConstraint("job_id", "key", name="trials_job_id_key"),
     )
     op.create_index("ix_trials_status", "trials", ["status"])
+    op.create_index("trials_job_id_end_order", "trials", ["job_id", "end_order"])
     op.create_table(
         "events",
         sa.Column(
