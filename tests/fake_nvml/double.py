@@ -42,6 +42,7 @@ _GPU_NUMBERS = (
     *("idle_mw", "burst_count"),
     *("window_us", "average_us", "jitter_us", "quantum_mw", "counter_quantum_mj"),
     *("counter_windowed", "counter_permille", "counter_stuck_mj", "power_stuck_mw", "module_mw"),
+    "ignores_scope",
     *("counter_lag_us", "counter_read_us", "counter_slow_us", "counter_slow_every"),
     *("counter_reads", "counted_nj", "power_on_read", "power_ns", "power_count"),
     *("profiles_valid", "profiles_requested", "profiles_old", "profile_shift"),

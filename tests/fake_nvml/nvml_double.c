@@ -43,6 +43,7 @@ typedef struct {
     int64_t window_us, average_us, jitter_us, quantum_mw, counter_quantum_mj, counter_windowed;
     int64_t counter_permille, counter_stuck_mj, power_stuck_mw; /* a driver that lies */
     int64_t module_mw; /* of the superchip */
+    int64_t ignores_scope; /* as drivers do that know no scopes: every one reads as the GPU's */
     /* The counter shows the energy until so long before its tick, less than a tick. A read of it takes
      * counter_read_us, or counter_slow_us: one in counter_slow_every. */
     int64_t counter_lag_us, counter_read_us, counter_slow_us, counter_slow_every;
@@ -549,8 +550,11 @@ int nvmlDeviceGetTotalEnergyConsumption(gpu_t *g, unsigned long long *mj) {
     sleep_us(rest_us);
     return OK;
 }
+static uint32_t scope_of(const gpu_t *g, const field_t *f) {
+    return g->ignores_scope ? 0 : f->scope;
+}
 static int reads_counter(const gpu_t *g, const field_t *f) {
-    return f->field == 83 && f->scope == 0 && g->has_energy;
+    return f->field == 83 && scope_of(g, f) == 0 && g->has_energy;
 }
 int nvmlDeviceGetFieldValues(gpu_t *g, int count, field_t *fields) {
     char name[32];
@@ -563,7 +567,7 @@ int nvmlDeviceGetFieldValues(gpu_t *g, int count, field_t *fields) {
     hold();
     for (i = 0; i < count; i++) {
         field_t *f = &fields[i];
-        uint32_t scope = g->module_only ? 1 : 0;
+        uint32_t scope = g->module_only ? 1 : 0, asked = scope_of(g, f);
         snprintf(name, sizeof name, "field.%u.%u", f->field, f->scope);
         f->type = 1;
         f->value.ull = 0;
@@ -574,16 +578,16 @@ int nvmlDeviceGetFieldValues(gpu_t *g, int count, field_t *fields) {
             f->type = 3;
             f->value.ull = shown_mj(g);
             f->result = OK;
-        } else if ((f->field == 185 || f->field == 186) && f->scope == 1 && g->module_mw) {
+        } else if ((f->field == 185 || f->field == 186) && asked == 1 && g->module_mw) {
             f->value.u = (uint32_t)g->module_mw;
             f->result = OK;
-        } else if (f->field == 186 && f->scope == scope) {
+        } else if (f->field == 186 && asked == scope) {
             f->value.u = (uint32_t)shown_mw(g, g->window_us);
             f->result = OK;
-        } else if (f->field == 185 && f->scope == scope && g->has_average) {
+        } else if (f->field == 185 && asked == scope && g->has_average) {
             f->value.u = (uint32_t)shown_mw(g, g->average_us ? g->average_us : g->window_us);
             f->result = OK;
-        } else if (f->field == 185 && f->scope == 2) {
+        } else if (f->field == 185 && asked == 2) {
             f->value.u = (uint32_t)g->memory_power_mw;
             f->result = OK; /* with zero where it is not measured */
         }

@@ -29,10 +29,10 @@ UNRELATED_NS = 5_000 * MS
 GIVE_UP_NS = 30_000 * MS
 """A sensor without a period for this long has none, and is read as if it changed all the time."""
 
-STILL_NS = 1_000 * MS
+STILL_NS = 300 * MS
 STILL_TICK_NS = 100 * MS
-"""A sensor without a change for the first time is assumed to tick silently with the second
-period."""
+"""A sensor without a change for the first time, which is three of the longest period, is assumed to
+tick silently with the second period: without a counter, a steady power is all that there is."""
 
 CONTINUOUS_NS = 20 * MS
 """Period at which a sensor that changes at every reading is read."""

@@ -170,7 +170,7 @@ def test_a_field_that_fails_now_and_then_is_not_given_up(open_nvml: Opener) -> N
 
 
 def test_the_power_of_a_module_is_never_given_as_the_gpus(open_nvml: Opener) -> None:
-    nvml, _ = open_nvml({"module_only": 1, "has_average": 1})
+    nvml, _ = open_nvml({"name": "NVIDIA GH200 480GB", "module_only": 1, "has_average": 1})
     gpu = nvml.device_handle(0)
     for _ in range(5):
         sensors = nvml.sensors(gpu)
@@ -181,10 +181,27 @@ def test_the_power_of_a_module_is_never_given_as_the_gpus(open_nvml: Opener) -> 
     assert sorted(plan.fields) == [(83, 0), (186, 1)]
 
 
+@pytest.mark.parametrize("name", ["NVIDIA A100-SXM4-80GB", "NVIDIA GH200 480GB"])
+def test_a_driver_that_ignores_scopes_does_not_make_a_superchip(
+    open_nvml: Opener, name: str
+) -> None:
+    """Every scope reads as the GPU's own, so there is no power of a module or of the memory."""
+    nvml, _ = open_nvml({"name": name, "ignores_scope": 1, "has_average": 1})
+    gpu = nvml.device_handle(0)
+    for _ in range(10):
+        sensors = nvml.sensors(gpu)
+        assert (sensors.module_power_mw, sensors.memory_power_average_mw) == (None, None)
+        assert sensors.energy_mj is not None
+        assert sensors.power_instant_mw == pytest.approx(220_000, abs=10)
+    (plan,) = nvml._plans.values()
+    assert {scope for _, scope in plan.fields} == {0}
+
+
 def test_gpus_of_a_superchip_are_paired_by_their_numa_node(
     open_nvml: Opener, tmp_path: Path
 ) -> None:
-    nvml, double = open_nvml(*[{"module_mw": 467_200}] * 2, {"module_mw": 459_800}, {})
+    chip = {"name": "NVIDIA GB200", "module_mw": 467_200}
+    nvml, double = open_nvml(chip, chip, chip | {"module_mw": 459_800}, {})
     nvml._sysfs = str(tmp_path)
     for index, node in enumerate((0, 0, 1, 1)):
         device = tmp_path / "bus/pci/devices" / f"0000:{7 + index:02x}:00.0"

@@ -7,6 +7,7 @@ module uses the older call. nvidia-ml-py is imported when NVML is first initiali
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
 import threading
 import time
@@ -48,6 +49,9 @@ _REFUSALS = (*_ABSENT, Return.INVALID_ARGUMENT, Return.NOT_FOUND)
 """Codes of a field that a GPU or its driver does not have. Any other code is a temporary
 failure."""
 
+_SUPERCHIP = re.compile(r"\bG[A-Z]\d")
+"""In the name of a product with a Grace CPU, such as GH200 or GB200. Only these have a module."""
+
 _LOST = (Return.GPU_IS_LOST, Return.RESET_REQUIRED)
 
 _VOLTA, _AMPERE, _BLACKWELL = 5, 7, 10
@@ -78,7 +82,6 @@ _GPU_AVERAGE: _Field = (_AVERAGE, _GPU)
 _MEMORY_AVERAGE: _Field = (_AVERAGE, _MEMORY)
 _MODULE_INSTANT: _Field = (_INSTANT, _MODULE)
 _MODULE_AVERAGE: _Field = (_AVERAGE, _MODULE)
-"""The last two fields are of the whole superchip, if there is one."""
 
 _WANTED: tuple[_Field, ...] = (
     _GPU_ENERGY,
@@ -88,6 +91,7 @@ _WANTED: tuple[_Field, ...] = (
     _MODULE_INSTANT,
     _MODULE_AVERAGE,
 )
+_OF_GPU = _WANTED[:4]
 
 _PLACES = {
     field: (place, _TOO_MUCH_MW if place else _TOO_MUCH_MJ) for place, field in enumerate(_WANTED)
@@ -109,8 +113,9 @@ class _FieldPlan:
         available: Fields that were ever available.
     """
 
-    def __init__(self, fields: Sequence[_Field] = _WANTED) -> None:
+    def __init__(self, fields: Sequence[_Field]) -> None:
         self.fields = [*fields]
+        self._wanted = tuple(fields)
         self._parts: dict[tuple[bool, bool], _FieldPlan] = {}
         self.batch = True
         self.values: Any = ()
@@ -135,7 +140,7 @@ class _FieldPlan:
         if counter and _GPU_INSTANT not in self.available:
             return self  # there may be no other power
         left_out = () if averages else (_GPU_AVERAGE, _MEMORY_AVERAGE)
-        fields = self.fields if counter else _WANTED[1:]
+        fields = self.fields if counter else self._wanted[1:]
         found = _FieldPlan([field for field in fields if field not in left_out])
         self._parts[counter, averages] = found
         return found
@@ -586,7 +591,10 @@ class NvmlBackend(TabledControls):
         if known is not None:
             return known[1]
         key = ctypes.cast(gpu, ctypes.c_void_p).value
-        plan = self._plans.setdefault(key, _FieldPlan())
+        plan = self._plans.get(key)
+        if plan is None:
+            fields = _WANTED if _SUPERCHIP.search(self.name(gpu)) else _OF_GPU
+            plan = self._plans.setdefault(key, _FieldPlan(fields))
         # Keeps the handle too, so that no other object can have its id.
         self._plan_of[id(gpu)] = gpu, plan
         return plan
@@ -617,15 +625,15 @@ class NvmlBackend(TabledControls):
         mishap = served = 0
         for field, code, number in zip(tuple(fields), found[1::3], found[2::3], strict=True):
             if code == 0:
+                place, too_much = _PLACES[field]
                 # Boards that do not measure the power of their memory or module return zero without
-                # an error.
-                if number == 0 and field[1] != _GPU:
+                # an error, and drivers that know no scopes return the GPU's.
+                if field[1] != _GPU and number in (0, read[_PLACES[field[0], _GPU][0]]):
                     plan.refused(field)
                 else:
                     if field not in plan.available:
                         plan.served(field)
                     served += 1
-                    place, too_much = _PLACES[field]
                     if number < too_much:
                         read[place] = int(number)
             elif code in _LOST:
