@@ -41,6 +41,7 @@ from zeusd.identity import DEFAULT_STATE_DIR, DRIVER_MODULE
 from zeusd.runtime.power_sources import HWMON
 from zeusd.runtime.powercap import POWERCAP
 from zeusd.server.fairness import Limits
+from zeusd.server.listener import MAX_PATH
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -61,10 +62,20 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+MAX_SOCKET = MAX_PATH - len(".devices")
+"""Bytes of the socket's path: others are named after it."""
+
+
+def _bindable(path: str) -> str:
+    if not 0 < len(os.fsencode(path)) <= MAX_SOCKET:
+        raise ValueError(f"write a path of 1 to {MAX_SOCKET} bytes")
+    return path
+
+
 class DaemonSection(_Section):
     """`[daemon]`: the socket and the files."""
 
-    socket: Annotated[str, Field(min_length=1)] = DEFAULT_SOCKET_PATH
+    socket: Annotated[str, AfterValidator(_bindable)] = DEFAULT_SOCKET_PATH
     """Where clients connect, unless systemd passes a socket."""
     socket_mode: Annotated[
         str, matching("0?[0-7]{3}", 'write three octal digits, such as "0660"')
@@ -91,12 +102,19 @@ class ServerSection(_Section):
     Operations that cost zeusd more, and those for many GPUs, count as several."""
 
 
+def _simulable(spec: str) -> str:
+    from zeusd.devices.simulated.spec import parse_spec
+
+    parse_spec(spec)
+    return spec
+
+
 class NvmlSection(_Section):
     """`[nvml]`: the source of GPUs."""
 
     library: str | None = None
     """Path of libnvidia-ml; unset: libnvidia-ml.so.1 as the system finds it."""
-    simulate: str | None = None
+    simulate: Annotated[str, AfterValidator(_simulable)] | None = None
     """Simulate a node instead: `4xv100-pcie`, or `report:FILE` of `zeusctl probe`."""
     retry_s: Annotated[float, Field(ge=0.01, le=3600)] = 5.0
     """Pause between attempts to load a driver while there is none."""
@@ -383,19 +401,20 @@ class Config(_Section):
         return Access(
             rules=tuple(one.rule() for one in self.allow or [default]),
             admin_uids=frozenset(admins),
-            admin_gids=_ids(
-                section.admin_groups
-                if "access" in self.model_fields_set
-                else [name for name in section.admin_groups if group_exists(name)],
-                lambda name: grp.getgrnam(name).gr_gid,
-                "group",
-            ),
+            admin_gids=_ids(self.admin_groups(), lambda name: grp.getgrnam(name).gr_gid, "group"),
             root=section.root,
             require_compute_process=section.require_compute_process,
             writes_per_second=section.writes_per_second,
             leases_per_user=section.leases_per_user,
             losses_per_user=section.losses_per_user,
         )
+
+    def admin_groups(self) -> list[str | int]:
+        """The groups of administrators; the default one only if it exists."""
+        groups = self.access.admin_groups
+        if "admin_groups" in self.access.model_fields_set:
+            return groups
+        return [name for name in groups if group_exists(name)]
 
     def _site(self) -> SitePolicy:
         return SitePolicy(

@@ -88,11 +88,10 @@ def _unknown_names(config: Config) -> Iterable[str]:
             f"unless systemd passes a socket; create it (groupadd --system {group})"
         )
     places: list[tuple[str, Sequence[str | int], Callable[[str], object], str]] = [
-        ("[accounting] readers", config.accounting.readers, grp.getgrnam, "group")
+        ("[accounting] readers", config.accounting.readers, grp.getgrnam, "group"),
+        ("[access] admin_users", config.access.admin_users, pwd.getpwnam, "user"),
+        ("[access] admin_groups", config.admin_groups(), grp.getgrnam, "group"),
     ]
-    if "access" in config.model_fields_set:
-        places.append(("[access] admin_users", config.access.admin_users, pwd.getpwnam, "user"))
-        places.append(("[access] admin_groups", config.access.admin_groups, grp.getgrnam, "group"))
     for number, rule in enumerate(config.allow, start=1):
         places.append((f"[[allow]] {number}: users", rule.users, pwd.getpwnam, "user"))
         places.append((f"[[allow]] {number}: groups", rule.groups, grp.getgrnam, "group"))

@@ -4,12 +4,15 @@ import grp
 import os
 import pwd
 import re
+import signal
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from tests.support import configuration, running_daemon
 from zeus_ipc.controls import Control
+from zeusctl.checks import _configuration
 from zeusd.cli import main
 from zeusd.config import DEFAULT_GROUP, Config, ConfigError, load
 from zeusd.core.access import LOWERING, OPEN
@@ -172,6 +175,34 @@ def test_every_fault_is_reported_at_once(tmp_path: Path) -> None:
         load(write(tmp_path, "[server]\nmax_connections = 1\n[log]\nlevel = 'loud'\n"))
     assert "line 2: " in str(caught.value)
     assert "line 4: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[nvml]\nsimulate = '4xv100-pci'\n", "cannot simulate '4xv100-pci'"),
+        ("[nvml]\nsimulate = 'report:/none.json'\n", "cannot read the report /none.json"),
+        (f"[daemon]\nsocket = '/run/{'z' * 94}'\n", "write a path of 1 to 98 bytes"),
+    ],
+)
+def test_what_prevents_a_start_is_found_by_all_that_read_the_file(
+    tmp_path: Path, text: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, text)
+    monkeypatch.setattr("zeusctl.checks.CONFIGURATION", path)
+    for command in (["check-config", path], ["serve", "--config", path]):
+        said = CliRunner().invoke(main, command)
+        assert (said.exit_code, said.stdout.count("ok")) == (1, 0)
+        assert f"{path}: line 2: " in said.output
+        assert sentence in said.output
+    (check,) = _configuration(None)
+    assert (check.state, sentence in check.found) == ("fault", True)
+    good = configuration(tmp_path, "")
+    with running_daemon("--simulate", "1xa40", *good) as daemon:
+        write(tmp_path, text)
+        daemon.process.send_signal(signal.SIGHUP)
+        (refused,) = daemon.wait_for_records("reload_failed")
+    assert sentence in refused["message"]
 
 
 def test_check_config(tmp_path: Path) -> None:

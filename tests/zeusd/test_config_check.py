@@ -56,6 +56,11 @@ def test_rules_without_effect_are_named(tmp_path: Path, text: str, sentence: str
     assert any(sentence in one for one in found(tmp_path, text)), found(tmp_path, text)
 
 
+def test_only_groups_that_the_file_names_are_missed(tmp_path: Path) -> None:
+    """The default group of administrators need not exist."""
+    assert found(tmp_path, '[access]\nadmin_users = ["root"]\n') == []
+
+
 def test_without_a_node_only_names_are_looked_up(tmp_path: Path) -> None:
     text = '[[gpu]]\nmatch = "H100*"\n[[allow]]\ngroups = ["no-such"]\n'
     (only,) = found(tmp_path, text, known=False)
