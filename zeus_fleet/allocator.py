@@ -28,6 +28,8 @@ class Snapshot:
         plan_revision: Revision of its last write; 0: never written.
         heartbeats: The newest heartbeat of each node.
         works: The reported work of each node.
+        unreadable: Nodes that wrote what cannot be read, and why. They count as nodes that wrote
+            nothing, and do not affect the others.
     """
 
     token: int
@@ -37,6 +39,7 @@ class Snapshot:
     plan_revision: int
     heartbeats: Mapping[str, Heartbeat]
     works: Mapping[str, tuple[Work, ...]] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from datetime import datetime
 from itertools import pairwise
 
 from zeus_fleet.view import View
+from zeus_ipc.parsing import parse
 
 BEFORE_S = 900.0
 """Length of the reference interval before an event."""
@@ -52,8 +53,8 @@ def read(lines: Iterable[str]) -> list[Record]:
     found = []
     for number, text in enumerate(texts, 1):
         try:
-            found.append(Record(**json.loads(text)))
-        except (TypeError, json.JSONDecodeError):
+            found.append(Record(**parse(text)))
+        except (TypeError, ValueError):
             if number < len(texts):
                 raise ValueError(f"line {number} is not a record of zeus-fleet") from None
     return sorted(found, key=lambda one: one.at_s)

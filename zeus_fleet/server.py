@@ -25,7 +25,7 @@ from zeus_fleet.view import View, Watcher
 from zeus_ipc.outage import Outage
 from zeus_ipc.overriding import override
 
-STATES = ("ok", "waits", "leaving", "stuck", "silent", "absent")
+STATES = ("ok", "waits", "leaving", "stuck", "silent", "absent", "unreadable")
 
 
 class FleetMetrics(Collector):
@@ -174,10 +174,18 @@ class FleetServer(web.Application):
                     self.history.append(Record.of(self.view))
                     self._record(self.view)
             except (StoreUnavailable, ValueError) as error:
-                if str(error) != self.trouble:
-                    log.warning("%s", error)
-                self.trouble = str(error)
+                self._fails(str(error))
+            except Exception as error:  # a bug: the page must say so, and not stop at this view
+                if self._fails(f"zeus-fleet failed ({type(error).__name__}); please report it"):
+                    log.exception("the view failed")
             await asyncio.sleep(self._every_s)
+
+    def _fails(self, trouble: str) -> bool:
+        """Notes why there is no present view; returns whether that is new."""
+        new, self.trouble = trouble != self.trouble, trouble
+        if new:
+            log.warning("%s", trouble)
+        return new
 
     def _record(self, view: View) -> None:
         try:

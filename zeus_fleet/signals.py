@@ -8,19 +8,16 @@ A time without an offset is local. `limit` and `ramp` may be numbers: W, and W p
 
 from __future__ import annotations
 
-import json
 import urllib.request
 from collections.abc import Iterable
 from http.client import HTTPException
-from json import JSONDecodeError
-from pathlib import Path
 from typing import Any
 
 from zeus_fleet.messages import Budget, Event
 from zeus_fleet.quantities import power_mw, ramp_mw_per_s, time_s
 from zeus_fleet.schedule import scheduled
+from zeus_ipc.parsing import MAX_BYTES, Malformed, parse, read_file
 
-MOST_BYTES = 2**20
 TIMEOUT_S = 10.0
 
 
@@ -32,18 +29,15 @@ def fetch(source: str) -> bytes:
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It is too large.
+        ValueError: It is too large, or no regular file.
     """
-    if source.startswith(("http://", "https://")):
-        try:
-            with urllib.request.urlopen(source, timeout=TIMEOUT_S) as answer:
-                data: bytes = answer.read(MOST_BYTES + 1)
-        except HTTPException as error:  # such as an answer that is cut off
-            raise OSError(repr(error)) from None
-    else:
-        data = Path(source).read_bytes()
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"{source} has more than {MOST_BYTES} bytes")
+    if not source.startswith(("http://", "https://")):
+        return read_file(source)
+    try:
+        with urllib.request.urlopen(source, timeout=TIMEOUT_S) as answer:
+            data: bytes = answer.read(MAX_BYTES + 1)  # of which `parse` refuses the last
+    except HTTPException as error:  # such as an answer that is cut off
+        raise OSError(repr(error)) from None
     return data
 
 
@@ -54,11 +48,11 @@ def events_from(data: bytes, now_s: float) -> tuple[Event, ...]:
         ValueError: It is not valid; the message says why.
     """
     try:
-        rows = json.loads(data)["events"]
+        rows = parse(data)["events"]
         return tuple(_event(row, now_s) for row in rows)
     except KeyError as error:
         raise ValueError(f"the signal has no {error.args[0]!r}") from None
-    except (TypeError, AttributeError, ArithmeticError, RecursionError, JSONDecodeError) as error:
+    except (TypeError, AttributeError, ArithmeticError, Malformed) as error:
         raise ValueError(f"the signal is not as documented: {error}") from None
 
 

@@ -18,6 +18,7 @@ from zeus_fleet import wire
 from zeus_fleet.allocator import Commit, Snapshot
 from zeus_fleet.connection import Tls, check, connect
 from zeus_fleet.messages import Answer, Budget, Heartbeat, Plan, Work
+from zeus_ipc.parsing import Malformed
 
 PREFIX = "/zeus-fleet/"
 TIMEOUT_S = 5.0
@@ -109,6 +110,7 @@ class Store:
         self._client: Any = None
         self._budget: _Kept[Budget] = _Kept(("budget",), lambda kept: wire.budget_from(kept[0]))
         self._plans: dict[str, _Kept[Plan]] = {}
+        self._unreadable: Mapping[str, str] = {}
 
     async def seek(self) -> None:
         """Finds an endpoint that responds, if any, for a single request."""
@@ -130,18 +132,22 @@ class Store:
     # -------------------------------------------------------------------------------------- nodes
 
     async def newest_number(self, node: str) -> int:
-        """The number of a node's newest heartbeat; 0 if there is none, and then creates one."""
+        """The number of a node's newest heartbeat; 0 if there is none that can be read, and then
+        writes one."""
         key = self._key(f"node/{node}")
         first = wire.number_key(0) + b"[-1,0,0,0,0,0]"
 
         async def ask(client: Any) -> int:
-            get = client.transactions
-            made, replies = await client.transaction(
-                compare=[get.create(key) == 0],
-                success=[get.put(key, first)],
-                failure=[get.get(key)],
+            make = client.transactions
+            found = await client.get(key)
+            revision = 0 if found is None else found.mod_revision
+            if found is not None:
+                with contextlib.suppress(Malformed):
+                    return wire.heartbeat_from(found.value).number
+            await client.transaction(
+                compare=[make.mod(key) == revision], success=[make.put(key, first)], failure=[]
             )
-            return 0 if made else wire.heartbeat_from(replies[0][0][0]).number
+            return 0
 
         return await self._ask(ask)
 
@@ -168,10 +174,10 @@ class Store:
                 lambda read: wire.plan_from(read[0], read[1:]),
             ),
         )
-        missing = False
+        known = True
 
         async def ask(client: Any) -> Answer | None:
-            nonlocal missing
+            nonlocal known
             make = client.transactions
             work = [] if works is None else [make.put(jobs, wire.works_bytes(works))]
             stored, replies = await client.transaction(
@@ -185,19 +191,22 @@ class Store:
                 failure=[make.get(key)],
             )
             if not stored:
-                missing = not replies[0]
+                known = (
+                    bool(replies[0]) and _read(replies[0][0][0], wire.heartbeat_from) is not None
+                )
                 return None
             plan, budget, limits = replies[-3:]
             return Answer(
                 kept.read(plan.response_txn),
                 self._budget.read(budget.response_txn),
-                wire.limits_from(limits[0][0]) if limits else {},
+                (_read(limits[0][0], wire.limits_from) if limits else None) or {},
             )
 
         answer = await self._ask(ask)
-        if not missing:
+        if known:
             return answer
-        await self.newest_number(node)  # the store was recreated empty
+        # The store was recreated empty, or has something else in the heartbeat's place.
+        await self.newest_number(node)
         return await self._ask(ask)
 
     # --------------------------------------------------------------------------------- allocators
@@ -205,8 +214,7 @@ class Store:
     async def read(self) -> tuple[Snapshot | None, dict[str, int]]:
         """Reads everything at one revision, and the revision of each node; None without a
         budget."""
-        nodes, jobs = self._key("node/"), self._key("jobs/")
-        folders = (self._key("plan/"), nodes, jobs)
+        folders = (self._key("plan/"), self._key("node/"), self._key("jobs/"))
 
         async def ask(client: Any) -> tuple[Snapshot | None, dict[str, int]]:
             make = client.transactions
@@ -222,9 +230,10 @@ class Store:
             )
             if not budget:
                 return None, {}
-            rows = [(item.key[len(nodes) :].decode(), value, item) for value, item in beats]
-            known = _parsed(rows, wire.heartbeat_from)
-            reported = [(item.key[len(jobs) :].decode(), value, item) for value, item in works]
+            unreadable: dict[str, str] = {}
+            known = self._parsed(beats, wire.heartbeat_from, unreadable)
+            reported = self._parsed(works, wire.works_from, unreadable)
+            self._report(unreadable)
             snapshot = Snapshot(
                 leader[0][1].create_revision if leader else 0,
                 wire.budget_from(budget[0][0]),
@@ -232,9 +241,10 @@ class Store:
                 wire.plan_from(plan[0][0], [value for value, _ in grants]) if plan else None,
                 plan[0][1].mod_revision if plan else 0,
                 {node: beat for node, beat in known.items() if beat.number},
-                _parsed(reported, wire.works_from),
+                reported,
+                unreadable,
             )
-            return snapshot, {node: item.mod_revision for node, _, item in rows}
+            return snapshot, {self._node(item): item.mod_revision for _, item in beats}
 
         return await self._ask(ask)
 
@@ -323,14 +333,20 @@ class Store:
     # ---------------------------------------------------------------------------------- operators
 
     async def set_budget(self, budget: Budget, revision: int) -> bool:
-        """Writes a budget if the present one has this revision; 0: there is none."""
+        """Writes a budget if the present one has this revision; 0: there is none.
+
+        Raises:
+            ValueError: The others could not read it.
+        """
+        data = wire.budget_bytes(budget)
+        wire.budget_from(data)
 
         async def ask(client: Any) -> bool:
             make = client.transactions
             key = self._key("budget")
             done, _ = await client.transaction(
                 compare=[make.mod(key) == revision],
-                success=[make.put(key, wire.budget_bytes(budget))],
+                success=[make.put(key, data)],
                 failure=[],
             )
             return bool(done)
@@ -348,6 +364,34 @@ class Store:
             failure=[make.get(key) for key in keys],
         )
 
+    def _report(self, unreadable: Mapping[str, str]) -> None:
+        """Logs nodes when they begin to be unreadable, and when they are readable again."""
+        for node in unreadable.keys() - self._unreadable.keys():
+            log.warning("%s is left out: %s", node, unreadable[node])
+        for node in self._unreadable.keys() - unreadable.keys():
+            log.warning("%s can be read again", node)
+        self._unreadable = unreadable
+
+    def _node(self, item: Any) -> str:
+        """The node's name in a key."""
+        name: bytes = item.key[len(self._prefix.encode()) :].partition(b"/")[2]
+        return name.decode(errors="backslashreplace")
+
+    def _parsed(
+        self,
+        rows: Iterable[tuple[bytes, Any]],
+        parse: Callable[[bytes], T],
+        unreadable: dict[str, str],
+    ) -> dict[str, T]:
+        """The nodes' data. Adds nodes whose data cannot be read to `unreadable`."""
+        found = {}
+        for value, item in rows:
+            try:
+                found[self._node(item)] = parse(value)
+            except Malformed as error:
+                unreadable[self._node(item)] = f"what it wrote is {error}"
+        return found
+
     def _key(self, name: str) -> bytes:
         return (self._prefix + name).encode()
 
@@ -363,6 +407,11 @@ class Store:
                 self._client = self._connect()
             # Not in wait_for, which may swallow this task's cancellation before Python 3.12.
             return await request(self._client)
+        except Malformed as error:
+            raise StoreUnavailable(
+                f"etcd has something below {self._prefix} that is {error}; delete that key: an "
+                "allocator writes the plan again, and zeus-fleet budget --file the budget"
+            ) from None
         except self._failures as error:
             failed = self._endpoints[0]
             await self.close()
@@ -376,12 +425,9 @@ class Store:
             raise StoreUnavailable(f"etcd at {failed} does not answer: {what}") from error
 
 
-def _parsed(rows: Iterable[tuple[str, bytes, Any]], parse: Callable[[bytes], T]) -> dict[str, T]:
-    """The nodes' data; nodes with invalid data are left out, as if silent."""
-    found = {}
-    for node, value, _ in rows:
-        try:
-            found[node] = parse(value)
-        except ValueError as error:
-            log.warning("%s: %s", node, error)
-    return found
+def _read(value: bytes, parse: Callable[[bytes], T]) -> T | None:
+    """A value; None: it cannot be read."""
+    try:
+        return parse(value)
+    except Malformed:
+        return None

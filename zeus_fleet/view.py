@@ -28,6 +28,7 @@ class NodeView:
         leaving: Whether it must stay at its floor.
         jobs: Names of its jobs.
         reclaimed: Whether it has been silent for so long that its power was granted to others.
+        unreadable: Why what it wrote cannot be read; empty: it can.
     """
 
     name: str
@@ -42,10 +43,14 @@ class NodeView:
     leaving: bool
     jobs: tuple[str, ...]
     reclaimed: bool = False
+    unreadable: str = ""
 
     @property
     def state(self) -> str:
-        """`absent`, `silent`, `stuck`, `leaving`, `waits` (its demand is higher) or `ok`."""
+        """`unreadable`, `absent`, `silent`, `stuck`, `leaving`, `waits` (its demand is higher) or
+        `ok`."""
+        if self.unreadable:
+            return "unreadable"
         if self.silent_s is None:
             return "absent"
         if self.reclaimed:
@@ -159,6 +164,7 @@ class Watcher:
             leaving=name in read.budget.leaving,
             jobs=tuple(jobs),
             reclaimed=reclaimed,
+            unreadable=read.unreadable.get(name, ""),
         )
 
     def _silent_s(self, name: str, beat: Heartbeat | None, now_s: float) -> float | None:

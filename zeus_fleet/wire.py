@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from binascii import crc32
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from zeus_fleet.messages import Budget, Domain, Event, Grant, Heartbeat, Plan, Work
 from zeus_fleet.profiles import Profile, monotone
+from zeus_ipc.parsing import Malformed, parse
 
 _OF_DOMAIN = ("name", "limit_w", "nodes", "reserve_w")
 
 PIECES = 64
 """Number of keys of a plan's grants: a node reads one, a transaction writes all."""
+
+MAX_SHARED = 2 << 20
+"""Largest budget, or part of a plan, bytes; etcd accepts 1.5 MiB."""
+
+MAX_NAME = 200
+"""Most characters of a job's name that are kept."""
+
+MAX_TIME_S = 2.5e11
+"""Latest time of an event, in the year 9892."""
+
+MAX_MW = 10**12
+"""Largest power in a message: 1 GW."""
 
 DIGITS = 20
 """Digits of a heartbeat's number, which is padded so that the store can compare two of them."""
@@ -36,12 +50,13 @@ def heartbeat_from(data: bytes) -> Heartbeat:
     """The heartbeat that `heartbeat_bytes` wrote.
 
     Raises:
-        ValueError: It is none.
+        Malformed: It is none.
     """
-    try:
-        return Heartbeat(int(data[:DIGITS]), *map(int, json.loads(data[DIGITS:])))
-    except TypeError as error:
-        raise ValueError(f"no heartbeat: {error}") from None
+    with _reading("a heartbeat"):
+        number, (epoch, *powers_mw) = data[:DIGITS], parse(data[DIGITS:])
+        if len(number) != DIGITS or not number.isdigit():
+            raise Malformed("it has no number")
+        return Heartbeat(int(number), _whole(epoch, -1, 2**62), *map(_mw, powers_mw))
 
 
 def works_bytes(works: Iterable[Work]) -> bytes:
@@ -65,27 +80,25 @@ def works_from(data: bytes) -> tuple[Work, ...]:
     """Decodes the result of `works_bytes`. An invalid profile counts as unknown.
 
     Raises:
-        ValueError: It is not a result of `works_bytes`.
+        Malformed: It is not a result of `works_bytes`.
     """
-    try:
-        return tuple(_work_of(row) for row in json.loads(data))
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"not what runs on a node: {error}") from None
+    with _reading("the work of a node"):
+        return tuple(_work_of(row) for row in parse(data))
 
 
 def _work_of(row: dict[str, Any]) -> Work:
-    gpus = tuple(map(int, row["gpus"]))
+    gpus = tuple(_whole(gpu, 0, 4096) for gpu in row["gpus"])
     if not gpus:
-        raise TypeError("a job has no GPUs")
+        raise Malformed("a job has no GPUs")
     return Work(
-        str(row["job"]),
-        str(row["kind"]),
+        str(row["job"])[:MAX_NAME],
+        str(row["kind"])[:MAX_NAME],
         gpus,
-        int(row["min_mw"]),
-        int(row["max_mw"]),
+        _mw(row["min_mw"]),
+        _mw(row["max_mw"]),
         profile_of(*row["profile"]) if "profile" in row else None,
         bool(row.get("measuring")),
-        int(row["needs_mw"]) if "needs_mw" in row else None,
+        _mw(row["needs_mw"]) if "needs_mw" in row else None,
     )
 
 
@@ -98,7 +111,7 @@ def profile_of(limits_mw: Iterable[int], progress: Iterable[float]) -> Profile |
         rates = monotone(map(float, progress))
         if not all(map(math.isfinite, rates)):
             return None
-        return Profile(tuple(map(int, limits_mw)), tuple(rate / rates[-1] for rate in rates))
+        return Profile(tuple(map(_mw, limits_mw)), tuple(rate / rates[-1] for rate in rates))
     except (ValueError, IndexError, ZeroDivisionError):
         return None
 
@@ -109,8 +122,13 @@ def limits_bytes(limits_mw: Mapping[int, int]) -> bytes:
 
 
 def limits_from(data: bytes) -> dict[int, int]:
-    """Decodes the result of `limits_bytes`."""
-    return {int(gpu): int(limit) for gpu, limit in json.loads(data).items()}
+    """Decodes the result of `limits_bytes`.
+
+    Raises:
+        Malformed: It is none.
+    """
+    with _reading("limits"):
+        return {int(gpu): _mw(limit) for gpu, limit in parse(data).items()}
 
 
 def piece_of(node: str) -> int:
@@ -133,14 +151,20 @@ def pieces_of(plan: Plan | None) -> dict[int, bytes]:
 
 
 def plan_from(data: bytes, pieces: Iterable[bytes]) -> Plan:
-    """Decodes the plan from `plan_bytes` and `pieces_of`, with the grants of these pieces."""
-    read = json.loads(data)
-    grants = {
-        node: Grant(*map(int, grant))
-        for piece in pieces
-        for node, grant in json.loads(piece).items()
-    }
-    return Plan(int(read["token"]), read["spare_mw"], grants)
+    """Decodes the plan from `plan_bytes` and `pieces_of`, with the grants of these pieces.
+
+    Raises:
+        Malformed: It is none.
+    """
+    with _reading("the plan"):
+        read = parse(data, MAX_SHARED)
+        grants = {
+            node: Grant(_whole(epoch, 0, 2**62), _mw(limit), _mw(high))
+            for piece in pieces
+            for node, (epoch, limit, high) in parse(piece, MAX_SHARED).items()
+        }
+        spare_mw = {name: _mw(spare) for name, spare in read["spare_mw"].items()}
+        return Plan(_whole(read["token"], 0, 2**63), spare_mw, grants)
 
 
 def budget_bytes(budget: Budget) -> bytes:
@@ -163,15 +187,31 @@ def budget_bytes(budget: Budget) -> bytes:
 
 
 def budget_from(data: bytes) -> Budget:
-    """Decodes the budget from `budget_bytes`."""
-    read = json.loads(data)
-    domains = tuple(
-        Domain(one["name"], one["limit_mw"], frozenset(one["nodes"]), one["reserve_mw"])
-        for one in read["domains"]
-    )
-    events = tuple(Event(**event) for event in read.get("events", ()))
-    leaving, standing = frozenset(read["leaving"]), read.get("standing_mw")
-    return Budget(domains, read["floors_mw"], leaving, standing, events)
+    """Decodes the budget from `budget_bytes`.
+
+    Raises:
+        Malformed: It is none.
+    """
+    with _reading("the budget"):
+        read = parse(data, MAX_SHARED)
+        domains = tuple(
+            Domain(
+                one["name"], _mw(one["limit_mw"]), frozenset(one["nodes"]), _mw(one["reserve_mw"])
+            )
+            for one in read["domains"]
+        )
+        events = tuple(_event_of(**event) for event in read.get("events", ()))
+        leaving, standing = frozenset(read["leaving"]), read.get("standing_mw")
+        floors = {node: _mw(floor) for node, floor in read["floors_mw"].items()}
+        return Budget(domains, floors, leaving, None if standing is None else _mw(standing), events)
+
+
+def _event_of(
+    name: str, limit_mw: int, start_s: float, end_s: float, ramp_mw_per_s: int = 0
+) -> Event:
+    if not max(abs(start_s), abs(end_s)) <= MAX_TIME_S:
+        raise Malformed("an event's time is out of range")
+    return Event(str(name), _mw(limit_mw), float(start_s), float(end_s), _mw(ramp_mw_per_s))
 
 
 def budget_from_table(table: dict[str, Any]) -> Budget:
@@ -197,6 +237,9 @@ def budget_from_table(table: dict[str, Any]) -> Budget:
             )
             for one in tables
         )
+        powers = (*floors.values(), *(one.limit_mw + one.reserve_mw for one in domains))
+        if max(powers, default=0) > MAX_MW:
+            raise ValueError("the budget has a power above 1 GW; powers are in W")
         if min(0, *floors.values(), *(one.reserve_mw for one in domains)) < 0:
             raise ValueError("the budget has a negative floor or reserve; give 0 W or more")
         leaving = frozenset(table.get("leaving", ()))
@@ -207,6 +250,25 @@ def budget_from_table(table: dict[str, Any]) -> Budget:
         raise ValueError(f"the budget has no {error.args[0]}; see docs/operate/fleet.md") from None
     except (TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"the budget has a value of the wrong type: {error}") from None
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Any error of the block means that a value is not what it should be."""
+    try:
+        yield
+    except (TypeError, KeyError, AttributeError, ArithmeticError, ValueError) as error:
+        raise Malformed(f"not {what}: {error!s:.200}") from None
+
+
+def _whole(value: object, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise Malformed(f"{value!r:.40} is no whole number from {least} to {most}")
+    return value
+
+
+def _mw(value: object) -> int:
+    return _whole(value, 0, MAX_MW)
 
 
 def _json(value: object) -> bytes:

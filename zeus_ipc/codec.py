@@ -10,6 +10,7 @@ from typing import Any
 import msgpack
 
 from zeus_ipc.errors import RequestRejected
+from zeus_ipc.parsing import Malformed, bounded
 from zeus_ipc.wire import MAX_REQUEST_BYTES, Message
 
 _unpack = partial(msgpack.unpackb, raw=False, strict_map_key=True, max_bin_len=0, max_ext_len=0)
@@ -17,10 +18,6 @@ _unpack_request = partial(
     _unpack, max_str_len=MAX_REQUEST_BYTES, max_array_len=1024, max_map_len=32
 )
 _unpack_reply = partial(_unpack, max_str_len=65536, max_array_len=65536, max_map_len=4096)
-
-
-class DecodeError(ValueError):
-    """The bytes are not one bounded msgpack map."""
 
 
 def encode(message: Mapping[str, Any] | Message) -> bytes:
@@ -47,7 +44,7 @@ def decode_request(data: bytes | memoryview) -> dict[str, Any]:
     """Decodes a request. Bounds follow the largest valid request, not the largest message.
 
     Raises:
-        DecodeError: not msgpack, not a map, or beyond a bound.
+        Malformed: It is not MessagePack, not a map, or beyond a bound.
     """
     return _decode(_unpack_request, data)
 
@@ -71,7 +68,7 @@ def decode_reply(data: bytes | memoryview) -> dict[str, Any]:
     """Decodes a reply. Replies come from the daemon and are bounded by its message size.
 
     Raises:
-        DecodeError: not msgpack, or not a map.
+        Malformed: It is not MessagePack, not a map, or beyond a bound.
     """
     return _decode(_unpack_reply, data)
 
@@ -80,9 +77,10 @@ def _decode(
     unpack: Callable[[bytes | memoryview], Any], data: bytes | memoryview
 ) -> dict[str, Any]:
     try:
-        value = unpack(data)
+        value = bounded(unpack(data))
     except Exception as error:  # noqa: BLE001 - msgpack raises five unrelated types on bad input
-        raise DecodeError(f"not a valid message: {error or type(error).__name__}") from None
+        why = str(error)[:200] or type(error).__name__
+        raise Malformed(f"not a valid message: {why}") from None
     if not isinstance(value, dict):
-        raise DecodeError("not a valid message: the top level is not a map")
+        raise Malformed("not a valid message: the top level is not a map")
     return value

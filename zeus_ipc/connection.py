@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from zeus_ipc.codec import DecodeError, decode_reply
+from zeus_ipc.codec import decode_reply
 from zeus_ipc.diagnosis import check_deadline, unreachable
 from zeus_ipc.errors import DaemonUnavailable
+from zeus_ipc.parsing import Malformed
 from zeus_ipc.wire import MAX_REQUEST_BYTES
 from zeus_ipc.zmtp import DEALER_HELLO, ProtocolError, Replies
 
@@ -194,7 +195,7 @@ class Connection:
                 found = [decode_reply(body) for body in incoming.receive(data)]
         except OSError:
             lost = True
-        except (ProtocolError, DecodeError) as error:
+        except (ProtocolError, Malformed) as error:
             lost = True
             raise _not_zeusd(error) from None
         finally:

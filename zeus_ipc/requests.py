@@ -109,8 +109,8 @@ MAX_SAMPLES = 4096
 MAX_JOB_NAME = 64
 """Characters of a job's name: the uid of a pod has 36."""
 
-MAX_RECORDS = 200
-"""Audit records in one reply: about 100 KB."""
+MAX_RECORDS = 50
+"""Audit records in one reply, so that none keeps the loop for long; `Client.audit` asks on."""
 
 MAX_PROFILE = 64
 """Power limits of a published profile."""

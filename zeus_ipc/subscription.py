@@ -8,10 +8,11 @@ from typing import Any
 
 import zmq
 
-from zeus_ipc.codec import DecodeError, decode_reply
+from zeus_ipc.codec import decode_reply
 from zeus_ipc.diagnosis import diagnose
 from zeus_ipc.errors import DaemonUnavailable
 from zeus_ipc.overriding import override
+from zeus_ipc.parsing import Malformed
 from zeus_ipc.transport import Subscription
 
 _RECONNECT_MS = 10
@@ -61,7 +62,7 @@ class ZmqSubscription(Subscription):
         self._heard_ns = time.monotonic_ns()
         try:
             return decode_reply(payload)
-        except DecodeError as error:
+        except Malformed as error:
             raise DaemonUnavailable(
                 f"what publishes is not zeusd ({error}); check the socket's path"
             ) from None

@@ -7,10 +7,8 @@ import logging
 import os
 import pwd
 import re
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -24,6 +22,7 @@ from pydantic import (
 )
 
 from zeus_ipc.controls import Control
+from zeus_ipc.parsing import Malformed, parse_toml, read_file
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH
 from zeus_ipc.wire import MegaHertz, explain, matching
 from zeusd.core.access import LOWERING, OPEN, Access, AllowRule, RootMay
@@ -42,11 +41,6 @@ from zeusd.runtime.power_sources import HWMON
 from zeusd.runtime.powercap import POWERCAP
 from zeusd.server.fairness import Limits
 from zeusd.server.listener import MAX_PATH
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 log = logging.getLogger(__name__)
 
@@ -458,16 +452,17 @@ def load(path: str) -> Config:
         ConfigError: It cannot be read, is not TOML, or has a setting that zeusd does not accept.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        text = read_file(path).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeError) else error
+        reason = getattr(error, "strerror", None) or reason
         raise ConfigError(f"{path}: cannot be read ({reason})") from None
     try:
-        data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = parse_toml(text)
+    except Malformed as error:
         match = re.search(r"line (\d+)", str(error))
         line = f"{match.group(1)}" if match else "last"
-        reason = re.sub(r" \(at (line|end).*\)$", "", str(error))
+        reason = re.sub(r"^it is not valid: | \(at (line|end).*\)$", "", str(error))
         raise ConfigError(f"{path}: line {line}: not valid TOML: {reason}") from None
     try:
         return Config.model_validate(data)

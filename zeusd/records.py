@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from zeus_ipc.parsing import Malformed, parse
+
 FORMAT = 2
 
 Entry = dict[str, Any]
@@ -178,6 +180,6 @@ def _content(line: bytes, boot: str) -> object:
 
 def _json(text: bytes) -> object:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse(text)
+    except Malformed:
         return None

@@ -17,9 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zeus_ipc.controls import SPECS, Control
+from zeus_ipc.parsing import read_file
 from zeusd.identity import is_trusted, open_process
 from zeusd.records import Entry, Replayed, record, replay
 from zeusd.restore_rule import HIGHER, Value
+
+MAX_BYTES = 64 << 20
+"""Largest journal that is read."""
 
 CONTROLS = frozenset(control.value for control in SPECS)
 
@@ -151,8 +155,8 @@ def _is_complete(entry: Entry) -> bool:
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[bool]:
     """Whether no zeusd owns the journal; locks it."""
-    # Opened for reading, because the disk may be full or read-only.
-    flags = os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    # Opened for reading, because the disk may be full or read-only; what is there may be a FIFO.
+    flags = os.O_CREAT | os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         fd = os.open(f"{path}.lock", flags, 0o600)
     except OSError as error:
@@ -178,8 +182,4 @@ def read(path: Path, boot: str) -> Replayed:
         OSError: It cannot be read.
         ValueError: Another user may have written it.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    with open(fd, "rb") as file:
-        if not is_trusted(os.fstat(fd)):
-            raise ValueError("it is not a file that only this user may write")
-        return replay(file.read(), boot)
+    return replay(read_file(path, MAX_BYTES, is_trusted), boot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from tests.fake_nvml.fixtures import MakeDouble
 from tests.support import RunningDaemon, public_directory, running_daemon, wait_for
 from zeus_ipc.errors import DeviceFailure, LeaseExpired, NodeQuiesced
 from zeus_ipc.simulation import SimulatedNode
+from zeusd.identity import boot_id
 from zeusd.runtime import driver
 
 nvml_double = fixtures.nvml_double
@@ -144,7 +146,23 @@ def test_the_audit_log_outlives_a_restart_and_garbage_in_its_place() -> None:
         with daemon.client() as client:
             assert client.audit().records[: len(before)] == before
         daemon.stop()
-        (daemon.state_dir / "audit.json").write_text('{"boot": 1, "records"')
+
+
+@pytest.mark.parametrize("kind", ["cut off", "nested", "fifo", "link", "other values"])
+def test_what_is_in_place_of_the_audit_log_stops_no_start(kind: str) -> None:
+    with running_daemon("--simulate", "1xv100-pcie") as daemon:
+        daemon.stop()
+        path = daemon.state_dir / "audit.json"
+        path.unlink(missing_ok=True)
+        texts = {"cut off": '{"boot": 1, "records"', "nested": "[" * 3_000_000}
+        texts["other values"] = json.dumps({"boot": boot_id(), "records": [{"number": []}]})
+        if kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "link":
+            path.symlink_to("/dev/zero")
+        else:
+            path.write_text(texts[kind])
+            path.chmod(0o600)
         daemon.start_again()
         daemon.wait_until_serving(1)
         assert daemon.records("audit_unreadable")
@@ -160,9 +178,9 @@ def test_all_of_a_long_audit_log_reaches_its_reader() -> None:
             assert gpu.simulated is not None
             simulated = SimulatedNode(gpu.simulated)
             simulated.inject(0, "set_power_limit", 10)
-            for _ in range(600):
+            for number in range(600):
                 with contextlib.suppress(DeviceFailure):
-                    client.set_power_limit(gpu.gpus[0].uuid, 150_000)
+                    client.set_power_limit(gpu.gpus[0].uuid, 150_000 + 10 * number)
             page = client.audit(limit=1000)
         assert len(page.records) >= 600
         numbers = [record.number for record in page.records]

@@ -164,6 +164,7 @@ def test_events_of_an_address_are_kept_while_it_has_them(
         ("limit_w = 700", "the budget has no nodes"),
         ("limit_w = inf\n[nodes]\na = 1", "wrong type: cannot convert float infinity"),
         ("limit_w = 9\nreserv_w = 5\n[nodes]\na = 1", "no setting reserv_w; check"),
+        (f"limit_w = 1{'0' * 400}\n[nodes]\na = 1", "a power above 1 GW"),
         ("limit_w = 9\n[nodes]\na = 1\n[[domains]]\nlimit_w = 5", "no setting domains; check"),
         (f"limit_w = {'[' * 3000}", "budget.toml cannot be read as TOML"),
         ("limit_w = 'x'\n[nodes]\na = 1", "wrong type"),

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeus_fleet.etcd import running_etcd
 from zeus.device.gpu import GPUs
 from zeus_fleet import shells, wire
 from zeus_fleet.allocator import Allocator, Commit
+from zeus_fleet.commands import main
 from zeus_fleet.gpus import Load, ZeusdGpus
 from zeus_fleet.jobs import ByJobs
 from zeus_fleet.messages import (
@@ -39,8 +41,10 @@ from zeus_fleet.messages import (
 from zeus_fleet.node import Ceilings, Gpu
 from zeus_fleet.policies import water_filling
 from zeus_fleet.profiles import Profile
+from zeus_fleet.server import text
 from zeus_fleet.shells import run_agent, run_allocator
 from zeus_fleet.store import Store, StoreUnavailable
+from zeus_fleet.view import Watcher
 from zeus_ipc import Client
 from zeus_ipc.controls import Control
 
@@ -112,6 +116,92 @@ def test_a_late_heartbeat_does_not_replace_a_newer_one(etcd: str, prefix: str) -
     asyncio.run(play())
 
 
+NUMBER = b"%020d" % 7
+POISON = {
+    "nothing": b"",
+    "no JSON": b"none",
+    "too few": NUMBER + b"[1]",
+    "a map": NUMBER + b"{}",
+    "infinity": NUMBER + b"[0,Infinity,0,0,0,0,0]",
+    "a large float": NUMBER + b"[0,1e999,0,0,0,0,0]",
+    "a fraction": NUMBER + b"[0,1.5,0,0,0,0,0]",
+    "many digits": NUMBER + b"[0," + b"9" * 400 + b",0,0,0,0,0]",
+    "a gigawatt": NUMBER + b"[0,%d,0,0,0,0,0]" % 10**13,
+    "negative": NUMBER + b"[0,-1,0,0,0,0,0]",
+    "nesting": NUMBER + b"[" * 100_000,
+    "digits of another script": "٧".encode() * 10 + b"[0,0,0,0,0,0,0]",
+    "no UTF-8": NUMBER + b'[0,0,0,0,0,0,"\xff"]',
+    "half a surrogate": rb'[{"job":"\ud800","kind":"","gpus":[0],"min_mw":1,"max_mw":2}]',
+    "above all numbers": b"~",
+}
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("poison", POISON.values(), ids=POISON)
+def test_what_one_node_writes_stops_neither_the_budget_of_the_others_nor_status(
+    etcd: str, prefix: str, poison: bytes
+) -> None:
+    gpus = FakeGpus(250_000)
+
+    def status() -> str:
+        command = ["status", "--etcd", etcd, "--prefix", prefix]
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done.output
+
+    async def play() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            stores = [
+                await stack.enter_async_context(opened(etcd, prefix=prefix)) for _ in range(4)
+            ]
+            operator = stores[0]
+            await operator.set_budget(BUDGET, 0)
+            for key in ("node/a", "jobs/a", "limits/b"):
+                await operator._client.put(f"{prefix}{key}".encode(), poison)
+            await operator._client.put(f"{prefix}node/".encode() + b"\xff\n", poison)
+            tasks = [
+                asyncio.create_task(run_agent("b", stores[1], gpus, timing=QUICK)),
+                asyncio.create_task(run_allocator("l", stores[2], Allocator(QUICK))),
+            ]
+            await until(lambda: sum(gpus.limits) == 500_000, "b to get what it wants")
+            snapshot, _ = await operator.read()
+            assert snapshot is not None
+            view = Watcher().look(snapshot, 0.0, 0.0)
+            assert [node.state for node in view.nodes] == ["unreadable", "ok"]
+            assert 'node_state{node="a",state="unreadable"} 1.0' in text(view, True).decode()
+            said = await asyncio.to_thread(status)
+            assert "left out: what it wrote is not" in said
+            less = replace(BUDGET.site, limit_mw=600_000)
+            await operator.set_budget(Budget((less,), BUDGET.floors_mw), snapshot.budget_revision)
+            await until(lambda: sum(gpus.limits) == 400_000, "b to obey the cut")
+            tasks.append(
+                asyncio.create_task(run_agent("a", stores[3], FakeGpus(100_000), timing=QUICK))
+            )
+            while "left out" in await asyncio.to_thread(status):
+                await asyncio.sleep(0.05)
+            assert not any(task.done() for task in tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+@pytest.mark.parametrize("key", ["budget", "plan", "plan/1"])
+def test_a_budget_or_plan_that_cannot_be_read_is_reported_in_one_sentence(
+    etcd: str, prefix: str, key: str
+) -> None:
+    async def play() -> None:
+        async with opened(etcd, prefix=prefix) as store:
+            await store.set_budget(BUDGET, 0)
+            await store._client.put(f"{prefix}plan".encode(), b'{"token":1,"spare_mw":{}}')
+            await store._client.put(f"{prefix}{key}".encode(), b'{"a":Infinity}')
+            with pytest.raises(StoreUnavailable, match="delete that key"):
+                await store.read()
+
+    asyncio.run(play())
+
+
 def test_invalid_data_in_place_of_a_heartbeat_harms_no_other_node(etcd: str, prefix: str) -> None:
     async def play() -> None:
         async with opened(etcd, prefix=prefix) as store:
@@ -119,7 +209,7 @@ def test_invalid_data_in_place_of_a_heartbeat_harms_no_other_node(etcd: str, pre
             for node in "ab":
                 await store.newest_number(node)
                 await store.beat(node, beat(1), ())
-            for garbage in (b"", b"none", b"%020d[1]" % 7, b"%020d{}" % 7):
+            for garbage in POISON.values():
                 for key in ("node/a", "jobs/a"):
                     await store._client.put(f"{prefix}{key}".encode(), garbage)
                 snapshot, _ = await store.read()

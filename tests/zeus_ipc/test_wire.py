@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from tests import seeds
 from zeus_ipc import errors
-from zeus_ipc.codec import DecodeError, decode_request, encode
+from zeus_ipc.codec import decode_request, encode
 from zeus_ipc.operations import OPERATIONS
+from zeus_ipc.parsing import Malformed
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH, socket_path
 from zeus_ipc.requests import Request, SetPowerLimit, request_adapter
 from zeus_ipc.wire import MAX_REQUEST_BYTES
@@ -156,7 +157,7 @@ def test_the_largest_request_fits_the_size_limit() -> None:
     ],
 )
 def test_invalid_maps_are_refused(data: bytes) -> None:
-    with pytest.raises(DecodeError):
+    with pytest.raises(Malformed):
         decode_request(data)
 
 
@@ -170,7 +171,7 @@ def test_random_bytes_only_ever_give_a_map_or_a_decode_error() -> None:
             data[chance.randrange(len(data))] = chance.randrange(256)
         try:
             message = decode_request(bytes(data))
-        except DecodeError:
+        except Malformed:
             continue
         try:
             request_adapter.validate_python(message)

@@ -100,6 +100,22 @@ def test_a_value_that_the_parser_cannot_hold_is_not_valid_toml(tmp_path: Path, v
         load(write(tmp_path, f"a = {value}\n"))
 
 
+@pytest.mark.parametrize("kind", ["fifo", "device", "large", "directory"])
+def test_what_is_no_file_of_a_configuration_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    """A reload must not wait for it, nor fill the memory."""
+    path = tmp_path / "zeusd.toml"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.write_text("#" * 10_000_000)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(str(path))
+
+
 def test_a_byte_order_mark_is_no_setting(tmp_path: Path) -> None:
     path = tmp_path / "zeusd.toml"
     path.write_bytes(b"\xef\xbb\xbf[log]\r\nlevel = 'debug'\r\n")

@@ -292,7 +292,7 @@ def test_a_partial_record_and_garbage_do_not_stop_it(wreck: Wreck) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param("foreign", marks=pytest.mark.needs("root")), "link", "writable"]
+    "kind", [pytest.param("foreign", marks=pytest.mark.needs("root")), "link", "writable", "fifo"]
 )
 def test_a_journal_that_cannot_be_trusted_is_not_acted_upon(wreck: Wreck, kind: str) -> None:
     wreck.kill()
@@ -300,6 +300,10 @@ def test_a_journal_that_cannot_be_trusted_is_not_acted_upon(wreck: Wreck, kind: 
     if kind == "link":
         path.rename(path.with_name("elsewhere"))
         path.symlink_to("elsewhere")
+    elif kind == "fifo":
+        for one in (path, path.with_name("journal.lock")):
+            one.unlink()
+            os.mkfifo(one)
     elif kind == "writable":
         path.chmod(0o666)
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -18,6 +17,7 @@ from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
 from zeus_fleet.messages import Budget, Event
 from zeus_fleet.quantities import power_mw, ramp_mw_per_s, time_s
 from zeus_ipc.options import FILE, Number
+from zeus_ipc.parsing import parse_toml, read_file
 
 if TYPE_CHECKING:
     from zeus_fleet.store import Store
@@ -185,12 +185,7 @@ def follow(reach: Reach[Any], label: str, every: float, once: bool, source: str)
 
 
 def _toml(file: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
-        table: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-        return table
-    except (OSError, ValueError, RecursionError) as error:
+        return parse_toml(read_file(file))
+    except (OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read as TOML: {error}") from None

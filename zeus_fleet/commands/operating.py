@@ -40,6 +40,8 @@ def status(reach: Reach[Any]) -> None:
     click.echo("NODE             FLOOR  GRANTED     HELD    DRAWN   WANTED")
     for node in view.nodes:
         click.echo(f"{node.name:<13} {_w(node.floor_w)} {_w(node.granted_w)} {_said(node)}")
+        if node.unreadable:
+            click.echo(f"  left out: {node.unreadable}; the agent on {node.name} writes it again")
     for domain in view.domains:
         click.echo(
             f"{domain.name}: granted {domain.granted_w:g} W, held {domain.held_w:g} W, "
@@ -105,7 +107,7 @@ def _line(view: View) -> str:
     site = view.site
     line = f"{datetime.fromtimestamp(view.at_s):%H:%M:%S}  limit {_w(site.limit_w)}"
     line += f"  granted {_w(site.granted_w)}  held {_w(site.held_w)}  drawn {_w(site.drawn_w)}"
-    for state in ("waits", "silent", "absent", "stuck"):
+    for state in ("waits", "silent", "absent", "stuck", "unreadable"):
         names = [node.name for node in view.nodes if node.state == state]
         if names:
             line += f"  {state}: {' '.join(names[:4])}" + (" ..." if len(names) > 4 else "")

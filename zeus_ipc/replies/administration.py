@@ -140,7 +140,7 @@ class AuditRecord(Message):
     """Time of the last of several, see `count`."""
     count: int
     """Successful sets of one control under one lease, one after another, are one record: `old` is
-    of the first and `new` of the last."""
+    of the first and `new` of the last. So are equal warnings within ten minutes of each other."""
     event: str
     """ceiling, ceiling_set, ceiling_removed, ceiling_expired, set, restore, restored, persisted,
     lease_ended, lease_expired, restore_failed, restore_clamped, outside_change, refused,

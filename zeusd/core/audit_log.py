@@ -7,9 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from zeus_ipc.replies import AuditRecord
 from zeusd.core.effects import Note
 
 KEPT = 1000
+
+REPEATED_NS = 600_000_000_000
+"""A warning that comes again within this time after the last one is counted in the same record."""
 
 _FIELDS = (
     *("gpu", "control", "uid", "pid", "command", "job", "lease"),
@@ -59,26 +63,44 @@ class AuditLog:
         self.counts: Counter[tuple[str, ...]] = Counter()
         self._records: deque[Record] = deque(maxlen=KEPT)
         self._newest: dict[tuple[str | None, str | None], Record] = {}
+        self._warnings: dict[tuple[object, ...], Record] = {}
         self._next = 1
 
-    def note(self, now_ns: int, note: Note) -> None:
-        """Something happened."""
+    def note(self, now_ns: int, note: Note) -> int:
+        """Something happened: returns how often, with this time, since the record of it began."""
         said = note.fields
         where = said.get("gpu"), said.get("control")
         before = self._newest.get(where)
         if note.event == "set" and before is not None and before.goes_on(said):
-            before.count += 1
-            before.last_ns, before.new = now_ns, said["new"]
-            self._count(before)
-            return
+            return self._again(before, now_ns, said["new"])
         fields: dict[str, Any] = {name: said[name] for name in _FIELDS if name in said}
         if "error" in said:
             fields["result"] = said["error"]
+        key = (note.event, *fields.items())
+        before = self._warnings.get(key)
+        if before is not None and self._lasts(before, now_ns):
+            return self._again(before, now_ns, before.new)
         record = Record(self._next, now_ns, now_ns, 1, note.event, note.warning, **fields)
         self._count(record)
         self._next += 1
         self._newest[where] = record
         self._records.append(record)
+        if note.warning:
+            self._warnings[key] = record
+            if len(self._warnings) > 2 * KEPT:
+                found = self._warnings.items()
+                self._warnings = {key: one for key, one in found if self._lasts(one, now_ns)}
+        return 1
+
+    def _again(self, record: Record, now_ns: int, new: str | None) -> int:
+        record.count += 1
+        record.last_ns, record.new = now_ns, new
+        self._count(record)
+        return record.count
+
+    def _lasts(self, record: Record, now_ns: int) -> bool:
+        """Whether a repetition belongs to this record: it is kept, and not long ago."""
+        return record.number > self.dropped and now_ns - record.last_ns < REPEATED_NS
 
     def _count(self, record: Record) -> None:
         control, result = record.control or "", record.result or ""
@@ -131,8 +153,9 @@ class AuditLog:
         Raises:
             TypeError, ValueError: These are not records.
         """
-        earlier, present = [Record(**fields) for fields in records], [*self._records]
-        last = max((int(record.number) for record in earlier), default=0)
+        valid = [AuditRecord.model_validate(fields) for fields in records]
+        earlier, present = [Record(**vars(one)) for one in valid], [*self._records]
+        last = max((record.number for record in earlier), default=0)
         for record in present:
             record.number += last
         self._next += last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 from zeusd.core.audit_log import AuditLog
@@ -33,9 +34,13 @@ class Outbox:
         self._pending: dict[int, Continuation] = {}
 
     def add(self, effect: Effect) -> None:
-        """Appends an effect."""
+        """Appends an effect. A warning that repeats is logged when its number has doubled."""
         if isinstance(effect, Note):
-            self.audit_log.note(self.now_ns, effect)
+            count = self.audit_log.note(self.now_ns, effect)
+            if effect.warning and count > 1:
+                if count & (count - 1):
+                    return
+                effect = replace(effect, fields={**effect.fields, "count": count})
         self._effects.append(effect)
 
     def ticket(self, then: Continuation) -> int:

@@ -11,10 +11,14 @@ import stat
 import time
 from pathlib import Path
 
+from zeus_ipc.parsing import parse, read_file
 from zeusd.core.audit_log import AuditLog
 from zeusd.identity import EMBEDDED_PREFIX, JOURNAL_NAME, is_trusted
 
 log = logging.getLogger(__name__)
+
+MAX_AUDIT = 4 << 20
+"""Largest audit log that is read: its 1,000 records take a tenth of this."""
 
 SAVE_S = 30.0
 """How often to save the audit log. The log has what is lost here by a kill."""
@@ -30,6 +34,8 @@ class JournalError(Exception):
 def prepare_directory(directory: Path) -> None:
     """Creates a directory that this user owns and others cannot write.
 
+    It may be this user's link to one: a directory that was moved may have left a link.
+
     Raises:
         OSError: It cannot be created.
         JournalError: What is in its place is not zeusd's, or cannot be moved away.
@@ -39,6 +45,9 @@ def prepare_directory(directory: Path) -> None:
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
         found = directory.lstat()
+        if stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid():
+            with contextlib.suppress(OSError):
+                found = directory.stat()
         mine = found.st_uid == os.geteuid() and not found.st_mode & 0o022
         if stat.S_ISDIR(found.st_mode) and mine:
             return
@@ -145,11 +154,7 @@ class AuditFile:
     def load(self, audit_log: AuditLog) -> None:
         """Adds records that an earlier zeusd of this boot saved, if they can be read."""
         try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with open(fd, encoding="utf-8") as file:
-                if os.fstat(fd).st_uid != os.geteuid():
-                    raise ValueError("it belongs to another user")
-                kept = json.load(file)
+            kept = parse(read_file(self._path, MAX_AUDIT, is_trusted), MAX_AUDIT)
             if kept["boot"] == self._boot:
                 audit_log.load(kept["records"])
         except FileNotFoundError:

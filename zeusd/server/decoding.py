@@ -7,9 +7,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from zeus_ipc.codec import DecodeError, decode_request, id_of
+from zeus_ipc.codec import decode_request, id_of
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.operations import OPERATIONS
+from zeus_ipc.parsing import Malformed
 from zeus_ipc.replies import Envelope, ErrorBody
 from zeus_ipc.requests import Request, request_adapter
 from zeus_ipc.wire import PROTOCOL_VERSION, explain
@@ -52,7 +53,7 @@ def decode(data: bytes) -> Request:
     fault = None
     try:
         message = decode_request(data)
-    except DecodeError as error:
+    except Malformed as error:
         message, fault = {"id": id_of(data)}, f"{error}; a request is one msgpack map"
     request_id = message.get("id")
     if not isinstance(request_id, int) or isinstance(request_id, bool) or request_id < 0:
@@ -82,6 +83,6 @@ def decode(data: bytes) -> Request:
         return request
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False, include_context=False)[:3]
-        text = "; ".join(explain({**fault, "loc": fault["loc"][1:]}) for fault in faults)
+        text = "; ".join(explain({**fault, "loc": fault["loc"][1:]})[:200] for fault in faults)
         text, awaited = f"the request is not valid: {text}", message.get("block") is not False
         raise Invalid(request_id, ErrorCode.BAD_REQUEST, text, awaited) from None

@@ -9,6 +9,7 @@ import pytest
 from tests.zeusd.core.world import GPU0, GPU1, World
 from zeus_ipc.controls import Control
 from zeus_ipc.replies import AuditRecords, Metrics, NodeInfo, Policy, Quiesced
+from zeus_ipc.requests import MAX_RECORDS
 from zeusd.core.access import Access, AllowRule
 from zeusd.core.policy import GpuRule, SitePolicy
 
@@ -513,12 +514,12 @@ def test_the_audit_log_is_bounded_and_says_what_it_dropped(world: World) -> None
         world.set_power(ALICE, 200 + turn % 2)
         world.call(ALICE, "release")
     found = audit(world)
-    assert len(found.records) == 200
+    assert len(found.records) == MAX_RECORDS
     assert found.dropped > 2000
     first, last = found.records[0].number, found.records[-1].number
-    assert last - first == 199
-    earlier = audit(world, before=first, limit=50).records
-    assert [one.number for one in earlier] == list(range(first - 50, first))
+    assert last - first == MAX_RECORDS - 1
+    earlier = audit(world, before=first, limit=20).records
+    assert [one.number for one in earlier] == list(range(first - 20, first))
 
 
 def test_a_dumped_audit_log_continues_after_a_restart(world: World) -> None:
@@ -533,8 +534,9 @@ def test_a_dumped_audit_log_continues_after_a_restart(world: World) -> None:
     assert [one.event for one in after[len(before) :]] == ["restore", "lease_ended"]
     numbers = [one.number for one in after]
     assert numbers == list(range(1, len(after) + 1))
-    with pytest.raises(TypeError):
-        world.core.audit_log.load([{"nonsense": 1}])
+    for strange in ({"nonsense": 1}, {**dumped[0], "number": "1"}, {**dumped[0], "result": []}):
+        with pytest.raises(ValueError, match="validation error"):
+            world.core.audit_log.load([strange])
 
 
 def metrics(world: World) -> Metrics:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.zeusd.core.test_administration import ADMIN, ALICE, POWER, make_world
 from tests.zeusd.core.world import GPU0, World
+from zeusd.core.audit_log import KEPT, REPEATED_NS, AuditLog
+from zeusd.core.effects import Note
+from zeusd.core.outbox import Outbox
 
 
 def test_a_revoked_lease_names_who_revoked_it() -> None:
@@ -80,3 +83,35 @@ def test_a_restart_is_no_record_for_each_gpu() -> None:
     world.driver = "driver-2"
     world.start_core(alive=set())
     assert len(world.events("gpu_found")) == 2
+
+
+def test_a_warning_that_repeats_is_counted_in_one_record_and_logged_when_it_doubles() -> None:
+    """Whatever repeats: neither the log nor the history fills with it."""
+    log, outbox = AuditLog(), Outbox()
+    outbox.audit_log = log
+    said = {"gpu": GPU0, "control": "power_limit", "error": "NVML code 3"}
+    for number in range(1000):
+        outbox.now_ns = number * 4_000_000_000
+        outbox.add(Note("restore_failed", {**said, "attempt": number}, warning=True))
+        if number == 20:
+            outbox.add(Note("lease_ended", {"gpu": GPU0, "reason": "released", "result": "ok"}))
+    failed, ended = log.newest(0, 2**62, 10)
+    assert (failed.event, failed.count, failed.t_ns) == ("restore_failed", 1000, 0)
+    assert failed.last_ns == 999 * 4_000_000_000
+    assert ended.event == "lease_ended"
+    assert dict(log.total("restore_failed")) == {("power_limit",): 1000}
+    logged = [note.fields.get("count", 1) for note in outbox.take() if note.warning]
+    assert logged == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    outbox.add(Note("restore_failed", {**said, "error": "NVML code 10"}, warning=True))
+    outbox.now_ns += 2 * REPEATED_NS
+    outbox.add(Note("restore_failed", said, warning=True))
+    assert [one.count for one in log.newest(0, 2**62, 10)] == [1000, 1, 1, 1]
+
+
+def test_a_repeated_warning_whose_record_is_gone_is_recorded_again() -> None:
+    log = AuditLog()
+    log.note(0, Note("gpu_lost", {"gpu": GPU0}, warning=True))
+    for number in range(KEPT):
+        log.note(1, Note("set", {"gpu": GPU0, "lease": str(number), "result": "ok"}))
+    log.note(2, Note("gpu_lost", {"gpu": GPU0}, warning=True))
+    assert log.newest(0, 2**62, 1)[0].event == "gpu_lost"

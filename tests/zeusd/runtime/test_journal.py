@@ -207,6 +207,20 @@ def test_what_was_never_a_state_directory_is_not_moved(tmp_path: Path, kind: str
     assert not list(tmp_path.glob("*.bad-*"))
 
 
+def test_a_state_directory_that_was_moved_and_linked_is_used(tmp_path: Path) -> None:
+    state, moved = tmp_path / "state", tmp_path / "moved"
+    journal = opened(state)
+    put(journal, "a", {"x": 1})
+    journal.close()
+    state.rename(moved)
+    state.symlink_to(moved)
+    assert reread(state) == {"a": {"x": 1}}
+    state.unlink()
+    state.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(JournalError, match="choose another with --state-dir"):
+        opened(state)
+
+
 def test_a_directory_that_others_recreate_is_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

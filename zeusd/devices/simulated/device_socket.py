@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from zeus_ipc.codec import DecodeError, decode_request, encode
+from zeus_ipc.codec import decode_request, encode
 from zeus_ipc.processes import UnixListener, peer_of
 from zeus_ipc.simulation import PROFILE_PREFIX
 from zeusd.devices.simulated.gpu import Quirks
@@ -119,7 +119,7 @@ class DeviceServer:
         try:
             message = decode_request(data)
             return self._handle(client, message)
-        except (DecodeError, ValueError, LookupError, TypeError, ArithmeticError) as error:
+        except (ValueError, LookupError, TypeError, ArithmeticError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _handle(self, client: socket.socket, message: dict[str, Any]) -> dict[str, Any]:
