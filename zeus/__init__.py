@@ -9,6 +9,6 @@ __all__ = ["__version__"]
 compat.install()
 
 if (_problem := overlap(__path__[0])) is not None:
-    import warnings
+    from zeus.utils.warn import warn
 
-    warnings.warn(_problem, stacklevel=2)
+    warn(_problem)

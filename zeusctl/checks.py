@@ -325,6 +325,9 @@ def _gpus(node: NodeInfo) -> Check:
     if node.quiesced_ns is not None:
         since = duration(seconds_since(node.quiesced_ns))
         return _fault("GPUs", f"zeusd is quiesced, since {since}", "`zeusctl resume`")
+    if node.unusable:
+        remedy = "see the kernel log (Xid); a reset or a reboot may help"
+        return _fault("GPUs", "; ".join(node.unusable), remedy)
     if not node.gpus:
         return _fault(
             "GPUs",
@@ -374,6 +377,12 @@ def _sampling(session: Session, node: NodeInfo) -> Check:
         if age_s > LATE_S + 10 * source.tick_ns / 1e9:
             late.append(f"{names.get(source.source, source.source)} ({duration(age_s)})")
     seen = {source.source for source in metrics.sources}
+    blind = [
+        gpu
+        for gpu in node.gpus
+        if not (gpu.uuid in seen or gpu.supports.energy_counter or gpu.supports.power_instant)
+    ]
+    seen.update(gpu.uuid for gpu in blind)
     if (metrics.t_ns - metrics.started_ns) / 1e9 > LATE_S:  # else it has only just started
         late += [name for uuid, name in names.items() if uuid not in seen]
     if node.quiesced_ns is not None:
@@ -386,7 +395,10 @@ def _sampling(session: Session, node: NodeInfo) -> Check:
         )
     if not metrics.sources:
         return _note("sampling", "no sensors to sample")
-    return _ok("sampling", f"{count(len(metrics.sources), 'device')} sampled")
+    found = f"{count(len(metrics.sources), 'device')} sampled"
+    for gpu in blind:
+        found += f"; GPU {gpu.index} ({gpu.name}) has no sensor of energy or power"
+    return _ok("sampling", found)
 
 
 def _users(session: Session, node: NodeInfo) -> Check:

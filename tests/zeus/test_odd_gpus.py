@@ -15,12 +15,25 @@ from tests.fake_nvml import fixtures
 from tests.fake_nvml.double import NvmlDouble
 from tests.zeusd.devices.opening import Opener
 from zeus import _node
-from zeus.monitor import ZeusMonitor
+from zeus.exceptions import ZeusGPUNotSupportedError
+from zeus.measure import EnergyCallback
+from zeus.monitor import PowerMonitor, TemperatureMonitor, ZeusMonitor
+from zeus.optimizer.power_limit import Done, GlobalPowerLimitOptimizer
 from zeusd import embed
+from zeusd.devices.nvml.codes import Return
 from zeusd.nodes import OpenedNode
 
 open_nvml = fixtures.open_nvml
 
+NO_POWER = ("nvmlDeviceGetPowerUsage", "field.185.0", "field.186.0")
+NO_LIMIT = tuple(
+    f"nvmlDevice{name}"
+    for name in (
+        *("GetPowerManagementLimit", "GetPowerManagementLimitConstraints"),
+        "GetPowerManagementDefaultLimit",
+    )
+)
+DISPLAY = {"name": "Quadro P400", "architecture": 4, "has_energy": 0}
 A100 = {"name": "NVIDIA A100-SXM4-80GB", "architecture": 7, "tick_us": 100_000, "window_us": 25_000}
 
 Use = Callable[..., NvmlDouble]
@@ -33,10 +46,15 @@ def use(open_nvml: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with contextlib.ExitStack() as stack:
 
-        def open_node(*gpus: dict[str, Any], absent: Sequence[tuple[int, str]] = ()) -> NvmlDouble:
+        def open_node(
+            *gpus: dict[str, Any], lacks: Sequence[str] = (), lost: bool = False
+        ) -> NvmlDouble:
+            """The last GPU lacks these calls, or has fallen off the bus."""
             nvml, double = open_nvml(*gpus)
-            for gpu, symbol in absent:
-                double.inject(gpu, symbol, 3)
+            for symbol in lacks:
+                double.inject(len(gpus) - 1, symbol, Return.NOT_SUPPORTED)
+            if lost:
+                double.inject(len(gpus) - 1, "*", Return.GPU_IS_LOST)
             client = embed.connect(OpenedNode(nvml, None, lambda: None), state_dir=str(tmp_path))
             stack.callback(client.close)
             stack.enter_context(_node.use(client))
@@ -63,3 +81,89 @@ def test_a_gpu_whose_power_reads_the_same_all_the_time_is_measured(
         with monitor.window("idle") as window:
             time.sleep(0.3)
         assert window.total_energy == pytest.approx(30 * window.time, abs=1)
+
+
+@pytest.mark.parametrize("kind", [ZeusMonitor, PowerMonitor, TemperatureMonitor])
+def test_a_display_card_without_a_power_sensor_is_left_out_with_one_warning(
+    use: Use, kind: type[ZeusMonitor]
+) -> None:
+    use(A100, DISPLAY, lacks=NO_POWER)
+    with pytest.warns(UserWarning, match="not measured") as seen:
+        monitor = kind()
+    assert [str(one.message) for one in seen] == [
+        "The energy of GPU 1 (Quadro P400) is not measured: no sensor reports its energy or power. "
+        "Give gpu_indices=[0] to measure only the others."
+    ]
+    assert seen[0].filename == __file__
+    assert monitor.gpu_indices == [0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kind(gpu_indices=[0]).gpu_indices == [0]
+    with pytest.raises(ZeusGPUNotSupportedError, match="neither energy nor power"):
+        kind(gpu_indices=[0, 1])
+
+
+def test_a_callback_measures_the_others_too(use: Use) -> None:
+    use(A100, DISPLAY, lacks=NO_POWER)
+    with pytest.warns(UserWarning, match="Quadro P400"):
+        callback = EnergyCallback(print_summary=False)
+    with callback:
+        for _ in callback.steps(range(3)):
+            time.sleep(0.05)
+    assert callback.summary is not None
+    assert callback.summary.gpus == 1
+    assert callback.summary.energy > 0
+
+
+def test_without_a_settable_limit_the_optimizer_warns_once_and_training_goes_on(use: Use) -> None:
+    laptop = {"name": "NVIDIA GeForce RTX 4090 Laptop GPU", "architecture": 8}
+    use(laptop, lacks=NO_LIMIT)
+    monitor = ZeusMonitor()
+    with pytest.warns(UserWarning, match="no power limit") as seen:
+        optimizer = GlobalPowerLimitOptimizer(monitor)
+        for _ in range(2):
+            with optimizer:
+                for _ in optimizer.steps(range(3)):
+                    pass
+    reason = f"{laptop['name']} has no power limit to set"
+    assert [str(one.message) for one in seen] == [
+        f"The power limit optimizer stopped, and training continues: {reason}"
+    ]
+    assert seen[0].filename == __file__
+    assert optimizer.state == Done(optimal_power_limit=0, chosen=False, reason=reason)
+    assert (optimizer.disabled, optimizer.power_limits, optimizer.progress) == (True, [], (0, 0))
+
+
+@pytest.mark.parametrize("hidden", ["", "-1", "NoDevFiles"])
+def test_a_process_from_which_all_gpus_are_hidden_measures_none_with_one_warning(
+    use: Use, monkeypatch: pytest.MonkeyPatch, hidden: str
+) -> None:
+    """As in an actor of Ray without a GPU."""
+    use(A100)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    with pytest.warns(UserWarning, match="hides all GPUs") as seen:
+        monitor = ZeusMonitor()
+    assert [str(one.message) for one in seen] == [
+        f"No GPU is measured: CUDA_VISIBLE_DEVICES={hidden!r} hides all GPUs of this node."
+    ]
+    with monitor.window("step") as window:
+        pass
+    assert (window.gpu_energy, window.total_energy) == ({}, 0)
+    with pytest.warns(UserWarning, match="training continues: the monitor has no GPU"):
+        GlobalPowerLimitOptimizer(monitor)
+    with pytest.raises(ValueError, match="No GPUs available"):
+        ZeusMonitor(gpu_indices=[0])
+
+
+def test_a_gpu_that_is_lost_at_start_is_named_as_lost(use: Use) -> None:
+    use(A100, A100, lost=True)
+    with pytest.warns(UserWarning, match=r"GPU 1 cannot be used.* fallen off the bus"):
+        assert ZeusMonitor().gpu_indices == [0]
+    with pytest.raises(ValueError, match=r"There is no GPU 1.* fallen off the bus"):
+        ZeusMonitor(gpu_indices=[1])
+
+
+def test_the_only_gpu_that_is_lost_at_start_is_named_as_lost(use: Use) -> None:
+    use(A100, lost=True)
+    with pytest.warns(UserWarning, match=r"No GPU is measured: GPU 0 .* fallen off the bus"):
+        assert ZeusMonitor().gpu_indices == []

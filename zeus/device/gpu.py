@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from zeus.exceptions import (
     ZeusGPUNotSupportedError,
     from_ipc,
 )
+from zeus.utils.warn import warn
 from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class _CamelCase:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name not in _aliases_used:
             _aliases_used.add(name)
-            warnings.warn(f"{name} is now {snake}.", DeprecationWarning, stacklevel=2)
+            warn(f"{name} is now {snake}.", DeprecationWarning)
         return getattr(self, snake)
 
 
@@ -290,10 +290,16 @@ class GPUs(_CamelCase):
     """The GPUs of this process, by the framework's index.
 
     Each method of `GPU` is here too, with the index as its first argument.
+
+    Attributes:
+        unusable: The node's GPUs that zeusd cannot use: a sentence for each.
     """
 
-    def __init__(self, client: Client, infos: Sequence[GpuInfo]) -> None:
+    def __init__(
+        self, client: Client, infos: Sequence[GpuInfo], unusable: Sequence[str] = ()
+    ) -> None:
         self._client = client
+        self.unusable = unusable
         seen = Counter(info.uuid for info in infos)
         self.gpus = [GPU(client, info, seen[info.uuid]) for info in infos]
 
@@ -420,6 +426,7 @@ class EmptyGPUs(GPUs):
 
     def __init__(self, reason: str) -> None:
         self.gpus = []
+        self.unusable = ()
         self.reason = reason
 
     def __getitem__(self, gpu_index: int) -> GPU:
@@ -480,12 +487,12 @@ def _discover(client: Client) -> GPUs:
         node = client.node()
     infos = visible_gpus(node.gpus, os.environ, simulated=node.simulated is not None)
     if infos:
-        return GPUs(client, infos)
+        return GPUs(client, infos, node.unusable)
+    if node.unusable and not node.gpus:
+        return EmptyGPUs(f"{'; '.join(node.unusable)}.")
     if node.gpus:
         listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        return EmptyGPUs(
-            f"CUDA_VISIBLE_DEVICES={listed!r} hides all {len(node.gpus)} of this node."
-        )
+        return EmptyGPUs(f"CUDA_VISIBLE_DEVICES={listed!r} hides all GPUs of this node.")
     return EmptyGPUs("The node has none, or its driver is not loaded.")
 
 

@@ -17,12 +17,12 @@ import contextlib
 import os
 import re
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from zeus.exceptions import ZeusGPUInitError
+from zeus.utils.warn import warn
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
@@ -218,10 +218,9 @@ def _cuda_order(gpus: list[GpuInfo], explicit: bool) -> list[GpuInfo]:
     global _warned
     if not _warned:
         _warned = True
-        warnings.warn(
+        warn(
             "This node has GPUs of several models, so GPU indices here (PCI order) may differ from "
-            f"the framework's (fastest first); {remedy}.",
-            stacklevel=4,
+            f"the framework's (fastest first); {remedy}."
         )
     return gpus
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import warnings
 from typing import Any
 
 from zeus.callback import Callback
@@ -14,6 +13,7 @@ from zeus.monitor import ZeusMonitor
 from zeus.monitor.carbon import CarbonIntensityProvider
 from zeus.monitor.price import ElectricityPriceProvider
 from zeus.utils.guard import guarded
+from zeus.utils.warn import warn
 
 logger = logging.getLogger(__name__)
 
@@ -118,5 +118,5 @@ class EnergyCallback(Callback):
     def _failed(self, error: Exception) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(f"Energy is not measured, and training continues: {error}", stacklevel=4)
+            warn(f"Energy is not measured, and training continues: {error}")
         logger.debug("measuring failed", exc_info=error)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
+
+from zeus.utils.warn import warn
 
 Log = Callable[[dict[str, float], int], object]
 """A function of figures by name, and the step."""
@@ -57,4 +58,4 @@ class Once:
             self._log(figures, step)
         except Exception as error:  # noqa: BLE001 - a logger's, of which there are many
             self._log = None
-            warnings.warn(f"Energy is measured but logged no more: {error!r}", stacklevel=3)
+            warn(f"Energy is measured but logged no more: {error!r}")

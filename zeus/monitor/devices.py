@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import os
 from collections.abc import Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from zeus import _node
 from zeus.device import EmptyGPUs, get_gpus
 from zeus.exceptions import ZeusArgumentError, ZeusGPUInitError, from_ipc
-from zeus_ipc.errors import ZeusIpcError
+from zeus.utils.warn import warn
+from zeus_ipc.errors import ErrorCode, SeveralGpusFailed, ZeusIpcError
 
 if TYPE_CHECKING:
     from zeus.device import GPUs
@@ -20,17 +21,17 @@ if TYPE_CHECKING:
 _NO_DRIVER = {9, 12}
 """NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND: there are no GPUs to reach."""
 
-_WARNING_LEVEL = 3
-"""Makes the warning name the line that creates the monitor."""
-
 
 def resolve_gpus(gpu_indices: Sequence[int] | None) -> tuple[GPUs, list[int], Client | None]:
-    """Returns the GPUs of this process, the indices to measure, and the connection to their node.
-    On a node without GPUs, warns and measures none; without a zeusd either, there is no connection.
+    """Returns the GPUs of this process, the indices to measure, and the connection to their node,
+    which samples them from now on. If no indices are given, warns about what is not measured: GPUs
+    without a sensor, or all where there is none. Without a driver and zeusd, there is no
+    connection.
 
     Raises:
         ValueError: An index is not valid, names no GPU, or names one twice.
         ZeusGPUInitError: There are GPUs, but they cannot be reached.
+        ZeusBaseGPUError: A GPU that the indices name has no sensor, or one cannot be read.
     """
     if gpu_indices is not None:
         check_types("gpu_indices", gpu_indices)
@@ -40,11 +41,41 @@ def resolve_gpus(gpu_indices: Sequence[int] | None) -> tuple[GPUs, list[int], Cl
         if error.nvml_code not in _NO_DRIVER:
             raise
         gpus, client = EmptyGPUs(error.message[:1].upper() + error.message[1:]), None
-    hidden = client is not None and client.node().gpus  # by CUDA_VISIBLE_DEVICES: a mistake
-    if gpu_indices is None and not len(gpus) and not hidden:
-        warnings.warn(f"No GPU is measured: {gpus.reason}", stacklevel=_WARNING_LEVEL)
+    if gpu_indices is None and not len(gpus):
+        warn(f"No GPU is measured: {gpus.reason}")
         return gpus, [], client
-    return gpus, check_indices(gpu_indices, gpus), client
+    indices = check_indices(gpu_indices, gpus)
+    if client is None or not indices:
+        return gpus, indices, client
+    try:
+        client.windows(list(dict.fromkeys(gpus[index].uuid for index in indices)))
+    except ZeusIpcError as error:
+        if gpu_indices is not None:
+            raise from_ipc(error) from error
+        indices = _with_sensors(indices, gpus, error)
+    if gpu_indices is None and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        for sentence in gpus.unusable:
+            warn(f"{sentence}; the energy of the others is measured.")
+    return gpus, indices, client
+
+
+def _with_sensors(indices: list[int], gpus: GPUs, error: ZeusIpcError) -> list[int]:
+    """Selects the GPUs that have a sensor, and warns about the others, such as a display card.
+
+    Raises:
+        ZeusBaseGPUError: The error has another cause.
+    """
+    errors = error.errors if isinstance(error, SeveralGpusFailed) else {}
+    failed = [i for i in indices if not errors or gpus[i].uuid in errors]
+    if any(one.code != ErrorCode.NOT_SUPPORTED for one in errors.values() or [error]):
+        raise from_ipc(error) from error
+    found = [index for index in indices if index not in failed]
+    names = ", ".join(f"GPU {index} ({gpus[index].get_name()})" for index in failed)
+    warn(
+        f"The energy of {names} is not measured: no sensor reports its energy or power. Give "
+        f"gpu_indices={found} to measure only the others."
+    )
+    return found
 
 
 def check_indices(indices: Sequence[int] | None, gpus: GPUs) -> list[int]:
@@ -63,12 +94,12 @@ def check_indices(indices: Sequence[int] | None, gpus: GPUs) -> list[int]:
             _ = gpus[0]
             raise ValueError(
                 f"There is no GPU {index}: this process sees {len(gpus)}, counted from 0 after "
-                "CUDA_VISIBLE_DEVICES"
+                f"CUDA_VISIBLE_DEVICES{''.join(f'; {one}' for one in gpus.unusable)}"
             )
     if len(set(indices)) != len(indices):
         raise ValueError(f"gpu_indices names a GPU twice: {list(indices)}")
     for note in gpus.covered(indices):
-        warnings.warn(note, stacklevel=_WARNING_LEVEL + 1)
+        warn(note)
     return [*map(int, indices)]
 
 
@@ -125,11 +156,10 @@ def resolve_cpus(cpu_indices: Sequence[int] | None, client: Client | None) -> li
     asked = list(dict.fromkeys(cpu_indices))
     missing = [index for index in asked if index not in known]
     if missing:
-        warnings.warn(
+        warn(
             f"The energy of CPU {', '.join(map(str, missing))} cannot be measured here (CPUs that "
             f"can be: {', '.join(map(str, known)) or 'none'}), so it is left out. It takes a zeusd "
             "whose kernel offers powercap, or root without one; pass cpu_indices=[] to measure "
-            "GPUs only.",
-            stacklevel=_WARNING_LEVEL,
+            "GPUs only."
         )
     return [known[index] for index in asked if index in known]

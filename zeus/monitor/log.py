@@ -9,9 +9,10 @@ import math
 import os
 import threading
 import time
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
+
+from zeus.utils.warn import warn
 
 _logs: dict[tuple[int, str], MeasurementLog] = {}
 """The logs of this process by pid, which a fork changes, and file."""
@@ -38,10 +39,7 @@ class MeasurementLog:
         earlier = _logs.get((pid, name))
         if earlier is not None:
             earlier.close()
-            warnings.warn(
-                f"{path} is begun again; the ZeusMonitor that wrote it before no longer does.",
-                stacklevel=3,
-            )
+            warn(f"{path} is begun again; the ZeusMonitor that wrote it before no longer does.")
         _logs[pid, name] = self
         file = path.open("a", newline="", encoding="utf-8")
         try:
@@ -49,7 +47,7 @@ class MeasurementLog:
         except OSError:
             file.close()
             own = path.with_name(f"{path.stem}.{pid}{path.suffix}")
-            warnings.warn(f"{path} is written by another process; writing {own}.", stacklevel=3)
+            warn(f"{path} is written by another process; writing {own}.")
             path, file = own, own.open("w", newline="", encoding="utf-8")
         if path.is_file():  # not /dev/null
             file.truncate(0)

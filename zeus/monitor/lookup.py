@@ -11,7 +11,6 @@ import math
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from zeus.exceptions import ZeusBaseError, ZeusdError, from_ipc
 from zeus.monitor.measurement import EndedWindow, Measurement
+from zeus.utils.warn import warn
 from zeus_ipc.circuit import bounded, not_before
 from zeus_ipc.errors import DeadlineExceeded, SeveralGpusFailed, ZeusIpcError
 
@@ -171,10 +171,9 @@ class WindowLookup:
                 raise
             if not self._warned:
                 self._warned = True
-                warnings.warn(
+                warn(
                     "The energy of windows is nan until it can be known; it is looked up again "
-                    f"when it is read again: {error.message}",
-                    stacklevel=5,
+                    f"when it is read again: {error.message}"
                 )
             return self._in_part(wanted, error)
         self._warned = False

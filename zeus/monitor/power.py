@@ -10,7 +10,7 @@ from typing import Literal
 from zeus import _node
 from zeus.device import get_gpus
 from zeus.exceptions import from_ipc
-from zeus.monitor.devices import check_indices
+from zeus.monitor.devices import resolve_gpus
 from zeus.monitor.timeline import Timelines, offset_ns
 from zeus_ipc.errors import ZeusIpcError
 
@@ -71,10 +71,8 @@ class PowerMonitor:
         max_samples_per_gpu: int | None = None,
         power_domains: Sequence[DomainName] | None = None,
     ) -> None:
-        gpus = get_gpus()
-        self.gpu_indices = check_indices(gpu_indices, gpus)
+        gpus, self.gpu_indices, self._client = resolve_gpus(gpu_indices)
         self.update_period = update_period
-        self._client = _node.get_client()
         self._uuids = {index: gpus[index].uuid for index in self.gpu_indices}
         self._timelines = Timelines(self._client, self._uuids, update_period, max_samples_per_gpu)
         self._begin_s = time.time()
@@ -165,6 +163,8 @@ class PowerMonitor:
     # --------------------------------------------------------------------------------- internals
 
     def _window_j(self, start_time: float, end_time: float) -> dict[int, float] | None:
+        if self._client is None:
+            return {}
         shift_ns = offset_ns()
         begin_ns, end_ns = (max(0, round(t * 1e9) - shift_ns) for t in (start_time, end_time))
         try:
@@ -181,7 +181,7 @@ class PowerMonitor:
 
     def _offered(self) -> list[PowerDomain]:
         uuids = list(self._uuids.values())
-        if not uuids:
+        if self._client is None or not uuids:
             return list(PowerDomain)
         try:
             self._client.windows(uuids)  # starts sampling if nobody has

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from zeus.monitor.energy import ZeusMonitor
 from zeus.monitor.measurement import Measurement
 from zeus.monitor.timeline import offset_ns
 from zeus.utils.framework import Framework
+from zeus.utils.warn import warn
 from zeus_ipc.circuit import bounded
 
 
@@ -326,9 +326,7 @@ class RatedWindows:
         if not self._warned:
             self._warned = True
             why = self._failure or "the service has no value for this hour"
-            warnings.warn(
-                f"{self._what} is not known, and energy is counted alone: {why}", stacklevel=5
-            )
+            warn(f"{self._what} is not known, and energy is counted alone: {why}")
 
 
 def _energies(

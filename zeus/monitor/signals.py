@@ -14,7 +14,6 @@ from __future__ import annotations
 import csv
 import logging
 import time as clock
-import warnings
 from collections.abc import Callable
 from datetime import datetime, time, timedelta, timezone
 from math import inf, isfinite
@@ -25,6 +24,7 @@ from zeus.monitor.price import ElectricityPriceProvider, OpenEIClient, Price
 from zeus.monitor.rates import Rate
 from zeus.policy.signal import DAY_S, Signal
 from zeus.policy.trade_off import Relative
+from zeus.utils.warn import warn
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class FollowedSignal:
             log.info("a signal was not fetched", exc_info=True)
             if not self._warned:
                 self._warned = True
-                warnings.warn(f"The signal cannot be fetched: {error}.", stacklevel=2)
+                warn(f"The signal cannot be fetched: {error}.")
 
 
 def signal_of(source: SignalSource, every_s: float = 0.0) -> Relative:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from zeus import _node
-from zeus.device import get_gpus
-from zeus.exceptions import from_ipc
-from zeus.monitor.devices import check_indices
+from zeus.monitor.devices import resolve_gpus
 from zeus.monitor.timeline import Timelines
-from zeus_ipc.errors import ZeusIpcError
 
 TemperatureTimeline = list[tuple[float, int]]
 """Seconds since the epoch, and degrees Celsius."""
@@ -32,16 +28,9 @@ class TemperatureMonitor:
         update_period: float = 1.0,
         max_samples_per_gpu: int | None = None,
     ) -> None:
-        gpus = get_gpus()
-        client = _node.get_client()
-        self.gpu_indices = check_indices(gpu_indices, gpus)
+        gpus, self.gpu_indices, client = resolve_gpus(gpu_indices)
         self.update_period = update_period
         uuids = {index: gpus[index].uuid for index in self.gpu_indices}
-        try:
-            if uuids:
-                client.windows(list(uuids.values()))  # starts sampling if nobody has
-        except ZeusIpcError as error:
-            raise from_ipc(error) from error
         self._timelines = Timelines(client, uuids, update_period, max_samples_per_gpu)
 
     def get_temperature_timeline(

@@ -26,7 +26,7 @@ class Timelines:
     """Reads timelines of GPUs.
 
     Args:
-        client: The node.
+        client: The node; None if there are no GPUs.
         uuids: GPUs by the monitor's index.
         update_period: Minimum seconds between samples; None: all samples.
         max_samples: Maximum number of samples of each GPU, the newest ones; None: all.
@@ -34,7 +34,7 @@ class Timelines:
 
     def __init__(
         self,
-        client: Client,
+        client: Client | None,
         uuids: dict[int, str],
         update_period: float | None,
         max_samples: int | None,
@@ -95,6 +95,7 @@ class Timelines:
                 raise ValueError(f"{name} must be seconds since the epoch, not {time_s}")
         shift_ns = offset_ns()
         end_ns = None if end_s is None else round(end_s * 1e9) - shift_ns
+        assert self._client is not None  # there is this GPU
         try:
             found = self._client.timeline(uuid, domain, round(start_s * 1e9) - shift_ns, end_ns)
         except ZeusIpcError as error:

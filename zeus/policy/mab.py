@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zeus.policy.interface import Estimate
+from zeus.utils.warn import warn
 
 Array = NDArray[np.float64]
 
@@ -124,7 +124,7 @@ class GaussianTS:
         for arm in self.arms:
             precision = self.arm_param_prec[arm]
             if precision == self.prior_prec:
-                warnings.warn(f"arm {arm} is drawn without an observation", stacklevel=2)
+                warn(f"arm {arm} is drawn without an observation")
             drawn[arm] = float(self.rng.normal(self.arm_param_mean[arm], deviation(precision)))
         return drawn
 

@@ -12,7 +12,6 @@ eta, and each power limit that is tried is judged with it.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +19,7 @@ from zeus.job import Job
 from zeus.policy.interface import BatchSizeOptimizer, Forecast, ProfileOf, Run
 from zeus.policy.signal import eta_of
 from zeus.policy.trade_off import TradeOff, fastest, least_energy, next_deadline, options
+from zeus.utils.warn import warn
 
 MOST_TRIES = 20
 """A target that so many runs in a row did not reach is out of reach."""
@@ -270,7 +270,7 @@ class Runs:
     def _warn(self, text: str) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(text, stacklevel=4)
+            warn(text)
 
 
 class Recurrences(Runs):

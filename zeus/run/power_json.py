@@ -5,7 +5,6 @@ The format is ml-energy/zeus's; the search is that of `zeus.optimizer.power_limi
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -19,6 +18,7 @@ from zeus.optimizer.power_limit.profile import (
 )
 from zeus.run import files
 from zeus.run.files import FileError, PowerProfile
+from zeus.utils.warn import warn
 from zeus_ipc.overriding import override
 
 
@@ -106,7 +106,7 @@ class PowerJson(ProfileFile):
             files.save(path, profile)
         except OSError as error:
             self._writable = False
-            warnings.warn(f"The power profile cannot be written ({error}).", stacklevel=6)
+            warn(f"The power profile cannot be written ({error}).")
 
 
 def milliwatts(measured: PowerLimitMeasurement) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from zeus.run.power_json import PowerJson, milliwatts
 from zeus.run.settings import Settings
 from zeus.utils.guard import guarded
 from zeus.utils.metric import zeus_cost
+from zeus.utils.warn import warn
 from zeus_ipc.overriding import override
 
 log = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ class RunSession:
         try:
             files.save(path, result)
         except OSError as error:
-            warnings.warn(f"The run's result cannot be written ({error}).", stacklevel=3)
+            warn(f"The run's result cannot be written ({error}).")
         self.close()
         return result
 
@@ -222,10 +222,7 @@ class RunSession:
             self.optimizer.give_up(error)
         elif not self._over:
             self._over = True
-            warnings.warn(
-                f"No power limit is chosen, and training continues at the highest: {error}.",
-                stacklevel=4,
-            )
+            warn(f"No power limit is chosen, and training continues at the highest: {error}.")
 
     def close(self) -> None:
         """Restores the limits. Never raises; zeusd does it too when this process ends."""
@@ -287,10 +284,9 @@ class RunSession:
             self._meter.assume(power, time.monotonic() - self._began)
             if not self._energy_warned:
                 self._energy_warned = True
-                warnings.warn(
+                warn(
                     f"Energy could not be measured, and {power:.0f} W are assumed for that time: "
-                    f"{getattr(error, 'message', error)}.",
-                    stacklevel=4,
+                    f"{getattr(error, 'message', error)}."
                 )
             return self._meter.used()
 

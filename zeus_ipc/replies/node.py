@@ -130,5 +130,8 @@ class NodeInfo(Message):
     """CLOCK_MONOTONIC time at which the daemon started; 0: unknown."""
     quiesced_ns: int | None = None
     """When the driver was closed (see `Quiesce`); None: it is open."""
+    unusable: list[str] = []
+    """GPUs that the driver lists and zeusd cannot use, such as one that fell off the bus: a
+    sentence for each."""
     findings: list[str] = []
     """Rules of zeusd.toml that have no effect on this node, and why."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ def measure(
     zeusctl measure -- python train.py --epochs 1
     zeusctl measure --gpus 0,1 -o energy.txt -- ./job.sh
     """
-    from zeus_ipc.errors import ZeusIpcError
+    from zeus_ipc.errors import ErrorCode, SeveralGpusFailed, ZeusIpcError
 
     try:
         if output is not None:
@@ -67,7 +68,14 @@ def measure(
                     names[f"dram:{package.index}"] = f"dram:{package.index}"
             for module in sorted({gpu.module for gpu in chosen if gpu.module is not None}):
                 names[f"module:{module}"] = f"module:{module}"
-        session.client.windows(list(names)[:1])  # is there any history?
+        try:
+            session.client.windows(list(names))
+        except SeveralGpusFailed as error:
+            if len(error.errors) == len(names):
+                raise
+            for source, failure in error.errors.items():
+                if gpus == "all" and failure.code == ErrorCode.NOT_SUPPORTED:
+                    del names[source]  # a display card without a sensor
     except (CommandError, ZeusIpcError) as error:
         message = getattr(error, "message", None) or str(error)
         raise CommandError(message, Exit.NOT_RUN, error.code) from None
@@ -78,7 +86,11 @@ def measure(
     end_ns = time.monotonic_ns()
     seconds = (end_ns - begin_ns) / 1e9
     sources = [_measured(session, source, name, begin_ns, end_ns) for source, name in names.items()]
-    _answer(session, command, code, seconds, sources, output)
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    note = ""
+    if gpus == "all" and len(chosen) > 1 and listed is not None:
+        note = f"all GPUs are counted, not only CUDA_VISIBLE_DEVICES={listed}; see --gpus"
+    _answer(session, command, code, seconds, sources, output, note)
     click.get_current_context().exit(code)
 
 
@@ -116,6 +128,7 @@ def _answer(
     seconds: float,
     sources: list[Measured],
     output: Path | None,
+    note: str,
 ) -> None:
     from zeusctl.reports import MeasureReport
 
@@ -130,14 +143,14 @@ def _answer(
         gpu_energy_j=sum(known) if len(known) == len(gpus) else None,
     )
     if output is None:
-        session.answer(report, lambda: _lines(report), err=True)
+        session.answer(report, lambda: _lines(report, note), err=True)
     else:
-        lines = [report.model_dump_json(by_alias=True)] if session.json else _lines(report)
+        lines = [report.model_dump_json(by_alias=True)] if session.json else _lines(report, note)
         with writing(output):
             output.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _lines(report: MeasureReport) -> Iterator[str]:
+def _lines(report: MeasureReport, note: str) -> Iterator[str]:
     yield ""
     yield f"  {' '.join(report.command)}"
     yield ""
@@ -161,6 +174,8 @@ def _lines(report: MeasureReport) -> Iterator[str]:
         yield f"  {report.gpu_energy_j:.2f} J of GPUs in {report.time_s:.3f} s"
     else:
         yield f"  {report.time_s:.3f} s"
+    if note:
+        yield f"  {note}"
     if report.exit_code:
         yield f"  the command ended with code {report.exit_code}"
     yield ""

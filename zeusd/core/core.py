@@ -7,7 +7,7 @@ by `requests.Requests`; how a control is leased, written and restored is `contro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -139,6 +139,7 @@ class Core:
         found: Iterable[GpuFacts],
         driver: str = "",
         driver_entry: dict[str, Any] | None = None,
+        unusable: Sequence[str] = (),
     ) -> list[Effect]:
         """The driver's GPUs, at start and whenever they were enumerated again.
 
@@ -148,8 +149,10 @@ class Core:
             found: The GPUs.
             driver: Names this very load of the driver: limits do not survive another.
             driver_entry: What else the journal should say about it.
+            unusable: A sentence for each other GPU that it lists.
         """
         self._out.now_ns = now_ns
+        self.node.unusable = [*unusable]
         self.node.driver_version = driver_version
         self._driver_loaded(driver, driver_entry or {})
         for facts in found:

@@ -50,6 +50,7 @@ class NodeState:
         self.quiesced_ns: int | None = None
         self.closed: Failure | None = None
         self.cpus: list[CpuInfo] = []
+        self.unusable: list[str] = []  # GPUs that could not be read yet, and why
         self.watched: Watched = {}
         # Of GPUs that zeusd has not found since it started, from the journal; processes that run.
         self.pending: dict[tuple[str, Control], PendingRestore] = {}

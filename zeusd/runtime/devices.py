@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,11 +34,13 @@ class Found:
         driver_version: The driver's version, for display.
         driver: Identifies this load of the driver.
         gpus: The GPUs, with their handles.
+        unusable: A sentence for each GPU that cannot be read.
     """
 
     driver_version: str | None
     driver: str
     gpus: list[tuple[GpuFacts, Handle]]
+    unusable: list[str]
 
 
 T = TypeVar("T")
@@ -60,13 +62,13 @@ class Inspector:
         index: The GPU's index.
 
     Attributes:
-        missing: The GPU cannot even be named.
+        missing: Why the GPU cannot even be named, as a sentence; None: it can.
     """
 
     def __init__(self, nvml: Backend, index: int) -> None:
         self._nvml = nvml
         self.index = index
-        self.missing = True
+        self.missing: str | None = f"GPU {index} cannot be used yet"
         self._offered: dict[Control, bool] = {}
         self._refusals: Counter[Control] = Counter()
         self._reported: frozenset[Control] = frozenset()
@@ -74,7 +76,7 @@ class Inspector:
     @property
     def settled(self) -> bool:
         """Whether another attempt cannot find anything new."""
-        return not self.missing and len(self._offered) == len(SPECS)
+        return self.missing is None and len(self._offered) == len(SPECS)
 
     def look(self) -> tuple[GpuFacts, Handle] | None:
         """The GPU, if something new is known about it.
@@ -99,8 +101,8 @@ class Inspector:
                 self._failed(control, error)
         offered = frozenset(one for one, there in self._offered.items() if there)
         found = GpuFacts(_describe(self._nvml, self.index, gpu, offered, limits), values), gpu
-        news = self.missing or offered != self._reported
-        self.missing, self._reported = False, offered
+        news = self.missing is not None or offered != self._reported
+        self.missing, self._reported = None, offered
         return found if news else None
 
     def _failed(self, control: Control, error: DeviceError) -> None:
@@ -246,8 +248,7 @@ class DeviceFinder:
                         found.append(news)
             unsettled = [inspector for inspector in unsettled if not inspector.settled]
             if found:
-                version = attempt(self._nvml.driver_version)
-                self._on_found(Found(version, self._driver_id(), found))
+                self._report(found, unsettled)
 
     def _find(self) -> list[Inspector]:
         """Reports the GPUs; returns those to try again."""
@@ -258,7 +259,6 @@ class DeviceFinder:
             count = self._nvml.device_count()
             if not count:
                 raise DeviceError(Outcome.TRANSIENT, "device_count", "the driver has no GPU")
-            version = attempt(self._nvml.driver_version)
         except DeviceError:
             self._initialised = False
             attempt(self._nvml.shutdown)
@@ -268,10 +268,10 @@ class DeviceFinder:
             try:
                 news = inspector.look()
             except DeviceError as error:
+                inspector.missing = f"GPU {inspector.index} cannot be used: {error}"
                 log.warning(
-                    "GPU %d cannot be used: %s; zeusd retries every second",
-                    inspector.index,
-                    error,
+                    "%s; retrying every second",
+                    inspector.missing,
                     extra={
                         "event": "gpu_unusable",
                         "index": inspector.index,
@@ -282,5 +282,12 @@ class DeviceFinder:
                 assert news is not None
                 found.append(news)
         self.error = None
-        self._on_found(Found(version, self._driver_id(), found))
+        self._report(found, inspectors)
         return [inspector for inspector in inspectors if not inspector.settled]
+
+    def _report(
+        self, found: list[tuple[GpuFacts, Handle]], inspectors: Iterable[Inspector]
+    ) -> None:
+        unusable = [one.missing for one in inspectors if one.missing is not None]
+        version = attempt(self._nvml.driver_version)
+        self._on_found(Found(version, self._driver_id(), found, unusable))

@@ -495,6 +495,7 @@ class Engine:
                 [facts for facts, _ in found.gpus],
                 found.driver,
                 self._driver_entry,
+                found.unusable,
             )
         )
         if not self.core.unclaimed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import warnings
 from collections.abc import Sequence
 from numbers import Integral, Real
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from zeus.device.gpu import GPU
 from zeus.exceptions import ZeusArgumentError
+from zeus.utils.warn import warn
 from zeus_ipc.controls import profile_id
 
 MILLIWATTS = 1000
@@ -21,7 +21,7 @@ STEEP = 3.0
 
 
 def check_monitor(monitor: Any) -> None:
-    """Check that an optimizer was given a monitor of GPUs.
+    """Check that an optimizer was given a monitor of GPUs, if this process sees some.
 
     Raises:
         ZeusArgumentError: It was not.
@@ -30,10 +30,9 @@ def check_monitor(monitor: Any) -> None:
         raise ZeusArgumentError(
             f"monitor must be a ZeusMonitor, not {_text(monitor)}: give ZeusMonitor()"
         )
-    if not monitor.gpu_indices:
+    if len(monitor.gpus) and not monitor.gpu_indices:
         raise ZeusArgumentError(
-            "The monitor has no GPU, so there is no power limit to choose; check `zeusctl status` "
-            "and CUDA_VISIBLE_DEVICES"
+            "The monitor has no GPU, so there is no power limit to choose: give ZeusMonitor()"
         )
 
 
@@ -132,20 +131,18 @@ def check_factor(factor: Any) -> None:
             f"max_slowdown_factor must be greater than or equal to 1.0. Got {factor}."
         )
     if factor >= STEEP:
-        warnings.warn(
+        warn(
             f"MaxSlowdownConstraint({factor:g}) lets training take {factor:g} times as long; for "
-            f"{factor:g} % more time give {1 + factor / 100:g}",
-            stacklevel=3,
+            f"{factor:g} % more time give {1 + factor / 100:g}"
         )
 
 
 def warn_of_step_after_end() -> None:
     """Warns that training continues without the optimizer."""
-    warnings.warn(
+    warn(
         "A step began after the power limit optimizer had ended (on_train_end, close, or the end "
         "of its with block): limits are restored and nothing is measured. Call on_train_begin to "
-        "train again, or end it later.",
-        stacklevel=4,
+        "train again, or end it later."
     )
 
 
@@ -168,7 +165,7 @@ def profiles_to_search(gpus: Sequence[GPU], wanted: bool | Sequence[str]) -> lis
     Raises:
         ZeusArgumentError: A GPU offers none, or not all of the named ones.
     """
-    if not wanted:
+    if not wanted or not gpus:
         return []
     if isinstance(wanted, str):
         raise ZeusArgumentError(

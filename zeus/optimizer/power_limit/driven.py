@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.optimizer.power_limit.report import Report
 from zeus.optimizer.power_limit.states import Profiling, State, Warmup
+from zeus.utils.warn import warn
 
 P = ParamSpec("P")
 Event = TypeVar("Event", bound=Callable[..., None])
@@ -175,9 +175,7 @@ class Driven:
                 send(dict(figures))
             except Exception as error:  # noqa: BLE001 - a logger's, of which there are many
                 self._logs = False
-                warnings.warn(
-                    f"The power limit optimizer goes on, but logs no more: {error!r}", stacklevel=2
-                )
+                warn(f"The power limit optimizer goes on, but logs no more: {error!r}")
 
     def _fail(self, error: Exception) -> None:
         """An error in a callback ends the search: the optimizer reports it, and the limit in

@@ -14,21 +14,29 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter
+from pydantic import (
+    BaseModel,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+)
 
 from zeus.optimizer.power_limit.estimates import LimitEstimate
 
 
 class Hello(BaseModel):
-    """The capabilities of a process. Limits in mW, the highest that it may set last, and the
-    workload power profiles to search. Without GPUs: other processes set the limits of its GPUs, and
-    count their energy.
+    """The capabilities of a process. Limits in mW, the highest that it may set last (0: its GPUs
+    have none to set), and the workload power profiles to search. Without GPUs: other processes set
+    the limits of its GPUs, and count their energy.
     """
 
     kind: Literal["hello"] = "hello"
     gpus: list[str]
-    min_mw: PositiveInt
-    max_mw: PositiveInt
+    min_mw: NonNegativeInt
+    max_mw: NonNegativeInt
     profiles: list[int] = []
 
 

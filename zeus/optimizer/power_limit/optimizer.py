@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from zeus import _node
 from zeus.callback import Callback
-from zeus.exceptions import ZeusBaseError
+from zeus.exceptions import ZeusBaseError, ZeusGPUNotSupportedError
 from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import actions, arguments, others
 from zeus.optimizer.power_limit.actions import Actions
@@ -31,6 +30,7 @@ from zeus.optimizer.power_limit.shell import Shell
 from zeus.optimizer.power_limit.states import Done, State
 from zeus.utils import framework
 from zeus.utils.guard import guarded
+from zeus.utils.warn import warn
 from zeus_ipc.circuit import bounded
 from zeus_ipc.controls import profile_name
 from zeus_ipc.overriding import override
@@ -122,15 +122,20 @@ class GlobalPowerLimitOptimizer(Callback):
         self._gpus = [monitor.gpus[index] for index in indices]
         self._publishing = indices
         profiles = arguments.profiles_to_search(self._gpus, search_profiles)
-        if self.profile_path is None or not self.profile_path.exists():
+        if indices and (self.profile_path is None or not self.profile_path.exists()):
             others.borrow(monitor.gpus, indices)
-        min_mw, max_mw = self._common_range(together)
+        unsupported = ""
+        try:
+            min_mw, max_mw = self._common_range(together)
+        except ZeusGPUNotSupportedError as error:
+            min_mw = max_mw = 0
+            unsupported = error.message
         step_mw = int(pl_step * 1000)
         self._planner = LimitPlanner(
             *(search, optimum_selector, warmup_steps, profile_steps, step_mw),
             *(file, profiles),
         )
-        self._planner.limits_mw = scan(min_mw, max_mw, step_mw)
+        self._planner.limits_mw = [] if unsupported else scan(min_mw, max_mw, step_mw)
         names = [gpu.get_name() for gpu in self._gpus]
         hello = Hello(gpus=names, min_mw=min_mw, max_mw=max_mw, profiles=profiles)
         self._core = Core(hello, wait_steps, warmup_steps, profile_steps, search == "adaptive")
@@ -143,6 +148,9 @@ class GlobalPowerLimitOptimizer(Callback):
         if others.firmly_held(self, uuids):
             raise ValueError(f"{self._taken()}.")
 
+        if unsupported:
+            self._perform(self._core.give_up(unsupported))
+            return
         self._turn_persistence_on()
         if self._planner.read_for_rank() and alone:
             self._perform([actions.Join(), actions.Listen()])
@@ -313,7 +321,7 @@ class GlobalPowerLimitOptimizer(Callback):
             try:
                 report.draw(path)
             except (ImportError, OSError, ValueError) as error:
-                warnings.warn(f"The report is not drawn: {error}.", stacklevel=2)
+                warn(f"The report is not drawn: {error}.")
         return report
 
     def _known(self) -> list[LimitEstimate]:
@@ -365,6 +373,10 @@ class GlobalPowerLimitOptimizer(Callback):
         """The range of limits that all GPUs accept, mW, even if other processes set them. With
         several processes the ranges may differ, even if one process has all GPUs.
         """
+        if not self.monitor.gpu_indices:
+            raise ZeusGPUNotSupportedError(
+                "the monitor has no GPU; check `zeusctl status` and CUDA_VISIBLE_DEVICES"
+            )
         gpus = self._gpus or self.monitor.gpus.owners_of_limits(self.monitor.gpu_indices)
         ranges = {gpu.get_power_management_limit_constraints() for gpu in gpus}
         low, high = max(low for low, _ in ranges), min(high for _, high in ranges)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,6 +22,7 @@ from zeus.optimizer.power_limit.search import Exhaustive, Search, SearchName, ex
 from zeus.optimizer.power_limit.selectors import OptimumSelector, ZeusCost
 from zeus.optimizer.power_limit.with_profiles import Reference, WithProfiles
 from zeus.utils import framework
+from zeus.utils.warn import warn
 from zeus_ipc.controls import profile_name
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class LimitPlanner:
             try:
                 self._profiles.append(self.file.load(path))
             except ProfileError as error:
-                warnings.warn(f"{error}. It is measured again and replaced.", stacklevel=5)
+                warn(f"{error}. It is measured again and replaced.")
         return bool(self._profiles)
 
     def read_for_rank(self) -> bool:
@@ -117,7 +117,7 @@ class LimitPlanner:
             if reason is None:
                 return one
             path = None if self.file is None else self.file.path
-            warnings.warn(f"{path} {reason}. It is measured again and replaced.", stacklevel=7)
+            warn(f"{path} {reason}. It is measured again and replaced.")
         return None
 
     def choose(self, estimates: list[LimitEstimate], participants: Participants) -> LimitEstimate:
@@ -165,10 +165,7 @@ class LimitPlanner:
         try:
             self.file.keep(found)
         except OSError as error:
-            warnings.warn(
-                f"The power limit profile could not be written to {self.file.path}: {error}.",
-                stacklevel=7,
-            )
+            warn(f"The power limit profile could not be written to {self.file.path}: {error}.")
 
     def _for(self, participants: Participants) -> OptimumSelector:
         selector = self._selector

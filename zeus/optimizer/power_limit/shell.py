@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import singledispatchmethod
@@ -25,6 +24,7 @@ from zeus.optimizer.power_limit.link import LeaderConnection, LeaderError, conne
 from zeus.optimizer.power_limit.planner import LimitPlanner
 from zeus.optimizer.power_limit.profile import watts
 from zeus.utils import framework
+from zeus.utils.warn import warn
 from zeus_ipc.circuit import bounded, unanswered
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.replies import LeaseInfo
@@ -231,17 +231,13 @@ class Shell:
             return []
         gpus, indices = self.monitor.gpus, self._indices
         limit = limit_in_force(gpus, indices, self._highest_mw, self._last_set_mw)
-        warnings.warn(
-            f"The power limit optimizer stopped, and training continues at {limit}: "
-            f"{action.reason}",
-            stacklevel=2,
-        )
+        warn(f"The power limit optimizer stopped, and training continues{limit}: {action.reason}")
         return []
 
     @_do.register
     def _say(self, action: actions.Say) -> Actions:
         if action.warn:
-            warnings.warn(action.text, stacklevel=5)
+            warn(action.text)
         else:
             log.info("%s", action.text)
         return []
@@ -262,14 +258,16 @@ def _window(power_limit_mw: int) -> str:
 
 
 def limit_in_force(gpus: GPUs, indices: Sequence[int], highest_mw: int, last_mw: int) -> str:
-    """Returns the rest of the sentence "training continues at ...". Never raises, and hardly waits.
+    """Returns the rest of the sentence "training continues". Never raises, and hardly waits.
 
     Args:
         gpus: The GPUs of this process.
         indices: Those to describe.
-        highest_mw: The highest limit that this process may set.
+        highest_mw: The highest limit that this process may set; 0: they have none to set.
         last_mw: The limit that it set last; 0: none.
     """
+    if not highest_mw:
+        return ""
     limits: dict[int, int] = {}
     try:
         with bounded():
@@ -277,13 +275,13 @@ def limit_in_force(gpus: GPUs, indices: Sequence[int], highest_mw: int, last_mw:
                 limits[index] = gpus[index].get_power_management_limit()
     except ZeusBaseError:
         last = f"; {watts(last_mw)} W was set last" if last_mw else ""
-        return f"a power limit that cannot be read now{last}"
+        return f" at a power limit that cannot be read now{last}"
     lowered = {index: limit for index, limit in limits.items() if limit != highest_mw}
     if not lowered:
-        return "the highest limit"
+        return " at the highest limit"
     index, limit = next(iter(lowered.items()))
     where = f" on GPU {index}" if len(limits) > 1 else ""
-    return f"{watts(limit)} W{where}, {_who(gpus, index)}"
+    return f" at {watts(limit)} W{where}, {_who(gpus, index)}"
 
 
 def _who(gpus: GPUs, index: int) -> str:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, NonNegativeInt, PositiveInt
 class Ready(BaseModel):
     """Will warm up at a limit after some steps."""
 
-    next_power_limit: PositiveInt
+    next_power_limit: NonNegativeInt
     steps: PositiveInt
 
 
@@ -30,7 +30,8 @@ class Done(BaseModel):
     """The search is over.
 
     Attributes:
-        optimal_power_limit: The choice; without one, the highest limit.
+        optimal_power_limit: The choice; without one, the highest limit, or 0 if the GPUs have no
+            limit to set.
         optimal_power_profile: The workload power profile of the choice, such as `max-q`; None:
             none.
         chosen: Whether it is a choice. False: the search was given up, or training ended first;
@@ -38,7 +39,7 @@ class Done(BaseModel):
         reason: Why there is no choice; empty if there is one.
     """
 
-    optimal_power_limit: PositiveInt
+    optimal_power_limit: NonNegativeInt
     chosen: bool = True
     reason: str = ""
     optimal_power_profile: str | None = None
