@@ -1,16 +1,17 @@
-"""Records of a budget's use, a report of promised and delivered reductions, and a chart. Pure."""
+"""Records of a budget's use, a report of promised and delivered reductions, and a chart."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import pairwise
+from pathlib import Path
 
 from zeus_fleet.view import View
-from zeus_ipc.parsing import parse
+from zeus_ipc.tables import Amount, read_lines
 
 BEFORE_S = 900.0
 """Length of the reference interval before an event."""
@@ -22,14 +23,14 @@ GAP_S = 60.0
 class Record:
     """A record of one instant. Power in W."""
 
-    at_s: float
-    limit_w: float
-    standing_w: float
-    granted_w: float
-    held_w: float
-    drawn_w: float
+    at_s: Amount
+    limit_w: Amount
+    standing_w: Amount
+    granted_w: Amount
+    held_w: Amount
+    drawn_w: Amount
     busy_gpus: int
-    lost_gpus: float
+    lost_gpus: Amount
 
     @classmethod
     def of(cls, view: View) -> Record:
@@ -43,20 +44,15 @@ class Record:
         return json.dumps(asdict(self), separators=(",", ":")) + "\n"
 
 
-def read(lines: Iterable[str]) -> list[Record]:
+def read(path: Path) -> list[Record]:
     """Records of a file, sorted by time. The last line may be truncated.
 
     Raises:
-        ValueError: A line before the last is not a record.
+        ValueError: A line is not a record, or there is none.
     """
-    texts = [line for line in lines if line.strip()]
-    found = []
-    for number, text in enumerate(texts, 1):
-        try:
-            found.append(Record(**parse(text)))
-        except (TypeError, ValueError):
-            if number < len(texts):
-                raise ValueError(f"line {number} is not a record of zeus-fleet") from None
+    found = [one for _, one in read_lines(path, Record)]
+    if not found:
+        raise ValueError(f"{path} has no records; write some with zeus-fleet watch --record")
     return sorted(found, key=lambda one: one.at_s)
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import urllib.request
 from collections.abc import Iterable
 from http.client import HTTPException
-from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from zeus_fleet.messages import Budget, Event
-from zeus_fleet.quantities import power_mw, ramp_mw_per_s, time_s
+from zeus_fleet.quantities import Power, Ramp, time_s
 from zeus_fleet.schedule import scheduled
 from zeus_ipc.parsing import MAX_BYTES, Malformed, parse, read_file
+from zeus_ipc.wire import sentence
 
 TIMEOUT_S = 10.0
 
@@ -48,12 +50,31 @@ def events_from(data: bytes, now_s: float) -> tuple[Event, ...]:
         ValueError: It is not valid; the message says why.
     """
     try:
-        rows = parse(data)["events"]
-        return tuple(_event(row, now_s) for row in rows)
-    except KeyError as error:
-        raise ValueError(f"the signal has no {error.args[0]!r}") from None
-    except (TypeError, AttributeError, ArithmeticError, Malformed) as error:
+        rows = _Signal.model_validate(parse(data)).events
+    except ValidationError as error:
+        raise ValueError(f"the signal is not as documented: {sentence(error)}") from None
+    except Malformed as error:
         raise ValueError(f"the signal is not as documented: {error}") from None
+    return tuple(
+        Event(row.name, row.limit, time_s(row.start, now_s), time_s(row.end, now_s), row.ramp)
+        for row in rows
+    )
+
+
+class _Row(BaseModel):
+    """An event of a signal."""
+
+    name: str
+    limit: Power
+    start: str
+    end: str
+    ramp: Ramp = 0
+
+
+class _Signal(BaseModel):
+    """What a source has."""
+
+    events: list[_Row]
 
 
 def merged(budget: Budget, label: str, events: Iterable[Event], now_s: float) -> Budget:
@@ -83,14 +104,3 @@ def merged(budget: Budget, label: str, events: Iterable[Event], now_s: float) ->
     if {*others, *theirs} == {*budget.events}:
         return budget
     return scheduled(budget, [*others, *theirs], now_s)
-
-
-def _event(row: dict[str, Any], now_s: float) -> Event:
-    limit, ramp = row["limit"], row.get("ramp", 0)
-    return Event(
-        str(row["name"]),
-        power_mw(limit) if isinstance(limit, str) else round(1000 * limit),
-        time_s(row["start"], now_s),
-        time_s(row["end"], now_s),
-        ramp_mw_per_s(ramp) if isinstance(ramp, str) else round(1000 * ramp / 60),
-    )

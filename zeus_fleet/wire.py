@@ -10,11 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from zeus_fleet.messages import Budget, Domain, Event, Grant, Heartbeat, Plan, Work
 from zeus_fleet.profiles import Profile, monotone
+from zeus_fleet.quantities import MAX_MW, Power
 from zeus_ipc.parsing import Malformed, parse
-
-_OF_DOMAIN = ("name", "limit_w", "nodes", "reserve_w")
+from zeus_ipc.wire import sentence
 
 PIECES = 64
 """Number of keys of a plan's grants: a node reads one, a transaction writes all."""
@@ -27,9 +29,6 @@ MAX_NAME = 200
 
 MAX_TIME_S = 2.5e11
 """Latest time of an event, in the year 9892."""
-
-MAX_MW = 10**12
-"""Largest power in a message: 1 GW."""
 
 DIGITS = 20
 """Digits of a heartbeat's number, which is padded so that the store can compare two of them."""
@@ -214,6 +213,30 @@ def _event_of(
     return Event(str(name), _mw(limit_mw), float(start_s), float(end_s), _mw(ramp_mw_per_s))
 
 
+class _Domain(BaseModel):
+    """A domain of a budget in TOML."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    limit_w: Power
+    nodes: frozenset[str]
+    reserve_w: Power = 0
+
+
+class _Table(BaseModel):
+    """A budget in TOML; see `docs/operate/fleet.md`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = "site"
+    limit_w: Power
+    nodes: dict[str, Power]
+    reserve_w: Power = 0
+    domain: list[_Domain] = []
+    leaving: frozenset[str] = frozenset()
+
+
 def budget_from_table(table: dict[str, Any]) -> Budget:
     """Parses an operator's budget in TOML, with power in W.
 
@@ -221,35 +244,16 @@ def budget_from_table(table: dict[str, Any]) -> Budget:
         ValueError: It is none; the sentence says why.
     """
     try:
-        floors = {node: round(1000 * watts) for node, watts in table["nodes"].items()}
-        site = {key: one for key, one in table.items() if key not in ("domain", "leaving")}
-        tables = [{"name": "site", **site, "nodes": [*floors]}, *table.get("domain", ())]
-        for one in tables:
-            for key in one:
-                if key not in _OF_DOMAIN:
-                    raise ValueError(f"the budget has no setting {key}; check the spelling")
-        domains = tuple(
-            Domain(
-                one["name"],
-                round(1000 * one["limit_w"]),
-                frozenset(one["nodes"]),
-                round(1000 * one.get("reserve_w", 0)),
-            )
-            for one in tables
-        )
-        powers = (*floors.values(), *(one.limit_mw + one.reserve_mw for one in domains))
-        if max(powers, default=0) > MAX_MW:
-            raise ValueError("the budget has a power above 1 GW; powers are in W")
-        if min(0, *floors.values(), *(one.reserve_mw for one in domains)) < 0:
-            raise ValueError("the budget has a negative floor or reserve; give 0 W or more")
-        leaving = frozenset(table.get("leaving", ()))
-        if strange := leaving - floors.keys():
-            raise ValueError(f"{min(strange)} is leaving, and has no floor; list it")
-        return Budget(domains, floors, leaving)
-    except KeyError as error:
-        raise ValueError(f"the budget has no {error.args[0]}; see docs/operate/fleet.md") from None
-    except (TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"the budget has a value of the wrong type: {error}") from None
+        read = _Table.model_validate(table)
+    except ValidationError as error:
+        raise ValueError(
+            f"the budget is not as in docs/operate/fleet.md: {sentence(error)}"
+        ) from None
+    if strange := read.leaving - read.nodes.keys():
+        raise ValueError(f"{min(strange)} is leaving, and has no floor; list it")
+    site = Domain(read.name, read.limit_w, frozenset(read.nodes), read.reserve_w)
+    others = (Domain(one.name, one.limit_w, one.nodes, one.reserve_w) for one in read.domain)
+    return Budget((site, *others), read.nodes, read.leaving)
 
 
 @contextlib.contextmanager

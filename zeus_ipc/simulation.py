@@ -5,17 +5,18 @@ speed depends on the present power limit and clocks.
 
 from __future__ import annotations
 
-import math
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, StringConstraints
 
 from zeus_ipc.closing import Closing
 from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected
-from zeus_ipc.tables import records
+from zeus_ipc.tables import read
 
 PROFILE_PREFIX = "profile:"
 
@@ -50,45 +51,40 @@ def split_profile(name: str) -> tuple[str, int, float | None]:
     return path, stage, blocking_w
 
 
-def read_profile(path: str, stage: int) -> dict[str, list[tuple[int, float, float]]]:
-    """`parse_profile` of a file, see `zeus_ipc.tables`.
+class ProfileRow(NamedTuple):
+    """An instruction of a stage at a clock, MHz; s and J."""
 
-    Raises:
-        OSError: It cannot be read.
-        ValueError: As for `parse_profile`.
-    """
-    return parse_profile(records(path), stage)
+    stage: int
+    instruction: Annotated[str, StringConstraints(to_lower=True)]
+    frequency: Annotated[int, Field(ge=0)]
+    time: Annotated[float, Field(gt=0)]
+    energy: Annotated[float, Field(gt=0)]
 
 
-def parse_profile(
-    table: Iterable[Mapping[str, str]], stage: int
+def read_profile(path: str) -> list[ProfileRow]:
+    """The rows of a profile; see `zeus_ipc.tables.read`."""
+    return [row for _, row in read(path, ProfileRow)]
+
+
+def of_stage(
+    profile: Iterable[ProfileRow], stage: int
 ) -> dict[str, list[tuple[int, float, float]]]:
     """One stage of a profile: MHz, seconds and joules by instruction.
 
     Of several rows for one clock (of several ranks) the longest time counts, and the mean energy.
 
     Raises:
-        ValueError: It is not a profile, or has no such stage.
+        ValueError: It has no such stage.
     """
-    found: dict[str, dict[int, list[tuple[float, float]]]] = {}
-    try:
-        for row in table:
-            if int(row["stage"]) == stage:
-                measured = float(row["time"]), float(row["energy"])
-                if not all(0 < value < math.inf for value in measured):
-                    raise ValueError
-                clocks = found.setdefault(row["instruction"].strip().lower(), {})
-                clocks.setdefault(int(row["frequency"]), []).append(measured)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise ValueError(
-            "this is not a profile; it needs the columns stage,instruction,frequency,time,energy "
-            "with numbers in MHz, s and J"
-        ) from None
+    found: dict[str, dict[int, list[ProfileRow]]] = {}
+    for row in profile:
+        if row.stage == stage:
+            found.setdefault(row.instruction, {}).setdefault(row.frequency, []).append(row)
     if not found:
         raise ValueError(f"the profile has no stage {stage}")
     return {
         name: [
-            (mhz, max(time for time, _ in rows), sum(energy for _, energy in rows) / len(rows))
+            (mhz, max(one.time for one in rows), sum(one.energy for one in rows) / len(rows))
             for mhz, rows in clocks.items()
         ]
         for name, clocks in found.items()
@@ -152,7 +148,7 @@ class SimulatedWork(Closing):
         if workload.startswith(PROFILE_PREFIX):
             # Read here, as the simulator may not have access to this process's files.
             file_path, stage, blocking_w = split_profile(workload)
-            stages = read_profile(file_path, stage)
+            stages = of_stage(read_profile(file_path), stage)
             profile["blocking_w"] = blocking_w
             profile["instructions"] = {
                 name: [number for row in rows for number in row] for name, rows in stages.items()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from zeus_ipc import controls
 from zeus_ipc.controls import Control
@@ -54,6 +54,19 @@ def explain(fault: Any, *skip: object) -> str:
     where = ".".join(str(part) for part in fault["loc"] if part not in skip)
     text = re.sub("^Value error, | or (object|instance) .*", "", fault["msg"])
     return f"{where}: {text}" if where else text
+
+
+def sentence(error: ValidationError) -> str:
+    """Describes the first fault of what a user wrote, with its place and value."""
+    fault = error.errors()[0]
+    where = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "missing":
+        return f"{where} is missing"
+    if fault["type"] == "extra_forbidden":
+        return f"there is no setting {where}; check the spelling"
+    if fault["type"] == "value_error":
+        return explain(fault)
+    return f"{explain(fault)}, not {fault['input']!r:.60}"
 
 
 MegaHertz = Annotated[int, Field(ge=0, le=controls.MAX_MHZ)]

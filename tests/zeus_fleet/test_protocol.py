@@ -301,8 +301,10 @@ def table(**settings: object) -> Budget:
         (lambda: budget(500, reserve_w=200), "allow 600 W or remove nodes"),
         (lambda: Budget((Domain("site", 10**6, frozenset("a")),), {"a": 1, "b": 1}), "b is not in"),
         (lambda: Budget((Domain("site", 10**6, frozenset("ab")),), {"a": 1}), "has b, which has"),
-        (lambda: table(reserve_w=-1, nodes={"a": 1}), "a negative floor or reserve; give 0 W"),
-        (lambda: table(nodes={"a": 1, "b": -1}), "a negative floor or reserve; give 0 W or more"),
+        (lambda: table(reserve_w=-1, nodes={"a": 1}), "reserve_w: -1 W is not possible; give 0 W"),
+        (lambda: table(nodes={"a": 1, "b": -1}), "nodes.b: -1 W is not possible; give 0 W to 1 GW"),
+        (lambda: table(limit_w="lots", nodes={"a": 1}), "limit_w: 'lots' is not a power; write"),
+        (lambda: table(limit_w=[9], nodes={"a": 1}), "limit_w: [9] is not a power; write 80kW"),
     ],
 )
 def test_a_budget_that_cannot_be_kept_is_refused(make: Callable[[], Budget], said: str) -> None:

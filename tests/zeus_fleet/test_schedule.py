@@ -174,10 +174,11 @@ def test_a_signal_s_events_take_the_place_of_its_former_ones() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"{}", "the signal has no 'events'"),
+        (b"{}", "not as documented: events is missing"),
         (b"[]", "not as documented"),
         (b"nothing", "not as documented"),
-        (signal({"name": "a"}), "no 'limit'"),
+        (b'{"events": [["a", 700]]}', "not as documented: events.0: "),
+        (signal({"name": "a"}), "not as documented: events.0.limit is missing"),
         (signal(row("a", "lots")), "'lots' is not a power"),
         (signal(row("a", start="soon")), "'soon' is not a time"),
         (signal(row("a", 7)).replace(b"7", b"1e999"), "not as documented"),

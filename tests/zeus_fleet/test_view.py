@@ -86,8 +86,9 @@ def records() -> list[Record]:
     return found
 
 
-def test_a_report_says_what_was_promised_and_what_was_delivered() -> None:
-    (one,) = reports(read([record.line() for record in records()]))
+def test_a_report_says_what_was_promised_and_what_was_delivered(tmp_path: Path) -> None:
+    (tmp_path / "records").write_text("".join(record.line() for record in records()))
+    (one,) = reports(read(tmp_path / "records"))
     assert (one.end_s - one.start_s, one.limit_w, one.standing_w) == (1800, 600, 1000)
     assert one.promised_kwh == pytest.approx(0.2)
     assert (one.before_w, one.drawn_w) == (900, 500)
@@ -117,7 +118,16 @@ def test_the_command_prints_and_draws_a_report(tmp_path: Path) -> None:
     assert "0.25 of 1 GPU-hours (25.0%)" in done.output
     tags = [node.tag.rpartition("}")[2] for node in xml.etree.ElementTree.parse(picture).iter()]
     assert tags.count("path") > 8
-    file.write_text("nothing\n{}\n")
-    done = CliRunner().invoke(main, ["report", str(file)])
-    assert "line 1 is not a record" in done.output
+    for text, says in (
+        ("nothing\n{}\n", "records, line 1: this is not a line of JSON"),
+        ('{"time_s": 1}', "records, line 1: at_s is missing"),
+        ("", "has no records"),
+        (records()[0].line().replace('"drawn_w":', '"drawn_w":-'), "line 1: drawn_w: "),
+    ):
+        file.write_text(text)
+        done = CliRunner().invoke(main, ["report", str(file)])
+        assert (done.exit_code, says in done.output) == (1, True), done.output
     assert CliRunner().invoke(main, ["report", str(tmp_path / "no")]).exit_code == 1
+    file.write_text("".join(one.line() for one in records()))
+    done = CliRunner().invoke(main, ["report", str(file), "--picture", str(file)])
+    assert (done.exit_code, "is read by this command" in done.output) == (1, True)

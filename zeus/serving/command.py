@@ -13,6 +13,7 @@ from zeus.serving.clock_command import clocks, tune
 from zeus.utils.lazy import needed
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.options import FILE
+from zeus_ipc.tables import distinct
 
 METHODS = ("regression", "tokens", "roofline")
 IDLE = ("exclude", "proportional", "owner")
@@ -61,12 +62,15 @@ def replay(
     with one_sentence():
         needed("numpy", "python -m zeus.serving", "serving")
         from zeus.serving.replay import replay as run
-        from zeus.serving.replay import totals_json, write_rows
+        from zeus.serving.replay import totals_json, unknown, write_rows
         from zeus.utils.atomic import write_text
 
+        distinct((steps, energy, tenants), (out, totals))
         paid = run(steps, energy, method=method, idle=idle, tenants=tenants)
         write_rows(paid.rows, out)
         write_text(totals, totals_json(paid, method, tenants=tenants is not None))
+        if why := unknown(paid):
+            raise ValueError(why)
 
 
 @main.command()
@@ -147,6 +151,7 @@ def report(
     from zeus.serving import report as module
 
     with one_sentence():
+        distinct(logs, (plot,))
         found = module.read(logs, by, idle, join=join)
         click.echo(module.as_csv(found, by) if as_table else module.table(found, by), nl=False)
         if not as_table:

@@ -1,61 +1,68 @@
-"""Reads steps, updates and tenants from files, and reports errors in one sentence."""
+"""Reads steps, updates and tenants from files, and checks that their figures are possible.
+
+Files in other units, or of other clocks, would give wrong figures without any error. So what no GPU
+does is refused, with the likely reason.
+"""
 
 from __future__ import annotations
 
-import csv
-import gc
-import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from zeus.serving.columns import Floats, Ints, StepColumns, Updates, by_end
-from zeus.utils.lazy import needed
+from zeus.serving.columns import Floats, Ints, StepColumns, Updates, by_end, clipped
+from zeus_ipc.tables import Amount, Nanoseconds, Part, TableError, Text, read, read_columns
 
-STEP_COLUMNS = ("step", "begin_ns", "end_ns", "request", "phase", "tokens", "context")
-WORK_COLUMNS = ("flops", "bytes")
-ENERGY_COLUMNS = ("begin_ns", "end_ns", "joules", "seen_begin_ns", "seen_end_ns", "clock_mhz")
-TENANT_COLUMNS = ("request", "tenant")
+SHORTEST_STEP_NS = 1e5
+"""Most steps of an engine are longer: each launches kernels."""
+SHORTEST_UPDATE_NS = 1e6
+"""Most updates of a sensor are longer; those of GPUs take 20 ms and more."""
+USUAL_NS = (1e7, 1e11)
+"""A step or update in the right unit probably takes from 10 ms to 100 s."""
+POWER_W = (1.0, 20_000.0)
+"""Power of the GPUs of an engine."""
+COUNTED = 20
+"""So many updates whose energies only grow are readings of a counter."""
 
-_CHUNK = 20_000
-"""Rows that are read at a time."""
-
-_MOST_NS = 2**62
-"""Largest absolute time: differences of two fit into 64 bits."""
-_MOST = 1e30
-"""Largest amount: squares and products of amounts are finite."""
-
-Columns = dict[str, Sequence[Any]]
-
-
-@dataclass(frozen=True)
-class Where:
-    """A place in a file, for messages."""
-
-    path: Path
-    line: int
-    word: str
-
-    def wrong(self, what: str) -> NoReturn:
-        """Raises a `ValueError` that names the place."""
-        raise ValueError(f"{self.path}, {self.word} {self.line}: {what}")
+SHIFT_S = 2.0
+"""A smaller shift may be the sensor's own delay."""
+SHIFTED = 0.7
+"""Power and work that correlate so well at a shift, and half as well without, are shifted."""
+MAX_POINTS = 2**17
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows of a part of a file, for messages."""
+class StepRow(NamedTuple):
+    """A request in a step."""
 
-    path: Path
-    lines: Sequence[int]
-    word: str
+    step: Text
+    begin_ns: Nanoseconds
+    end_ns: Nanoseconds
+    request: Text
+    phase: Literal["prefill", "decode"]
+    tokens: Amount
+    context: Amount
+    flops: Amount | None = None
+    bytes: Amount | None = None
 
-    def __call__(self, n: int) -> Where:
-        """The place of the row at a position."""
-        return Where(self.path, self.lines[n], self.word)
+
+class UpdateRow(NamedTuple):
+    """An update of a sensor."""
+
+    begin_ns: Nanoseconds
+    end_ns: Nanoseconds
+    joules: Amount
+    seen_begin_ns: Nanoseconds | None = None
+    seen_end_ns: Nanoseconds | None = None
+    clock_mhz: Amount | None = None
+
+
+class TenantRow(NamedTuple):
+    """The tenant of a request."""
+
+    request: Text
+    tenant: Text
 
 
 def read_steps(path: Path) -> tuple[StepColumns, list[str]]:
@@ -66,56 +73,33 @@ def read_steps(path: Path) -> tuple[StepColumns, list[str]]:
         the file has them.
 
     Raises:
-        ValueError: The file, or a row of it, is wrong; the message names file, line and fault.
+        TableError: The file, or a row of it, is wrong.
     """
     names: dict[str, int] = {}
     labels: dict[str, int] = {}
-    parts: list[tuple[Ints, Ints, Ints, Ints, Any, Floats, Floats, Floats, Floats, Ints]] = []
-    work = False
-    for columns, place in _chunks(path, STEP_COLUMNS, WORK_COLUMNS):
-        work = all(name in columns for name in WORK_COLUMNS)
-        step = _numbered(columns["step"], labels, "step", place)
-        request = _numbered(columns["request"], names, "request", place)
-        begin = _instants(columns["begin_ns"], "begin_ns", place)
-        end = _instants(columns["end_ns"], "end_ns", place)
-        _each(begin <= end, place, lambda n: f"begin_ns {begin[n]} is after end_ns {end[n]}")  # noqa: B023 - called at once
-        phase = columns["phase"]
-        phases = np.array([str(one) for one in phase])
-        prefill, decode = phases == "prefill", phases == "decode"
-        _each(
-            prefill | decode,
-            place,
-            lambda n: f"phase is {phase[n]!r}; it must be prefill or decode",  # noqa: B023 - called at once
-        )
-        tokens = _amounts(columns["tokens"], "tokens", place)
-        context = _amounts(columns["context"], "context", place)
-        flops = _amounts(columns["flops"], "flops", place) if work else tokens
-        moved = _amounts(columns["bytes"], "bytes", place) if work else tokens
-        line = np.array(place.lines, np.int64)
-        parts.append((step, begin, end, request, prefill, tokens, context, flops, moved, line))
-    if not parts:
-        none, zero = np.zeros(0, np.int64), np.zeros(0)
-        one = np.zeros(1, np.int64)
-        return StepColumns(none, none, one, none, np.zeros(0, bool), zero, zero), []
-    whole = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
-    step, begin, end, request, prefill, tokens, context, flops, moved, line = whole
-    order = np.lexsort((request, step))
-    _consistent(
-        path, step[order], request[order], begin[order], end[order], line[order], list(names)
-    )
+    table = _whole(path, StepRow, {"step": labels, "request": names})
+    of = table.columns
+    step, request, begin, end = (of[name] for name in ("step", "request", "begin_ns", "end_ns"))
+    _each(begin <= end, table, lambda n: f"begin_ns {begin[n]} is after end_ns {end[n]}")
+    _consistent(table, list(names))
+    work = "flops" in of and "bytes" in of
+    if work:
+        for name in ("flops", "bytes"):
+            _each(~np.isnan(of[name]), table, lambda _: "flops or bytes is empty")
     in_steps = np.argsort(step, kind="stable")
     first = np.searchsorted(step[in_steps], np.arange(len(labels) + 1))
     heads = in_steps[first[:-1]]
+    _not_shorter(path, "steps", end[heads] - begin[heads], SHORTEST_STEP_NS)
     steps = StepColumns(
         begin[heads],
         end[heads],
         first.astype(np.int64),
         request[in_steps],
-        prefill[in_steps],
-        tokens[in_steps],
-        context[in_steps],
-        flops[in_steps] if work else None,
-        moved[in_steps] if work else None,
+        (of["phase"] == "prefill")[in_steps],
+        of["tokens"][in_steps],
+        of["context"][in_steps],
+        of["flops"][in_steps] if work else None,
+        of["bytes"][in_steps] if work else None,
     )
     return by_end(steps), list(names)
 
@@ -124,264 +108,201 @@ def read_updates(path: Path) -> Updates:
     """Reads a sensor's updates, in any order.
 
     Raises:
-        ValueError: The file, or a row of it, is wrong; the message names file, line and fault.
+        TableError: The file, or a row of it, is wrong.
     """
-    parts: list[tuple[Ints, Ints, Floats, Ints, Ints, Floats, Ints]] = []
-    for columns, place in _chunks(path, ENERGY_COLUMNS):
-        begin = _instants(columns["begin_ns"], "begin_ns", place)
-        end = _instants(columns["end_ns"], "end_ns", place)
-        _each(begin < end, place, lambda n: f"begin_ns {begin[n]} is not before end_ns {end[n]}")  # noqa: B023 - called at once
-        joules = _amounts(columns["joules"], "joules", place)
-        first = _seen(columns["seen_begin_ns"], begin, "seen_begin_ns", place)
-        last = _seen(columns["seen_end_ns"], end, "seen_end_ns", place)
-        _each(
-            (begin <= first) & (first < last) & (last <= end),
-            place,
-            lambda n: f"the seen part {first[n]} to {last[n]} is not within the update",  # noqa: B023 - called at once
-        )
-        clock = _amounts(columns["clock_mhz"], "clock_mhz", place, empty=True)
-        line = np.array(place.lines, np.int64)
-        parts.append((begin, end, joules, first, last, clock, line))
-    if not parts:
-        none, zero = np.zeros(0, np.int64), np.zeros(0)
-        return Updates(none, none, zero, none, none, zero)
-    whole = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
-    order = np.argsort(whole[0], kind="stable")
-    begin, end, joules, first, last, clock, line = (part[order] for part in whole)
-    over = np.flatnonzero(begin[1:] < end[:-1])
+    table = _whole(path, UpdateRow, {})
+    begin, end, joules = (table.columns[name] for name in ("begin_ns", "end_ns", "joules"))
+    _each(begin < end, table, lambda n: f"begin_ns {begin[n]} is not before end_ns {end[n]}")
+    first = table.columns.get("seen_begin_ns", begin)
+    last = table.columns.get("seen_end_ns", end)
+    first, last = (
+        np.where(seen == _EMPTY_NS, whole, seen) for seen, whole in ((first, begin), (last, end))
+    )
+    _each(
+        (begin <= first) & (first < last) & (last <= end),
+        table,
+        lambda n: f"the seen part {first[n]} to {last[n]} is not within the update",
+    )
+    order = np.argsort(begin, kind="stable")
+    over = np.flatnonzero(begin[order][1:] < end[order][:-1])
     if over.size:
-        one = int(over[0])
-        later, earlier = max(line[one], line[one + 1]), min(line[one], line[one + 1])
-        Where(path, int(later), _word(path)).wrong(
-            f"the update overlaps the one of {_word(path)} {earlier}"
-        )
-    return Updates(begin, end, joules, first, last, clock)
+        earlier, later = sorted(order[over[0] : over[0] + 2], key=lambda n: table.lines[n])
+        table.wrong(later, f"the update overlaps the one of {table.word} {table.lines[earlier]}")
+    clock = table.columns.get("clock_mhz", np.full(begin.size, np.nan))
+    updates = Updates(*(part[order] for part in (begin, end, joules, first, last, clock)))
+    _not_shorter(path, "updates", end - begin, SHORTEST_UPDATE_NS)
+    _possible(table, updates, order)
+    return updates
 
 
 def read_tenants(path: Path) -> dict[str, str]:
     """Reads the tenant of each request.
 
     Raises:
-        ValueError: The file, or a row of it, is wrong; the message names file, line and fault.
+        TableError: The file, or a row of it, is wrong.
     """
     found: dict[str, str] = {}
-    for columns, place in _chunks(path, TENANT_COLUMNS):
-        for n, (request, tenant) in enumerate(
-            zip(columns["request"], columns["tenant"], strict=True)
-        ):
-            if request in (None, "") or tenant in (None, ""):
-                place(n).wrong("request or tenant is empty")
-            if found.setdefault(str(request), str(tenant)) != str(tenant):
-                place(n).wrong(f"request {request!r} has two tenants")
+    for place, (request, tenant) in read(path, TenantRow):
+        if found.setdefault(request, tenant) != tenant:
+            raise TableError(f"{place}: request {request!r} has two tenants")
     return found
+
+
+def check_clocks(steps: StepColumns, updates: Updates) -> None:
+    """Checks that the times of both are of one clock.
+
+    Raises:
+        TableError: They do not overlap, or work and power fit at another shift only.
+    """
+    if not (steps.count and updates.count):
+        return
+    spans = [(int(one.begin_ns.min()), int(one.end_ns.max())) for one in (steps, updates)]
+    begin, end = (max(one[0] for one in spans), min(one[1] for one in spans))
+    if begin >= end:
+        (step, step_end), (update, update_end) = spans
+        raise TableError(
+            f"the steps ({step} to {step_end} ns) and the updates ({update} to {update_end} ns) do "
+            "not overlap; give the times of both in nanoseconds of one clock"
+        )
+    shift_s = _shift_s(steps, updates, min(one[0] for one in spans), max(one[1] for one in spans))
+    if shift_s:
+        raise TableError(
+            f"the power rises {abs(shift_s):.3g} s {'after' if shift_s > 0 else 'before'} the "
+            "steps, and is low while they run; give the times of both files of one clock"
+        )
 
 
 # ---------------------------------------------------------------------------------------- internals
 
-
-def _word(path: Path) -> str:
-    return "row" if path.suffix == ".parquet" else "line"
+_EMPTY_NS = np.iinfo(np.int64).min
 
 
-def _chunks(
-    path: Path, names: Sequence[str], optional: Sequence[str] = ()
-) -> Iterator[tuple[Columns, Rows]]:
-    """Yields columns of one part of a file at a time, and the places of its rows."""
-    try:
-        if path.suffix == ".parquet":
-            yield from _parquet(path, names, optional)
-        else:
-            yield from _csv(path, names, optional)
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        Where(path, _undecodable(path), "line").wrong("it is not text in UTF-8")
+def _whole(path: Path, row: Callable[..., Any], numbered: dict[str, dict[str, int]]) -> Part:
+    """A table as arrays; the texts of some columns as numbers, in the order of appearance."""
+    parts: list[dict[str, Any]] = []
+    lines, word = [np.zeros(0, np.int64)], "line"
+    for part in read_columns(path, row):
+        word = part.word
+        lines.append(np.array(part.lines, np.int64))
+        arrays: dict[str, Any] = {}
+        for name, cells in part.columns.items():
+            if name in numbered:
+                add, size = numbered[name].setdefault, numbered[name].__len__
+                arrays[name] = np.array([add(cell, size()) for cell in cells], np.int64)
+            elif name.endswith("_ns"):
+                known = (_EMPTY_NS if cell is None else cell for cell in cells)
+                arrays[name] = np.fromiter(known, np.int64, len(cells))
+            else:
+                arrays[name] = np.array(cells, None if name == "phase" else np.float64)
+        parts.append(arrays)
+    if not parts:
+        raise TableError(f"{path} has no rows, so there is nothing to attribute")
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return Part(path, word, np.concatenate(lines).tolist(), columns)
 
 
-def _undecodable(path: Path) -> int:
-    """The first line that is not UTF-8."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                return number
-    return 1  # the file has changed meanwhile
-
-
-def _csv(
-    path: Path, names: Sequence[str], optional: Sequence[str]
-) -> Iterator[tuple[Columns, Rows]]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file)
-        header = [one.strip() for one in next(reader, [])]
-        _has(path, header, names)
-        chosen = [(name, header.index(name)) for name in (*names, *optional) if name in header]
-        width = len(header)
-        base = 1 + reader.line_num
-        while rows := _taken(path, reader):
-            lines: Sequence[int] = range(base, base + len(rows))
-            if lines[-1] != reader.line_num:  # quoted fields have newlines
-                counts = (1 + sum(cell.count("\n") for cell in row) for row in rows[:-1])
-                lines = [*itertools.accumulate(counts, initial=base)]
-            base = 1 + reader.line_num
-            if [] in rows:  # blank lines
-                lines = [line for line, row in zip(lines, rows, strict=True) if row]
-                rows = [row for row in rows if row]
-                if not rows:
-                    continue
-            place = Rows(path, lines, "line")
-            if set(map(len, rows)) != {width}:
-                n = next(n for n, row in enumerate(rows) if len(row) != width)
-                fields = "1 field" if len(rows[n]) == 1 else f"{len(rows[n])} fields"
-                place(n).wrong(f"it has {fields}, the header has {width}")
-            turned = list(zip(*rows, strict=True))
-            yield {name: turned[position] for name, position in chosen}, place
-
-
-def _taken(path: Path, reader: Any) -> list[list[str]]:
-    """Yields rows with the garbage collector off, which halves the time."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return list(itertools.islice(reader, _CHUNK))
-    except csv.Error as error:
-        Where(path, reader.line_num, "line").wrong(str(error))
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _parquet(
-    path: Path, names: Sequence[str], optional: Sequence[str]
-) -> Iterator[tuple[Columns, Rows]]:
-    parquet = needed("pyarrow.parquet", "Parquet", "parquet")
-    arrow = needed("pyarrow", "Parquet", "parquet")
-    try:
-        file = parquet.ParquetFile(path)
-    except arrow.ArrowException as error:
-        raise ValueError(f"{path} is not a Parquet file: {error}") from None
-    with file:
-        header = list(file.schema_arrow.names)
-        _has(path, header, names)
-        chosen = [name for name in (*names, *optional) if name in header]
-        base = 1
-        for batch in file.iter_batches(_CHUNK, columns=chosen):
-            columns = {name: batch.column(name).to_pylist() for name in chosen}
-            yield columns, Rows(path, range(base, base + batch.num_rows), "row")
-            base += batch.num_rows
-
-
-def _has(path: Path, header: Sequence[str], names: Sequence[str]) -> None:
-    missing = [name for name in names if name not in header]
-    if missing:
-        what = (
-            f"column {missing[0]} is" if len(missing) == 1 else f"columns {', '.join(missing)} are"
-        )
-        Where(path, 1, "line").wrong(f"the {what} missing; the header must be {','.join(names)}")
-
-
-def _each(good: Any, place: Callable[[int], Where], say: Callable[[int], str]) -> None:
+def _each(good: Any, table: Part, say: Callable[[int], str]) -> None:
     if not good.all():
         n = int(np.argmin(good))
-        place(n).wrong(say(n))
+        table.wrong(n, say(n))
 
 
-def _numbered(
-    values: Sequence[Any], known: dict[str, int], name: str, place: Callable[[int], Where]
-) -> Ints:
-    """Numbers for a column's names, in the order of first appearance."""
-    if not (values and isinstance(values[0], str)):
-        values = ["" if _empty(value) else str(value) for value in values]
-    if "" in values:
-        n = values.index("")
-        place(n).wrong(f"{name} is empty")
-    add, size = known.setdefault, known.__len__
-    return np.array([add(value, size()) for value in values], np.int64)
+def _consistent(table: Part, names: list[str]) -> None:
+    """Checks that rows of one step agree on its instants and name each request once."""
+    columns = (table.columns[name] for name in ("step", "request", "begin_ns", "end_ns"))
+    step, request, begin, end = columns
+    order = np.lexsort((request, step))
+    before, after = order[:-1], order[1:]
+    same = step[before] == step[after]
+    twice = np.flatnonzero(same & (request[before] == request[after]))
+    apart = np.flatnonzero(same & ((begin[before] != begin[after]) | (end[before] != end[after])))
+    for wrong, what in (
+        (twice, "request {!r} is in this step twice"),
+        (apart, "begin_ns or end_ns is not that of another row of the same step"),
+    ):
+        if wrong.size:
+            n = max(before[wrong[0]], after[wrong[0]], key=lambda n: table.lines[n])
+            table.wrong(n, what.format(names[request[n]]))
 
 
-def _instants(values: Sequence[Any], name: str, place: Callable[[int], Where]) -> Ints:
-    try:
-        found = np.fromiter(map(int, values), np.int64, len(values))
-    except (TypeError, ValueError, OverflowError):
-        return np.array([_instant(value, name, place, n) for n, value in enumerate(values)])
-    good = (found > -_MOST_NS) & (found < _MOST_NS)
-    _each(good, place, lambda n: _no_instant(values[n], name))
-    return found
-
-
-def _no_instant(value: Any, name: str) -> str:
-    return f"{name} is {value!r}; it must be a time in whole nanoseconds"
-
-
-def _empty(value: Any) -> bool:
-    """Whether a field is empty; several programs write NaN for that."""
-    return value in ("", None, "nan", "NaN") or value != value
-
-
-def _instant(value: Any, name: str, place: Callable[[int], Where], n: int) -> int:
-    try:
-        found = int(value)
-    except (TypeError, ValueError, OverflowError):
-        try:
-            found = int(float(value))
-        except (TypeError, ValueError, OverflowError):
-            place(n).wrong(_no_instant(value, name))
-    if abs(found) >= _MOST_NS:
-        place(n).wrong(_no_instant(value, name))
-    return found
-
-
-def _seen(values: Sequence[Any], whole: Ints, name: str, place: Callable[[int], Where]) -> Ints:
-    if not any(map(_empty, values)):
-        return _instants(values, name, place)
-    return np.array(
-        [
-            int(whole[n]) if _empty(value) else _instant(value, name, place, n)
-            for n, value in enumerate(values)
-        ],
-        np.int64,
+def _not_shorter(path: Path, what: str, lengths_ns: Ints, least_ns: float) -> None:
+    """Checks the unit of times by the usual length of what they delimit."""
+    length_ns = float(np.median(lengths_ns))
+    if length_ns >= least_ns:
+        return
+    likely = next(
+        (
+            f"are the times {unit}?"
+            for unit, factor in (("microseconds", 1e3), ("milliseconds", 1e6), ("seconds", 1e9))
+            if USUAL_NS[0] <= length_ns * factor <= USUAL_NS[1]
+        ),
+        "are they of another unit?",
+    )
+    raise TableError(
+        f"{path}: {what} are {length_ns:.3g} ns long, but times are in nanoseconds; {likely}"
     )
 
 
-def _amounts(
-    values: Sequence[Any], name: str, place: Callable[[int], Where], *, empty: bool = False
-) -> Floats:
-    """Numbers of at least 0; with `empty`, NaN for an empty field."""
-    try:
-        found = np.fromiter(map(float, values), np.float64, len(values))
-    except (TypeError, ValueError):
-        found = np.array([_amount(value, name, place, n, empty) for n, value in enumerate(values)])
-    good = (found >= 0) & (found <= _MOST)
-    if empty:
-        good |= np.isnan(found)
-    _each(good, place, lambda n: f"{name} is {values[n]}; it must be a number from 0 to {_MOST:g}")
-    return found
-
-
-def _amount(value: Any, name: str, place: Callable[[int], Where], n: int, empty: bool) -> float:
-    if empty and value in ("", None):
-        return math.nan
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        place(n).wrong(f"{name} is {value!r}; it must be a number from 0 to {_MOST:g}")
-
-
-def _consistent(
-    path: Path, step: Ints, request: Ints, begin: Ints, end: Ints, line: Ints, names: list[str]
-) -> None:
-    """Checks that rows of one step agree on its instants and name each request once."""
-    same = step[1:] == step[:-1]
-    twice = np.flatnonzero(same & (request[1:] == request[:-1]))
-    if twice.size:
-        n = int(twice[0]) + 1
-        Where(path, int(max(line[n - 1 : n + 1])), _word(path)).wrong(
-            f"request {names[request[n]]!r} is in this step twice"
+def _possible(table: Part, updates: Updates, order: Ints) -> None:
+    """Checks the unit of energies by the power."""
+    grows = np.diff(updates.joules)
+    if grows.size >= COUNTED and (grows >= 0).all() and (grows > 0).mean() > 0.5:
+        raise TableError(
+            f"{table.path}: joules only grow; give the energy of each update, not the readings of "
+            "a counter"
         )
-    apart = np.flatnonzero(same & ((begin[1:] != begin[:-1]) | (end[1:] != end[:-1])))
-    if apart.size:
-        n = int(apart[0]) + 1
-        Where(path, int(max(line[n - 1 : n + 1])), _word(path)).wrong(
-            "begin_ns or end_ns is not that of another row of the same step"
-        )
+    power_w = updates.joules / updates.length_s
+    usual_w = float(np.median(power_w))
+    for unit, factor in (("millijoules", 1e-3), ("kilojoules", 1e3), ("microjoules", 1e-6)):
+        if not POWER_W[0] <= usual_w <= POWER_W[1] and (
+            POWER_W[0] <= usual_w * factor <= POWER_W[1]
+        ):
+            raise TableError(
+                f"{table.path}: the power is {usual_w:.3g} W, which no GPU draws; are the joules "
+                f"{unit}?"
+            )
+    _each(
+        power_w[np.argsort(order)] <= POWER_W[1],
+        table,
+        lambda n: (
+            f"joules is {table.columns['joules'][n]:g}, in an update of "
+            f"{(table.columns['end_ns'][n] - table.columns['begin_ns'][n]) / 1e9:g} s; no GPU "
+            f"draws more than {POWER_W[1]:g} W"
+        ),
+    )
+    if usual_w < POWER_W[0]:
+        raise TableError(f"{table.path}: the power is {usual_w:.3g} W, which is too low for a GPU")
+
+
+def _shift_s(steps: StepColumns, updates: Updates, begin: int, end: int) -> float:
+    """The time by which power follows work, if that is far and they do not fit without; else 0."""
+    period_ns = max(float(np.median(updates.end_ns - updates.begin_ns)), (end - begin) / MAX_POINTS)
+    edges = np.arange(2 + int((end - begin) / period_ns), dtype=np.float64) * period_ns
+    work, works = _per_bin(edges, begin, clipped(steps))
+    power, powers = _per_bin(edges, begin, updates)
+    size = 2 * work.size
+
+    def products(one: Floats, other: Floats) -> Any:
+        """Sums of products at each shift of the other."""
+        return np.fft.irfft(np.conj(np.fft.rfft(one, size)) * np.fft.rfft(other, size), size)
+
+    norms = np.sqrt(np.maximum(products(work**2, powers) * products(works, power**2), 0.0))
+    overlap = products(works, powers)
+    # A shift that leaves little in common fits by chance.
+    known = (overlap > overlap.max() / 3) & (norms > 1e-9 * norms.max())
+    fits = np.where(known, products(work, power) / np.where(known, norms, 1.0), 0.0)
+    shifts_s = np.fft.fftfreq(size, 1 / size) * period_ns / 1e9
+    best = int(np.argmax(fits))
+    without = fits[np.abs(shifts_s) <= SHIFT_S].max()
+    return float(shifts_s[best]) if fits[best] >= SHIFTED and without < fits[best] / 2 else 0.0
+
+
+def _per_bin(edges_ns: Floats, base_ns: int, spans: StepColumns | Updates) -> tuple[Floats, Floats]:
+    """Divides time at work, or energy, among bins; each less the mean, and where it is known."""
+    amounts = spans.joules if isinstance(spans, Updates) else spans.end_ns - spans.begin_ns
+    after = np.cumsum(amounts)
+    instants = np.stack([spans.begin_ns - base_ns, spans.end_ns - base_ns], 1).ravel()
+    amount = np.interp(edges_ns, instants, np.stack([after - amounts, after], 1).ravel())
+    known = ((edges_ns[1:] > instants[0]) & (edges_ns[:-1] < instants[-1])).astype(np.float64)
+    found = np.diff(amount)
+    return (found - found.sum() / known.sum()) * known, known

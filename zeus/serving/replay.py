@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zeus.serving.files import read_steps, read_tenants, read_updates
+from zeus.serving.files import check_clocks, read_steps, read_tenants, read_updates
 from zeus.serving.ledger import Ledger
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
-from zeus.utils.atomic import write_text
-from zeus.utils.lazy import needed
+from zeus_ipc.tables import TableError, write
 
 IDLE = ("exclude", "proportional", "owner")
 """Treatment of idle energy: exclude it, add it to the requests in proportion to their own energy,
@@ -32,6 +30,8 @@ OUT_COLUMNS = (
     "method",
     "reason",
 )
+
+_TEXTS = ("request", "method", "reason")
 
 OWNER = "owner"
 """Tenant that is charged for idle energy with `owner`."""
@@ -84,7 +84,14 @@ def replay(
     ledger = Ledger(method)
     owners = {} if tenants is None else read_tenants(tenants)
     taken, names = read_steps(steps)
-    ledger.add_updates(read_updates(energy))
+    updates = read_updates(energy)
+    check_clocks(taken, updates)
+    if tenants is not None and owners.keys().isdisjoint(names):
+        raise TableError(
+            f"{tenants} names none of the {len(names)} requests of {steps}: it has "
+            f"{next(iter(owners), 'no row')!r}, and the steps {names[0]!r}"
+        )
+    ledger.add_updates(updates)
     ledger.add_steps(taken, names)
     settled = ledger.settle()
     rows = [replace(row, tenant=owners.get(row.request, "")) for row in settled.rows]
@@ -131,28 +138,18 @@ def totals_json(paid: Bill, method: str, *, tenants: bool) -> str:
 
 
 def write_rows(rows: Sequence[RequestEnergy], path: Path) -> None:
-    """Writes requests as CSV, or as Parquet if the name ends in `.parquet`.
+    """Writes requests; see `zeus_ipc.tables.write`."""
+    kinds = {name: str if name in _TEXTS else float for name in OUT_COLUMNS}
+    write(path, kinds, ([_or_none(getattr(row, name)) for name in OUT_COLUMNS] for row in rows))
 
-    Raises:
-        OSError: The file cannot be written.
-        ImportError: pyarrow is not installed.
-    """
-    if path.suffix == ".parquet":
-        arrow = needed("pyarrow", "Parquet", "parquet")
-        parquet = needed("pyarrow.parquet", "Parquet", "parquet")
-        columns = {name: [_or_none(getattr(row, name)) for row in rows] for name in OUT_COLUMNS}
-        text, number = arrow.string(), arrow.float64()
-        words = ("request", "method", "reason")
-        schema = arrow.schema([(n, text if n in words else number) for n in OUT_COLUMNS])
-        parquet.write_table(arrow.table(columns, schema=schema), path)
-        return
-    text_file = io.StringIO()
-    writer = csv.writer(text_file, lineterminator="\n")
-    writer.writerow(OUT_COLUMNS)
-    for row in rows:
-        values = (getattr(row, name) for name in OUT_COLUMNS)
-        writer.writerow(["" if value is None else value for value in map(_or_none, values)])
-    write_text(path, text_file.getvalue())
+
+def unknown(paid: Bill) -> str | None:
+    """Why no request has a figure; None: one has."""
+    reasons = Counter(row.reason for row in paid.rows)
+    if reasons[""] or not paid.rows:
+        return None
+    reason, count = reasons.most_common(1)[0]
+    return f"no request has a figure ({count} of {len(paid.rows)}: {reason})"
 
 
 def _with_idle(row: RequestEnergy, share: float) -> RequestEnergy:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from zeus_ipc.tables import Amount, Nanoseconds, read_lines
 
 BY = ("model", "tenant", "hour")
 
@@ -19,7 +22,49 @@ COLUMNS = (
     "uncertainty_pct", "method",
 )  # fmt: skip
 
-_NONE = "this is not a line of a service's log"
+Joules = Annotated[
+    float, Field(ge=-1e-3, le=1e30, allow_inf_nan=False, description="an energy in J, at least 0")
+]
+"""Differences of sums may be a little below 0."""
+
+
+@dataclass(frozen=True)
+class LogRow:
+    """A request in a log; see `RequestEnergy`."""
+
+    request: str
+    joules: Joules | None
+    uncertainty_j: Joules | None
+    rule_uncertainty_j: Joules | None
+    method: str
+    end_ns: Nanoseconds
+    settled_ns: Nanoseconds
+    settled_s: Amount
+    decode_tokens: int = 0
+    model: str = ""
+    tenant: str = ""
+    engine: str = ""
+
+    def ended_s(self) -> float:
+        """When it ended, s since 1970."""
+        return self.settled_s - (self.settled_ns - self.end_ns) / 1e9
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Sums of a period; see `Totals`."""
+
+    measured_j: Joules
+    requests_j: Joules
+    idle_j: Joules
+    unattributed_j: Joules
+
+
+@dataclass(frozen=True)
+class LogTotals:
+    """The end of a period in a log."""
+
+    settled: Settled
 
 
 @dataclass
@@ -82,79 +127,65 @@ def read(paths: Iterable[Path], by: str, idle: str = "exclude", *, join: bool = 
             for prefill and decode.
 
     Raises:
-        ValueError: A line does not belong to a log; the message names file and line.
-        OSError: A file cannot be read.
+        ValueError: A line does not belong to a log, or is in two of them; or there is none.
     """
     paths = list(paths)
     joined = _joined(paths) if join else {}
     counted: set[str] = set()
     found = LogReport()
     pending: dict[str, float] = {}
-    for where, entry in _entries(paths):
-        try:
-            if "settled" in entry:
-                _settle(found, entry["settled"], pending, idle)
-                pending = {}
-                continue
-            whole = joined.get(entry["request"]) if join else None
-            name = _group(whole or entry, by)
-            pending[name] = pending.get(name, 0.0) + (entry["joules"] or 0.0)
-            if whole is None:
-                _add(found.groups.setdefault(name, Sums()), entry)
-            elif entry["request"] not in counted:
-                counted.add(entry["request"])
-                _add(found.groups.setdefault(name, Sums()), whole)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"{where}: {_NONE}") from None
+    for _, entry in _entries(paths):
+        if isinstance(entry, LogTotals):
+            _settle(found, entry.settled, pending, idle)
+            pending = {}
+            continue
+        whole = joined.get(entry.request)
+        name = _group(whole or entry, by)
+        pending[name] = pending.get(name, 0.0) + (entry.joules or 0.0)
+        if entry.request not in counted:
+            _add(found.groups.setdefault(name, Sums()), whole or entry)
+            if whole is not None:
+                counted.add(entry.request)
+    if not found.groups:
+        raise ValueError(f"{', '.join(map(str, paths))} has no settled requests yet")
     return found
 
 
-def _entries(paths: Iterable[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Lines of logs, and their places, without a last line that is not complete."""
+def _entries(paths: Iterable[Path]) -> Iterator[tuple[Path, LogRow | LogTotals]]:
+    """Lines of logs; each may be there once only."""
+    seen: set[int] = set()
     for path in paths:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-        for number, line in enumerate(lines, 1):
-            where = f"{path}, line {number}"
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                if number == len(lines) and (number > 1 or not line):  # torn, or empty
-                    break
-                entry = None
-            if not isinstance(entry, dict):
-                raise ValueError(f"{where}: {_NONE}")
-            yield where, entry
+        for place, entry in read_lines(path, LogTotals, LogRow):
+            if isinstance(entry, LogRow):
+                if hash(entry) in seen:
+                    raise ValueError(f"{place}: this line was there before; give each log once")
+                seen.add(hash(entry))
+            yield path, entry
 
 
-def _joined(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
+def _joined(paths: Sequence[Path]) -> dict[str, LogRow]:
     """Requests that are in several logs: the sums of their rows."""
-    sides: dict[str, dict[int, dict[str, Any]]] = {}
-    for side, path in enumerate(paths):
-        for where, entry in _entries([path]):
-            if "settled" not in entry:
-                try:
-                    sides.setdefault(entry["request"], {})[side] = entry
-                except (KeyError, TypeError):
-                    raise ValueError(f"{where}: {_NONE}") from None
+    sides: dict[str, dict[Path, LogRow]] = {}
+    for path, entry in _entries(paths):
+        if isinstance(entry, LogRow):
+            sides.setdefault(entry.request, {})[path] = entry
     return {
         request: _sum_of(list(rows.values())) for request, rows in sides.items() if len(rows) > 1
     }
 
 
-def _sum_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _sum_of(rows: Sequence[LogRow]) -> LogRow:
     """One row for all parts of a request; if one is refused, so is the sum."""
-    found = dict(sorted(rows, key=_ended_s)[-1])
-    found["tenant"] = next((row["tenant"] for row in rows if row["tenant"]), "")
-    found["method"] = " ".join(sorted({str(row["method"]) for row in rows}))
-    found["decode_tokens"] = sum(row["decode_tokens"] for row in rows)
-    refused = any(row["joules"] is None for row in rows)
-    for name, add in (
-        ("joules", math.fsum),
-        ("uncertainty_j", lambda values: math.hypot(*values)),
-        ("rule_uncertainty_j", math.fsum),
-    ):
-        found[name] = None if refused else add([row[name] for row in rows])
-    return found
+    refused = any(row.joules is None for row in rows)
+    return replace(
+        max(rows, key=LogRow.ended_s),
+        tenant=next((row.tenant for row in rows if row.tenant), ""),
+        method=" ".join(sorted({row.method for row in rows})),
+        decode_tokens=sum(row.decode_tokens for row in rows),
+        joules=None if refused else math.fsum(row.joules or 0.0 for row in rows),
+        uncertainty_j=math.hypot(*(row.uncertainty_j or 0.0 for row in rows)),
+        rule_uncertainty_j=math.fsum(row.rule_uncertainty_j or 0.0 for row in rows),
+    )
 
 
 def table(report: LogReport, by: str) -> str:
@@ -222,41 +253,34 @@ def plot(report: LogReport, by: str, path: Path) -> None:
     figure.savefig(path)
 
 
-def _ended_s(entry: dict[str, Any]) -> float:
-    """When a request ended, s since 1970."""
-    return float(entry["settled_s"]) - float(entry["settled_ns"] - entry["end_ns"]) / 1e9
-
-
-def _group(entry: dict[str, Any], by: str) -> str:
+def _group(entry: LogRow, by: str) -> str:
     if by == "hour":
-        return time.strftime("%Y-%m-%d %H:00", time.gmtime(_ended_s(entry)))
-    return str(entry[by] or "(none)")
+        return time.strftime("%Y-%m-%d %H:00", time.gmtime(entry.ended_s()))
+    return str(getattr(entry, by) or "(none)")
 
 
-def _add(sums: Sums, entry: dict[str, Any]) -> None:
-    sums.methods.add(str(entry["method"]))
-    if entry["joules"] is None:
+def _add(sums: Sums, entry: LogRow) -> None:
+    sums.methods.add(entry.method)
+    if entry.joules is None:
         sums.refused += 1
         return
-    sums.joules.append(float(entry["joules"]))
-    sums.output_tokens += int(entry["decode_tokens"])
-    sums.variance += float(entry["uncertainty_j"]) ** 2
-    sums.rule_j += float(entry["rule_uncertainty_j"])
+    sums.joules.append(entry.joules)
+    sums.output_tokens += entry.decode_tokens
+    sums.variance += (entry.uncertainty_j or 0.0) ** 2
+    sums.rule_j += entry.rule_uncertainty_j or 0.0
 
 
-def _settle(
-    found: LogReport, totals: dict[str, float], pending: dict[str, float], idle: str
-) -> None:
-    found.requests_j += totals["requests_j"]
-    found.idle_j += totals["idle_j"]
-    found.unattributed_j += totals["unattributed_j"]
-    found.measured_j += totals["measured_j"]
+def _settle(found: LogReport, totals: Settled, pending: dict[str, float], idle: str) -> None:
+    found.requests_j += totals.requests_j
+    found.idle_j += totals.idle_j
+    found.unattributed_j += totals.unattributed_j
+    found.measured_j += totals.measured_j
     whole = math.fsum(pending.values())
     if idle == "owner" or (idle == "proportional" and whole <= 0):
-        found.groups.setdefault("owner", Sums()).idle_j += totals["idle_j"]
+        found.groups.setdefault("owner", Sums()).idle_j += totals.idle_j
     elif idle == "proportional":
         for name, joules in pending.items():
-            found.groups.setdefault(name, Sums()).idle_j += totals["idle_j"] * joules / whole
+            found.groups.setdefault(name, Sums()).idle_j += totals.idle_j * joules / whole
 
 
 def _sorted(report: LogReport) -> Sequence[tuple[str, Sums]]:

@@ -10,10 +10,11 @@ import click
 
 from zeus.simulate import groups as groups_of_jobs
 from zeus.simulate.plots import FORMATS, KINDS
-from zeus.simulate.results import read_rows
+from zeus.simulate.results import RunRow, read_rows
 from zeus.simulate.summary import tables
 from zeus.simulate.workloads import WORKLOADS
 from zeus_ipc.options import FILE
+from zeus_ipc.tables import distinct
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -44,6 +45,7 @@ def make_groups(jobs: Path, tags: Path, least_jobs: int, output: Path) -> None:
     The tables: https://github.com/alibaba/clusterdata, cluster-trace-gpu-v2020.
     """
     with _errors_in_one_sentence():
+        distinct((jobs, tags), (output,))
         made = groups_of_jobs.make_groups(jobs, tags, least_jobs=least_jobs)
         groups_of_jobs.write_groups(made, output)
     _tell_of(made, output)
@@ -57,7 +59,7 @@ def show(results: tuple[Path, ...]) -> None:
     RESULTS are what simulations wrote with --output: CSV or Parquet.
     """
     with _errors_in_one_sentence():
-        click.echo(tables(row for path in results for row in read_rows(path)))
+        click.echo(tables(_rows(results)))
 
 
 @main.command()
@@ -78,8 +80,16 @@ def plot(results: tuple[Path, ...], output: Path, kind: tuple[str, ...]) -> None
     from zeus.simulate.plots import draw
 
     with _errors_in_one_sentence():
-        draw((row for path in results for row in read_rows(path)), output, kind or KINDS)
+        distinct(results, (output,))
+        draw(_rows(results), output, kind or KINDS)
     click.echo(f"{output} is drawn.")
+
+
+def _rows(results: tuple[Path, ...]) -> list[RunRow]:
+    rows = [row for path in results for row in read_rows(path)]
+    if not rows:
+        raise ValueError(f"{', '.join(map(str, results))} has no simulated runs")
+    return rows
 
 
 def _tell_of(jobs: list[groups_of_jobs.GroupJob], path: Path) -> None:

@@ -5,22 +5,17 @@ columns `group,start_time,end_time,dataset,runtime_ratio`.
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import lzma
 import math
 import os
-import tarfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from zeus.simulate.workloads import WORKLOADS
 from zeus.utils.lazy import needed
+from zeus_ipc.tables import Amount, TableError, Text, kinds, read, rows, write
 
 
 def kmeans_1d(values: Sequence[float], k: int) -> list[int]:
@@ -127,11 +122,11 @@ class GroupJob:
         runtime_ratio: Its run time as a multiple of the mean of all jobs with this workload.
     """
 
-    group: str
+    group: Text
     start_time: float
     end_time: float
-    dataset: str
-    runtime_ratio: float
+    dataset: Text
+    runtime_ratio: Amount
 
 
 def synthetic_groups(num_groups: int = 60, seed: int = 20) -> list[GroupJob]:
@@ -195,7 +190,6 @@ def make_groups(
         Their jobs, by group and start.
 
     Raises:
-        OSError: A file cannot be read.
         ValueError: It is not such a table, or has too few groups.
 
     Source: https://github.com/alibaba/clusterdata, cluster-trace-gpu-v2020 (CC BY 4.0). The mapping
@@ -224,37 +218,26 @@ def make_groups(
 
 
 def write_groups(groups: Iterable[GroupJob], path: str | os.PathLike[str]) -> None:
-    """Writes groups as CSV; compressed if the path ends with `.gz` or `.xz`."""
-    with _open(Path(path), "wt") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows([getattr(one, name) for name in COLUMNS] for one in groups)
+    """Writes groups; see `zeus_ipc.tables.write`."""
+    write(Path(path), kinds(GroupJob), map(astuple, groups))
 
 
 def read_groups(path: str | os.PathLike[str]) -> dict[str, list[GroupJob]]:
-    """Reads groups from CSV, plain or compressed with gzip or xz.
+    """Reads groups; see `zeus_ipc.tables.read`.
 
     Returns:
         For each group its jobs by start.
 
     Raises:
-        OSError: The file cannot be read.
-        ValueError: It is not such a file; the message has the row.
+        TableError: It is not such a file; the message has the place.
     """
-    try:
-        with _open(Path(path), "rt") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                raise ValueError(
-                    f"{path} has no column {', '.join(missing)}; groups are CSV with the columns "
-                    f"{','.join(COLUMNS)}"
-                )
-            found = [_group_job(row, f"{path}, row {n}") for n, row in enumerate(reader, start=2)]
-    except _NO_CSV as error:
-        raise ValueError(f"{path} is not a CSV file of groups ({error})") from None
+    found = []
+    for place, job in read(path, GroupJob):
+        if job.end_time < job.start_time:
+            raise TableError(f"{place}: end_time must not come before start_time")
+        found.append(job)
     if not found:
-        raise ValueError(f"{path} holds no job")
+        raise TableError(f"{path} holds no job")
     return by_group(found)
 
 
@@ -293,19 +276,6 @@ def _with_ratios(plain: Iterable[tuple[str, float, float, str]]) -> list[GroupJo
     ]
 
 
-def _group_job(row: dict[str, str], place: str) -> GroupJob:
-    try:
-        start, end = float(row["start_time"]), float(row["end_time"])
-        ratio = float(row["runtime_ratio"])
-    except (TypeError, ValueError):
-        raise ValueError(f"{place}: start_time, end_time, runtime_ratio must be numbers") from None
-    if not (0 <= end - start < math.inf and 0 <= ratio < math.inf):
-        raise ValueError(
-            f"{place}: end_time must not come before start_time, and runtime_ratio not be below 0"
-        )
-    return GroupJob(row["group"], start, end, row["dataset"], ratio)
-
-
 def _job_times(path: str | os.PathLike[str]) -> Iterator[tuple[str, tuple[float, float]]]:
     names = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
     for number, line in enumerate(_table(path, names), start=1):
@@ -321,53 +291,13 @@ def _job_times(path: str | os.PathLike[str]) -> Iterator[tuple[str, tuple[float,
             yield line[1], (start, end)
 
 
-def _table(path: str | os.PathLike[str], names: tuple[str, ...]) -> Iterator[list[str]]:
+def _table(path: str | os.PathLike[str], names: tuple[str, ...]) -> Iterator[Sequence[str]]:
     """The rows of one of Alibaba's tables; a header looks like a job that never ended."""
-    try:
-        with _open(Path(path), "rt") as file:
-            for line in csv.reader(file):
-                if line and len(line) != len(names):
-                    raise ValueError(
-                        f"{os.fspath(path)} has {len(line)} columns, and not the {len(names)} of "
-                        f"Alibaba's table: {', '.join(names)}"
-                    )
-                if line:
-                    yield line
-    except _NO_CSV as error:
-        raise ValueError(f"{os.fspath(path)} is not a CSV file ({error})") from None
-
-
-_NO_CSV = (
-    UnicodeDecodeError,
-    csv.Error,
-    EOFError,
-    gzip.BadGzipFile,
-    lzma.LZMAError,
-    tarfile.TarError,
-)
-"""Errors of reading a truncated or different file."""
-
-
-@contextmanager
-def _open(path: Path, mode: str) -> Iterator[IO[str]]:
-    """Opens a text file, compressed according to its name; in a `.tar.gz`, the first CSV file."""
-    if path.name.endswith((".tar.gz", ".tgz")):
-        with tarfile.open(path) as archive:
-            for member in archive:
-                content = archive.extractfile(member) if member.name.endswith(".csv") else None
-                if content is not None:
-                    with io.TextIOWrapper(content, encoding="utf-8", newline="") as file:
-                        yield file
-                    return
-        raise ValueError(f"there is no CSV file in {path}")
-    if path.suffix == ".gz":
-        with gzip.open(path, mode, encoding="utf-8", newline="") as file:
-            yield file  # type: ignore[misc,unused-ignore]  # a text mode gives text
-    elif path.suffix == ".xz":
-        # Group names are hashes, which hardly compress better with more effort.
-        preset = 1 if mode == "wt" else None
-        with lzma.open(path, mode, preset=preset, encoding="utf-8", newline="") as file:
-            yield file  # type: ignore[misc,unused-ignore]  # a text mode gives text
-    else:
-        with path.open(mode.removesuffix("t"), encoding="utf-8", newline="") as file:
-            yield file
+    for line in rows(path):
+        if line and len(line) != len(names):
+            raise TableError(
+                f"{os.fspath(path)} has {len(line)} columns, and not the {len(names)} of Alibaba's "
+                f"table: {', '.join(names)}"
+            )
+        if line:
+            yield line

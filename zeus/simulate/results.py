@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from zeus.utils.lazy import needed
-from zeus_ipc import tables
+from pydantic import Field
+
+from zeus_ipc.tables import Amount, kinds, read, write
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +49,24 @@ class RunRow:
     dataset: str
     network: str
     optimizer: str
-    eta_knob: float
-    beta_knob: float
+    eta_knob: Amount
+    beta_knob: Annotated[float, Field(gt=0, allow_inf_nan=True)]
     seed: int
     run: int
     recurrence: int
     batch_size: int
     power_limit: int | None
-    energy: float
-    time: float
-    cost: float
+    energy: Amount
+    time: Amount
+    cost: Amount
     reached: bool
-    best_cost: float
-    default_energy: float
-    default_time: float
-    default_cost: float
+    best_cost: Amount
+    default_energy: Amount
+    default_time: Amount
+    default_cost: Amount
 
 
-_KINDS = {one.name: str(one.type) for one in fields(RunRow)}
-COLUMNS = tuple(_KINDS)
-_OF_TEXT: dict[str, Callable[[str], Any]] = {
-    "str": str,
-    "int": int,
-    "int | None": lambda text: int(text) if text else None,
-    "float": float,
-    "bool": {"True": True, "False": False}.__getitem__,
-}
+COLUMNS = tuple(field.name for field in fields(RunRow))
 
 
 @dataclass(frozen=True)
@@ -132,74 +124,10 @@ def _one_series(runs: list[RunRow]) -> Series:
 
 
 def write_rows(rows: Iterable[RunRow], path: str | os.PathLike[str]) -> None:
-    """Writes rows: Parquet if the path ends with `.parquet`, else CSV.
-
-    Raises:
-        ImportError: Parquet needs pyarrow.
-        OSError: The file cannot be written.
-    """
-    target = Path(path)
-    if target.suffix == ".parquet":
-        pyarrow, parquet = _pyarrow()
-        types = {"str": "string", "float": "float64", "bool": "bool_"}
-        schema = [(n, getattr(pyarrow, types.get(kind, "int64"))()) for n, kind in _KINDS.items()]
-        table = pyarrow.Table.from_pylist(
-            [asdict(row) for row in rows], schema=pyarrow.schema(schema)
-        )
-        parquet.write_table(table, target, compression="zstd")
-        return
-    with target.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+    """Writes rows; see `zeus_ipc.tables.write`."""
+    write(Path(path), kinds(RunRow), map(astuple, rows))
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[RunRow]:
-    """Reads what `write_rows` wrote.
-
-    Raises:
-        ImportError: Parquet needs pyarrow.
-        OSError: The file cannot be read.
-        ValueError: It is not such a file; the message says where.
-    """
-    source = Path(path)
-    if source.suffix == ".parquet":
-        return list(_of_parquet(source))
-    _check_columns(source, next(tables.rows(source), ()))
-    rows = enumerate(tables.records(source), start=2)
-    return [_of_texts(row, f"{source}, row {number}") for number, row in rows]
-
-
-def _of_parquet(path: Path) -> Iterator[RunRow]:
-    pyarrow, parquet = _pyarrow()
-    try:
-        table = parquet.read_table(path)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a Parquet file ({str(error).splitlines()[0]})") from None
-    _check_columns(path, table.column_names)
-    for row in table.select(list(COLUMNS)).to_pylist():
-        yield RunRow(**row)
-
-
-def _of_texts(row: Mapping[str, str], place: str) -> RunRow:
-    values: dict[str, Any] = {}
-    for name, kind in _KINDS.items():
-        try:
-            values[name] = _OF_TEXT[kind](row[name])
-        except (KeyError, ValueError):
-            raise ValueError(f"{place}: {name} cannot be {row[name]!r}") from None
-    return RunRow(**values)
-
-
-def _check_columns(path: Path, found: Sequence[str]) -> None:
-    missing = [name for name in COLUMNS if name not in found]
-    if missing:
-        raise ValueError(
-            f"{path} holds no simulated runs: it has no column {', '.join(missing)}; give a file "
-            "that a simulation wrote with --output"
-        )
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    what = "a Parquet file"
-    return needed("pyarrow", what, "parquet"), needed("pyarrow.parquet", what, "parquet")
+    """Reads what `write_rows` wrote; see `zeus_ipc.tables.read`."""
+    return [row for _, row in read(path, RunRow)]

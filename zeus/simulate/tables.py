@@ -1,7 +1,6 @@
 """Measured runs as tables: epochs to the target, and time and power of an epoch by power limit.
 
-Both tables are CSV files, which may be compressed (.gz, .xz), or pandas.DataFrames, of these
-columns:
+Both tables are CSV (plain or compressed) or Parquet files, or pandas.DataFrames, of these columns:
 
 - training runs: dataset, network, batch_size, optimizer, run, target_metric, target_epoch (empty
   where the run never reached the target);
@@ -12,29 +11,43 @@ columns:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from zeus.job import Job
-from zeus_ipc.tables import records
+from zeus_ipc.tables import Row, TableError, Text, Watts, read
 
-TRAIN_COLUMNS = ("dataset", "network", "batch_size", "optimizer", "target_metric", "target_epoch")
-POWER_COLUMNS = (
-    "dataset",
-    "network",
-    "batch_size",
-    "optimizer",
-    "power_limit",
-    "time_per_epoch",
-    "average_power",
-)
-_NUMBERS = ("target_metric", "target_epoch", "time_per_epoch", "average_power")
-_INTEGERS = ("batch_size", "power_limit")
+Count = Annotated[int, Field(gt=0, description="a whole number above 0")]
+
+
+class TrainRow(NamedTuple):
+    """A training run."""
+
+    dataset: Text
+    network: Text
+    optimizer: Text
+    batch_size: Count
+    target_metric: float
+    target_epoch: Count | None
+
+
+class PowerRow(NamedTuple):
+    """Epochs under a power limit."""
+
+    dataset: Text
+    network: Text
+    optimizer: Text
+    batch_size: Count
+    power_limit: Annotated[int, Field(ge=1, le=20_000, description="whole W, from 1 to 20000")]
+    time_per_epoch: Annotated[float, Field(gt=0, description="a time in s, above 0")]
+    average_power: Watts
+
 
 Table = str | Path | Any
 """Path of a CSV file, or a pandas.DataFrame."""
@@ -81,21 +94,18 @@ class Measurements:
         summary_power: Power.
 
     Raises:
-        ValueError: A table lacks a column, or has a value that is not a number; the message says
-            where.
-        FileNotFoundError: There is no such file.
+        TableError: A table cannot be read, lacks a column, or has a value that is not possible; the
+            message says where.
     """
 
     def __init__(self, summary_train: Table, summary_power: Table) -> None:
-        train = _grouped(_rows(summary_train, TRAIN_COLUMNS))
-        power = _grouped(_rows(summary_power, POWER_COLUMNS))
+        power = _power(summary_power)
         self._workloads: dict[Workload, dict[int, BatchSizeTable]] = {}
-        for key, rows in train.items():
-            if key not in power:
-                continue
-            dataset, network, optimizer, batch_size = key
-            sizes = self._workloads.setdefault((dataset, network, optimizer), {})
-            sizes[batch_size] = BatchSizeTable(_power(power[key]), _target_epochs(rows))
+        for (*workload, batch_size), epochs in _target_epochs(summary_train).items():
+            key = (*workload, batch_size)
+            if key in power:
+                sizes = self._workloads.setdefault((workload[0], workload[1], workload[2]), {})
+                sizes[batch_size] = BatchSizeTable(power[key], epochs)
         if not self._workloads:
             raise ValueError(
                 "no batch size of any workload is in both tables; both must name data set, "
@@ -127,52 +137,39 @@ class Measurements:
         return dict(sorted(self._workloads[key].items()))
 
 
-def _rows(table: Table, columns: tuple[str, ...]) -> list[dict[str, Any]]:
-    if isinstance(table, (str, Path)):
-        rows: list[dict[str, Any]] = [dict(row) for row in records(table)]
-        where = str(table)
-    else:
-        rows = table.to_dict("records")
-        where = "the table"
-    if not rows:
-        raise ValueError(f"{where} has no rows")
-    missing = [column for column in columns if column not in rows[0]]
-    if missing:
-        raise ValueError(f"{where} has no column {', '.join(missing)}")
-    for number, row in enumerate(rows, start=2):
-        for column in columns:
-            try:
-                if column in _INTEGERS:
-                    row[column] = int(row[column])
-                elif column in _NUMBERS:
-                    row[column] = _number(row[column])
-            except (TypeError, ValueError):
-                raise ValueError(
-                    f"{where}, line {number}: {column} is {row[column]!r}, not a number"
-                ) from None
-    return rows
+_Key = tuple[str, str, str, int]
 
 
-def _number(value: Any) -> float:
-    return math.nan if value == "" else float(value)
+def _read(table: Table, row: Callable[..., Row]) -> Iterator[tuple[str, Row]]:
+    source = table if isinstance(table, (str, Path)) else table.to_dict("list")
+    found = list(read(source, row))
+    if not found:
+        raise TableError(f"{table if isinstance(table, (str, Path)) else 'the table'} has no rows")
+    return iter(found)
 
 
-def _grouped(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str, int], list[dict[str, Any]]]:
-    groups: dict[tuple[str, str, str, int], list[dict[str, Any]]] = {}
-    for row in rows:
-        key = (row["dataset"], row["network"], row["optimizer"], row["batch_size"])
-        groups.setdefault(key, []).append(row)
-    return groups
+def _power(table: Table) -> dict[_Key, PowerTable]:
+    groups: dict[_Key, dict[int, PowerRow]] = {}
+    for place, row in _read(table, PowerRow):
+        if groups.setdefault(row[:4], {}).setdefault(row.power_limit, row) != row:
+            raise TableError(
+                f"{place}: another row has other figures for batch size {row.batch_size} at "
+                f"{row.power_limit} W; leave one of them out"
+            )
+    found = {}
+    for key, by_limit in groups.items():
+        time = np.array([row.time_per_epoch for row in by_limit.values()])
+        power = np.array([row.average_power for row in by_limit.values()])
+        found[key] = PowerTable(tuple(by_limit), time, power, time * power)
+    return found
 
 
-def _power(rows: list[dict[str, Any]]) -> PowerTable:
-    time = np.array([row["time_per_epoch"] for row in rows])
-    power = np.array([row["average_power"] for row in rows])
-    return PowerTable(tuple(row["power_limit"] for row in rows), time, power, time * power)
-
-
-def _target_epochs(rows: list[dict[str, Any]]) -> dict[float, NDArray[np.float64]]:
-    found: dict[float, list[float]] = {}
-    for row in rows:
-        found.setdefault(row["target_metric"], []).append(row["target_epoch"])
-    return {target: np.array(epochs) for target, epochs in found.items()}
+def _target_epochs(table: Table) -> dict[_Key, dict[float, NDArray[np.float64]]]:
+    found: dict[_Key, dict[float, list[float]]] = {}
+    for _, row in _read(table, TrainRow):
+        epochs = found.setdefault(row[:4], {}).setdefault(row.target_metric, [])
+        epochs.append(math.nan if row.target_epoch is None else row.target_epoch)
+    return {
+        key: {target: np.array(epochs, np.float64) for target, epochs in targets.items()}
+        for key, targets in found.items()
+    }

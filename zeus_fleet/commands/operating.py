@@ -17,6 +17,7 @@ from zeus_fleet.records import Record, Report, read, reports, svg
 from zeus_fleet.view import NodeView, View, Watcher
 from zeus_ipc.options import FILE, Number
 from zeus_ipc.paths import host_and_port
+from zeus_ipc.tables import distinct
 
 if TYPE_CHECKING:
     from zeus_fleet.store import Store
@@ -165,14 +166,14 @@ def serve(reach: Reach[Any], listen: str, record: Path | None) -> None:
 def report(picture: Path | None, file: Path) -> None:
     """Print promised and delivered reductions, from a file of watch --record."""
     try:
-        with file.open(encoding="utf-8") as stream:
-            records = read(stream)
+        distinct((file,), (picture,))
+        records = read(file)
         if picture is not None:
             picture.write_text(svg(records), encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"{error.filename}: {error.strerror}") from None
     except ValueError as error:
-        raise click.ClickException(f"{file}: {error}") from None
+        raise click.ClickException(str(error)) from None
     found = reports(records)
     if not found:
         click.echo("The limit was never below the standing limit.")

@@ -73,20 +73,23 @@ def test_chunks_have_rows_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "no column stage, instruction, frequency, time, energy"),
-        ("stage,instruction,frequency,time\n", "no column energy"),
+        ("", "the columns stage, instruction, frequency, time, energy are missing"),
+        ("stage,instruction,frequency,time\n", "the column energy is missing"),
         (HEADER, "no measurement"),
-        (HEADER + "0,forward,1410,-0.05,20\n", "row 2, column time: must be a number of seconds"),
-        (HEADER + GOOD + "1,forward,1410,0.05,\n", "row 5, column energy"),
-        (HEADER + GOOD + "1,forward,1410,0.05,nan\n", "row 5, column energy"),
-        (HEADER + GOOD + "1,forward,14.5,0.05,1\n", "row 5, column frequency: must be a whole"),
+        (
+            HEADER + "0,forward,1410,-0.05,20\n",
+            "line 2: time is '-0.05'; it must be a number of seconds",
+        ),
+        (HEADER + GOOD + "1,forward,1410,0.05,\n", "line 5: energy is empty"),
+        (HEADER + GOOD + "1,forward,1410,0.05,nan\n", "line 5: energy is 'nan'"),
+        (HEADER + GOOD + "1,forward,14.5,0.05,1\n", "line 5: frequency is '14.5'; it must be MHz"),
         (HEADER + GOOD + "0,forward,0,0.05,1\n", "has a row for frequency 0, which stands for any"),
-        (HEADER + GOOD + "1,forward,,0.05,1\n", "row 5, column frequency: must be MHz"),
-        (HEADER + GOOD + "1,forward,200000,0.05,1\n", "row 5, column frequency: must be MHz"),
-        (HEADER + GOOD + "x,forward,1410,0.05,1\n", "row 5, column stage"),
-        (HEADER + GOOD + "0,,1410,0.05,1\n", "row 5, column instruction"),
-        (HEADER + GOOD + "0,forward,1380,52,18\n", "row 5, column time: 52.0 is far from"),
-        (HEADER + GOOD + "0,forward,1380,0.052,18000\n", "row 5, column energy: 18000.0 is far"),
+        (HEADER + GOOD + "1,forward,,0.05,1\n", "line 5: frequency is empty; it must be MHz"),
+        (HEADER + GOOD + "1,forward,200000,0.05,1\n", "frequency is '200000'; it must be MHz"),
+        (HEADER + GOOD + "x,forward,1410,0.05,1\n", "line 5: stage is 'x'"),
+        (HEADER + GOOD + "0,,1410,0.05,1\n", "line 5: instruction is empty"),
+        (HEADER + GOOD + "0,forward,1380,52,18\n", "line 5, column time: 52.0 is far from"),
+        (HEADER + GOOD + "0,forward,1380,0.052,18000\n", "line 5, column energy: 18000.0 is far"),
         (HEADER + GOOD.replace("0.05,", "5000,").replace("0.051", "5100"), "milliseconds"),
         (HEADER + GOOD + "2,forward,1410,0.05,20\n", "stage 1 has no row"),
     ],
@@ -102,7 +105,7 @@ def test_files_that_are_no_csv_are_reported(tmp_path: Path) -> None:
     with pytest.raises(PipelineFrequencyError, match="cannot be read"):
         InstructionProfile.read(tmp_path / "missing.csv")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x01" * 100)
-    with pytest.raises(PipelineFrequencyError, match="not a CSV"):
+    with pytest.raises(PipelineFrequencyError, match="not text in UTF-8"):
         InstructionProfile.read(tmp_path / "binary")
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ STEPS = "step,begin_ns,end_ns,request,phase,tokens,context"
 ENERGY = "begin_ns,end_ns,joules,seen_begin_ns,seen_end_ns,clock_mhz"
 GOOD_STEPS = ["0,0,10,a,prefill,5,0", "0,0,10,b,decode,1,7", "1,10,30,a,decode,1,5"]
 GOOD_ENERGY = ["0,20,2,,,", "20,40,3,30,40,1500"]
+"""Times are in milliseconds here; `_files` writes nanoseconds."""
 
 
 def _run(directory: Path, *options: str) -> tuple[int, str]:
@@ -33,7 +37,23 @@ def _run(directory: Path, *options: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+def _in_ns(rows: list[str], times: tuple[int, ...]) -> list[str]:
+    found = []
+    for row in rows:
+        cells = row.split(",")
+        for n in times:
+            if n < len(cells) and cells[n].isdigit() and len(cells[n]) < 10:
+                cells[n] += "000000"
+        found.append(",".join(cells))
+    return found
+
+
 def _files(directory: Path, steps: list[str], energy: list[str]) -> None:
+    steps, energy = _in_ns(steps, (1, 2)), _in_ns(energy, (0, 1, 3, 4))
+    _write(directory, steps, energy)
+
+
+def _write(directory: Path, steps: list[str], energy: list[str]) -> None:
     text = "\n".join([STEPS, *steps]) + "\n"
     (directory / "steps.csv").write_bytes(text.encode(errors="surrogateescape"))
     (directory / "energy.csv").write_text("\n".join([ENERGY, *energy]) + "\n")
@@ -63,7 +83,7 @@ def _save(served: Served, directory: Path) -> None:
         f"{begin},{end},{joules},{first},{last},"
         for begin, end, joules, first, last, _ in zip(*vars(updates).values(), strict=True)
     ]
-    _files(directory, rows, energy)
+    _write(directory, rows, energy)
 
 
 def _adds_up(rows: list[dict[str, str]], totals: dict[str, float], measured_j: float) -> None:
@@ -121,8 +141,10 @@ def test_idle_energy_goes_where_the_bill_says(tmp_path, idle):
 def test_refused_requests_have_a_reason_and_no_figures(tmp_path):
     _files(tmp_path, GOOD_STEPS, GOOD_ENERGY)
 
-    assert _run(tmp_path)[0] == 0
+    code, output = _run(tmp_path)
 
+    assert code == 1
+    assert "no request has a figure (2 of 2: too few" in output
     rows, totals = _results(tmp_path)
     _adds_up(rows, totals, 5.0)
     assert [row["request"] for row in rows] == ["a", "b"]
@@ -151,18 +173,12 @@ def test_rows_may_come_in_any_order(tmp_path):
     assert _results(tmp_path)[1] == expected
 
 
-def test_empty_files_are_a_run_without_requests(tmp_path):
-    _files(tmp_path, [], GOOD_ENERGY)
-    assert _run(tmp_path)[0] == 0
-    rows, totals = _results(tmp_path)
-    assert rows == []
-    assert totals["idle_j"] == pytest.approx(5.0)
-
-    _files(tmp_path, GOOD_STEPS, [])
-    assert _run(tmp_path, "--method", "tokens")[0] == 0
-    rows, totals = _results(tmp_path)
-    assert totals["measured_j"] == 0
-    assert all(row["reason"] == "no sensor update covers its steps" for row in rows)
+@pytest.mark.parametrize("empty", ["steps", "energy"])
+def test_an_empty_file_has_nothing_to_attribute(tmp_path, empty):
+    _files(
+        tmp_path, [] if empty == "steps" else GOOD_STEPS, [] if empty == "energy" else GOOD_ENERGY
+    )
+    _named(tmp_path, f"{empty}.csv has no rows", "nothing to attribute")
 
 
 def test_blank_lines_count_but_do_not_matter(tmp_path):
@@ -170,25 +186,25 @@ def test_blank_lines_count_but_do_not_matter(tmp_path):
     assert _run(tmp_path, "--method", "tokens")[0] == 0
 
     _files(tmp_path, [GOOD_STEPS[0], "", "1,10,30,a,decode,-1,5"], GOOD_ENERGY)
-    assert "steps.csv, line 4: tokens is -1" in _run(tmp_path)[1]
+    assert "steps.csv, line 4: tokens is '-1'" in _run(tmp_path)[1]
     _files(tmp_path, [GOOD_STEPS[0], "", *GOOD_STEPS[1:], "0,0,11,c,decode,1,5"], GOOD_ENERGY)
     assert "steps.csv, line 6: begin_ns or end_ns is not that" in _run(tmp_path)[1]
 
 
 BAD_STEPS = [
-    ("1,30,20,a,decode,1,5", "begin_ns 30 is after end_ns 20"),
-    ("1,10,30,a,decode,-1,5", "tokens is -1"),
-    ("1,10,30,a,decode,nan,5", "tokens is nan"),
-    ("1,10,30,a,decode,,5", "tokens is ''"),
-    ("1,10,30,a,decode,1,nan", "context is nan"),
-    ("1,10,30,a,decode,1,-2", "context is -2"),
-    ("1,10,30,a,decode,inf,2", "tokens is inf"),
+    ("1,30,20,a,decode,1,5", "begin_ns 30000000 is after end_ns 20000000"),
+    ("1,10,30,a,decode,-1,5", "tokens is '-1'"),
+    ("1,10,30,a,decode,nan,5", "tokens is 'nan'"),
+    ("1,10,30,a,decode,,5", "tokens is empty"),
+    ("1,10,30,a,decode,1,nan", "context is 'nan'"),
+    ("1,10,30,a,decode,1,-2", "context is '-2'"),
+    ("1,10,30,a,decode,inf,2", "tokens is 'inf'"),
     ("1,10,30,a,encode,1,5", "phase is 'encode'"),
     ("1,10,30,,decode,1,5", "request is empty"),
     ("1,ten,30,a,decode,1,5", "begin_ns is 'ten'"),
     ("1,10,30,a,decode,1", "6 fields"),
     (f"1,10,{2**62},a,decode,1,5", "end_ns is '4611686018427387904'"),
-    ("1,10,30,a,decode,1e300,5", "tokens is 1e300"),
+    ("1,10,30,a,decode,1e300,5", "tokens is '1e300'"),
     ("1,10,30,a\udcff,decode,1,5", "it is not text in UTF-8"),
     (f"1,10,30,{'a' * 140_000},decode,1,5", "field larger than field limit"),
     ("0,0,10,b,decode,1,5", "request 'b' is in this step twice"),
@@ -203,18 +219,18 @@ def test_a_bad_row_of_the_steps_is_named(tmp_path, row, what):
 
 
 BAD_ENERGY = [
-    ("40,40,1,,,", "begin_ns 40 is not before end_ns 40"),
-    ("50,40,1,,,", "begin_ns 50 is not before end_ns 40"),
-    ("40,60,-1,,,", "joules is -1"),
-    ("40,60,nan,,,", "joules is nan"),
-    ("40,60,,,,", "joules is ''"),
-    ("40,60,1e300,,,", "joules is 1e300"),
+    ("40,40,1,,,", "begin_ns 40000000 is not before end_ns 40000000"),
+    ("50,40,1,,,", "begin_ns 50000000 is not before end_ns 40000000"),
+    ("40,60,-1,,,", "joules is '-1'"),
+    ("40,60,nan,,,", "joules is 'nan'"),
+    ("40,60,,,,", "joules is empty"),
+    ("40,60,1e300,,,", "joules is '1e300'"),
     (f"40,{2**62},1,,,", "end_ns is '4611686018427387904'"),
-    ("40,60,1,30,60,", "the seen part 30 to 60"),
-    ("40,60,1,50,45,", "the seen part 50 to 45"),
+    ("40,60,1,30,60,", "the seen part 30000000 to 60000000"),
+    ("40,60,1,50,45,", "the seen part 50000000 to 45000000"),
     ("40,60,1,x,60,", "seen_begin_ns is 'x'"),
     ("40,60,1,,,fast", "clock_mhz is 'fast'"),
-    ("40,60,1,,,-5", "clock_mhz is -5"),
+    ("40,60,1,,,-5", "clock_mhz is '-5'"),
     ("30,50,1,,,", "overlaps the one of line 3"),
     ("5,15,1,,,", "overlaps the one of line 2"),
 ]
@@ -228,7 +244,7 @@ def test_a_bad_update_is_named(tmp_path, row, what):
 
 def test_a_row_after_a_quoted_newline_is_named_by_its_line(tmp_path):
     _files(tmp_path, ['0,0,10,"a\nb",decode,1,0', "", "1,10,20,c,decode,-1,0"], GOOD_ENERGY)
-    _named(tmp_path, "steps.csv, line 5: ", "tokens is -1")
+    _named(tmp_path, "steps.csv, line 5: ", "tokens is '-1'")
 
 
 def _named(directory: Path, place: str, what: str) -> None:
@@ -249,7 +265,7 @@ def test_nan_is_empty_and_a_request_may_be_called_so(tmp_path):
 
 
 def test_idle_time_within_an_update_draws_no_more_than_the_update(tmp_path):
-    updates = [*GOOD_ENERGY, "1000000,1000001,1e6,,,"]  # alone, an idle power that cannot be
+    updates = [*GOOD_ENERGY, "1000,1001,19,,,"]  # alone, an idle power of 19 kW
     _files(tmp_path, GOOD_STEPS, updates)
     assert _run(tmp_path, "--method", "tokens")[0] == 0
 
@@ -269,8 +285,7 @@ def test_missing_columns_and_files_are_named(tmp_path):
     (tmp_path / "steps.csv").unlink()
     code, output = _run(tmp_path)
     assert code == 1
-    assert "cannot read" in output
-    assert "steps.csv: No such file" in output
+    assert "steps.csv cannot be read: No such file" in output
 
     (tmp_path / "steps.csv").write_bytes(b"step,\xff\xfe\n")
     assert _run(tmp_path)[0] == 1
@@ -279,6 +294,102 @@ def test_missing_columns_and_files_are_named(tmp_path):
     code, output = _run(tmp_path, "--totals", str(tmp_path / "none" / "totals.json"))
     assert code == 1
     assert output.startswith("Error: ")
+
+
+def _times(rows: list[str], columns: tuple[int, ...], change: Callable[[int], str]) -> list[str]:
+    cells = (row.split(",") for row in rows)
+    return [
+        ",".join(change(int(cell)) if n in columns and cell else cell for n, cell in enumerate(row))
+        for row in cells
+    ]
+
+
+def _joules(rows: list[str], change: Callable[[list[float]], list[float]]) -> list[str]:
+    split = [row.split(",") for row in rows]
+    amounts = change([float(cells[2]) for cells in split])
+    return [
+        ",".join([*row[:2], f"{joules}", *row[3:]])
+        for row, joules in zip(split, amounts, strict=True)
+    ]
+
+
+def _both(change: Callable[[int], str]) -> Any:
+    return lambda steps, energy: (
+        _times(steps, (1, 2), change), _times(energy, (0, 1, 3, 4), change)
+    )  # fmt: skip
+
+
+def _steps_only(change: Callable[[int], str]) -> Any:
+    return lambda steps, energy: (_times(steps, (1, 2), change), energy)
+
+
+def _energies(change: Callable[[list[float]], list[float]]) -> Any:
+    return lambda steps, energy: (steps, _joules(energy, change))
+
+
+NOT_POSSIBLE = {
+    "seconds": (_both(lambda t: f"{t / 1e9}"), "a time in whole nanoseconds"),
+    "whole seconds": (_both(lambda t: f"{t // 10**9}"), "are they of another unit?"),
+    "milliseconds": (_both(lambda t: f"{t // 10**6}"), "steps are 10 ns long, but times are in "
+                     "nanoseconds; are the times milliseconds?"),
+    "microseconds": (_both(lambda t: f"{t // 10**3}"), "are the times microseconds?"),
+    "milliseconds in one": (_steps_only(lambda t: f"{t // 10**6}"), "are the times milliseconds?"),
+    "a spreadsheet's": (_both(lambda t: f"{t:.5E}"), "'; it must be a time in whole"),
+    "another clock": (_steps_only(lambda t: f"{t + 10**17}"), "do not overlap"),
+    "an offset": (_steps_only(lambda t: f"{t + 30 * 10**9}"),
+                  "the power rises 30 s before the steps"),
+    "a counter": (_energies(lambda j: [*itertools.accumulate(j)]), "joules only grow"),
+    "a counter since boot": (
+        _energies(lambda j: [*itertools.accumulate(j, initial=28e6)][1:]), "joules only grow"),
+    "millijoules": (_energies(lambda j: [1e3 * one for one in j]), "are the joules millijoules?"),
+    "kilojoules": (_energies(lambda j: [one / 1e3 for one in j]), "are the joules kilojoules?"),
+    "one row": (_energies(lambda j: [28e6, *j[1:]]), "line 2: joules is 2.8e+07, in an update"),
+    "underscores": (_energies(lambda j: ["1_0.5", *j[1:]]), "line 2: joules is '1_0.5'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_POSSIBLE)
+def test_figures_that_no_gpu_has_are_refused_with_the_likely_unit(tmp_path, name):
+    served = serve(seeds.fresh(), seconds=120, rate=2.1)
+    _save(served, tmp_path)
+    steps, energy = (
+        (tmp_path / f"{file}.csv").read_text().splitlines()[1:] for file in ("steps", "energy")
+    )
+    change, says = NOT_POSSIBLE[name]
+    _write(tmp_path, *change(steps, energy))
+    _named(tmp_path, "", says)
+
+
+def test_no_file_is_overwritten_that_is_read_or_written(tmp_path):
+    _files(tmp_path, GOOD_STEPS, GOOD_ENERGY)
+    (tmp_path / "link.csv").symlink_to("steps.csv")
+    before = (tmp_path / "steps.csv").read_text()
+    for option, file, says in (
+        ("--out", "steps.csv", "is read"),
+        ("--out", "link.csv", "is read"),
+        ("--totals", "energy.csv", "is read"),
+        ("--out", "totals.json", "is already written"),
+    ):
+        code, output = _run(tmp_path, "--method", "tokens", option, str(tmp_path / file))
+        assert code == 1
+        assert says in output
+        assert (tmp_path / "steps.csv").read_text() == before
+        assert not (tmp_path / "totals.json").exists()
+
+
+def test_a_full_disk_is_reported_with_the_files_name(tmp_path):
+    _files(tmp_path, GOOD_STEPS, GOOD_ENERGY)
+    code, output = _run(tmp_path, "--method", "tokens", "--out", "/dev/full")
+    assert (code, output) == (1, "Error: /dev/full cannot be used: No space left on device\n")
+
+
+def test_tenants_of_other_requests_are_refused(tmp_path):
+    _files(tmp_path, GOOD_STEPS, GOOD_ENERGY)
+    (tmp_path / "tenants.csv").write_text("request,tenant\nx1,alice\n")
+    code, output = _run(tmp_path, "--method", "tokens", "--tenants", str(tmp_path / "tenants.csv"))
+    assert code == 1
+    assert "names none of the 2 requests" in output
+    assert "it has 'x1', and the steps 'a'" in output
 
 
 def test_two_tenants_of_one_request_are_named(tmp_path):

@@ -99,15 +99,40 @@ def test_a_last_line_that_was_not_written_to_its_end_is_left_out(tmp_path):
 
 def test_a_line_that_is_none_is_named(tmp_path):
     path = _log(tmp_path)
-    path.write_text(path.read_text() + '{"request": "x"}\n')
-    result = CliRunner().invoke(main, ["report", str(path)])
+    whole = path.read_text()
+    for lines, says in (
+        (whole + '{"request": "x"}\n', "line 6: joules is missing"),
+        (whole + "[1]\n", "line 6: "),
+        (whole.replace('"joules": 10.0', '"joules": -10.0'), "line 1: joules: Input should be "),
+        (whole.replace('"joules": 10.0', '"joules": NaN'), "line 1: this is not a line of JSON"),
+        (whole.replace('"idle_j": 100.0', '"idle_j": -100.0'), "line 5: settled.idle_j: Input"),
+        (whole + whole, "line 6: this line was there before; give each log once"),
+        ("", "has no settled requests yet"),
+    ):
+        path.write_text(lines)
+        result = CliRunner().invoke(main, ["report", str(path)])
+        assert result.exit_code == 1
+        assert result.output.startswith(f"Error: {path}")
+        assert says in result.output
+        assert result.output.count("\n") == 1
 
+    path.write_bytes(b"\x1f\x8b\x08")  # half of a compressed one
+    result = CliRunner().invoke(main, ["report", str(path)])
     assert result.exit_code == 1
-    assert result.output == f"Error: {path}, line 6: this is not a line of a service's log\n"
+    assert result.output.startswith(f"Error: {path} is not")
 
-    path.write_bytes(b"\x1f\x8b\x08")  # compressed
-    result = CliRunner().invoke(main, ["report", str(path)])
-    assert result.output == f"Error: {path}, line 1: this is not a line of a service's log\n"
+
+def test_a_log_counts_once_and_no_chart_replaces_it(tmp_path):
+    path = _log(tmp_path)
+    (tmp_path / "copy.svg").write_text(path.read_text())
+    for more, says in (
+        ([str(path)], "was there before"),
+        ([str(tmp_path / "copy.svg")], "was there before"),
+        (["--plot", str(tmp_path / "copy.svg"), str(tmp_path / "copy.svg")], "is read by this"),
+    ):
+        result = CliRunner().invoke(main, ["report", str(path), *more])
+        assert result.exit_code == 1
+        assert says in result.output
 
 
 def test_two_sides_of_a_server_are_joined_by_request(tmp_path):
@@ -115,7 +140,8 @@ def test_two_sides_of_a_server_are_joined_by_request(tmp_path):
     prefill, decode = _log(tmp_path), _log(tmp_path / "decode")
     lines = decode.read_text().splitlines()
     lines[0] = lines[0].replace('"r0"', '"of one side"')
-    decode.write_text("\n".join(lines) + "\n")
+    text = "\n".join(lines) + "\n"
+    decode.write_text(text.replace("1700000000.0", "1700000001.0"))
     logs = [str(prefill), str(decode), "--by", "tenant", "--csv", "--idle", "proportional"]
 
     apart, joined = (

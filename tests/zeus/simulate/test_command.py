@@ -65,10 +65,10 @@ def test_results_are_shown_and_drawn(tmp_path: Path) -> None:
         (("synthetic-groups", "-o", "/nowhere/x.csv"), "/nowhere/x.csv cannot be used: No such"),
         (
             ("make-groups", "--job", "/no", "--tags", "/no", "-o", "x"),
-            "/no cannot be used: No such",
+            "/no cannot be read: No such",
         ),
-        (("show", "/no.csv"), "/no.csv cannot be used: No such"),
-        (("plot", "/no.csv", "-o", "x.png"), "/no.csv cannot be used: No such"),
+        (("show", "/no.csv"), "/no.csv cannot be read: No such"),
+        (("plot", "/no.csv", "-o", "x.png"), "/no.csv cannot be read: No such"),
     ],
 )
 def test_errors_are_reported_in_one_sentence(arguments: tuple[str, ...], wrong: str) -> None:

@@ -50,10 +50,14 @@ def test_a_file_without_rows_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "wrong"),
     [
-        ("runs.csv", "a,b\n1,2\n", "it has no column name, policy"),
-        ("runs.csv", "", "it has no column name"),
-        ("runs.csv", ",".join(COLUMNS) + "\n" + ",".join("x" * len(COLUMNS)), "row 2: eta_knob "),
-        ("runs.csv", ",".join(COLUMNS) + "\nx\n", "row 2 of runs.csv has 1 fields"),
+        ("runs.csv", "a,b\n1,2\n", "columns name, policy, .* are missing"),
+        ("runs.csv", "", "columns name, .* are missing"),
+        (
+            "runs.csv",
+            ",".join(COLUMNS) + "\n" + ",".join("x" * len(COLUMNS)),
+            "line 2: eta_knob is 'x'",
+        ),
+        ("runs.csv", ",".join(COLUMNS) + "\nx\n", "line 2: it has 1 field, the header has 21"),
         ("runs.parquet", "PAR", "is not a Parquet file"),
     ],
 )

@@ -20,6 +20,7 @@ from zeus.policy import (
     make_policy,
 )
 from zeus.simulate import Simulator
+from zeus.simulate.tables import Measurements
 from zeus.simulate.workloads import WORKLOADS, power_trace, train_trace
 from zeus.utils.metric import zeus_cost
 
@@ -246,26 +247,52 @@ def test_knobs_out_of_range_are_named(beta_knob: float, eta_knob: float, message
         playing.play_group(LIBRISPEECH, [(0.0, 1.0, 1.0)], beta_knob, eta_knob)
 
 
+TRAIN = "dataset,network,batch_size,optimizer,target_metric,target_epoch\n"
+POWER = "dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power\n"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dataset,network\na,b\n", "no column batch_size"),
-        ("", "no rows"),
+        ("dataset,network\na,b\n", "line 1: the columns .*batch_size.* are missing"),
+        ("", "columns .* are missing"),
+        (TRAIN, "has no rows"),
+        (TRAIN + "a,b,8,sgd,x,3\n", "line 2: target_metric is 'x'"),
+        (TRAIN + "a,b,8,sgd,1,2.5\n", "line 2: target_epoch is '2.5'; .* a whole number above 0"),
+        (TRAIN + "a,b,8,sgd,1,3\na,b,8,sgd,1,-3\n", "line 3: target_epoch is '-3'"),
+        (TRAIN + "a,b,0,sgd,1,3\n", "line 2: batch_size is '0'"),
+        (TRAIN + "a,b,nan,sgd,1,3\n", "line 2: batch_size is 'nan'"),
+        (TRAIN + "a,b,8,sgd,1,3\n", "no batch size of any workload is in both tables"),
+        (POWER + "a,b,8,sgd,150,10,-100\n", "line 2: average_power is '-100'; .* from 1 to 20000"),
+        (POWER + "a,b,8,sgd,150,10,0\n", "line 2: average_power is '0'"),
+        (POWER + "a,b,8,sgd,150,0,100\n", "line 2: time_per_epoch is '0'; .* a time in s, above 0"),
+        (POWER + "a,b,8,sgd,-150,10,100\n", "line 2: power_limit is '-150'"),
+        (POWER + "a,b,8,sgd,150000,10,100\n", "line 2: power_limit is '150000'; .* to 20000"),
         (
-            "dataset,network,batch_size,optimizer,target_metric,target_epoch\na,b,8,sgd,x,3\n",
-            "line 2: target_metric is 'x'",
-        ),
-        (
-            "dataset,network,batch_size,optimizer,target_metric,target_epoch\na,b,8,sgd,1,3\n",
-            "no batch size of any workload is in both tables",
+            POWER + "a,b,8,sgd,150,10,100\na,b,8,sgd,150,11,100\n",
+            "line 3: another row has other figures for batch size 8 at 150 W",
         ),
     ],
 )
 def test_a_bad_table_is_reported_with_its_place(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "train.csv"
+    path = tmp_path / "table.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
-        simulator(pruning(), train=path)
+        if text.startswith(POWER):
+            Measurements(train_trace(), path)
+        else:
+            simulator(pruning(), train=path)
+
+
+def test_whole_numbers_may_have_decimals_and_equal_rows_count_once(tmp_path: Path) -> None:
+    train, power = tmp_path / "train.csv", tmp_path / "power.csv"
+    train.write_text(TRAIN + "a,b,16.0,sgd,1,3.0\na,b,16,sgd,1,\n")
+    power.write_text(POWER + "a,b,16,sgd,150.0,10,100\n" * 2)
+    (table,) = Measurements(train, power).of(Job("a", "b", "sgd", 1.0, 5, 16)).values()
+    assert table.power.limits == (150,)
+    epochs = table.target_epochs[1.0]
+    assert epochs[0] == 3
+    assert math.isnan(epochs[1])
 
 
 # --- groups -----------------------------------------------------------------------------------

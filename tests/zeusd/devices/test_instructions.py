@@ -12,7 +12,7 @@ import pytest
 from tests.support import wait_for
 from zeus_ipc.errors import RequestRejected
 from zeus_ipc.simulation import SimulatedWork
-from zeus_ipc.tables import records
+from zeus_ipc.tables import TableError, records
 from zeusd.devices.simulated import DeviceServer, SimulatedBackend, VirtualClock
 from zeusd.devices.simulated.models import DEVICES
 
@@ -227,11 +227,11 @@ def test_a_custom_profile_runs_in_process(tmp_path: Path) -> None:
         (SHORT, "stage=3", "no stage 3"),
         (SHORT, "step=3", "names no stage"),
         (SHORT, "stage=2&blocking_w=x", "names no stage"),
-        ("", "stage=0", "no stage 0"),
-        ("a,b\n1,2\n", "stage=0", "not a profile"),
-        (SHORT.replace("0.01,", "-1,"), "stage=2", "not a profile"),
-        (SHORT.replace("0.01,", "nan,"), "stage=2", "not a profile"),
-        (SHORT.replace("1410,0.01,3", "1410"), "stage=2", "not a profile"),
+        ("", "stage=0", "columns stage, instruction, .* are missing"),
+        ("a,b\n1,2\n", "stage=0", "columns stage, instruction, .* are missing"),
+        (SHORT.replace("0.01,", "-1,"), "stage=2", "time is '-1'; it must be a number above 0"),
+        (SHORT.replace("0.01,", "nan,"), "stage=2", "time is 'nan'"),
+        (SHORT.replace("1410,0.01,3", "1410"), "stage=2", "it has 3 fields, the header has 5"),
     ],
 )
 def test_an_invalid_profile_is_reported(
@@ -273,7 +273,7 @@ def test_instructions_run_through_the_device_socket(
     wait_for(lambda: nvml.throttle_reasons(0) == 1, "the GPU to fall idle")
     with SimulatedWork(path, [nvml.uuid(0)], "perseus/a100/gpt3-175b/stage3") as work:
         work.run(1, instruction="forward")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(TableError, match="cannot be read: No such file"):
         SimulatedWork(path, [nvml.uuid(0)], f"profile:{profile}.none#stage=2")
 
 

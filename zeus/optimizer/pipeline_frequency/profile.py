@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, StringConstraints
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.plans import MOST_CHARACTERS, Setting
@@ -29,6 +30,22 @@ _POWER_W = (3.0, 100_000.0)
 wrong."""
 
 
+def _no_number(text: str) -> str:
+    try:
+        float(text)
+    except ValueError:
+        return text
+    raise ValueError("a clock is a whole number of MHz")
+
+
+Number = Annotated[int, Field(ge=0, description="a whole number from 0")]
+Frequency = Annotated[
+    Annotated[int, Field(ge=0, le=100_000)]
+    | Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS), AfterValidator(_no_number)],
+    Field(union_mode="left_to_right", description="MHz, such as 1410, or a setting's name"),
+]
+
+
 @dataclass(frozen=True)
 class Row:
     """One measurement.
@@ -44,16 +61,20 @@ class Row:
         chunk: The stage's model chunk, from 0; only interleaved schedules have several.
     """
 
-    stage: int
-    instruction: str
-    frequency: Setting
-    time: float
-    energy: float
-    rank: int | None = None
-    dp_rank: int | None = None
-    pp_rank: int | None = None
-    tp_rank: int | None = None
-    chunk: int = 0
+    stage: Number
+    instruction: Annotated[
+        str,
+        StringConstraints(to_lower=True, min_length=1),
+        Field(description="a name, such as forward or backward"),
+    ]
+    frequency: Frequency
+    time: Annotated[float, Field(gt=0, description="a number of seconds above 0")]
+    energy: Annotated[float, Field(gt=0, description="a number of joules above 0")]
+    rank: Number | None = None
+    dp_rank: Number | None = None
+    pp_rank: Number | None = None
+    tp_rank: Number | None = None
+    chunk: Number = 0
 
 
 @dataclass(frozen=True)
@@ -90,65 +111,32 @@ class InstructionProfile:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> InstructionProfile:
-        """Reads a profile with five columns, or more; it may be compressed, see `zeus_ipc.tables`.
+        """Reads a profile with five columns, or more; see `zeus_ipc.tables.read`.
 
         Raises:
-            PipelineFrequencyError: It is not valid; the message names the row and the column.
+            PipelineFrequencyError: It is not valid; the message names the line and the column.
         """
-        name = os.fspath(path)
         try:
-            return cls._of_lines(name, tables.rows(path))
-        except OSError as error:
-            raise PipelineFrequencyError(
-                f"the profile {name} cannot be read ({error.strerror or error}); give a CSV file "
-                f"with the columns {','.join(NEEDED)}"
-            ) from None
+            found = list(tables.read(path, Row, {SETTING: "frequency"}))
         except tables.TableError as error:
-            raise PipelineFrequencyError(
-                f"the profile {name} is not a CSV file ({error})"
-            ) from None
-
-    @classmethod
-    def _of_lines(cls, name: str, lines: Iterator[tuple[str, ...]]) -> InstructionProfile:
-        header = [column.strip().lower() for column in next(lines, ())]
-        header = ["frequency" if column == SETTING else column for column in header]
-        missing = [column for column in NEEDED if column not in header]
-        if missing:
-            raise PipelineFrequencyError(
-                f"the profile {name} has no column {', '.join(missing)} in its first row; it needs "
-                f"{','.join(NEEDED)}"
-            )
-        rows: list[Row] = []
-        places: list[int] = []
-        for number, line in enumerate(lines, start=2):
-            if not any(cell.strip() for cell in line):
-                continue
-            cells = dict(zip(header, (cell.strip() for cell in line), strict=False))
-            try:
-                row = _row(cells)
-            except PipelineFrequencyError as error:
-                raise PipelineFrequencyError(f"{name}, row {number}, {error.message}") from None
-            rows.append(row)
-            places.append(number)
-        if not rows:
-            raise PipelineFrequencyError(
-                f"the profile {name} has no measurement; it needs one row for each stage, "
-                "instruction and clock"
-            )
+            raise PipelineFrequencyError(f"the profile cannot be used: {error}") from None
         try:
-            return cls.from_rows(rows, places)
+            places = [place.rpartition(", ")[2] for place, _ in found]
+            return cls.from_rows([row for _, row in found], places)
         except PipelineFrequencyError as error:
-            raise PipelineFrequencyError(f"the profile {name}: {error.message}") from None
+            raise PipelineFrequencyError(
+                f"the profile {os.fspath(path)}: {error.message}"
+            ) from None
 
     @classmethod
     def from_rows(
-        cls, rows: Iterable[Row], places: Sequence[int] | None = None
+        cls, rows: Iterable[Row], places: Sequence[str] | None = None
     ) -> InstructionProfile:
         """Joins measurements of several ranks.
 
         Args:
             rows: The measurements.
-            places: Their rows in the file, for messages.
+            places: Where they are in the file, for messages.
 
         Raises:
             PipelineFrequencyError: A stage is missing, or units are mixed.
@@ -156,13 +144,15 @@ class InstructionProfile:
         measured: _Measured = {}
         tensor_ranks: set[int] = set()
         for number, row in enumerate(rows):
-            place = f"row {number + 1 if places is None else places[number]}"
+            place = f"row {number + 1}" if places is None else places[number]
             kind = measured.setdefault((row.stage, row.instruction, row.chunk), {})
             kind.setdefault(row.frequency, []).append((row, place))
             if row.tp_rank is not None:
                 tensor_ranks.add(row.tp_rank)
         if not measured:
-            raise PipelineFrequencyError("there is no measurement")
+            raise PipelineFrequencyError(
+                "it has no measurement; it needs one row for each stage, instruction and clock"
+            )
         _check_complete(measured)
         _check_units(measured)
         return cls(
@@ -258,84 +248,12 @@ class InstructionProfile:
 
 
 def write_profile(rows: Iterable[Row], path: str | os.PathLike[str]) -> None:
-    """Writes measurements as CSV with nine columns, and `chunk` if one is not 0; atomically."""
+    """Writes measurements with nine columns, and `chunk` if one is not 0; atomically."""
     rows = list(rows)
-    chunks = any(row.chunk for row in rows)
-    target = Path(path)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    columns = [*RANKS, *NEEDED, *(["chunk"] if chunks else [])]
-    try:
-        with part.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            table.writerow(columns)
-            for row in rows:
-                cells = (getattr(row, column) for column in columns)
-                table.writerow(["" if cell is None else cell for cell in cells])
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _row(cells: dict[str, str]) -> Row:
-    """Parses a row; errors begin with `column`."""
-    instruction = cells.get("instruction", "").lower()
-    if not instruction:
-        raise PipelineFrequencyError(
-            "column instruction: must be a name, such as forward or backward"
-        )
-    ranks = {
-        column: None if not cells.get(column) else _whole(column, cells[column]) for column in RANKS
-    }
-    frequency = _setting(cells.get("frequency", ""))
-    return Row(
-        stage=_whole("stage", cells.get("stage", "")),
-        instruction=instruction,
-        frequency=frequency,
-        time=_positive("time", cells.get("time", ""), "seconds"),
-        energy=_positive("energy", cells.get("energy", ""), "joules"),
-        chunk=_whole("chunk", cells.get("chunk") or "0"),
-        **ranks,
-    )
-
-
-def _whole(column: str, text: str) -> int:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0 and value == int(value)):
-        raise PipelineFrequencyError(f"column {column}: must be a whole number, not {text!r}")
-    return int(value)
-
-
-def _setting(text: str) -> Setting:
-    """Parses a setting: MHz, or a name."""
-    try:
-        float(text)
-    except ValueError:
-        if 0 < len(text) <= MOST_CHARACTERS:
-            return text
-        raise PipelineFrequencyError(
-            f"column frequency: must be MHz, such as 1410, or a setting's name, not {text!r}"
-        ) from None
-    frequency = _whole("frequency", text)
-    if frequency > 100_000:
-        raise PipelineFrequencyError(
-            f"column frequency: must be MHz, such as 1410, not {frequency}"
-        )
-    return frequency
-
-
-def _positive(column: str, text: str, unit: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise PipelineFrequencyError(
-            f"column {column}: must be a number of {unit} above 0, not {text!r}"
-        )
-    return value
+    columns = [*RANKS, *NEEDED, *(["chunk"] if any(row.chunk for row in rows) else [])]
+    kinds = tables.kinds(Row) | {"frequency": str}
+    cells = ([getattr(row, column) for column in columns] for row in rows)
+    tables.write(Path(path), {column: kinds[column] for column in columns}, cells)
 
 
 _Measured = dict[tuple[int, str, int], dict[Setting, list[tuple[Row, str]]]]

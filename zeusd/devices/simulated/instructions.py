@@ -14,8 +14,7 @@ from functools import lru_cache
 from importlib.resources import files
 
 from zeus_ipc.overriding import override
-from zeus_ipc.simulation import PROFILE_PREFIX, parse_profile, read_profile, split_profile
-from zeus_ipc.tables import records
+from zeus_ipc.simulation import PROFILE_PREFIX, of_stage, read_profile, split_profile
 from zeusd.devices.simulated.models import DeviceModel
 from zeusd.devices.simulated.physics import OperatingPoint
 from zeusd.devices.simulated.workloads import SimulatedWorkload
@@ -156,7 +155,7 @@ def find_instructions(name: str, device: DeviceModel) -> Instructions | None:
     """
     if name.startswith(PROFILE_PREFIX):
         path, stage, blocking_w = split_profile(name)
-        return instructions_of(read_profile(path, stage), device, blocking_w)
+        return instructions_of(of_stage(read_profile(path), stage), device, blocking_w)
     if not name.startswith(PERSEUS_PREFIX):
         return None
     gpu, _, rest = name[len(PERSEUS_PREFIX) :].partition("/")
@@ -177,5 +176,5 @@ def find_instructions(name: str, device: DeviceModel) -> Instructions | None:
 
 @lru_cache(maxsize=4)
 def _shipped(gpu: str, model: str) -> dict[int, dict[str, list[tuple[int, float, float]]]]:
-    table = list(records(str(_DATA / f"{model}+{gpu}.columns.csv.xz")))
-    return {stage: parse_profile(table, stage) for stage in {int(row["stage"]) for row in table}}
+    profile = read_profile(str(_DATA / f"{model}+{gpu}.columns.csv.xz"))
+    return {stage: of_stage(profile, stage) for stage in {row.stage for row in profile}}
