@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING
 from zeus._pushgateway import Group, prometheus_client
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import Measurement, PowerDomain, PowerMonitor, ZeusMonitor
+from zeus.utils.configured import Configured
 from zeus_ipc.closing import Closing
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.outage import Outage
@@ -75,7 +76,7 @@ KINDS = ("gpu", "cpu", "dram")
 # ------------------------------------------------------------------------------------ the metrics
 
 
-class Metric(Closing):
+class Metric(Configured, Closing):
     """Windows whose energy or power is pushed to a gateway.
 
     Windows of several names may overlap, and be begun in one thread and ended in another. In a

@@ -477,7 +477,7 @@ def test_a_measurement_prints_its_energy_and_is_like_a_dataclass(node: VirtualNo
     assert (longer.time, longer.gpu_energy) == (4.0, measurement.gpu_energy)
     assert longer.uncertainty == measurement.uncertainty > 0
     for same in (
-        pickle.loads(pickle.dumps(measurement)),  # noqa: S301 - our own
+        pickle.loads(pickle.dumps(measurement)),
         copy.copy(measurement),
         copy.deepcopy(measurement),
     ):

@@ -206,7 +206,7 @@ def test_errors_cross_the_wire_and_process_boundaries(cls: type[errors.ZeusIpcEr
     back = errors.from_wire(errors.to_wire(error))
     if cls.code in errors._BY_CODE:
         assert type(back) is cls
-    for other in (back, pickle.loads(pickle.dumps(error))):  # noqa: S301 - our own bytes
+    for other in (back, pickle.loads(pickle.dumps(error))):
         assert (other.code, other.message, other.gpu, other.device_code, other.details) == (
             *(cls.code, "what to do", "GPU-1", 15, {"holder": 7, "device_code": 15}),
         )

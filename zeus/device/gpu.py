@@ -25,6 +25,7 @@ from zeus.exceptions import (
     ZeusGPUNotSupportedError,
     from_ipc,
 )
+from zeus.utils.configured import OfProcess
 from zeus.utils.warn import warn
 from zeus_ipc.errors import ZeusIpcError
 
@@ -56,7 +57,7 @@ class _CamelCase:
         return getattr(self, snake)
 
 
-class GPU(_CamelCase):
+class GPU(OfProcess, _CamelCase):
     """One GPU of this node.
 
     Args:
@@ -286,7 +287,7 @@ class GPU(_CamelCase):
         return value
 
 
-class GPUs(_CamelCase):
+class GPUs(OfProcess, _CamelCase):
     """The GPUs of this process, by the framework's index.
 
     Each method of `GPU` is here too, with the index as its first argument.

@@ -12,13 +12,14 @@ from zeus.measure.logs import Once, as_log
 from zeus.monitor import ZeusMonitor
 from zeus.monitor.carbon import CarbonIntensityProvider
 from zeus.monitor.price import ElectricityPriceProvider
+from zeus.utils.configured import Configured
 from zeus.utils.guard import guarded
 from zeus.utils.warn import warn
 
 logger = logging.getLogger(__name__)
 
 
-class EnergyCallback(Callback):
+class EnergyCallback(Configured, Callback):
     """Measures training and sets nothing: J/step, J/epoch and W, and a summary at its end.
 
     Call it as a callback, or let `Callback.steps` do it. A failure to measure never ends training;

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeus.measure.account import EnergySummary
 from zeus.measure.callback import EnergyCallback
+from zeus.utils.configured import Configured
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
@@ -23,7 +24,7 @@ else:
         INSTALLED = False
 
 
-class HFEnergyCallback(TrainerCallback):
+class HFEnergyCallback(Configured, TrainerCallback):
     """Measures training and sets nothing; takes the arguments of `EnergyCallback`.
 
         callback = HFEnergyCallback()

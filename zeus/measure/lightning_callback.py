@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from zeus.measure.account import EnergySummary
 from zeus.measure.callback import EnergyCallback
+from zeus.utils.configured import Configured
 from zeus.utils.lightning import INSTALLED, Callback
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 
-class LightningEnergyCallback(Callback):
+class LightningEnergyCallback(Configured, Callback):
     """Measures `fit` and sets nothing; takes the arguments of `EnergyCallback`.
 
     Figures go to the trainer's loggers. A step is a batch; it excludes validation and checkpoints.

@@ -17,6 +17,7 @@ from zeus.monitor.log import MeasurementLog
 from zeus.monitor.lookup import WindowLookup
 from zeus.monitor.measurement import Measurement
 from zeus.monitor.showing import as_html, as_text
+from zeus.utils.configured import Configured
 from zeus.utils.framework import Framework, synchronize
 
 
@@ -96,7 +97,7 @@ class Window:
         return escape(repr(self)) if self._measurement is None else as_html(self._measurement)
 
 
-class ZeusMonitor:
+class ZeusMonitor(Configured):
     """Measures the time and the energy of named windows.
 
     A window is two instants: `begin_window` and `end_window` only read the clock. The energy

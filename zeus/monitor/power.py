@@ -12,6 +12,7 @@ from zeus.device import get_gpus
 from zeus.exceptions import from_ipc
 from zeus.monitor.devices import resolve_gpus
 from zeus.monitor.timeline import Timelines, offset_ns
+from zeus.utils.configured import Configured
 from zeus_ipc.errors import ZeusIpcError
 
 
@@ -50,7 +51,7 @@ def infer_counter_update_period(gpu_indicies: Sequence[int]) -> float:
     return min(0.1, min(one.tick_ns for one in found.values()) / 2e9)
 
 
-class PowerMonitor:
+class PowerMonitor(Configured):
     """Power of GPUs over time, from what zeusd (or this process's own sampler) has recorded.
 
     Args:

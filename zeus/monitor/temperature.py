@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from zeus.monitor.devices import resolve_gpus
 from zeus.monitor.timeline import Timelines
+from zeus.utils.configured import Configured
 
 TemperatureTimeline = list[tuple[float, int]]
 """Seconds since the epoch, and degrees Celsius."""
 
 
-class TemperatureMonitor:
+class TemperatureMonitor(Configured):
     """Temperature of GPUs over time, from what zeusd (or this process's own sampler) has recorded.
 
     Args:

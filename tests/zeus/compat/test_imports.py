@@ -97,10 +97,10 @@ def test_old_paths_are_the_same_things_and_can_be_pickled() -> None:
     assert old_job is Job
     assert old_error is ZeusBaseError
     entry = HistoryEntry(32, 200, 1.0, True, 2.0)
-    assert pickle.loads(pickle.dumps(entry)) == entry  # noqa: S301 - our own
+    assert pickle.loads(pickle.dumps(entry)) == entry
     # A pickle that was made there names its classes by their module there.
     there = b"\x80\x04czeus._legacy.job\nJob\n."
-    assert pickle.loads(there) is Job  # noqa: S301 - our own
+    assert pickle.loads(there) is Job
 
 
 def test_modules_are_found_in_any_order_and_by_any_statement() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,19 @@ import pytest
 from tests import snippets
 from tests.late import late
 from tests.snippets import ROOT
+from tests.support import running_daemon
 from tests.zeus.node import VirtualNode
 from zeus import measure
+from zeus.monitor import ZeusMonitor
 from zeusd.devices.simulated import Work
 
 torch = late("torch")
 transformers = late("transformers")
 pl = late("lightning.pytorch")
 accumulators = late("tensorboard.backend.event_processing.event_accumulator")
+swa = late("torch.optim.swa_utils")
 tiny = late("tests.zeus.measure.tiny_models")
+spawned = late("tests.zeus.measure.spawned_model")
 
 PAGE = ROOT / "docs/train/measuring_only.md"
 STEP_J = 24.0
@@ -104,3 +109,39 @@ def test_the_code_on_the_page_runs(
     )
     assert space["callback"].summary.steps == 3
     assert space["callback"].summary.cost == pytest.approx(0.3 * space["callback"].summary.kwh)
+
+
+def test_a_model_with_a_monitor_is_averaged(node: VirtualNode, tmp_path: Path) -> None:
+    module = spawned.Module(ZeusMonitor(), tmp_path / "report")
+    threads = threading.active_count()
+    average = swa.AveragedModel(module).module
+    assert threading.active_count() == threads
+    assert isinstance(average.monitor, ZeusMonitor)
+    assert average.monitor.gpu_indices == [0]
+
+
+def test_lightning_spawns_processes_with_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("zeus._node._client", None)
+    with running_daemon("--simulate", "v100", gpus=1) as daemon:
+        monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
+        _spawn(ZeusMonitor(), tmp_path / "report")
+    steps, energy = (tmp_path / "report").read_text().split()
+    assert int(steps) == 6
+    assert float(energy) > 0
+
+
+def _spawn(monitor: ZeusMonitor, report: Path) -> None:
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy="ddp_spawn",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[measure.LightningEnergyCallback(monitor)],
+    )
+    trainer.fit(spawned.Module(monitor, report))

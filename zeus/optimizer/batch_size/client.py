@@ -38,6 +38,7 @@ from zeus.optimizer.batch_size.run import ActiveRun
 from zeus.policy.stopping import Used
 from zeus.utils import framework
 from zeus.utils.atomic import write_text
+from zeus.utils.configured import OfProcess
 
 if TYPE_CHECKING:
     from zeus.monitor import ZeusMonitor
@@ -52,7 +53,7 @@ _MOST_NAMED = 180
 """Maximum length of such a name; a server accepts keys of 200 characters."""
 
 
-class BatchSizeOptimizer(Callback):
+class BatchSizeOptimizer(OfProcess, Callback):
     """Gets the batch size of a run of a recurring job, and reports what the run costs.
 
     Call `get_batch_size` before training, `on_train_begin` or `with optimizer:`, `on_evaluate`

@@ -36,6 +36,7 @@ from zeus.optimizer.pipeline_frequency.plans import Setting
 from zeus.optimizer.pipeline_frequency.power_profiles import PowerProfiles
 from zeus.optimizer.pipeline_frequency.profile import Row, write_profile
 from zeus.utils import framework
+from zeus.utils.configured import OfProcess
 from zeus.utils.guard import guarded
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 _numbers = itertools.count()
 
 
-class PipelineFrequencyOptimizer(Callback):
+class PipelineFrequencyOptimizer(OfProcess, Callback):
     """Sets the clock of this process's GPU for each instruction of a pipeline.
 
     Call `on_step_begin` and `on_step_end` around each training step, and `on_instruction_begin` and

@@ -17,6 +17,7 @@ from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.optimizer.power_limit.report import Report
 from zeus.optimizer.power_limit.states import Profiling, State, Warmup
+from zeus.utils.configured import Configured
 from zeus.utils.warn import warn
 
 P = ParamSpec("P")
@@ -55,7 +56,7 @@ def guarded(event: Event) -> Event:
     return cast("Event", call)
 
 
-class Driven:
+class Driven(Configured):
     """A power limit optimizer that a trainer's events drive.
 
     As a context manager, it restores the limits at the end of the block.

@@ -29,6 +29,7 @@ from zeus.optimizer.power_limit.selectors import OptimumSelector
 from zeus.optimizer.power_limit.shell import Shell
 from zeus.optimizer.power_limit.states import Done, State
 from zeus.utils import framework
+from zeus.utils.configured import Configured
 from zeus.utils.guard import guarded
 from zeus.utils.warn import warn
 from zeus_ipc.circuit import bounded
@@ -41,7 +42,7 @@ LEFT_SHARE = 0.1
 """A step that ends within this share of the last one's time was left at its beginning."""
 
 
-class GlobalPowerLimitOptimizer(Callback):
+class GlobalPowerLimitOptimizer(Configured, Callback):
     """Finds the best common power limit of the monitor's GPUs, one job, while it trains.
 
     Call it as a callback: `on_epoch_begin`, `on_step_begin`, `on_step_end`, `on_epoch_end`,

@@ -1,0 +1,140 @@
+"""Monitors, callbacks and optimizers in what is copied, and in other processes."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support import running_daemon
+from tests.zeus.node import VirtualNode
+from zeus.device import get_gpus
+from zeus.measure import EnergyCallback
+from zeus.monitor import PowerMonitor, TemperatureMonitor, ZeusMonitor
+from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer, MaxSlowdownConstraint
+
+
+def by_pickle(whole: Any) -> Any:
+    return pickle.loads(pickle.dumps(whole))
+
+
+COPIES = [copy.copy, copy.deepcopy, by_pickle]
+
+
+@pytest.mark.parametrize("copied", COPIES)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda monitor: monitor,
+        lambda monitor: EnergyCallback(monitor, log_every=3),
+        lambda monitor: GlobalPowerLimitOptimizer(monitor, MaxSlowdownConstraint(1.1), pl_step=50),
+        lambda monitor: PowerMonitor([0], 0.5),
+        lambda monitor: TemperatureMonitor([0]),
+    ],
+    ids=["ZeusMonitor", "EnergyCallback", "optimizer", "PowerMonitor", "TemperatureMonitor"],
+)
+def test_a_copy_is_made_from_the_arguments(
+    node: VirtualNode, make: Callable[[ZeusMonitor], Any], copied: Callable[[Any], Any]
+) -> None:
+    original = make(ZeusMonitor(gpu_indices=[0], cpu_indices=[]))
+    threads = threading.active_count()
+    found = copied(original)
+    assert isinstance(found, type(original))
+    assert threading.active_count() == threads, "it costs nothing until it is used"
+    again = copied(found)
+    close = getattr(original, "close", lambda: None)
+    close()
+    for one in (found, again):
+        monitor = getattr(one, "monitor", one)
+        assert monitor.gpu_indices == [0]
+        assert type(one) is type(original)
+    if isinstance(found, GlobalPowerLimitOptimizer):
+        assert found.power_limits == original.power_limits
+    if isinstance(found, EnergyCallback):
+        assert found._log_every == 3
+
+
+def test_a_copy_measures_and_its_original_too(node: VirtualNode) -> None:
+    original = EnergyCallback(ZeusMonitor(), print_summary=False)
+    found = copy.deepcopy([original, original.monitor, original])
+    assert found[0] is found[2]
+    for callback in (original, found[0]):
+        with callback:
+            for _ in callback.steps(range(3)):
+                time.sleep(0.01)
+        assert callback.summary.steps == 3
+    assert found[0].monitor is found[1], "what was shared is shared"
+    assert found[0].monitor is not original.monitor
+
+
+def test_a_copy_that_cannot_be_used_says_why_each_time(
+    node: VirtualNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = copy.deepcopy(ZeusMonitor(gpu_indices=[0]))
+    with monkeypatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        for _ in range(2):
+            with pytest.raises(ValueError, match="hides all GPUs"):
+                found.begin_window("step")
+    assert found.gpu_indices == [0]
+
+
+def test_what_cannot_be_sent_says_so_in_one_sentence(node: VirtualNode) -> None:
+    callback = EnergyCallback(ZeusMonitor(), log=threading.Thread(target=print).start)
+    with pytest.raises(
+        TypeError,
+        match=r"^EnergyCallback cannot be sent to another process with its argument log, method; "
+        "create it there: cannot pickle",
+    ):
+        pickle.dumps(callback)
+    assert copy.deepcopy(callback).monitor.gpu_indices == [0], "a copy here shares it"
+    for one in (get_gpus(), get_gpus()[0]):
+        for copied in COPIES:
+            with pytest.raises(TypeError, match=r"GPUs? belongs to the process that created it: "):
+                copied(one)
+
+
+@pytest.fixture(scope="module")
+def socket() -> Iterator[str]:
+    with running_daemon("--simulate", "2xv100:setter_ms=0", gpus=2) as running:
+        yield running.socket
+
+
+def measured(callback: EnergyCallback, optimizer: GlobalPowerLimitOptimizer, answers: Any) -> None:
+    """A spawned process trains with what it got."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with callback, optimizer:
+            for _ in callback.steps(optimizer.steps(range(5))):
+                time.sleep(0.01)
+        summary = callback.summary
+    assert summary is not None
+    same = callback.monitor is optimizer.monitor
+    answers.put((summary.steps, summary.energy, same, optimizer.power_limits))
+
+
+def test_a_spawned_process_trains_with_them(socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZEUSD_SOCK_PATH", socket)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setattr("zeus._node._client", None)
+    monitor = ZeusMonitor()
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    optimizer = GlobalPowerLimitOptimizer(monitor)
+    optimizer.close()
+    process = context.Process(
+        target=measured, args=(EnergyCallback(monitor), optimizer, answers), daemon=True
+    )
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    steps, energy, same, limits = answers.get()
+    assert (steps, same, limits) == (5, True, optimizer.power_limits)
+    assert energy > 0
