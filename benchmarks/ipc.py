@@ -247,6 +247,7 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
         straight.acquire(uuid, ["gpu_clocks"])
         supported = client.clocks(uuid)
         clocks = PreparedClocks(straight, uuid)
+        clocks.renew()
         changes = next(iter(supported.gpu_mhz.values()))[1:3]
         clocks.prepare({mhz: mhz for mhz in changes})
 

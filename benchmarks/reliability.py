@@ -3,8 +3,8 @@
     python benchmarks/reliability.py restore           # SIGKILL of a holder to 8 GPUs restored
     python benchmarks/reliability.py attack            # honest users beside each attack
     python benchmarks/reliability.py attack --systemd  # the same with the units, in a container
-    python benchmarks/reliability.py systemd           # kill -9 of zeusd until it has recovered,
-    likewise
+    python benchmarks/reliability.py systemd           # kill -9 of zeusd until it has recovered
+    python benchmarks/reliability.py restarts          # threads of a client while zeusd is killed
 
 `attack` acts as other users and needs root; `attack --socket PATH` attacks a zeusd that systemd
 runs on this machine. The containers need root and systemd-nspawn.
@@ -180,6 +180,24 @@ def measure_systemd(runs: int) -> None:
         print(f"{name:<36} {quantile(values, 0.5):>6.0f} {max(values):>8.0f}")
 
 
+def measure_restarts(kills: int) -> None:
+    """Prints the longest request of eight threads that share a client while zeusd is killed and
+    restarted, beside twice as many busy processes as there are cores."""
+    from tests.system.test_crashes import ask_through_kills
+
+    burning = [sys.executable, "-c", "while True: pass"]
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * (os.cpu_count() or 1)):
+            busy = subprocess.Popen(burning)
+            stack.callback(busy.wait)
+            stack.callback(busy.kill)
+        directory = stack.enter_context(public_directory())
+        simulated = ("--simulate", "2xv100-pcie:setter_ms=0", *configuration(directory))
+        daemon = stack.enter_context(running_daemon(*simulated, gpus=2, directory=directory))
+        longest_s = ask_through_kills(daemon, kills, threads=8)
+    print(f"{kills} kills under 8 threads: no request failed; the longest took {longest_s:.1f} s")
+
+
 def measure_attack_on_units(names: list[str], seconds: float) -> int:
     """The same in a booted systemd, where attackers have names and 158 users one owner."""
     with booted(GPUS) as node:
@@ -199,8 +217,8 @@ def measure_attack_on_units(names: list[str], seconds: float) -> int:
 def main() -> int:
     """Prints the requested tables. Returns 1 if an attack missed the goal."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["restore", "attack", "systemd"], nargs="+")
-    parser.add_argument("--runs", type=int, help="restore: 200; systemd: 20")
+    parser.add_argument("what", choices=["restore", "attack", "systemd", "restarts"], nargs="+")
+    parser.add_argument("--runs", type=int, help="restore: 200; systemd: 20; restarts: 1000")
     add_options(parser)
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -221,6 +239,8 @@ def main() -> int:
             short = measure_attack(names, options.seconds, options.socket)
     if "systemd" in options.what:
         measure_systemd(options.runs or 20)
+    if "restarts" in options.what:
+        measure_restarts(options.runs or 1000)
     return 1 if short else 0
 
 

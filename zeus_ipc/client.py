@@ -12,6 +12,7 @@ import os
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from zeus_ipc import errors, operations
@@ -52,8 +53,9 @@ from zeus_ipc.requests import (
     Domain,
     Whose,
 )
+from zeus_ipc.socket_transport import SocketTransport
 from zeus_ipc.stream import SampleStream
-from zeus_ipc.transport import SocketTransport, Transport
+from zeus_ipc.transport import Transport
 from zeus_ipc.wire import PROTOCOL_VERSION
 
 DEFAULT_TIMEOUT_S = 5.0
@@ -678,13 +680,20 @@ class Client(Closing):
         return result
 
     def _exchange(
-        self, operation: Operation[Any], timeout_s: float | None, arguments: dict[str, Any]
+        self,
+        operation: Operation[Any],
+        timeout_s: float | None,
+        arguments: dict[str, Any],
+        in_order: bool = True,
     ) -> dict[str, Any]:
         """Sends one request; returns its reply. Failures of earlier sets are kept for the next
         `_ask`.
         """
         message = self._message(operation, arguments)
-        reply = self._circuit.call(self._transport.request, message, timeout_s or self._timeout_s)
+        send = self._transport.request
+        if not in_order:
+            send = partial(send, in_order=False)
+        reply = self._circuit.call(send, message, timeout_s or self._timeout_s)
         deferred = reply.get("deferred")
         if deferred is not None:
             with self._guard:
@@ -697,7 +706,8 @@ class Client(Closing):
         self._exchange(operations.HELLO, None, {"client_version": __version__})
 
     def _beat(self) -> HeartbeatResult:
-        reply = self._exchange(operations.HEARTBEAT, None, {})
+        # It keeps leases, and waits behind nothing.
+        reply = self._exchange(operations.HEARTBEAT, None, {}, in_order=False)
         if "error" in reply:
             raise errors.from_wire(reply["error"])
         return operations.HEARTBEAT.read(reply["result"])

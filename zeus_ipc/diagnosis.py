@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import grp
 import os
 import socket
@@ -55,7 +54,8 @@ def diagnose(path: str) -> None:
 
 
 def unreachable(path: str, error: OSError) -> DaemonUnavailable | AccessRefused | None:
-    """What a failed connect(2) means; None: the daemon is only slow to accept."""
+    """What a failed attempt to connect means; None: the daemon is slow to accept, or has closed the
+    connection."""
     if isinstance(error, FileNotFoundError):
         return DaemonUnavailable(
             f"no zeusd listens at {path}: there is no such socket; start zeusd, or name its "
@@ -74,7 +74,7 @@ def unreachable(path: str, error: OSError) -> DaemonUnavailable | AccessRefused 
         return AccessRefused(
             f"you may not connect to zeusd at {path}; ask the administrator {access_remedy(path)}"
         )
-    if isinstance(error, TimeoutError) or error.errno in (errno.EAGAIN, errno.ETIMEDOUT):
+    if isinstance(error, (TimeoutError, BlockingIOError, BrokenPipeError, ConnectionResetError)):
         return None
     return DaemonUnavailable(f"cannot connect to zeusd at {path}: {error.strerror or error}")
 

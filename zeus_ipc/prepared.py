@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from zeus_ipc.client import Client
 from zeus_ipc.codec import encode
-from zeus_ipc.connection import WITHOUT_WAITING
+from zeus_ipc.connection import WITHOUT_WAITING, Connection
 from zeus_ipc.operations import HEARTBEAT, SET_GPU_CLOCKS
-from zeus_ipc.transport import SocketTransport
+from zeus_ipc.socket_transport import SocketTransport
 from zeus_ipc.zmtp import frame
 
 VALID_NS = 5_000_000_000
@@ -60,7 +60,8 @@ class PreparedClocks:
         self._clocks: dict[int, int] = {}
         self._frames: dict[int, bytes] = {}
         transport = client._transport
-        self._line = transport.connection() if isinstance(transport, SocketTransport) else None
+        self._transport = transport if isinstance(transport, SocketTransport) else None
+        self._line: Connection | None = None
 
     def prepare(self, clocks: Mapping[int, int]) -> None:
         """Encodes the requests.
@@ -73,7 +74,16 @@ class PreparedClocks:
             self._encode()
 
     def renew(self) -> None:
-        """Sets a new deadline for all prepared requests. Call it more often than `VALID_NS`."""
+        """Sets a new deadline for all prepared requests, and connects again after a loss of the
+        connection. Call it before the first `lock`, and then more often than `VALID_NS`.
+
+        Raises:
+            DaemonUnavailable: zeusd cannot be reached, or the client was closed.
+        """
+        if self._transport is not None:
+            timeout_s = self._client._timeout_s
+            until_ns = time.monotonic_ns() + int(timeout_s * 1e9)
+            self._line = self._transport.line(until_ns, timeout_s)
         with self._guard:
             self._encode()
 
@@ -92,22 +102,25 @@ class PreparedClocks:
             ZeusIpcError: The client was closed, or this is a child of fork.
         """
         line = self._line
-        if line is None:
+        if self._transport is None:
             mhz = self._clocks[clock]
             self._client.set_gpu_clocks(self._gpu, mhz, mhz, block=False)
             return True
-        push = line.push
+        if line is None:
+            return False
         try:
-            push(self._frames[clock], WITHOUT_WAITING)
+            line.push(self._frames[clock], WITHOUT_WAITING)
         except BlockingIOError:
             return False
         except OSError:
-            line.lost(push)
+            self._transport.lost(line)
+            self._line = None
             return False
+        line.sent += 1
         return True
 
     def _encode(self) -> None:
-        if self._line is not None:
+        if self._transport is not None:
             self._frames = {clock: self._frame(mhz) for clock, mhz in self._clocks.items()}
 
     def _frame(self, mhz: int) -> bytes:

@@ -3,7 +3,7 @@
 One message is one msgpack map. A client sends a `Request`; the daemon answers with one reply that
 carries the same `id`: `{"v": 1, "id": 7, "result": {...}}` or `{"v": 1, "id": 7, "error": {...}}`
 (see `ErrorBody`). A set with `block=False` gets no reply; its failure is counted and reported in
-the field `deferred` of the next reply on that connection (see `Deferred`).
+the field `deferred` of the next reply to the same client object (see `Deferred`).
 
 Units: milliwatts, millijoules, megahertz, degrees Celsius, and nanoseconds of CLOCK_MONOTONIC,
 which client and daemon share because they run on one node. A GPU is named by its NVML UUID. Readers

@@ -43,16 +43,21 @@ DEALER_HELLO = GREETING + command(
 )
 """The handshake of a DEALER. It waits for the peer's READY before the first message."""
 
+PING = command(b"PING", b"\0\0")
+"""The peer answers with PONG when it has read all that was sent before."""
+
 
 class Replies:
     """The bodies of the messages that a ROUTER sends, from the bytes of one connection.
 
     Attributes:
         ready: Whether the handshake is over.
+        pongs: Number of received PONG commands.
     """
 
     def __init__(self) -> None:
         self.ready = False
+        self.pongs = 0
         self._buffer = b""
         self._greeted = False
 
@@ -90,5 +95,7 @@ class Replies:
                 raise ProtocolError("ERROR from the peer")
             elif buffer[begin : begin + 6] == b"\x05READY":
                 self.ready = True
+            elif buffer[begin : begin + 5] == b"\x04PONG":
+                self.pongs += 1
         self._buffer = buffer[at:]
         return bodies

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -118,6 +122,62 @@ def test_zeusd_killed_at_any_instant_leaves_a_value_that_the_journal_covers(
                     wait_for(lambda: double.limit_mw(0) == LIMIT, "the baseline to be back")
         finally:
             daemon.stop()
+
+
+def ask_through_kills(daemon: RunningDaemon, kills: int, threads: int) -> float:
+    """Kills and restarts zeusd while threads share a client, each time when all were answered.
+
+    Returns:
+        The longest request, seconds.
+    """
+    done, longest_s, failures = [0] * threads, [0.0] * threads, list[Exception]()
+    ended = threading.Event()
+    with daemon.client() as client:
+        uuids = [gpu.uuid for gpu in client.node().gpus]
+
+        def work(number: int) -> None:
+            calls: list[Callable[[], object]] = [
+                client.heartbeat,
+                lambda: client.state(uuids),
+                lambda: client.set_power_limit(uuids, 150_000),
+                lambda: client.set_power_limit(uuids, 160_000, block=False),
+                client.leases,
+            ]
+            while not ended.is_set():
+                begun_s = time.monotonic()
+                try:
+                    calls[(done[number] + number) % len(calls)]()
+                except Exception as error:
+                    failures.append(error)
+                longest_s[number] = max(longest_s[number], time.monotonic() - begun_s)
+                done[number] += 1
+
+        def answered(before: list[int]) -> bool:
+            return all(map(operator.lt, before, done)) or bool(failures)
+
+        with ThreadPoolExecutor(threads) as pool:
+            working = [pool.submit(work, number) for number in range(threads)]
+            try:
+                for _ in range(kills):
+                    before = [*done]
+                    wait_for(lambda before=before: answered(before), "all threads to be answered")
+                    daemon.kill()
+                    daemon.start_again()
+                before = [*done]
+                wait_for(lambda: answered(before), "all threads to be answered")
+            finally:
+                ended.set()
+            for one in working:
+                one.result()
+    assert failures == []
+    return max(longest_s)
+
+
+def test_threads_share_a_client_through_restarts() -> None:
+    with public_directory() as directory:
+        simulated = ("--simulate", "2xv100-pcie:setter_ms=0", *configuration(directory))
+        with running_daemon(*simulated, gpus=2, directory=directory) as daemon:
+            ask_through_kills(daemon, kills=3, threads=8)
 
 
 def test_no_client_gets_an_empty_node_while_zeusd_restarts(site: Site) -> None:

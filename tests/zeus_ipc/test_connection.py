@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ import zmq
 
 from tests.support import wait_for
 from tests.zmtp_peer import GREETING, command, exactly, frame, hello, message, ready
-from zeus_ipc import Client, prepared
+from zeus_ipc import Client, prepared, socket_transport
 from zeus_ipc.codec import decode_request, encode
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected, RequestTimeout
 from zeus_ipc.prepared import PreparedClocks
-from zeus_ipc.transport import SocketTransport
-from zeus_ipc.zmtp import ProtocolError, Replies
+from zeus_ipc.socket_transport import SocketTransport
+from zeus_ipc.zmtp import PING, ProtocolError, Replies
 
 GPU = "GPU-1"
 Talk = Callable[[socket.socket], None]
@@ -123,26 +124,103 @@ def test_a_router_of_libzmq_takes_it_for_a_dealer(path: str) -> None:
     server.join()
 
 
-def test_threads_get_their_own_replies_in_any_order(path: str) -> None:
-    def backwards(stream: socket.socket) -> None:
+def test_threads_wait_for_their_replies_independently(path: str) -> None:
+    """Each request has a connection of its own; those that are left are closed, all but a few."""
+    threads, most = 8, socket_transport.MAX_IDLE
+    requests: list[tuple[socket.socket, dict[str, Any]]] = []
+    ended: list[socket.socket] = []
+
+    def one(stream: socket.socket) -> None:
         shake(stream)
-        for request in [next_request(stream) for _ in range(8)][::-1]:
-            answer(stream, request, op=request["op"])
-            time.sleep(0.002)  # each thread that waits has its turn to read
+        requests.append((stream, next_request(stream)))
+        assert stream.recv(1) == b""
+        ended.append(stream)
 
     with listening(path) as serve, transport_to(path) as transport:
-        serve(backwards)
-        got: dict[str, str] = {}
+        for _ in range(threads):
+            serve(one)
+        with ThreadPoolExecutor(threads) as pool:
+            asked = [
+                pool.submit(transport.request, {"op": f"op {n}"}, 20.0) for n in range(threads)
+            ]
+            wait_for(lambda: len(requests) == threads, "all requests to come")
+            for stream, request in requests[::-1]:
+                answer(stream, request, op=request["op"])
+            replies = [future.result()["result"]["op"] for future in asked]
+        assert replies == [f"op {n}" for n in range(threads)]
+        wait_for(lambda: len(ended) == threads - most, "the surplus to be closed")
 
-        def ask(op: str) -> None:
-            got[op] = transport.request({"op": op}, 20.0)["result"]["op"]
 
-        threads = [threading.Thread(target=ask, args=(f"op {n}",)) for n in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert got == {f"op {n}": f"op {n}" for n in range(8)}
+def test_idle_connections_are_closed_but_one(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_transport, "IDLE_NS", 0)
+    both = threading.Barrier(2)
+
+    def one(stream: socket.socket) -> None:
+        shake(stream)
+        request = next_request(stream)
+        both.wait(20)
+        answer(stream, request)
+        while stream.recv(4096):
+            pass
+
+    with listening(path) as serve, transport_to(path) as transport:
+        serving = [serve(one) for _ in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            for asked in [pool.submit(transport.request, {"op": "state"}, 20.0) for _ in range(2)]:
+                asked.result()
+        wait_for(lambda: sum(thread.is_alive() for thread in serving) == 1, "one to be closed")
+
+
+def test_a_late_reply_is_not_taken_for_that_of_the_next_request(path: str) -> None:
+    late = threading.Event()
+
+    def slow(stream: socket.socket) -> None:
+        shake(stream)
+        first = next_request(stream)
+        late.wait(20)
+        answer(stream, first, op="late")
+        answer(stream, next_request(stream), op="next")
+
+    with listening(path) as serve, transport_to(path) as transport:
+        serve(slow)
+        with pytest.raises(RequestTimeout):
+            transport.request({"op": "first"}, 0.05)
+        late.set()
+        assert transport.request({"op": "next"}, 20.0)["result"]["op"] == "next"
+
+
+def test_no_request_overtakes_what_was_sent_before(path: str) -> None:
+    """zeusd may read connections in any order."""
+    order: list[str] = []
+    beat = threading.Event()
+
+    def line(stream: socket.socket) -> None:
+        shake(stream)
+        answer(stream, next_request(stream))
+        assert beat.wait(20)
+        order.extend(next_request(stream)["op"] for _ in range(2))
+        assert exactly(stream, len(PING)) == PING
+        time.sleep(0.05)  # a request that does not wait would come now
+        order.append("read")
+        stream.sendall(command(b"PONG", b""))
+
+    def other(stream: socket.socket) -> None:
+        shake(stream)
+        for _ in range(2):
+            request = next_request(stream)
+            order.append(request["op"])
+            answer(stream, request)
+            beat.set()
+
+    with listening(path) as serve, transport_to(path) as transport:
+        serve(line)
+        transport.request({"op": "hello"}, 20.0)
+        serve(other)
+        for op in ("set 1", "set 2"):
+            transport.send({"op": op}, 20.0)
+        transport.request({"op": "heartbeat"}, 20.0, in_order=False)
+        transport.request({"op": "release"}, 20.0)
+    assert order == ["heartbeat", "set 1", "set 2", "read", "release"]
 
 
 def test_a_request_whose_connection_is_lost_is_sent_again(path: str) -> None:
@@ -166,16 +244,30 @@ def test_a_request_whose_connection_is_lost_is_sent_again(path: str) -> None:
     assert seen[0] == seen[1]
 
 
-def test_a_signal_handler_may_ask_while_its_thread_waits(path: str) -> None:
-    asked = threading.Event()
+@pytest.mark.parametrize("waits", ["for a reply", "for its sends to be read"])
+def test_a_signal_handler_may_ask_while_its_thread_waits(path: str, waits: str) -> None:
+    asked, asked_inside = threading.Event(), threading.Event()
 
     def interrupted(stream: socket.socket) -> None:
         shake(stream)
-        outer = next_request(stream)
+        if waits == "for a reply":
+            outer = next_request(stream)
+        else:
+            assert next_request(stream)["op"] == "quiet"
+            assert exactly(stream, len(PING)) == PING
         asked.set()
-        inner = next_request(stream)
-        answer(stream, outer, op="outer")
-        answer(stream, inner, op="inner")
+        assert asked_inside.wait(20)
+        if waits == "for a reply":
+            answer(stream, outer, op="outer")
+        else:
+            stream.sendall(command(b"PONG", b""))
+
+    def handler(stream: socket.socket) -> None:
+        shake(stream)
+        answer(stream, next_request(stream), op="inner")
+        asked_inside.set()
+        if waits != "for a reply":  # the outer request, which may take this connection
+            answer(stream, next_request(stream), op="outer")
 
     with listening(path) as serve, transport_to(path) as transport:
         serve(interrupted)
@@ -184,12 +276,18 @@ def test_a_signal_handler_may_ask_while_its_thread_waits(path: str) -> None:
         def ask(*_: object) -> None:
             got.append(transport.request({"op": "inner"}, 20.0)["result"]["op"])
 
+        if waits != "for a reply":
+            transport.send({"op": "quiet"}, 20.0)
         before = signal.signal(signal.SIGUSR1, ask)
         main = threading.main_thread().ident
         assert main is not None
-        threading.Thread(
-            target=lambda: (asked.wait(20), signal.pthread_kill(main, signal.SIGUSR1))
-        ).start()
+
+        def interrupt() -> None:
+            asked.wait(20)
+            serve(handler)
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+        threading.Thread(target=interrupt).start()
         try:
             got.append(transport.request({"op": "outer"}, 20.0)["result"]["op"])
         finally:
@@ -197,27 +295,32 @@ def test_a_signal_handler_may_ask_while_its_thread_waits(path: str) -> None:
     assert got == ["inner", "outer"]
 
 
-def test_a_child_of_fork_has_its_own_connection(path: str) -> None:
+def test_a_child_of_fork_has_its_own_connections(path: str) -> None:
     with listening(path) as serve, transport_to(path) as transport:
         seen: list[str] = []
 
-        def parent(stream: socket.socket) -> None:
-            shake(stream)
-            for _ in range(2):
-                request = next_request(stream)
-                seen.append(request["op"])
-                answer(stream, request)
-            assert stream.recv(1) == b""  # no copy of it is open in the child
-
-        def child(stream: socket.socket) -> None:
+        def line(stream: socket.socket) -> None:
             shake(stream)
             answer(stream, next_request(stream))
+            seen.append(next_request(stream)["op"])
+            assert exactly(stream, len(PING)) == PING
+            stream.sendall(command(b"PONG", b""))
+            assert stream.recv(1) == b""  # no copy of it is open in the child
 
-        of_parent = serve(parent)
+        def one(stream: socket.socket) -> None:
+            shake(stream)
+            request = next_request(stream)
+            seen.append(request["op"])
+            answer(stream, request)
+            assert stream.recv(1) == b""
+
+        of_parent = [serve(line)]
         transport.request({"op": "before"}, 20.0)
         clocks = PreparedClocks(Client(transport=transport), GPU)
         clocks.prepare({900: 900})
-        of_child = serve(child)
+        clocks.renew()
+        assert clocks.lock(900)
+        of_child = serve(one)
         pid = os.fork()
         if pid == 0:
             status = 1
@@ -230,10 +333,12 @@ def test_a_child_of_fork_has_its_own_connection(path: str) -> None:
             os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         of_child.join()
+        of_parent.append(serve(one))
         transport.request({"op": "after"}, 20.0)
         transport.close()
-        of_parent.join()
-        assert seen == ["before", "after"]
+        for thread in of_parent:
+            thread.join()
+        assert sorted(seen) == ["after", "child", "set_gpu_clocks"]
 
 
 # ------------------------------------------------------------------------------------ clocks
@@ -257,8 +362,9 @@ def test_clocks_never_wait_for_room_and_continue_when_there_is_some(path: str) -
     with listening(path) as serve, clocks_of(path) as clocks:
         serve(slow)
         clocks.prepare({900: 900, 1200: 1200})
-        wait_for(lambda: clocks.lock(900), "a connection")
-        sent = 1
+        assert not clocks.lock(900), "it has no connection yet"
+        clocks.renew()
+        sent = 0
         while clocks.lock(900):
             sent += 1
             assert sent < 10_000
@@ -282,7 +388,8 @@ def test_clocks_find_a_daemon_that_was_started_again(path: str) -> None:
             serve(one)
             clocks = stack.enter_context(clocks_of(path))
             clocks.prepare({1: 900})
-            wait_for(lambda: clocks.lock(1), "the first to be sent")
+            clocks.renew()
+            assert clocks.lock(1)
             assert got.wait(20)
         os.unlink(path)
         wait_for(lambda: not clocks.lock(1), "the loss to be noticed")
@@ -290,7 +397,8 @@ def test_clocks_find_a_daemon_that_was_started_again(path: str) -> None:
         got.clear()
         with listening(path) as serve:
             serve(one)
-            wait_for(lambda: clocks.lock(1), "another connection")
+            clocks.renew()
+            assert clocks.lock(1)
             assert got.wait(20)
     with pytest.raises(DaemonUnavailable, match="closed"):
         clocks.lock(1)
@@ -308,7 +416,8 @@ def test_a_prepared_clock_has_the_deadline_of_the_last_renewal(
     with listening(path) as serve, clocks_of(path) as clocks:
         serve(two)
         clocks.prepare({900: 900})
-        wait_for(lambda: clocks.lock(900), "it to be sent")
+        clocks.renew()
+        assert clocks.lock(900)
         assert clocks.lock(900)
         monkeypatch.setattr(prepared, "VALID_NS", prepared.VALID_NS + 10**9)
         clocks.renew()

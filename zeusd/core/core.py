@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from zeus_ipc.controls import RESTORE_ORDER, SPECS, Control, ControlValue
 from zeus_ipc.replies import CpuInfo, Envelope, ErrorBody
@@ -39,7 +40,7 @@ from zeusd.core.model import (
 )
 from zeusd.core.node import Gpu, NodeState
 from zeusd.core.outbox import Outbox
-from zeusd.core.pending import ClientState
+from zeusd.core.pending import ClientState, Deferrals
 from zeusd.core.policy import SECOND_NS, Settings, Target
 from zeusd.core.requests import (
     LATE,
@@ -81,6 +82,9 @@ class Core:
         self.node.started_ns = started_ns
         self._out = Outbox()
         self._connections: dict[int, ClientState] = {}
+        self._deferrals: WeakValueDictionary[tuple[Process, str], Deferrals] = (
+            WeakValueDictionary()  # they end with the last connection
+        )
         self._values: dict[str, ControlValue] = {}
         self._ceilings: dict[str, Ceiling] = {}
         self._losses: list[Loss] = []
@@ -240,8 +244,21 @@ class Core:
             machine.process_gone(process)
         return self._out.take()
 
+    def client(self, conn: int, client: str) -> None:
+        """Which client object of its process uses a connection now."""
+        connection = self._connections.get(conn)
+        if connection is None or connection.client == client:
+            return
+        own = None if connection.client else connection.deferrals
+        key = connection.peer.process, client
+        connection.client = client
+        connection.deferrals = self._deferrals.setdefault(key, Deferrals())
+        if own is not None and own.last is not None:
+            connection.deferrals.add(own.last, own.count)
+
     def request(self, now_ns: int, conn: int, request: Request) -> list[Effect]:
         """A validated request on a connection."""
+        self.client(conn, request.client)
         self._out.now_ns = now_ns
         connection, requests = self._connections.get(conn), self._requests
         if connection is None or self._silent:
@@ -365,7 +382,7 @@ class Core:
         """Counts a failed set that nobody waits for."""
         connection = self._connections.get(conn)
         if connection is not None:
-            connection.defer(error)
+            connection.deferrals.add(error)
 
     def add_deferred(self, conn: int, body: Envelope) -> None:
         """Adds this connection's failed sets that nobody waited for to a reply."""

@@ -34,14 +34,28 @@ def no_answer(gpu: str) -> Failure:
     )
 
 
+@dataclass(eq=False)
+class Deferrals:
+    """Failed sets of one client object that were sent with `block=False`. Its connections share
+    them."""
+
+    count: int = 0
+    last: ErrorBody | None = None
+
+    def add(self, error: ErrorBody, count: int = 1) -> None:
+        """Counts failures."""
+        self.count += count
+        self.last = error
+
+
 @dataclass(slots=True)
 class ClientState:
-    """One client connection: its peer, and failures that nobody waited for."""
+    """One client connection: its peer, and the failures of its client object."""
 
     peer: Peer
     waiting: int = 0
-    _deferred: int = 0
-    _last: ErrorBody | None = None
+    client: str = ""
+    deferrals: Deferrals = field(default_factory=Deferrals)
     _access: Access | None = None
     _rights: dict[tuple[str, Control], Right] = field(default_factory=dict)
 
@@ -53,11 +67,6 @@ class ClientState:
         if right is None or right.gpu is not gpu:
             right = self._rights[gpu.uuid, control] = access.right(self.peer, gpu, control)
         return right
-
-    def defer(self, error: ErrorBody) -> None:
-        """Counts a failed set that was sent with `block=False`."""
-        self._deferred += 1
-        self._last = error
 
     def refuse(self, outbox: Outbox, request_id: int, failure: Failure) -> None:
         """Answers a request with a failure."""
@@ -74,9 +83,10 @@ class ClientState:
 
     def add_deferred(self, body: Envelope) -> None:
         """Adds failed sets that nobody waited for to a reply."""
-        if self._last is not None:
-            body["deferred"] = Deferred(count=self._deferred, last=self._last)
-            self._deferred, self._last = 0, None
+        deferrals = self.deferrals
+        if deferrals.last is not None:
+            body["deferred"] = Deferred(count=deferrals.count, last=deferrals.last)
+            deferrals.count, deferrals.last = 0, None
 
 
 class PerGpu:

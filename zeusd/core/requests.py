@@ -41,7 +41,7 @@ from zeusd.core.limiting import describe_ceilings
 from zeusd.core.model import Applied, Failure, Peer
 from zeusd.core.node import NodeState
 from zeusd.core.outbox import Outbox
-from zeusd.core.pending import ClientState, PerGpu, error_body
+from zeusd.core.pending import ClientState, Deferrals, PerGpu, error_body
 
 MAX_WAITING_REQUESTS = 64
 """Requests of one connection that may wait for devices."""
@@ -184,7 +184,7 @@ class Requests:
         if getattr(request, "block", True):
             connection.refuse(self._out, request.id, failure)
         else:
-            connection.defer(error_body(failure, request.gpus[0]))  # type: ignore[union-attr]  # has block
+            connection.deferrals.add(error_body(failure, request.gpus[0]))  # type: ignore[union-attr]  # has block
 
     def _hello(self, connection: ClientState, request: Hello) -> None:
         connection.reply(self._out, request.id, self.describe_node())
@@ -246,7 +246,7 @@ class Requests:
         for uuid in dict.fromkeys(request.gpus):
             done: Done
             if pending is None:
-                done = partial(self._defer, connection, uuid)
+                done = partial(self._defer, connection.deferrals, uuid)
             else:
                 done = partial(self._answer, pending, uuid, asked)
             machine = self._node.machine(uuid, control)
@@ -287,11 +287,11 @@ class Requests:
         else:
             pending.succeed(uuid, replies.Applied(applied=list(answer.value)))
 
-    def _defer(self, connection: ClientState, uuid: str, answer: Failure | Applied | None) -> None:
+    def _defer(self, deferrals: Deferrals, uuid: str, answer: Failure | Applied | None) -> None:
         """What came of a set without `block`."""
         if isinstance(answer, Failure):
             self._out.audit_log.refused(answer.code)
-            connection.defer(error_body(answer, uuid))
+            deferrals.add(error_body(answer, uuid))
 
     def _too_fast(self, peer: Peer) -> Failure | None:
         """Takes one of the user's changes for this second; why there is none left."""

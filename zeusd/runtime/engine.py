@@ -298,6 +298,7 @@ class Engine:
     def request(self, conn: int, request: Request) -> None:
         """A client asked for something."""
         if self._reads.serves(request):
+            self.core.client(conn, request.client)
             self._reads.request(conn, request)
         else:
             self.apply(self.core.request(time.monotonic_ns(), conn, request))

@@ -6,6 +6,7 @@ import pytest
 
 from tests.zeusd.core.world import GPU0, GPU1, World
 from zeus_ipc.controls import Control
+from zeus_ipc.replies import ErrorBody
 from zeusd.core.access import OPEN
 from zeusd.core.policy import GpuRule, Settings, SitePolicy
 
@@ -297,6 +298,21 @@ def test_failures_nobody_waited_for_come_with_the_next_reply_once(world: World) 
     assert reply["deferred"]["count"] == 3
     assert reply["deferred"]["last"]["code"] == "out_of_range"
     assert "deferred" not in world.call(1, "heartbeat")
+
+
+def test_failures_nobody_waited_for_belong_to_a_client_object_not_to_a_connection(
+    world: World,
+) -> None:
+    for conn in (1, 2, 3):
+        world.connect(conn, pid=1)
+    invalid = ErrorBody(code="bad_request", message="nobody waits for it")
+    world.core.defer(3, invalid)  # the first that comes
+    wrong = {"gpus": [GPU0], "power_limit_mw": 1_000, "block": False}
+    world.ask(1, "set_power_limit", client="a", **wrong)
+    assert world.call(3, "heartbeat", client="b")["deferred"]["count"] == 1
+    assert world.call(2, "heartbeat", client="a")["deferred"]["count"] == 1
+    for conn, client in ((1, "a"), (2, "a"), (3, "b")):
+        assert "deferred" not in world.call(conn, "heartbeat", client=client)
 
 
 def test_a_stale_request_is_dropped(world: World) -> None:

@@ -272,6 +272,7 @@ class FrequencyController:
                 assert self._client is not None
                 self._client.acquire(self._uuid, [CONTROL])
                 sender = PreparedClocks(self._client, self._uuid)
+                sender.renew()
                 sender.prepare(self._clocks(self._wanted))
             except (ZeusBaseError, ZeusIpcError) as error:
                 self._fail(error)
