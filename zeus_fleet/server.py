@@ -94,9 +94,9 @@ def _of_each(
 
 
 def _of_nodes(view: View) -> Iterator[Metric]:
-    yield from _of_each("node", view.nodes, _OF_NODES)
+    yield from _of_each("fleet_node", view.nodes, _OF_NODES)
     states = GaugeMetricFamily(
-        "zeus_fleet_node_state", "1: the node is in this state.", labels=["node", "state"]
+        "zeus_fleet_node_state", "1: the node is in this state.", labels=["fleet_node", "state"]
     )
     for node in view.nodes:
         for state in STATES:

@@ -97,10 +97,10 @@ def test_metrics_have_budget_granted_held_and_drawn(server: Running) -> None:
     assert found['zeus_fleet_budget_watts{domain="site"}'] == 900
     assert found['zeus_fleet_granted_watts{domain="rack"}'] == 300
     assert found['zeus_fleet_held_watts{domain="site"}'] == 700
-    assert found['zeus_fleet_node_drawn_watts{node="a"}'] == 250
-    assert found['zeus_fleet_node_state{node="a",state="waits"}'] == 1
-    assert found['zeus_fleet_node_state{node="c",state="absent"}'] == 1
-    assert 'zeus_fleet_node_silent_seconds{node="c"}' not in found
+    assert found['zeus_fleet_node_drawn_watts{fleet_node="a"}'] == 250
+    assert found['zeus_fleet_node_state{fleet_node="a",state="waits"}'] == 1
+    assert found['zeus_fleet_node_state{fleet_node="c",state="absent"}'] == 1
+    assert 'zeus_fleet_node_silent_seconds{fleet_node="c"}' not in found
     server.store.failure = "etcd is gone"
     wait_for(lambda: metrics(server)["zeus_fleet_up"] == 0, "the failure to be seen")
     server.store.failure = ""

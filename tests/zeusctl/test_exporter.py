@@ -77,7 +77,8 @@ def exporter(daemon: RunningDaemon) -> Iterator[str]:
     """An exporter of a daemon; its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}/metrics"
-    command = [sys.executable, "-m", "zeusctl.exporter", "--listen", f"127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "zeusctl.exporter", "--workloads", "--otel"]
+    command += ["--listen", f"127.0.0.1:{port}"]
     with serving(command, url, ZEUSD_SOCK_PATH=daemon.socket):
         yield url
 
@@ -113,6 +114,11 @@ def one(text: str, name: str, **labels: str) -> float:
     return value
 
 
+OF_TARGETS = ("namespace", "pod", "container", "service", "endpoint", "node", "cluster")
+"""Labels that Kubernetes' discovery and the Prometheus operator give to targets, beside `job` and
+`instance`."""
+
+
 def test_a_prometheus_sees_what_happens_on_the_node(
     daemon: RunningDaemon, node: SimulatedNode, url: str, tmp_path: Path
 ) -> None:
@@ -121,6 +127,7 @@ def test_a_prometheus_sees_what_happens_on_the_node(
     target = url.removeprefix("http://").removesuffix("/metrics")
     text = (MONITORING / "prometheus.yml").read_text()
     text = text.replace("127.0.0.1:9850", target).replace("15s", "200ms")
+    text += "        labels: {" + ", ".join(f"{name}: target" for name in OF_TARGETS) + "}\n"
     (tmp_path / "prometheus.yml").write_text(text)
     shutil.copy(MONITORING / "alerts.yml", tmp_path)
     base = f"http://127.0.0.1:{port}"
@@ -166,10 +173,18 @@ def test_a_prometheus_sees_what_happens_on_the_node(
                 client.set_power_limit(uuid, 1000)
             wait_for(lambda: len(client.timeline(uuid)) > 5, "a history")
             client.allocate(uuid, "8", uid=1)
+            client.allocate(client.node().gpus[3].uuid, "ml/infer", kind="pod")
             # Each panel has something to show: no name in the dashboard is unknown here.
             for query in queries():
                 wait_for(lambda: ask(query), query)
+            wait_for(lambda: ask('zeusd_job_energy_joules_total{slurm_job="8"}'), "the job")
+            of_pod = '{k8s_namespace_name="ml",k8s_pod_name="infer",pod="target",job="zeusd"}'
+            wait_for(lambda: ask(f"zeusd_pod_energy_joules_total{of_pod}"), "the pod")
             client.deallocate("8")
+            client.deallocate("ml/infer", kind="pod")
+        labels = json.loads(scrape(f"{base}/api/v1/labels"))["data"]
+        assert {"pod", "namespace", "slurm_job"} <= {*labels}
+        assert [label for label in labels if label.startswith("exported_")] == []
 
 
 def queries() -> list[str]:
@@ -304,8 +319,10 @@ def test_jobs_and_opentelemetrys_names_are_exported_only_if_wanted(daemon: Runni
         plain = exported()
         assert not {"hw_energy_joules_total", "zeusd_job_energy_joules_total"} & {*plain}
         found = exported(workloads=True, otel=True)
-        assert ({"job": "71", "user": "daemon"}, 0.0) in found["zeusd_job_energy_joules_total"]
-        assert ({"namespace": "ml", "pod": "train"}, 0.0) in found["zeusd_pod_energy_joules_total"]
+        job = {"slurm_job": "71", "user": "daemon"}
+        assert (job, 0.0) in found["zeusd_job_energy_joules_total"]
+        pod = {"k8s_namespace_name": "ml", "k8s_pod_name": "train"}
+        assert (pod, 0.0) in found["zeusd_pod_energy_joules_total"]
         hardware = {labels["hw_id"]: labels for labels, _ in found["hw_energy_joules_total"]}
         assert hardware[uuid]["hw_type"] == "gpu"
         client.deallocate("71")

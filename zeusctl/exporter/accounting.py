@@ -15,8 +15,9 @@ MAX_ACCOUNTS = 200
 """Accounts with a series of their own; the others are summed as `other`."""
 
 GPU = ("gpu", "uuid")
-JOB = ("job", "user")
-POD = ("namespace", "pod")
+JOB = ("slurm_job", "user")
+POD = ("k8s_namespace_name", "k8s_pod_name")
+"""Not `job`, `namespace` and `pod`: Prometheus gives those to the exporter itself."""
 _AMOUNTS = ("active_uj", "idle_uj")
 
 _Estimated = tuple[tuple[str, ...], Estimate]
