@@ -391,7 +391,10 @@ class Client(Closing):
     # ---------------------------------------------------------------------------- administration
 
     def restore(
-        self, gpus: str | Sequence[str] = (), controls: Sequence[Control | str] = ()
+        self,
+        gpus: str | Sequence[str] = (),
+        controls: Sequence[Control | str] = (),
+        jobs: Sequence[str] = (),
     ) -> dict[str, dict[str, str]]:
         """Restores controls to the site limit, even if others hold or have set them. For
         administrators. Holders lose their leases, and get an error at their next set.
@@ -399,14 +402,14 @@ class Client(Closing):
         Args:
             gpus: UUIDs; empty: all.
             controls: Empty: all.
+            jobs: The names of a job that is about to start: what other jobs hold is left to them.
 
         Returns:
-            By UUID and control: `ok`; `not_offered`, if the driver says so and zeusd has set
-                nothing; or why the restore is pending.
+            By UUID and control: see `Restored.controls`.
         """
         names = [Control(control).value for control in controls]
         uuids = _uuids(gpus) if gpus else []
-        answer = self._each(operations.RESTORE, gpus=uuids, controls=names)
+        answer = self._each(operations.RESTORE, gpus=uuids, controls=names, jobs=list(jobs))
         return {uuid: one.controls for uuid, one in answer.items()}
 
     def persist(self, gpus: str | Sequence[str], controls: Sequence[Control | str]) -> None:

@@ -314,6 +314,9 @@ class Restore(_Request):
     """Empty: all GPUs."""
     controls: Annotated[list[ControlName], Field(max_length=8)] = []
     """Empty: all controls."""
+    jobs: Annotated[list[Annotated[str, Field(max_length=MAX_JOB_NAME)]], Field(max_length=4)] = []
+    """The names of a job that is about to start: what other jobs hold (`LeaseInfo.job`) is left to
+    them. Empty: nothing is."""
 
 
 class Persist(_Request):

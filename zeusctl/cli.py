@@ -15,7 +15,7 @@ import click
 from zeus_ipc import __version__
 from zeus_ipc.output import discard_output
 from zeusctl.exits import CommandError, Exit, exit_for
-from zeusctl.session import Session, now
+from zeusctl.session import TIMEOUT_S, Session, now
 
 VERBS = {
     "status": "status",
@@ -104,9 +104,19 @@ class _Verbs(click.Group):
     help="zeusd's socket.  [default: $ZEUSD_SOCK_PATH or /run/zeusd/zeusd.sock]",
 )
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    envvar="ZEUSCTL_TIMEOUT",
+    show_envvar=True,
+    default=TIMEOUT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time limit for each reply of zeusd.",
+)
 @click.version_option(__version__, prog_name="zeusctl")
 @click.pass_context
-def cli(context: click.Context, socket: str | None, json_wanted: bool) -> None:
+def cli(context: click.Context, socket: str | None, json_wanted: bool, timeout: float) -> None:
     """Show and control the GPUs of this node through zeusd: power limits, clocks, energy, leases.
 
     Reading needs no permissions. Settings are held under a lease, and restored when it ends.
@@ -114,7 +124,7 @@ def cli(context: click.Context, socket: str | None, json_wanted: bool) -> None:
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
         return
-    context.obj = Session(socket, json_wanted)
+    context.obj = Session(socket, json_wanted, timeout)
     context.call_on_close(context.obj.close)
 
 

@@ -13,6 +13,7 @@ from zeusctl.exits import MEANINGS
 _ENVIRONMENT = {
     "ZEUSD_SOCK_PATH": "zeusd's socket; default /run/zeusd/zeusd.sock.",
     "NO_COLOR": "If set, output has no color.",
+    "ZEUSCTL_TIMEOUT": "Seconds to wait for each reply of zeusd; default 10.",
     "ZEUSCTL_TRACEBACK": "If set, a bug in zeusctl shows its traceback.",
 }
 

@@ -1,9 +1,15 @@
-"""The part of a GPU that a scheduler's device stands for: all of it, a share, or a MIG device."""
+"""Which GPU, or which part of one, a resource manager means: one answer for Slurm and Kubernetes.
+
+A name counts if it can mean one GPU only: a UUID, a device file, a PCI address, or a number that is
+both NVML's index and the device file's. What cannot be known has no answer, never a likely one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +18,10 @@ if TYPE_CHECKING:
 
 MIG = "MIG-"
 """How UUIDs of MIG devices begin."""
+
+UUIDS = ("GPU-", MIG)
+REPLICA = "::"
+"""Before the number of a share of a GPU (time-slicing, MPS)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,65 @@ class Part:
     weight: int = 0
     parts: int = 0
     instance: int | None = None
+
+
+class Devices:
+    """The devices of a node by the names that resource managers have for them.
+
+    Args:
+        gpus: The GPUs that zeusd knows.
+        split: Their MIG devices, by UUID.
+    """
+
+    def __init__(self, gpus: Sequence[GpuInfo], split: Mapping[str, Part] | None = None) -> None:
+        self.gpus = gpus
+        self._parts = {name.lower(): part for name, part in (split or {}).items()}
+        for gpu in gpus:
+            file = gpu.device_file.removeprefix("/dev/").lower()
+            # AMD's plugin writes the domain with four digits, the drivers with eight.
+            names = [gpu.uuid, file, gpu.pci_address, gpu.pci_address[4:]]
+            if number_of(file) == gpu.index:
+                names.append(str(gpu.index))
+            self._parts |= {name.lower(): Part(gpu.uuid) for name in names if name}
+            # As GKE's plugin names MIG devices: by the GPU's file, and the instance's number.
+            for part in (split or {}).values():
+                if part.gpu == gpu.uuid and part.instance is not None:
+                    self._parts[f"{file}/gi{part.instance}"] = part
+
+    def find(self, device: str) -> Part | None:
+        """The GPU or part that a name means; None: it is not known."""
+        name, _, share = device.partition(REPLICA)
+        part = self._parts.get(name.lower().removeprefix("/dev/"))
+        return replace(part, weight=1) if part is not None and share and not part.weight else part
+
+
+def number_of(file: str) -> int | None:
+    """The number at the end of a device file's name."""
+    found = re.search(r"[0-9]+$", file)
+    return None if found is None else int(found[0])
+
+
+def on_the_bus(root: str = "/") -> dict[str, int | None]:
+    """The NVIDIA GPUs on the PCI bus, lost ones included: the numbers of their device files by
+    address, such as `0000:07:00.0`; None where the driver has none.
+    """
+    found: dict[str, int | None] = {}
+    for device in Path(root, "sys/bus/pci/devices").glob("*"):
+        driver = device / "driver"
+        ours = not driver.exists() or driver.resolve().name == "nvidia"
+        if ours and _read(device / "vendor") == "0x10de" and _read(device / "class")[:4] == "0x03":
+            found[device.name.lower()] = None
+    for folder in Path(root, "proc/driver/nvidia/gpus").glob("*"):
+        minor = re.search(r"^Device Minor:\s*([0-9]+)", _read(folder / "information"), re.MULTILINE)
+        found[folder.name.lower()] = None if minor is None else int(minor[1])
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def mig_devices(client: Client, gpus: Sequence[GpuInfo]) -> dict[str, Part]:

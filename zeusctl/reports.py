@@ -353,7 +353,7 @@ class Outcome(_Part):
     control: str
     ok: bool
     trouble: str | None
-    """Why it is not restored. `not_offered` beside `ok`: the driver does not offer the control."""
+    """Why it is not restored. Beside `ok`: `not_offered`, by the driver; `held`, by another job."""
 
 
 class ResetReport(Report):

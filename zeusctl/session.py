@@ -20,6 +20,7 @@ from zeusctl.text import named
 if TYPE_CHECKING:
     from zeus_ipc import Client
     from zeus_ipc.replies import GpuInfo, NodeInfo
+    from zeusctl.parts import Part
     from zeusctl.reports import Report
 
 TIMEOUT_S = 10.0
@@ -120,15 +121,10 @@ class Session:
                 raise CommandError(message, Exit.PENDING, "quiesced")
             message = "zeusd sees no GPUs; `zeusctl doctor` says why"
             raise CommandError(message, Exit.UNKNOWN, "unknown_gpu")
-        if selection == "slurm":
-            return self._gpus_of_slurm_job(self.node.gpus)
-        return select(selection, self.node.gpus)
-
-    @staticmethod
-    def _gpus_of_slurm_job(gpus: Sequence[GpuInfo]) -> list[GpuInfo]:
-        from zeusctl.slurm import gpus_of
-
-        chosen = gpus_of(os.environ, gpus, socket.gethostname())
+        if selection != "slurm":
+            return select(selection, self.node.gpus)
+        by_uuid = {gpu.uuid: gpu for gpu in self.node.gpus}
+        chosen = [by_uuid[part.gpu] for part in self.slurm_parts()]
         if not chosen:
             raise CommandError(
                 "SLURM_JOB_GPUS names no GPU; `slurm` is for Slurm's Prolog and Epilog of a job "
@@ -137,6 +133,18 @@ class Session:
                 "usage",
             )
         return chosen
+
+    def slurm_parts(self) -> list[Part]:
+        """Returns what the Slurm job of this Prolog or Epilog has of the node's GPUs.
+
+        Raises:
+            CommandError: It cannot be known which GPUs the job has.
+        """
+        from zeusctl.parts import Devices, mig_devices
+        from zeusctl.slurm import parts_of
+
+        split = mig_devices(self.client, self.node.gpus)
+        return parts_of(os.environ, Devices(self.node.gpus, split), socket.gethostname())
 
     def readable(self, text: str) -> str:
         """Replaces user ids and UUIDs in a message of zeusd by names and indices, if known."""

@@ -1,26 +1,42 @@
 """A job and its GPUs, from the variables of Slurm's Prolog and Epilog.
 
-`SLURM_JOB_GPUS` counts positions in gres.conf, neither NVML's indices nor device numbers.
-`CUDA_VISIBLE_DEVICES` there has UUIDs where Slurm knows them (`AutoDetect=nvml`, whole GPUs from
-25.11 on). Else a position leads to a device file, the file's number to a PCI address, and that to
-the GPU.
+`SLURM_JOB_GPUS` counts positions in Slurm's list of devices, which are neither NVML's indices nor
+device numbers. In this order, the first that is known decides:
+
+1. UUIDs, where Slurm writes them.
+2. The device files of gres.conf, in its order, unless Slurm also detects devices by itself.
+3. The orders in which versions of Slurm list what they detect, with and without GPUs that were lost
+   since slurmd started: where they name different GPUs, nobody knows which one the job has.
+
+What is not known is an error: nothing may be done to a GPU that is perhaps another job's.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from zeusctl.exits import CommandError, Exit
-from zeusctl.parts import MIG, Part, together
+from zeusctl.parts import MIG, UUIDS, Devices, Part, number_of, on_the_bus, together
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
 
-GRES_CONF = "/etc/slurm/gres.conf"
-DRIVER = "/proc/driver/nvidia/gpus"
+FOLDERS = ("/etc/slurm", "/run/slurm/conf", "/var/spool/slurmd/conf-cache")
+"""Where gres.conf is if $SLURM_CONF does not say; the last two of a configless slurmd."""
+
+TIMEOUT_S = 5.0
+MAX_INCLUDES = 8
+_FIELD = re.compile(r'([\w.]+)\s*=\s*(?:"([^"]*)"|(\S+))')
+_INCLUDE = re.compile(r"\s*include\s+(\S+)", re.IGNORECASE)
+_SHARES = re.compile(r"\b(?:shard|mps)[:=](?:[a-z]\w*:)?([0-9]+)", re.IGNORECASE)
+
+_REMEDY = "name the devices in gres.conf (Name=gpu File=/dev/nvidia[0-7], without AutoDetect)"
 
 
 class SlurmJob(NamedTuple):
@@ -56,79 +72,58 @@ def job_of(environment: Mapping[str, str]) -> SlurmJob:
     return SlurmJob(name, run, int(uid) if uid.isdecimal() else None, sluid)
 
 
+def slurm_names() -> list[str]:
+    """The names that control groups may have for the job of this Prolog."""
+    names = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_JOB_SLUID"))
+    return [name for name in names if name]
+
+
 def parts_of(
-    environment: Mapping[str, str], devices: Mapping[str, Part], gpus: Sequence[GpuInfo]
+    environment: Mapping[str, str], devices: Devices, hostname: str, root: str = "/"
 ) -> list[Part]:
-    """Returns the MIG devices that Slurm gave to the job, as parts of GPUs; empty if it gave none.
+    """Returns what the job has of the node's GPUs, which may be nothing.
 
     Args:
         environment: That of the Prolog or Epilog.
-        devices: The MIG devices of the node, by UUID.
-        gpus: All of the node.
-
-    Raises:
-        CommandError: A MIG device of the job is not known here.
-    """
-    visible = [one for one in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
-    if not any(one.startswith(MIG) for one in visible):
-        return []
-    known = {gpu.uuid: Part(gpu.uuid) for gpu in gpus} | {**devices}
-    for one in visible:
-        if one not in known:
-            raise _unknown(one)
-    return together(known[one] for one in visible)
-
-
-def gpus_of(
-    environment: Mapping[str, str],
-    gpus: Sequence[GpuInfo],
-    hostname: str,
-    gres_conf: str = GRES_CONF,
-    driver: str = DRIVER,
-) -> list[GpuInfo]:
-    """Returns the GPUs of the job, which may be none.
-
-    Args:
-        environment: That of the Prolog or Epilog.
-        gpus: All of the node.
+        devices: Of the node.
         hostname: The node, as gres.conf may name it.
-        gres_conf: Slurm's list of devices; need not exist.
-        driver: Where the driver lists its GPUs.
+        root: Where /etc, /proc and /sys are.
 
     Raises:
-        CommandError: A GPU of the job is not known here.
+        CommandError: A GPU of the job is not known here, or it cannot be known which one it is.
     """
-    visible = [one for one in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
-    if visible and all(one.startswith(("GPU-", "MIG-")) for one in visible):
-        by_uuid = {gpu.uuid: gpu for gpu in gpus}
-        return [_known(by_uuid.get(one), one) for one in visible]
     positions = _numbers(environment.get("SLURM_JOB_GPUS", ""))
-    if not positions:
+    uuids = _uuids(environment)
+    if not positions and not uuids:
         return []
-    by_minor = _by_minor(gpus, driver)
-    order = _device_numbers(gres_conf, hostname) or sorted(by_minor)
-    return [
-        _known(
-            by_minor.get(order[position]) if position < len(order) else None,
-            f"at position {position} of {gres_conf}",
-        )
-        for position in positions
-    ]
+    gres = read_gres(environment, hostname, root)
+    if not uuids:
+        found = _at(positions, gres, devices, root)
+    else:
+        found = [_known(devices.find(uuid), uuid) for uuid in uuids]
+        if positions and gres.slots and not gres.detected and not has_mig(environment):
+            listed = _at(positions, gres, devices, root)
+            if {part.gpu for part in listed} != {part.gpu for part in found}:
+                raise _refusal(
+                    f"Slurm gave the job {', '.join(uuids)}, which are not the devices at "
+                    f"{_positions(positions)} of {gres.path}; restart slurmd, which has read "
+                    "another gres.conf"
+                )
+    share = _share(environment, gres)
+    return together(part if part.weight else Part(part.gpu, *share) for part in found)
 
 
-def _known(gpu: GpuInfo | None, name: str) -> GpuInfo:
-    if gpu is None:
-        raise _unknown(name)
-    return gpu
+def _uuids(environment: Mapping[str, str]) -> list[str]:
+    for name in ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES"):
+        listed = [one for one in environment.get(name, "").split(",") if one]
+        if listed and all(one.startswith(UUIDS) for one in listed):
+            return listed
+    return []
 
 
-def _unknown(name: str) -> CommandError:
-    return CommandError(
-        f"Slurm gave the job the GPU {name}, which zeusd does not know; `zeusctl gpus` lists "
-        "those it knows",
-        Exit.UNKNOWN,
-        "unknown_gpu",
-    )
+def has_mig(environment: Mapping[str, str]) -> bool:
+    """Whether the job has MIG devices."""
+    return any(uuid.startswith(MIG) for uuid in _uuids(environment))
 
 
 def _numbers(text: str) -> list[int]:
@@ -141,52 +136,200 @@ def _numbers(text: str) -> list[int]:
     return found
 
 
-def _by_minor(gpus: Sequence[GpuInfo], driver: str) -> dict[int, GpuInfo]:
-    """Returns GPUs by the number of their device file, or by NVML's index if the driver lists
-    none.
-    """
-    found: dict[int, GpuInfo] = {}
-    for information in Path(driver).glob("*/information"):
-        minor = re.search(r"^Device Minor:\s*([0-9]+)", information.read_text(), re.MULTILINE)
-        pci = information.parent.name.lower()
-        for gpu in gpus:
-            if minor is not None and gpu.pci_address.lower().endswith(pci):
-                found[int(minor[1])] = gpu
-    return found or {gpu.index: gpu for gpu in gpus}
+def _positions(positions: Sequence[int]) -> str:
+    return f"position{'s' * (len(positions) > 1)} {', '.join(map(str, positions))}"
 
 
-def _device_numbers(gres_conf: str, hostname: str) -> list[int]:
-    """Numbers of the device files of this node's GPUs, in the order of gres.conf."""
-    try:
-        text = Path(gres_conf).read_text()
-    except OSError:
-        return []
-    found: list[int] = []
-    for line in text.replace("\\\n", " ").splitlines():
-        fields = {
-            key.lower(): value
-            for key, _, value in (one.partition("=") for one in line.partition("#")[0].split())
+def _refusal(message: str) -> CommandError:
+    return CommandError(message, Exit.UNKNOWN, "unknown_gpu")
+
+
+def _known(part: Part | None, name: str) -> Part:
+    if part is None:
+        raise _refusal(
+            f"Slurm gave the job the GPU {name}, which zeusd does not know; `zeusctl gpus` lists "
+            "those it knows, and `zeusctl doctor` those it has lost"
+        )
+    return part
+
+
+# ------------------------------------------------------------------------------------- positions
+
+
+def _at(positions: Sequence[int], gres: Gres, devices: Devices, root: str) -> list[Part]:
+    if gres.slots and not gres.detected:
+        if max(positions) >= len(gres.slots):
+            raise _refusal(
+                f"Slurm gave the job {_positions(positions)}, but {gres.path} has "
+                f"{len(gres.slots)}; restart slurmd, which has read another gres.conf"
+            )
+        files = [gres.slots[position] for position in positions]
+        if "" in files:
+            raise _refusal(
+                f"{gres.path} has a MIG device at {_positions(positions)}, and Slurm does not say "
+                "which; use AutoDetect=nvml, which gives its UUID"
+            )
+        return [_known(devices.find(file), file) for file in files]
+    found = []
+    orders = [one for one in _orders(devices.gpus, on_the_bus(root)) if len(one) > max(positions)]
+    for position in positions:
+        meant = {
+            None if gpu is None else gpu.uuid: gpu for gpu in (one[position] for one in orders)
         }
-        nodes = fields.get("nodename")
-        if fields.get("name") != "gpu" or "file" not in fields:
-            continue
-        if nodes is None or hostname.partition(".")[0] in _expanded(nodes):
-            for file in _expanded(fields["file"]):
-                number = re.search(r"nvidia([0-9]+)$", file)
-                if number is not None:
-                    found.append(int(number[1]))
+        if len(meant) > 1:
+            names = ["a lost GPU" if gpu is None else f"GPU {gpu.index}" for gpu in meant.values()]
+            raise _refusal(
+                f"Slurm gave the job the GPU at position {position}, which may be "
+                f"{' or '.join(sorted(names))}: nothing is done; {_REMEDY}"
+            )
+        uuid = next(iter(meant), None)
+        found.append(
+            _known(None if uuid is None else Part(uuid), f"at position {position} of its list")
+        )
     return found
 
 
-def _expanded(text: str) -> Iterator[str]:
+def _orders(gpus: Sequence[GpuInfo], bus: Mapping[str, int | None]) -> list[list[GpuInfo | None]]:
+    """The lists of GPUs that Slurm may have: by device number or PCI address, with the lost GPUs
+    that it knew when it started, or without."""
+    by_address = {gpu.pci_address.lower()[4:]: gpu for gpu in gpus}
+    orders: list[list[GpuInfo | None]] = [[by_address[one] for one in sorted(by_address)]]
+    if bus:
+        orders.append([by_address.get(one) for one in sorted({*bus, *by_address})])
+    by_number = {number: gpu for gpu in gpus if (number := number_of(gpu.device_file)) is not None}
+    if len(by_number) == len(gpus):
+        orders.append([by_number[one] for one in sorted(by_number)])
+        numbers = {*by_number, *(one for one in bus.values() if one is not None)}
+        if any(gpu.device_file.startswith("/dev/nvidia") for gpu in gpus):
+            numbers |= {*range(max(numbers))}  # the driver counts from 0: a gap is a lost GPU
+        orders.append([by_number.get(one) for one in sorted(numbers)])
+    return orders
+
+
+# ------------------------------------------------------------------------------------- gres.conf
+
+
+@dataclass
+class Gres:
+    """What gres.conf says about this node.
+
+    Attributes:
+        path: The file.
+        slots: The device file at each position; empty for a MIG device.
+        detected: Whether Slurm also detects devices, and sorts them.
+        shared: Whether jobs may share a GPU (shards, MPS).
+    """
+
+    path: Path
+    slots: list[str] = field(default_factory=list)
+    detected: bool = False
+    shared: bool = False
+
+
+def read_gres(environment: Mapping[str, str], hostname: str, root: str = "/") -> Gres:
+    """Reads gres.conf where Slurm does.
+
+    Raises:
+        CommandError: It exists, and cannot be read.
+    """
+    gres = Gres(_folder(environment, root) / "gres.conf")
+    node = environment.get("SLURMD_NODENAME") or hostname.partition(".")[0]
+    own = everywhere = None
+    for fields in _lines(gres.path):
+        nodes = fields.get("nodename")
+        if nodes is not None and node not in _expanded(nodes):
+            continue
+        if "autodetect" in fields:
+            detects = fields["autodetect"].lower() != "off"
+            own, everywhere = (detects, everywhere) if nodes else (own, detects)
+        kind = fields.get("name", "").lower()
+        gres.shared |= kind in ("shard", "mps")
+        if kind == "gpu" and "multiplefiles" in fields:
+            gres.slots.append("")
+        elif kind == "gpu":
+            gres.slots += _expanded(fields.get("file", ""))
+    gres.detected = bool(everywhere if own is None else own)
+    return gres
+
+
+def _folder(environment: Mapping[str, str], root: str) -> Path:
+    path = environment.get("SLURM_CONF")
+    if path:
+        return Path(path).parent
+    folders = [Path(root, folder.lstrip("/")) for folder in FOLDERS]
+    for folder in folders:
+        if (folder / "slurm.conf").exists() or (folder / "gres.conf").exists():
+            return folder
+    said = re.search(
+        r"^SLURM_CONF\s*=\s*(\S+)", _output("scontrol", "show", "config"), re.MULTILINE
+    )
+    return folders[0] if said is None else Path(said[1]).parent
+
+
+def _lines(path: Path, depth: int = 0) -> Iterator[dict[str, str]]:
+    if depth > MAX_INCLUDES:
+        return
+    try:
+        text = path.read_bytes().decode("latin-1")  # comments may be of any encoding
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _refusal(f"{path} cannot be read ({error.strerror}): nothing is done") from None
+    for line in text.replace("\\\n", " ").splitlines():
+        line = line.partition("#")[0]
+        included = _INCLUDE.match(line)
+        if included is not None:
+            yield from _lines(path.parent / included[1], depth + 1)
+        else:
+            yield {key.lower(): quoted or value for key, quoted, value in _FIELD.findall(line)}
+
+
+def _expanded(text: str) -> list[str]:
     """The names of a list such as `gpu[01-04,7],login`."""
+    found: list[str] = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
-        bracket = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
+        bracket = re.fullmatch(r"([^\[]*)\[([0-9]+[0-9,-]*)\](.*)", part)
         if bracket is None:
-            yield part
+            found.append(part)
             continue
         for one in bracket[2].split(","):
             first, _, last = one.partition("-")
-            for number in range(int(first), int(last or first) + 1):
-                for rest in _expanded(bracket[3]) if bracket[3] else ("",):
-                    yield f"{bracket[1]}{number:0{len(first)}}{rest}"
+            numbers = range(int(first or 0), int(last or first or 0) + 1)
+            names = [f"{bracket[1]}{number:0{len(first)}}" for number in numbers]
+            found += [name + rest for name in names for rest in _expanded(bracket[3]) or [""]]
+    return found
+
+
+# ---------------------------------------------------------------------------------------- shares
+
+
+def _share(environment: Mapping[str, str], gres: Gres) -> tuple[int, int]:
+    """Size of the job's share of each GPU, and of all shares: (0, 0) if it has whole GPUs.
+
+    A Prolog's variables name no shards, so the job is looked up where gres.conf has some.
+    """
+    percent = environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")
+    if percent.isdecimal() and int(percent):
+        return int(percent), 100
+    shards = environment.get("SLURM_SHARDS_ON_NODE", "")
+    if shards.isdecimal() and int(shards):
+        return int(shards), 0
+    job = environment.get("SLURM_JOB_ID")
+    if not gres.shared or not job:
+        return 0, 0
+    said = _output("scontrol", "show", "job", "-d", "-o", job)
+    if not said:
+        return 1, 0  # not known: a share takes nothing from anybody
+    sizes = [int(one) for one in _SHARES.findall(said)]
+    return (max(1, *sizes), 0) if sizes else (0, 0)
+
+
+def _output(*command: str) -> str:
+    """What a program of Slurm prints; empty if it fails."""
+    try:
+        said = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return said.stdout if said.returncode == 0 else ""

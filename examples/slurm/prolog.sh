@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Slurm prolog (Prolog= in slurm.conf, runs as root on each node before a job's first task): it sets the
 # job's GPUs to the site limit, even if someone set them outside zeusd; charges their energy to the job
-# from now on; and sets what the job requested with --gpu-power and --gpu-clocks (spank/).
+# from now on; and sets what the job requested with --gpu-power and --gpu-clocks (spank/). On a GPU that
+# jobs share (shards, MPS, MIG), it leaves alone what other jobs hold. If it cannot be known which GPUs the
+# job has, it does nothing and says why.
 #
 # A prolog that fails drains the node. A power limit is no reason for that, so this one never fails.
 # Errors are in the journal (journalctl -t zeusd-prolog), because slurmd 22.05 drops the output of
@@ -15,15 +17,17 @@ say() {
 }
 gpus=${SLURM_JOB_GPUS:-${GPU_DEVICE_ORDINAL:-}} job=${SLURM_JOB_ID:-}
 [ -n "$gpus" ] || exit 0
+# A GPU that does not answer must not delay the job, nor hide its reason.
+export ZEUSCTL_TIMEOUT=4
 said=$(timeout 10 zeusctl allocate --slurm 2>&1)
 status=$?
 case $status in
 0 | 9) ;; # 9: this zeusd keeps no energy ledger
-*) say "GPUs of job ${job:-?} are not charged to it ($status): $said" ;;
+*) say "GPUs of job ${job:-?} are not charged to it ($status): ${said##*zeusctl: }" ;;
 esac
 # "slurm": the job's GPUs. SLURM_JOB_GPUS has positions in gres.conf, not indices.
-timeout 10 zeusctl reset slurm >/dev/null ||
-    say "GPUs $gpus of job ${job:-?} could not be reset (zeusctl: $?)"
+said=$(timeout 10 zeusctl reset slurm 2>&1) ||
+    say "GPUs $gpus of job ${job:-?} could not be reset ($?): ${said##*zeusctl: }"
 
 refused() {
     say "job $job: $1"
@@ -48,7 +52,8 @@ if [ -n "$clocks" ] && [ -n "$job" ]; then
     # systemd when it has the lease.
     elif timeout 10 systemd-run --quiet --collect --unit "zeusd-job-$job" --service-type notify \
         --setenv "ZEUSD_SOCK_PATH=${ZEUSD_SOCK_PATH:-}" --setenv "SLURM_JOB_GPUS=$gpus" \
-        --setenv "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-}" \
+        --setenv "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-}" --setenv "SLURM_CONF=${SLURM_CONF:-}" \
+        --setenv "SLURMD_NODENAME=${SLURMD_NODENAME:-}" \
         "$(command -v zeusctl)" set slurm -g "$clocks" 2>/dev/null; then
         applied="${applied:+$applied,}gpu_clocks_mhz=${clocks/,/-}"
     else

@@ -47,7 +47,8 @@ TaskPlugin=task/none
 SchedulerType=sched/builtin
 SchedulerParameters=sched_interval=1
 SelectType=select/cons_tres
-GresTypes=gpu
+SelectTypeParameters=CR_CPU
+GresTypes=gpu,shard
 AccountingStorageType=accounting_storage/slurmdbd
 AcctGatherEnergyType=acct_gather_energy/zeusd
 JobAcctGatherType=jobacct_gather/linux
@@ -59,7 +60,7 @@ Epilog=/etc/slurm/epilog.sh
 PrologFlags=Contain
 ReturnToService=2
 KillWait=1
-NodeName={host} CPUs=2 Gres=gpu:2
+NodeName={host} CPUs=2 Gres=gpu:2,shard:8
 PartitionName=all Nodes=ALL Default=YES
 """
 
@@ -100,8 +101,9 @@ class Cluster:
         (etc / "slurm.conf").write_text(CONFIGURATION.format(**facts))
         (etc / "slurmdbd.conf").touch(0o600)
         (etc / "slurmdbd.conf").write_text(ACCOUNTING.format(**facts))
-        # The job's first position is not the first device.
-        (etc / "gres.conf").write_text("Name=gpu File=/dev/zfake1\nName=gpu File=/dev/zfake0\n")
+        # The job's first position is not the first device; and a comment that is no UTF-8.
+        gres = "# M\xfcller\nName=gpu File=/dev/nvidia[1,0]\nName=shard Count=8\n"
+        (etc / "gres.conf").write_bytes(gres.encode("latin-1"))
         (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v2\n")
         self.install("prolog.sh")
         self.install("epilog.sh")
@@ -112,7 +114,8 @@ class Cluster:
         for plugin in (SPANK, ENERGY):
             run("make", "-C", plugin, "install")
         for minor in range(2):
-            run("mknod", f"/dev/zfake{minor}", "c", "1", "3")
+            run("mknod", f"/dev/nvidia{minor}", "c", "1", "3")
+        run("usermod", "-aG", "zeus", USER)
         (self.root / "etc/hosts").write_text(f"127.0.0.1 localhost {self.host}\n")
         run("mkdir", "-p", "/var/spool/slurmctld", "/var/spool/slurmd", "/run/munge", "/run/mysqld")
         run("chown", "munge:munge", "/run/munge")
@@ -147,8 +150,10 @@ class Cluster:
         text = f"optional zeusd_spank.so min=50 max=700 on_refusal={what}\n"
         (self.root / "etc/slurm/plugstack.conf").write_text(text)
 
-    def sbatch(self, *options: str, body: str = "sleep 60") -> subprocess.CompletedProcess[str]:
-        command = ["sbatch", "--parsable", "--gres=gpu:1", "-o", "/tmp/job-%j.out", *options]
+    def sbatch(
+        self, *options: str, body: str = "sleep 60", gres: str = "gpu:1"
+    ) -> subprocess.CompletedProcess[str]:
+        command = ["sbatch", "--parsable", f"--gres={gres}", "-o", "/tmp/job-%j.out", *options]
         text = shlex.join([*command, f"--wrap={body}"])
         return self.machine.run(
             "runuser", "-u", USER, "--", "sh", "-c", f"cd /tmp; {text}", check=False
@@ -164,13 +169,17 @@ class Cluster:
         """The control group of a job."""
         return GROUP.format(host=self.host, job=job)
 
-    def submit(self, *options: str, body: str = "sleep 60") -> str:
-        done = self.sbatch(*options, body=body)
+    def submit(self, *options: str, body: str = "sleep 60", gres: str = "gpu:1") -> str:
+        done = self.sbatch(*options, body=body, gres=gres)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def state(self, job: str) -> str:
         return self.fact(job, "JobState")
+
+    def details(self, job: str) -> str:
+        """What Slurm knows of a job, with the positions of its devices."""
+        return self.machine.run("scontrol", "show", "job", "-d", job, check=False).stdout
 
     def fact(self, job: str, name: str) -> str:
         text = self.machine.run("scontrol", "show", "job", job, check=False).stdout
@@ -251,6 +260,75 @@ def test_clocks_are_locked_before_the_job_begins(cluster: Cluster) -> None:
         lambda: not cluster.machine.run("zeusctl", "leases", "--json").stdout.count("gpu_clocks"),
         "the lease to end",
     )
+
+
+def test_a_jobs_gpu_is_the_one_that_gres_conf_has_at_its_position(cluster: Cluster) -> None:
+    job = cluster.submit("--gpu-power=150")
+    wait_for(lambda: capped(cluster, 150), "the limit")
+    assert "GRES=gpu:1(IDX:0)" in cluster.details(job)
+    assert cluster.node.limits() == [LIMIT, 150_000]
+    cluster.machine.run("scancel", job)
+    cluster.wait_state(job, "CANCELLED")
+    restored(cluster)
+
+
+def test_a_shard_leaves_the_gpus_other_jobs_alone(cluster: Cluster) -> None:
+    """Their leases and their share of its energy."""
+    run = cluster.machine.run
+    first = cluster.submit(body="zeusctl set 1 -p 150 -- sleep 100", gres="shard:1")
+    wait_for(lambda: cluster.node.limits() == [LIMIT, 150_000], "the first job's limit")
+    second = cluster.submit(body="sleep 100", gres="shard:2")
+    import time
+
+    time.sleep(8)
+    print(
+        cluster.details(first),
+        cluster.details(second),
+        run("scontrol", "show", "node").stdout,
+        run("journalctl", "-q", "-u", "test-slurmctld", "-o", "cat").stdout[-3000:],
+    )
+    cluster.wait_state(second, "RUNNING")
+    assert cluster.node.limits() == [LIMIT, 150_000]
+    (lease,) = json.loads(run("zeusctl", "leases", "--json").stdout)["leases"]
+    assert (lease["job"], lease["gpu"]) == (first, 1)
+
+    def both_are_charged() -> bool:
+        said = json.loads(run("zeusctl", "energy", "--by", "job", "--json").stdout)["sums"]
+        shares = {one["name"]: one["energy_j"] for one in said if one["name"] in (first, second)}
+        return len(shares) == 2 and min(shares.values()) > 0
+
+    wait_for(both_are_charged, "both jobs to be charged")
+    run("scancel", first, second)
+    cluster.wait_state(second, "CANCELLED")
+    restored(cluster)
+
+
+def test_nothing_is_done_to_a_gpu_that_may_be_another_jobs(cluster: Cluster) -> None:
+    """GPU 0 is lost, zeusd was restarted since, and gres.conf names no devices."""
+    run, double = cluster.machine.run, cluster.node.double
+    gres = cluster.root / "etc/slurm/gres.conf"
+    before = gres.read_bytes()
+    double.inject(0, "nvmlDeviceGetHandleByIndex_v2", 15)
+    try:
+        run("systemctl", "restart", "zeusd")
+        wait_for(lambda: "1 GPUs" in cluster.machine.show("zeusd", "StatusText"), "zeusd")
+        # slurmd has read its devices long ago.
+        gres.write_text("AutoDetect=nvml\n")
+        job = cluster.submit("--gpu-power=150", body="echo ran", gres="gpu:1")
+        cluster.wait_state(job, "FAILED", "CANCELLED")
+        log = run("journalctl", "-q", "-t", "zeusd-prolog", "-o", "cat").stdout
+        assert f"GPUs 0 of job {job} could not be reset (6): Slurm gave the job the GPU at" in log
+        assert cluster.node.limits() == [LIMIT, LIMIT]
+        gres.write_bytes(before)
+        job = cluster.submit("--gpu-power=150", body="sleep 100", gres="gpu:1")
+        wait_for(lambda: cluster.node.limits() == [LIMIT, 150_000], "the healthy GPU's limit")
+        run("scancel", job)
+        cluster.wait_state(job, "CANCELLED")
+    finally:
+        gres.write_bytes(before)
+        double.clear_faults()
+    cluster.node.wait_serving()
+    restored(cluster)
 
 
 @pytest.mark.parametrize(

@@ -157,8 +157,8 @@ def test_an_estimate_has_its_bounds_their_kind_and_its_method() -> None:
     owners: dict[str, tuple[dict[str, str], int]] = {
         "account": ({"kind": "user", "account": "root"}, 2),
         "cpu_account": ({"kind": "user", "account": "root"}, 1),
-        "job": ({"job": "7", "user": "root"}, 1),
-        "pod": ({"namespace": "ml", "pod": "train"}, 1),
+        "job": ({"slurm_job": "7", "user": "root"}, 1),
+        "pod": ({"k8s_namespace_name": "ml", "k8s_pod_name": "train"}, 1),
     }
     for prefix, (owner, times) in owners.items():
         for name, used, weighed in (

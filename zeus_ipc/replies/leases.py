@@ -43,8 +43,8 @@ class Restored(Message):
     """Result of `restore` for one GPU."""
 
     controls: dict[str, str]
-    """By control: `ok`; `not_offered`: the driver does not offer it, and zeusd has set nothing; or
-    why the restore is pending."""
+    """By control: `ok`; `not_offered`: the driver does not offer it, and zeusd has set nothing;
+    `held`: another job holds it, see `Restore.jobs`; or why the restore is pending."""
 
 
 class CeilingSet(Message):

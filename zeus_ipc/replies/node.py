@@ -58,6 +58,8 @@ class GpuInfo(Message):
     """NVML index on this node: PCI bus order, without CUDA_VISIBLE_DEVICES."""
     pci_address: str
     """`00000000:07:00.0`: domain, bus, device, function."""
+    device_file: str = ""
+    """Such as `/dev/nvidia3`, whose number is not always the index; empty: unknown."""
     name: str
     architecture: int
     """NVML's number: 4 Pascal, 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell."""

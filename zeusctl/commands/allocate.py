@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -167,7 +166,7 @@ def allocate(
     zeusctl allocate 0,1 --job 1234 --user alice
     zeusctl allocate 3 --pod ml/train-0 --control-group 1f2e3d4c-0000-1111-2222-333344445555
     """
-    from zeusctl.parts import Part, mig_devices
+    from zeusctl.parts import Part
     from zeusctl.reports import AllocateReport
 
     if mapping is not None:
@@ -177,25 +176,18 @@ def allocate(
         return
     if parts is not None and weight is None:
         raise click.UsageError("--parts is the number of parts that --weight counts; give both")
-    divided: list[Part] = []
     found = _slurm_job() if slurm else None
     name, kind = _name(found, job, pod)
     if found is not None:
-        from zeusctl.slurm import gpus_of, parts_of
-
-        known = session.node.gpus
-        divided = parts_of(os.environ, mig_devices(session.client, known), known)
-        uuids = {one.gpu for one in divided}
-        chosen = [gpu for gpu in known if gpu.uuid in uuids] if divided else []
-        chosen = chosen or gpus_of(os.environ, known, socket.gethostname())
-        shards = os.environ.get("SLURM_SHARDS_ON_NODE", "")
-        weight = weight or (int(shards) if shards.isdecimal() and int(shards) else None)
+        held = session.slurm_parts()
     elif gpus is None:
         raise click.UsageError("name the GPUs, or give --slurm")
     else:
-        chosen = session.gpus(gpus)
+        held = [Part(gpu.uuid) for gpu in session.gpus(gpus)]
+    if weight is not None:
+        held = [Part(one.gpu, weight, parts or 0) for one in held]
     uid = found.uid if found is not None and user is None else _uid(user)
-    for one in divided or [Part(gpu.uuid, weight or 0, parts or 0) for gpu in chosen]:
+    for one in held:
         session.client.allocate(
             one.gpu,
             name,
@@ -206,7 +198,8 @@ def allocate(
             parts=one.parts,
             control_group=control_group or (found.control_group if found is not None else ""),
         )
-    indices = [gpu.index for gpu in chosen]
+    index = {gpu.uuid: gpu.index for gpu in session.node.gpus}
+    indices = [index[one.gpu] for one in held]
     report = AllocateReport(at=now(), kind=kind, name=name, gpus=indices)
     what = ", ".join(f"GPU {index}" for index in indices) or "no GPU"
     session.answer(report, [f"{kind} {name} holds {what}"])

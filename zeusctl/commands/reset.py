@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
     from zeusctl.reports import Lease, Outcome, ResetReport
 
-NOT_OFFERED = "not_offered"
-"""The outcome for a control that the driver does not offer."""
+NOT_OFFERED, HELD = "not_offered", "held"
+"""The outcomes for a control that the driver does not offer, or that another job holds."""
 
 
 @click.command()
@@ -56,7 +56,7 @@ def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str |
         session.answer(removed, lambda: [f"removed the ceiling {ceiling} from {named}"])
         return
     if session.client.policy().admin:
-        report = _restore(session, chosen, controls)
+        report = _restore(session, chosen, controls, for_slurm=gpus == "slurm")
     else:
         report = _release_own(session, chosen, controls)
     session.answer(report, lambda: _lines(report))
@@ -66,24 +66,30 @@ def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str |
         )
 
 
-def _restore(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str]) -> ResetReport:
+def _restore(
+    session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str], for_slurm: bool
+) -> ResetReport:
     from zeusctl.reports import Outcome, ResetReport
+    from zeusctl.slurm import slurm_names
 
     others = _leases(session, gpus, controls)
-    results = session.client.restore([gpu.uuid for gpu in gpus], controls)
+    results = session.client.restore(
+        [gpu.uuid for gpu in gpus], controls, slurm_names() if for_slurm else ()
+    )
     index = {gpu.uuid: gpu.index for gpu in gpus}
     outcomes = [
         Outcome(
             gpu=index[uuid],
             uuid=uuid,
             control=control,
-            ok=result in ("ok", NOT_OFFERED),
+            ok=result in ("ok", NOT_OFFERED, HELD),
             trouble=None if result == "ok" else session.readable(result),
         )
         for uuid, by_control in results.items()
         for control, result in by_control.items()
     ]
-    return ResetReport(at=now(), outcomes=outcomes, revoked=others)
+    revoked = [one for one in others if results[one.uuid].get(one.control) != HELD]
+    return ResetReport(at=now(), outcomes=outcomes, revoked=revoked)
 
 
 def _release_own(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str]) -> ResetReport:
@@ -141,7 +147,9 @@ def _lines(report: ResetReport) -> list[str]:
     for control in dict.fromkeys(outcome.control for outcome in absent):
         without = [outcome.gpu for outcome in absent if outcome.control == control]
         lines.append(f"{control} is not offered by {gpus_text(without)}")
-    back = sum(outcome.ok for outcome in report.outcomes) - len(absent)
+    kept = [outcome for outcome in report.outcomes if outcome.trouble == HELD]
+    lines += [f"GPU {one.gpu}: {one.control} stays with the job that holds it" for one in kept]
+    back = sum(outcome.ok for outcome in report.outcomes) - len(absent) - len(kept)
     gpus = len({outcome.uuid for outcome in report.outcomes})
     if report.outcomes:
         are = "is" if back == 1 else "are"

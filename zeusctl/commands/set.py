@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select as waiting
 import sys
 from collections.abc import Callable, Sequence
@@ -126,6 +127,8 @@ def set_(
     sudo zeusctl set all -p 300 --ceiling fleet --for 30s --then 200
     """
     controls = {name: value for name, value in wanted.items() if value is not None}
+    if gpus == "slurm":
+        _refuse_mig_devices()
     if not controls:
         options = [f"--{spec.option}" for spec in SPECS.values()]
         raise click.UsageError(
@@ -183,6 +186,17 @@ def set_(
         while not ended.wait(LOOK_S):
             watch()
     click.get_current_context().exit(ended.code)
+
+
+def _refuse_mig_devices() -> None:
+    from zeusctl.slurm import has_mig
+
+    if has_mig(os.environ):
+        raise CommandError(
+            "a MIG device has no power limit or clocks of its own; request whole GPUs",
+            Exit.NOT_SUPPORTED,
+            "not_supported",
+        )
 
 
 def _set_ceiling(

@@ -9,26 +9,19 @@ pods: they keep their allocations until they end.
 from __future__ import annotations
 
 import logging
-import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.replies import GpuInfo
 from zeusctl.kubernetes.agent import HasDevices, Pods
 from zeusctl.kubernetes.kubelet import DRIVERS, KubeletUnavailable
-from zeusctl.kubernetes.plan import Devices, gpu_of
+from zeusctl.kubernetes.plan import PodDevices
 from zeusctl.kubernetes.pods import Pod
-from zeusctl.parts import Part, mig_devices, together
+from zeusctl.parts import Devices, Part, mig_devices, together
 
 PERIOD_S = 2.0
-REPLICA = "::"
-"""Before the number of a share of a GPU (time-slicing, MPS)."""
-
-_GKE = re.compile(r"nvidia([0-9]+)/gi([0-9]+)")
-"""A MIG device as GKE's plugin names it: the GPU's number, and its instance's."""
 
 log = logging.getLogger("zeusd_kubernetes")
 
@@ -49,18 +42,16 @@ class PodHolding:
 
 
 def holdings(
-    devices: Devices,
+    devices: PodDevices,
     pods: Iterable[Pod],
-    gpus: Sequence[GpuInfo],
-    split: Mapping[str, Part],
+    node: Devices,
 ) -> tuple[set[PodHolding], set[str]]:
     """Returns what each pod holds, and the ids of devices that do not belong to this node.
 
     Args:
         devices: From kubelet.
         pods: As far as the Kubernetes API knows them.
-        gpus: Of this node.
-        split: Its MIG devices, by UUID.
+        node: Of this node.
     """
     known = {(pod.namespace, pod.name): pod for pod in pods}
     found: set[PodHolding] = set()
@@ -71,7 +62,7 @@ def holdings(
             continue
         parts = []
         for one in ids:
-            part = _part(one, gpus, split)
+            part = node.find(one)
             if part is None:
                 unknown.add(one)
             else:
@@ -79,19 +70,6 @@ def holdings(
         group = "" if pod is None else pod.job
         found |= {PodHolding("/".join(key), group, part) for part in together(parts)}
     return _shared(found), unknown
-
-
-def _part(device: str, gpus: Sequence[GpuInfo], split: Mapping[str, Part]) -> Part | None:
-    name, _, replica = device.partition(REPLICA)
-    gke = _GKE.fullmatch(name)
-    if gke is not None:
-        gpu = gpu_of(gke[1], gpus)
-        where = None if gpu is None else (gpu.uuid, int(gke[2]))
-        return next((one for one in split.values() if (one.gpu, one.instance) == where), None)
-    if name in split:
-        return split[name]
-    gpu = gpu_of(name, gpus)
-    return None if gpu is None else Part(gpu.uuid, 1 if replica else 0)
 
 
 def _shared(found: set[PodHolding]) -> set[PodHolding]:
@@ -108,7 +86,10 @@ def _shared(found: set[PodHolding]) -> set[PodHolding]:
 
 
 def _unlisted(
-    held: Iterable[PodHolding], wanted: Iterable[PodHolding], devices: Devices, pods: Iterable[Pod]
+    held: Iterable[PodHolding],
+    wanted: Iterable[PodHolding],
+    devices: PodDevices,
+    pods: Iterable[Pod],
 ) -> set[PodHolding]:
     """Returns what pods hold that run according to the Kubernetes API but that kubelet does not
     list.
@@ -183,12 +164,11 @@ class Accounts:
         gpus = self._zeusd.node().gpus
         if not gpus:
             return  # no driver; zeusd keeps the allocations until it is back
-        split = mig_devices(self._zeusd, gpus)
         devices = {
             pod: [*dict.fromkeys(self._named(one) for one in ids)]
             for pod, ids in self._kubelet.devices(claims=True).items()
         }
-        wanted, unknown = holdings(devices, pods, gpus, split)
+        wanted, unknown = holdings(devices, pods, Devices(gpus, mig_devices(self._zeusd, gpus)))
         for one in sorted(unknown - self._unknown):
             log.warning("the device %s is none of this node's GPUs; its energy is nobody's", one)
         self._unknown = unknown

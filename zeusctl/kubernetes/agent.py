@@ -21,7 +21,7 @@ from zeus_ipc import Client
 from zeus_ipc.errors import ErrorCode, ZeusIpcError
 from zeus_ipc.replies import GpuInfo
 from zeusctl.kubernetes.kubelet import KubeletUnavailable
-from zeusctl.kubernetes.plan import Bounds, Devices, Plan, differences, held, plan
+from zeusctl.kubernetes.plan import Bounds, Plan, PodDevices, differences, held, plan
 from zeusctl.kubernetes.pods import ANNOTATION, Pod
 from zeusctl.text import named
 
@@ -110,7 +110,7 @@ class Pods(Protocol):
 class HasDevices(Protocol):
     """A source of the GPUs of each pod."""
 
-    def devices(self, claims: bool = False) -> Devices:
+    def devices(self, claims: bool = False) -> PodDevices:
         """Returns the ids of GPUs by pod namespace and name.
 
         Args:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from zeus_ipc.controls import Control
 from zeus_ipc.replies import GpuInfo
 from zeusctl.kubernetes.pods import ANNOTATION, Pod, milliwatts
+from zeusctl.parts import Devices
 
 JOB = "job:"
 _POD = re.compile(r"job:[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
@@ -19,7 +20,7 @@ _POD = re.compile(r"job:[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
 Bounds = dict[tuple[str, str], int]
 """By a GPU's UUID and a ceiling's name: mW."""
 
-Devices = Mapping[tuple[str, str], Sequence[str]]
+PodDevices = Mapping[tuple[str, str], Sequence[str]]
 """By a pod's namespace and name: the ids that its device plugin gave its GPUs."""
 
 
@@ -41,7 +42,7 @@ class Plan:
     waiting: set[str] = field(default_factory=set)
 
 
-def plan(pods: Iterable[Pod], devices: Devices, gpus: Sequence[GpuInfo]) -> Plan:
+def plan(pods: Iterable[Pod], devices: PodDevices, gpus: Sequence[GpuInfo]) -> Plan:
     """Returns the ceilings that these pods request.
 
     Args:
@@ -68,40 +69,22 @@ def plan(pods: Iterable[Pod], devices: Devices, gpus: Sequence[GpuInfo]) -> Plan
         elif not ids:
             found.waiting.add(JOB + pod.job)
         else:
-            _bound(found, pod, bound_mw, ids, gpus)
+            _bound(found, pod, bound_mw, ids, Devices(gpus))
     return found
 
 
-def _bound(
-    found: Plan, pod: Pod, bound_mw: int, ids: Sequence[str], gpus: Sequence[GpuInfo]
-) -> None:
+def _bound(found: Plan, pod: Pod, bound_mw: int, ids: Sequence[str], node: Devices) -> None:
     name = JOB + pod.job
     found.pods[name] = pod
     for one in ids:
-        gpu = gpu_of(one, gpus)
-        if gpu is None:
-            part = "a part of a GPU has no power limit of its own; request whole GPUs"
+        part = node.find(one)
+        if part is None:
+            divided = "a part of a GPU has no power limit of its own; request whole GPUs"
             unknown = "zeusd does not know it; `zeusctl doctor` on the node says why"
-            why = part if one.startswith("MIG-") else unknown
+            why = divided if one.startswith("MIG-") or "/gi" in one else unknown
             found.refusals[pod] = f"{ANNOTATION}: GPU {one}: {why}"
         else:
-            found.bounds[gpu.uuid, name] = bound_mw
-
-
-def gpu_of(device: str, gpus: Sequence[GpuInfo]) -> GpuInfo | None:
-    """The GPU that a device plugin means: by UUID, index or PCI address; shared ones too.
-
-    Args:
-        device: The plugin's id, such as `GPU-8f6d...::3` for the third share of a GPU.
-        gpus: Of this node.
-    """
-    name = device.partition("::")[0].lower()
-    for gpu in gpus:
-        # AMD's plugin writes the domain with four digits, the drivers with eight.
-        addresses = (gpu.pci_address.lower(), gpu.pci_address.lower()[4:])
-        if name in (gpu.uuid.lower(), str(gpu.index), *addresses):
-            return gpu
-    return None
+            found.bounds[part.gpu, name] = bound_mw
 
 
 def held(gpus: Sequence[GpuInfo]) -> Bounds:

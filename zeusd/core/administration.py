@@ -127,21 +127,31 @@ class Administration:
                 pending.fail(uuid, self._node.unknown(uuid))
             else:
                 machines = _offered(gpu, request.controls or Control)
-                self._restore_gpu(connection.peer, pending, uuid, machines)
+                kept = [m for m in machines if request.jobs and _of_other_job(m, request.jobs)]
+                self._restore_gpu(connection.peer, pending, uuid, machines, kept)
 
     def _restore_gpu(
-        self, peer: Peer, pending: PerGpu, uuid: str, machines: list[ControlMachine]
+        self,
+        peer: Peer,
+        pending: PerGpu,
+        uuid: str,
+        offered: list[ControlMachine],
+        kept: list[ControlMachine],
     ) -> None:
+        machines = [machine for machine in offered if machine not in kept]
+        outcomes = {machine.control.value: "held" for machine in kept}
         missing = len(machines)
 
         def back() -> None:
             nonlocal missing
             missing -= 1
             if missing == 0:
-                outcomes = {m.control.value: _outcome(m) for m in machines}
-                pending.succeed(uuid, Restored(controls=outcomes))
+                restored = {m.control.value: _outcome(m) for m in machines}
+                pending.succeed(uuid, Restored(controls=outcomes | restored))
 
-        if not machines:
+        if not machines and kept:
+            pending.succeed(uuid, Restored(controls=outcomes))
+        elif not machines:
             failure = Failure(
                 ErrorCode.NOT_SUPPORTED, f"{uuid} offers none of these controls; leave it alone"
             )
@@ -376,6 +386,13 @@ def _offered(gpu: Gpu, controls: Iterable[Control]) -> list[ControlMachine]:
     """Those of these controls that this GPU has."""
     wanted = {*controls}
     return [machine for machine in gpu.machines.values() if machine.control in wanted]
+
+
+def _of_other_job(machine: ControlMachine, jobs: Iterable[str]) -> bool:
+    """Whether a job with none of these names holds the control."""
+    lease = machine.lease
+    held = machine.phase is Phase.HELD and lease is not None
+    return held and lease is not None and bool(lease.job) and lease.job not in jobs
 
 
 def _outcome(machine: ControlMachine) -> str:

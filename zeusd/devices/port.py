@@ -166,6 +166,9 @@ class Backend(Protocol):
     def pci_address(self, gpu: Handle) -> str:
         """`00000000:07:00.0`."""
 
+    def device_file(self, gpu: Handle) -> str:
+        """Its device file, such as `/dev/nvidia3`, by which resource managers know it."""
+
     def architecture(self, gpu: Handle) -> int:
         """NVML architecture number: 4 Pascal ... 10 Blackwell."""
 

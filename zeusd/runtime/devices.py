@@ -138,6 +138,7 @@ def _describe(
         uuid=nvml.uuid(gpu),
         index=index,
         pci_address=nvml.pci_address(gpu),
+        device_file=attempt(nvml.device_file, gpu) or "",
         name=nvml.name(gpu),
         architecture=attempt(nvml.architecture, gpu) or 0,
         memory_mib=attempt(nvml.memory_mib, gpu) or 0,

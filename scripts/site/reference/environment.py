@@ -131,6 +131,7 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
             "ZEUS_FLEET_POLICY": ("water-filling", "Policy of `zeus-fleet allocate`."),
             "ZEUS_FLEET_LATENCY_SHARE": ("100", "Its `--latency-share`, %."),
             "NODE_NAME": ("", "For `zeusd-kubernetes`: this node's name in Kubernetes."),
+            "ZEUSCTL_TIMEOUT": ("10", "Seconds for which `zeusctl` waits for each reply of zeusd."),
             "ZEUSCTL_TRACEBACK": ("", "If set, a bug in `zeusctl` shows its traceback."),
         },
     }

@@ -23,21 +23,27 @@ from zeusctl.kubernetes.accounts import Accounts, holdings
 from zeusctl.kubernetes.kubelet import Kubelet as KubeletClient
 from zeusctl.kubernetes.kubelet import KubeletUnavailable
 from zeusctl.kubernetes.pods import Pod, pod_of
-from zeusctl.parts import Part
+from zeusctl.parts import Devices, Part
 
 GPUS = cast(
     "list[GpuInfo]",
     [
-        SimpleNamespace(uuid=f"GPU-{index}", index=index, pci_address=f"00000000:0{index}:00.0")
+        SimpleNamespace(
+            uuid=f"GPU-{index}",
+            index=index,
+            pci_address=f"00000000:0{index}:00.0",
+            device_file=f"/dev/nvidia{index}",
+        )
         for index in range(3)
     ],
 )
 SPLIT = {"MIG-a": Part("GPU-1", 1, 7, 9), "MIG-b": Part("GPU-1", 3, 7, 10)}
+NODE = Devices(GPUS, SPLIT)
 
 
 def held(devices: dict[tuple[str, str], list[str]], *pods: Pod) -> dict[str, list[Part]]:
     found: dict[str, list[Part]] = {}
-    for one in holdings(devices, pods, GPUS, SPLIT)[0]:
+    for one in holdings(devices, pods, NODE)[0]:
         found.setdefault(one.name, []).append(one.part)
     return {name: sorted(parts, key=lambda part: part.gpu) for name, parts in found.items()}
 
@@ -65,14 +71,14 @@ def test_a_pod_that_has_ended_holds_nothing_though_kubelet_still_lists_it() -> N
 
 
 def test_a_device_that_is_not_here_is_reported_and_charged_to_nobody() -> None:
-    found, unknown = holdings({("ml", "a"): ["GPU-9", "MIG-c", "nvidia1/gi3"]}, [], GPUS, SPLIT)
+    found, unknown = holdings({("ml", "a"): ["GPU-9", "MIG-c", "nvidia1/gi3"]}, [], NODE)
     assert (found, unknown) == (set(), {"GPU-9", "MIG-c", "nvidia1/gi3"})
 
 
 def test_a_static_pod_is_found_by_the_name_that_its_control_group_has() -> None:
     pod = a_pod("static")
     pod["metadata"]["annotations"]["kubernetes.io/config.mirror"] = "0123456789abcdef" * 2
-    ((one,), _) = holdings({("research", "static"): ["GPU-0"]}, [pod_of(pod)], GPUS, SPLIT)
+    ((one,), _) = holdings({("research", "static"): ["GPU-0"]}, [pod_of(pod)], NODE)
     assert one.control_group == "0123456789abcdef" * 2
 
 
@@ -84,7 +90,9 @@ class Zeusd:
         self.trouble: ZeusIpcError | None = None
 
     def node(self) -> SimpleNamespace:
-        gpu = SimpleNamespace(uuid="GPU-0", index=0, pci_address="0", mig_enabled=False)
+        gpu = SimpleNamespace(
+            uuid="GPU-0", index=0, pci_address="0", device_file="", mig_enabled=False
+        )
         return SimpleNamespace(gpus=[gpu])
 
     def allocate(self, gpu: str, name: str, **_: object) -> None:

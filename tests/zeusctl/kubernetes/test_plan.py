@@ -9,15 +9,20 @@ import pytest
 from tests.zeusctl.kubernetes.node import a_pod, field, pod_resources
 from zeus_ipc.replies import CeilingInfo, GpuInfo
 from zeusctl.kubernetes.kubelet import devices_of
-from zeusctl.kubernetes.plan import Plan, differences, gpu_of, held, plan
+from zeusctl.kubernetes.plan import Plan, differences, held, plan
 from zeusctl.kubernetes.pods import milliwatts, pod_of
+from zeusctl.parts import Devices, Part
 
 KEY = ("research", "training")
 
 
-def gpu(index: int, **ceilings: int) -> GpuInfo:
+def gpu(index: int, number: int | None = None, **ceilings: int) -> GpuInfo:
     found = GpuInfo.model_construct(
-        uuid=f"GPU-{index}abc", index=index, pci_address=f"00000000:0{index}:00.0", ceilings=[]
+        uuid=f"GPU-{index}abc",
+        index=index,
+        pci_address=f"00000000:0{index}:00.0",
+        device_file=f"/dev/nvidia{index if number is None else number}",
+        ceilings=[],
     )
     for name, watts in ceilings.items():
         found.ceilings.append(
@@ -106,11 +111,18 @@ def test_a_pod_cannot_take_the_name_of_another_ones_control_group() -> None:
 @pytest.mark.parametrize(
     ("device", "index"),
     [("GPU-1abc", 1), ("gpu-1ABC", 1), ("GPU-1abc::3", 1), ("1", 1), ("0000:01:00.0", 1)]
-    + [("00000000:01:00.0", 1), ("11", None), ("", None)],
+    + [("00000000:01:00.0", 1), ("nvidia1", 1), ("/dev/nvidia1", 1), ("11", None), ("", None)],
 )
 def test_device_plugins_name_gpus_in_several_ways(device: str, index: int | None) -> None:
-    found = gpu_of(device, GPUS)
-    assert (None if found is None else found.index) == index
+    found = Devices(GPUS).find(device)
+    assert (None if found is None else found.gpu) == (None if index is None else f"GPU-{index}abc")
+
+
+def test_a_number_counts_only_if_it_is_index_and_device_number() -> None:
+    """A GPU was lost, and NVML counts the others anew: 0 is the file of 1."""
+    node = Devices([gpu(0, number=1), gpu(1, number=2)])
+    assert [node.find(name) for name in ("0", "1", "nvidia0")] == [None, None, None]
+    assert node.find("nvidia1") == Part("GPU-0abc")
 
 
 def test_only_what_differs_is_done_and_only_pods_ceilings_are_touched() -> None:

@@ -420,6 +420,22 @@ def test_leases_are_released_by_process_and_by_job() -> None:
     assert world.limit_w(GPU1) == 300
 
 
+def test_a_job_that_starts_takes_nothing_from_other_jobs_on_its_gpu() -> None:
+    """A shard's prolog: the GPU is reset, except for what a running job holds."""
+    world = make_world()
+    world.connect(7, pid=707, uid=1002, job="77")
+    world.set_power(7, 200)
+    world.call(BOB, "set_gpu_clocks", gpus=[GPU0], min_mhz=600, max_mhz=900)
+    answer = world.call(ADMIN, "restore", gpus=[GPU0], jobs=["78", "s78"])["result"]["gpus"][GPU0]
+    assert (answer["controls"]["power_limit"], answer["controls"]["gpu_clocks"]) == ("held", "ok")
+    assert world.limit_w() == 200
+    assert world.set_power(7, 180) == {}  # it has not lost the lease
+    only = world.call(ADMIN, "restore", gpus=[GPU0], controls=["power_limit"], jobs=["78"])
+    assert only["result"]["gpus"][GPU0]["controls"] == {"power_limit": "held"}
+    world.call(ADMIN, "restore", gpus=[GPU0], jobs=["77"])  # an earlier run of the job itself
+    assert world.limit_w() == 300
+
+
 def test_a_job_is_known_after_a_restart_too() -> None:
     world = make_world()
     process = world.connect(7, pid=707, uid=1002, job="77")

@@ -171,6 +171,13 @@ class AmdBackend(TabledControls):
         return self._socket(gpu).address
 
     @override
+    def device_file(self, gpu: Handle) -> str:
+        found = self._socket(gpu).card.render_node()
+        if found is None:
+            raise amd_error(Status.NOT_SUPPORTED, "device_file", "the kernel lists no render node")
+        return found
+
+    @override
     def architecture(self, gpu: Handle) -> int:
         """Always raises `UNSUPPORTED`: the number is NVML's."""
         raise amd_error(Status.NOT_SUPPORTED, "architecture", "AMD GPUs have no NVML architecture")

@@ -51,6 +51,11 @@ class Card:
         text = self._read(f"mem_info_vram_{which}")
         return int(text) if text is not None and text.isdecimal() else None
 
+    def render_node(self) -> str | None:
+        """The GPU's first device file for computing; None: there is none."""
+        found = sorted((self._folder / "drm").glob("renderD*"))
+        return f"/dev/dri/{found[0].name}" if found else None
+
     def partition(self) -> str | None:
         """Compute partition mode, such as `SPX`; None: the GPU has none."""
         return self._read("current_compute_partition")

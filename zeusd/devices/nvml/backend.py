@@ -275,6 +275,10 @@ class NvmlBackend(TabledControls):
         return _text(self._call("nvmlDeviceGetPciInfo", gpu).busId)
 
     @override
+    def device_file(self, gpu: Handle) -> str:
+        return f"/dev/nvidia{int(self._call('nvmlDeviceGetMinorNumber', gpu))}"
+
+    @override
     def architecture(self, gpu: Handle) -> int:
         """Drivers that do not report it: derived from the CUDA compute capability.
 

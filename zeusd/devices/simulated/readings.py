@@ -37,6 +37,12 @@ class SimulatedReadings(SimulatedDriver):
         return self._enter(gpu, "pci_address").spec.pci_address
 
     @override
+    def device_file(self, gpu: Handle) -> str:
+        spec = self._enter(gpu, "device_file").spec
+        amd = spec.model.architecture == AMD
+        return f"/dev/dri/renderD{128 + spec.index}" if amd else f"/dev/nvidia{spec.index}"
+
+    @override
     def architecture(self, gpu: Handle) -> int:
         return self._enter(gpu, "architecture").model.architecture
 
