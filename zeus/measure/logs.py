@@ -2,38 +2,152 @@
 
 from __future__ import annotations
 
+import inspect
+import statistics
+import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from zeus.utils.warn import warn
+from zeus_ipc.overriding import override
 
-Log = Callable[[dict[str, float], int], object]
+Send = Callable[[dict[str, float], int], object]
 """A function of figures by name, and the step."""
+
+MOST_ROWS = 10_000
+"""Rows that wait for the first row of the job itself; beyond it, the oldest are dropped."""
+
+_AXIS = "energy/steps"
+
+
+class _Run:
+    """What is known about a logger's run, in which several trainings may log.
+
+    Attributes:
+        before: Steps of earlier trainings. TensorBoard deletes what it has of a name if its steps
+            begin again.
+        rows: Of Weights & Biases: what is not in a row of the job yet, ...
+        at: ... the step that its next row has, ...
+        alone: ... and whether nobody else has logged.
+    """
+
+    def __init__(self) -> None:
+        self.before = 0
+        self.rows: deque[dict[str, float]] = deque(maxlen=MOST_ROWS)
+        self.at: int | None = None
+        self.alone = True
+
+
+_runs: weakref.WeakKeyDictionary[Any, _Run] = weakref.WeakKeyDictionary()
+
+
+def _run_of(target: Any) -> _Run:
+    try:
+        return _runs.setdefault(target, _Run())
+    except TypeError:  # a target of somebody's own that no dictionary takes
+        return _Run()
+
+
+class Log:
+    """Passes figures to a function."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    def __call__(self, figures: dict[str, float], step: int, end: bool = False) -> None:
+        """Log figures.
+
+        Args:
+            figures: By name.
+            step: Steps of this training so far.
+            end: Whether it has ended.
+        """
+        self._send(figures, step)
+
+
+class _RunLog(Log):
+    """Passes figures to a logger's run, with steps that count on."""
+
+    def __init__(self, send: Send, target: Any) -> None:
+        super().__init__(send)
+        self._run = _run_of(target)
+
+    @override
+    def __call__(self, figures: dict[str, float], step: int, end: bool = False) -> None:
+        self._send(figures, self._run.before + step)
+        self._run.before += step if end else 0
+
+
+class _WandbLog(Log):
+    """Passes figures to Weights & Biases, where a step is a row of the job. A row of ours would
+    move the job's, and those that the job numbers itself would be dropped. So figures become part
+    of the job's next row, on an axis of their own: means, if there are several until then. If
+    nobody else logs, each gets its row when training ends.
+    """
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(lambda figures, step: None)
+        self._target = target
+
+    @override
+    def __call__(self, figures: dict[str, float], step: int, end: bool = False) -> None:
+        run = getattr(self._target, "run", None) or self._target  # the module's, if it is `wandb`
+        known = _run_of(run)
+        if known.at is None:
+            run.define_metric(_AXIS, hidden=True)
+            run.define_metric("energy/*", step_metric=_AXIS)
+            known.alone = run.step == 0
+        elif run.step != known.at:  # what was added to the job's row is written
+            if not known.alone:
+                known.rows.clear()
+            known.alone = False
+        known.rows.append(figures | {_AXIS: known.before + step})
+        if not known.alone:
+            run.log(_means(known.rows), commit=False)
+        elif end:
+            while known.rows:
+                run.log(known.rows.popleft())
+        known.before += step if end else 0
+        known.at = run.step
+
+
+def _means(rows: deque[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    means = {name: statistics.fmean(row[name] for row in rows if name in row) for name in names}
+    return means | {_AXIS: rows[-1][_AXIS]}
 
 
 def as_log(target: Any) -> Log:
-    """Returns a function that logs to a target.
+    """Returns what logs to a target.
 
     Args:
         target: A `SummaryWriter` of TensorBoard, a run of Weights & Biases (or `wandb`), `mlflow`
-            (or its client's like), a Lightning logger, a function of figures and step, or None.
+            (or its client's like), a Lightning logger, or a function of figures and step.
 
     Raises:
         TypeError: It is none of these.
     """
-    if target is None:
-        return lambda figures, step: None
     if hasattr(target, "add_scalar"):  # TensorBoard
-        return lambda figures, step: [
-            target.add_scalar(name, value, step) for name, value in figures.items()
-        ]
+        return _RunLog(
+            lambda figures, step: [
+                target.add_scalar(name, value, step) for name, value in figures.items()
+            ],
+            target,
+        )
     if hasattr(target, "log_metrics"):  # MLflow, Lightning
-        return lambda figures, step: target.log_metrics(figures, step=step)
-    if hasattr(target, "log"):  # Weights & Biases
-        return lambda figures, step: target.log(figures, step=step)
+        # MLflow would wait for its server.
+        later = "synchronous" in inspect.signature(target.log_metrics).parameters
+        options = {"synchronous": False} if later else {}
+        return _RunLog(
+            lambda figures, step: target.log_metrics(figures, step=step, **options), target
+        )
+    if hasattr(target, "define_metric"):
+        return _WandbLog(target)
+    if hasattr(target, "log"):
+        return _RunLog(lambda figures, step: target.log(figures, step=step), target)
     if callable(target):
-        log: Log = target
-        return log
+        return Log(target)
     raise TypeError(
         f"log must be a SummaryWriter, a run of Weights & Biases, mlflow, or a function of figures "
         f"and step, not {target!r}"
@@ -50,12 +164,12 @@ class Once:
     def __init__(self, log: Log) -> None:
         self._log: Log | None = log
 
-    def __call__(self, figures: dict[str, float], step: int) -> None:
-        """Log figures, if there are any."""
+    def __call__(self, figures: dict[str, float], step: int, end: bool = False) -> None:
+        """Log figures, if there are any; see `Log`."""
         if not figures or self._log is None:
             return
         try:
-            self._log(figures, step)
+            self._log(figures, step, end)
         except Exception as error:  # noqa: BLE001 - a logger's, of which there are many
             self._log = None
             warn(f"Energy is measured but logged no more: {error!r}")
