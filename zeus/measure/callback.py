@@ -64,7 +64,7 @@ class EnergyCallback(Configured, Callback):
         self._account = EnergyAccount(
             self.monitor, price, currency, carbon_intensity, sync_execution
         )
-        self._log = None if log is None else Once(as_log(log))
+        self._log = Once(as_log(log))
         self._log_every = log_every
         self._prints = print_summary
         self._training = False
@@ -95,7 +95,7 @@ class EnergyCallback(Configured, Callback):
     def on_step_end(self) -> None:
         """A step has ended."""
         self._account.end_step()
-        if self._log is not None and self._account.steps % self._log_every == 0:
+        if self._account.steps % self._log_every == 0:
             self._log(self._account.figures(), self._account.steps)
 
     @guarded
@@ -112,8 +112,7 @@ class EnergyCallback(Configured, Callback):
         self._account.end_epoch()
         figures = self._account.figures(wait=True)
         self.summary = self._account.end_training()
-        if self._log is not None:
-            self._log({**figures, **self.summary.figures()}, self._account.steps, end=True)
+        self._log({**figures, **self.summary.figures()}, self._account.steps, end=True)
         if self._prints:
             print(f"zeus: {self.summary}", file=sys.stderr)
 

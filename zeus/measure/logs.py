@@ -123,11 +123,13 @@ def as_log(target: Any) -> Log:
 
     Args:
         target: A `SummaryWriter` of TensorBoard, a run of Weights & Biases (or `wandb`), `mlflow`
-            (or its client's like), a Lightning logger, or a function of figures and step.
+            (or its client's like), a Lightning logger, a function of figures and step, or None.
 
     Raises:
         TypeError: It is none of these.
     """
+    if target is None:
+        return Log(lambda figures, step: None)
     if hasattr(target, "add_scalar"):  # TensorBoard
         return _RunLog(
             lambda figures, step: [
