@@ -59,6 +59,15 @@ class PostgreSQL:
         subprocess.run(make, check=True)
         return f"postgresql://{_USER}@/{name}?host={self._directory}"
 
+    def back_up(self, url: str, file: Path) -> None:
+        """As `docs/train/batch_size_server.md` says."""
+        subprocess.run([str(self._programs / "pg_dump"), "-Fc", "-f", str(file), url], check=True)
+
+    def restore(self, url: str, file: Path) -> None:
+        """As `docs/train/batch_size_server.md` says."""
+        command = [str(self._programs / "pg_restore"), "--clean", "--if-exists", "-d", url]
+        subprocess.run([*command, str(file)], check=True)
+
     def restart(self) -> None:
         """Ends all connections at once, and serves again."""
         self.stop()

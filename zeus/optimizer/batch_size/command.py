@@ -13,7 +13,7 @@ import click
 
 from zeus import __version__
 from zeus.optimizer.batch_size.exceptions import ZeusBSOError, ZeusBSORuntimeError
-from zeus.optimizer.batch_size.sources import Source, open_source
+from zeus.optimizer.batch_size.sources import Source, open_database, open_source
 from zeus_ipc.wire import explain
 
 APP = "zeus.optimizer.batch_size.server.router:app"
@@ -355,6 +355,19 @@ def release(job: str, db: str | None, server: str | None) -> None:
         click.echo(f"job {job} may choose again: {', '.join(map(str, sizes))}")
     else:
         click.echo(f"no batch size of job {job} was parked")
+
+
+@main.command()
+@_DATABASE
+def restored(db: str | None) -> None:
+    """Say that the database was restored from a backup.
+
+    Run it once after each restore, before servers and jobs use the database: trials that the backup
+    lacks may still be running, so their numbers are not given again.
+    """
+    with open_database(db) as store:
+        number = store.restored()
+    click.echo(f"numbers of new trials are above {number}")
 
 
 @main.command("import")

@@ -57,7 +57,7 @@ class JobSpec(_Message):
 
     Attributes:
         job_id: Its name; begins with `job_id_prefix`. None: one is generated.
-        job_id_prefix: Prefix of a generated name.
+        job_id_prefix: Prefix of a generated name; `job_id` if only that is given.
         batch_sizes: The sizes to choose among, ascending.
         default_batch_size: Where the search begins; it must reach the target.
         eta_knob: 1 counts energy only, 0 time only.
@@ -108,6 +108,13 @@ class JobSpec(_Message):
     signal: Annotated[str, Field(min_length=1, max_length=400)] | None = None
     done_by: str | None = None
     on_time: float = 0.95
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prefixed(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("job_id_prefix") is None and data.get("job_id"):
+            return {**data, "job_id_prefix": data["job_id"]}
+        return data
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
@@ -203,12 +210,15 @@ class TrialId(_Message):
     Attributes:
         job_id: Its job.
         batch_size: The batch size.
-        trial_number: From 1 in each job.
+        trial_number: From 1 in each job, or above the generation of the database.
+        key: Key of the request that it was begun for. Another run may have its number, if the
+            database was restored from an older backup. None: ml-energy/zeus's clients send none.
     """
 
     job_id: JobId
     batch_size: int = Field(gt=0)
     trial_number: int = Field(gt=0)
+    key: str | None = None
 
 
 class _Used(_Message):

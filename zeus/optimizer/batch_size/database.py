@@ -186,13 +186,13 @@ class Database:
 
 def _sqlite(url: URL, echo: bool) -> Engine:
     assert url.database is not None
-    path = Path(url.database)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    folder = Path(url.database).parent
+    if not folder.is_dir():
         raise ZeusBSORuntimeError(
-            f"the database {path} cannot be used: {error.strerror}; name another file", 503
-        ) from None
+            f"the database {url.database} cannot be used: there is no folder {folder}; make it, or "
+            "name another file",
+            503,
+        )
     engine = create_engine(
         url, echo=echo, connect_args={"timeout": BUSY_S}, pool_timeout=BUSY_S, max_overflow=30
     )

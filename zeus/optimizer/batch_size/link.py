@@ -85,9 +85,7 @@ class Link:
 
     def __init__(self, trials: Trials, trial: NewTrial, wait_s: float) -> None:
         self._trials = trials
-        self._trial = TrialId(
-            job_id=trial.job_id, batch_size=trial.batch_size, trial_number=trial.trial_number
-        )
+        self._trial = TrialId(**trial.model_dump(include=set(TrialId.model_fields)))
         self._wait_s = wait_s
         lease_s = trial.lease_s
         self._beat_s = None if lease_s is None else max(_SHORTEST_S, lease_s / HEARTBEATS)

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, case, func, insert, select, update
 from zeus.optimizer.batch_size.common import CreatedJob, TrialId
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.overview import Overview, TrialGroup
-from zeus.optimizer.batch_size.tables import events, jobs, trials
+from zeus.optimizer.batch_size.tables import events, generations, jobs, trials
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, ended, lost
 from zeus.policy.knowledge import Knowledge
 
@@ -173,7 +173,8 @@ def find_trial(connection: Connection, which: TrialId) -> Trial:
     """A trial.
 
     Raises:
-        ZeusBSORuntimeError: The job has none of this number and batch size (404).
+        ZeusBSORuntimeError: The job has none of this number and batch size (404), or it is another
+            run's (409).
     """
     query = select(trials).where(
         (trials.c.job_id == which.job_id)
@@ -186,6 +187,12 @@ def find_trial(connection: Connection, which: TrialId) -> Trial:
             f"job {which.job_id} has no trial {which.trial_number} of batch size "
             f"{which.batch_size}",
             404,
+        )
+    if which.key not in (None, row.key):
+        raise ZeusBSORuntimeError(
+            f"trial {which.trial_number} of job {which.job_id} is another run's, as the database "
+            "was restored from a backup without yours; this run does not count",
+            409,
         )
     return trial_of(row)
 
@@ -231,6 +238,11 @@ def events_of(connection: Connection, job_id: str) -> list[Event]:
         Event(row.number, row.trial_number, row.at_s, row.kind, json.loads(row.body))
         for row in connection.execute(of_job)
     ]
+
+
+def generation_of(connection: Connection) -> int:
+    """The number above which trials are numbered."""
+    return int(connection.execute(select(func.max(generations.c.number))).scalar() or 0)
 
 
 def no_job(job_id: str) -> ZeusBSORuntimeError:

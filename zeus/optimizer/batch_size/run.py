@@ -146,6 +146,7 @@ class ActiveRun:
             job_id=self._spec.job_id,
             batch_size=self._trial.batch_size,
             trial_number=self._trial.trial_number,
+            key=self._trial.key,
             metric=metric,
             current_epoch=self.epoch,
             metrics=self._metrics if curve else [],

@@ -30,6 +30,20 @@ def open_source(database: str | None, server: str | None) -> Iterator[Source]:
     if server is not None:
         yield _OnServer(server)
         return
+    with open_database(database) as store:
+        yield _InDatabase(store)
+
+
+@contextmanager
+def open_database(database: str | None) -> Iterator[Store]:
+    """Opens a database that is there.
+
+    Args:
+        database: Path or URL; None for `bso.db` here.
+
+    Raises:
+        ZeusBSORuntimeError: It cannot be used.
+    """
     try:
         from zeus.optimizer.batch_size.database import url_of
         from zeus.optimizer.batch_size.store import Store
@@ -45,7 +59,7 @@ def open_source(database: str | None, server: str | None) -> Iterator[Source]:
         )
     store = Store(name)
     try:
-        yield _InDatabase(store)
+        yield store
     finally:
         store.close()
 

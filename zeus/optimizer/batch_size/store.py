@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 try:
-    from sqlalchemy import Connection, delete, func, insert, select
+    from sqlalchemy import Connection, delete, func, insert, select, update
 except ImportError:
     raise ImportError("keeping trials needs sqlalchemy: pip install 'zeusd[bso-server]'") from None
 
@@ -52,13 +52,14 @@ from zeus.optimizer.batch_size.rows import (
     events_of,
     find_job,
     find_trial,
+    generation_of,
     job_of,
     no_job,
     overviews_of,
     trial_of,
     trials_of,
 )
-from zeus.optimizer.batch_size.tables import jobs, trials
+from zeus.optimizer.batch_size.tables import generations, jobs, trials
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
 from zeus.policy.knowledge import Knowledge, by_nearness, nearest
 from zeus.policy.recurrence import Start
@@ -143,7 +144,8 @@ class Store(Trials):
                 _same(found.spec, created)
                 return found.spec, False
             self._trade_off(created)
-            add_job(connection, JobRecord(created, seed, now_s, knowledge=known)).close()
+            begun = generation_of(connection)
+            add_job(connection, JobRecord(created, seed, now_s, begun, knowledge=known)).close()
             return created, True
 
         return self._database.write(work) or self.find_or_make(spec)
@@ -205,7 +207,8 @@ class Store(Trials):
                 # A repeated request keeps the trial alive.
                 again = alive(trial_of(row), writing.now_s)
                 writing.change(trial_of(row), again)
-                return _new(job_id, again, analyze(job, trials_of(connection, job_id)).best)
+                best = analyze(job, trials_of(connection, job_id)).best
+                return _new(job_id, key, again, best)
             number = job.trials + 1
             if inside:
                 writing.mark_lost(trials_of(connection, job_id))
@@ -231,7 +234,7 @@ class Store(Trials):
             connection.execute(insert(trials).values(job_id=job_id, key=key, **asdict(begun)))
             writing.tell("begun", number, batch_size=begun.batch_size, cost_bound=begun.cost_bound)
             writing.close(trials=number)
-            return _new(job_id, begun, choice.best, choice.rerun_cost)
+            return _new(job_id, key, begun, choice.best, choice.rerun_cost)
 
         return self._database.write(work)
 
@@ -278,7 +281,7 @@ class Store(Trials):
             if find_job(connection, spec.job_id, lock=True) is not None:
                 return False
             now_s = self._clock()
-            last = max((one.number for one in found), default=0)
+            last = max((one.number for one in found), default=generation_of(connection))
             writing = add_job(connection, JobRecord(spec, seed, now_s, trials=last))
             for one in ends:
                 kept = (
@@ -307,6 +310,23 @@ class Store(Trials):
             connection.execute(delete(jobs).where(jobs.c.job_id == job_id))
 
         self._database.write(work)
+
+    def restored(self) -> int:
+        """Begins a generation, after the database was restored from a backup: trials begun since
+        that backup are gone, but their runs may go on, so their numbers are not given again.
+
+        Returns:
+            The number above which trials are numbered now: the time, ms since 1970.
+        """
+
+        def work(connection: Connection) -> int:
+            number = max(int(1000 * self._clock()), generation_of(connection) + 1)
+            connection.execute(insert(generations).values(number=number))
+            below = jobs.c.trials < number
+            connection.execute(update(jobs).where(below).values(trials=number))
+            return number
+
+        return self._database.write(work)
 
     def release(self, job_id: str) -> list[int]:
         """Makes excluded sizes available again, once their problem is fixed.
@@ -436,7 +456,7 @@ class Store(Trials):
         return Writing(connection, found, self._clock())
 
 
-_NOT_LOGGED = {"job_id", "batch_size", "trial_number", "metrics", "rerun_cost", "limits"}
+_NOT_LOGGED = {"job_id", "batch_size", "trial_number", "key", "metrics", "rerun_cost", "limits"}
 """Fields of a report that its event does not repeat."""
 
 _PLACE = tuple(GpuConfig.model_fields)
@@ -454,10 +474,13 @@ def _now(found: list[Trial], now_s: float) -> list[Trial]:
     return [gone.get(trial.number, trial) for trial in found]
 
 
-def _new(job_id: str, trial: Trial, best: int | None, rerun_cost: float | None = None) -> NewTrial:
+def _new(
+    job_id: str, key: str, trial: Trial, best: int | None, rerun_cost: float | None = None
+) -> NewTrial:
     return NewTrial(
         **asdict(trial),  # what it has by the same name
         job_id=job_id,
+        key=key,
         trial_number=trial.number,
         rerun_cost=rerun_cost,
         best_batch_size=best,

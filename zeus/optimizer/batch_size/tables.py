@@ -72,6 +72,13 @@ trials = Table(
     Index("trials_job_id_end_order", "job_id", "end_order"),
 )
 
+generations = Table(
+    "generations",
+    metadata,
+    # Of each restore from a backup: numbers of later trials are above it.
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+)
+
 events = Table(
     "events",
     metadata,

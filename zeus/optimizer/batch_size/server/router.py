@@ -117,7 +117,7 @@ def _add_reference(app: BSOServer) -> None:
         app.store.delete(job_id)
 
     # A GET that creates a trial, as in ml-energy/zeus; proxies may repeat it. Ours is below.
-    @app.get(BATCH_SIZE_URL, dependencies=changing)
+    @app.get(BATCH_SIZE_URL, dependencies=changing, response_model_exclude={"key"})
     def batch_size(job_id: str) -> TrialId:
         with _unknown_is(400):
             begun = app.store.begin_trial(

@@ -57,6 +57,10 @@ def upgrade() -> None:
     op.create_index("ix_trials_status", "trials", ["status"])
     op.create_index("trials_job_id_end_order", "trials", ["job_id", "end_order"])
     op.create_table(
+        "generations",
+        sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    )
+    op.create_table(
         "events",
         sa.Column(
             "job_id",
