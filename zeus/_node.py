@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -26,8 +27,8 @@ _client: Client | None = None
 
 def get_client() -> Client:
     """Returns this process's connection, opened on first use. If a daemon is configured
-    (`$ZEUSD_SOCK_PATH`) or installed (its default socket exists), it is used, or its failure is
-    raised: a silent fallback could measure other GPUs, or none.
+    (`$ZEUSD_SOCK_PATH`) or listens at the default socket, it is used, or its failure is raised: a
+    silent fallback could measure other GPUs, or none.
 
     Raises:
         ZeusGPUInitError: The GPUs cannot be reached; the message says why and what to do.
@@ -45,7 +46,7 @@ def get_client() -> Client:
 
 
 def _connect() -> Client:
-    if os.environ.get(SOCKET_ENV) or os.path.exists(DEFAULT_SOCKET_PATH):
+    if os.environ.get(SOCKET_ENV) or _is_served(DEFAULT_SOCKET_PATH):
         from zeus_ipc.client import Client
 
         client = Client(stall_timeout_s=stall_timeout_s())
@@ -54,6 +55,21 @@ def _connect() -> Client:
     from zeusd.embed import connect
 
     return connect()
+
+
+def _is_served(path: str) -> bool:
+    """Whether there is a socket that a zeusd has not left behind when it ended."""
+    if not os.path.exists(path):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return False
+        except OSError:  # the client says why it cannot connect
+            return True
+    return True
 
 
 def progress() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zeus_ipc.errors import ErrorCode, SeveralGpusFailed, ZeusIpcError
+from zeus_ipc.users import named
 
 
 class ZeusBaseError(Exception):
@@ -180,13 +181,20 @@ _BY_CODE: dict[str, type[ZeusBaseGPUError]] = {
 }
 
 
+GPU_INDICES: dict[str, int] = {}
+"""The framework's index of each GPU that this process sees, by UUID, once it has been asked."""
+
+
 def from_ipc(error: ZeusIpcError) -> ZeusBaseGPUError:
-    """The exception of this package for one of `zeus_ipc`. NVML's code is kept."""
+    """The exception of this package for one of `zeus_ipc`, with names of users and indices of GPUs.
+    NVML's code is kept.
+    """
+    message = named(error.message, GPU_INDICES)
     if isinstance(error, SeveralGpusFailed):
         first = from_ipc(next(iter(error.errors.values())))
-        return type(first)(error.message, first.nvml_code)
+        return type(first)(message, first.nvml_code)
     if error.device_code is not None:
         cls = _BY_NVML.get(error.device_code, ZeusGPUUnknownError)
     else:
         cls = _BY_CODE.get(error.code, ZeusdError)
-    return cls(error.message, error.device_code)
+    return cls(message, error.device_code)

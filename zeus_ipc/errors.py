@@ -268,8 +268,8 @@ class SeveralGpusFailed(ZeusIpcError):
 
     def __init__(self, errors: dict[str, ZeusIpcError]) -> None:
         first = next(iter(errors.values()))
-        failed = "1 GPU" if len(errors) == 1 else f"{len(errors)} GPUs"
-        super().__init__(f"{failed} failed; the first: {first.message}")
+        several = f"{len(errors)} GPUs failed; the first: " if len(errors) > 1 else ""
+        super().__init__(f"{several}{first.message}")
         self.errors = errors
 
 

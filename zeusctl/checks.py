@@ -18,6 +18,7 @@ from zeus_ipc import __version__
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.installed import overlap
 from zeus_ipc.processes import has_sys_admin
+from zeus_ipc.users import named
 from zeusctl import containers, machine_checks
 from zeusctl.reports import Check
 from zeusctl.session import Session, seconds_since
@@ -26,7 +27,6 @@ from zeusctl.text import (
     duration,
     energy,
     gpus_text,
-    named,
     split,
     user_name,
     value_text,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from zeus_ipc.controls import CEILING_NAME
+from zeus_ipc.users import named
 from zeusctl.exits import CommandError, Exit
-from zeusctl.text import named
 
 if TYPE_CHECKING:
     from zeus_ipc import Client

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
 
@@ -70,18 +70,6 @@ def count(number: int, noun: str) -> str:
 def gpus_text(indices: Sequence[int | str]) -> str:
     """GPUs by their indices: `GPU 0`, `GPUs 0, 3`."""
     return f"GPU{'' if len(indices) == 1 else 's'} {', '.join(map(str, indices))}"
-
-
-def named(text: str, indices: Mapping[str, int]) -> str:
-    """Replaces user ids and UUIDs in a message of zeusd by names and indices.
-
-    Args:
-        text: The message.
-        indices: Index of each GPU, by UUID.
-    """
-    for uuid, index in indices.items():
-        text = text.replace(uuid, f"GPU {index}")
-    return re.sub(r"\buser ([0-9]+)\b", lambda found: f"user {user_name(int(found[1]))}", text)
 
 
 def value_text(control: str, value: Sequence[int] | None) -> str:

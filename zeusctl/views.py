@@ -9,6 +9,7 @@ from zeus_ipc.client import Client
 from zeus_ipc.controls import SPECS, Control, profile_name
 from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
 from zeus_ipc.replies import GpuInfo, GpuState, LeaseInfo, NodeInfo, Permission, ProcessInfo
+from zeus_ipc.users import named
 from zeusctl.reports import (
     Ceiling,
     Gpu,
@@ -23,7 +24,7 @@ from zeusctl.reports import (
     Value,
 )
 from zeusctl.session import seconds_since
-from zeusctl.text import named, reasons, user_name, value_text
+from zeusctl.text import reasons, user_name, value_text
 
 _LISTED = 16
 """GPUs in one request."""

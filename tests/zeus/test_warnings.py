@@ -82,3 +82,21 @@ def test_a_thread_of_ours_warns_at_the_line_that_runs_it() -> None:
         thread.start()
         thread.join()
     assert [str(one.message) for one in seen] == ["from a thread"]
+
+
+def test_a_training_without_steps_is_told_what_to_do(node: VirtualNode) -> None:
+    optimizer = GlobalPowerLimitOptimizer(node.monitor())
+    with pytest.warns(UserWarning, match=r"saw no step of it: iterate over plo\.steps"):
+        with optimizer:
+            pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with optimizer:
+            for _ in optimizer.steps(range(2)):
+                pass
+    optimizer = GlobalPowerLimitOptimizer(node.monitor())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(KeyError), optimizer:
+            raise KeyError
+    assert node.limit_w() == 250

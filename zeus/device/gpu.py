@@ -20,6 +20,7 @@ from zeus.compat import old_names
 from zeus.device import shared
 from zeus.device.visible import VARIABLES, visible_gpus
 from zeus.exceptions import (
+    GPU_INDICES,
     ZeusGPUHeterogeneousError,
     ZeusGPUInvalidArgError,
     ZeusGPUNotSupportedError,
@@ -487,6 +488,8 @@ def _discover(client: Client) -> GPUs:
     with _translated():
         node = client.node()
     infos = visible_gpus(node.gpus, os.environ, simulated=node.simulated is not None)
+    GPU_INDICES.clear()
+    GPU_INDICES.update((info.uuid, index) for index, info in reversed([*enumerate(infos)]))
     if infos:
         return GPUs(client, infos, node.unusable)
     if node.unusable and not node.gpus:

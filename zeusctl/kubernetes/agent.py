@@ -20,10 +20,10 @@ from kubernetes.client.rest import ApiException
 from zeus_ipc import Client
 from zeus_ipc.errors import ErrorCode, ZeusIpcError
 from zeus_ipc.replies import GpuInfo
+from zeus_ipc.users import named
 from zeusctl.kubernetes.kubelet import KubeletUnavailable
 from zeusctl.kubernetes.plan import Bounds, Plan, PodDevices, differences, held, plan
 from zeusctl.kubernetes.pods import ANNOTATION, Pod
-from zeusctl.text import named
 
 PROGRAM = "zeusd-kubernetes"
 SET, REFUSED = "PowerLimitSet", "PowerLimitRefused"

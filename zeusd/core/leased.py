@@ -218,7 +218,9 @@ class Leased(Restorable):
                 return None
             held_s = max(0, self._out.now_ns - self.lease.since_ns) // 1_000_000_000
             # Only the process's own user may see which process it is.
-            process = f"process {self.lease.holder.pid} of " if peer.uid == self.lease.uid else ""
+            own, command = peer.uid == self.lease.uid, self.lease.command
+            named = f" ({command})" if command else ""
+            process = f"process {self.lease.holder.pid}{named} of " if own else ""
             return Failure(
                 ErrorCode.LEASE_HELD,
                 f"{self.control.value} of {self.gpu} is held by {process}user {self.lease.uid} "

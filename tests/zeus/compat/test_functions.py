@@ -28,6 +28,7 @@ from zeus.optimizer.power_limit import (
     Energy,
     GlobalPowerLimitOptimizer,
     MaxSlowdownConstraint,
+    ZeusCost,
 )
 from zeusd.devices.simulated import Work
 
@@ -366,6 +367,12 @@ def test_a_mistaken_argument_says_what_to_give(
     assert isinstance(raised.value, ValueError)
     assert isinstance(raised.value, TypeError)
     assert node.limit_w() == 250, "nothing was set"
+
+
+@pytest.mark.parametrize("knob", ["x", None, [1]])
+def test_a_knob_that_is_no_number_is_refused(knob: Any) -> None:
+    with pytest.raises(ZeusArgumentError, match=r"^eta_knob must be a number such as 0\.5, not "):
+        ZeusCost(knob)
 
 
 def test_a_monitor_that_is_none_is_refused(node: VirtualNode) -> None:

@@ -118,6 +118,16 @@ def check_profile_path(path: Path | None) -> None:
         ) from None
 
 
+def check_number(name: str, given: Any) -> None:
+    """Check an argument.
+
+    Raises:
+        ZeusArgumentError: It is not a number.
+    """
+    if not _is_number(given):
+        raise ZeusArgumentError(f"{name} must be a number such as 0.5, not {_text(given)}")
+
+
 def check_factor(factor: Any) -> None:
     """Check the factor of `MaxSlowdownConstraint`; warns if it looks like a percentage.
 
@@ -143,6 +153,14 @@ def warn_of_step_after_end() -> None:
         "A step began after the power limit optimizer had ended (on_train_end, close, or the end "
         "of its with block): limits are restored and nothing is measured. Call on_train_begin to "
         "train again, or end it later."
+    )
+
+
+def warn_of_no_step() -> None:
+    """Warns that the optimizer was not told of any step."""
+    warn(
+        "Training has ended, and the power limit optimizer saw no step of it: iterate over "
+        "plo.steps(loader), or call on_step_begin and on_step_end in each step."
     )
 
 

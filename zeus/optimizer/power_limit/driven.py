@@ -153,7 +153,7 @@ class Driven(Configured):
         if not self._closed:
             self._in_step = False
             self._closed = True
-            self.optimizer.on_train_end()
+            self.optimizer.close()
 
     def _drop_window(self) -> None:
         """Something other than training happened unexpectedly."""

@@ -7,6 +7,7 @@ Limits are set under leases of the node's daemon, which restores them when train
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -223,6 +224,10 @@ class GlobalPowerLimitOptimizer(Configured, Callback):
     @override
     def on_train_end(self) -> None:
         """Training has ended: restore the limits."""
+        core = self._core
+        unseen = self._inside and not (core.step or core.disabled or core.chosen)
+        if unseen and sys.exc_info()[0] is None:
+            arguments.warn_of_no_step()
         self.close()
 
     def close(self) -> None:

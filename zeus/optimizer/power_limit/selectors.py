@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from zeus.optimizer.power_limit.arguments import check_factor
+from zeus.optimizer.power_limit.arguments import check_factor, check_number
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.utils.metric import zeus_cost
 from zeus_ipc.overriding import override
@@ -98,6 +98,7 @@ class ZeusCost(OptimumSelector):
     """
 
     def __init__(self, eta_knob: float, world_size: int | None = None) -> None:
+        check_number("eta_knob", eta_knob)
         if not 0 <= eta_knob <= 1:
             raise ValueError("eta_knob must be between 0 and 1, inclusive both sides.")
         if world_size is not None and world_size < 1:
