@@ -165,7 +165,7 @@ def size() -> None:
             ("a day's jobs", lambda: reader.usage([end_s - 86_400, end_s], By.JOB, None)),
             ("one job", lambda: reader.usage(year, By.JOB, None, None, name)),
         ):
-            took = sorted(timed_ms(ask) for _ in range(5))
+            took = sorted(timed_ms(lambda ask=ask: [*ask()]) for _ in range(5))
             print(f"  {what:24} {took[2]:8.1f} ms")
         print(f"  {'expiring a day':24} {timed_ms(lambda: store.expire(end_s, 395, 760)):8.1f} ms")
 

@@ -129,7 +129,8 @@ class AccountingRequests:
         reader: int | None = None,
     ) -> None:
         ticket = self._out.ticket(partial(self._answer, connection, request.id))
-        self._out.add(LedgerCall(ticket, request, reader))
+        peer = connection.peer
+        self._out.add(LedgerCall(ticket, request, reader, peer.uid, peer.conn))
 
     def _answer(self, connection: ClientState, request_id: int, result: object) -> None:
         if isinstance(result, Failure):

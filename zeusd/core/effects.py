@@ -195,11 +195,15 @@ class LedgerCall:
     Attributes:
         request: The request, limited to present GPUs.
         reader: A user who may see only the user's own energy; None: everything is visible.
+        uid: The user who asks.
+        conn: The connection on which it was asked.
     """
 
     ticket: int
     request: AccountingRequest
     reader: int | None = None
+    uid: int = -1
+    conn: int = -1
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import logging
 import os
 import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -169,6 +170,24 @@ def open_ledger(directory: str | os.PathLike[str]) -> sqlite3.Connection:
             f"the energy ledger {path} cannot be used ({error}); zeusd runs without accounting "
             "until the cause is removed and zeusd is restarted"
         ) from None
+
+
+@contextlib.contextmanager
+def open_to_read(directory: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
+    """Opens an existing ledger as it is now, whatever is written meanwhile.
+
+    Raises:
+        sqlite3.Error: It cannot be read.
+    """
+    path = Path(directory, FILE)
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
+    try:
+        connection.execute("PRAGMA query_only = 1")
+        connection.execute("PRAGMA cache_size = -1024")
+        connection.execute("BEGIN")
+        yield connection
+    finally:
+        connection.close()
 
 
 def _open(path: Path) -> sqlite3.Connection:

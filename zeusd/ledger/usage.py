@@ -6,9 +6,10 @@ all other sums, come from the rows by bucket.
 
 from __future__ import annotations
 
+import operator
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
@@ -86,6 +87,26 @@ class Usage(NamedTuple):
     metered_uj: list[int]
 
 
+ROWS = 256
+"""Rows until others have their turn."""
+
+BUCKETS = 10 * BUCKETS_PER_DAY
+"""Buckets that are summed at a time, some milliseconds."""
+
+MAX_ANSWER = 20_000
+"""Sums in one answer, over all its pages: about 10 MB."""
+
+
+class TooManySums(Exception):
+    """The answer would be too long; the text is one sentence."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"those are over {MAX_ANSWER} sums, the most that zeusd returns; ask for a shorter "
+            "time, or by user"
+        )
+
+
 class _Row(NamedTuple):
     """A group of rows of the ledger."""
 
@@ -97,6 +118,9 @@ class _Row(NamedTuple):
     below_uj: int
     above_uj: int
     ns: int
+
+
+_Rows = Iterator["_Row | None"]
 
 
 class Reader:
@@ -117,8 +141,8 @@ class Reader:
         uid: int | None = None,
         name: str = "",
         by_method: bool = False,
-    ) -> Usage:
-        """Sums by interval.
+    ) -> Generator[None, None, Usage]:
+        """Sums by interval. Yields now and then, so that others can have their turn.
 
         Args:
             edges: Edges of the intervals, UTC seconds, ascending, multiples of BUCKET_S.
@@ -128,6 +152,9 @@ class Reader:
             uid: Only this user; `metered_uj` still includes all.
             name: Only the job or pod with this name, or the run with this SLUID.
             by_method: Return one sum per method, so that bounds are of one kind.
+
+        Raises:
+            TooManySums: The answer would be too long.
         """
         accounts: dict[int, _Known] = {0: _Known(IDLE, 0)}
         kept_s = self._kept_s()
@@ -142,7 +169,13 @@ class Reader:
             if by is By.PROCESS:
                 rows = self._undivided(rows, begin_s, end_s)
                 self._add_processes(sums, interval, (begin_s, end_s), reader, uid, by_method)
-            for row in rows:
+            for number, row in enumerate(rows):
+                if row is None or number % ROWS == 0:
+                    yield
+                    if len(found) + len(sums) > MAX_ANSWER:
+                        raise TooManySums
+                if row is None:
+                    continue
                 known = self._known(row.account, accounts)
                 account = charged = known.account
                 if by is not By.ACCOUNT and _OWN.get(by) is not account.kind:
@@ -172,9 +205,17 @@ class Reader:
 
     # --------------------------------------------------------------------------------- internals
 
-    def _undivided(self, rows: Iterator[_Row], begin_s: int, end_s: int) -> Iterator[_Row]:
+    def _undivided(self, rows: _Rows, begin_s: int, end_s: int) -> _Rows:
         """Rows of parents, without the part known by process."""
-        left = {(row.account, row.method): row for row in rows}
+        left: dict[tuple[int, int], _Row] = {}
+        for row in rows:
+            if row is None:
+                yield None
+                continue
+            known = left.get((row.account, row.method))
+            if known is not None:  # of another part of the span
+                row = _Row(*row[:3], *map(operator.add, row[3:], known[3:]))
+            left[row.account, row.method] = row
         for parent, method, *amounts in self._db.execute(
             f"SELECT parent, method, {_SUMS} FROM divided JOIN account ON id = account "
             "WHERE bucket >= ? AND bucket < ? GROUP BY parent, method",
@@ -237,8 +278,9 @@ class Reader:
             found = known[key] = _Known(Account(Kind(kind), name, run, uid), parent)
         return found
 
-    def _rows(self, begin_s: int, end_s: int, by: By, name: str, kept_s: int) -> Iterator[_Row]:
-        """Rows of a span. For days before `kept_s` only sums exist."""
+    def _rows(self, begin_s: int, end_s: int, by: By, name: str, kept_s: int) -> _Rows:
+        """Rows of a span, and None where others can have their turn. For days before `kept_s` only
+        sums exist."""
         if name:
             yield from self._of_account(begin_s // BUCKET_S, end_s // BUCKET_S, name)
             return
@@ -252,7 +294,7 @@ class Reader:
         yield from self._by_day(first_day, last_day, by)
         yield from self._by_bucket(last_day * BUCKETS_PER_DAY, end_s // BUCKET_S, by)
 
-    def _by_day(self, first: int, last: int, by: By) -> Iterator[_Row]:
+    def _by_day(self, first: int, last: int, by: By) -> _Rows:
         if by is By.GPU:  # the owner is no longer known, nor whether the GPU was idle
             for gpu, uj in self._db.execute(
                 "SELECT gpu, SUM(uj) FROM meter WHERE bucket >= ? AND bucket < ? GROUP BY gpu",
@@ -267,7 +309,7 @@ class Reader:
         ):
             yield _Row(*row)
 
-    def _by_bucket(self, first: int, last: int, by: By) -> Iterator[_Row]:
+    def _by_bucket(self, first: int, last: int, by: By) -> _Rows:
         if by in (By.JOB, By.POD, By.ACCOUNT):
             query = f"SELECT account, 0, method, {_SUMS} FROM energy"
             group = "account, method"
@@ -277,12 +319,19 @@ class Reader:
                 f"SELECT parent, {gpu}, method, {_SUMS} FROM energy JOIN account ON id = account"
             )
             group = f"parent, method{', gpu' if by is By.GPU else ''}"
-        for row in self._db.execute(
-            f"{query} WHERE bucket >= ? AND bucket < ? GROUP BY {group}", (first, last)
-        ):
-            yield _Row(*row)
+        oldest, newest = self._db.execute("SELECT min(bucket), max(bucket) FROM energy").fetchone()
+        if oldest is None:
+            return
+        first, last = max(first, oldest), min(last, newest + 1)
+        for begin in range(first, last, BUCKETS):
+            yield None
+            rows = self._db.execute(
+                f"{query} WHERE bucket >= ? AND bucket < ? GROUP BY {group}",
+                (begin, min(begin + BUCKETS, last)),
+            )
+            yield from map(_Row._make, rows.fetchall())
 
-    def _of_account(self, first: int, last: int, name: str) -> Iterator[_Row]:
+    def _of_account(self, first: int, last: int, name: str) -> _Rows:
         """Rows of a job or pod; searches only the buckets in which it held a GPU."""
         is_run = _SLUID.fullmatch(name) is not None
         which = "run = ? AND run GLOB 's*'" if is_run else "name = ?"
@@ -293,6 +342,7 @@ class Reader:
         ).fetchall()
         for key, begin_s, end_s, holds in spans:
             # A step of the clock may have shifted buckets by an hour.
+            yield None
             low = max(first, begin_s // BUCKET_S - 4)
             high = last if holds or not end_s else min(last, end_s // BUCKET_S + 5)
             for row in self._db.execute(

@@ -11,22 +11,22 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import Deallocated, Forgotten, LedgerState
-from zeus_ipc.requests import Allocate, Deallocate, ForgetUser
+from zeus_ipc.requests import Allocate, Deallocate, ForgetUser, GetUsage
 from zeusd.core.effects import LedgerCall, Listed
 from zeusd.core.model import Failure
 from zeusd.energy.split import Account
 from zeusd.ledger.schema import LedgerError, damaged, open_ledger
 from zeusd.ledger.store import Store
-from zeusd.ledger.usage import Reader
 from zeusd.runtime.accounts import CHECK_NS, NO_GPUS, SECOND_NS, Accounts, Clocks, Retention
 from zeusd.runtime.cpu_use import CpuUse
 from zeusd.runtime.job_groups import JobGroups
 from zeusd.runtime.sources import Source
+from zeusd.runtime.usages import BUSY, Usages
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +84,14 @@ POLL_NS = SECOND_NS // 50
 PATIENCE_NS = SECOND_NS
 """How long a deallocation waits for the tick that covers it."""
 
+REFRESH_S = 5.0
+"""How long a query waits until the newest readings are stored."""
+
 MAX_QUEUED = 256
 
-BUSY = Failure(
-    ErrorCode.OVERLOADED, "the energy ledger has too many requests to answer; ask again later"
+SLOW = Failure(
+    ErrorCode.LEDGER_FAILED,
+    "the energy ledger does not store the newest readings in time; see whether its disk is slow",
 )
 ENDING = Failure(ErrorCode.SHUTTING_DOWN, "zeusd is stopping; ask again when it runs")
 
@@ -100,6 +104,14 @@ class _Asked:
 
     effect: LedgerCall
     t_ns: int
+
+
+@dataclass(slots=True)
+class _Refresh:
+    """A query that waits until the newest readings are stored."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +155,9 @@ class Accounting:
         self._ignored_units = ignored_units
         self._clocks = clocks or Clocks()
         self._groups = groups or JobGroups()
-        self._queue: queue.Queue[_Asked | Listed | None] = queue.Queue(MAX_QUEUED)
+        self._queue: queue.Queue[_Asked | Listed | _Refresh | None] = queue.Queue(MAX_QUEUED)
+        cpus = str(Path(directory, FOLDER))
+        self._usages = Usages({"gpu": directory, "cpu": cpus}, self._refresh, self._answer)
         self._open: dict[int, Done] = {}
         self._guard = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
@@ -160,11 +174,13 @@ class Accounting:
     def start(self) -> None:
         """Begins."""
         self._thread.start()
+        self._usages.start()
 
     def stop(self) -> None:
         """Stops the thread. Refuses waiting requests; allows a short time for the last
         settlement."""
         self.refuse_all()
+        self._usages.stop()
         try:
             self._queue.put_nowait(None)
         except queue.Full:  # the disk does not respond
@@ -183,11 +199,20 @@ class Accounting:
         if self._refusing:
             self._answer(effect, ENDING)
             return
+        if isinstance(effect.request, GetUsage):
+            refusal = self._usages.submit(effect)
+            if refusal is not None:
+                self._answer(effect, refusal)
+            return
         try:
             self._queue.put_nowait(_Asked(effect, self._clocks.monotonic_ns()))
         except queue.Full:
             self._dropped += 1
             self._answer(effect, BUSY)
+
+    def closed(self, conn: int) -> None:
+        """A connection ended: nobody waits for what it asked."""
+        self._usages.closed(conn)
 
     @property
     def unheld(self) -> list[str]:
@@ -225,6 +250,15 @@ class Accounting:
         if done is not None:
             done(effect.ticket, result)
 
+    def _refresh(self) -> Failure | None:
+        """Has the newest readings stored; on the thread that reads."""
+        asked = _Refresh()
+        try:
+            self._queue.put(asked, timeout=PATIENCE_NS / SECOND_NS)
+        except queue.Full:
+            return BUSY
+        return asked.failure if asked.done.wait(REFRESH_S) else SLOW
+
     def _run(self) -> None:
         cpu_directory = str(Path(self._directory, FOLDER))
         try:
@@ -237,10 +271,12 @@ class Accounting:
             for asked in iter(self._queue.get, None):
                 if isinstance(asked, _Asked):
                     self._answer(asked.effect, failure)
+                elif isinstance(asked, _Refresh):
+                    asked.failure = failure
+                    asked.done.set()
             return
         accounts = Accounts(
             Store(connection, self._boot),
-            Reader(connection),
             self._names,
             self._find,
             self._clocks,
@@ -264,6 +300,8 @@ class Accounting:
                     break
                 if isinstance(next_one, Listed):
                     self._list(accounts, next_one)
+                elif isinstance(next_one, _Refresh):
+                    self._store(accounts, cpus.accounts, next_one)
                 else:
                     self._serve(accounts, cpus.accounts, next_one)
             self._finish_endings(accounts, cpus.accounts)
@@ -277,7 +315,6 @@ class Accounting:
     def _cpu_accounts(self, connection: sqlite3.Connection, gpus: Accounts) -> CpuAccounts:
         accounts = Accounts(
             Store(connection, self._boot),
-            Reader(connection),
             self._names,
             self._find,
             self._clocks,
@@ -296,12 +333,10 @@ class Accounting:
             result: object
             if isinstance(request, Allocate):
                 result = accounts.allocate(request, asked.t_ns)
-            elif isinstance(request, ForgetUser):
+            else:
+                assert isinstance(request, ForgetUser)
                 changed = accounts.forget(request.uid).accounts + cpus.forget(request.uid).accounts
                 result = Forgotten(accounts=changed)
-            else:
-                whose = cpus if request.device == "cpu" else accounts
-                result = whose.usage(request, asked.effect.reader)
         except sqlite3.Error as error:
             self._failed(error)
             result = self._failure(error)
@@ -314,6 +349,15 @@ class Accounting:
             )
         self._publish(accounts, cpus)
         self._answer(asked.effect, result)
+
+    def _store(self, accounts: Accounts, cpus: Accounts, asked: _Refresh) -> None:
+        try:
+            accounts.refresh()
+            cpus.refresh()
+        except sqlite3.Error as error:
+            self._failed(error)
+            asked.failure = self._failure(error)
+        asked.done.set()
 
     def _list(self, accounts: Accounts, found: Listed) -> None:
         self._try(lambda: accounts.listed(found))

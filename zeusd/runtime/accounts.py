@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
-from zeus_ipc import replies
-from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import Done, Forgotten, GpuTotal, LedgerTotal, UsageSum
-from zeus_ipc.requests import MAX_SUMS, Allocate, Deallocate, GetUsage
+from zeus_ipc.replies import Done, Forgotten, GpuTotal, LedgerTotal
+from zeus_ipc.requests import Allocate, Deallocate
 from zeusd.core.effects import Listed
-from zeusd.core.model import Failure
 from zeusd.energy.accountant import Accountant, Fact, Position, Row, Settlement, Span
 from zeusd.energy.history import History
 from zeusd.energy.split import Account, Claim, Kind, parent_of
 from zeusd.ledger.store import Store
-from zeusd.ledger.usage import By, Reader, Usage
 from zeusd.runtime.allocations import Allocations
 from zeusd.runtime.identities import Identities
 from zeusd.runtime.job_groups import JobGroups
@@ -37,12 +33,6 @@ FRESH_NS = SECOND_NS // 5
 
 MAX_LATE_NS = LATE_NS + STALE_NS
 """Longest delay of a list of processes; after that, none is expected."""
-
-PAGES_NS = 10 * SECOND_NS
-"""How long the rest of a long reply is kept."""
-
-MAX_ANSWER = 20_000
-"""Sums in one reply, over all its pages: about 10 MB."""
 
 SUSPEND = "suspend"
 SUSPEND_NS = SECOND_NS
@@ -88,7 +78,6 @@ class Accounts:
 
     Args:
         store: Writes the ledger.
-        reader: Reads it.
         names: Returns the names of the sampled sources.
         find: Returns the source of a name.
         clocks: The clocks.
@@ -107,7 +96,6 @@ class Accounts:
     def __init__(
         self,
         store: Store,
-        reader: Reader,
         names: Callable[[], Iterable[str]],
         find: Callable[[str], Source | None],
         clocks: Clocks,
@@ -119,7 +107,6 @@ class Accounts:
         self._store = store
         self._cpus = cpus
         self._known_until_ns: dict[str, int] = {}
-        self._reader = reader
         self._names = names
         self._find = find
         self._clocks = clocks
@@ -141,7 +128,6 @@ class Accounts:
         self._checked_ns = self._settled_ns = self._started_ns
         self._groups_ns = self._expired_ns = 0
         self.stored = 0
-        self._page: tuple[object, int, Usage] | None = None
 
     def recover(self) -> None:
         """Continues with this boot's data in the ledger."""
@@ -196,6 +182,11 @@ class Accounts:
         self._offset_ns = offset_ns
         # The positions are stored: nothing below may revert them.
         self._workloads.settled(settlements.values(), self._settled_ns)
+
+    def refresh(self) -> None:
+        """Settles unless that was done just now."""
+        if self._clocks.monotonic_ns() - self._settled_ns >= FRESH_NS:
+            self.settle()
 
     def covers(self, uuids: Iterable[str], t_ns: int) -> bool:
         """Whether these GPUs' sensors have a tick after a time."""
@@ -256,43 +247,6 @@ class Accounts:
         changed = self._store.forget(uid)
         self.stored += 1
         return Forgotten(accounts=changed)
-
-    def usage(self, request: GetUsage, reader: int | None) -> replies.Usage | Failure:
-        """Sums of energy, as far as the reader may see them."""
-        now_ns = self._clocks.monotonic_ns()
-        question = (request.edges, request.by, request.uid, request.name, request.by_method)
-        asked = (reader, question)
-        if request.offset and self._page is not None and self._page[0] == asked:
-            found = self._page[2]
-        else:
-            if now_ns - self._settled_ns >= FRESH_NS:
-                self.settle()
-            found = self._reader.usage(
-                request.edges,
-                By(request.by),
-                reader,
-                request.uid,
-                request.name,
-                request.by_method,
-            )
-            if len(found.sums) > MAX_ANSWER:
-                return Failure(
-                    ErrorCode.OVERLOADED,
-                    f"that is {len(found.sums)} sums, and zeusd returns at most {MAX_ANSWER}; "
-                    "ask for a shorter time, or by user",
-                )
-        end = request.offset + MAX_SUMS
-        more = len(found.sums) > end
-        self._page = (asked, now_ns, found) if more else None
-        return replies.Usage(
-            sums=[
-                UsageSum(**{**asdict(one), "methods": sorted(one.methods)})
-                for one in found.sums[request.offset : end]
-            ],
-            more=more,
-            metered_uj=found.metered_uj,
-            begins_s=self._reader.begins_s(),
-        )
 
     def totals(self) -> list[LedgerTotal]:
         """Counters since the ledger began, at the last settlement."""
@@ -395,8 +349,6 @@ class Accounts:
                 self._presence.suspended(self._checked_ns)
         self._slept_ns = slept_ns
         self._checked_ns = now_ns
-        if self._page is not None and now_ns - self._page[1] > PAGES_NS:
-            self._page = None
 
     def _add(self, uuid: str, span: Span) -> None:
         accountant = self._accountants.get(uuid)

@@ -287,6 +287,8 @@ class Engine:
         """A connection ended."""
         process = self._peers.pop(conn, None)
         self._reads.closed(conn)
+        if self._accounting is not None:
+            self._accounting.closed(conn)
         self.apply(self.core.peer_closed(time.monotonic_ns(), conn))
         if process is not None:
             self._processes.detach(process)

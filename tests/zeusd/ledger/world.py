@@ -6,18 +6,21 @@ import mmap
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+from zeus_ipc.replies import Usage
+from zeus_ipc.requests import GetUsage
 from zeusd.energy.curve import EnergyCurve
 from zeusd.energy.history import SECOND_NS, SIZE, History, Slow
 from zeusd.energy.meter import Edge
-from zeusd.ledger.schema import open_ledger
+from zeusd.ledger.schema import open_ledger, open_to_read
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import Reader
 from zeusd.runtime.accounts import Accounts, Clocks, Retention
 from zeusd.runtime.job_groups import JobGroups
 from zeusd.runtime.readings import REASON_IDLE
 from zeusd.runtime.sources import Source
+from zeusd.runtime.usages import page_of, usage_of
 
 TICK_NS = SECOND_NS // 10
 START_NS = 1_000 * SECOND_NS
@@ -69,6 +72,25 @@ class Gpu:
         self.history.add(edge, None, None, Slow(reasons=REASON_IDLE if idle else 0))
 
 
+class ReadAccounts(Accounts):
+    """Accounts, and what a user is told of them."""
+
+    def __init__(self, directory: Path, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._directory = directory
+
+    def usage(self, request: GetUsage, reader: int | None) -> Usage:
+        """The answer to a request."""
+        self.refresh()
+        with open_to_read(self._directory) as connection:
+            steps = usage_of(Reader(connection), request, reader)
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    return page_of(end.value, request, Reader(connection).begins_s())
+
+
 class World:
     """A node: GPUs with the same time, its clocks, its control groups and its ledger."""
 
@@ -96,14 +118,14 @@ class World:
         boot: str = BOOT,
         ignored_units: Iterable[str] | None = None,
         retention: Retention | None = None,
-    ) -> Accounts:
+    ) -> ReadAccounts:
         """Opens the ledger, like a zeusd that starts now."""
         connection = open_ledger(self.directory)
         clocks = Clocks(lambda: self.now_ns, self.utc_ns, lambda: self.now_ns + self.slept_ns)
         known = [*self.gpus, "cpu:0"]
-        accounts = Accounts(
+        accounts = ReadAccounts(
+            self.directory,
             Store(connection, boot),
-            Reader(connection),
             lambda: known,
             cast("Callable[[str], Source | None]", self.gpus.get),
             clocks,

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.zeusd.ledger.world import START_NS, Gpu, World
+from tests.zeusd.ledger.world import START_NS, Gpu, ReadAccounts, World
 from zeus_ipc.replies import Usage
 from zeus_ipc.requests import Allocate, GetUsage
 from zeusd.energy.history import SECOND_NS
 from zeusd.energy.split import Account, Kind
 from zeusd.ledger.schema import open_ledger
 from zeusd.ledger.store import Store
-from zeusd.ledger.usage import Reader
 from zeusd.runtime.accounting import READ_NS, CpuAccounts
-from zeusd.runtime.accounts import Accounts, Clocks, Retention
+from zeusd.runtime.accounts import Clocks, Retention
 from zeusd.runtime.cpu_use import SYSTEM, CpuUse, hierarchy
 from zeusd.runtime.job_groups import ROOT, JobGroups
 from zeusd.runtime.presence import UNKNOWN_PROCESS
@@ -175,9 +174,9 @@ def test_packages_are_charged_by_cpu_time_in_their_own_ledger(
     gpus = world.accounts()
     connection = open_ledger(tmp_path / "cpu")
     clocks = Clocks(lambda: package.now_ns, world.utc_ns, lambda: package.now_ns)
-    accounts = Accounts(
+    accounts = ReadAccounts(
+        tmp_path / "cpu",
         Store(connection, "boot"),
-        Reader(connection),
         lambda: [*world.gpus],
         world.gpus.get,
         clocks,

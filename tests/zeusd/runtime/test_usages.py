@@ -1,0 +1,156 @@
+"""Who asks the ledger for much waits for it, and nobody else."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import wait_for
+from zeus_ipc import replies
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.requests import Allocate, GetUsage
+from zeusd.core.effects import LedgerCall
+from zeusd.core.model import Failure
+from zeusd.ledger import schema
+from zeusd.ledger.usage import Reader, Usage
+from zeusd.runtime import usages
+from zeusd.runtime.accounting import Accounting
+from zeusd.runtime.usages import MAX_WAITING
+
+FLOODER, HONEST = 1001, 1002
+
+
+class Ledger:
+    """An accounting service in whose ledger the flooder's queries have no end until `end`."""
+
+    def __init__(self, accounting: Accounting) -> None:
+        self._accounting = accounting
+        self._ticket = 0
+        self.answers: queue.Queue[tuple[int, object]] = queue.Queue()
+        self.running: set[int] = set()
+        self.end = threading.Event()
+
+    def ask(self, uid: int, conn: int = 0) -> int:
+        request = GetUsage(id=1, edges=[0, 900], by="user")
+        return self._submit(LedgerCall(self._next(), request, uid, uid, conn))
+
+    def allocate(self) -> int:
+        request = Allocate(id=1, gpus=["GPU-0"], name="7", uid=HONEST)
+        return self._submit(LedgerCall(self._next(), request))
+
+    def answer(self) -> tuple[int, object]:
+        return self.answers.get(timeout=60)
+
+    def closed(self, conn: int) -> None:
+        self._accounting.closed(conn)
+
+    def _next(self) -> int:
+        self._ticket += 1
+        return self._ticket
+
+    def _submit(self, call: LedgerCall) -> int:
+        self._accounting.submit(call, lambda *answer: self.answers.put(answer))
+        return call.ticket
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
+    accounting = Accounting(str(tmp_path), "boot", lambda: (), lambda _: None)
+    made = Ledger(accounting)
+
+    def usage_of(
+        reader: Reader, request: GetUsage, uid: int | None
+    ) -> Generator[None, None, Usage]:
+        made.running.add(uid or 0)
+        while uid == FLOODER and not made.end.is_set():
+            yield
+        made.running.discard(uid or 0)
+        return Usage([], [0])
+
+    monkeypatch.setattr(usages, "usage_of", usage_of)
+    accounting.start()
+    yield made
+    made.end.set()
+    accounting.stop()
+
+
+def test_neither_writes_nor_other_users_wait_for_a_long_query(ledger: Ledger) -> None:
+    flood = {ledger.ask(FLOODER) for _ in range(MAX_WAITING)}
+    wait_for(lambda: FLOODER in ledger.running, "the query to begin")
+    for ask in (ledger.allocate, lambda: ledger.ask(HONEST), ledger.allocate):
+        ticket = ask()
+        answered, result = ledger.answer()
+        assert answered == ticket
+        assert isinstance(result, (replies.Done, replies.Usage))
+    ledger.end.set()
+    assert {ledger.answer()[0] for _ in flood} == flood
+
+
+def test_a_user_has_a_bounded_number_of_queries(ledger: Ledger) -> None:
+    for _ in range(MAX_WAITING):
+        ledger.ask(FLOODER)
+    assert ledger.answers.empty()
+    ticket = ledger.ask(FLOODER)
+    answered, result = ledger.answer()
+    assert answered == ticket
+    assert isinstance(result, Failure)
+    assert (result.code, "already wait" in result.message) == (ErrorCode.OVERLOADED, True)
+    assert ledger.ask(HONEST) == ledger.answer()[0]
+
+
+def test_what_an_ended_connection_asked_is_not_answered(ledger: Ledger) -> None:
+    dead = [ledger.ask(FLOODER, conn=1) for _ in range(MAX_WAITING - 1)]
+    lives = ledger.ask(FLOODER, conn=2)
+    wait_for(lambda: FLOODER in ledger.running, "the query to begin")
+    ledger.closed(1)
+    for ticket in dead:
+        answered, result = ledger.answer()
+        assert answered == ticket
+        assert isinstance(result, Failure)
+    ledger.end.set()
+    assert ledger.answer()[0] == lives
+    assert ledger.answers.empty()
+
+
+def test_beyond_a_burst_a_user_has_a_share_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time passes only while queries run: the flooder's does not end, and no longer runs."""
+    schema.open_ledger(tmp_path).close()
+    steps = {FLOODER: 0, HONEST: 0}
+    now_ns = 10**12
+
+    def usage_of(
+        reader: Reader, request: GetUsage, uid: int | None
+    ) -> Generator[None, None, Usage]:
+        nonlocal now_ns
+        assert uid is not None
+        for _ in range(10 if uid == HONEST else 1_000_000):
+            steps[uid] += 1
+            now_ns += 1_000_000
+            yield
+        return Usage([], [0])
+
+    monkeypatch.setattr(usages, "usage_of", usage_of)
+    monkeypatch.setattr(usages, "BURST_NS", 100_000_000)
+    answers: queue.Queue[int] = queue.Queue()
+    one = usages.Usages(
+        {"gpu": str(tmp_path)},
+        lambda: None,
+        lambda call, _: answers.put(call.ticket),
+        lambda: now_ns,
+    )
+    one.start()
+    request = GetUsage(id=1, edges=[0, 900], by="user")
+    one.submit(LedgerCall(0, request, FLOODER, FLOODER))
+    wait_for(lambda: steps[FLOODER] >= 100, "the burst")
+    for ticket in range(1, 6):
+        one.submit(LedgerCall(ticket, request, HONEST, HONEST))
+        assert answers.get(timeout=60) == ticket
+    assert steps[HONEST] == 50
+    assert steps[FLOODER] <= 200
+    one.stop()
