@@ -1,11 +1,10 @@
-"""Every operation of the protocol: its request, its result, its cost.
+"""Every operation of the protocol: its request and its result.
 
 zeusd's server and the client know the operations from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -74,14 +73,6 @@ from zeus_ipc.wire import Message
 R = TypeVar("R", bound=Message)
 
 
-def _windows(request: GetWindows) -> float:
-    return len(request.sources) * (1 + len(request.windows) // 3) / 8
-
-
-def _timeline(request: GetTimeline) -> float:
-    return len(request.sources) * request.limit / 1024
-
-
 @dataclass(frozen=True)
 class Operation(Generic[R]):
     """One operation.
@@ -91,42 +82,30 @@ class Operation(Generic[R]):
         result: The class of the
         result: one in all, or one for each GPU or source.
         each: The field of the reply that holds the results by name; empty: there is only one.
-        cost: Its base cost, in requests.
-        more: Additional cost by the request's content; None: a quarter of a request for each GPU
-            but the first.
     """
 
     request: type[Message]
     result: type[R]
     each: str = ""
-    cost: float = 1.0
-    more: Callable[[Any], float] | None = None
 
     @cached_property
     def name(self) -> str:
         """The value of the field `op`."""
         return str(self.request.model_fields["op"].default)
 
-    def cost_of(self, request: Message) -> float:
-        """The cost of a request, in requests."""
-        if self.more is not None:
-            return self.cost + self.more(request)
-        gpus = vars(request).get("gpus")
-        return self.cost + (len(gpus) - 1) / 4 if gpus else self.cost
-
     def read(self, result: dict[str, Any]) -> R:
         """Validates a result decoded from the wire."""
         return self.result.model_validate(result, strict=False)
 
 
-HELLO = Operation(Hello, NodeInfo, cost=2.0)
+HELLO = Operation(Hello, NodeInfo)
 STATE = Operation(GetState, GpuState, "gpus")
 ENERGY = Operation(GetEnergy, EnergyReading, "gpus")
 POWER = Operation(GetPower, PowerReading, "gpus")
 CLOCKS = Operation(GetClocks, SupportedClocks, "gpus")
 PROCESSES = Operation(GetProcesses, GpuProcesses, "gpus")
-WINDOWS = Operation(GetWindows, WindowEnergies, "sources", 2.0, _windows)
-TIMELINE = Operation(GetTimeline, Timeline, "sources", 4.0, _timeline)
+WINDOWS = Operation(GetWindows, WindowEnergies, "sources")
+TIMELINE = Operation(GetTimeline, Timeline, "sources")
 SET = Operation(SetControl, Applied, "gpus")
 SET_POWER_LIMIT = Operation(SetPowerLimit, Applied, "gpus")
 SET_GPU_CLOCKS = Operation(SetGpuClocks, Applied, "gpus")
@@ -135,20 +114,20 @@ SET_PERSISTENCE_MODE = Operation(SetPersistenceMode, Applied, "gpus")
 RESET = Operation(Reset, Applied, "gpus")
 ACQUIRE = Operation(Acquire, Acquired, "gpus")
 RELEASE = Operation(Release, Released)
-RESTORE = Operation(Restore, Restored, "gpus", 8.0)
+RESTORE = Operation(Restore, Restored, "gpus")
 PERSIST = Operation(Persist, Done, "gpus")
 SET_CEILING = Operation(SetCeiling, CeilingSet, "gpus")
 PUBLISH_PROFILE = Operation(PublishProfile, Done, "gpus")
 ALLOCATE = Operation(Allocate, Done, "gpus")
 DEALLOCATE = Operation(Deallocate, Deallocated)
-USAGE = Operation(GetUsage, Usage, cost=64.0)
+USAGE = Operation(GetUsage, Usage)
 FORGET_USER = Operation(ForgetUser, Forgotten)
 QUIESCE = Operation(Quiesce, Quiesced)
 RESUME = Operation(Resume, NodeInfo)
-POLICY = Operation(GetPolicy, Policy, cost=8.0)
-AUDIT = Operation(GetAudit, AuditRecords, cost=8.0)
-METRICS = Operation(GetMetrics, Metrics, cost=16.0)
-LEASES = Operation(ListLeases, LeaseList, cost=2.0)
+POLICY = Operation(GetPolicy, Policy)
+AUDIT = Operation(GetAudit, AuditRecords)
+METRICS = Operation(GetMetrics, Metrics)
+LEASES = Operation(ListLeases, LeaseList)
 HEARTBEAT = Operation(Heartbeat, HeartbeatResult)
 GOODBYE = Operation(Goodbye, Released)
 

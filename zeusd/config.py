@@ -93,7 +93,7 @@ class ServerSection(_Section):
     """Connections of all users together; fewer if the system allows fewer open files."""
     requests_per_second: Annotated[float, Field(gt=0, le=1e6)] = 2000.0
     """Requests per second of one user. Excess requests wait; nobody is disconnected for them.
-    Operations that cost zeusd more, and those for many GPUs, count as several."""
+    One that takes zeusd more than 0.1 ms of processor time counts as several."""
 
 
 def _simulable(spec: str) -> str:

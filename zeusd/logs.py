@@ -8,7 +8,10 @@ import logging
 import os
 import queue
 import sys
+import threading
 import time
+import traceback
+from collections.abc import Callable
 from logging.handlers import QueueHandler, QueueListener
 from typing import Any
 
@@ -16,6 +19,15 @@ from zeusd import systemd
 
 MAX_QUEUED = 10_000
 """Most records that may wait for the journal."""
+
+EVERY_S = 60.0
+MOST = 3
+"""Equal records that are logged in this time."""
+
+MAX_KNOWN = 1000
+
+AUDIT = "zeusd.audit"
+"""The audit log, which counts what repeats by itself."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -58,6 +70,50 @@ class TextFormatter(logging.Formatter):
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
+
+
+class Repeats(logging.Filter):
+    """Drops warnings and errors that were logged often in the last minute, and counts them in the
+    next one that says the same.
+
+    A failure of zeusd itself, with its traceback, repeats where it was raised.
+
+    Args:
+        clock_s: CLOCK_MONOTONIC.
+    """
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock_s = clock_s
+        self._known: dict[object, tuple[float, int]] = {}
+        self._guard = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log a record."""
+        if record.levelno < logging.WARNING or record.name == AUDIT:
+            return True
+        key, now_s = _said(record), self._clock_s()
+        with self._guard:
+            since_s, count = self._known.get(key, (now_s, 0))
+            dropped = max(0, count - MOST)
+            if now_s - since_s >= EVERY_S:
+                since_s, count = now_s, 0
+            elif len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[key] = (since_s, count + 1)
+        if count >= MOST:
+            return False
+        if dropped:
+            record.repeated = dropped
+        return True
+
+
+def _said(record: logging.LogRecord) -> object:
+    """What a record says, apart from its time."""
+    if record.exc_info and record.exc_info[2] is not None:
+        *_, (frame, line) = traceback.walk_tb(record.exc_info[2])
+        return record.exc_info[0], frame.f_code.co_filename, line
+    return record.name, record.getMessage(), repr(_fields(record))
 
 
 class _BoundedQueue(QueueHandler):
@@ -114,6 +170,7 @@ def configure(level: str, form: str, identifier: str = "zeusd") -> None:
         handler = logging.StreamHandler(sys.stderr)
         text = form == "text" or (form == "auto" and sys.stderr.isatty())
         handler.setFormatter(TextFormatter() if text else JsonFormatter())
+    handler.addFilter(Repeats())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 

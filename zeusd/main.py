@@ -102,6 +102,7 @@ class Daemon:
                 journal=Journal(settings.state_dir, JOURNAL_NAME, boot, JOURNAL_WAIT_S),
                 reply=self._server.reply,
                 users=self._server.describe,
+                charge=self._server.charge,
                 boot=boot,
                 orphan_directories=(settings.state_dir, EMBEDDED_STATE_DIR),
                 retry_s=config.nvml.retry_s,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import (
-    AuditRecord,
     AuditRecords,
     Count,
     Done,
@@ -33,6 +31,7 @@ from zeus_ipc.requests import (
 )
 from zeus_ipc.wire import Message
 from zeusd.core.accounting import for_reader, sees_all
+from zeusd.core.audit_log import PRIVATE
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import CloseDriver, Forget, Measured, Note, OpenDriver, Put, Read, Reading
@@ -339,10 +338,8 @@ class Administration:
         admin = self._node.settings.access.is_admin(peer)
         records = []
         for record in self._out.audit_log.newest(request.after, request.before, request.limit):
-            fields = asdict(record)
-            if not admin and record.uid != peer.uid:
-                fields |= dict.fromkeys(("pid", "lease", "command", "job"))
-            records.append(AuditRecord(**fields))
+            hidden = () if admin or record.uid == peer.uid else PRIVATE
+            records.append(record.message(hidden))
         result = AuditRecords(records=records, dropped=self._out.audit_log.dropped)
         connection.reply(self._out, request.id, result)
 

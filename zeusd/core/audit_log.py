@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from zeus_ipc.replies import AuditRecord
 from zeusd.core.effects import Note
 
 KEPT = 1000
+
+PRIVATE = ("pid", "lease", "command", "job")
+"""Fields that only the record's user and administrators may see."""
 
 REPEATED_NS = 600_000_000_000
 """A warning that comes again within this time after the last one is counted in the same record."""
@@ -43,6 +46,12 @@ class Record:
     reason: str | None = None
     result: str | None = None
 
+    def message(self, hidden: Collection[str] = ()) -> AuditRecord:
+        """The record as readers get it, without these fields. Not validated, as it is ours."""
+        values = ((name, getattr(self, name)) for name in _ALL if name not in hidden)
+        fields = {name: value for name, value in values if value is not None}
+        return AuditRecord.model_construct(set(fields), **fields)
+
     def goes_on(self, said: dict[str, Any]) -> bool:
         """Whether this record and another one are successful sets under the same lease."""
         return (
@@ -50,6 +59,9 @@ class Record:
             and self.result == "ok" == said.get("result")
             and self.lease == said.get("lease")
         )
+
+
+_ALL = tuple(field.name for field in fields(Record))
 
 
 class AuditLog:

@@ -390,6 +390,11 @@ class Core:
         if connection is not None:
             connection.add_deferred(body)
 
+    def user(self, conn: int) -> int:
+        """The user on a connection; -1: it has ended."""
+        connection = self._connections.get(conn)
+        return -1 if connection is None else connection.peer.uid
+
     def may_know(self, conn: int, uid: int | None) -> bool:
         """Whether who asks on this connection may know processes of this user."""
         connection = self._connections.get(conn)

@@ -153,7 +153,7 @@ class LeaseRequests:
             "command": peer.command,
             "job": peer.job,
             "lease": lease.name,
-            "reason": f"the lease of process {lease.holder.pid} of user {lease.uid}",
+            "reason": f"the lease of user {lease.uid}",
         }
         self._out.add(Note("revoked", fields))
 

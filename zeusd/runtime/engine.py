@@ -61,6 +61,7 @@ from zeusd.core.policy import Settings
 from zeusd.devices.metered import MeteredBackend
 from zeusd.devices.port import Backend
 from zeusd.identity import driver_id
+from zeusd.logs import AUDIT
 from zeusd.runtime.accounting import Accounting
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.driver import Driver
@@ -84,7 +85,7 @@ JOBS_S = 2.0
 """How often to look whether jobs that have ceilings are still there."""
 
 log = logging.getLogger(__name__)
-audit = logging.getLogger("zeusd.audit")
+audit = logging.getLogger(AUDIT)
 
 JOURNAL_RETRY_S = 1.0
 """Pause between attempts to write to the journal what could not be written."""
@@ -111,6 +112,7 @@ class Engine:
         driver_entry: What the journal should say about how the driver is reached.
         sampling: Makes the sampler, given the library and the loop.
         users: What the server refused whom.
+        charge: Takes a connection, and processor time that was spent for it later, ns.
         accounting: Makes the keeper of the energy ledger, given the sampler; None: there is none.
 
     Attributes:
@@ -132,6 +134,7 @@ class Engine:
         *,
         sampling: Callable[[Backend, Reactor], Sampling],
         users: Callable[[], list[UserLoad]] = list,
+        charge: Callable[[int, int], None] = lambda conn, cpu_ns: None,
         accounting: Callable[[Sampling], Accounting] | None = None,
     ) -> None:
         self.core = core
@@ -160,7 +163,7 @@ class Engine:
             driver_id,
             retry_s,
         )
-        self._reads = Reads(core, reactor, self.sampling, self._driver.submit, reply)
+        self._reads = Reads(core, reactor, self.sampling, self._driver.submit, reply, charge)
         self._carry_out: dict[type, Callable[[Any], None]] = {
             Reply: self._reply_to,
             Read: self._call,
@@ -304,6 +307,11 @@ class Engine:
             self._reads.request(conn, request)
         else:
             self.apply(self.core.request(time.monotonic_ns(), conn, request))
+
+    def has_exited(self, conn: int) -> bool:
+        """Whether the process that opened a connection has exited."""
+        process = self._peers.get(conn)
+        return process is not None and self._processes.has_exited(process)
 
     def invalid(self, conn: int, error: ErrorBody) -> None:
         """A request that nobody waits for was not valid."""

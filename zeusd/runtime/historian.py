@@ -30,7 +30,9 @@ from zeusd.runtime.sources import GpuSource, Source
 
 log = logging.getLogger(__name__)
 
-MAX_READY = 1024
+MAX_READY = 256
+"""Look-ups of one user that may wait for their turn."""
+
 TURN_NS = 1_000_000
 """How long queries are answered until other events have their turn."""
 
@@ -113,6 +115,9 @@ class LookUp:
         names: The sources.
         query: The query for each source.
         done: Called when all sources have a result.
+        user: The user who asked.
+        spent: Called with the processor time of each turn, ns.
+        wanted: Whether a client waits for it; if not, `done` is not called.
         results: The results: a message, or a `Failure`.
         lacking: The sources whose tick has not arrived.
         until_ns: The tick that it waits for.
@@ -122,6 +127,9 @@ class LookUp:
     names: tuple[str, ...]
     query: WindowsQuery | TimelineQuery
     done: Callable[[LookUp], None]
+    user: int = -1
+    spent: Callable[[int], None] = lambda cpu_ns: None
+    wanted: bool = True
     results: dict[str, Answer] = field(default_factory=dict)
     lacking: list[str] = field(default_factory=list)
     until_ns: int = 0
@@ -129,8 +137,8 @@ class LookUp:
 
 
 class Historian:
-    """Answers look-ups, a millisecond at a time. All methods but `ticked` belong to the loop's
-    thread.
+    """Answers look-ups, a millisecond at a time, of users in turn. All methods but `ticked` belong
+    to the loop's thread.
 
     A look-up waits for one source at a time, the one that ticks last, and is answered for all at
     once.
@@ -158,12 +166,13 @@ class Historian:
         self._waiting: dict[str, list[LookUp]] = {}
         self._give_up: Deadlines[LookUp] = Deadlines()
         self._alarm = Alarm(reactor, self._end_patience)
-        self._ready: deque[Iterator[None]] = deque()
+        self._ready: dict[int, deque[tuple[LookUp, Iterator[None]]]] = {}
+        self._turns: deque[int] = deque()
         self._working = False
 
     def submit(self, look_up: LookUp) -> None:
-        """Answers a query later; `LookUp.done` is always called."""
-        if len(self._ready) >= MAX_READY:
+        """Answers a query later; `LookUp.done` is called unless it is no longer wanted."""
+        if len(self._ready.get(look_up.user, ())) >= MAX_READY:
             failure = Failure(
                 ErrorCode.OVERLOADED, "zeusd has too many look-ups to do; ask again later"
             )
@@ -245,12 +254,15 @@ class Historian:
 
     def _conclude(self, look_up: LookUp) -> None:
         self._give_up.pop(look_up)
-        self._ready.append(self._answers(look_up))
+        if look_up.user not in self._ready:
+            self._ready[look_up.user] = deque()
+            self._turns.append(look_up.user)
+        self._ready[look_up.user].append((look_up, self._answers(look_up)))
         if not self._working:
             self._go_on()
 
     def _go_on(self) -> None:
-        self._working = bool(self._ready)
+        self._working = bool(self._turns)
         if self._working:
             self._reactor.call_soon(self._work)
 
@@ -258,12 +270,25 @@ class Historian:
         """Answers for a while; then other events have their turn."""
         end_ns = time.monotonic_ns() + TURN_NS
         try:
-            while self._ready and time.monotonic_ns() < end_ns:
-                answers = self._ready.popleft()
-                if next(islice(answers, STEPS - 1, None), _OVER) is not _OVER:
-                    self._ready.append(answers)
+            while self._turns and time.monotonic_ns() < end_ns:
+                self._turn(self._turns.popleft())
         finally:
             self._go_on()
+
+    def _turn(self, user: int) -> None:
+        """One turn of a user's oldest look-up."""
+        ready = self._ready[user]
+        look_up, answers = ready.popleft()
+        began_ns = time.thread_time_ns()
+        try:
+            if look_up.wanted and next(islice(answers, STEPS - 1, None), _OVER) is not _OVER:
+                ready.append((look_up, answers))
+        finally:
+            look_up.spent(time.thread_time_ns() - began_ns)
+            if ready:
+                self._turns.append(user)
+            else:
+                del self._ready[user]
 
     def _answers(self, look_up: LookUp) -> Iterator[None]:
         for name in look_up.names:

@@ -207,6 +207,11 @@ class ProcessWatch:
         self._references[process] -= 1
         self._drop_if_unused(process)
 
+    def has_exited(self, process: Process) -> bool:
+        """Whether a connected process has exited."""
+        pidfd = self._pidfds.get(process)
+        return pidfd is None or has_exited(pidfd)
+
     def watch(self, process: Process) -> None:
         """Counts one more lease of the process."""
         held = self._leases.get(process, 0)

@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeGuard
 
 from zeus_ipc.controls import Control
@@ -70,6 +71,7 @@ class _Pending:
     of: Callable[[dict[str, Message | None]], Message]
     results: dict[str, Message | None]
     missing: int
+    look_up: LookUp | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +93,7 @@ class Reads:
         submit: Passes a call on to the GPU's worker; its result comes back through `done`. Tickets
             are below zero: those of the core are not.
         reply: Sends a reply on a connection.
+        charge: Takes a connection, and the processor time that a look-up for it took, ns.
         clock_ns: CLOCK_MONOTONIC.
     """
 
@@ -101,6 +104,7 @@ class Reads:
         sampling: Sampling,
         submit: Callable[[Read], None],
         reply: Callable[[int, Envelope], None],
+        charge: Callable[[int, int], None] = lambda conn, cpu_ns: None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._core = core
@@ -108,6 +112,7 @@ class Reads:
         self._sampling = sampling
         self._submit = submit
         self._reply = reply
+        self._charge = charge
         self._clock_ns = clock_ns
         self._tickets = itertools.count(-1, -1)
         self._calls: dict[int, _Call] = {}
@@ -152,6 +157,8 @@ class Reads:
             return
         for pending in list(self._of_connection[conn]):
             self._forget(pending)
+            if pending.look_up is not None:
+                pending.look_up.wanted = False
         for call in self._calls.values():
             call.askers = [pending for pending in call.askers if pending.conn != conn]
 
@@ -245,7 +252,9 @@ class Reads:
             self._put(pending, look_up.results)
 
         if names:
-            self._sampling.look_up(LookUp(tuple(names), query, done))
+            spent = partial(self._charge, conn)
+            pending.look_up = LookUp(tuple(names), query, done, self._core.user(conn), spent)
+            self._sampling.look_up(pending.look_up)
 
     # ----------------------------------------------------------------------------------- replies
 

@@ -39,6 +39,7 @@ class Connection:
         queued: Whether it is queued to be read.
         closed: Whether it is closed, or about to be.
         hung_up: Whether the peer has stopped sending; earlier data may still be unread.
+        after_exit: Messages that were read after its process had exited.
         drained: Whether the last `receive` read everything, so that epoll reports new data.
         refusal: Why none of its requests can be served; None: they can.
         topics: Its subscriptions.
@@ -51,6 +52,7 @@ class Connection:
         "_mute",
         "_out",
         "accepted_ns",
+        "after_exit",
         "closed",
         "drained",
         "engine",
@@ -86,6 +88,7 @@ class Connection:
         self._out: deque[bytes] = deque()
         self._mute = False
         self.waiting = 0
+        self.after_exit = 0
         self.queued = False
         self.closed = False
         self.hung_up = False

@@ -15,9 +15,6 @@ from zeus_ipc.replies import Envelope, ErrorBody
 from zeus_ipc.requests import Request, request_adapter
 from zeus_ipc.wire import PROTOCOL_VERSION, explain
 
-INVALID = 1.0
-"""Cost of a request that is refused at once."""
-
 
 class Invalid(Exception):
     """A request that cannot be served.

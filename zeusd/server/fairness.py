@@ -23,7 +23,8 @@ class Limits:
 
     Attributes:
         connections: Concurrent connections; further ones are closed at once.
-        requests_per_second: Request rate; excess requests wait. Costly operations count as several.
+        requests_per_second: Request rate; excess requests wait. A request that takes the server's
+            time counts as several.
         bytes_per_second: The same for bytes.
         handshakes: Concurrent connections with an incomplete handshake.
         accepts_per_second: New connections per second; further ones are closed at once.
@@ -173,6 +174,10 @@ class Turns(Generic[T]):
         user._fault_ns = now_ns
         if user._recent_faults >= MAX_FAULTS:
             user._shut_until_ns = now_ns + PENALTY_NS
+
+    def charge(self, user: User[T], requests: float) -> None:
+        """Counts what zeusd did for a user besides reading its connections."""
+        user._requests -= requests
 
     # -------------------------------------------------------------------------------------- turns
 

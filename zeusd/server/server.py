@@ -18,7 +18,6 @@ from typing import Protocol
 
 from zeus_ipc.codec import encode
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.operations import OF_REQUEST
 from zeus_ipc.replies import Envelope, ErrorBody, UserLoad
 from zeus_ipc.requests import Request
 from zeus_ipc.zmtp import ProtocolError
@@ -55,7 +54,13 @@ what it had asked for before can come to this."""
 MAX_ALL_WAITING_BYTES = 64 * 1024 * 1024
 """The same for all clients together."""
 
+REQUEST_NS = 100_000
+"""Processor time of the loop that counts as one request: that of a heartbeat."""
+
 LOOK_S = 1.0
+MAX_AFTER_EXIT = 16
+"""Messages of a process that are still read after its exit: a goodbye, or sets without a reply."""
+
 LIMITED_NS = 250_000_000
 """A user whose requests waited for so much of a second is reported."""
 
@@ -81,6 +86,9 @@ class Application(Protocol):
 
     def invalid(self, conn: int, error: ErrorBody) -> None:
         """A request that nobody waits for was not valid."""
+
+    def has_exited(self, conn: int) -> bool:
+        """Whether its process has exited."""
 
 
 class Server:
@@ -114,6 +122,7 @@ class Server:
         self._scheduled = False
         self._alarm = Alarm(reactor, self._soon)
         self._serving = False
+        self._reading = False
         self._topics_changed = False
         self._application: Application
         self._stream: Callable[[frozenset[str]], None]
@@ -152,7 +161,16 @@ class Server:
         """Sends a reply; drops it if its connection has ended."""
         connection = self._connections.get(conn)
         if connection is not None and not connection.closed:
+            began_ns = time.thread_time_ns()
             self._send(connection, connection.engine.reply(encode(body)))
+            if not self._reading:
+                self.charge(conn, time.thread_time_ns() - began_ns)
+
+    def charge(self, conn: int, cpu_ns: int) -> None:
+        """Counts processor time that the loop spent for a connection after it was read."""
+        connection = self._connections.get(conn)
+        if connection is not None:
+            self._turns.charge(connection.user, cpu_ns / REQUEST_NS)
 
     def publish(self, name: str, sample: Sample) -> None:
         """Sends a sample to those who subscribe to its source."""
@@ -313,10 +331,14 @@ class Server:
         more."""
         if connection.closed:
             return _CLOSED, False
+        if connection.hung_up and self._is_over(connection):
+            self._close(connection)
+            return _NOTHING, False
         if connection.waiting:  # its turn comes when it has read
             connection.queued = False
             return _NOTHING, False
         engine, size = connection.engine, 0
+        began_ns, self._reading = time.thread_time_ns(), True
         try:
             event = engine.next_event() if engine.unread else None
             if event is None:
@@ -334,10 +356,11 @@ class Server:
                     connection.queued = not connection.drained
                     return Cost(0.25, size), connection.queued
             if type(event) is Message:
-                requests = self._request(connection, event.body)
+                self._request(connection, event.body)
             else:
-                requests = self._handle(connection, event)
+                self._handle(connection, event)
             connection.queued = not connection.drained or engine.unread
+            requests = max(1.0, (time.thread_time_ns() - began_ns) / REQUEST_NS)
             return Cost(requests, size), connection.queued and not connection.closed
         except ProtocolError as error:
             self._fault(connection, str(error))
@@ -350,10 +373,18 @@ class Server:
                 extra={"event": "bug", "uid": connection.uid},
             )
             self._close(connection)
+        finally:
+            self._reading = False
         return Cost(1.0), False
 
-    def _handle(self, connection: Connection, event: Event) -> float:
-        """What an event that is no request asks for. Returns what it costs, in requests."""
+    def _is_over(self, connection: Connection) -> bool:
+        """Whether its process has exited, and nobody waits for what it asked last."""
+        if connection.identified and self._application.has_exited(connection.number):
+            connection.after_exit += 1
+        return connection.after_exit > MAX_AFTER_EXIT
+
+    def _handle(self, connection: Connection, event: Event) -> None:
+        """Does what an event that is no request asks for."""
         match event:
             case Subscribe():
                 self._topics_changed |= self._topics.subscribe(connection, event.topic)
@@ -366,9 +397,8 @@ class Server:
         answer = connection.engine.data_to_send()
         if answer and not connection.closed:
             self._send(connection, answer)
-        return 1.0
 
-    def _request(self, connection: Connection, body: bytes) -> float:
+    def _request(self, connection: Connection, body: bytes) -> None:
         try:
             request = decoding.decode(body)
             refusal = connection.refusal
@@ -381,9 +411,8 @@ class Server:
                 self.reply(connection.number, invalid.reply)
             else:
                 self._application.invalid(connection.number, invalid.error)
-            return decoding.INVALID
+            return
         self._application.request(connection.number, request)
-        return OF_REQUEST[type(request)].cost_of(request)
 
     def _identify(self, connection: Connection) -> None:
         """Asks the kernel who is at the other end."""

@@ -121,14 +121,12 @@ def _doc(model: type[BaseModel]) -> str:
 
 
 def _result(model: type[BaseModel]) -> str:
-    """The reply to a request, and its cost."""
+    """The reply to a request."""
     operation = OF_REQUEST[model]
     text = f"Result: {_link(operation.result)}"
     if operation.each:
         text += f" or {_link(answers.Refused)} for each, by name, in `{operation.each}`"
-    return (
-        f"{text}.\n" if operation.cost == 1 else f"{text}. Costs as much as {operation.cost:g}.\n"
-    )
+    return f"{text}.\n"
 
 
 def _link(model: type[BaseModel]) -> str:

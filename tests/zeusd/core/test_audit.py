@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.zeusd.core.test_administration import ADMIN, ALICE, POWER, make_world
+from tests.zeusd.core.test_administration import ADMIN, ALICE, BOB, POWER, make_world
 from tests.zeusd.core.world import GPU0, World
 from zeusd.core.audit_log import KEPT, REPEATED_NS, AuditLog
 from zeusd.core.effects import Note
@@ -15,7 +15,22 @@ def test_a_revoked_lease_names_who_revoked_it() -> None:
     world.call(ADMIN, "release", whose="all")
     (record,) = world.events("revoked")
     assert (record["uid"], record["pid"]) == (1001, 101)
-    assert record["reason"] == "the lease of process 102 of user 1002"
+    assert (record["reason"], record["lease"]) == ("the lease of user 1002", f"102-{world.now_ns}")
+
+
+def test_no_record_tells_other_users_a_pid() -> None:
+    """Neither in a field nor in a text."""
+    world = make_world()
+    world.set_power(ALICE, 200)
+    world.call(ADMIN, "release", whose="all")
+    world.call(BOB, "set_memory_clocks", gpus=[GPU0], min_mhz=1, max_mhz=2)  # not allowed
+    world.call(ADMIN, "restore", gpus=[GPU0])
+    records = world.call(BOB, "audit")["result"]["records"]
+    others = [one for one in records if one.get("uid") != 1003]
+    assert {"set", "revoked"} <= {one["event"] for one in others}
+    assert len(others) < len(records)
+    assert "101" not in str(others).replace("1001", "")
+    assert "102" not in str(others).replace("1002", "")
 
 
 def test_an_outside_change_on_an_idle_gpu_is_recorded_once() -> None:

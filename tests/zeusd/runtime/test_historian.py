@@ -58,6 +58,7 @@ class Scene:
         self.soon: list[Callable[[], None]] = []
         self.timers: list[tuple[int, Callable[[], None]]] = []
         self.done: list[LookUp] = []
+        self.spent_ns: list[int] = []
         # A test double: it has only what the historian uses of the two.
         self.hurried = 0
         hurry = self.advance if simulated else None
@@ -88,10 +89,12 @@ class Scene:
 
     # What a test does.
 
-    def ask(self, *names: str, windows: int = 1, end_ns: int | None = None) -> LookUp:
+    def ask(
+        self, *names: str, windows: int = 1, end_ns: int | None = None, user: int = -1
+    ) -> LookUp:
         end_ns = self.now_ns if end_ns is None else end_ns
         query = WindowsQuery(((end_ns - 2 * TICK_NS, end_ns, 0),) * windows)
-        look_up = LookUp(names, query, self.done.append)
+        look_up = LookUp(names, query, self.done.append, user, self.spent_ns.append)
         self.historian.submit(look_up)
         return look_up
 
@@ -276,6 +279,17 @@ def test_too_many_at_once_are_refused() -> None:
     assert refused.code is ErrorCode.OVERLOADED
     scene.settle()
     assert len(scene.done) == len(asked)
+
+
+def test_a_user_with_many_look_ups_delays_others_by_one_turn_and_pays_for_all() -> None:
+    scene = Scene(Device())
+    asked = [scene.ask("GPU-0", end_ns=BEGIN_NS, user=1) for _ in range(module.MAX_READY)]
+    other = scene.ask("GPU-0", end_ns=BEGIN_NS, user=2)
+    for look_up in asked[2:]:
+        look_up.wanted = False  # their connection has ended
+    scene.settle()
+    assert scene.done == [asked[0], other, asked[1]]
+    assert len(scene.spent_ns) == len(asked) + 1
 
 
 def test_windows_that_follow_each_other_are_looked_up_as_such() -> None:

@@ -42,7 +42,7 @@ class Scene:
             self,  # the sampler's part
             self.calls.append,
             lambda conn, body: self.replies.append((conn, decode_reply(encode(body)))),
-            lambda: self.now_ns,
+            clock_ns=lambda: self.now_ns,
         )
         self.world.connect(1, uid=65534)
 

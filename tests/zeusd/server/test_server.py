@@ -27,7 +27,7 @@ from zeusd.runtime.sources import Sample
 from zeusd.server import acceptor, descriptors
 from zeusd.server import server as server_module
 from zeusd.server.fairness import Limits
-from zeusd.server.server import Server
+from zeusd.server.server import MAX_AFTER_EXIT, MAX_WAITING_BYTES, Server
 
 
 class Echo:
@@ -39,6 +39,8 @@ class Echo:
         self.asked: list[str] = []
         self.closed: list[int] = []
         self.payload = b""
+        self.cpu_s = 0.0
+        self.dead: set[int] = set()
 
     def peer_opened(self, peer: Peer, pidfd: int) -> None:
         os.close(pidfd)
@@ -51,10 +53,16 @@ class Echo:
         self.asked.append(request.op)
         if request.op == "hello":
             raise RuntimeError("a bug that this request shows")
+        end_s = time.thread_time() + self.cpu_s
+        while time.thread_time() < end_s:
+            pass
         self._server.reply(conn, {"id": request.id, "op": request.op, "x": self.payload})
 
     def invalid(self, conn: int, error: ErrorBody) -> None:
         self.asked.append(error.code)
+
+    def has_exited(self, conn: int) -> bool:
+        return conn in self.dead
 
 
 class Running:
@@ -284,6 +292,43 @@ def test_messages_before_the_end_still_count(running: Running) -> None:
         stream.sendall(b"".join(frame(ask(number)) for number in range(60)))
     wait_for(lambda: len(running.echo.asked) == 60, "all of them")
     wait_for(lambda: running.echo.closed, "the connection's end")
+
+
+def test_what_a_dead_process_has_sent_is_dropped_but_for_its_last_words(
+    running: Running,
+) -> None:
+    """A flood must not go on for as long as its sender's buffers last."""
+    running.echo.payload = bytes(MAX_WAITING_BYTES // 2)  # so that it waits for its reader
+    with shaken(running.path) as stream:
+        stream.sendall(b"".join(frame(ask(number)) for number in range(1000)))
+        wait_for(lambda: running.echo.asked, "the first requests")
+        running.on_loop(lambda: running.echo.dead.update(running.echo.peers))
+        before = len(running.echo.asked)
+    wait_for(lambda: running.echo.closed, "the connection's end")
+    assert len(running.echo.asked) - before <= 2 * MAX_AFTER_EXIT
+
+
+def test_a_request_counts_by_the_time_that_it_takes(tmp_path: Path) -> None:
+    with serving(tmp_path, Limits(requests_per_second=500.0)) as running:
+        with shaken(running.path) as stream:
+            for number in range(10):
+                stream.sendall(frame(ask(number)))
+                message(stream)
+            assert running.users() == []
+            running.echo.cpu_s = 0.02
+            for number in range(3):
+                stream.sendall(frame(ask(number)))
+                message(stream)
+            (user,) = running.users()
+            assert user.limited_ns > 100_000_000
+            running.echo.cpu_s = 0.0
+            stream.sendall(frame(ask(0)))
+            message(stream)
+            limited_ns = running.users()[0].limited_ns
+            running.on_loop(lambda: running.server.charge(min(running.echo.peers), 20_000_000))
+            stream.sendall(frame(ask(0)))
+            message(stream)
+            assert running.users()[0].limited_ns > limited_ns + 100_000_000
 
 
 def test_a_client_that_does_not_read_is_not_read_until_it_does(running: Running) -> None:

@@ -1,0 +1,64 @@
+"""What repeats does not fill the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from zeusd.logs import AUDIT, EVERY_S, MOST, Repeats
+
+NOW_S = [1000.0]
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    handler = Kept()
+    handler.addFilter(Repeats(lambda: NOW_S[0]))
+    loggers = [logging.getLogger(name) for name in ("zeusd.test", AUDIT)]
+    for one in loggers:
+        one.addHandler(handler)
+        one.setLevel(logging.INFO)
+    yield handler
+    for one in loggers:
+        one.removeHandler(handler)
+        one.setLevel(logging.NOTSET)
+
+
+def fail(number: int) -> None:
+    raise ValueError(f"differs: {number}")
+
+
+def test_equal_warnings_and_failures_are_counted(kept: Kept) -> None:
+    log = logging.getLogger("zeusd.test")
+    for number in range(1000):
+        log.warning("the disk is %s", "full", extra={"event": "journal_failed"})
+        try:
+            fail(number)
+        except ValueError:
+            log.exception("user %d shows a bug", number, extra={"event": "bug"})
+    assert len(kept.records) == 2 * MOST
+    NOW_S[0] += EVERY_S
+    log.warning("the disk is %s", "full", extra={"event": "journal_failed"})
+    assert vars(kept.records[-1])["repeated"] == 1000 - MOST
+    log.warning("the disk is %s", "full", extra={"event": "journal_failed"})
+    assert "repeated" not in vars(kept.records[-1])
+
+
+def test_records_that_differ_and_audit_records_are_all_logged(kept: Kept) -> None:
+    log, audit = logging.getLogger("zeusd.test"), logging.getLogger(AUDIT)
+    for number in range(20):
+        log.warning("the disk is full", extra={"gpu": str(number)})
+        log.info("a set")
+        audit.warning("restore_failed", extra={"gpu": "GPU-0"})
+    assert len(kept.records) == 60
