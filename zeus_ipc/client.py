@@ -371,6 +371,20 @@ class Client(Closing):
         """Sends a heartbeat. Returns how many leases this process holds."""
         return self._ask(operations.HEARTBEAT).leases
 
+    def lost_leases(self, known: int, wait_s: float) -> list[tuple[str, str]]:
+        """Waits until the number of leases that this process has lost and not acquired again is
+        another than `known`. Returns the GPU and control of each.
+
+        Raises:
+            RequestTimeout: It has not changed within `wait_s`.
+        """
+        message = self._message(operations.HEARTBEAT, {"losses": known})
+        reply = self._transport.request(message, wait_s, in_order=False)
+        if "error" in reply:
+            raise errors.from_wire(reply["error"])
+        lost = operations.HEARTBEAT.read(reply["result"]).lost
+        return [(gpu, control) for gpu, control in lost]
+
     @property
     def answers(self) -> bool:
         """Whether the daemon answered the last request; takes no time, and sends none."""
@@ -628,6 +642,8 @@ class Client(Closing):
         self._closed = True
         if self._heartbeat is not None:
             self._heartbeat.stop()
+        if isinstance(self._transport, SocketTransport):
+            self._transport.patient = False  # the end of this process ends its leases, too
         # A child of fork acquired nothing through this client unless it used it itself.
         with contextlib.suppress(errors.ZeusIpcError):
             if self._transport.used:

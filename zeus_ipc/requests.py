@@ -578,6 +578,9 @@ class Heartbeat(_Request):
     """
 
     op: Literal["heartbeat"] = "heartbeat"
+    losses: Annotated[int, Field(ge=0)] | None = None
+    """Reply only once the process has another number of `lost` leases than this; None: at once. A
+    connection's next request of this kind replaces one that waits."""
 
 
 class Goodbye(_Request):

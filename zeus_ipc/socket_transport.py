@@ -53,6 +53,8 @@ class SocketTransport(Transport):
 
     in_process = False
     used = False
+    patient = True
+    """Whether to wait for a daemon that was reached before, because it may be restarting."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -228,8 +230,7 @@ class SocketTransport(Transport):
         except ProtocolError as error:
             raise _not_zeusd(error) from None
         except OSError as error:
-            # Wait for a daemon that was reached before, because it may be restarting.
-            reason = None if self.used else unreachable(self.path, error)
+            reason = None if self.used and self.patient else unreachable(self.path, error)
             if reason is not None:
                 raise reason from None
             _pause(until_ns)

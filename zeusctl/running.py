@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import signal
-import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from zeus_ipc.programs import is_missing
 from zeusctl.exits import CommandError, Exit
 
-LOOK_S = 1.0
-"""Interval between checks."""
+WITNESS_S = 0.02
+"""Time for a signal to reach all processes that it is sent to."""
+
+_OWN = {signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+_OWN |= {signal.SIGTTIN, signal.SIGTTOU, signal.SIGKILL, signal.SIGSTOP}
+"""Signals that are about this process itself, or cannot be caught."""
+
+_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Signals that Python ignores; the command must not."""
+
+_OF_TERMINAL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
-def run(command: Sequence[str], meanwhile: Callable[[], None] = lambda: None) -> int:
+def run(command: Sequence[str]) -> int:
     """Runs a command to its end.
 
-    Signals that request this process's end are passed to the command; this process outlives it, to
-    restore its leases.
+    Every signal that reaches this process reaches the command, once. This process outlives it, to
+    restore its leases, and stops and continues with it.
 
     Args:
         command: Program and arguments.
-        meanwhile: Called about once a second.
 
     Returns:
         Its exit code; 128 and the signal's number if a signal ended it, as shells have it.
@@ -33,61 +44,144 @@ def run(command: Sequence[str], meanwhile: Callable[[], None] = lambda: None) ->
     Raises:
         CommandError: It cannot be run.
     """
-    with _forwarding() as forward:
+    with _caught() as signals:
+        job = _spawn(command)
+        witness = _Witness()
         try:
-            process = subprocess.Popen(command)
-        except OSError as error:
-            if is_missing(command[0], error):
-                message = f"{command[0]}: command not found; check the name and the PATH"
-                raise CommandError(message, Exit.NOT_FOUND, "failed") from None
-            message = f"{command[0]}: cannot be executed ({error.strerror})"
-            raise CommandError(message, Exit.NOT_EXECUTABLE, "failed") from None
-        forward(process)
-        while True:
-            try:
-                code = process.wait(LOOK_S)
-            except subprocess.TimeoutExpired:
-                meanwhile()
-            else:
-                return code if code >= 0 else 128 - code
+            for number in signals.take():  # the job did not exist yet, or may not have
+                os.kill(job, number)
+            while True:
+                signals.wait()
+                numbers = signals.take()
+                if numbers:
+                    time.sleep(WITNESS_S)
+                    witness = _pass_on(job, numbers, witness)
+                ended, status = os.waitpid(job, os.WNOHANG | os.WUNTRACED)
+                if not ended:
+                    continue
+                if not os.WIFSTOPPED(status):
+                    code = os.waitstatus_to_exitcode(status)
+                    return code if code >= 0 else 128 - code
+                if os.WSTOPSIG(status) in _OF_TERMINAL:
+                    os.kill(os.getpid(), signal.SIGSTOP)  # so that the shell sees it
+        finally:
+            witness.end()
+
+
+def _spawn(command: Sequence[str]) -> int:
+    """Starts a command with all that this process has inherited. Returns its pid."""
+    try:
+        return os.posix_spawnp(command[0], [*command], os.environ, setsigdef=_RESTORED)
+    except OSError as error:
+        if is_missing(command[0], error):
+            message = f"{command[0]}: command not found; check the name and the PATH"
+            raise CommandError(message, Exit.NOT_FOUND, "failed") from None
+        message = f"{command[0]}: cannot be executed ({error.strerror})"
+        raise CommandError(message, Exit.NOT_EXECUTABLE, "failed") from None
+
+
+def _pass_on(job: int, numbers: Sequence[int], witness: _Witness) -> _Witness:
+    """Passes signals to the job that did not reach it by themselves. Returns the next witness."""
+    following = _Witness()
+    reached = witness.received() if os.getpgid(job) == os.getpgrp() else set()
+    witness.end()
+    for number in numbers:
+        if number not in reached:
+            os.kill(job, number)  # it is waited for later, so the pid is the job's
+    return following
+
+
+class _Signals:
+    """The signals that this process has received, and wake-ups by them."""
+
+    def __init__(self) -> None:
+        self._received: list[int] = []
+        self._woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._before = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal."""
+        if number != signal.SIGCHLD:
+            self._received.append(number)
+
+    def wait(self) -> None:
+        """Waits for a signal, or the command's end or stop."""
+        select.select([self._woken], [], [])
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+
+    def take(self) -> list[int]:
+        """Removes and returns the numbers of received signals."""
+        taken = []
+        while self._received:
+            taken.append(self._received.pop(0))
+        return taken
+
+    def end(self) -> None:
+        """Ends the wake-ups."""
+        os.close(signal.set_wakeup_fd(self._before))
+        os.close(self._woken)
 
 
 @contextlib.contextmanager
-def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Passes SIGTERM and SIGHUP on; the terminal sends Ctrl-C to both processes itself."""
-    target: list[subprocess.Popen[bytes]] = []
-    early: list[int] = []
-
-    def hand_on(number: int, frame: FrameType | None) -> None:
-        if not target:
-            early.append(number)
-        for process in target:
-            process.send_signal(number)
-
-    def forward(process: subprocess.Popen[bytes]) -> None:
-        target.append(process)
-        for number in early:
-            process.send_signal(number)
-
-    def ignore(number: int, frame: FrameType | None) -> None:
-        pass
-
-    handlers: dict[int, Any] = {signal.SIGTERM: hand_on, signal.SIGHUP: hand_on}
-    handlers |= {signal.SIGINT: ignore, signal.SIGQUIT: ignore}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+def _caught() -> Iterator[_Signals]:
+    """Catches all signals that are not ignored, as after `nohup`."""
+    signals = _Signals()
+    before: dict[int, Any] = {}
     try:
-        yield forward
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signals.handle)
+        for other in signal.valid_signals() - _OWN:
+            if signal.getsignal(other) != signal.SIG_IGN:
+                before[other] = signal.signal(other, signals.handle)
+        yield signals
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signals.end()
+
+
+class _Witness:
+    """A process beside the command that keeps all signals pending, so that one sent to both of us
+    can be told from one sent to this process alone: the terminal, a service manager, and a batch
+    system send it to all processes, and the command must not get it twice.
+    """
+
+    def __init__(self) -> None:
+        reads, self._writes = os.pipe2(os.O_CLOEXEC)
+        actions = [
+            (os.POSIX_SPAWN_DUP2, reads, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+        ]
+        every = signal.valid_signals()
+        try:
+            # It ends with the pipe, and so with this process.
+            self._pid = os.posix_spawnp("cat", ["cat"], {}, file_actions=actions, setsigmask=every)
+        except OSError:
+            self._pid = 0
+        os.close(reads)
+
+    def received(self) -> set[int]:
+        """Numbers of the signals that it has received."""
+        pending = 0
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{self._pid}/status").read_text().splitlines():
+                if line.startswith(("SigPnd:", "ShdPnd:")):
+                    pending |= int(line.split()[1], 16)
+        return {number for number in signal.valid_signals() if pending >> (number - 1) & 1}
+
+    def end(self) -> None:
+        """Ends it."""
+        os.close(self._writes)
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
 
 
 class Ending(threading.Event):
     """Set when an end is requested.
 
     Attributes:
-        code: The exit
-        code: `INTERRUPTED` for Ctrl-C, else success.
+        code: The exit code: `INTERRUPTED` for Ctrl-C, else success.
     """
 
     code = Exit.OK

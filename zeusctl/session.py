@@ -156,9 +156,12 @@ class Session:
         self.__dict__.pop("node", None)
 
     def close(self) -> None:
-        """Ends the connection, and the leases taken through it."""
+        """Ends the connection, and the leases taken through it; without zeusd, at once."""
         if self._client is not None:
-            self._client.close()
+            from zeus_ipc.circuit import bounded
+
+            with bounded(self._timeout_s):
+                self._client.close()
             self._client = None
 
     def answer(

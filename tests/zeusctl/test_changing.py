@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import re
+import shlex
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,7 @@ from zeus_ipc.errors import LeaseExpired
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.exits import CommandError, Exit
 from zeusctl.recording import read
+from zeusctl.session import TIMEOUT_S
 
 WORK = "nsdi23/v100/imagenet/resnet50/adadelta/32"
 
@@ -145,16 +150,109 @@ def test_a_setting_without_a_command_ends_with_zeusctl(
     wait_for(lambda: limits(daemon)[1] == 250, "the limit to be back")
 
 
-def test_a_signal_ends_the_command_and_then_the_setting(daemon: RunningDaemon) -> None:
-    with spawn(daemon, "set", "1", "-p", "150", "--", "sleep", "100") as setter:
-        wait_for(lambda: limits(daemon)[1] == 150, "the limit")
-        assert setter.stderr is not None
-        setter.stderr.readline()  # the command runs now, or soon
-        children = Path(f"/proc/{setter.pid}/task/{setter.pid}/children")
-        wait_for(lambda: children.read_text().strip(), "the command to run")
-        setter.send_signal(signal.SIGTERM)
-        assert setter.wait(20) == 128 + signal.SIGTERM
+JOB = """
+import os, signal, sys
+file = open(sys.argv[1], "a", buffering=1)
+caught = [number for number in signal.valid_signals() if number not in map(int, sys.argv[2:])]
+for number in caught:
+    signal.signal(number, lambda number, _: file.write(f"{number}\\n"))
+file.write(f"{os.getpid()}\\n")
+while True:
+    signal.pause()
+"""
+FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+"""What a process gets for its own mistakes."""
+
+NOT_CAUGHT = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, *FAULTS)
+OF_TERMINAL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT)
+IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
+"""What Python ignores."""
+
+
+@contextlib.contextmanager
+def wrapped(
+    daemon: RunningDaemon, verb: tuple[str, ...], got: Path, *before: str
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A command that notes its signals in a file, in its wrapper. Returns that, and its pid."""
+    job = (sys.executable, "-c", JOB, str(got), *(f"{number:d}" for number in NOT_CAUGHT))
+    with spawn(daemon, *verb, "--", *before, *job) as wrapper:
+        wait_for(lambda: got.exists() and got.read_text().endswith("\n"), "the command to run")
+        pid = int(got.read_text())
+        yield wrapper, pid
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        assert wrapper.wait(20) == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("verb", [("set", "1", "-p", "150"), ("measure",)])
+def test_every_signal_reaches_the_command_once(
+    daemon: RunningDaemon, verb: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Sent to zeusctl alone, or to the group, as by a terminal, timeout(1) or a service manager."""
+    got = tmp_path / "got"
+    others = {*NOT_CAUGHT, *OF_TERMINAL, *IGNORED}
+    numbers = sorted(signal.valid_signals() - others)
+    assert {signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTERM} < {*numbers}
+    with wrapped(daemon, verb, got) as (wrapper, _):
+        for number in numbers:
+            for times, send in enumerate((os.kill, os.killpg), 1):
+                send(wrapper.pid, number)
+                wait_for(
+                    lambda: got.read_text().split()[1:].count(str(number)) >= times, f"{number}"
+                )
+    noted = [int(line) for line in got.read_text().split()[1:]]
+    assert noted == [number for number in numbers for _ in range(2)]
     wait_for(lambda: limits(daemon)[1] == 250, "the limit to be back")
+
+
+def test_a_command_in_another_group_gets_the_groups_signals(
+    daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    got = tmp_path / "got"
+    with wrapped(daemon, ("measure",), got, "setsid") as (wrapper, pid):
+        assert os.getpgid(pid) != wrapper.pid
+        for send in (os.kill, os.killpg):
+            send(wrapper.pid, signal.SIGTERM)
+            wait_for(lambda: got.read_text().split()[1:] == ["15"], "the signal")
+            got.write_text(f"{pid}\n")
+
+
+def test_a_command_inherits_what_zeusctl_has_inherited(daemon: RunningDaemon) -> None:
+    """Ignored signals, as after nohup, and files, as of a shell's <(...)."""
+    look = "import os, signal, sys; print(os.read(int(sys.argv[1]), 9).decode(), "
+    look += "*(int(signal.getsignal(n)) for n in (signal.SIGHUP, signal.SIGUSR1)))"
+    reads, writes = os.pipe()
+    os.write(writes, b"inherited")
+    line = f"{shlex.quote(sys.executable)} -m zeusctl measure -o /dev/null -- "
+    line += f"{shlex.quote(sys.executable)} -c {shlex.quote(look)} {reads}"
+    ran = subprocess.run(
+        ["sh", "-c", f"trap '' HUP; exec {line}"],
+        pass_fds=[reads],
+        env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
+        capture_output=True,
+        text=True,
+    )
+    os.close(reads)
+    os.close(writes)
+    ignored, default = int(signal.SIG_IGN), int(signal.SIG_DFL)
+    assert (ran.stdout, ran.stderr) == (f"inherited {ignored} {default}\n", "")
+
+
+@pytest.mark.parametrize("verb", [("set", "0,1", "-p", "150"), ("measure",)])
+def test_a_command_outlives_a_zeusd_that_is_stopped(verb: tuple[str, ...], tmp_path: Path) -> None:
+    """One line says at once that its limits are gone."""
+    simulated = ("--simulate", "2xv100-pcie", *configuration(tmp_path))
+    with running_daemon(*simulated, gpus=2) as node:
+        with wrapped(node, verb, tmp_path / "got") as (wrapper, pid):
+            assert wrapper.stderr is not None
+            node.stop()
+            if verb[0] == "set":
+                said = [wrapper.stderr.readline() for _ in range(3)]
+                assert "the lease on power_limit of GPUs 0, 1 is lost" in said[2]
+            os.kill(pid, signal.SIGKILL)
+            _, rest = wrapper.communicate(timeout=TIMEOUT_S - 1)  # no request was waited for
+            assert ("no zeusd listens" in rest) is (verb[0] == "measure"), rest
+        node.start_again()
 
 
 def test_the_holder_is_informed_when_it_loses_a_setting(daemon: RunningDaemon) -> None:

@@ -235,6 +235,28 @@ def test_a_terminal_is_coloured_unless_it_must_not_be(
     assert "\x1b[" not in shown["dumb"][0]
 
 
+def test_a_shell_stops_and_continues_a_command_in_its_wrapper(daemon: RunningDaemon) -> None:
+    command = f"{shlex.quote(sys.executable)} -m zeusctl set 1 -p 150 --"
+    env = {"ZEUSD_SOCK_PATH": daemon.socket, "PS1": "$ "}
+    shell = Terminal(["bash", "--norc", "--noediting", "-i"], env, (120, 40))
+    try:
+        shell.type(f"{command} sh -c 'echo run''ning; sleep 100'\n")
+        shell.expect("running")
+        for _ in range(2):
+            shell.type("\x1a")
+            shell.expect("Stopped")
+            shell.text = ""
+            shell.type("kill -CONT %1; sleep 0.1; jobs\n")
+            shell.expect("Running")
+            shell.type("fg\n")
+            shell.expect("100'")
+        shell.type("\x03")
+        shell.type("echo code $?\n")
+        shell.expect("code 130")
+    finally:
+        shell.close()
+
+
 def test_confirming_at_the_terminal(daemon: RunningDaemon) -> None:
     with terminal(daemon, "set", "0", "-p", "150", "--confirm-within", "60s") as session:
         session.expect("keep? [y/N, within 60 s]")

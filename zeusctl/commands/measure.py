@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -14,11 +15,14 @@ from zeus_ipc.options import FILE
 from zeusctl.completing import complete_command, complete_gpus
 from zeusctl.exits import CommandError, Exit, check_writable, writing
 from zeusctl.running import run
-from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.session import TIMEOUT_S, Session, common_options, now, pass_session
 from zeusctl.text import style, table
 
 if TYPE_CHECKING:
     from zeusctl.reports import Measured, MeasureReport
+
+GONE_S = 0.7
+"""How long to wait for a zeusd that may be restarting when the command has ended."""
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -51,6 +55,7 @@ def measure(
     zeusctl measure -- python train.py --epochs 1
     zeusctl measure --gpus 0,1 -o energy.txt -- ./job.sh
     """
+    from zeus_ipc.circuit import bounded
     from zeus_ipc.errors import ErrorCode, SeveralGpusFailed, ZeusIpcError
 
     try:
@@ -85,7 +90,12 @@ def measure(
     code = run(command)
     end_ns = time.monotonic_ns()
     seconds = (end_ns - begin_ns) / 1e9
-    sources = [_measured(session, source, name, begin_ns, end_ns) for source, name in names.items()]
+    with contextlib.suppress(ZeusIpcError), bounded(GONE_S):
+        session.client.heartbeat()
+    with bounded(TIMEOUT_S):  # not at all if zeusd did not answer that
+        sources = [
+            _measured(session, source, name, begin_ns, end_ns) for source, name in names.items()
+        ]
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     note = ""
     if gpus == "all" and len(chosen) > 1 and listed is not None:

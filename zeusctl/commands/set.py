@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select as waiting
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
 from zeus_ipc.sd_notify import sd_notify
 from zeusctl.completing import complete_command, gpus_argument
 from zeusctl.exits import CommandError, Exit
-from zeusctl.running import LOOK_S, asked_to_end, run
+from zeusctl.running import asked_to_end, run
 from zeusctl.session import Session, ceiling_option, common_options, now, pass_session
 from zeusctl.text import count, parse_duration, value_text
 
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     _Type = click.ParamType[Any]
 else:
     _Type = click.ParamType  # generic for type checkers only, in older releases
+
+WATCH_S = 60.0
+"""Time limit of one request that waits for the loss of a lease."""
+
+RETRY_S = 0.5
+"""Pause after such a request that zeusd did not answer."""
 
 
 class _Value(_Type):
@@ -177,14 +184,15 @@ def set_(
     watch = _LossWatch(session, settings)
     if command:
         _answer(session, settings, "command")
-        click.get_current_context().exit(run(command, watch))
-    with asked_to_end() as ended:
+        with watch:
+            code = run(command)
+        click.get_current_context().exit(code)
+    with asked_to_end() as ended, watch:
         _answer(session, settings, "process")
         if not session.json:
             click.echo("held until Ctrl-C", err=True)
         sd_notify("READY=1")
-        while not ended.wait(LOOK_S):
-            watch()
+        ended.wait()
     click.get_current_context().exit(ended.code)
 
 
@@ -332,37 +340,51 @@ def _answer(session: Session, settings: list[Setting], kept: str) -> None:
 
 
 class _LossWatch:
-    """Reports a lost lease, once."""
+    """A thread that reports lost leases at once, until the end of the block."""
 
     def __init__(self, session: Session, settings: Sequence[Setting]) -> None:
-        self._session = session
+        self._client = session.client
         self._index = {one.uuid: one.gpu for one in settings}
         self._held = {(one.uuid, one.control) for one in settings}
+        self._ended = threading.Event()
 
-    def __call__(self) -> None:
-        held = self._read()
-        for uuid, control in sorted(self._held - held):
+    def __enter__(self) -> None:
+        threading.Thread(target=self._run, name="zeusctl-watch", daemon=True).start()
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        from zeus_ipc.errors import RequestTimeout, ZeusIpcError
+
+        known = 0
+        while self._held and not self._ended.is_set():
+            try:
+                lost = self._client.lost_leases(known, WATCH_S)
+            except RequestTimeout:
+                continue
+            except ZeusIpcError:
+                self._ended.wait(RETRY_S)
+                continue
+            known = len(lost)
+            self._report(self._held.intersection(lost))
+            self._held.difference_update(lost)
+
+    def _report(self, lost: set[tuple[str, str]]) -> None:
+        gpus: dict[str, list[int]] = {}
+        for uuid, control in lost:
+            gpus.setdefault(control, []).append(self._index[uuid])
+        what = [
+            f"{control} of {'GPU' if len(indices) == 1 else 'GPUs'} "
+            + ", ".join(map(str, sorted(indices)))
+            for control, indices in sorted(gpus.items())
+        ]
+        if what and not self._ended.is_set():
             click.echo(
-                f"zeusctl: the lease on {control} of GPU {self._index[uuid]} is lost; zeusd has "
-                "restored the old value; `zeusctl audit` says why",
+                f"zeusctl: the lease on {' and '.join(what)} is lost; zeusd has restored the old "
+                "value; `zeusctl audit` says why",
                 err=True,
             )
-        self._held &= held
-
-    def _read(self) -> set[tuple[str, str]]:
-        import os
-
-        from zeus_ipc.errors import ZeusIpcError
-
-        try:
-            leases = self._session.client.leases()
-        except ZeusIpcError:  # zeusd is being restarted; leases survive that
-            return self._held
-        return {
-            (lease.gpu, lease.control.value)
-            for lease in leases
-            if lease.pid == os.getpid() and not lease.restoring and lease.gpu in self._index
-        }
 
 
 def _not_run(session: Session, error: Exception) -> CommandError:

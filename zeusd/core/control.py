@@ -326,6 +326,7 @@ class ControlMachine(Leased):
         if process not in self._lost:
             self._watch(process)
         self._lost[process] = loss
+        self._node.losers.add(process)
         self._out.add(Put(loss.key, loss.to_json()))
         self._end(reason, overwrite, then)
 

@@ -184,7 +184,7 @@ class Core:
                 )
                 self._out.add(Put(ending.key, ending))
             self._out.add(Forget(STOPPING_KEY))
-        return self._out.take()
+        return self._effects()
 
     def machine_slept(self, boot_offset_ns: int) -> None:
         """How far CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC: ceilings' deadlines are of it."""
@@ -199,7 +199,7 @@ class Core:
         """Which of these jobs have a control group now."""
         self._out.now_ns = now_ns
         self._requests.administration.ceilings.jobs_present(present)
-        return self._out.take()
+        return self._effects()
 
     def cpus_found(self, cpus: Iterable[CpuInfo]) -> None:
         """CPU packages whose energy is sampled."""
@@ -215,7 +215,7 @@ class Core:
                 target = settings.site.target(control, gpu.facts, machine.observed)
                 if target is not None:
                     machine.configure(target, self._override)
-        return self._out.take()
+        return self._effects()
 
     def peer_opened(self, now_ns: int, peer: Peer) -> list[Effect]:
         """A connection, and who the kernel says is at its other end."""
@@ -223,7 +223,7 @@ class Core:
         self._connections[peer.conn] = ClientState(peer)
         for machine in self.node.held_by(peer.process):
             machine.reconnected()
-        return self._out.take()
+        return self._effects()
 
     def peer_closed(self, now_ns: int, conn: int) -> list[Effect]:
         """A connection ended. Leases stay: they belong to the process."""
@@ -234,7 +234,7 @@ class Core:
             if not any(other.peer.process == process for other in self._connections.values()):
                 for machine in self.node.held_by(process):
                     machine.shorten(RECONNECT_NS)
-        return self._out.take()
+        return self._effects()
 
     def process_gone(self, now_ns: int, process: Process) -> list[Effect]:
         """A process that was watched has died."""
@@ -242,7 +242,7 @@ class Core:
         self.node.alive.discard(process)
         for machine in self.node.machines():
             machine.process_gone(process)
-        return self._out.take()
+        return self._effects()
 
     def client(self, conn: int, client: str) -> None:
         """Which client object of its process uses a connection now."""
@@ -269,7 +269,7 @@ class Core:
             requests.refuse(connection, request, TOO_MANY_WAIT)
         else:
             requests.handlers[type(request)](connection, request)
-        return self._out.take()
+        return self._effects()
 
     def device_done(self, now_ns: int, ticket: int, result: object) -> list[Effect]:
         """A `Read` or `Write` returned: its value, None, or a `Failure`."""
@@ -277,7 +277,7 @@ class Core:
         if isinstance(result, Failure) and result.outcome is Outcome.LOST:
             self._lose_gpu(result)
         self._out.finish(ticket, result)
-        return self._out.take()
+        return self._effects()
 
     def _lose_gpu(self, failure: Failure) -> None:
         """A GPU answers no more: one record, until it answers or is found again."""
@@ -307,7 +307,7 @@ class Core:
                     ticket = self._out.ticket(partial(self._looked_around, machine))
                     gpu, control = machine.gpu, machine.control
                     self._out.add(Read(ticket, gpu, Reading.CONTROL, control))
-        return self._out.take()
+        return self._effects()
 
     def _looked_around(self, machine: ControlMachine, result: object) -> None:
         if isinstance(result, tuple):
@@ -323,7 +323,7 @@ class Core:
         if self._out.due_ns:
             for machine in self.node.machines():
                 machine.tick(now_ns)
-        return self._out.take()
+        return self._effects()
 
     def stop(self, now_ns: int, restore: bool = True) -> list[Effect]:
         """zeusd is being stopped: nothing new is accepted.
@@ -346,7 +346,7 @@ class Core:
                 machine.close(SHUTTING_DOWN)
                 machine.revoke("daemon_stops", "zeusd was stopped")
                 machine.retry_now()  # a stop does not wait out the pause after a failure
-        return self._out.take()
+        return self._effects()
 
     # ---------------------------------------------------------------------------------- queries
 
@@ -430,6 +430,12 @@ class Core:
         return earliest_ns
 
     # ---------------------------------------------------------------------------------- settings
+
+    def _effects(self) -> list[Effect]:
+        """The effects of the present event."""
+        if self.node.losers:
+            self._requests.leases.lost(self._connections.values())
+        return self._out.take()
 
     @property
     def _override(self) -> bool:

@@ -34,11 +34,13 @@ class SharedState(Protocol):
         settings: The site's settings, with its lease TTLs.
         closed: Why new leases are refused now; None: they are accepted.
         watched: Lists a control under each process that it watches.
+        losers: Processes that lost a lease in the present event.
     """
 
     settings: Settings
     closed: Failure | None
     watched: Watched
+    losers: set[Process]
 
 
 class Leased(Restorable):

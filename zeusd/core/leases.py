@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from zeus_ipc.controls import Control
@@ -230,8 +230,20 @@ class LeaseRequests:
                 held += 1
             if machine.lost_by(process):
                 lost.append([machine.gpu, machine.control.value])
+        if request.losses == len(lost):
+            connection.watch = request
+            return
         result = HeartbeatResult(leases=held, ttl_ms=ttl_ns // 1_000_000, lost=lost)
         connection.reply(self._out, request.id, result)
+
+    def lost(self, connections: Iterable[ClientState]) -> None:
+        """Processes lost leases: answers those of their requests that wait for that."""
+        losers, self._node.losers = self._node.losers, set()
+        for connection in connections:
+            request = connection.watch
+            if request is not None and connection.peer.process in losers:
+                connection.watch = None
+                self._heartbeat(connection, request)
 
 
 def _is_meant(machine: ControlMachine, peer: Peer, request: Release) -> bool:

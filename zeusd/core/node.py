@@ -52,6 +52,7 @@ class NodeState:
         self.cpus: list[CpuInfo] = []
         self.unusable: list[str] = []  # GPUs that could not be read yet, and why
         self.watched: Watched = {}
+        self.losers: set[Process] = set()
         # Of GPUs that zeusd has not found since it started, from the journal; processes that run.
         self.pending: dict[tuple[str, Control], PendingRestore] = {}
         self.alive: set[Process] = set()

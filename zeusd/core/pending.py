@@ -9,6 +9,7 @@ from typing import Any
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import Deferred, Envelope, ErrorBody, GpuInfo, Refused, Results
+from zeus_ipc.requests import Heartbeat
 from zeus_ipc.wire import PROTOCOL_VERSION, Message
 from zeusd.core.access import Access, Right
 from zeusd.core.deadlines import Deadlines
@@ -56,6 +57,7 @@ class ClientState:
     waiting: int = 0
     client: str = ""
     deferrals: Deferrals = field(default_factory=Deferrals)
+    watch: Heartbeat | None = None  # what waits for a loss
     _access: Access | None = None
     _rights: dict[tuple[str, Control], Right] = field(default_factory=dict)
 

@@ -149,12 +149,13 @@ class Requests:
         self._refusals = RateLimiter(REFUSALS_PER_SECOND, 10)
         self.administration = Administration(node, outbox, self._track, self.describe_node)
         accounting = AccountingRequests(node, outbox, self._track, self.administration.for_admins)
+        self.leases = LeaseRequests(
+            node, outbox, self.administration.ceilings, self._too_fast, self._track
+        )
         self.handlers: dict[type[Any], Callable[[ClientState, Any], None]] = {
             Hello: self._hello,
             Acquire: self._acquire,
-            **LeaseRequests(
-                node, outbox, self.administration.ceilings, self._too_fast, self._track
-            ).handlers,
+            **self.leases.handlers,
             **self.administration.handlers,
             **accounting.handlers,
             **dict.fromkeys(_SETS, self._set),

@@ -106,6 +106,26 @@ def test_a_release_ends_the_loss_too(world: World) -> None:
     assert process in world.watched
 
 
+def test_a_process_that_waits_for_a_loss_is_told_at_once_and_of_all(world: World) -> None:
+    world.connect(1)
+    world.call(1, "acquire", gpus=[GPU0], controls=["power_limit", "gpu_clocks"])
+    asked = world.ask(1, "heartbeat", losses=0)
+    world.connect(2, pid=1)
+    world.ask(2, "release", controls=["power_limit"])  # its own: no loss
+
+    def lost(request_id: int) -> list[list[list[str]]]:
+        said = world.replies[1]
+        return [one["result"]["lost"] for one in said if one["id"] == request_id]
+
+    assert lost(asked) == []
+    world.call(1, "acquire", gpus=[GPU0], controls=["power_limit"])
+    world.apply(world.core.stop(world.now_ns))
+    both = [[GPU0, "gpu_clocks"], [GPU0, "power_limit"]]
+    assert [sorted(one) for one in lost(asked)] == [both]
+    assert sorted(world.call(1, "heartbeat", losses=0)["result"]["lost"]) == both
+    assert lost(world.ask(1, "heartbeat", losses=2)) == []
+
+
 def test_others_may_lease_what_was_lost(world: World) -> None:
     world.connect(1)
     world.connect(2)
