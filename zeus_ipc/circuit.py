@@ -40,9 +40,6 @@ PROMPT_S = 0.05
 """A call that takes no longer than this is always allowed, and draws nothing from the budget."""
 REFILL_S = 30.0
 """The budget is full again after this time, or when the circuit closes."""
-IN_PROCESS_WAIT_S = 5.0
-"""The same for an engine in this process: it cannot be gone, and shares the processor with the
-caller."""
 PROBE_S = 0.25
 """Pause between attempts to reach a daemon that does not answer."""
 
@@ -97,11 +94,9 @@ class Circuit:
 
     Args:
         probe: Makes a request and waits for the reply without a bound; a bound method, kept weakly.
-        in_process: Whether the engine runs in this process.
     """
 
-    def __init__(self, probe: Callable[[], object], in_process: bool = False) -> None:
-        self._least_s = IN_PROCESS_WAIT_S if in_process else 0.0
+    def __init__(self, probe: Callable[[], object]) -> None:
         self._probe = weakref.WeakMethod(probe)
         self._guard = threading.Lock()
         self._reason: str | None = None
@@ -126,7 +121,7 @@ class Circuit:
         early_s = max(0.0, _not_before_s.get() - began)
         if limit_s is not None:
             left_s = limit_s - self._drawn_s(began)
-            timeout_s = min(timeout_s, max(left_s, PROMPT_S + early_s, self._least_s))
+            timeout_s = min(timeout_s, max(left_s, PROMPT_S + early_s))
             if self._reason is not None:
                 raise DaemonUnavailable(self._reason)
         try:

@@ -105,7 +105,7 @@ class Client(Closing):
         self._closed = False
         self._guard = threading.Lock()
         self._unraised: dict[str, Any] | None = None
-        self._circuit = Circuit(self._probe, self._transport.in_process)
+        self._circuit = Circuit(self._probe)
         self._heartbeat = HeartbeatThread(self._beat, stall_timeout_s) if heartbeat else None
 
     # --------------------------------------------------------------------------------- the node

@@ -51,7 +51,6 @@ class SocketTransport(Transport):
         path: The daemon's Unix socket.
     """
 
-    in_process = False
     used = False
     patient = True
     """Whether to wait for a daemon that was reached before, because it may be restarting."""

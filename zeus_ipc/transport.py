@@ -21,13 +21,7 @@ class Subscription(Protocol):
 
 
 class Transport(Protocol):
-    """How a client reaches a node.
-
-    Attributes:
-        in_process: Whether the node's engine runs in this process.
-    """
-
-    in_process: bool
+    """How a client reaches a node."""
 
     def request(
         self, message: dict[str, Any], timeout_s: float, in_order: bool = True

@@ -91,8 +91,6 @@ class EmbeddedTransport(Transport):
     A child has no such thread after `fork`: its first request starts its own engine.
     """
 
-    in_process = True
-
     def __init__(self, node: OpenedNode, state_dir: str) -> None:
         self._node = node
         self._state_dir = state_dir

@@ -8,6 +8,7 @@ from typing import Any
 
 from zeus import _node
 from zeus.monitor import ZeusMonitor
+from zeus.monitor.lookup import TICK_NS
 from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
 from zeusd import embed
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock, Work
@@ -33,8 +34,16 @@ class VirtualNode:
     def monitor(self, **options: Any) -> ZeusMonitor:
         """A monitor whose time is the node's."""
         monitor = ZeusMonitor(**options)
-        monitor._clock_ns = monitor._lookup.clock_ns = self.clock
+        self.use_clock(monitor)
         return monitor
+
+    def use_clock(self, monitor: ZeusMonitor) -> None:
+        """Lets a monitor's time pass with the node's. What its thread does is done at once, so far
+        as it takes no time.
+        """
+        lookup = monitor._lookup
+        monitor._clock_ns = lookup.clock_ns = self.clock
+        lookup.wake = lambda: lookup.round(self.clock() - TICK_NS)
 
     def limit_w(self, gpu: int = 0) -> float:
         """The limit that the device has."""

@@ -262,10 +262,98 @@ def test_windows_ended_long_ago_are_looked_up_together(
         measurements.append(monitor.end_window("step"))
     assert asked == []  # begin and end asked nothing of anybody
     with monitor.window("forgotten"):
-        node.clock.sleep(0.1)
+        node.clock.sleep(0.2)
     total_j = sum(measurement.total_energy for measurement in measurements)
     assert asked == [30]
     assert total_j == pytest.approx(2 * 26 * 3, rel=0.02)
+
+
+def test_a_window_that_nobody_reads_delays_nobody(node: VirtualNode) -> None:
+    """The node's time passes only while somebody waits."""
+    monitor = node.monitor()
+    with monitor.window("read") as read:
+        node.clock.sleep(1)
+    with monitor.window("step") as unread:
+        node.clock.sleep(0.3)
+    now_ns = node.clock()
+    assert read.total_energy > 0
+    assert node.clock() == now_ns
+    assert not unread.measurement.settled
+    assert unread.total_energy > 0
+    assert now_ns < node.clock() < now_ns + 150_000_000, "its own update"
+
+
+def test_what_is_available_is_read_without_asking_anybody(
+    node: VirtualNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = node.monitor()
+    with monitor.window("a") as window:
+        node.clock.sleep(1)
+    assert not monitor.available(window.measurement)
+    node.clock.sleep(0.2)
+    assert monitor.available(window.measurement)
+    monkeypatch.setattr(node.client, "windows", None)
+    assert window.total_energy == pytest.approx(52, rel=0.02)
+
+
+def test_only_one_read_waits_for_a_node_that_does_not_answer(
+    node: VirtualNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = node.monitor()
+    measurements = []
+    for _ in range(20):
+        with monitor.window("step") as window:
+            node.clock.sleep(0.1)
+        measurements.append(window.measurement)
+    asked: list[None] = []
+    reads = [lambda m: m.total_energy, lambda m: m.known, lambda m: m.gpu_uncertainty]
+
+    def gone(*args: object) -> None:
+        asked.append(None)
+        raise RequestTimeout("zeusd did not answer")
+
+    monitor._lookup.wake = lambda: None  # the thread has not retried yet
+    with monkeypatch.context() as away, pytest.warns(UserWarning, match="not answer") as told:
+        away.setattr(node.client, "windows", gone)
+        for measurement in measurements:
+            for read in reads:
+                read(measurement)
+            monitor.available(measurement)
+    assert len(asked) == len(told) == 1
+    assert math.isnan(measurements[0].total_energy)
+    monitor._lookup.round(node.clock())
+    assert sum(one.total_energy for one in measurements) == pytest.approx(2 * 26 * 2, rel=0.02)
+
+
+def test_a_short_failure_of_a_gpu_is_only_a_delay(node: VirtualNode) -> None:
+    """The counter includes it: what nobody has read meanwhile is known later."""
+    monitor = node.monitor()
+    with monitor.window("a") as window:
+        node.clock.sleep(1)
+        node.nvml.lose(0)
+        node.clock.sleep(1)
+    node.clock.sleep(0.2)
+    assert not monitor.available(window.measurement)
+    node.nvml.clear_faults()
+    node.clock.sleep(1.2)
+    assert monitor.available(window.measurement)
+    assert window.total_energy == pytest.approx(2 * 26 * 2, rel=0.02)
+
+
+def test_a_gpu_that_is_lost_makes_energies_unknown_and_not_late(node: VirtualNode) -> None:
+    monitor = node.monitor()
+    node.clock.sleep(1)
+    node.nvml.lose(0)
+    with monitor.window("a") as window:
+        node.clock.sleep(5)
+    now_ns = node.clock()
+    with pytest.warns(UserWarning, match="nan until it can be known.*fallen off the bus"):
+        energies = [window.gpu_energy for _ in range(20)]
+    assert node.clock() < now_ns + 150_000_000, "the other's update, and none of its own"
+    assert all(math.isnan(one[0]) for one in energies)
+    node.clock.sleep(3)
+    assert monitor.available(window.measurement)
+    assert window.measurement.so_far[1] == pytest.approx(5 * 26, rel=0.02)
 
 
 def test_an_open_window_can_be_estimated_and_stays_open(node: VirtualNode) -> None:
@@ -329,10 +417,10 @@ def test_the_log_of_a_node_that_went_away_neither_grows_nor_ends(
         for number in range(12):
             with monitor.window(str(number)):
                 node.clock.sleep(0.1)
-        monitor._lookup.look_up_all()
+        monitor._lookup.round(node.clock())
         assert [line.split(",")[1] for line in path.read_text().splitlines()[1:]] == list("0123456")
     node.clock.sleep(2)
-    monitor._lookup.look_up_all()
+    monitor._lookup.round(node.clock())
     with path.open(newline="") as file:
         rows = list(csv.reader(file))[1:]
     assert [row[1] for row in rows] == [str(number) for number in range(12)]
@@ -343,9 +431,10 @@ def test_two_processes_do_not_write_one_log(node: VirtualNode, tmp_path: Path) -
     path = tmp_path / "log.csv"
     monitor = node.monitor(log_file=path)
     source = (
-        "import sys, warnings; from zeus.monitor.log import MeasurementLog\n"
+        "import sys, warnings; from zeus.monitor import Measurement\n"
+        "from zeus.monitor.log import MeasurementLog\n"
         "warnings.simplefilter('ignore')\n"
-        "log = MeasurementLog(sys.argv[1], [0]); log.write([('x', 0.0, 1.0, {0: 2.0})])\n"
+        "log = MeasurementLog(sys.argv[1], [0]); log.write('x', 0.0, Measurement(1.0, {0: 2.0}))\n"
     )
     subprocess.run([sys.executable, "-c", source, str(path)], check=True, cwd=os.getcwd())
     with monitor.window("mine"):

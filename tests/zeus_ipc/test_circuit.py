@@ -26,7 +26,6 @@ class Daemon:
     """A fake transport. While it is silent, requests wait without an answer: no time passes."""
 
     used = True
-    in_process = False
 
     def __init__(self) -> None:
         self.silent = threading.Event()

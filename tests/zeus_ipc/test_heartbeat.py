@@ -16,8 +16,6 @@ from zeus_ipc.heartbeat import HeartbeatThread
 class Daemon:
     """A transport that answers by itself, and records the callers."""
 
-    in_process = False
-
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
         self.lost: list[list[str]] = []

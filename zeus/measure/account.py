@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import Measurement, ZeusMonitor
 from zeus.monitor.carbon import CarbonIntensityProvider, Intensity
 from zeus.monitor.price import ElectricityPriceProvider, Price
-from zeus.monitor.rates import JOULES_PER_KWH, Amounts, RatedWindows
-from zeus_ipc.circuit import bounded
+from zeus.monitor.rates import JOULES_PER_KWH, FetchedRate, by_hour
+from zeus.monitor.timeline import offset_ns
 
 _numbers = itertools.count()
 
 _UNREAD = 100_000
 """Maximum number of steps waiting for their energy while zeusd does not answer."""
+
+_PIECE_NS = 2_000_000_000
+"""Minimum length of a piece of a training. If zeusd loses its history, one piece is not known."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,8 @@ class EnergySummary:
 
 
 class EnergyAccount:
-    """Measures a training run, and starts over when the next begins.
+    """Measures a training run, and starts over when the next begins. Only the end waits, for the
+    sensors' next update.
 
     Args:
         monitor: The GPUs.
@@ -111,26 +117,18 @@ class EnergyAccount:
         self._monitor = monitor
         self._currency = currency
         self._sync = sync_execution
-        for name, given, kind in (
-            ("price", price, ElectricityPriceProvider),
-            ("carbon_intensity", carbon_intensity, CarbonIntensityProvider),
-        ):
-            constant = isinstance(given, (int, float)) and math.isfinite(given)
-            if not (given is None or constant or isinstance(given, kind)):
-                raise ValueError(
-                    f"{name} must be a finite number or {kind.__name__}, not {given!r}"
-                )
-        self._constant: dict[str, float] = {}
-        self._rated: dict[str, RatedWindows] = {}
-        if isinstance(price, (int, float)):
-            self._constant["cost"] = price
+        self._rates: dict[str, Callable[[datetime], float]] = {}
+        if isinstance(price, ElectricityPriceProvider):
+            self._rates["cost"] = FetchedRate(Price(price), "The price of electricity").at
         elif price is not None:
-            self._rated["cost"] = RatedWindows(monitor, Price(price), "The price of electricity")
-        if isinstance(carbon_intensity, (int, float)):
-            self._constant["co2"] = carbon_intensity
-        elif carbon_intensity is not None:
+            self._rates["cost"] = _constant("price", price, ElectricityPriceProvider)
+        if isinstance(carbon_intensity, CarbonIntensityProvider):
             rate = Intensity(carbon_intensity)
-            self._rated["co2"] = RatedWindows(monitor, rate, "The carbon intensity")
+            self._rates["co2"] = FetchedRate(rate, "The carbon intensity").at
+        elif carbon_intensity is not None:
+            self._rates["co2"] = _constant(
+                "carbon_intensity", carbon_intensity, CarbonIntensityProvider
+            )
         number = next(_numbers)  # several may share a monitor
         self._step, self._epoch, self._training = (
             f"zeus.measure:{what}:{number}" for what in ("step", "epoch", "training")
@@ -140,14 +138,16 @@ class EnergyAccount:
     def _clear(self) -> None:
         self._unread: deque[Measurement] = deque(maxlen=_UNREAD)
         self._epochs: deque[Measurement] = deque()
-        self._energy_j = 0.0  # of the steps that were read but not reported yet, ...
+        self._energy_j = 0.0  # of the steps that are known but not reported yet, ...
         self._time_s = 0.0
         self._shown = 0
-        self._all_energy_j = 0.0  # ... and of all that were read
+        self._all_energy_j = 0.0  # ... and of all that are known
         self._read = 0
-        # The training in pieces, as a history that is lost ends the energy of the whole.
-        self._pieces: list[Measurement] = []
-        self._pieces_j = self._lost_s = 0.0
+        # The training in pieces: a history that is lost ends the energy of the whole, and each hour
+        # has its own rates.
+        self._pieces: deque[tuple[datetime, Measurement]] = deque()
+        self._hours_j: defaultdict[datetime, float] = defaultdict(float)
+        self._lost_s = 0.0
         self._piece_ns = 0
         self.steps = 0
         self.epochs = 0
@@ -157,8 +157,6 @@ class EnergyAccount:
         self._clear()
         self._monitor.begin_window(self._training, restart=True)
         self._piece_ns = self._monitor.measurement_states[self._training].t_ns
-        for name, windows in self._rated.items():
-            windows.begin(f"{self._training}:{name}", sync_execution=False, restart=True)
 
     def begin_epoch(self) -> None:
         """An epoch begins."""
@@ -169,10 +167,15 @@ class EnergyAccount:
         self._monitor.begin_window(self._step, self._sync, restart=True)
 
     def end_step(self) -> None:
-        """A step has ended. Reads no sensor."""
-        if self._step in self._monitor.measurement_states:
-            self._unread.append(self._monitor.end_window(self._step, self._sync))
-            self.steps += 1
+        """A step has ended."""
+        begin = self._monitor.measurement_states.get(self._step)
+        if begin is None:
+            return
+        self._unread.append(self._monitor.end_window(self._step, self._sync))
+        self.steps += 1
+        if begin.t_ns - self._piece_ns > _PIECE_NS:
+            self._cut(begin.t_ns)
+            self._collect()
 
     def end_epoch(self) -> None:
         """An epoch has ended."""
@@ -180,56 +183,46 @@ class EnergyAccount:
             self._epochs.append(self._monitor.end_window(self._epoch))
             self.epochs += 1
 
-    def figures(self, *, wait: bool = False) -> dict[str, float]:
-        """Returns the figures for the steps since the last ones, and for the last epoch.
-
-        Args:
-            wait: Wait for the sensors' next update, so that all steps are known.
+    def figures(self) -> dict[str, float]:
+        """Returns the figures of the steps and the epoch that have become known since the last
+        ones, and asks for those of the others.
         """
-        while self._unread and (wait or self._monitor.available(self._unread[0])):
-            step = self._unread.popleft()
-            energy_j = _joules(step)
-            if math.isnan(energy_j):
-                continue
-            self._energy_j += energy_j
-            self._time_s += step.time
-            self._shown += 1
-            self._all_energy_j += energy_j
-            self._read += 1
-        if self._training in self._monitor.measurement_states:
-            self._read_pieces()
-            self._cut(self._monitor._clock_ns())
-        found = {}
-        if self._shown:
-            found["energy/step_J"] = self._energy_j / self._shown
-            found["energy/power_W"] = self._energy_j / self._time_s if self._time_s else math.nan
-            self._energy_j = self._time_s = 0.0
-            self._shown = 0
-        while self._epochs and (wait or self._monitor.available(self._epochs[0])):
-            found["energy/epoch_J"] = _joules(self._epochs.popleft())
-        return found
+        for waiting in (self._unread, self._epochs):
+            if waiting:
+                self._monitor.available(waiting[-1])
+        return self._figures()
 
-    def end_training(self) -> EnergySummary:
-        """Training has ended. Waits for the sensors' next update."""
+    def end_training(self) -> tuple[dict[str, float], EnergySummary]:
+        """Training has ended. Returns the last figures and the summary."""
         for key in (self._step, self._epoch):
             if key in self._monitor.measurement_states:
                 self._monitor.end_window(key, sync_execution=False, cancel=True)
         begin_ns = self._monitor.measurement_states[self._training].t_ns
         whole = self._monitor.end_window(self._training)
         self._cut(begin_ns + round(whole.time * 1e9))
+        last_hour = self._pieces[-1][0]
+        try:
+            self._monitor._lookup.catch_up()
+            whole.look_up()
+        except ZeusBaseError as error:
+            self._monitor._lookup.warn(error)
+        figures = self._figures()
+        hours_j = self._hours_j or {last_hour: 0.0}
+        known_j, unknown_s = sum(hours_j.values()), 0.0
+        energy_j = _joules(whole)
+        if math.isnan(energy_j) and self._hours_j:
+            unknown_s = self._lost_s + sum(piece.time for _, piece in self._pieces)
+            energy_j = known_j
         amounts = {
-            name: _total(windows.end(f"{self._training}:{name}", sync_execution=False)[1])
-            for name, windows in self._rated.items()
+            name: sum(
+                (joules / known_j if known_j else 1.0) * rate(hour)
+                for hour, joules in hours_j.items()
+            )
+            * energy_j
+            / JOULES_PER_KWH
+            for name, rate in self._rates.items()
         }
-        energy_j, unknown_s = _joules(whole), 0.0
-        if math.isnan(energy_j):
-            self._read_pieces(wait=True)
-            unknown_s = self._lost_s + sum(piece.time for piece in self._pieces)
-            if unknown_s < whole.time:
-                energy_j = self._pieces_j
-        for name, rate in self._constant.items():
-            amounts[name] = energy_j / JOULES_PER_KWH * rate
-        return EnergySummary(
+        return figures, EnergySummary(
             whole.time,
             energy_j,
             len(self._monitor.gpu_indices),
@@ -239,44 +232,63 @@ class EnergyAccount:
             amounts.get("cost"),
             self._currency,
             amounts.get("co2"),
-            0.0 if math.isnan(energy_j) else unknown_s,
+            unknown_s,
         )
+
+    # --------------------------------------------------------------------------------- internals
 
     def _cut(self, now_ns: int) -> None:
         """Ends a piece of the training."""
-        piece = self._monitor._lookup.peek(self._training, self._piece_ns, now_ns)
-        self._pieces.append(piece)
+        for hour, begin_ns, end_ns in by_hour(self._piece_ns, now_ns, offset_ns()):
+            piece = self._monitor._lookup.ended(self._training, begin_ns, end_ns, aligned=False)
+            self._pieces.append((hour, piece))
         self._piece_ns = now_ns
 
-    def _read_pieces(self, *, wait: bool = False) -> None:
-        """Reads pieces, newest first: older ones that are not known then are lost."""
-        kept, asks, remembers = [], True, False
-        for piece in reversed(self._pieces):
-            known = False
-            if asks and (wait or self._monitor.available(piece)):
-                with bounded():
-                    known = piece.known
-                asks = known or remembers  # otherwise zeusd does not answer, or has lost the rest
-            if known:
-                self._pieces_j += _joules(piece)
-            elif remembers:
+    def _collect(self) -> None:
+        """Adds up the steps and pieces that have become known."""
+        while self._unread and self._unread[0].settled:
+            step = self._unread.popleft()
+            energy_j = _joules(step)
+            if not math.isnan(energy_j):
+                self._energy_j += energy_j
+                self._time_s += step.time
+                self._shown += 1
+                self._all_energy_j += energy_j
+                self._read += 1
+        while self._pieces and self._pieces[0][1].settled:
+            hour, piece = self._pieces.popleft()
+            energy_j = _joules(piece)
+            if math.isnan(energy_j):
                 self._lost_s += piece.time
             else:
-                kept.append(piece)
-            remembers |= known
-        self._pieces = kept[::-1]
+                self._hours_j[hour] += energy_j
+
+    def _figures(self) -> dict[str, float]:
+        self._collect()
+        found = {}
+        if self._shown:
+            found["energy/step_J"] = self._energy_j / self._shown
+            found["energy/power_W"] = self._energy_j / self._time_s if self._time_s else math.nan
+            self._energy_j = self._time_s = 0.0
+            self._shown = 0
+        while self._epochs and self._epochs[0].settled:
+            found["energy/epoch_J"] = _joules(self._epochs.popleft())
+        return found
+
+
+def _constant(name: str, given: object, kind: type) -> Callable[[datetime], float]:
+    if not isinstance(given, (int, float)) or not math.isfinite(given):
+        raise ValueError(f"{name} must be a finite number or {kind.__name__}, not {given!r}")
+    return lambda hour: given
 
 
 def _joules(measurement: Measurement) -> float:
-    """Returns the energy of GPUs, and of CPUs and memory if measured; `nan` if unknown."""
-    try:
-        cpus = (measurement.cpu_energy or {}).values()
-        drams = (measurement.dram_energy or {}).values()
-        return measurement.total_energy + sum(cpus) + sum(drams)
-    except ZeusBaseError:
-        return math.nan
-
-
-def _total(amounts: Amounts) -> float:
-    parts = (amounts.gpu, amounts.cpu or {}, amounts.dram or {})
-    return sum(amount for part in parts for amount in part.values())
+    """Returns the energy of GPUs, and of CPUs and memory if measured; `nan`, with one warning, if
+    it is unknown. Asks nobody.
+    """
+    pending = measurement._pending
+    if pending is None:
+        return measurement._sum()
+    if pending.error is not None:
+        pending.lookup.warn(pending.error)
+    return math.nan

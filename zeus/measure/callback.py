@@ -28,7 +28,8 @@ class EnergyCallback(Configured, Callback):
     Args:
         monitor: The GPUs; None: all that this process sees.
         log: Receives the figures, see `zeus.measure.logs.as_log`; None: nothing is logged.
-        log_every: Steps between figures.
+        log_every: Steps between figures: of the steps whose energy has become known since the last
+            ones, after the sensors' next update.
         price: Cost of a kWh, or an `ElectricityPriceProvider`; None: no cost.
         currency: Currency of the price.
         carbon_intensity: gCO2eq/kWh, or a `CarbonIntensityProvider`; None: emissions are not
@@ -64,7 +65,7 @@ class EnergyCallback(Configured, Callback):
         self._account = EnergyAccount(
             self.monitor, price, currency, carbon_intensity, sync_execution
         )
-        self._log = Once(as_log(log))
+        self._log = None if log is None else Once(as_log(log))
         self._log_every = log_every
         self._prints = print_summary
         self._training = False
@@ -95,7 +96,7 @@ class EnergyCallback(Configured, Callback):
     def on_step_end(self) -> None:
         """A step has ended."""
         self._account.end_step()
-        if self._account.steps % self._log_every == 0:
+        if self._log is not None and self._account.steps % self._log_every == 0:
             self._log(self._account.figures(), self._account.steps)
 
     @guarded
@@ -110,9 +111,9 @@ class EnergyCallback(Configured, Callback):
             return
         self._training = False
         self._account.end_epoch()
-        figures = self._account.figures(wait=True)
-        self.summary = self._account.end_training()
-        self._log({**figures, **self.summary.figures()}, self._account.steps, end=True)
+        figures, self.summary = self._account.end_training()
+        if self._log is not None:
+            self._log({**figures, **self.summary.figures()}, self._account.steps, end=True)
         if self._prints:
             print(f"zeus: {self.summary}", file=sys.stderr)
 

@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast, overload
 
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import Window, ZeusMonitor
-from zeus_ipc.circuit import bounded
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,8 +33,7 @@ def _monitor() -> ZeusMonitor:
 def describe(name: str, window: Window) -> str:
     """A measurement on one line: time, energy, its uncertainty, mean power."""
     try:
-        with bounded():
-            window.measurement.look_up()
+        window.measurement.look_up()
         energy_j = window.total_energy
         uncertainty_j = window.uncertainty
     except ZeusBaseError as error:
@@ -65,16 +63,21 @@ class _Measured(AbstractContextManager[Window]):
         monitor: ZeusMonitor | None,
         report: Callable[[str, Window], object] | None,
         sync_execution: bool,
+        wait: bool,
     ) -> None:
         self._name = name
-        self._monitor = monitor
+        self._given = monitor
         self._report = report
         self._sync = sync_execution
+        self._wait = wait
         self._open: list[tuple[object, AbstractContextManager[Window], Window]] = []
 
+    @property
+    def _monitor(self) -> ZeusMonitor:
+        return _monitor() if self._given is None else self._given
+
     def __enter__(self) -> Window:
-        monitor = _monitor() if self._monitor is None else self._monitor
-        block = monitor.window(self._name or "block", self._sync)
+        block = self._monitor.window(self._name or "block", self._sync)
         window = block.__enter__()
         self._open.append((_caller(), block, window))
         return window
@@ -93,13 +96,17 @@ class _Measured(AbstractContextManager[Window]):
         try:
             block.__exit__(kind, error, trace)
         finally:
-            if self._report is not None:
-                self._report(self._name or "block", window)
+            name, measurement = self._name or "block", window.measurement
+            if self._report is _print and not self._wait:
+                self._monitor.when_known(measurement, lambda _: _print(name, window))
+                self._monitor.available(measurement)  # asks for it
+            elif self._report is not None:
+                self._report(name, window)
 
     def __call__(self, function: F) -> F:
         def again() -> _Measured:
             name = self._name or function.__qualname__
-            return _Measured(name, self._monitor, self._report, self._sync)
+            return _Measured(name, self._given, self._report, self._sync, self._wait)
 
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
@@ -134,6 +141,7 @@ def measure_energy(
     monitor: ZeusMonitor | None = None,
     report: Callable[[str, Window], object] | None = _print,
     sync_execution: bool = True,
+    wait: bool = False,
 ) -> _Measured: ...
 
 
@@ -143,6 +151,7 @@ def measure_energy(
     monitor: ZeusMonitor | None = None,
     report: Callable[[str, Window], object] | None = _print,
     sync_execution: bool = True,
+    wait: bool = False,
 ) -> F | _Measured:
     """Measure each call of a function, or a block.
 
@@ -154,12 +163,13 @@ def measure_energy(
         name: Name of the window; None: the function's name.
         monitor: The GPUs; None: all that this process sees, determined on first use.
         report: Called with the name and the window after each; None: nothing. The default prints to
-            standard error.
+            standard error, from a thread, once the energy is known.
         sync_execution: See `ZeusMonitor.begin_window`.
+        wait: Print the default report before the call returns: after the sensors' next update.
 
     Raises:
         TypeError: The function is a generator, whose work is done after the call.
     """
     if callable(name):
-        return _Measured(None, monitor, report, sync_execution)(name)
-    return _Measured(name, monitor, report, sync_execution)
+        return _Measured(None, monitor, report, sync_execution, wait)(name)
+    return _Measured(name, monitor, report, sync_execution, wait)

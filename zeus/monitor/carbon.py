@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from types import NoneType
 from typing import Any, Literal
 
 from zeus.exceptions import ZeusBaseError
-from zeus.monitor.rates import JsonService, Rate, RatedMonitor, ServiceError
+from zeus.monitor.rates import JsonService, Later, Rate, RatedMonitor, ServiceError
 from zeus.utils.framework import Framework
 
 TOKEN_ENV = "ELECTRICITYMAPS_TOKEN"
@@ -159,7 +160,7 @@ class Intensity(Rate):
 
     def at(self, hour: datetime) -> float | None:
         """Returns the hour's intensity, or that of the last known hour before it."""
-        before = [begin for begin in self._known if begin <= hour]
+        before = [begin for begin in list(self._known) if begin <= hour]
         return self._known[max(before)] if before else None
 
 
@@ -168,8 +169,8 @@ def _hour(instant: datetime) -> datetime:
 
 
 @dataclass
-class CarbonEmissionMeasurement:
-    """The measurement of a window.
+class CarbonEmissionMeasurement(Later):
+    """The measurement of a window; all but its time is looked up on first access.
 
     Attributes:
         time: Seconds.
@@ -184,10 +185,10 @@ class CarbonEmissionMeasurement:
     time: float
     gpu_energy: dict[int, float]
     gpu_carbon_emission: dict[int, float]
-    cpu_energy: dict[int, float] | None = None
-    cpu_carbon_emission: dict[int, float] | None = None
-    dram_energy: dict[int, float] | None = None
-    dram_carbon_emission: dict[int, float] | None = None
+    cpu_energy: dict[int, float] | None = field(default_factory=NoneType)
+    cpu_carbon_emission: dict[int, float] | None = field(default_factory=NoneType)
+    dram_energy: dict[int, float] | None = field(default_factory=NoneType)
+    dram_carbon_emission: dict[int, float] | None = field(default_factory=NoneType)
 
 
 class CarbonEmissionMonitor(RatedMonitor[CarbonEmissionMeasurement]):

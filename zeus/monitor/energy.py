@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 
@@ -159,13 +159,9 @@ class ZeusMonitor(Configured):
             {index: self.gpus[index].uuid for index in self.gpu_indices},
             self.cpu_indices,
             [cpu.index for cpu in cpus if cpu.dram],
-            self.log_file,
             strict,
         )
         self._lookup.check()
-        self._lookup.start()
-        if self.log_file is not None:
-            atexit.register(self._lookup.finish)
 
     @property
     def cpus(self) -> CPUs:
@@ -238,7 +234,7 @@ class ZeusMonitor(Configured):
         aligned = sync_execution and synchronize(self.sync_with, self.gpu_indices)
         end_ns = self._clock_ns()
         begin = self._close(key)
-        return self._lookup.ended(key, begin.t_ns, end_ns, aligned and begin.aligned)
+        return self._ended(key, begin.t_ns, end_ns, aligned and begin.aligned)
 
     def estimate(self, key: str) -> Measurement:
         """Returns the measurement of an open window until now; it stays open. Reading its energy
@@ -250,7 +246,7 @@ class ZeusMonitor(Configured):
         begin = self.measurement_states.get(key)
         if begin is None:
             raise ValueError(f"Measurement window '{key}' does not exist")
-        return self._lookup.peek(key, begin.t_ns, self._clock_ns())
+        return self._lookup.ended(key, begin.t_ns, self._clock_ns(), aligned=False)
 
     @contextlib.contextmanager
     def window(self, key: str, sync_execution: bool = True) -> Iterator[Window]:
@@ -266,15 +262,26 @@ class ZeusMonitor(Configured):
             yield window
         finally:
             aligned = sync_execution and synchronize(self.sync_with, self.gpu_indices)
-            window._measurement = self._lookup.ended(
+            window._measurement = self._ended(
                 key, begin_ns, self._clock_ns(), aligned and begins_aligned
             )
 
     def available(self, measurement: Measurement) -> bool:
-        """Whether a measurement's energy can be read without waiting for the sensors' next
-        update.
+        """Whether a measurement's energy is known, or cannot be known, so that reading it does not
+        wait. If not, a thread looks it up, and it is available after an update of the sensors.
         """
         return self._lookup.available(measurement)
+
+    def when_known(self, measurement: Measurement, then: Callable[[Measurement], object]) -> None:
+        """Calls a function on a thread once a measurement's energy is known: within seconds, or
+        right after the sensors' next update if `available` has asked for it. At the end of the
+        process it is called in any case, after at most one update.
+
+        Args:
+            measurement: A window of this monitor.
+            then: Receives the measurement; exceptions are logged.
+        """
+        self._lookup.when_known(measurement, then)
 
     def reset_windows(self) -> None:
         """Discards all open windows."""
@@ -283,6 +290,12 @@ class ZeusMonitor(Configured):
     def flush(self) -> None:
         """Looks up the windows that have ended, and writes them to the log file. Never raises."""
         self._lookup.finish()
+
+    def _ended(self, key: str, begin_ns: int, end_ns: int, aligned: bool) -> Measurement:
+        measurement = self._lookup.ended(key, begin_ns, end_ns, aligned)
+        if self.log_file is not None:
+            self._lookup.when_known(measurement, partial(self.log_file.write, key, begin_ns / 1e9))
+        return measurement
 
     def _close(self, key: str) -> MeasurementState:
         begin = self.measurement_states.pop(key, None)

@@ -11,6 +11,10 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zeus.monitor.measurement import Measurement
 
 from zeus.utils.warn import warn
 
@@ -67,15 +71,18 @@ class MeasurementLog:
         with self._guard:
             self._file.close()
 
-    def write(self, windows: Sequence[tuple[str, float, float, dict[int, float]]]) -> None:
-        """Adds windows: name, monotonic second of the beginning, seconds, J by GPU.
+    def write(self, key: str, begin_s: float, measurement: Measurement) -> None:
+        """Adds a window. An unknown energy is written as `nan`.
 
-        An unknown energy is written as `nan`.
+        Args:
+            key: Its name.
+            begin_s: Monotonic second of its beginning.
+            measurement: Its measurement.
         """
         with self._guard:
             if self._file.closed:
                 return
-            for key, begin_s, seconds, energy_j in windows:
-                energies = [energy_j.get(index, math.nan) for index in self._gpu_indices]
-                self._writer.writerow([begin_s + self._offset_s, key, seconds, *energies])
+            energies = measurement.so_far
+            joules = [energies.get(index, math.nan) for index in self._gpu_indices]
+            self._writer.writerow([begin_s + self._offset_s, key, measurement.time, *joules])
             self._file.flush()

@@ -1,29 +1,36 @@
-"""Looks up the energy of ended windows, many at a time, in the background. zeusd keeps every update
-for minutes only, and coarser rows after that. So a thread looks up the windows that nobody has read
-before they are too old, except deleted measurements.
+"""Looks up the energy of ended windows, many at a time.
+
+1. A look-up includes only windows that ended no later than the wanted one, or so long ago that
+   their energy exists: it waits for no other's update.
+2. A thread looks up what somebody asks for ahead (`available`), and all that nobody has read, as
+   zeusd keeps every update for minutes only. Deleted measurements are left out.
+3. Only reading an energy waits: for the window's own update, and in all no longer than
+   `zeus_ipc.circuit` allows. If there is no answer by then, reads fail at once until the thread
+   has received one.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import math
 import os
+import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from zeus.exceptions import ZeusBaseError, ZeusdError, from_ipc
 from zeus.monitor.measurement import EndedWindow, Measurement
 from zeus.utils.warn import warn
-from zeus_ipc.circuit import bounded, not_before
-from zeus_ipc.errors import DeadlineExceeded, SeveralGpusFailed, ZeusIpcError
+from zeus_ipc.circuit import WAIT_S, bounded, not_before, unanswered
+from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
 
 if TYPE_CHECKING:
-    from zeus.monitor.log import MeasurementLog
     from zeus_ipc.client import Client
     from zeus_ipc.replies import WindowEnergies
 
@@ -32,23 +39,24 @@ log = logging.getLogger(__name__)
 BATCH = 256
 """Maximum number of windows in one look-up."""
 
-BEHIND_S = 2.0
-"""Interval at which the thread looks for unread windows."""
+BEHIND_S, RETRY_S, PACE_S = 2.0, 0.25, 0.1
+"""Interval at which the thread looks for unread windows, at which it retries if there was no
+answer, and the shortest pause between two look-ups."""
 
 TICK_NS = 150_000_000
-"""A window's energy is available this long after its end: the longest update period, and zeusd's
+"""A window's energy exists this long after its end: the longest update period, and zeusd's
 reading."""
 
 AVAILABLE_NS = 1_000_000_000
-"""A window that ended this long ago is looked up without waiting for an update."""
+"""Age at which the thread looks up a window that nobody asked for."""
 
-STUCK_S = 30.0
-"""If a driver does not answer, readers do not ask again for this long, unless the thread has
-succeeded before."""
+PATIENCE_NS = 2_000_000_000
+"""Age of a window from which on a GPU that cannot be read makes its energy unknown. Before, it is
+looked up again: after a short failure, the counter includes it."""
 
 MAX_PENDING = 100_000
-"""Maximum number of windows waiting to be looked up or logged while zeusd is down; beyond it, the
-oldest are looked up only when they are read, and logged without their energy."""
+"""Maximum number of windows waiting to be looked up or reported while zeusd is down; beyond it, the
+oldest are looked up only when they are read, and reported without their energy."""
 
 
 class WindowLookup:
@@ -59,11 +67,11 @@ class WindowLookup:
         gpus: UUIDs, by the monitor's index.
         cpus: CPU indices.
         drams: CPU indices whose memory is measured.
-        log_file: File for windows once they are known, in the order of their ends.
         strict: Whether access to an unknown energy raises.
 
     Attributes:
         clock_ns: CLOCK_MONOTONIC.
+        wake: Makes the thread look up what was asked for; None: there is no thread yet.
     """
 
     def __init__(
@@ -72,28 +80,36 @@ class WindowLookup:
         gpus: dict[int, str],
         cpus: Sequence[int],
         drams: Sequence[int],
-        log_file: MeasurementLog | None,
         strict: bool = False,
     ) -> None:
         self.clock_ns: Callable[[], int] = time.monotonic_ns
+        self.wake: Callable[[], object] | None = None
         self._client = client
         self._gpus = gpus
-        self._cpus = list(cpus)
-        self._drams = list(drams)
-        self._sources = [
-            *dict.fromkeys(gpus.values()),
-            *(f"cpu:{index}" for index in self._cpus),
-            *(f"dram:{index}" for index in self._drams),
-        ]
-        self._log = log_file
-        self._guard = threading.RLock()
-        self._unread: deque[weakref.ref[Measurement]] = deque(maxlen=MAX_PENDING)
-        self._unlogged: deque[tuple[str, int, Measurement]] = deque()
+        self._cpus = {index: f"cpu:{index}" for index in cpus}
+        self._drams = {index: f"dram:{index}" for index in drams}
+        self._sources = list(
+            dict.fromkeys([*gpus.values(), *self._cpus.values(), *self._drams.values()])
+        )
         self._strict = strict
-        self._reported = False  # about windows that cannot be looked up in the background, ...
-        self._warned = False  # ... and about those that were read
-        self._stuck: tuple[float, ZeusBaseError] | None = None
+        self._warned = False  # the user, that energies are unknown
+        self._logged = False  # that the thread gets no answer
+        self._forget()
         _instances.add(self)
+
+    def _forget(self) -> None:
+        """Begins without windows and thread: at first, and in a child of fork, whose parent looks
+        up the windows that both have.
+        """
+        self.wake = None
+        self._guard = threading.RLock()
+        self._looking = threading.Lock()
+        self._reporting = threading.RLock()
+        self._unread: deque[weakref.ref[Measurement]] = deque(maxlen=MAX_PENDING)
+        self._reports: deque[tuple[Measurement, Callable[[Measurement], object]]] = deque()
+        self._finishes = False  # at the end of the process
+        self._wanted_ns = 0
+        self._outage: ZeusBaseError | None = None
 
     def check(self) -> None:
         """Makes zeusd sample these devices.
@@ -101,14 +117,9 @@ class WindowLookup:
         Raises:
             ZeusBaseGPUError: A GPU has no energy or power sensor.
         """
-        if self._sources:
-            self._ask([])
-
-    def start(self) -> None:
-        """Starts the thread."""
-        threading.Thread(
-            target=_run, args=(weakref.ref(self),), name="zeus-windows", daemon=True
-        ).start()
+        _, failed = self._ask([], self._sources)
+        if failed is not None:
+            raise failed
 
     def ended(self, key: str, begin_ns: int, end_ns: int, aligned: bool) -> Measurement:
         """Creates the measurement of an ended window, without its energy."""
@@ -116,46 +127,44 @@ class WindowLookup:
         measurement.time = (end_ns - begin_ns) / 1e9
         measurement._pending = EndedWindow(self, key, begin_ns, end_ns, aligned)
         self._unread.append(weakref.ref(measurement))
-        if self._log is not None:
-            self._unlogged.append((key, begin_ns, measurement))
+        if self.wake is None:
+            self._start()
         return measurement
 
-    def peek(self, key: str, begin_ns: int, end_ns: int) -> Measurement:
-        """Creates the measurement of an open window until now."""
-        measurement = Measurement.__new__(Measurement)
-        measurement.time = (end_ns - begin_ns) / 1e9
-        measurement._pending = EndedWindow(self, key, begin_ns, end_ns, False)
-        return measurement
+    def when_known(self, measurement: Measurement, then: Callable[[Measurement], object]) -> None:
+        """Calls a function on the thread once the energy is known, or known to be unknown, or at
+        the end of the process; one after another, in the order of these calls.
+        """
+        if not self._finishes:
+            self._finishes = True
+            _at_exit(self.finish)
+        self._reports.append((measurement, then))
 
     def available(self, measurement: Measurement) -> bool:
-        """Whether its energy is known, or should be available."""
+        """Whether its energy is known, or cannot be known; if not, asks the thread for it."""
         pending = measurement._pending
-        return pending is None or self.clock_ns() - pending.end_ns > TICK_NS
+        if pending is not None and not pending.settled:
+            self._wanted_ns = max(self._wanted_ns, pending.end_ns)
+            self._awaken()
+        return measurement.settled
 
     def look_up(self, wanted: Measurement) -> None:
-        """Looks up a measurement's energy, and that of others with it.
+        """Looks up a measurement's energy, and that of earlier windows with it.
 
         Raises:
             ZeusBaseGPUError: It cannot be known, or not at the moment.
         """
+        pending = wanted._pending
+        if pending is None:
+            return
+        self._raise_outage()
+        until_ns = max(pending.end_ns, self.clock_ns() - TICK_NS)
         with self._guard:
-            if wanted._pending is None:
-                return
-            self._raise_if_stuck()
-            batch = [wanted]
-            while self._unread and len(batch) < BATCH:
-                other = self._unread.popleft()()
-                if other is not None and other is not wanted and other._pending is not None:
-                    batch.append(other)
-        # Not under the lock: a reader must not wait while the thread waits for zeusd.
-        try:
-            self._look_up(batch)
-        except ZeusBaseError:
-            # A GPU or zeusd is gone: each window may be looked up again.
-            self._unread.extendleft(weakref.ref(other) for other in reversed(batch[1:]))
-            raise
-        if wanted._pending is not None:
-            raise self._too_old(wanted)
+            others = [one for one in self._take(until_ns, BATCH) if one is not wanted]
+        with _waits_for(pending.end_ns):
+            self._look_up([wanted, *others])
+        if pending.error is not None and wanted._pending is not None:
+            raise pending.error
 
     def as_known(self, wanted: Measurement) -> Measurement:
         """Returns a measurement with its energy, or `nan` for unknown energies.
@@ -163,200 +172,284 @@ class WindowLookup:
         Raises:
             ZeusBaseGPUError: It cannot be known, and the monitor is strict.
         """
+        pending = wanted._pending
         try:
-            with bounded():
-                self.look_up(wanted)
+            self.look_up(wanted)
         except ZeusBaseError as error:
             if self._strict:
                 raise
-            if not self._warned:
-                self._warned = True
-                warn(
-                    "The energy of windows is nan until it can be known; it is looked up again "
-                    f"when it is read again: {error.message}"
-                )
-            return self._in_part(wanted, error)
+            self.warn(error)
+            partial = None if pending is None else pending.partial
+            return partial or self._measured(wanted, {}, 0)
         self._warned = False
         return wanted
 
-    def look_up_available(self, before_ns: int) -> None:
-        """Looks up all windows that ended before a time.
+    def warn(self, error: ZeusBaseError) -> None:
+        """Warns that energies are unknown, once until they are known again."""
+        if not self._warned:
+            self._warned = True
+            warn(
+                "The energy of windows is nan until it can be known; it is looked up again "
+                f"when it is read again: {error.message}"
+            )
+
+    def look_up_ended(self, until_ns: int, wait_s: float = -1) -> None:
+        """Looks up all unread windows that ended by a time.
+
+        Args:
+            until_ns: The time.
+            wait_s: How long to wait for another look-up of windows; -1: until it has ended.
 
         Raises:
-            ZeusBaseGPUError: They cannot be looked up now.
+            ZeusBaseGPUError: There is no answer; they remain unread.
         """
-        while True:
-            with self._guard:
-                batch: list[Measurement] = []
-                while self._unread and len(batch) < BATCH:
-                    measurement = self._unread[0]()
-                    if measurement is not None and measurement._pending is not None:
-                        if measurement._pending.end_ns > before_ns:
-                            break
-                        batch.append(measurement)
-                    self._unread.popleft()
-            if not batch:
-                return
-            try:
-                self._look_up(batch)
-            except ZeusBaseError:
-                self._unread.extendleft(weakref.ref(other) for other in reversed(batch))
-                raise
-
-    def write_log(self, *, final: bool = False) -> None:
-        """Writes the windows whose energy is known; the others as `nan`, with `final` or when too
-        many wait.
-        """
-        if self._log is None:
-            return
-        with self._guard:
-            rows = []
-            while self._unlogged:
-                waits = self._unlogged[0][2]._pending is not None
-                if waits and not final and len(self._unlogged) <= MAX_PENDING:
-                    break
-                key, begin_ns, measurement = self._unlogged.popleft()
-                known = measurement._pending is None
-                energy_j = measurement.gpu_energy if known else {}
-                rows.append((key, begin_ns / 1e9, measurement.time, energy_j))
-            self._log.write(rows)
-
-    def look_up_all(self) -> None:
-        """One round of the thread."""
+        if not self._looking.acquire(timeout=wait_s):
+            raise ZeusdError(f"the node's energies were not known within {wait_s:g} s")
         try:
-            self._see_whether_it_is_stuck()
-            self.look_up_available(self.clock_ns() - AVAILABLE_NS)
-            self._reported = False
+            with self._guard:
+                due = self._take(until_ns, MAX_PENDING)
+            for first in range(0, len(due), BATCH):
+                try:
+                    self._look_up(due[first : first + BATCH])
+                except ZeusBaseError:
+                    self._put_back(due[first + BATCH :])
+                    raise
+        finally:
+            self._looking.release()
+
+    def catch_up(self) -> None:
+        """Looks up all windows that have ended. Waits as long as reading the newest would.
+
+        Raises:
+            ZeusBaseGPUError: There is no answer.
+        """
+        self._raise_outage()
+        now_ns = self.clock_ns()
+        with _waits_for(now_ns):
+            self.look_up_ended(now_ns, WAIT_S)
+
+    def round(self, until_ns: int) -> None:
+        """One round of the thread: looks up what was asked for and what is old, and reports it.
+
+        Args:
+            until_ns: The latest end of a window to look up.
+        """
+        try:
+            if self._outage is not None:
+                self._probe(self._outage)
+            latest_ns = max(self._wanted_ns, self.clock_ns() - AVAILABLE_NS)
+            self.look_up_ended(min(until_ns, latest_ns))
+            self._outage, self._logged = None, False
         except ZeusBaseError as error:
-            if not self._reported:
-                self._reported = True
+            if not self._logged:
+                self._logged = True
                 log.info("windows cannot be looked up at the moment: %s", error.message)
-        self.write_log()
+        self._report()
 
     def finish(self) -> None:
-        """Looks up all windows to log, and writes them. Never raises."""
+        """Looks up and reports all windows of which a report is due. Never raises."""
         try:
-            if self._unlogged:
-                self._raise_if_stuck()
-                with bounded():
-                    self.look_up_available(self.clock_ns())
+            if self._reports:
+                self.catch_up()
         except ZeusBaseError as error:
             log.warning("the energy of the last windows is not known: %s", error.message)
-        self.write_log(final=True)
+        self._report(final=True)
+
+    @property
+    def pause_s(self) -> float:
+        """How long the thread sleeps unless it is woken."""
+        return BEHIND_S if self._outage is None else RETRY_S
 
     # --------------------------------------------------------------------------------- internals
+
+    def _start(self) -> None:
+        with self._guard:
+            if self.wake is None:
+                wake = threading.Event()
+                thread = threading.Thread(
+                    target=_run, args=(weakref.ref(self), wake), name="zeus-windows", daemon=True
+                )
+                with contextlib.suppress(RuntimeError):  # no more threads, or the process ends
+                    thread.start()
+                    self.wake = wake.set
+
+    def _awaken(self) -> None:
+        if self.wake is None:
+            self._start()
+        if self.wake is not None:
+            self.wake()
+
+    def _raise_outage(self) -> None:
+        """Raises the error of a request that got no answer, until the thread has received one."""
+        if self._outage is not None:
+            self._awaken()
+        if self._outage is not None:
+            raise self._outage
+
+    def _probe(self, outage: ZeusBaseError) -> None:
+        """Asks for the newest energies. Raises unless they come as soon as a reader waits."""
+        end_ns, began_s = self.clock_ns(), time.monotonic()
+        self._ask([(end_ns - TICK_NS, end_ns, False)], self._sources)
+        if time.monotonic() - began_s > WAIT_S + TICK_NS / 1e9:
+            raise outage
+
+    def _take(self, until_ns: int, limit: int) -> list[Measurement]:
+        """Removes unread windows that ended by a time, oldest first; the caller has the guard."""
+        taken: list[Measurement] = []
+        while self._unread and len(taken) < limit:
+            measurement = self._unread[0]()
+            pending = None if measurement is None else measurement._pending
+            if measurement is not None and pending is not None:
+                if pending.end_ns > until_ns:
+                    break
+                taken.append(measurement)
+            self._unread.popleft()
+        return taken
+
+    def _put_back(self, measurements: Sequence[Measurement]) -> None:
+        with self._guard:
+            room = MAX_PENDING - len(self._unread)
+            self._unread.extendleft(map(weakref.ref, measurements[: -room - 1 : -1]))
 
     def _look_up(self, batch: list[Measurement]) -> None:
         # Another thread may look one of them up meanwhile.
         pairs = [(one, one._pending) for one in batch]
         waiting = [(one, pending) for one, pending in pairs if pending is not None]
         windows = [(pending.begin_ns, pending.end_ns, pending.aligned) for _, pending in waiting]
-        last_ns = max((pending.end_ns for _, pending in waiting), default=0)
-        with not_before((last_ns + TICK_NS) / 1e9):
-            found = self._ask(windows)
-        for position, (measurement, _) in enumerate(waiting):
-            gpu, uncertainty = self._pick(found, position, self._gpus)
-            cpu, _ = self._pick(found, position, {i: f"cpu:{i}" for i in self._cpus})
-            dram, _ = self._pick(found, position, {i: f"dram:{i}" for i in self._drams})
-            if gpu is None or cpu is None or dram is None:
-                continue
-            measurement._fill(
-                gpu, cpu if self._cpus else None, dram if self._drams else None, uncertainty
-            )
-
-    @staticmethod
-    def _pick(
-        found: dict[str, WindowEnergies], position: int, names: dict[int, str]
-    ) -> tuple[dict[int, float] | None, dict[int, float]]:
-        energies: dict[int, float] = {}
-        uncertainties: dict[int, float] = {}
-        counted: set[str] = set()
-        for index, name in names.items():
-            if name in counted:  # another partition of a GPU: count it only once in sums
-                energies[index] = uncertainties[index] = 0.0
-                continue
-            counted.add(name)
-            energy_uj = found[name].energy_uj[position]
-            if energy_uj is None:
-                return None, {}
-            energies[index] = energy_uj / 1e6
-            uncertainties[index] = found[name].uncertainty_uj[position] / 1e6
-        return energies, uncertainties
-
-    def _in_part(self, wanted: Measurement, error: ZeusBaseError) -> Measurement:
-        """Returns a window's known energies if some GPU's is unknown."""
-        nan = dict.fromkeys(self._gpus, math.nan)
-        cpus = dict.fromkeys(self._cpus, math.nan) or None
-        drams = dict.fromkeys(self._drams, math.nan) or None
-        found = Measurement(wanted.time, nan, cpus, drams, None, dict(nan))
-        cause, pending = error.__cause__, wanted._pending
-        failed = cause.errors if isinstance(cause, SeveralGpusFailed) else {}
-        others = {index: uuid for index, uuid in self._gpus.items() if uuid not in failed}
-        client = self._client
-        if not failed or not others or pending is None or client is None:
-            return found
-        window = (pending.begin_ns, pending.end_ns, pending.aligned)
-        with contextlib.suppress(ZeusIpcError), bounded():
-            known = client.windows(list(dict.fromkeys(others.values())), [window])
-            energies, uncertainties = self._pick(known, 0, others)
-            found._gpu.update(energies or {})
-            found._uncertainty.update(uncertainties)
-        return found
-
-    def _ask(self, windows: list[tuple[int, int, bool]]) -> dict[str, WindowEnergies]:
-        if not self._sources or self._client is None:
-            return {}
         try:
-            found = self._client.windows(self._sources, windows)
+            found, failed = self._ask(windows, self._sources)
+        except ZeusBaseError as error:
+            if unanswered(error.__cause__):
+                self._outage = error
+            self._put_back(batch)
+            raise
+        patient_ns = self.clock_ns() - PATIENCE_NS
+        again = []
+        for position, (measurement, pending) in enumerate(waiting):
+            known = self._measured(measurement, found, position)
+            if not math.isnan(known._sum()):
+                measurement._fill(known._gpu, known._cpu, known._dram, known._uncertainty)
+                continue
+            pending.partial = known
+            pending.error = failed or _too_old(pending)
+            pending.settled = failed is None or pending.end_ns < patient_ns
+            if not pending.settled:
+                again.append(measurement)
+        self._put_back(again)
+
+    def _measured(
+        self, window: Measurement, found: dict[str, WindowEnergies], position: int
+    ) -> Measurement:
+        """Creates a measurement with the energies that were found, and `nan` for others."""
+
+        def pick(names: dict[int, str]) -> tuple[dict[int, float], dict[int, float]]:
+            energies: dict[int, float] = {}
+            uncertainties: dict[int, float] = {}
+            counted: set[str] = set()
+            for index, name in names.items():
+                if name in counted:  # another partition of a GPU: count it only once in sums
+                    energies[index] = uncertainties[index] = 0.0
+                    continue
+                counted.add(name)
+                energies[index] = uncertainties[index] = math.nan
+                energy_uj = found[name].energy_uj[position] if name in found else None
+                if energy_uj is not None:
+                    energies[index] = energy_uj / 1e6
+                    uncertainties[index] = found[name].uncertainty_uj[position] / 1e6
+            return energies, uncertainties
+
+        gpu, uncertainty = pick(self._gpus)
+        cpu, dram = pick(self._cpus)[0] or None, pick(self._drams)[0] or None
+        return Measurement(window.time, gpu, cpu, dram, None, uncertainty)
+
+    def _ask(
+        self, windows: list[tuple[int, int, bool]], sources: list[str]
+    ) -> tuple[dict[str, WindowEnergies], ZeusBaseError | None]:
+        """Returns the energies of the sources that can be read, and the error of the others.
+
+        Raises:
+            ZeusBaseGPUError: There is no answer.
+        """
+        if not sources or self._client is None:
+            return {}, None
+        try:
+            return self._client.windows(sources, windows), None
         except ZeusIpcError as error:
-            raised = from_ipc(error)
-            if windows and isinstance(error, DeadlineExceeded):
-                # zeusd answers, but a driver does not: nobody waits for that twice.
-                self._stuck = time.monotonic() + STUCK_S, raised
-            raise raised from error
-        return found
+            failed = from_ipc(error)
+            if unanswered(error):
+                raise failed from error
+            failed.__cause__ = error
+            also = error.errors if isinstance(error, SeveralGpusFailed) else sources
+            others = [name for name in sources if name not in also]
+            return self._ask(windows, others)[0], failed
 
-    def _raise_if_stuck(self) -> None:
-        if self._stuck is not None and time.monotonic() < self._stuck[0]:
-            raise self._stuck[1]
+    def _report(self, *, final: bool = False) -> None:
+        """Reports windows, in order: those that are known, and others with `final` or if too many
+        wait.
+        """
+        with self._reporting:
+            while self._reports:
+                measurement, then = self._reports[0]
+                waits = not final and len(self._reports) <= MAX_PENDING
+                if waits and not measurement.settled:
+                    return
+                self._reports.popleft()
+                try:
+                    then(measurement)
+                except Exception:  # a report must not end the thread
+                    log.exception("a window could not be reported")
 
-    def _see_whether_it_is_stuck(self) -> None:
-        """Requests the newest energies and waits for them, which training must not do."""
-        if self._stuck is not None:
-            end_ns = self.clock_ns() - TICK_NS
-            self._ask([(end_ns - TICK_NS, end_ns, False)])
-            self._stuck = None
 
-    @staticmethod
-    def _too_old(measurement: Measurement) -> ZeusdError:
-        pending = measurement._pending
-        key = "" if pending is None else f" {pending.key!r}"
-        return ZeusdError(
-            f"the energy of the window{key} is not known: it began before what zeusd remembers; "
-            "zeusd was started or its GPUs were found after that, or it is weeks ago"
-        )
+@contextlib.contextmanager
+def _waits_for(end_ns: int) -> Iterator[None]:
+    """Limits the wait for a window to its own update, and what `bounded` allows."""
+    with bounded(), not_before((end_ns + TICK_NS) / 1e9):
+        yield
+
+
+def _too_old(pending: EndedWindow) -> ZeusdError:
+    return ZeusdError(
+        f"the energy of the window {pending.key!r} is not known: it began before what zeusd "
+        "remembers; zeusd was started or its GPUs were found after that, or it is weeks ago"
+    )
+
+
+def _at_exit(finish: Callable[[], None]) -> None:
+    """Calls a function at the end of this process."""
+    atexit.register(finish)
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None:
+        # It ends without atexit.
+        from multiprocessing.util import Finalize
+
+        Finalize(None, finish, exitpriority=0)
 
 
 _instances: weakref.WeakSet[WindowLookup] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """Resets a child of fork: the thread, which may hold the lock, is only in the parent."""
     for lookup in list(_instances):
-        lookup._guard = threading.RLock()
+        lookup._forget()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _run(lookup_ref: weakref.ref[WindowLookup]) -> None:
-    while True:
-        time.sleep(BEHIND_S)
+def _run(lookup_ref: weakref.ref[WindowLookup], wake: threading.Event) -> None:
+    lookup = lookup_ref()
+    while lookup is not None:
+        pause_s = lookup.pause_s
+        del lookup
+        wake.wait(pause_s)
+        wake.clear()
         lookup = lookup_ref()
         if lookup is None:
             return
         try:
-            lookup.look_up_all()
+            lookup.round(lookup.clock_ns())
         except Exception:  # a thread that nobody watches must not end silently
             log.exception("windows could not be looked up")
         del lookup
+        time.sleep(PACE_S)
+        lookup = lookup_ref()

@@ -18,11 +18,22 @@ class LooksUp(Protocol):
     def as_known(self, wanted: Measurement) -> Measurement:
         """Returns a measurement with its energy, or `nan` for unknown energies."""
 
+    def warn(self, error: ZeusBaseError) -> None:
+        """Warns that energies are unknown, once until they are known again."""
+
 
 class EndedWindow:
-    """A window that has ended and was not looked up yet; times in ns of CLOCK_MONOTONIC."""
+    """A window that has ended and whose energy is not known; times in ns of CLOCK_MONOTONIC.
 
-    __slots__ = ("aligned", "begin_ns", "end_ns", "key", "lookup")
+    Attributes:
+        error: Why the last look-up did not find all of it.
+        partial: What it found.
+        settled: Whether it is unknown for good, or at least for now.
+    """
+
+    __slots__ = (
+        *("aligned", "begin_ns", "end_ns", "error", "key", "lookup", "partial", "settled"),
+    )
 
     def __init__(
         self, lookup: LooksUp, key: str, begin_ns: int, end_ns: int, aligned: bool
@@ -32,11 +43,14 @@ class EndedWindow:
         self.begin_ns = begin_ns
         self.end_ns = end_ns
         self.aligned = aligned
+        self.error: ZeusBaseError | None = None
+        self.partial: Measurement | None = None
+        self.settled = False
 
 
 class Measurement(Shown):
     """The measurement of a window. The time is known when the window ends. The energy is looked up
-    on first access, together with that of all other ended windows; this waits at most for the next
+    on first access, together with that of earlier windows; this waits at most for the window's own
     update of the GPU's sensors (20 to 100 ms), and not at all if it has passed.
 
     Args:
@@ -91,7 +105,7 @@ class Measurement(Shown):
             self.look_up()
         except ZeusBaseError:
             return False
-        return not math.isnan(sum(self._gpu.values()))
+        return not math.isnan(self._sum())
 
     def look_up(self) -> None:
         """Looks up the energy now, unless it is known.
@@ -102,6 +116,19 @@ class Measurement(Shown):
         pending = self._pending
         if pending is not None:
             pending.lookup.look_up(self)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the energy is known, or cannot be known; asks nobody."""
+        pending = self._pending
+        return pending is None or pending.settled
+
+    @property
+    def so_far(self) -> dict[int, float]:
+        """Joules of the GPUs whose energy has been looked up, by index; asks nobody."""
+        pending = self._pending
+        known = self if pending is None else pending.partial
+        return {} if known is None else known._gpu
 
     @property
     def gpu_energy(self) -> dict[int, float]:
@@ -149,6 +176,11 @@ class Measurement(Shown):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Measurement, (*self._values()[:4], None, self._uncertainty)
+
+    def _sum(self) -> float:
+        """Joules of all that was measured."""
+        found = (self._gpu, self._cpu or {}, self._dram or {})
+        return sum(joules for energies in found for joules in energies.values())
 
     def _values(self) -> tuple[Any, ...]:
         known = self._known()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from types import NoneType
 from typing import Any, Literal
 
 from zeus.exceptions import ZeusBaseError
-from zeus.monitor.rates import JsonService, Rate, RatedMonitor, ServiceError
+from zeus.monitor.rates import JsonService, Later, Rate, RatedMonitor, ServiceError
 from zeus.utils.framework import Framework
 from zeus_ipc.overriding import override
 
@@ -145,8 +146,8 @@ class Price(Rate):
 
 
 @dataclass
-class EnergyCostMeasurement:
-    """The measurement of a window.
+class EnergyCostMeasurement(Later):
+    """The measurement of a window; all but its time is looked up on first access.
 
     Attributes:
         time: Seconds.
@@ -162,10 +163,10 @@ class EnergyCostMeasurement:
     time: float
     gpu_energy: dict[int, float]
     gpu_energy_cost: dict[int, float]
-    cpu_energy: dict[int, float] | None = None
-    cpu_energy_cost: dict[int, float] | None = None
-    dram_energy: dict[int, float] | None = None
-    dram_energy_cost: dict[int, float] | None = None
+    cpu_energy: dict[int, float] | None = field(default_factory=NoneType)
+    cpu_energy_cost: dict[int, float] | None = field(default_factory=NoneType)
+    dram_energy: dict[int, float] | None = field(default_factory=NoneType)
+    dram_energy_cost: dict[int, float] | None = field(default_factory=NoneType)
 
 
 class EnergyCostMonitor(RatedMonitor[EnergyCostMeasurement]):

@@ -48,6 +48,9 @@ PATIENCE_NS = 400_000_000
 MAX_PATIENCE_NS = 3_000_000_000
 UNKNOWN_PERIOD_NS = 100_000_000
 MIN_TICKS = 2
+FAILED_PERIODS = 3
+"""Update periods after which a device that cannot be read is not waited for."""
+
 _until_ns = attrgetter("until_ns")
 _OVER = object()
 
@@ -55,7 +58,7 @@ JOINED_NS = 2_000_000
 """Pause between two windows of a query in which the GPU does not become idle: training steps."""
 
 STALE_NS = 2_000_000_000
-"""A device without a tick for this long is not assumed to continue as before."""
+"""A device without a tick for this long is not assumed to continue as before, nor waited for."""
 
 
 @dataclass(frozen=True)
@@ -193,9 +196,10 @@ class Historian:
     def _begin(self, look_up: LookUp) -> None:
         """Lets a look-up wait for the source that is read last, or answers it."""
         last_ns, awaited, period_ns, lacking = -1, "", 0, []
+        now_ns = self._clock_ns()
         for name in look_up.lacking:
             source = self._sampler.find(name)
-            if source is None or not _has(source, look_up.until_ns):
+            if source is None or not (_has(source, look_up.until_ns) or _silent(source, now_ns)):
                 lacking.append(name)
                 read_ns = sys.maxsize if source is None else source.next_tick_ns
                 if read_ns > last_ns:
@@ -212,7 +216,7 @@ class Historian:
                 if source is not None and source.next_read_ns > last_ns:
                     self._sampler.hurry(name)  # it would be read later than that source
             patience_ns = min(3 * period_ns + PATIENCE_NS, MAX_PATIENCE_NS)
-            due_ns = self._give_up[look_up] = self._clock_ns() + patience_ns
+            due_ns = self._give_up[look_up] = now_ns + patience_ns
             self._wait_until(due_ns)
         look_up.awaited = awaited
         others = self._waiting.setdefault(awaited, [])
@@ -353,6 +357,15 @@ def _near(times: Sequence[int], t_ns: int) -> bool:
 def _has(source: Source, until_ns: int) -> bool:
     history = source.history
     return history.ends_ns >= until_ns and history.ticks.end >= MIN_TICKS
+
+
+def _silent(source: Source, now_ns: int) -> bool:
+    """Whether a source has stopped to tick, so that nobody waits for its next tick."""
+    history = source.history
+    if history.ticks.end < MIN_TICKS:
+        return False
+    patience_ns = STALE_NS if source.failure is None else FAILED_PERIODS * source.period_ns
+    return now_ns - history.ends_ns > patience_ns
 
 
 def _nothing(name: str, source: Source | None) -> Failure:

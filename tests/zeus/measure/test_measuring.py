@@ -7,10 +7,12 @@ import itertools
 import math
 import re
 import threading
+import time
 import types
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +22,16 @@ from zeus import _node
 from zeus.measure import EnergyCallback, measure_energy
 from zeus.measure import decorator as decorator_module
 from zeus.measure.logs import as_log
-from zeus.monitor import Measurement, Window
-from zeus.monitor.carbon import CarbonIntensityProvider
-from zeusd.devices.simulated import Work
+from zeus.metric import EnergyCumulativeCounter
+from zeus.monitor import Window, ZeusMonitor
+from zeus.monitor.carbon import (
+    CarbonEmissionMeasurement,
+    CarbonEmissionMonitor,
+    CarbonIntensityProvider,
+)
+from zeusd import embed
+from zeusd.devices.simulated import SimulatedBackend, Work
+from zeusd.nodes import OpenedNode
 
 
 def test_a_function_is_measured_at_each_call(
@@ -49,9 +58,13 @@ def test_a_function_is_measured_at_each_call(
 def test_a_block_is_measured_and_printed_also_when_it_fails(
     node: VirtualNode, work: Work, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(KeyError), measure_energy("evaluation", monitor=node.monitor()) as window:
+    monitor = node.monitor()
+    with pytest.raises(KeyError), measure_energy("evaluation", monitor=monitor) as window:
         work.run(10)
         raise KeyError
+    assert capsys.readouterr().err == "", "its energy is not known yet"
+    node.clock.sleep(0.2)
+    assert monitor.available(window.measurement)
     printed = capsys.readouterr().err
     found = re.fullmatch(r"evaluation: ([\d.]+) s, ([\d.]+) J ± [\d.]+ J, ([\d.]+) W\n", printed)
     assert found is not None, printed
@@ -75,7 +88,16 @@ def test_the_plain_decorator_finds_the_gpus_when_it_is_first_called(
 
     monkeypatch.setattr(decorator_module, "ZeusMonitor", lambda: node.monitor())
     train()
+    decorator_module._monitor().flush()
     assert "train: " in capsys.readouterr().err
+
+
+def test_a_call_can_wait_for_its_report(
+    node: VirtualNode, work: Work, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with measure_energy("evaluation", monitor=node.monitor(), wait=True):
+        work.run(10)
+    assert capsys.readouterr().err.startswith("evaluation: ")
 
 
 def test_a_coroutine_is_measured_to_its_end(node: VirtualNode) -> None:
@@ -230,6 +252,127 @@ def test_emissions_can_be_asked_of_a_provider(node: VirtualNode, work: Work) -> 
     assert callback.summary.co2 == pytest.approx(callback.summary.kwh * 250, rel=0.01)
 
 
+class Hanging(Midnight):
+    """A service that does not answer."""
+
+    def __init__(self) -> None:
+        self.asked_by: list[str] = []
+
+    def get_recent_carbon_intensity(self) -> dict[datetime, float]:
+        self.asked_by.append(threading.current_thread().name)
+        threading.Event().wait()
+        raise AssertionError
+
+
+@pytest.fixture
+def askers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A node in real time; the names of the threads that ask it for energies."""
+    opened = OpenedNode(SimulatedBackend("v100:setter_ms=0"), "simulated", lambda: None)
+    with embed.connect(opened, state_dir=str(tmp_path)) as client, _node.use(client):
+        windows, asked_by = client.windows, []
+
+        def recorded(*arguments: Any) -> Any:
+            asked_by.append(threading.current_thread().name)
+            return windows(*arguments)
+
+        client.windows = recorded
+        yield asked_by
+
+
+def _unread_windows(monitor: ZeusMonitor, hanging: Hanging) -> Callable[[], object]:
+    def step() -> Window:
+        with monitor.window("step") as window:
+            time.sleep(0.002)
+        return window
+
+    return step
+
+
+def _callback(monitor: ZeusMonitor, hanging: Hanging) -> Callable[[], object]:
+    callback = EnergyCallback(
+        monitor, log=Figures(), log_every=1, carbon_intensity=hanging, print_summary=False
+    )
+
+    def step() -> None:
+        for _ in callback.steps([0]):
+            time.sleep(0.002)
+
+    return step
+
+
+def _decorator(monitor: ZeusMonitor, hanging: Hanging) -> Callable[[], object]:
+    return measure_energy("step", monitor=monitor)(lambda: time.sleep(0.002))
+
+
+def _carbon(monitor: ZeusMonitor, hanging: Hanging) -> Callable[[], object]:
+    carbon = CarbonEmissionMonitor(hanging)
+
+    def step() -> CarbonEmissionMeasurement:
+        carbon.begin_window("step")
+        time.sleep(0.002)
+        return carbon.end_window("step")
+
+    return step
+
+
+def _metric(monitor: ZeusMonitor, hanging: Hanging) -> Callable[[], object]:
+    metric = EnergyCumulativeCounter([], None, 0.03, "http://127.0.0.1:9", "job")
+
+    def step() -> None:
+        metric.begin_window("step")
+        time.sleep(0.002)
+        metric.end_window("step")
+
+    return step
+
+
+@pytest.mark.parametrize("front", [_unread_windows, _callback, _decorator, _carbon, _metric])
+def test_the_training_thread_asks_nobody(
+    askers: list[str],
+    front: Callable[[ZeusMonitor, Hanging], Callable[[], object]],
+) -> None:
+    monitor, hanging = ZeusMonitor(), Hanging()
+    step = front(monitor, hanging)
+    askers.clear()
+    done, kept = time.monotonic() + 0.5, []
+    while time.monotonic() < done or not askers:
+        kept.append(step())
+    assert threading.current_thread().name not in askers
+    assert threading.current_thread().name not in hanging.asked_by
+
+
+def test_nothing_is_read_before_the_end_if_nobody_gets_the_figures(
+    node: VirtualNode, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows, asked = node.client.windows, []
+    monkeypatch.setattr(
+        node.client, "windows", lambda *given: asked.append(given) or windows(*given)
+    )
+    callback = EnergyCallback(node.monitor(), print_summary=False)
+    asked.clear()
+    callback.on_train_begin()
+    for _ in callback.steps(range(100)):
+        work.run(1)
+    assert asked == []
+    before_ns = node.clock()
+    callback.on_train_end()
+    assert node.clock() < before_ns + 150_000_000, "one update"
+    assert callback.summary is not None
+    assert callback.summary.step_energy == pytest.approx(24, rel=0.1)
+
+
+def test_figures_come_with_the_next_step_after_an_update(node: VirtualNode, work: Work) -> None:
+    figures = Figures()
+    callback = EnergyCallback(node.monitor(), log=figures, log_every=1, print_summary=False)
+    callback.on_train_begin()
+    for _ in callback.steps(range(10)):
+        work.run(1)
+        work.wait()
+    assert [step for _, step in figures.logged] == list(range(3, 11)), "two steps of 0.1 s later"
+    callback.on_train_end()
+    assert figures.logged[-1][1] == 10
+
+
 def test_failures_of_logging_or_measuring_never_end_training(node: VirtualNode, work: Work) -> None:
     def full(figures: dict[str, float], step: int) -> None:
         raise OSError("disk full")
@@ -265,16 +408,18 @@ def test_the_known_part_is_counted_where_zeusd_lost_its_history(
     node: VirtualNode, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monitor = node.monitor()
-    look_up, remembered_ns = monitor._lookup.look_up, 0
+    windows, remembered_ns = node.client.windows, 0
 
-    def forgetful(wanted: Measurement) -> None:
-        pending = wanted._pending
-        if pending is not None and pending.begin_ns < remembered_ns:
-            raise monitor._lookup._too_old(wanted)
-        look_up(wanted)
+    def forgetful(sources: list[str], asked: list[tuple[int, int, bool]]) -> dict[str, Any]:
+        found = windows(sources, asked)
+        for energies in found.values():
+            for position, (begin_ns, _, _) in enumerate(asked):
+                if begin_ns < remembered_ns:
+                    energies.energy_uj[position] = None
+        return found
 
-    monkeypatch.setattr(monitor._lookup, "look_up", forgetful)
-    callback = EnergyCallback(monitor, log_every=5, price=0.30, print_summary=False)
+    monkeypatch.setattr(node.client, "windows", forgetful)
+    callback = EnergyCallback(monitor, log=Figures(), log_every=5, price=0.30, print_summary=False)
     before_j = node.nvml.true_energy_j(0)
     with pytest.warns(UserWarning, match="nan until it can be known"):
         callback.on_train_begin()
@@ -289,7 +434,7 @@ def test_the_known_part_is_counted_where_zeusd_lost_its_history(
         callback.on_train_end()
     summary = callback.summary
     assert summary is not None
-    # The piece with the restart, from the last steps with figures to the next ones.
+    # The piece with the restart.
     assert 5 < summary.unknown < 8
     lost_j = node.nvml.true_energy_j(0) - before_j - summary.energy
     assert 0 < lost_j < summary.unknown * 250

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from zeus.policy.stopping import Used
-from zeus_ipc.circuit import bounded
 
 if TYPE_CHECKING:
     from zeus.monitor import Measurement, ZeusMonitor
@@ -80,8 +79,7 @@ class RunMeter:
             ZeusBaseError: The energy of one is unknown now; you may retry.
         """
         while self._unread:
-            with bounded():
-                self._unread[0].look_up()
+            self._unread[0].look_up()
             self._energy += self._unread[0].total_energy
             self._time += self._unread.pop(0).time
         time_s, energy_j, limits = self._searched()

@@ -102,7 +102,6 @@ class Leader:
         self._missing: set[tuple[int, int]] = set()
         self._chosen: LimitEstimate | None = None
         self._checks = False  # whether a choice is being checked, which stays in force
-        self._all_run = False
         self._sampled = False  # whether the trial has a sample
         self._enough = False  # whether the steps run of it have samples
         self._lost = False  # whether fewer samples are outstanding
@@ -206,11 +205,6 @@ class Leader:
         self._decide()
 
     # ----------------------------------------------------------------------------- internals
-
-    @property
-    def waits(self) -> bool:
-        """Whether all steps were run, and only measurements are outstanding."""
-        return not self.over and self.search is not None and self._all_run
 
     @property
     def position(self) -> int:
@@ -347,7 +341,6 @@ class Leader:
         if self._trial is not None:
             current, profile = self._trial.power_limit_mw, self._trial.profile
         trial = search.next(current, self.position, profile)
-        self._all_run = trial is None
         self._enough = trial is None or not _same(trial, current, profile)
         if trial is None:
             if not search.pending:

@@ -162,13 +162,10 @@ class Shell:
         if not self._unread or core.over:
             return []
         part, measurement = self._unread[0]
-        # All steps were run, and no other process takes part: wait for the last update.
-        last = core.world == 1 and self.leader is not None and self.leader.waits
-        if not last and not self.monitor.available(measurement):
+        if not self.monitor.available(measurement):
             return []
         try:
-            with bounded():
-                measurement.look_up()
+            measurement.look_up()
         except ZeusBaseError as error:
             if unanswered(error.__cause__):
                 return []
