@@ -209,6 +209,9 @@ class Gpus:
     def __init__(self, process: Process) -> None:
         self._process = process
 
+    def __len__(self) -> int:
+        return self._process.gpu_count
+
     def __getitem__(self, index: int) -> Gpus:
         return self
 

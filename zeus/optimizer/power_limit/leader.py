@@ -139,8 +139,7 @@ class Leader:
         shared.steps = steps
         # Once enough steps were run, all continue until the next command, and no one waits for
         # those pieces.
-        wanted = self._is_current(trial.trial) and not self._enough
-        shared.counts = wanted or self.world == 1
+        shared.counts = self._is_current(trial.trial) and not self._enough
         if shared.counts:
             self.search.ran(trial.power_limit_mw, steps, trial.profile)
         self._decide()
