@@ -7,8 +7,9 @@ import itertools
 import logging
 import os
 import socket
+import ssl
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 from urllib.parse import urlsplit
@@ -18,6 +19,8 @@ from zeus.utils import framework
 from zeus_ipc.outage import Outage
 
 if TYPE_CHECKING:
+    from urllib.request import OpenerDirector
+
     from prometheus_client import CollectorRegistry
 
 log = logging.getLogger("zeus.metric")
@@ -55,12 +58,13 @@ class Group:
             "metric": kind if number == 1 else f"{kind}_{number}",
         }
         self._outage = Outage(log)
+        self._opener = _opener(self.url)
 
     def push(self) -> bool:
         """Replaces this group at the gateway. Returns whether that succeeded."""
         try:
             self.prometheus.push_to_gateway(
-                self.url, self._job, self.registry, self._key, timeout=TIMEOUT_S
+                self.url, self._job, self.registry, self._key, TIMEOUT_S, self._send
             )
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = error.reason if type(error) is URLError else error
@@ -71,6 +75,29 @@ class Group:
             return False
         self._outage.succeeded()
         return True
+
+    def _send(
+        self,
+        url: str,
+        method: str,
+        timeout: float | None,
+        headers: Sequence[tuple[str, str]],
+        data: bytes,
+    ) -> Callable[[], None]:
+        from urllib.request import Request
+
+        request = Request(url, data, dict(headers), method=method)
+        return lambda: self._opener.open(request, timeout=timeout).close()
+
+
+def _opener(url: str) -> OpenerDirector:
+    """What sends requests. Without a context for TLS, even for plain http, Python 3.12 loads all
+    root certificates for each request: 40 MiB, and 24 ms of CPU."""
+    from urllib.request import HTTPSHandler, build_opener
+
+    secure = url.lower().startswith("https:")
+    context = ssl.create_default_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return build_opener(HTTPSHandler(context=context))
 
 
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))

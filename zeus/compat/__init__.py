@@ -9,12 +9,16 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zeus.compat.table import MODULES, NOT_SUPPORTED, PAGE
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader as _Loader
+else:
+    _Loader = object  # importlib.abc imports half of what all of zeus.monitor does
 
 
 def old_names(module: str) -> Callable[[str], Any]:
@@ -51,7 +55,7 @@ def _not_supported(path: str, what: str) -> ImportError:
     return ImportError(f"{path} is for {what}, which zeus does not support here; see {PAGE}")
 
 
-class _Finder(MetaPathFinder, Loader):
+class _Finder(_Loader):
     """Finds the modules of the table that do not exist here. It comes last."""
 
     def find_spec(

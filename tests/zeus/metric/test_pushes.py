@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 import urllib.request
@@ -301,3 +302,18 @@ def test_the_rank_is_what_the_launcher_says(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("zeus.utils.framework.world_size", lambda: 8)
     monkeypatch.setattr("zeus.utils.framework.rank", lambda: 7)
     assert _pushgateway.rank() == "7"
+
+
+def test_certificates_are_loaded_once_and_only_for_https(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[object] = []
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *one: loaded.append(one))
+    client, double = _pushgateway.prometheus_client(), Double()
+    try:
+        plain = _pushgateway.Group(client, double.address, "job", "plain")
+        assert [plain.push(), plain.push()] == [True, True]
+        assert (len(double.pushes), loaded) == (2, [])
+        secure = _pushgateway.Group(client, "https://127.0.0.1:1", "job", "secure")
+        assert [secure.push(), secure.push()] == [False, False]
+        assert len(loaded) == 1
+    finally:
+        double.close()
