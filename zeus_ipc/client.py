@@ -409,6 +409,7 @@ class Client(Closing):
         gpus: str | Sequence[str] = (),
         controls: Sequence[Control | str] = (),
         jobs: Sequence[str] = (),
+        forget: bool = False,
     ) -> dict[str, dict[str, str]]:
         """Restores controls to the site limit, even if others hold or have set them. For
         administrators. Holders lose their leases, and get an error at their next set.
@@ -417,13 +418,15 @@ class Client(Closing):
             gpus: UUIDs; empty: all.
             controls: Empty: all.
             jobs: The names of a job that is about to start: what other jobs hold is left to them.
+            forget: Instead, give up restoring these GPUs, which zeusd does not find.
 
         Returns:
             By UUID and control: see `Restored.controls`.
         """
         names = [Control(control).value for control in controls]
         uuids = _uuids(gpus) if gpus else []
-        answer = self._each(operations.RESTORE, gpus=uuids, controls=names, jobs=list(jobs))
+        more = {"jobs": list(jobs), "forget": forget}
+        answer = self._each(operations.RESTORE, gpus=uuids, controls=names, **more)
         return {uuid: one.controls for uuid, one in answer.items()}
 
     def persist(self, gpus: str | Sequence[str], controls: Sequence[Control | str]) -> None:

@@ -317,6 +317,8 @@ class Restore(_Request):
     jobs: Annotated[list[Annotated[str, Field(max_length=MAX_JOB_NAME)]], Field(max_length=4)] = []
     """The names of a job that is about to start: what other jobs hold (`LeaseInfo.job`) is left to
     them. Empty: nothing is."""
+    forget: bool = False
+    """Instead, give up restoring these GPUs, which zeusd does not find."""
 
 
 class Persist(_Request):

@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 import subprocess
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from zeus_ipc.installed import overlap
 from zeus_ipc.processes import has_sys_admin
 from zeus_ipc.users import named
 from zeusctl import containers, machine_checks
+from zeusctl.parts import on_the_bus
 from zeusctl.reports import Check
 from zeusctl.session import Session, seconds_since
 from zeusctl.text import (
@@ -94,6 +96,9 @@ def _package() -> Iterator[Check]:
 def of_node(session: Session, node: NodeInfo) -> Iterator[Check]:
     """Runs the checks of a zeusd that answers, and of its GPUs."""
     yield _version(node)
+    for one in node.problems:
+        since = duration(seconds_since(one.since_ns))
+        yield _fault(one.part, f"{one.cause}, for {since}", f"`{one.command}`")
     yield _gpus(node)
     checks: tuple[Callable[[Session, NodeInfo], Check], ...] = (
         _policy,
@@ -332,13 +337,14 @@ def _gpus(node: NodeInfo) -> Check:
         return _fault(
             "GPUs",
             "zeusd sees no GPUs",
-            "see the lines above about driver and library, `nvidia-smi`, and zeusd's log",
+            "see the lines above",
         )
-    expected = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     found = f"zeusd sees {count(len(node.gpus), 'GPU')}" + (", simulated" if node.simulated else "")
-    if not node.simulated and expected > len(node.gpus):
-        remedy = "see zeusd's log and the kernel log (Xid) for the others"
-        return _fault("GPUs", f"{found} of {expected}", remedy)
+    known = {gpu.pci_address.lower()[4:] for gpu in node.gpus}
+    lost = [] if node.simulated else sorted({*on_the_bus()} - known)
+    if lost:
+        remedy = f"`sudo dmesg | grep -iE 'xid|nvrm|{lost[0]}' | tail`; the GPU needs a reset"
+        return _fault("GPUs", f"{found}, and not {', '.join(lost)} on the PCI bus", remedy)
     parts = [
         f"GPU {gpu.index}: {split(gpu.runtime_indices)}" for gpu in node.gpus if gpu.mig_enabled
     ]
@@ -426,10 +432,8 @@ def _ledger(session: Session, node: NodeInfo) -> Check:
     ledger = session.client.metrics().ledger
     if ledger is None:
         return _note("ledger", "zeusd keeps no energy ledger")
-    if ledger.trouble:
-        return _fault(
-            "ledger", ledger.trouble, "make space there, or see zeusd's log; then restart zeusd"
-        )
+    if any(problem.part == "ledger" for problem in node.problems):
+        return _note("ledger", "it is not used, see above")
     if ledger.damaged:
         return _note(
             "ledger",
@@ -449,11 +453,17 @@ def _pending(session: Session, node: NodeInfo) -> Check:
     first = waiting[0]
     target = value_text(first.control.value, first.back.value)
     trouble = named(first.trouble or "", index)
+    since_s = max(seconds_since(one.pending_ns or time.monotonic_ns()) for one in waiting)
+    missing = [one.gpu for one in waiting if one.gpu not in index]
+    remedy = "when the GPU answers again, run `zeusctl reset` to restore at once"
+    if missing:
+        remedy = f"if the GPU was removed for good, `sudo zeusctl reset {missing[0]} --forget`"
     return _fault(
         "restores",
-        f"{count(len(waiting), 'control')} could not be restored; the first: {first.control.value} "
-        f"of GPU {index.get(first.gpu, first.gpu)} to {target}: {trouble}",
-        "zeusd keeps retrying; when the GPU answers again, run `zeusctl reset` to restore at once",
+        f"{count(len(waiting), 'control')} could not be restored, for {duration(since_s)}; the "
+        f"first: {first.control.value} of GPU {index.get(first.gpu, first.gpu)} to {target}: "
+        f"{trouble}",
+        f"zeusd keeps retrying; {remedy}",
     )
 
 

@@ -47,6 +47,20 @@ class Report(_Part):
         object.__setattr__(self, "schema_", f"zeusctl.{self.NAME}/{self.VERSION}")
 
 
+class Problem(_Part):
+    """What keeps zeusd from working fully."""
+
+    part: str
+    """driver, journal or ledger."""
+    code: str
+    """Of the driver or the system; empty: there is none."""
+    cause: str
+    since_s: float
+    """How long ago it began."""
+    command: str
+    """What to run next."""
+
+
 class Node(_Part):
     """The daemon and its node."""
 
@@ -65,6 +79,7 @@ class Node(_Part):
     not_back: int = _former("pending_restores")
     findings: list[str] = []
     """Rules of zeusd.toml that have no effect on this node, and why."""
+    problems: list[Problem] = []
 
 
 class PowerLimit(_Part):
@@ -122,6 +137,8 @@ class Lease(_Part):
     """The holder is gone, and the restore is pending."""
     trouble: str | None
     """Why it is pending."""
+    pending_s: float | None = None
+    """For how long; None: it is not."""
 
 
 class Ceiling(_Part):

@@ -20,6 +20,7 @@ from zeusctl.reports import (
     Node,
     Permitted,
     PowerLimit,
+    Problem,
     Process,
     Value,
 )
@@ -278,6 +279,7 @@ def lease_report(lease: LeaseInfo, indices: Mapping[str, int]) -> Lease:
         goes_back_source=lease.back.source,
         restoring=lease.restoring,
         trouble=None if lease.trouble is None else named(lease.trouble, indices),
+        pending_s=None if lease.pending_ns is None else round(seconds_since(lease.pending_ns), 3),
     )
 
 
@@ -329,6 +331,16 @@ def node_report(node: NodeInfo, socket: str, leases: Sequence[Lease]) -> Node:
         pending_restores=pending,
         not_back=pending,
         findings=node.findings,
+        problems=[
+            Problem(
+                part=one.part,
+                code=one.code,
+                cause=one.cause,
+                since_s=round(seconds_since(one.since_ns), 3),
+                command=one.command,
+            )
+            for one in node.problems
+        ],
     )
 
 

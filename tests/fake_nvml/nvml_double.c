@@ -69,6 +69,7 @@ typedef struct {
 
 typedef struct {
     int64_t count, privilege, latency_us, init_code, fault_count, fault_epoch, clock_ns, read_us;
+    int64_t session_code; /* of every call about a GPU, until the library is shut down */
     gpu_t gpus[MAX_GPUS];
     fault_t faults[MAX_FAULTS];
 } node_t;
@@ -301,7 +302,7 @@ static int enter(gpu_t *g, const char *symbol) {
     if (!initialised) return UNINITIALIZED;
     if (index_of(g) < 0) return INVALID;
     hold();
-    code = fault_of(g, symbol, &delay_ms);
+    code = node->session_code ? (int)node->session_code : fault_of(g, symbol, &delay_ms);
     epoch = node->fault_epoch;
     release();
     sleep_us(node->read_us);
@@ -367,7 +368,8 @@ int nvmlShutdown(void) {
     pthread_mutex_lock(&lock);
     if (initialised) {
         if (--initialised == 0 && device_fd >= 0) { close(device_fd); device_fd = -1; }
-        code = OK;
+        code = node->session_code == UNINITIALIZED ? UNINITIALIZED : OK;
+        if (!initialised) node->session_code = 0;
     }
     pthread_mutex_unlock(&lock);
     return code;

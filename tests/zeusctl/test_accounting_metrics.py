@@ -30,7 +30,6 @@ def test_accounts_idle_and_unattributed_energy_add_up_to_the_counters(tmp_path: 
         by_gpu=accounts.by_gpu(),
         counted_uj=accounts.counted_uj(),
         held=[],
-        trouble="",
         damaged=[],
         dropped=0,
     )
@@ -61,7 +60,6 @@ def test_accounts_that_the_exporter_may_not_see_are_one_series_without_a_name() 
         by_gpu={},
         counted_uj={},
         held=[],
-        trouble="",
         damaged=[],
         dropped=0,
     )

@@ -141,7 +141,6 @@ def test_an_estimate_has_its_bounds_their_kind_and_its_method() -> None:
         workloads=[total("job", 0, "7"), total("pod", -1, "ml/train")],
         counted_uj={},
         held=[],
-        trouble="",
         damaged=[],
         dropped=0,
     )

@@ -46,7 +46,15 @@ from zeus_ipc.replies.leases import (
     Released,
     Restored,
 )
-from zeus_ipc.replies.node import CeilingInfo, CpuInfo, GpuInfo, GpuSupport, NodeInfo, ProfileInfo
+from zeus_ipc.replies.node import (
+    CeilingInfo,
+    CpuInfo,
+    GpuInfo,
+    GpuSupport,
+    NodeInfo,
+    Problem,
+    ProfileInfo,
+)
 from zeus_ipc.replies.readings import (
     EnergyReading,
     GpuProcesses,
@@ -99,6 +107,7 @@ __all__ = [
     "Policy",
     "PowerProfile",
     "PowerReading",
+    "Problem",
     "ProcessInfo",
     "ProfileInfo",
     "Quiesced",

@@ -123,8 +123,6 @@ class LedgerState(Message):
     """The increase of each GPU's counter since the ledger began; the totals add up to it."""
     held: list[str]
     """GPUs that a job or pod holds."""
-    trouble: str
-    """Why the ledger cannot be used, as one sentence; empty: it can."""
     damaged: list[str]
     """Damaged files that were set aside."""
     dropped: int

@@ -143,8 +143,8 @@ class AuditRecord(Message):
     of the first and `new` of the last. So are equal warnings within ten minutes of each other."""
     event: str
     """ceiling, ceiling_set, ceiling_removed, ceiling_expired, set, restore, restored, persisted,
-    lease_ended, lease_expired, restore_failed, restore_clamped, outside_change, refused,
-    quiesced, resumed, revoked, gpu_found, gpu_lost,
+    lease_ended, lease_expired, restore_failed, restore_forgotten, restore_clamped, outside_change,
+    refused, quiesced, resumed, revoked, gpu_found, gpu_lost,
     gpu_returned, driver_changed."""
     warning: bool
     """Whether someone should investigate it."""

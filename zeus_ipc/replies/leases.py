@@ -44,7 +44,8 @@ class Restored(Message):
 
     controls: dict[str, str]
     """By control: `ok`; `not_offered`: the driver does not offer it, and zeusd has set nothing;
-    `held`: another job holds it, see `Restore.jobs`; or why the restore is pending."""
+    `held`: another job holds it, see `Restore.jobs`; `forgotten`, see `Restore.forget`; or why the
+    restore is pending."""
 
 
 class CeilingSet(Message):
@@ -105,6 +106,8 @@ class LeaseInfo(Message):
     from Slurm 26.05 on, or Kubernetes' pod uid; None if it is in none, and as for `pid`."""
     trouble: str | None = None
     """Why the last attempt to restore the control failed."""
+    pending_ns: int | None = None
+    """CLOCK_MONOTONIC time at which the first attempt failed."""
     profile: PowerProfile | None = None
     """The profile that the holder has published; None: none."""
     measuring: bool = False

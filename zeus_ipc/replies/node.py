@@ -108,6 +108,22 @@ class CpuInfo(Message):
     """Whether its memory's energy is measured too (`dram:INDEX`)."""
 
 
+class Problem(Message):
+    """What keeps zeusd from working fully."""
+
+    part: str
+    """driver: there are no GPUs, or all calls fail. journal: every set is refused. ledger: no
+    energy is charged."""
+    code: str
+    """Of the driver (`18`) or the system (`ENOSPC`); empty: there is none."""
+    cause: str
+    """One sentence."""
+    since_ns: int
+    """CLOCK_MONOTONIC time at which it began."""
+    command: str
+    """What to run next."""
+
+
 class NodeInfo(Message):
     """Result of `hello`."""
 
@@ -137,3 +153,5 @@ class NodeInfo(Message):
     sentence for each."""
     findings: list[str] = []
     """Rules of zeusd.toml that have no effect on this node, and why."""
+    problems: list[Problem] = []
+    """Present problems of zeusd itself."""

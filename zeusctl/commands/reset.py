@@ -33,9 +33,16 @@ NOT_OFFERED, HELD = "not_offered", "held"
     help="Only this control; repeatable.",
 )
 @ceiling_option("Only remove this ceiling: fleet or job:ID.")
+@click.option(
+    "--forget",
+    is_flag=True,
+    help="Give up restoring a GPU that zeusd does not find, named by its UUID (administrators).",
+)
 @common_options
 @pass_session
-def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str | None) -> None:
+def reset(
+    session: Session, gpus: str, controls: tuple[str, ...], ceiling: str | None, forget: bool
+) -> None:
     """Restore the site limit, also where others changed it.
 
     Reset limits, clocks and persistence mode. For administrators this revokes all leases (their
@@ -45,9 +52,19 @@ def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str |
     \b
     zeusctl reset all
     zeusctl reset 3 --control gpu_clocks
+    sudo zeusctl reset GPU-3b1e6a70-0f3e-5c2d-9d41-2f7c0a1b4e55 --forget
     """
     from zeusctl.reports import ResetReport
 
+    if forget:
+        _forget(session, gpus)
+        return
+    if gpus in _missing(session):
+        raise CommandError(
+            f"zeusd does not find {gpus}, and restores it when it is back; if it was removed for "
+            f"good: `sudo zeusctl reset {gpus} --forget`",
+            Exit.PENDING,
+        )
     chosen = session.gpus(gpus)
     if ceiling is not None:
         session.client.set_ceiling([gpu.uuid for gpu in chosen], ceiling, None)
@@ -64,6 +81,36 @@ def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str |
         raise CommandError(
             "not everything is restored; zeusd keeps retrying, see `zeusctl leases`", Exit.PENDING
         )
+
+
+def _missing(session: Session) -> list[str]:
+    """UUIDs of GPUs that zeusd does not find, and has to restore."""
+    known = {gpu.uuid for gpu in session.node.gpus}
+    return sorted({lease.gpu for lease in session.client.leases()} - known)
+
+
+def _forget(session: Session, uuid: str) -> None:
+    """Drops the pending restores of a GPU that is not there."""
+    from zeusctl.reports import Outcome, ResetReport
+
+    missing = _missing(session)
+    if uuid not in missing:
+        there = f"name one of: {', '.join(missing)}" if missing else "there is none"
+        raise CommandError(
+            f"--forget is for a GPU that zeusd does not find, by its whole UUID; {there}",
+            Exit.UNKNOWN,
+            "unknown_gpu",
+        )
+    ((_, controls),) = session.client.restore(uuid, forget=True).items()
+    report = ResetReport(
+        at=now(),
+        outcomes=[
+            Outcome(gpu=-1, uuid=uuid, control=control, ok=True, trouble=result)
+            for control, result in controls.items()
+        ],
+        revoked=[],
+    )
+    session.answer(report, [f"{', '.join(controls)} of {uuid} will not be restored"])
 
 
 def _restore(

@@ -137,6 +137,10 @@ def rows(report: StatusReport) -> Iterator[dict[str, Any]]:
 def lines(report: StatusReport) -> Iterator[str]:
     """The report for a person."""
     yield headline(report.node)
+    for problem in report.node.problems:
+        since = duration(problem.since_s)
+        text = f"{problem.part}: {problem.cause}, for {since}; run `{problem.command}`"
+        yield style(text, fg="red")
     if report.node.quiesced_s is not None:
         since = duration(report.node.quiesced_s)
         text = f"zeusd closed the driver {since} ago; `zeusctl resume` reopens it."
@@ -172,6 +176,12 @@ def lines(report: StatusReport) -> Iterator[str]:
     if report.leases:
         yield ""
         yield from lease_lines(report.leases)
+    for uuid, since_s in missing_gpus(report.leases).items():
+        since = "" if since_s is None else f" for {duration(since_s)}"
+        text = (
+            f"zeusd has not found {uuid}{since}, and restores it when it is back; if it was removed"
+        )
+        yield style(f"{text} for good: `sudo zeusctl reset {uuid} --forget`", fg="red")
     if report.ceilings:
         yield ""
         yield from ceiling_lines(report.ceilings)
@@ -286,6 +296,11 @@ def limit_text(requested: float | None, enforced: float | None, site: float | No
         text += f">{_number(enforced)}"
     below = site is not None and min(requested, enforced or requested) < site
     return style(text, fg="yellow") if below else text
+
+
+def missing_gpus(leases: Sequence[Lease]) -> dict[str, float | None]:
+    """UUIDs of GPUs that zeusd does not find and has to restore, and for how long."""
+    return {one.uuid: one.pending_s for one in leases if one.gpu < 0 and one.restoring}
 
 
 def lease_lines(leases: Sequence[Lease]) -> list[str]:

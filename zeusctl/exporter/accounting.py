@@ -44,9 +44,6 @@ def families(node: NodeInfo, ledger: LedgerState, workloads: bool) -> Iterator[M
     dropped.add_metric([], ledger.dropped)
     yield dropped
     yield GaugeMetricFamily(
-        "zeusd_ledger_failing", "Whether the ledger cannot be used.", value=bool(ledger.trouble)
-    )
-    yield GaugeMetricFamily(
         "zeusd_ledger_damaged_files",
         "Damaged ledgers that were moved aside.",
         value=len(ledger.damaged),

@@ -123,6 +123,15 @@ def _daemon(node: NodeInfo, metrics: Metrics) -> Iterator[Metric]:
         "Whether zeusd is quiesced (the driver is closed).",
         node.quiesced_ns is not None,
     )
+    problems = GaugeMetricFamily(
+        "zeusd_problem_seconds",
+        "For how long a part of zeusd has not worked: why, and what to run.",
+        labels=("part", "code", "cause", "command"),
+    )
+    for one in node.problems:
+        age_s = (metrics.t_ns - one.since_ns) / 1e9
+        problems.add_metric([one.part, one.code, one.cause, one.command], max(0.0, age_s))
+    yield problems
     yield _gauge(
         "zeusd_configuration_findings",
         "Rules of zeusd.toml that have no effect on this node.",
@@ -204,6 +213,7 @@ def _leases(node: NodeInfo, leases: Iterable[LeaseInfo]) -> Iterator[Metric]:
     gpus = {gpu.uuid: gpu for gpu in node.gpus}
     held = {(gpu.uuid, control): 0.0 for gpu in node.gpus for control in CONTROLS}
     pending = dict(held)
+    since_s: dict[tuple[str, str], float] = {}
     age = GaugeMetricFamily(
         "zeusd_lease_heartbeat_age_seconds",
         "Time since the holder's last heartbeat.",
@@ -211,17 +221,21 @@ def _leases(node: NodeInfo, leases: Iterable[LeaseInfo]) -> Iterator[Metric]:
     )
     now_ns = time.monotonic_ns()
     for lease in leases:
-        if lease.gpu not in gpus:
-            continue
         control = lease.control.value
         if lease.restoring:
             pending[lease.gpu, control] = float(lease.trouble is not None)
+            if lease.pending_ns is not None:
+                since_s[lease.gpu, control] = max(0.0, (now_ns - lease.pending_ns) / 1e9)
+            continue
+        if lease.gpu not in gpus:
             continue
         held[lease.gpu, control] = 1.0
         last_ns = lease.expires_ns - lease.ttl_ms * 1_000_000
         age.add_metric([*_labels(gpus[lease.gpu]), control], max(0.0, (now_ns - last_ns) / 1e9))
     yield _by_control("zeusd_lease_held", "Whether a control is leased.", gpus, held)
     yield _by_control("zeusd_restore_pending", "Whether a restore is pending.", gpus, pending)
+    text = "Time since a pending restore first failed."
+    yield _by_control("zeusd_restore_pending_seconds", text, gpus, since_s)
     yield age
     persisted = {(gpu.uuid, control): 1.0 for gpu in node.gpus for control in gpu.persisted}
     yield _by_control(
@@ -237,7 +251,8 @@ def _by_control(
 ) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, help_text, labels=(*GPU, "control"))
     for (uuid, control), value in values.items():
-        family.add_metric([*_labels(gpus[uuid]), control], value)
+        gpu = _labels(gpus[uuid]) if uuid in gpus else ["", uuid]
+        family.add_metric([*gpu, control], value)
     return family
 
 

@@ -122,12 +122,31 @@ class Administration:
         pending = self._track(connection, request, request.gpus or [*self._node.gpus])
         for uuid in pending.gpus():
             gpu = self._node.gpus.get(uuid)
-            if gpu is None:
+            if request.forget:
+                self._forget(connection.peer, pending, uuid)
+            elif gpu is None:
                 pending.fail(uuid, self._node.unknown(uuid))
             else:
                 machines = _offered(gpu, request.controls or Control)
                 kept = [m for m in machines if request.jobs and _of_other_job(m, request.jobs)]
                 self._restore_gpu(connection.peer, pending, uuid, machines, kept)
+
+    def _forget(self, peer: Peer, pending: PerGpu, uuid: str) -> None:
+        """Drops the restores of a GPU that is not there."""
+        waiting = [restore for restore in self._node.pending.values() if restore.gpu == uuid]
+        if uuid in self._node.gpus or not waiting:
+            found = "is on this node; reset it" if uuid in self._node.gpus else "has none"
+            message = f"only pending restores of missing GPUs can be forgotten, and {uuid} {found}"
+            pending.fail(uuid, Failure(ErrorCode.BAD_REQUEST, message))
+            return
+        for restore in waiting:
+            del self._node.pending[uuid, restore.control]
+            self._out.add(Forget(restore.key))
+            fields = {"gpu": uuid, "control": restore.control.value, "uid": peer.uid}
+            fields |= {"pid": peer.process.pid, "command": peer.command}
+            self._out.add(Note("restore_forgotten", fields, warning=True))
+        controls = {restore.control.value: "forgotten" for restore in waiting}
+        pending.succeed(uuid, Restored(controls=controls))
 
     def _restore_gpu(
         self,

@@ -69,10 +69,12 @@ class AuditLog:
 
     Attributes:
         counts: Number of events, by name and the values that distinguish their kinds.
+        failing: Since when a restore has failed, by GPU and control.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, ...]] = Counter()
+        self.failing: dict[tuple[str | None, str | None], int] = {}
         self._records: deque[Record] = deque(maxlen=KEPT)
         self._newest: dict[tuple[str | None, str | None], Record] = {}
         self._warnings: dict[tuple[object, ...], Record] = {}
@@ -82,6 +84,7 @@ class AuditLog:
         """Something happened: returns how often, with this time, since the record of it began."""
         said = note.fields
         where = said.get("gpu"), said.get("control")
+        self._follow(now_ns, note.event, where)
         before = self._newest.get(where)
         if note.event == "set" and before is not None and before.goes_on(said):
             return self._again(before, now_ns, said["new"])
@@ -103,6 +106,12 @@ class AuditLog:
                 found = self._warnings.items()
                 self._warnings = {key: one for key, one in found if self._lasts(one, now_ns)}
         return 1
+
+    def _follow(self, t_ns: int, event: str, where: tuple[str | None, str | None]) -> None:
+        if event == "restore_failed":
+            self.failing.setdefault(where, t_ns)
+        elif event in ("lease_ended", "restored", "restore_forgotten"):
+            self.failing.pop(where, None)
 
     def _again(self, record: Record, now_ns: int, new: str | None) -> int:
         record.count += 1
@@ -173,3 +182,6 @@ class AuditLog:
         self._next += last
         self._records.clear()
         self._records.extend([*earlier, *present])
+        self.failing.clear()
+        for record in self._records:
+            self._follow(record.t_ns, record.event, (record.gpu, record.control))

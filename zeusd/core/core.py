@@ -38,7 +38,7 @@ from zeusd.core.model import (
     pin_key,
     resting_key,
 )
-from zeusd.core.node import Gpu, NodeState
+from zeusd.core.node import MISSING, Gpu, NodeState
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import ClientState, Deferrals
 from zeusd.core.policy import SECOND_NS, Settings, Target
@@ -184,7 +184,16 @@ class Core:
                 )
                 self._out.add(Put(ending.key, ending))
             self._out.add(Forget(STOPPING_KEY))
+        self._note_missing()
         return self._effects()
+
+    def _note_missing(self) -> None:
+        """One record of each restore that waits for a GPU which is not there."""
+        for restore in self.node.pending.values():
+            where = restore.gpu, restore.control.value
+            if self.node.owed(restore) and where not in self._out.audit_log.failing:
+                fields = {"gpu": where[0], "control": where[1], "error": MISSING}
+                self._out.add(Note("restore_failed", fields, warning=True))
 
     def machine_slept(self, boot_offset_ns: int) -> None:
         """How far CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC: ceilings' deadlines are of it."""
@@ -242,6 +251,7 @@ class Core:
         self.node.alive.discard(process)
         for machine in self.node.machines():
             machine.process_gone(process)
+        self._note_missing()
         return self._effects()
 
     def client(self, conn: int, client: str) -> None:

@@ -23,7 +23,7 @@ from zeusd.core.leasing import Lease
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
 from zeusd.core.model import Failure, Peer, PendingRestore
-from zeusd.core.node import NodeState
+from zeusd.core.node import MISSING, NodeState
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import ClientState, PerGpu
 
@@ -167,7 +167,11 @@ class LeaseRequests:
         peer = connection.peer
         admin = self._node.settings.access.is_admin(peer)
         leases = [
-            _describe_lease(machine, admin or peer.uid == machine.lease.uid)
+            _describe_lease(
+                machine,
+                admin or peer.uid == machine.lease.uid,
+                self._out.audit_log.failing.get((machine.gpu, machine.control.value)),
+            )
             for gpu in self._node.gpus.values()
             for machine in gpu.listed()
             if machine.lease is not None
@@ -180,7 +184,7 @@ class LeaseRequests:
 
     def _describe_pending(self, restore: PendingRestore, open_to_reader: bool) -> LeaseInfo:
         """A lease, or a pending restore, on a GPU that has not been found."""
-        restoring = bool(restore.ending) or restore.holder not in self._node.alive
+        restoring = self._node.owed(restore)
         return LeaseInfo(
             gpu=restore.gpu,
             control=restore.control,
@@ -196,9 +200,8 @@ class LeaseRequests:
             expires_ns=self._out.now_ns + restore.ttl_ns,
             command=(restore.command or None) if open_to_reader else None,
             job=(restore.job or None) if open_to_reader else None,
-            trouble="zeusd does not find this GPU, and restores it when it returns"
-            if restoring
-            else None,
+            trouble=MISSING if restoring else None,
+            pending_ns=self._out.audit_log.failing.get((restore.gpu, restore.control.value)),
         )
 
     def _publish(self, connection: ClientState, request: PublishProfile) -> None:
@@ -267,7 +270,9 @@ def _describe_profile(lease: Lease) -> PowerProfile | None:
     return PowerProfile(limits_mw=list(limits), progress=list(progress))
 
 
-def _describe_lease(machine: ControlMachine, open_to_reader: bool) -> LeaseInfo:
+def _describe_lease(
+    machine: ControlMachine, open_to_reader: bool, pending_ns: int | None
+) -> LeaseInfo:
     """The lease of a control, as a reply. Only the holder's user may see which process holds it."""
     lease = machine.lease
     assert lease is not None
@@ -290,4 +295,5 @@ def _describe_lease(machine: ControlMachine, open_to_reader: bool) -> LeaseInfo:
         measuring=lease.measuring,
         needs_mw=lease.needs_mw,
         trouble=machine.trouble.message if restoring and machine.trouble else None,
+        pending_ns=pending_ns if restoring else None,
     )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import CpuInfo, GpuInfo
+from zeus_ipc.replies import CpuInfo, GpuInfo, Problem
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.leased import Watched
 from zeusd.core.model import Failure, GpuFacts, PendingRestore, Process
 from zeusd.core.policy import Settings
+
+MISSING = "zeusd does not find this GPU, and restores it when it returns"
 
 
 class Gpu:
@@ -53,6 +57,7 @@ class NodeState:
         self.unusable: list[str] = []  # GPUs that could not be read yet, and why
         self.watched: Watched = {}
         self.losers: set[Process] = set()
+        self.problems: Callable[[], list[Problem]] = list
         # Of GPUs that zeusd has not found since it started, from the journal; processes that run.
         self.pending: dict[tuple[str, Control], PendingRestore] = {}
         self.alive: set[Process] = set()
@@ -75,6 +80,10 @@ class NodeState:
         names |= {f"dram:{cpu.index}" for cpu in self.cpus if cpu.dram}
         modules = {gpu.info.module for gpu in self.gpus.values()} - {None}
         return names | {f"module:{module}" for module in modules}
+
+    def owed(self, restore: PendingRestore) -> bool:
+        """Whether a GPU that zeusd does not find is to be restored; else its holder still runs."""
+        return bool(restore.ending) or restore.holder not in self.alive
 
     def machines(self) -> list[ControlMachine]:
         """Every control of every GPU, in the order in which they are restored."""

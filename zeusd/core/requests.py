@@ -208,6 +208,7 @@ class Requests:
             quiesced_ns=self._node.quiesced_ns,
             unusable=self._node.unusable,
             findings=[] if closed else [*self._node.settings.findings(gpus)],
+            problems=self._node.problems(),
         )
 
     def _describe_gpu(self, info: GpuInfo) -> GpuInfo:

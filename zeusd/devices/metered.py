@@ -11,7 +11,7 @@ from typing import Any
 
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.replies import CALL_BUCKETS_S, CallTimes
-from zeusd.devices.port import Backend, DeviceError, Handle
+from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
 
 _BOUNDS_NS = tuple(round(bound_s * 1e9) for bound_s in CALL_BUCKETS_S)
 
@@ -27,14 +27,23 @@ class _Calls:
         self.errors: Counter[str] = Counter()
 
 
+_OF_THE_NODE = frozenset({"init", "shutdown", "driver_version", "device_count", "device_handle"})
+"""Calls that may succeed although none about a GPU does."""
+
+
 class MeteredBackend:
     """Implements `zeusd.devices.port.Backend` with another backend.
 
     Args:
         nvml: The backend that does the work.
+
+    Attributes:
+        failing: Since when all calls about GPUs have failed, although none is lost (CLOCK_MONOTONIC
+            time, ns), and the first error; None: one has succeeded since.
     """
 
     def __init__(self, nvml: Backend) -> None:
+        self.failing: tuple[int, DeviceError] | None = None
         self._nvml = nvml
         self._calls: dict[str, _Calls] = {}
         self._wrapped: dict[str, Callable[..., Any]] = {}
@@ -70,14 +79,23 @@ class MeteredBackend:
         getattr(nvml, method)  # an unknown method raises AttributeError as usual
         calls = self._calls.setdefault(operation, _Calls())
         buckets, errors, clock_ns = calls.buckets, calls.errors, time.monotonic_ns
+        counts = method not in _OF_THE_NODE
 
         def timed(*arguments: Any) -> Any:
             begin_ns = clock_ns()
             try:
-                return getattr(nvml, method)(*arguments)
+                result = getattr(nvml, method)(*arguments)
             except DeviceError as error:
                 errors[error.outcome.value if error.code is None else str(error.code)] += 1
+                if counts and error.outcome is Outcome.LOST:
+                    self.failing = None  # the driver has answered
+                elif counts and error.outcome is Outcome.TRANSIENT and self.failing is None:
+                    self.failing = begin_ns, error
                 raise
+            else:
+                if counts:
+                    self.failing = None
+                return result
             finally:
                 took_ns = clock_ns() - begin_ns
                 calls.ns += took_ns

@@ -48,14 +48,18 @@ class DeviceError(Exception):
         call: The vendor's function, or the backend's operation.
         text: The vendor's message.
         code: The vendor's code; None: there is none.
+        command: What an administrator should run, if that is known.
     """
 
-    def __init__(self, outcome: Outcome, call: str, text: str, code: int | None = None) -> None:
+    def __init__(
+        self, outcome: Outcome, call: str, text: str, code: int | None = None, command: str = ""
+    ) -> None:
         super().__init__(f"{call}: {text}")
         self.outcome = outcome
         self.call = call
         self.text = text
         self.code = code
+        self.command = command
 
 
 class PowerLimits(NamedTuple):

@@ -145,7 +145,15 @@ INSERT INTO estimate SELECT account, method, sum(active_uj), sum(idle_uj), sum(b
 
 
 class LedgerError(Exception):
-    """The ledger cannot be used; the message is one sentence that says why and what to do."""
+    """The ledger cannot be used; the message is one sentence that says why and what to do.
+
+    Attributes:
+        cause: The system's or SQLite's error.
+    """
+
+    def __init__(self, message: str, cause: OSError | sqlite3.Error) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 def open_ledger(directory: str | os.PathLike[str]) -> sqlite3.Connection:
@@ -168,7 +176,8 @@ def open_ledger(directory: str | os.PathLike[str]) -> sqlite3.Connection:
     except (OSError, sqlite3.Error) as error:
         raise LedgerError(
             f"the energy ledger {path} cannot be used ({error}); zeusd runs without accounting "
-            "until the cause is removed and zeusd is restarted"
+            "until the cause is removed",
+            error,
         ) from None
 
 

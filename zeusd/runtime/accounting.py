@@ -6,16 +6,18 @@ settles what is left when this one ends: histories and allocations outlive it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import Deallocated, Forgotten, LedgerState
+from zeus_ipc.replies import Deallocated, Forgotten, LedgerState, Problem
 from zeus_ipc.requests import Allocate, Deallocate, ForgetUser, GetUsage
 from zeusd.core.effects import LedgerCall, Listed
 from zeusd.core.model import Failure
@@ -26,9 +28,13 @@ from zeusd.runtime.accounts import CHECK_NS, NO_GPUS, SECOND_NS, Accounts, Clock
 from zeusd.runtime.cpu_use import CpuUse
 from zeusd.runtime.job_groups import JobGroups
 from zeusd.runtime.sources import Source
+from zeusd.runtime.trouble import Trouble
 from zeusd.runtime.usages import BUSY, Usages
 
 log = logging.getLogger(__name__)
+
+REOPEN_S = 10.0
+"""Time between attempts to open a ledger that could not be."""
 
 READ_NS = 10_000_000_000
 """Time between readings of the CPUs' use."""
@@ -162,14 +168,12 @@ class Accounting:
         self._guard = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._endings: list[_Ending] = []
-        self._trouble = ""
+        self._trouble = Trouble("ledger")
         self._dropped = 0
         self._published = -1
         self._refusing = False
         self._whole: set[str] = set()
-        self._state = LedgerState(
-            totals=[], counted_uj={}, held=[], trouble="", damaged=[], dropped=0
-        )
+        self._state = LedgerState(totals=[], counted_uj={}, held=[], damaged=[], dropped=0)
 
     def start(self) -> None:
         """Begins."""
@@ -217,7 +221,7 @@ class Accounting:
     @property
     def unheld(self) -> list[str]:
         """GPUs whose processes must be reported by `listed`: nobody or several hold them."""
-        if self._ignored_units is None or self._trouble:
+        if self._ignored_units is None or self._trouble.problem is not None:
             return []
         whole = self._whole
         names = self._names()
@@ -240,7 +244,12 @@ class Accounting:
 
     def describe(self) -> LedgerState:
         """The state of the ledger at the last settlement."""
-        return self._state.model_copy(update={"trouble": self._trouble, "dropped": self._dropped})
+        return self._state.model_copy(update={"dropped": self._dropped})
+
+    @property
+    def problem(self) -> Problem | None:
+        """Why the ledger cannot be used; None: it can."""
+        return self._trouble.problem
 
     # --------------------------------------------------------------------------------- internals
 
@@ -261,20 +270,16 @@ class Accounting:
 
     def _run(self) -> None:
         cpu_directory = str(Path(self._directory, FOLDER))
-        try:
-            connection = open_ledger(self._directory)
-            cpu_connection = open_ledger(cpu_directory)
-        except LedgerError as error:
-            self._trouble = str(error)
-            log.error("%s", error, extra={"event": "ledger_failed"})
-            failure = Failure(ErrorCode.LEDGER_FAILED, str(error))
-            for asked in iter(self._queue.get, None):
-                if isinstance(asked, _Asked):
-                    self._answer(asked.effect, failure)
-                elif isinstance(asked, _Refresh):
-                    asked.failure = failure
-                    asked.done.set()
-            return
+        while True:
+            try:
+                connection = open_ledger(self._directory)
+                cpu_connection = open_ledger(cpu_directory)
+                break
+            except LedgerError as error:
+                if self._trouble.disk_failed(error.cause, self._directory, str(error)):
+                    log.error("%s", error, extra={"event": "ledger_failed"})
+                if not self._refuse_for(REOPEN_S, Failure(ErrorCode.LEDGER_FAILED, str(error))):
+                    return
         accounts = Accounts(
             Store(connection, self._boot),
             self._names,
@@ -311,6 +316,21 @@ class Accounting:
         for one in (accounts, cpus.accounts):
             self._try(one.settle)
             one.close()
+
+    def _refuse_for(self, seconds: float, failure: Failure) -> bool:
+        """Refuses what is asked for some time. Returns False if that ends with the service."""
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                asked = self._queue.get(timeout=left_s)
+                if asked is None:
+                    return False
+                if isinstance(asked, _Asked):
+                    self._answer(asked.effect, failure)
+                elif isinstance(asked, _Refresh):
+                    asked.failure = failure
+                    asked.done.set()
+        return True
 
     def _cpu_accounts(self, connection: sqlite3.Connection, gpus: Accounts) -> CpuAccounts:
         accounts = Accounts(
@@ -383,8 +403,7 @@ class Accounting:
         stored = accounts.stored + cpus.stored
         if stored == self._published:
             return
-        if self._trouble:
-            self._trouble = ""
+        if self._trouble.works():
             log.warning("the energy ledger works again", extra={"event": "ledger_recovered"})
         self._published = stored
         self._try(lambda: self._count(accounts, cpus))
@@ -411,9 +430,8 @@ class Accounting:
 
     def _failed(self, error: sqlite3.Error) -> None:
         message = self._failure(error).message
-        if not self._trouble:
+        if self._trouble.disk_failed(error, self._directory, message):
             log.error("%s", message, extra={"event": "ledger_failed"})
-        self._trouble = message
 
     def _failure(self, error: sqlite3.Error) -> Failure:
         return Failure(

@@ -14,6 +14,7 @@ from zeus_ipc.controls import SPECS, Control, ControlValue, profile_name
 from zeus_ipc.replies import GpuInfo, GpuSupport, ProfileInfo
 from zeusd.core.model import GpuFacts
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome, PowerLimits
+from zeusd.runtime.trouble import Trouble
 
 log = logging.getLogger(__name__)
 
@@ -203,6 +204,7 @@ class DeviceFinder:
         self._initialised = False
         self.first_attempt_over = threading.Event()
         self.error: DeviceError | None = None
+        self.trouble = Trouble("driver")
         self._thread = threading.Thread(target=self._run, name="device-finder", daemon=True)
 
     def start(self) -> None:
@@ -226,14 +228,14 @@ class DeviceFinder:
                 self._find_later(missing)
                 return
             except DeviceError as error:
-                if self.error is None or self.error.code != error.code:
+                self.error = error
+                if self.trouble.device_failed(error):
                     log.warning(
                         "no GPUs yet: %s; retrying every %g s",
                         error,
                         self._retry_s,
                         extra={"event": "no_driver", "device_code": error.code},
                     )
-                self.error = error
             finally:
                 self.first_attempt_over.set()
             self._stop.wait(self._retry_s)
@@ -265,10 +267,12 @@ class DeviceFinder:
             attempt(self._nvml.shutdown)
             raise
         inspectors = [Inspector(self._nvml, index) for index in range(count)]
+        failed: list[DeviceError] = []
         for inspector in inspectors:
             try:
                 news = inspector.look()
             except DeviceError as error:
+                failed.append(error)
                 inspector.missing = f"GPU {inspector.index} cannot be used: {error}"
                 log.warning(
                     "%s; retrying every second",
@@ -282,7 +286,12 @@ class DeviceFinder:
             else:
                 assert news is not None
                 found.append(news)
+        if len(failed) == count and failed[0].outcome is Outcome.TRANSIENT:
+            self._initialised = False
+            attempt(self._nvml.shutdown)
+            raise failed[0]
         self.error = None
+        self.trouble.works()
         self._report(found, inspectors)
         return [inspector for inspector in inspectors if not inspector.settled]
 

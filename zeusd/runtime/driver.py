@@ -7,13 +7,16 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.replies import Problem
 from zeusd.core.effects import Read, Write
 from zeusd.core.model import Failure
-from zeusd.devices.port import Backend
+from zeusd.devices.metered import MeteredBackend
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.sampling import Sampling
+from zeusd.runtime.trouble import Trouble
 from zeusd.runtime.workers import GpuWorker
 
 log = logging.getLogger(__name__)
@@ -23,6 +26,14 @@ PATIENCE_S = 3.0
 
 STUCK_LOOK_S = 0.2
 """How often to look whether a call that did not return in time has."""
+
+DEAD_S = 5.0
+"""All calls have failed for so long: the library's session has died. Doubled with each attempt to
+open another one, up to `MAX_DEAD_S`, until a call succeeds."""
+
+MAX_DEAD_S = 80.0
+
+REOPENING = "zeusd reopens the driver, whose session has died; try again in a few seconds"
 
 DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
@@ -46,7 +57,7 @@ class Driver:
 
     def __init__(
         self,
-        nvml: Backend,
+        nvml: MeteredBackend,
         sampling: Sampling,
         done: Callable[[int, object], None],
         found: Callable[[Found], None],
@@ -60,7 +71,15 @@ class Driver:
         self._driver_id = driver_id
         self._retry_s = retry_s
         self._workers: dict[str, GpuWorker] = {}
+        self._session = Trouble("driver")
+        self._reopening = False
+        self._dead_s = DEAD_S
         self.finder = self._new_finder()
+
+    @property
+    def problem(self) -> Problem | None:
+        """Why there are no GPUs, or why none answers."""
+        return self.finder.trouble.problem or self._session.problem
 
     def start(self) -> None:
         """Begins to look for GPUs."""
@@ -68,6 +87,7 @@ class Driver:
 
     def attach(self, found: Found) -> None:
         """GPUs were found: each gets a worker, and is sampled."""
+        self._reopening = False
         for facts, handle in found.gpus:
             uuid = facts.info.uuid
             if uuid not in self._workers:
@@ -82,14 +102,48 @@ class Driver:
                 ErrorCode.GPU_LOST,
                 f"{call.gpu} was not found again; look at `nvidia-smi` and the kernel log",
             )
+            if self._reopening:
+                failure = Failure(ErrorCode.DEVICE_BUSY, REOPENING)
             self._done(call.ticket, failure)
         else:
             worker.submit(call)
 
+    def check(self) -> None:
+        """Reopens the library if its session has died; call it periodically."""
+        failing = self._nvml.failing
+        if failing is None or self._reopening or not self._workers:
+            if failing is None and self._workers and self._session.works():
+                self._dead_s = DEAD_S
+                log.warning("the driver answers again", extra={"event": "driver_session_opened"})
+            return
+        since_ns, error = failing
+        if time.monotonic_ns() - since_ns < self._dead_s * 1e9:
+            return
+        cause = f"all calls fail ({error.call}: {error.text}), so zeusd reopens the driver"
+        if self._session.device_failed(error, cause):
+            log.error(cause, extra={"event": "driver_session_died", "device_code": error.code})
+        self._dead_s = min(2 * self._dead_s, MAX_DEAD_S)
+        self._reopening = True
+        self._close(lambda _: None, then=self._reopen)
+
+    def _reopen(self, finder: DeviceFinder) -> None:
+        self._nvml.failing = None
+        if self.finder is finder:  # nobody has quiesced zeusd meanwhile
+            finder.start()
+
     def close_driver(self, ticket: int) -> None:
         """Ends every call and closes the library; `done` gets what device files stay open."""
+        self._reopening = False
+        self._close(partial(self._done, ticket), then=lambda finder: None)
+
+    def _close(
+        self, done: Callable[[tuple[str, ...]], None], then: Callable[[DeviceFinder], None]
+    ) -> None:
+        """Closes the library: calls `done` with what stays open after some seconds, and `then`,
+        with the finder that may open it again, when nothing does."""
         workers, self._workers = self._workers, {}
         finder, self.finder = self.finder, self._new_finder()
+        fresh = self.finder
         for worker in workers.values():
             worker.stop()
 
@@ -105,13 +159,14 @@ class Driver:
                     "a call to the driver does not return; its device files cannot be closed",
                     extra={"event": "driver_stuck"},
                 )
-            self._done(ticket, open_device_files())
+            done(open_device_files())
             if not quiet:
                 for worker in workers.values():
                     worker.join(None)
                 while self._sampling.sampler.reads(workers.keys()):
                     time.sleep(STUCK_LOOK_S)
                 finder.stop()
+            then(fresh)
 
         threading.Thread(target=run, name="let-go", daemon=True).start()
 

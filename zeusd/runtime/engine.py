@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 from zeus_ipc import replies
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import Envelope, ErrorBody, UserLoad
+from zeus_ipc.replies import Envelope, ErrorBody, Problem, UserLoad
 from zeus_ipc.requests import Request
 from zeusd.core.accounting import ABSENT
 from zeusd.core.ceilings import Ceiling
@@ -71,6 +72,7 @@ from zeusd.runtime.processes import ProcessWatch, open_process, usage_of
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.reads import Reads
 from zeusd.runtime.sampling import CHECK_S, Sampling
+from zeusd.runtime.trouble import Trouble
 
 _JOURNALED = frozenset({Put, Forget, Write})
 _VALUES = (OBSERVED_PREFIX, INITIAL_PREFIX, GPU_PREFIX, PIN_PREFIX, RESTING_PREFIX)
@@ -149,6 +151,8 @@ class Engine:
         self._processes = ProcessWatch(reactor, self._process_gone)
         self._job_groups = JobGroups()
         self._recovered: list[Process] = []
+        self._journal_trouble = Trouble("journal")
+        core.node.problems = self._problems
         self._peers: dict[int, Process] = {}
         self._driver_entry = driver_entry or {}
         self._users = users
@@ -198,6 +202,7 @@ class Engine:
         """
         replies.prepare()
         entries = self._journal.open()
+        self._check_journal()
         for directory in self._orphan_directories:
             for orphan, left in orphans(directory, self._boot):
                 taken = {key: entry for key, entry in left.items() if key not in entries}
@@ -206,7 +211,7 @@ class Engine:
                     self._journal.commit([Change(key, entry) for key, entry in taken.items()])
                 except OSError:
                     orphan.close()  # it stays, for the next zeusd
-                    self._retry_journal_later()
+                    self._check_journal()
                 else:
                     orphan.delete()
         self._note_sleep()
@@ -317,6 +322,11 @@ class Engine:
         """A request that nobody waits for was not valid."""
         self.core.defer(conn, error)
 
+    def _problems(self) -> list[Problem]:
+        ledger = None if self._accounting is None else self._accounting.problem
+        found = (self._driver.problem, self._journal_trouble.problem, ledger)
+        return [problem for problem in found if problem is not None]
+
     # --------------------------------------------------------------------------------- internals
 
     def apply(self, effects: Sequence[Effect]) -> None:
@@ -379,13 +389,7 @@ class Engine:
             if changes:
                 self._journal.commit(changes)
         except OSError as error:
-            log.error(
-                "cannot write the journal %s: %s",
-                self._journal.path,
-                error.strerror,
-                extra={"event": "journal_failed"},
-            )
-            self._retry_journal_later()
+            self._check_journal()
             for write in intents:
                 rest.remove(write)
                 self._done_on_thread(write.ticket, self._not_recorded(write, error))
@@ -410,22 +414,33 @@ class Engine:
                 restore = restore.including(durable)
             changes.append(Change(key, restore))
         self._newest.clear()
-        try:
+        with contextlib.suppress(OSError):
             self._journal.write(changes)
-        except OSError:
-            self._retry_journal_later()
+        self._check_journal()
 
-    def _retry_journal_later(self) -> None:
+    def _check_journal(self) -> None:
+        """Notes whether the journal can be written; if not, tries again later."""
+        error, path = self._journal.failure, self._journal.path
+        if error is None:
+            if self._journal_trouble.works():
+                log.warning("the journal can be written again", extra={"event": "journal_works"})
+            return
+        reason = error.strerror
+        cause = f"the journal {path} cannot be written ({reason}), so every set is refused"
+        if self._journal_trouble.disk_failed(error, path.parent, cause):
+            log.error(
+                "%s: free space there, or choose another directory with --state-dir",
+                cause,
+                extra={"event": "journal_failed"},
+            )
         if not self._journal_waits:
             self._journal_waits = True
             self._reactor.call_later(JOURNAL_RETRY_S, self._retry_journal)
 
     def _retry_journal(self) -> None:
         self._journal_waits = False
-        try:
-            self._journal.commit()
-        except OSError:
-            self._retry_journal_later()
+        self._journal.retry()
+        self._check_journal()
 
     def _call(self, call: Read) -> None:
         if call.reading is Reading.METRICS:
@@ -457,6 +472,7 @@ class Engine:
         self._reactor.call_later(CHECK_S, self._check_sampling)
         self._on_time()  # a machine that slept wakes no timer early
         self.sampling.check()
+        self._driver.check()
 
     def _done_on_thread(self, ticket: int, result: object) -> None:
         if ticket == LISTING:

@@ -39,6 +39,9 @@ __all__ = ["Change", "Journal", "JournalError", "orphans"]
 
 log = logging.getLogger(__name__)
 
+PROBE = 512
+"""More bytes than a record."""
+
 REWRITE_AFTER = 4096
 """Records in the file before it is rewritten for the first time."""
 
@@ -75,6 +78,9 @@ class Journal:
         boot: Name of the present boot.
         wait_s: How long `open` waits for another process that has the journal, such as
             `zeusd restore`.
+
+    Attributes:
+        failure: Why the last record could not be written; None: it could.
     """
 
     def __init__(
@@ -95,6 +101,7 @@ class Journal:
         self._rewrite_after = REWRITE_AFTER
         self._lock_fd = -1
         self._fd = -1
+        self.failure: OSError | None = None
 
     @property
     def path(self) -> Path:
@@ -121,13 +128,7 @@ class Journal:
                     self._lines[key] = record(self._boot, key, entry)
             self._rewrite()
         except OSError as error:
-            log.error(
-                "cannot write the journal %s (%s); zeusd changes nothing new on any GPU until it "
-                "can be: free space there, or choose another directory with --state-dir",
-                self._path,
-                error.strerror,
-                extra={"event": "journal_unusable"},
-            )
+            self.failure = error
         return entries
 
     def commit(self, changes: Sequence[Change] = ()) -> None:
@@ -181,6 +182,30 @@ class Journal:
             self._apply(change, line)
         self._late.clear()
         self._rewrite_if_grown()
+
+    def retry(self) -> None:
+        """Writes what could not be written, or finds out whether it could be now: see `failure`."""
+        with contextlib.suppress(OSError):
+            if self._late:
+                self.commit()
+            elif self._fd < 0:
+                self._create()
+            else:
+                self._write(b"\n" * PROBE, sync=True)  # empty lines are no records
+
+    def _create(self) -> None:
+        """Writes the whole journal."""
+        try:
+            prepare_directory(self._directory)
+            self._take_lock(0.0)
+            self._rewrite()
+        except JournalError as error:
+            self.failure = OSError(errno.EBUSY, str(error))
+            raise self.failure from None
+        except OSError as error:
+            self.failure = error
+            raise
+        self.failure = None
 
     def durable(self, key: str) -> Entry | Recorded | None:
         """The valid entry of a key that is certainly on disk; None: none."""
@@ -277,27 +302,27 @@ class Journal:
     def _append(self, changes: Sequence[Change], sync: bool) -> list[bytes]:
         """Writes records at the end of the file, and returns them; all of them or none."""
         if self._fd < 0:
-            try:
-                prepare_directory(self._directory)
-                self._take_lock(0.0)
-                self._rewrite()
-            except JournalError as error:
-                raise OSError(errno.EBUSY, str(error)) from None
+            self._create()
         lines = [self._line(change.key, change.entry) for change in changes]
-        data = b"".join(lines)
+        self._write(b"".join(lines), sync)
+        self._records += len(lines)
+        return lines
+
+    def _write(self, data: bytes, sync: bool) -> None:
+        """Appends all of it or nothing."""
         try:
             if os.write(self._fd, data) != len(data):
                 raise OSError(errno.ENOSPC, "the journal's file system is full")
             if sync:
                 os.fdatasync(self._fd)
-        except OSError:
+        except OSError as error:
+            self.failure = error
             # A record that zeusd did not act on must not be found later.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
             raise
+        self.failure = None
         self._size += len(data)
-        self._records += len(lines)
-        return lines
 
     def _rewrite_if_grown(self) -> None:
         """Rewrites at most one record for each appended one, whatever the size."""

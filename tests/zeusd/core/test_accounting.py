@@ -86,7 +86,7 @@ def test_metrics_name_other_users_only_to_permitted_users(world: World) -> None:
     totals = [total("user", 1002, 5), total("user", 1003, 7), total("namespace", -1, 11)]
     totals.append(total("idle", -1, 13))
     world.ledger_state = LedgerState(
-        totals=totals, counted_uj={GPU0: 72}, held=[], trouble="", damaged=[], dropped=0
+        totals=totals, counted_uj={GPU0: 72}, held=[], damaged=[], dropped=0
     )
 
     def seen(conn: int) -> dict[tuple[str, int], int]:

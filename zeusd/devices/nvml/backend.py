@@ -244,9 +244,9 @@ class NvmlBackend(TabledControls):
 
     @override
     def shutdown(self) -> None:
-        self._call("nvmlShutdown")
-        with self._guard:
+        with self._guard:  # also if it fails: a session that has died is over
             self._inits = max(0, self._inits - 1)
+        self._call("nvmlShutdown")
 
     @override
     def driver_version(self) -> str:

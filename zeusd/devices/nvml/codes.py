@@ -53,6 +53,14 @@ _TEXTS: dict[int, str] = {
 }
 
 
+_COMMANDS = {
+    Return.NO_PERMISSION: "sudo systemctl restart zeusd",
+    Return.DRIVER_NOT_LOADED: "sudo modprobe nvidia",
+    Return.LIBRARY_NOT_FOUND: "ldconfig -p | grep libnvidia-ml",
+    Return.LIB_RM_VERSION_MISMATCH: "sudo reboot",
+}
+"""What mends it; for every other code, the kernel's log says more."""
+
 _OUTCOMES = {
     Return.INVALID_ARGUMENT: Outcome.INVALID,
     Return.NOT_SUPPORTED: Outcome.UNSUPPORTED,
@@ -71,4 +79,5 @@ _OUTCOMES = {
 def nvml_error(code: int, call: str, text: str = "") -> DeviceError:
     """The error of an NVML call that returned `code`."""
     said = text or _TEXTS.get(code, "unknown error")
-    return DeviceError(_OUTCOMES.get(code, Outcome.TRANSIENT), call, f"{said} (NVML {code})", code)
+    outcome = _OUTCOMES.get(code, Outcome.TRANSIENT)
+    return DeviceError(outcome, call, f"{said} (NVML {code})", code, _COMMANDS.get(code, ""))

@@ -1,0 +1,61 @@
+"""The present failure of a part of zeusd, for doctor, status and metrics."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+import time
+from pathlib import Path
+
+from zeus_ipc.replies import Problem
+from zeusd.devices.port import DeviceError
+
+
+class Trouble:
+    """Remembers a failure, and since when, until the part works again. Any thread may ask.
+
+    Args:
+        part: See `Problem.part`.
+
+    Attributes:
+        problem: The failure; None: the part works.
+    """
+
+    def __init__(self, part: str) -> None:
+        self._part = part
+        self.problem: Problem | None = None
+
+    def failed(self, cause: str, code: str = "", command: str = "") -> bool:
+        """Remembers a failure. Returns whether it is another one than before."""
+        known = self.problem
+        self.problem = Problem(
+            part=self._part,
+            code=code,
+            cause=cause,
+            since_ns=time.monotonic_ns() if known is None else known.since_ns,
+            command=command,
+        )
+        return known is None or known.code != code
+
+    def device_failed(self, error: DeviceError, cause: str = "") -> bool:
+        """The same of a driver's error."""
+        code = error.outcome.value if error.code is None else str(error.code)
+        command = error.command or "sudo dmesg | grep -iE 'nvrm|xid|amdgpu' | tail"
+        return self.failed(cause or f"{error.call}: {error.text}", code, command)
+
+    def disk_failed(
+        self, error: OSError | sqlite3.Error, directory: str | Path, cause: str
+    ) -> bool:
+        """The same of a disk's error."""
+        if isinstance(error, OSError):
+            code = errno.errorcode.get(error.errno or 0, "")
+        else:
+            code = getattr(error, "sqlite_errorname", "")
+        full = code in ("ENOSPC", "EDQUOT", "SQLITE_FULL")
+        command = f"df -h {directory}" if full else f"findmnt -T {directory}"
+        return self.failed(cause, code, command)
+
+    def works(self) -> bool:
+        """The part works. Returns whether it did not before."""
+        failed, self.problem = self.problem is not None, None
+        return failed
