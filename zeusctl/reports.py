@@ -80,6 +80,8 @@ class Node(_Part):
     findings: list[str] = []
     """Rules of zeusd.toml that have no effect on this node, and why."""
     problems: list[Problem] = []
+    unusable: list[str] = []
+    """A sentence for each GPU that zeusd cannot use."""
 
 
 class PowerLimit(_Part):

@@ -331,6 +331,7 @@ def node_report(node: NodeInfo, socket: str, leases: Sequence[Lease]) -> Node:
         pending_restores=pending,
         not_back=pending,
         findings=node.findings,
+        unusable=node.unusable,
         problems=[
             Problem(
                 part=one.part,

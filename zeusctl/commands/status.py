@@ -141,6 +141,7 @@ def lines(report: StatusReport) -> Iterator[str]:
         since = duration(problem.since_s)
         text = f"{problem.part}: {problem.cause}, for {since}; run `{problem.command}`"
         yield style(text, fg="red")
+    yield from (style(sentence, fg="red") for sentence in report.node.unusable)
     if report.node.quiesced_s is not None:
         since = duration(report.node.quiesced_s)
         text = f"zeusd closed the driver {since} ago; `zeusctl resume` reopens it."

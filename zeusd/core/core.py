@@ -92,6 +92,7 @@ class Core:
         # Since the last look around: GPUs that answered it, and that did not answer something.
         self._answered: set[str] = set()
         self._mute: set[str] = set()
+        self._asked_split: set[str] = set()
         self._driver: str | None = None
         self._was_stopping = False
         self._silent = False
@@ -312,12 +313,24 @@ class Core:
                 self._return_gpu(uuid)
             self._answered.clear()
             self._mute.clear()
+            # MIG may be switched while zeusd runs. A GPU that has not answered is not asked again.
+            for uuid in sorted(self.node.gpus.keys() - self._asked_split):
+                self._asked_split.add(uuid)
+                ticket = self._out.ticket(partial(self._split_seen, uuid))
+                self._out.add(Read(ticket, uuid, Reading.SPLIT))
             for machine in self.node.machines():
                 if machine.spec.readable and machine.phase is Phase.FREE:
                     ticket = self._out.ticket(partial(self._looked_around, machine))
                     gpu, control = machine.gpu, machine.control
                     self._out.add(Read(ticket, gpu, Reading.CONTROL, control))
         return self._effects()
+
+    def _split_seen(self, uuid: str, split: object) -> None:
+        self._asked_split.discard(uuid)
+        gpu = self.node.gpus[uuid]
+        if isinstance(split, bool) and split != gpu.info.mig_enabled:
+            info = gpu.info.model_copy(update={"mig_enabled": split})
+            gpu.facts = replace(gpu.facts, info=info)
 
     def _looked_around(self, machine: ControlMachine, result: object) -> None:
         if isinstance(result, tuple):

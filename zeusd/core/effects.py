@@ -33,6 +33,8 @@ class Reading(Enum):
     """Processes with a context on the GPU, `replies.GpuProcesses`."""
     PIDS = "pids"
     """Processes with a context on the GPU, as `Listed`; for the ledger."""
+    SPLIT = "split"
+    """Whether the GPU is split (MIG), a bool."""
     METRICS = "metrics"
     """The runtime's counters, `Measured`; not of a GPU."""
 

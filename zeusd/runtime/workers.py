@@ -159,6 +159,7 @@ _READERS: dict[Reading, Callable[[Backend, Handle], object]] = {
     Reading.POWER: read_power,
     Reading.COMPUTE_UIDS: read_compute_uids,
     Reading.PROCESSES: read_processes,
+    Reading.SPLIT: lambda nvml, gpu: nvml.mig_enabled(gpu),
 }
 
 

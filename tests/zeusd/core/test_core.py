@@ -34,6 +34,19 @@ def test_a_set_acquires_the_lease_and_a_release_restores_the_limit(world: World)
     assert world.call(1, "leases")["result"]["leases"] == []
 
 
+def test_a_gpu_that_is_split_while_zeusd_runs_is_seen_as_split(world: World) -> None:
+    world.connect(1)
+
+    def is_split() -> bool:
+        return bool(world.call(1, "hello")["result"]["gpus"][0]["mig_enabled"])
+
+    for split in (True, False):
+        world.split = {GPU0} if split else set()
+        assert is_split() is not split
+        world.look_around()
+        assert is_split() is split
+
+
 def test_the_death_of_the_holder_restores_all_its_controls_and_no_others(world: World) -> None:
     holder = world.connect(1)
     world.connect(2)

@@ -165,6 +165,7 @@ class World:
         self.driver = "driver-1"
         self.range_mw = (100_000, 300_000)
         self.compute_uids: frozenset[int] = frozenset()
+        self.split: set[str] = set()
         self.refused_values: set[ControlValue] = set()
         self.values: dict[tuple[str, Control], ControlValue] = {}
         self.writes: list[tuple[str, Control, ControlValue]] = []
@@ -491,6 +492,8 @@ class World:
                 result = read_settled(lambda: self._read(call.gpu, control))
         elif call.reading is Reading.LIMITS:
             result = self.range_of(call.gpu)
+        elif call.reading is Reading.SPLIT:
+            result = call.gpu in self.split
         elif call.reading is Reading.COMPUTE_UIDS:
             result = self.compute_uids
         elif call.reading is Reading.METRICS:
