@@ -453,16 +453,16 @@ def _pending(session: Session, node: NodeInfo) -> Check:
     first = waiting[0]
     target = value_text(first.control.value, first.back.value)
     trouble = named(first.trouble or "", index)
-    since_s = max(seconds_since(one.pending_ns or time.monotonic_ns()) for one in waiting)
+    since_s = seconds_since(first.pending_ns or time.monotonic_ns())
     missing = [one.gpu for one in waiting if one.gpu not in index]
     remedy = "when the GPU answers again, run `zeusctl reset` to restore at once"
     if missing:
         remedy = f"if the GPU was removed for good, `sudo zeusctl reset {missing[0]} --forget`"
     return _fault(
         "restores",
-        f"{count(len(waiting), 'control')} could not be restored, for {duration(since_s)}; the "
-        f"first: {first.control.value} of GPU {index.get(first.gpu, first.gpu)} to {target}: "
-        f"{trouble}",
+        f"{count(len(waiting), 'control')} could not be restored; the first: {first.control.value} "
+        f"of GPU {index.get(first.gpu, first.gpu)} to {target}: {trouble} "
+        f"(pending for {duration(since_s)})",
         f"zeusd keeps retrying; {remedy}",
     )
 

@@ -92,7 +92,7 @@ def test_a_session_of_the_driver_that_died_is_opened_again(nvml_double: MakeDoub
 def test_a_driver_that_does_not_come_back_stays_a_problem(
     nvml_double: MakeDouble, tmp_path: Path
 ) -> None:
-    """zeusd has closed it: whoever loads it again finds it unused."""
+    """zeusd has closed it, so it can be loaded again."""
     double = nvml_double([{}], privilege=ALWAYS)
     with (
         running_daemon(*quick(tmp_path, double), gpus=1, env=double.env) as daemon,

@@ -209,9 +209,9 @@ def test_a_ledger_that_cannot_be_opened_is_an_error_and_limits_still_work(tmp_pa
             with pytest.raises(LedgerFailed, match="runs without accounting"):
                 client.usage([0, BUCKET_S])
             client.set_power_limit(client.node().gpus[0].uuid, 150_000)
-            ledger = client.metrics().ledger
-        assert ledger is not None
-        assert "runs without accounting" in ledger.trouble
+            (problem,) = client.node().problems
+        assert (problem.part, problem.code) == ("ledger", "ENOTDIR")
+        assert "runs without accounting" in problem.cause
         assert daemon.records("ledger_failed")
 
 

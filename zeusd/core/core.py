@@ -192,7 +192,7 @@ class Core:
         """One record of each restore that waits for a GPU which is not there."""
         for restore in self.node.pending.values():
             where = restore.gpu, restore.control.value
-            if self.node.owed(restore) and where not in self._out.audit_log.failing:
+            if self.node.restore_due(restore) and where not in self._out.audit_log.failing:
                 fields = {"gpu": where[0], "control": where[1], "error": MISSING}
                 self._out.add(Note("restore_failed", fields, warning=True))
 

@@ -184,7 +184,7 @@ class LeaseRequests:
 
     def _describe_pending(self, restore: PendingRestore, open_to_reader: bool) -> LeaseInfo:
         """A lease, or a pending restore, on a GPU that has not been found."""
-        restoring = self._node.owed(restore)
+        restoring = self._node.restore_due(restore)
         return LeaseInfo(
             gpu=restore.gpu,
             control=restore.control,

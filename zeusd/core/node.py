@@ -81,7 +81,7 @@ class NodeState:
         modules = {gpu.info.module for gpu in self.gpus.values()} - {None}
         return names | {f"module:{module}" for module in modules}
 
-    def owed(self, restore: PendingRestore) -> bool:
+    def restore_due(self, restore: PendingRestore) -> bool:
         """Whether a GPU that zeusd does not find is to be restored; else its holder still runs."""
         return bool(restore.ending) or restore.holder not in self.alive
 
