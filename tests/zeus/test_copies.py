@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import copy
+import json
 import multiprocessing
+import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fake_nvml.double import NvmlDouble
 from tests.support import running_daemon
 from tests.zeus.node import VirtualNode
+from tests.zeus.test_odd_gpus import A100
 from zeus.device import get_gpus
 from zeus.measure import EnergyCallback
 from zeus.monitor import PowerMonitor, TemperatureMonitor, ZeusMonitor
@@ -138,3 +145,43 @@ def test_a_spawned_process_trains_with_them(socket: str, monkeypatch: pytest.Mon
     steps, energy, same, limits = answers.get()
     assert (steps, same, limits) == (5, True, optimizer.power_limits)
     assert energy > 0
+
+
+FORKS = """
+import json, multiprocessing, os, sys, time, warnings
+from zeus.monitor import ZeusMonitor
+
+warnings.filterwarnings("error", module="__main__")
+monitor = ZeusMonitor()
+
+def measured(_=None):
+    with monitor.window("step") as window:
+        time.sleep(0.3)
+    return window.time, window.total_energy
+
+found = [measured()]
+reads, writes = os.pipe()
+if not os.fork():
+    os.write(writes, json.dumps([measured(), measured()]).encode())
+    os._exit(0)
+found += json.loads(os.read(reads, 1000))
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    found += pool.map(measured, range(2))
+found.append(measured())
+json.dump(found, sys.stdout)
+"""
+
+
+def test_without_a_daemon_a_child_of_fork_measures_its_first_window(tmp_path: Path) -> None:
+    double = NvmlDouble(tmp_path, [A100 | {"load_mw": 200_000}])
+    env = os.environ | double.env
+    env["LD_LIBRARY_PATH"] = str(Path(double.library).parent)
+    env["ZEUSD_STATE_DIR"] = str(tmp_path / "state")
+    env.pop("ZEUSD_SOCK_PATH", None)
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
+    ran = subprocess.run([sys.executable, "-c", FORKS], env=env, check=True, **options)
+    windows = json.loads(ran.stdout)
+    assert len(windows) == 6
+    for seconds, joules in windows:
+        assert joules == pytest.approx(200 * seconds, rel=0.1)
+    assert ran.stderr == ""

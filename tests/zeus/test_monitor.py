@@ -109,6 +109,24 @@ def test_the_context_manager_repeats_and_nests(node: VirtualNode) -> None:
     assert outer.total_energy > inner.total_energy > 0
 
 
+def test_a_window_measures_blocks_and_functions_and_nothing_else(node: VirtualNode) -> None:
+    monitor = node.monitor()
+    window = monitor.window("step")
+    assert repr(window) == "Window('step', not begun)"
+    with pytest.raises(RuntimeError, match=r"read it after its block, `with monitor\.window\('ste"):
+        _ = window.total_energy
+    with window:
+        node.clock.sleep(1)
+    assert window.time == pytest.approx(1)
+
+    @monitor.window("recursion")
+    def work(depth: int) -> int:
+        node.clock.sleep(1)
+        return depth and 1 + work(depth - 1)
+
+    assert work(3) == 3
+
+
 def test_exceptions_of_the_block_are_raised(node: VirtualNode) -> None:
     monitor = node.monitor()
     with pytest.raises(KeyError), monitor.window("step") as window:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -41,14 +41,36 @@ class MeasurementState:
         return self.t_ns / 1e9
 
 
-class Window:
+class Window(contextlib.ContextDecorator):
     """A window of `ZeusMonitor.window`; its measurement is available once the block has ended."""
 
-    __slots__ = ("_measurement", "key")
-
-    def __init__(self, key: str) -> None:
+    def __init__(self, monitor: ZeusMonitor, key: str, sync_execution: bool) -> None:
         self.key = key
+        self._monitor = monitor
+        self._sync = sync_execution
+        self._begin: MeasurementState | None = None
         self._measurement: Measurement | None = None
+
+    def __enter__(self) -> Window:
+        """The block begins."""
+        self._monitor._lookup.begin()
+        aligned = self._sync and synchronize(self._monitor.sync_with, self._monitor.gpu_indices)
+        self._begin = MeasurementState(self._monitor._clock_ns(), aligned)
+        self._monitor._progress()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The block has ended."""
+        begin, monitor = self._begin, self._monitor
+        assert begin is not None
+        aligned = self._sync and synchronize(monitor.sync_with, monitor.gpu_indices)
+        self._measurement = monitor._ended(
+            self.key, begin.t_ns, monitor._clock_ns(), aligned and begin.aligned
+        )
+
+    def _recreate_cm(self) -> Window:
+        """Another one for each call of a function that it decorates."""
+        return Window(self._monitor, self.key, self._sync)
 
     @property
     def measurement(self) -> Measurement:
@@ -59,7 +81,8 @@ class Window:
         """
         if self._measurement is None:
             raise RuntimeError(
-                f"the window {self.key!r} has no measurement yet; read it after its block"
+                f"the window {self.key!r} has no measurement yet; read it after its block, "
+                f"`with monitor.window({self.key!r}) as window:`"
             )
         return self._measurement
 
@@ -90,7 +113,7 @@ class Window:
 
     def __repr__(self) -> str:
         if self._measurement is None:
-            return f"Window({self.key!r}, open)"
+            return f"Window({self.key!r}, {'not begun' if self._begin is None else 'open'})"
         return as_text(self._measurement, "Window")
 
     def _repr_html_(self) -> str:
@@ -196,6 +219,7 @@ class ZeusMonitor(Configured):
         """
         if sync_cuda is not None:
             sync_execution = sync_cuda
+        self._lookup.begin()
         aligned = sync_execution and synchronize(self.sync_with, self.gpu_indices)
         state = MeasurementState(self._clock_ns(), aligned)
         if restart:
@@ -248,23 +272,12 @@ class ZeusMonitor(Configured):
             raise ValueError(f"Measurement window '{key}' does not exist")
         return self._lookup.ended(key, begin.t_ns, self._clock_ns(), aligned=False)
 
-    @contextlib.contextmanager
-    def window(self, key: str, sync_execution: bool = True) -> Iterator[Window]:
+    def window(self, key: str, sync_execution: bool = True) -> Window:
         """Measures a block: `with monitor.window("step") as w: ...`, then `w.total_energy`.
 
         Keys may repeat and nest. Exceptions pass through, after the window has ended.
         """
-        window = Window(key)
-        begins_aligned = sync_execution and synchronize(self.sync_with, self.gpu_indices)
-        begin_ns = self._clock_ns()
-        self._progress()
-        try:
-            yield window
-        finally:
-            aligned = sync_execution and synchronize(self.sync_with, self.gpu_indices)
-            window._measurement = self._ended(
-                key, begin_ns, self._clock_ns(), aligned and begins_aligned
-            )
+        return Window(self, key, sync_execution)
 
     def available(self, measurement: Measurement) -> bool:
         """Whether a measurement's energy is known, or cannot be known, so that reading it does not

@@ -102,6 +102,7 @@ class WindowLookup:
         up the windows that both have.
         """
         self.wake = None
+        self._sampled = False
         self._guard = threading.RLock()
         self._looking = threading.Lock()
         self._reporting = threading.RLock()
@@ -117,9 +118,18 @@ class WindowLookup:
         Raises:
             ZeusBaseGPUError: A GPU has no energy or power sensor.
         """
+        self._sampled = True
         _, failed = self._ask([], self._sources)
         if failed is not None:
             raise failed
+
+    def begin(self) -> None:
+        """A window is about to begin. Without a daemon, a child of fork has no sampler yet: its
+        first window waits until there is one. Never raises.
+        """
+        if not self._sampled:
+            with contextlib.suppress(ZeusBaseError):  # the window's energy is read, or not
+                self.check()
 
     def ended(self, key: str, begin_ns: int, end_ns: int, aligned: bool) -> Measurement:
         """Creates the measurement of an ended window, without its energy."""
@@ -410,7 +420,8 @@ def _waits_for(end_ns: int) -> Iterator[None]:
 def _too_old(pending: EndedWindow) -> ZeusdError:
     return ZeusdError(
         f"the energy of the window {pending.key!r} is not known: it began before what zeusd "
-        "remembers; zeusd was started or its GPUs were found after that, or it is weeks ago"
+        "remembers, or this process if no zeusd runs: that was started or its GPUs were found "
+        "later, or it is weeks ago"
     )
 
 
