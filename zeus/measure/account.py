@@ -156,7 +156,7 @@ class EnergyAccount:
         """Training begins."""
         self._clear()
         self._monitor.begin_window(self._training, restart=True)
-        self._piece_ns = self._monitor.measurement_states[self._training].t_ns
+        self._piece_ns = self._seen_ns = self._monitor.measurement_states[self._training].t_ns
 
     def begin_epoch(self) -> None:
         """An epoch begins."""
@@ -165,13 +165,16 @@ class EnergyAccount:
     def begin_step(self) -> None:
         """A step begins."""
         self._monitor.begin_window(self._step, self._sync, restart=True)
+        self._seen_ns = self._monitor.measurement_states[self._step].t_ns
 
     def end_step(self) -> None:
         """A step has ended."""
         begin = self._monitor.measurement_states.get(self._step)
         if begin is None:
             return
-        self._unread.append(self._monitor.end_window(self._step, self._sync))
+        step = self._monitor.end_window(self._step, self._sync)
+        self._unread.append(step)
+        self._seen_ns = begin.t_ns + round(step.time * 1e9)
         self.steps += 1
         if begin.t_ns - self._piece_ns > _PIECE_NS:
             self._cut(begin.t_ns)
@@ -192,13 +195,21 @@ class EnergyAccount:
                 self._monitor.available(waiting[-1])
         return self._figures()
 
-    def end_training(self) -> tuple[dict[str, float], EnergySummary]:
-        """Training has ended. Returns the last figures and the summary."""
+    def end_training(self, interrupted: bool = False) -> tuple[dict[str, float], EnergySummary]:
+        """Training has ended. Returns the last figures and the summary.
+
+        Args:
+            interrupted: It ended when its last step began or ended, at an unknown time after that.
+        """
         for key in (self._step, self._epoch):
             if key in self._monitor.measurement_states:
                 self._monitor.end_window(key, sync_execution=False, cancel=True)
         begin_ns = self._monitor.measurement_states[self._training].t_ns
-        whole = self._monitor.end_window(self._training)
+        if interrupted:
+            self._monitor.end_window(self._training, cancel=True)
+            whole = self._monitor._ended(self._training, begin_ns, self._seen_ns, aligned=False)
+        else:
+            whole = self._monitor.end_window(self._training)
         self._cut(begin_ns + round(whole.time * 1e9))
         last_hour = self._pieces[-1][0]
         try:

@@ -107,11 +107,20 @@ class EnergyCallback(Configured, Callback):
     @guarded
     def on_train_end(self) -> None:
         """Training has ended."""
+        self._end()
+
+    @guarded
+    def on_interrupted(self) -> None:
+        """Training ended some time ago, when its last step began or ended."""
+        self._end(interrupted=True)
+
+    def _end(self, interrupted: bool = False) -> None:
         if not self._training:
             return
         self._training = False
-        self._account.end_epoch()
-        figures, self.summary = self._account.end_training()
+        if not interrupted:
+            self._account.end_epoch()
+        figures, self.summary = self._account.end_training(interrupted)
         if self._log is not None:
             self._log({**figures, **self.summary.figures()}, self._account.steps, end=True)
         if self._prints:

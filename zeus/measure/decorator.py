@@ -70,16 +70,15 @@ class _Measured(AbstractContextManager[Window]):
         self._report = report
         self._sync = sync_execution
         self._wait = wait
-        self._open: list[tuple[object, AbstractContextManager[Window], Window]] = []
+        self._open: list[tuple[object, Window]] = []
 
     @property
     def _monitor(self) -> ZeusMonitor:
         return _monitor() if self._given is None else self._given
 
     def __enter__(self) -> Window:
-        block = self._monitor.window(self._name or "block", self._sync)
-        window = block.__enter__()
-        self._open.append((_caller(), block, window))
+        window = self._monitor.window(self._name or "block", self._sync).__enter__()
+        self._open.append((_caller(), window))
         return window
 
     def __exit__(
@@ -92,9 +91,9 @@ class _Measured(AbstractContextManager[Window]):
             callers = [one[0] for one in self._open]
             caller = _caller()
             last = callers[::-1].index(caller) if caller in callers else 0
-            _, block, window = self._open.pop(-1 - last)
+            _, window = self._open.pop(-1 - last)
         try:
-            block.__exit__(kind, error, trace)
+            window.__exit__()
         finally:
             name, measurement = self._name or "block", window.measurement
             if self._report is _print and not self._wait:
@@ -104,30 +103,42 @@ class _Measured(AbstractContextManager[Window]):
                 self._report(name, window)
 
     def __call__(self, function: F) -> F:
-        def again() -> _Measured:
-            name = self._name or function.__qualname__
-            return _Measured(name, self._given, self._report, self._sync, self._wait)
+        name, called = _called(function)
 
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        def again() -> _Measured:
+            return _Measured(self._name or name, self._given, self._report, self._sync, self._wait)
+
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
             raise TypeError(
-                f"measure_energy measures calls, and {function.__qualname__} is a generator, whose "
+                f"measure_energy measures calls, and {name} is a generator, whose "
                 "work is done after the call; use `with measure_energy(...)` in it"
             )
-        if inspect.iscoroutinefunction(function):
+        # An object's attributes, such as the weights of a compiled module, stay with it.
+        updated = ("__dict__",) if inspect.isfunction(function) else ()
+        like = functools.wraps(function, updated=updated)
+        if inspect.iscoroutinefunction(called):
 
-            @functools.wraps(function)
+            @like
             async def wait(*args: Any, **kwargs: Any) -> Any:
                 with again():
                     return await function(*args, **kwargs)
 
             return cast("F", wait)
 
-        @functools.wraps(function)
+        @like
         def call(*args: Any, **kwargs: Any) -> Any:
             with again():
                 return function(*args, **kwargs)
 
         return cast("F", call)
+
+
+def _called(function: Any) -> tuple[str, Any]:
+    """Returns the name of what is called, and what runs then: an object's `__call__`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return str(name), function if inspect.isroutine(function) else type(function).__call__
 
 
 @overload

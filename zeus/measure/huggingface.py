@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
+import threading
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from zeus.measure.account import EnergySummary
@@ -47,11 +51,16 @@ class HFEnergyCallback(Configured, TrainerCallback):
         kwargs.setdefault("log", self._log)
         self._callback = EnergyCallback(*args, **kwargs)
         self._trainer: Callable[[], Trainer | None] = lambda: None
-        self._ended = False
+        self._ended = True
+        self._train: _Call | None = None
+        atexit.register(_end_at_exit, weakref.ref(self))
 
     @property
     def summary(self) -> EnergySummary | None:
-        """Summary of the last training; None before its end."""
+        """Summary of the last training; None before its end. After Ctrl-C or an error in `train`,
+        it is of the time until the last step.
+        """
+        self._end_interrupted()
         return self._callback.summary
 
     def attach(self, trainer: Trainer) -> None:
@@ -70,6 +79,7 @@ class HFEnergyCallback(Configured, TrainerCallback):
     def on_train_begin(self, *event: Any, **objects: Any) -> None:
         """Training begins."""
         self._ended = False
+        self._train = _Call()
         self._callback.on_train_begin()
 
     def on_epoch_begin(self, *event: Any, **objects: Any) -> None:
@@ -113,7 +123,46 @@ class HFEnergyCallback(Configured, TrainerCallback):
             self._ended = True
             self._callback.on_train_end()
 
+    def _end_interrupted(self) -> None:
+        """The trainer notifies nobody of an error, which ends its call."""
+        if not self._ended and self._train is not None and not self._train.runs:
+            self._ended = True
+            self._callback.on_interrupted()
+
     def _log(self, figures: dict[str, float], step: int) -> None:
         trainer = self._trainer()
         if trainer is not None and trainer.is_world_process_zero():
             trainer.log(dict(figures))
+
+
+class _Call:
+    """The call of the trainer that has begun training."""
+
+    def __init__(self) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_back is not None and _passes_on(frame):
+            frame = frame.f_back
+        self._thread = threading.get_ident()
+        # Not the frame itself, which holds the model.
+        self._id, self._code = id(frame), None if frame is None else frame.f_code
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended, by return or exception."""
+        frame = sys._current_frames().get(self._thread)
+        while frame is not None:
+            if id(frame) == self._id and frame.f_code is self._code:
+                return True
+            frame = frame.f_back
+        return False
+
+
+def _passes_on(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__"))
+    return module == __name__ or module.endswith(".trainer_callback")
+
+
+def _end_at_exit(callback: weakref.ref[HFEnergyCallback]) -> None:
+    found = callback()
+    if found is not None:
+        found._end_interrupted()

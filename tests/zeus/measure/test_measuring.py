@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import math
 import re
@@ -162,9 +163,46 @@ def test_a_generator_is_refused() -> None:
     async def asynchronous() -> AsyncIterator[int]:
         yield 1
 
-    for function in (lambda: (yield 1), asynchronous):
+    class Called:
+        def __call__(self) -> Iterator[int]:
+            yield 1
+
+    for function in (lambda: (yield 1), asynchronous, functools.partial(asynchronous), Called()):
         with pytest.raises(TypeError, match=r"is a generator.*use `with measure_energy\(\.\.\.\)`"):
             measure_energy(function)
+
+
+def test_whatever_can_be_called_is_measured(node: VirtualNode) -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.weights = [1] * 1000
+
+        def __call__(self, x: int) -> int:
+            node.clock.sleep(1)
+            return x + 1
+
+    class Served(Model):
+        async def __call__(self, x: int) -> int:
+            return super().__call__(x)
+
+    def add(x: int, y: int) -> int:
+        node.clock.sleep(1)
+        return x + y
+
+    seen: list[tuple[str, float]] = []
+    measured = measure_energy(
+        monitor=node.monitor(), report=lambda name, window: seen.append((name, window.time))
+    )
+    assert measured(Model())(1) == 2
+    assert not hasattr(measured(Model()), "weights")
+    assert measured(functools.partial(functools.partial(add, 1), y=2))() == 3
+    assert measured(functools.partial(Model()))(3) == 4
+    assert measured(max)(3, 4) == 4
+    assert asyncio.run(measured(Served())(4)) == 5
+    one_s = pytest.approx(1)
+    model, own = Model.__qualname__, add.__qualname__
+    expected = [(model, one_s), (own, one_s), (model, one_s), ("max", pytest.approx(0))]
+    assert seen == [*expected, (Served.__qualname__, one_s)]
 
 
 class Figures:

@@ -111,6 +111,70 @@ def test_the_code_on_the_page_runs(
     assert space["callback"].summary.cost == pytest.approx(0.3 * space["callback"].summary.kwh)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_hugging_face_has_a_summary_after_an_interruption(
+    node: VirtualNode, work: Work, tmp_path: Path, error: type[BaseException]
+) -> None:
+    """The trainer tells its callbacks nothing of it."""
+    callback = measure.HFEnergyCallback(node.monitor(), print_summary=False)
+    during: list[object] = []
+
+    class Model(tiny.Model):
+        left = 6
+
+        def forward(self, x: object) -> object:
+            during.append(callback.summary)
+            self.left -= 1
+            if not self.left:
+                raise error
+            return super().forward(x)
+
+    def trainer() -> object:
+        return transformers.Trainer(
+            model=Model(work),
+            args=transformers.TrainingArguments(
+                output_dir=str(tmp_path),
+                per_device_train_batch_size=1,
+                num_train_epochs=1,
+                save_strategy="no",
+                report_to=[],
+                disable_tqdm=True,
+                use_cpu=True,
+                dataloader_pin_memory=False,
+            ),
+            train_dataset=[{"x": torch.randn(4)} for _ in range(tiny.STEPS)],
+            callbacks=[callback],
+        )
+
+    for _ in range(2):
+        with pytest.raises(error):
+            trainer().train()
+        node.clock.sleep(100)  # in a notebook, say
+        summary = callback.summary
+        assert summary is not None
+        assert summary.steps == 5
+        assert summary.time < 2
+        assert summary.energy == pytest.approx(5 * STEP_J, rel=0.1)
+        assert callback.summary is summary
+    assert set(during) == {None}
+
+
+def test_compiled_and_scripted_modules_and_functions_are_measured(node: VirtualNode) -> None:
+    names: list[str] = []
+    measured = measure.measure_energy(
+        monitor=node.monitor(), report=lambda name, window: names.append(name)
+    )
+    module, x = torch.nn.Linear(2, 1), torch.ones(2)
+    traced = torch.jit.trace(torch.abs, x)
+    for one in (
+        *(module, torch.jit.script(module), torch.compile(module, backend="eager")),
+        *(torch.compile(torch.abs, backend="eager"), traced),
+    ):
+        assert measured(one)(x).tolist() == one(x).tolist()
+    assert len(names) == 5
+    assert names[:3] == ["Linear", "RecursiveScriptModule", "OptimizedModule"]
+
+
 def test_a_model_with_a_monitor_is_averaged(node: VirtualNode, tmp_path: Path) -> None:
     module = spawned.Module(ZeusMonitor(), tmp_path / "report")
     threads = threading.active_count()
