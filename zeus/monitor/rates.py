@@ -19,6 +19,7 @@ from zeus.exceptions import ZeusBaseError
 from zeus.monitor.energy import ZeusMonitor
 from zeus.monitor.measurement import Measurement
 from zeus.monitor.timeline import offset_ns
+from zeus.utils.configured import Configured
 from zeus.utils.framework import Framework
 from zeus.utils.warn import warn
 
@@ -225,7 +226,7 @@ class Later:
         return {name: value for name, value in vars(self).items() if name != "_compute"}
 
 
-class RatedMonitor(Generic[L]):
+class RatedMonitor(Configured, Generic[L]):
     """Measures the energy of named windows, multiplied by a rate. Each hour's energy is multiplied
     by that hour's rate. If the rate is unknown, one warning says so, amounts are `nan`, and energy
     is measured as usual.
