@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import itertools
 import logging
 import os
 import socket
 import ssl
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from zeus.exceptions import ZeusBaseError
 from zeus.utils import framework
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("zeus.metric")
 
 TIMEOUT_S = 5.0
-"""Seconds after which a silent gateway is given up, until the next push."""
+"""Seconds after which a push is given up, however much of an answer has come."""
 
 RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
@@ -36,16 +38,19 @@ class Group:
 
     Args:
         prometheus: The module prometheus_client.
-        url: The gateway.
+        url: The gateway; it may contain a user and password.
         job: See `zeus.metric.Metric`.
         kind: See `zeus.metric.Metric`.
 
     Attributes:
+        url: The gateway, without user and password.
         registry: The metrics to push.
     """
 
     def __init__(self, prometheus: Any, url: str, job: str, kind: str) -> None:
-        self.url = checked(url)
+        self.url, credentials = checked(url)
+        self._authorization = _basic(credentials)
+        self._pushing: threading.Thread | None = None
         if not job:
             raise ValueError("job must not be empty; a push gateway tells jobs apart by their name")
         self.prometheus = prometheus
@@ -62,19 +67,31 @@ class Group:
 
     def push(self) -> bool:
         """Replaces this group at the gateway. Returns whether that succeeded."""
-        try:
-            self.prometheus.push_to_gateway(
-                self.url, self._job, self.registry, self._key, TIMEOUT_S, self._send
-            )
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            reason = error.reason if type(error) is URLError else error
+        failures: list[object] = ["timed out"]
+        if self._pushing is None or not self._pushing.is_alive():
+            self._pushing = threading.Thread(target=self._push, args=(failures,), daemon=True)
+            try:
+                self._pushing.start()  # the library limits the time of each read, not of all
+                self._pushing.join(TIMEOUT_S)
+            except RuntimeError:  # the interpreter ends, and does not wait for this
+                self._push(failures)
+        if failures:
             self._outage.failed(
-                f"the push gateway at {self.url} takes no metrics ({reason}); training continues "
-                "and zeus retries"
+                f"the push gateway at {self.url} takes no metrics ({failures[-1]}); training "
+                "continues and zeus retries"
             )
             return False
         self._outage.succeeded()
         return True
+
+    def _push(self, failures: list[object]) -> None:
+        try:
+            self.prometheus.push_to_gateway(
+                self.url, self._job, self.registry, self._key, TIMEOUT_S, self._send
+            )
+            failures.clear()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            failures.append(error.reason if type(error) is URLError else error)
 
     def _send(
         self,
@@ -86,7 +103,7 @@ class Group:
     ) -> Callable[[], None]:
         from urllib.request import Request
 
-        request = Request(url, data, dict(headers), method=method)
+        request = Request(url, data, dict(headers) | self._authorization, method=method)
         return lambda: self._opener.open(request, timeout=timeout).close()
 
 
@@ -119,9 +136,16 @@ def prometheus_client() -> Any:
     return prometheus_client
 
 
-def checked(url: str) -> str:
-    """Checks the URL of a push gateway; raises ValueError."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+def checked(url: str) -> tuple[str, str]:
+    """Checks the URL of a push gateway; raises ValueError.
+
+    Returns:
+        The URL without credentials, and these.
+    """
+    scheme, separator, rest = url.rpartition("://")
+    credentials, _, place = rest.rpartition("@")
+    bare = f"{scheme}{separator}{place}"
+    parts = urlsplit(bare if scheme else f"http://{bare}")
     try:
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # the port is not a number
@@ -129,9 +153,16 @@ def checked(url: str) -> str:
     if not valid:
         raise ValueError(
             f"pushgateway_url must be the address of a push gateway such as http://gateway:9091, "
-            f"not {url!r}"
+            f"not {bare!r}"
         )
-    return url
+    return bare, unquote(credentials)
+
+
+def _basic(credentials: str) -> dict[str, str]:
+    """The header with `user:password`, if there is one."""
+    if not credentials:
+        return {}
+    return {"Authorization": f"Basic {base64.b64encode(credentials.encode()).decode()}"}
 
 
 def rank() -> str:

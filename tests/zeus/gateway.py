@@ -41,17 +41,21 @@ class Double:
         does: `take`, `refuse`, or `hang` until it is told something else.
         pushes: Path and body of each push that it took.
         asked: How many came.
+        authorizations: The headers `Authorization` that came.
     """
 
     def __init__(self, port: int = 0) -> None:
         self.does = "take"
         self.pushes: list[tuple[str, str]] = []
         self.asked = 0
+        self.authorizations: list[str] = []
         double = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_PUT(self) -> None:
                 double.asked += 1
+                if "Authorization" in self.headers:
+                    double.authorizations.append(self.headers["Authorization"])
                 body = self.rfile.read(int(self.headers["Content-Length"])).decode()
                 while double.does == "hang":
                     time.sleep(0.01)

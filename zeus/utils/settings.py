@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+Names = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda text: text.split(",") if isinstance(text, str) else text),
+]
+"""Names separated by commas."""
 
 
 def of_prefix(prefix: str, environ: Mapping[str, str]) -> dict[str, str]:

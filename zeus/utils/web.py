@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from functools import lru_cache
 from importlib import resources
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -37,13 +38,28 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 class Application(FastAPI):
     """A server, with the `page.html` of its package; nothing is opened before it starts to serve.
 
+    It redirects nothing: behind a proxy it would redirect to an address without the proxy's prefix.
+
     Args:
         title: Its title.
+        hosts: Other names, with port if it is not the usual one, by which browsers reach it.
+        prefix: Prefix of its paths behind a proxy that keeps it.
         options: Other options of FastAPI.
     """
 
-    def __init__(self, title: str, **options: Any) -> None:
-        super().__init__(title=title, version=__version__, docs_url=None, redoc_url=None, **options)
+    def __init__(
+        self, title: str, hosts: Collection[str] = (), prefix: str = "", **options: Any
+    ) -> None:
+        super().__init__(
+            title=title,
+            version=__version__,
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,
+            **options,
+        )
+        self._prefix = prefix
+        self.hosts = {host.lower() for host in hosts}
 
         @self.get("/")
         async def index() -> HTMLResponse:
@@ -65,10 +81,14 @@ class Application(FastAPI):
         if scope["type"] == "lifespan":
             scope["app"] = self
             await self._live(receive, send)
-        elif scope["type"] == "http" and not await _short_enough(scope, send):
             return
-        else:
-            await super().__call__(scope, _LimitedReceive(receive), send)
+        scope["root_path"] = self._prefix or scope.get("root_path", "")
+        path = scope.get("path", "").rstrip("/")
+        if path not in ("", scope["root_path"]):
+            scope["path"] = path
+        if scope["type"] == "http" and not await _short_enough(scope, send):
+            return
+        await super().__call__(scope, _LimitedReceive(receive), send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -145,6 +165,22 @@ def fresh(content: Any) -> JSONResponse:
 def figures(text: bytes) -> PlainTextResponse:
     """Metrics in the text format of Prometheus."""
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def of_this_site(request: Request) -> None:
+    """A dependency: refuses what a page of another site makes a browser send.
+
+    Raises:
+        HTTPException: It is such a request (403).
+    """
+    # Browsers send Sec-Fetch-Site to https and localhost only, and Origin anywhere.
+    other = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
+    origin = request.headers.get("origin")
+    if origin is not None:
+        host = request.headers.get("host", "").lower()
+        other |= urlsplit(origin).netloc.lower() not in {host, *request.app.hosts}
+    if other:
+        raise HTTPException(403, "a page of another site may not change anything here")
 
 
 def needs_json(request: Request) -> None:

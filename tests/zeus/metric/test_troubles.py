@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import socket
 import threading
@@ -108,6 +109,46 @@ def test_a_silent_gateway_is_abandoned_after_a_while(
     wait_for(lambda: double.series().of(f"{GPU_J}_count") == [1, 1], "the observation")
     assert len(told(caplog)) == 1
     assert "timed out" in told(caplog)[0]
+
+
+def test_a_gateway_that_trickles_holds_a_push_no_longer(
+    node: VirtualNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each byte comes within the time limit; so did the push, for as long as they came."""
+    monkeypatch.setattr(_pushgateway, "TIMEOUT_S", 0.2)
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def trickle() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nX-Filler: ")
+                while not ended.wait(0.05):
+                    connection.sendall(b"x")
+
+        threading.Thread(target=trickle, daemon=True).start()
+        one = histogram(f"127.0.0.1:{server.getsockname()[1]}")
+        spend(node, one, "step", 1)
+        wait_for(lambda: told(caplog), "the push to be given up")
+        assert "timed out" in told(caplog)[0]
+        ended.set()
+        one.close()
+
+
+def test_a_user_and_password_reach_the_gateway_and_no_log(
+    node: VirtualNode, double: Double, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = histogram(double.address.replace("http://", "http://alice:p%40ss:w@"))
+    spend(node, one, "step", 1)
+    wait_for(lambda: double.authorizations, "a push")
+    assert base64.b64decode(double.authorizations[0].removeprefix("Basic ")) == b"alice:p@ss:w"
+    double.does = "refuse"
+    spend(node, one, "step", 1)
+    wait_for(lambda: told(caplog), "a warning")
+    assert f"gateway at {double.address} takes no metrics" in told(caplog)[0]
+    with pytest.raises(ValueError, match="such as http://gateway:9091") as raised:
+        histogram("ftp://alice:secret@gateway")
+    assert not any("p%40ss" in one or "alice" in one for one in [caplog.text, str(raised.value)])
 
 
 def test_a_server_that_is_no_gateway_ends_nothing(

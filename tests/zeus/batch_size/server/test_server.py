@@ -215,13 +215,14 @@ def test_pages_of_other_sites_change_nothing(serve: Serve) -> None:
         for site in ("cross-site", "same-site"):
             answer = http.request(method, path, json=body(), headers={"Sec-Fetch-Site": site})
             refused(answer, 403)
-    # Older browsers send only the page's origin, and then the body must be JSON.
-    elsewhere = {"Origin": "http://evil.example"}
+        # To an address that is neither https nor localhost, browsers send only the page's origin.
+        for origin in ("http://evil.example", "http://testserver:81", "null"):
+            answer = http.request(method, path, json=body(), headers={"Origin": origin})
+            assert "a page of another site" in refused(answer, 403)
     text = {"Content-Type": "text/plain"}
     trial = {"job_id": "job", "batch_size": 64, "trial_number": 1}
-    for headers in (elsewhere, text, {**elsewhere, **text}):
-        answer = http.post("/trials/heartbeat", content=json.dumps(trial), headers=headers)
-        assert "Content-Type: application/json" in refused(answer, 415)
+    answer = http.post("/trials/heartbeat", content=json.dumps(trial), headers=text)
+    assert "Content-Type: application/json" in refused(answer, 415)
     assert ok(http.get("/jobs"))[0]["counts"]["running"] == 0
 
 
@@ -269,6 +270,26 @@ def test_invalid_reports_change_nothing(serve: Serve) -> None:
     assert not answer["stop_train"]
     (kept,) = ok(http.get("/jobs/job"))["trials"]
     assert (kept["epochs"], kept["metric"]) == (1, None)
+
+
+def test_its_own_page_may_change_jobs_by_any_of_its_names(serve: Serve) -> None:
+    http = serve(HOSTS="bso.example,Proxy:8443")
+    ok(http.post("/jobs", json=body()), 201)
+    for origin in ("http://testserver", "https://bso.example", "https://proxy:8443"):
+        ok(http.post("/jobs/job/release", headers={"Origin": origin}))
+
+
+def test_it_works_behind_a_prefix_and_redirects_nowhere(serve: Serve) -> None:
+    plain, behind = serve(), serve(ROOT_PATH="/plans")
+    for http, path in (
+        (plain, "/jobs/"),
+        (behind, "/jobs/"),
+        (behind, "/plans/jobs"),
+        (behind, "/plans/jobs/"),
+        (behind, "/plans/"),
+        (behind, "/"),
+    ):
+        assert http.get(path, follow_redirects=False).status_code == 200, path
 
 
 def test_requests_without_end_are_refused(serve: Serve) -> None:

@@ -109,7 +109,7 @@ def rank_bodies(dp: int = 1, pp: int = 2, tp: int = 1) -> list[dict[str, Any]]:
             "dp_rank": d,
             "pp_rank": p,
             "tp_rank": t,
-            "available_frequencies": [1410, 1200, 900],
+            "available_frequencies": [1410, 1200, 1050, 900],
         }
         for n, (p, d, t) in enumerate(places)
     ]

@@ -100,8 +100,8 @@ def test_the_manuals_scheduler_runs(
     http = serve({"step": 2}, SCHEDULER="mine_of_the_manual:Descend3D")
     job_id = register(http, 2)
     assert one_round(http, job_id, 9, world=4) == [1410] * 4
-    assert one_round(http, job_id, 8, world=4) == [900] * 4
-    assert one_round(http, job_id, 7, world=4) == [900] * 4
+    assert one_round(http, job_id, 8, world=4) == [1050] * 4
+    assert one_round(http, job_id, 7, world=4) == [1050] * 4
 
 
 def test_its_rounds_continue_after_a_restart(serve: Serve, plug_in: str, tmp_path: Path) -> None:

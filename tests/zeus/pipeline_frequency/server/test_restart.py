@@ -21,7 +21,9 @@ from tests.zeus.pipeline_frequency.server.running import (
     refused,
     register,
 )
+from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.server import job_manager
+from zeus.optimizer.pipeline_frequency.server.storage import Storage
 
 
 def test_everything_is_there_again_after_a_restart(
@@ -53,6 +55,54 @@ def test_everything_is_there_again_after_a_restart(
     assert rank["version"] == before["ranks"][0]["wanted_version"]
     ok(again.post(f"/register_rank/{half}", json=rank_bodies()[1]))
     assert ok(again.get(f"/schedule/{half}?rank=1"))["frequencies"]
+
+
+def test_ranks_of_a_restored_server_run_its_plans(
+    serve: Serve, folder: str, tmp_path: Path
+) -> None:
+    """They run a plan that was made after the backup, whose version the server would give again."""
+    path, copy = tmp_path / "dump/pfo.sqlite", tmp_path / "copy"
+    http = serve({"solution_path": folder})
+    job_id = register(http)
+    ok(http.get(f"/schedule/{job_id}?rank=0"))
+    with contextlib.closing(sqlite3.connect(path)) as source:
+        source.execute(f"VACUUM INTO '{copy}'")
+    ok(http.post(f"/choose/{job_id}", json={"plan": 3}))
+    report = {"rank": 0, "iteration": 1, "version": 1}
+    report["version"] = ok(http.post(f"/progress/{job_id}", json=report))["version"]
+    http.__exit__(None, None, None)
+    for ending in ("", "-wal", "-shm"):
+        Path(f"{path}{ending}").unlink(missing_ok=True)
+    copy.rename(path)
+    again = serve({"solution_path": folder})
+    restored = ok(again.post(f"/progress/{job_id}", json=report))
+    assert restored["frequencies"][0] == ["forward", 1391]  # the fastest, as at the backup
+    ok(again.post(f"/choose/{job_id}", json={"plan": 9}))
+    chosen = ok(again.post(f"/progress/{job_id}", json=report))
+    assert chosen["version"] > report["version"]
+    assert chosen["frequencies"][0] == ["forward", 1401]
+
+
+def test_no_folder_is_made_for_a_database(tmp_path: Path) -> None:
+    with pytest.raises(PipelineFrequencyError, match=r"no/x\.sqlite cannot be used \(.*No such"):
+        Storage(str(tmp_path / "no" / "x.sqlite"))
+    assert not (tmp_path / "no").exists()
+
+
+def test_nothing_is_planned_with_clocks_that_a_rank_does_not_offer(serve: Serve) -> None:
+    said = "rank 1 has measured 900 MHz, which it does not offer; it offers 3 clocks from 1005 to"
+    online = serve()
+    job_id = ok(online.post("/register_job", json=job_body()))
+    for body in rank_bodies():
+        offered = {"available_frequencies": [1410, 1200, 1005]} if body["rank"] else {}
+        ok(online.post(f"/register_rank/{job_id}", json={**body, **offered}))
+    place = {name: rank_bodies()[1][name] for name in ("rank", "dp_rank", "pp_rank", "tp_rank")}
+    rows = [
+        {"instruction": name, "frequency": mhz, "time": 0.1, "energy": 20.0}
+        for name in ("forward", "backward")
+        for mhz in (1410, 900)
+    ]
+    assert said in refused(online.post(f"/profile/{job_id}", json={**place, "rows": rows}), 422)
 
 
 def test_a_change_for_a_straggler_is_on_disk_before_it_is_sent_to_any_rank(

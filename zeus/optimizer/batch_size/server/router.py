@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from fastapi import Depends, Header, HTTPException, Request
+from fastapi import Depends, Header, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from zeus import __version__
@@ -57,7 +57,9 @@ class BSOServer(web.Application):
 
     def __init__(self, settings: ServerSettings) -> None:
         # ml-energy/zeus's clients send JSON without its content type; see `_is_json`.
-        super().__init__("Batch size optimizer", strict_content_type=False)
+        super().__init__(
+            "Batch size optimizer", settings.hosts, settings.root_path, strict_content_type=False
+        )
         self.settings = settings
         self._store: Store | None = None
 
@@ -208,14 +210,13 @@ def _unknown_is(status: int) -> Iterator[None]:
 
 def _is_json(request: Request) -> None:
     # ml-energy/zeus's clients send no content type. A page of another site can make a browser omit
-    # it, too, but then the browser sends the page's origin.
-    if "content-type" in request.headers or "origin" in request.headers:
+    # it, too, but then the browser sends the page's origin, which is checked.
+    if "content-type" in request.headers:
         web.needs_json(request)
 
 
 def _may_change(request: Request) -> None:
-    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-        raise HTTPException(403, "a page of another site may not change anything here")
+    web.of_this_site(request)
     settings: ServerSettings = request.app.settings
     if settings.token:
         web.check_token(request, [settings.token], f"{PREFIX}TOKEN")

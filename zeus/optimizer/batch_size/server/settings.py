@@ -35,6 +35,9 @@ class ServerSettings(BaseModel):
         echo_sql: Whether SQL statements are logged.
         signals: Prices and carbon intensities that jobs may name as their `signal`:
             `NAME=SOURCE;NAME=SOURCE`, each a CSV file or a provider (`zeus.monitor.signals`).
+        hosts: Other names by which browsers reach the server, such as a proxy's, with port if it is
+            not the usual one: `NAME,NAME:PORT`.
+        root_path: Prefix of its paths behind a proxy, such as `/plans`.
         workers: Number of serving processes, here and elsewhere: they share PostgreSQL's
             connections.
     """
@@ -50,6 +53,8 @@ class ServerSettings(BaseModel):
     echo_sql: bool = False
     workers: int = Field(default=1, ge=1)
     signals: dict[str, str] = Field(default_factory=dict)
+    hosts: settings.Names = ()
+    root_path: str = Field(default="", pattern="^(/[^/]+)*$")
 
     @field_validator("log_level")
     @classmethod

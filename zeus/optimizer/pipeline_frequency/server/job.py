@@ -228,6 +228,28 @@ class TrainingJob:
         self.results = {}
         self.round += 1
 
+    def check_profile(self, profile: RankProfile) -> None:
+        """Checks a rank's profile against what it has registered.
+
+        Raises:
+            Refused: They differ.
+        """
+        rank = self.known_rank(profile.rank)
+        for name in ("dp_rank", "pp_rank", "tp_rank"):
+            if getattr(profile, name) != getattr(rank, name):
+                raise Refused(
+                    409, f"rank {profile.rank} has registered with another place in the job"
+                )
+        offered = rank.available_frequencies
+        clocks = {row.frequency for row in profile.rows if isinstance(row.frequency, int)}
+        if offered and clocks.difference(offered):  # a rank that names none offers any
+            raise Refused(
+                422,
+                f"rank {rank.rank} has measured {min(clocks.difference(offered))} MHz, which it "
+                f"does not offer; it offers {len(offered)} clocks from {min(offered)} to "
+                f"{max(offered)} MHz: measure with these",
+            )
+
     def take_frontier(self, frontier: Frontier, initial: Choice, now_s: float) -> None:
         """Sets the plans to choose from; starts with the choice `initial`."""
         index, _ = choose(frontier, initial)
@@ -511,14 +533,20 @@ class TrainingJob:
         }
 
     @classmethod
-    def restored(cls, state: dict[str, Any], rules: Rules | None = None) -> TrainingJob:
-        """The job of a `state`."""
+    def restored(
+        cls, state: dict[str, Any], now_s: float, rules: Rules | None = None
+    ) -> TrainingJob:
+        """The job of a `state`, perhaps of an older backup.
+
+        Ranks may run plans that were made since the backup; so versions go on from the time, above
+        all that were ever given.
+        """
         job = cls(JobInfo.model_validate(state["info"]), state["created_s"], rules)
         job.heard_s = state["heard_s"]
         job.initial = Choice.model_validate(state["initial"])
         job.choice = Choice.model_validate(state["choice"])
         job.base = state["base"]
-        job.version = state["version"]
+        job.version = max(state["version"], int(now_s))
         job.in_force = [InForce(**one) for one in state["in_force"]]
         job._slowdowns = state["slowdowns"]
         job.round = state["round"]

@@ -75,7 +75,7 @@ class JobManager:
         """Requests for a schedule that are open."""
         self.jobs: dict[str, TrainingJob]
         self._past: dict[str, Rounds]
-        self.jobs, self._past = self._records.load()
+        self.jobs, self._past = self._records.load(clock())
         # Of CLOCK_MONOTONIC: setting the clock must not make jobs idle.
         now_s, wall_s = time.monotonic(), clock()
         self._idle_from_s = {
@@ -279,13 +279,7 @@ class JobManager:
     def profile(self, job_id: str, profile: RankProfile) -> None:
         """Handles a rank's profile; planning starts after the last one."""
         job = self._hear(job_id)
-        place = job.known_rank(profile.rank)
-        if (profile.dp_rank, profile.pp_rank, profile.tp_rank) != (
-            place.dp_rank,
-            place.pp_rank,
-            place.tp_rank,
-        ):
-            raise Refused(409, f"rank {profile.rank} has registered with another place in the job")
+        job.check_profile(profile)
         if not issubclass(self.settings.scheduler, OnlineSolution):
             raise Refused(
                 409,

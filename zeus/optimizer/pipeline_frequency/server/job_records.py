@@ -42,7 +42,7 @@ class JobRecords:
         self._storage = storage
         self._settings = settings
 
-    def load(self) -> tuple[dict[str, TrainingJob], dict[str, Rounds]]:
+    def load(self, now_s: float) -> tuple[dict[str, TrainingJob], dict[str, Rounds]]:
         """All jobs by id, and their past rounds. A job that cannot be restored is left out."""
         records: dict[str, dict[str, dict[int, Any]]] = {}
         for job_id, kind, key, body in self._storage.all():
@@ -51,7 +51,7 @@ class JobRecords:
         past: dict[str, Rounds] = {}
         for job_id, kinds in records.items():
             try:
-                jobs[job_id], past[job_id] = _restored(kinds)
+                jobs[job_id], past[job_id] = _restored(kinds, now_s)
             except (PipelineFrequencyError, ValueError, KeyError, TypeError) as error:
                 logger.warning("job %s cannot be restored and is left out: %s", job_id, error)
         return jobs, past
@@ -140,7 +140,7 @@ class JobRecords:
         """Profile and plans; another server can be started with them."""
         folder = self._settings.dump_dir / job_id
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
             write_profile(rows, folder / "profile.csv")
             frontier.write(folder)
         except OSError as error:
@@ -152,7 +152,7 @@ class JobRecords:
         job_id = job.info.job_id
         try:
             path = Path(self._settings.dump_dir, job_id, f"{name}.json")
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
             write_text(path, json.dumps(bodies))
         except OSError as error:
             logger.warning("job %s: %s.json cannot be written: %s", job_id, name, error)
@@ -162,8 +162,8 @@ def _state(job: TrainingJob) -> Record:
     return job.info.job_id, "job", 0, job.state()
 
 
-def _restored(kinds: dict[str, dict[int, Any]]) -> tuple[TrainingJob, Rounds]:
-    job = TrainingJob.restored(kinds["job"][0])
+def _restored(kinds: dict[str, dict[int, Any]], now_s: float) -> tuple[TrainingJob, Rounds]:
+    job = TrainingJob.restored(kinds["job"][0], now_s)
     for body in kinds.get("rank", {}).values():
         job.ranks[body["rank"]] = RankInfo.model_validate(body)
     for rank, values in kinds.get("progress", {}).get(0, []):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import time
@@ -48,7 +49,7 @@ class PFOServer(web.Application):
     """
 
     def __init__(self, settings: PlanServerSettings) -> None:
-        super().__init__("Pipeline frequency optimizer")
+        super().__init__("Pipeline frequency optimizer", settings.hosts, settings.root_path)
         self.settings = settings
         self._manager: JobManager | None = None
 
@@ -60,6 +61,8 @@ class PFOServer(web.Application):
 
     @override
     async def opens(self) -> None:
+        with contextlib.suppress(OSError):  # such as a parent that is not there, named below
+            self.settings.dump_dir.mkdir(exist_ok=True)
         storage = Storage(self.settings.database_path)
         self._manager = JobManager(self.settings, storage)
         await self._manager.start()
@@ -95,7 +98,7 @@ def create_app(settings: PlanServerSettings) -> PFOServer:
     """The application for these settings."""
     logging.getLogger("zeus").setLevel(settings.log_level)
     app = PFOServer(settings)
-    changing = [Depends(web.needs_json), Depends(_authorized)]
+    changing = [Depends(web.needs_json), Depends(_may_change)]
 
     @app.post(common.REGISTER_JOB_URL, dependencies=changing)
     async def register_job(job_info: JobInfo) -> str:
@@ -147,7 +150,7 @@ def _add_progress(app: PFOServer) -> None:
 
     async def progress(request: Request) -> Response:
         web.needs_json(request)
-        _authorized(request)
+        _may_change(request)
         body, job_id = await request.body(), request.path_params["job_id"]
         if body.lstrip()[:1] == b"[":
             updates = app.manager.progress(job_id, _REPORTS.validate_json(body))
@@ -201,7 +204,8 @@ def _add_errors(app: PFOServer) -> None:
     web.add_validation_errors(app)
 
 
-def _authorized(request: Request) -> None:
+def _may_change(request: Request) -> None:
+    web.of_this_site(request)
     if request.app.settings.token:
         web.check_token(request, [request.app.settings.token], "ZEUS_PFO_TOKEN")
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.server import scheduler as schedulers
 from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler
-from zeus.utils.settings import log_level, of_prefix, sentence
+from zeus.utils.settings import Names, log_level, of_prefix, sentence
 
 PREFIX = "ZEUS_PFO_"
 
@@ -37,6 +37,9 @@ class PlanServerSettings(BaseModel):
         register_timeout: How long a request for a schedule waits for the other ranks, s.
         token: Token that requests for changes must send as `Authorization: Bearer`.
         max_jobs: Most jobs; further ones are refused.
+        hosts: Other names by which browsers reach the server, such as a proxy's, with port if it is
+            not the usual one: `NAME,NAME:PORT`.
+        root_path: Prefix of its paths behind a proxy, such as `/plans`.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, frozen=True)
@@ -51,6 +54,8 @@ class PlanServerSettings(BaseModel):
     register_timeout: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     token: str = Field(default="", repr=False)
     max_jobs: int = Field(default=1000, ge=1)
+    hosts: Names = ()
+    root_path: str = Field(default="", pattern="^(/[^/]+)*$")
 
     @model_validator(mode="before")
     @classmethod

@@ -12,7 +12,6 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
@@ -45,7 +44,6 @@ class Storage:
         self._lock: int | None = None
         try:
             if path != ":memory:":
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
                 self._lock = _lock(path)
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
