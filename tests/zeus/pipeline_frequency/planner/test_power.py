@@ -13,7 +13,7 @@ from tests.seeds import fresh
 from tests.zeus.pipeline_frequency.instances import KINDS, Instance, random_instance
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, PowerBound
-from zeus.optimizer.pipeline_frequency.planner.baselines import uniform_settings
+from zeus.optimizer.pipeline_frequency.planner.baselines import uniform as uniform_settings
 from zeus.optimizer.pipeline_frequency.planner.power import Draw
 from zeus.optimizer.pipeline_frequency.plans import Step
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
@@ -147,7 +147,8 @@ def test_a_plan_within_a_ramp_changes_its_power_more_slowly() -> None:
     free = planner.deadline(planner.fastest_time_s).plans[0]
 
     def ramp(stages: Stages) -> float:
-        return planner._meter.draw(planner.clocks_of(stages)).ramp_w_per_s(2.0)
+        problem = planner._problem
+        return Draw.of(problem, problem.read(stages)).ramp_w_per_s(2.0)
 
     bound = 0.8 * ramp(free.stages)
     (plan,) = planner.bounded([PowerBound(ramp_w_per_s=bound, window_s=2.0)]).plans
@@ -182,7 +183,7 @@ def test_no_uniform_setting_that_keeps_a_bound_is_faster_or_takes_less(seed: int
     planner = Planner(profile, one_f_one_b(2, 2), p2p_power_w=80.0, changes=changes)
     problem = planner._problem
     for clocks in uniform_settings(problem).T:
-        uniform = planner.plan_of(problem.stages(clocks))
+        uniform = planner.plan_of(problem.written(clocks))
         if changes.most is not None and uniform.clock_changes > changes.most:
             continue
         bounds = [PowerBound(uniform.peak_power_w)]

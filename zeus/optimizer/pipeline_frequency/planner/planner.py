@@ -1,37 +1,59 @@
-"""Plans clocks for a pipeline: the whole frontier, or the plan for one deadline or straggler."""
+"""Plans clocks for a pipeline: the frontier between time and energy, and the plan for one time.
+
+The frontier's plans are found first, whatever is asked, and kept: a question for one time is
+answered from them and from what is found around that time. So no answer is worse than the
+frontier's, and a later question never gets a worse answer than an earlier one had.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.planner.bounded import Bounded
-from zeus.optimizer.pipeline_frequency.planner.changes import Changes, Steady
-from zeus.optimizer.pipeline_frequency.planner.exact import NODES, Program
-from zeus.optimizer.pipeline_frequency.planner.power import PlanPower, PowerBound
-from zeus.optimizer.pipeline_frequency.planner.problem import EnergyPer, Floats, Ints, Problem
-from zeus.optimizer.pipeline_frequency.planner.search import MOST, STEP, PlanSearch, wanted_times
+from zeus.optimizer.pipeline_frequency.planner import baselines
+from zeus.optimizer.pipeline_frequency.planner.changes import ChangeSearch, ties
+from zeus.optimizer.pipeline_frequency.planner.linear import Program
+from zeus.optimizer.pipeline_frequency.planner.pool import Pool
+from zeus.optimizer.pipeline_frequency.planner.power import Draw, PowerBound, plan_within_power
+from zeus.optimizer.pipeline_frequency.planner.problem import (
+    Changes,
+    EnergyPer,
+    Floats,
+    Ints,
+    Problem,
+    fits,
+)
+from zeus.optimizer.pipeline_frequency.planner.search import (
+    MAX_PLANS,
+    STEP,
+    Progress,
+    Search,
+    wanted_times,
+)
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, Step
-from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline
 
-Progress = Callable[[int, int], None]
-"""Is told how much is done, and of how much."""
-
 SMALL = 48
-"""Choices, summed over instructions, up to which plans are exact unless told otherwise."""
-
-_SMALL_LIMIT_S = 30.0
-_SMALL_NODES = 300
-"""Small programs take a tenth of a second and a dozen nodes at most."""
+"""Choices, summed over instructions, up to which plans are exact unless told otherwise: a program
+in whole numbers then takes a tenth of a second at most."""
 
 _SMALL_POINTS = 100
 _EXACT_LIMIT_S = 600.0
+_APART = 5e-7
+"""Share of the longest time within which an exact frontier has one plan: the solver's tolerance."""
+
+_EQUAL = 1e-12
+"""Share of the energy that is rounding: effective energies are differences of large numbers."""
+
+
+def _quietly(done: int, total: int) -> None:
+    """Progress that nobody watches."""
 
 
 class Planner:
@@ -45,8 +67,8 @@ class Planner:
         energy_per: Whether the profile's energies are of one GPU, as published ones are, or of all
             GPUs of a stage.
         changes: What changes of a clock cost; nothing by default.
-        exact: Whether plans are the very best, by a mixed-integer program; None: where the pipeline
-            is small enough for that to take milliseconds.
+        exact: Whether plans are the very best, by a program in whole numbers; None: where the
+            pipeline is small enough for that to take milliseconds.
 
     Attributes:
         fastest_time_s: No plan is faster.
@@ -67,29 +89,28 @@ class Planner:
         changes: Changes | None = None,
         exact: bool | None = None,
     ) -> None:
-        self._problem = Problem(
+        self._problem = problem = Problem(
             profile,
             pipeline,
             p2p_power_w=p2p_power_w,
             gpus_per_stage=gpus_per_stage,
             energy_per=energy_per,
+            changes=changes,
         )
-        self._search = PlanSearch(self._problem)
-        self.changes = changes or Changes()
-        self._changing = self.changes != Changes()
-        self._steady = Steady(self._problem, self.changes, self._search)
-        self._meter = PlanPower(self._problem, self._steady)
-        choices = int(self._problem.num_options[self._problem.kind].sum())
+        self.changes = problem.changes
+        self.fastest_time_s = problem.min_time_s
+        choices = sum(len(problem.curves[kind].time_s) for kind in problem.kind)
+        self._exact = exact
         self._small = exact is None and choices <= SMALL
-        self._exact = exact or self._small
-        self._known: list[Plan] = []
-        self._within_power: dict[float, Planner] = {}
-        # Effective energies are differences of large numbers: less than this is rounding.
-        costs_j = self._problem.costs[self._problem.kind, 0]
-        self._equal_j = 1e-12 * float(
-            np.abs(costs_j).sum() + self._problem.blocking_w * self._problem.max_time_s
+        self._exactly = exact or self._small
+        self._proven: list[tuple[float, float]] = []  # deadline, least effective energy
+        self._free = self.changes == Changes()
+        self._search = Search(problem)
+        self._finder = self._search if self._free else ChangeSearch(self._search)
+        costs_j = np.array([curve.cost_j[0] for curve in problem.curves])[problem.kind]
+        self._equal_j = _EQUAL * float(
+            np.abs(costs_j).sum() + problem.blocking_w * problem.max_time_s
         )
-        self.fastest_time_s = self._problem.min_time_s
 
     @classmethod
     def of_json(cls, problem: Any) -> Planner:
@@ -135,63 +156,51 @@ class Planner:
         """Time of the fastest plan, with its clock changes, s; infinite: none was found that
         changes clocks so seldom. `fastest_time_s` is without changes.
         """
-        if not self._changing:
-            return self.fastest_time_s
-        return float(self._steady.pool.time_s.min(initial=math.inf))
-
-    @cached_property
-    def _slowest_s(self) -> float:
-        """Time above which no plan takes less energy, s."""
-        slowest_s = self._problem.max_time_s + self.changes.time_s * self._problem.count
-        if not self._changing:
-            return slowest_s
-        # Where few changes are allowed, the common clocks may all be slow.
-        return float(self._steady.pool.time_s.max(initial=slowest_s))
+        self._finder.everywhere(_quietly)
+        return float(self._finder.pool.time_s.min(initial=math.inf))
 
     def frontier(self, points: int | None = None, progress: Progress | None = None) -> Frontier:
         """Plans from the fastest to the one with the least effective energy.
 
         Args:
-            points: Plans at most. None: as many as it takes for neighbours to differ by at most
-                0.1 % in energy, and for a plan every 0.1 % of the time up to 5 % above the fastest;
-                with `exact=True` every plan that no other plan beats, but for those
-                within half a millionth of the longest time of a slower one. Energies are told apart
-                from 1e-10 of the effective energy on.
-            progress: Is told how far it is.
+            points: Maximum number of plans. None: as many as it takes for neighbours to differ by
+                at most 0.1 % in energy, and for a plan every 0.1 % of the time up to 5 % above the
+                fastest; with `exact=True` every plan that no other plan beats, but for those within
+                half a millionth of the longest time of a slower one.
+            progress: Progress callback.
+
+        Raises:
+            PipelineFrequencyError: No plan changes clocks so seldom.
         """
         if points is not None and points < 1:
             raise PipelineFrequencyError(f"a frontier has at least one plan, not {points}")
-        tell = progress or (lambda done, total: None)
-        if self._exact and points != 1:
-            plans = self._exact_frontier(points, tell)
-            if not plans:
-                raise self.too_few()
-            return self._of(plans)
-        problem, search = self._problem, self._search
-        most = MOST if points is None else points
-        total = search.steps + most
-        if not self._changing:
-            search.everywhere(lambda done, steps: tell(done, total))
-        pool = self._steady.pool if self._changing else search.pool
+        told = 0
+
+        def tell(done: int, of: int) -> None:
+            nonlocal told
+            told = max(told, 100 * done // of)
+            if progress is not None:
+                progress(told, 100)
+
+        self._finder.everywhere(lambda done, of: tell(done, 2 * of))
+        if self._exactly and points != 1:
+            pool = self._exact_plans(points or (_SMALL_POINTS if self._small else MAX_PLANS))
+        else:
+            pool = self._finder.pool
         if not len(pool.time_s):
             raise self.too_few()
-        chosen = np.array([pool.best(float(pool.time_s[0]))])
-        if points != 1:
-            ends_s = (float(pool.time_s[0]), float(pool.time_s[-1]))
-            edges_s = wanted_times(problem, self._bound, ends_s, points, STEP)
-            chosen = np.union1d(chosen, pool.nearest(edges_s, self._bound(pool.time_s)))
-        if points is None:
-            least_j = float(problem.energy(pool.cost_j, pool.time_s).min())
-            chosen = pool.between(chosen, STEP * abs(least_j))
-        if self._changing:
-            clocks = self._steady.clocks(chosen)
-        else:
-            clocks = problem.clocks(pool.options(chosen))
-        plans = []
-        for number, one in enumerate(clocks.T):
-            plans.append(self._plan(one if self._changing else self._steady.ties(one)))
-            tell(search.steps + most * (number + 1) // len(chosen), total)
-        self._known += plans
+        chosen = np.arange(len(pool.time_s))
+        if points == 1:
+            chosen = chosen[:1]
+        elif not self._exactly:
+            edges_s = wanted_times(self._problem, self._bound, pool.time_s[[0, -1]], points)
+            bound_j = self._bound(pool.time_s)
+            chosen = pool.nearest(edges_s, bound_j)[:points]
+            if points is None:
+                energies_j = self._problem.energy(pool.cost_j, pool.time_s)
+                chosen = pool.between(chosen, STEP * abs(float(energies_j.min())))
+        plans = [self._plan(plan) for plan in ties(self._problem, pool.plans(chosen)).T]
+        tell(1, 1)
         return self._of(plans)
 
     def deadline(self, time_s: float) -> Frontier:
@@ -204,14 +213,12 @@ class Planner:
             PipelineFrequencyError: No plan is that fast.
         """
         self._check_time(time_s)
-        problem = self._problem
-        if time_s < problem.min_time_s * (1 - 1e-9):
+        if not fits(self.fastest_time_s, time_s):
             raise PipelineFrequencyError(
                 f"no plan takes {time_s:.6g} s or less; the fastest takes "
-                f"{problem.min_time_s:.6g} s: ask for at least that"
+                f"{self.fastest_time_s:.6g} s: ask for at least that"
             )
-        time_s = min(max(time_s, problem.min_time_s), self._slowest_s)
-        return self._one(time_s, problem.blocking_w)
+        return self._of([self._best(time_s, self._problem.blocking_w)])
 
     def max_slowdown(self, factor: float) -> Frontier:
         """`deadline`, as a multiple of the fastest time."""
@@ -226,8 +233,7 @@ class Planner:
         the fastest plan where the other pipeline is no straggler.
         """
         self._check_time(time_s)
-        time_s = min(max(time_s, self.fastest_time_s), self._slowest_s)
-        return self._one(time_s, 0.0)
+        return self._of([self._best(max(time_s, self.fastest_time_s), 0.0)])
 
     def bounded(self, bounds: Sequence[PowerBound], time_s: float | None = None) -> Frontier:
         """A plan whose power stays within bounds: one that is found, not proven to be the best.
@@ -239,205 +245,146 @@ class Planner:
         Raises:
             PipelineFrequencyError: No such plan was found.
         """
-        found = Bounded(self, self._problem, self._meter, bounds)
-        if math.isinf(self.shortest_time_s):
-            raise self.too_few()
-        if time_s is None:
-            return self._of([found.fastest()])
-        self._check_time(time_s)
-        return self._of([found.within(time_s)])
-
-    # ---------------------------------------------------------------------------- other plans
-
-    def within_power(self, watts: float) -> Planner:
-        """A planner without settings that draw more, but for each instruction's lowest.
-
-        Args:
-            watts: Of one GPU or of a stage, as the profile's energies are.
-        """
-        found = self._within_power.get(watts)
-        if found is None:
-            problem = self._problem
-            kept: dict[tuple[int, str, int], Sequence[Option]] = {}
-            for key in problem.kinds:
-                options = problem.profile.options(*key)
-                lowest = min(options, key=lambda one: one.energy_j / one.time_s)
-                below = [one for one in options if one.energy_j / one.time_s <= watts * (1 + 1e-12)]
-                kept[key] = below or [lowest]
-            found = self._within_power[watts] = Planner(
-                InstructionProfile(kept, problem.profile.tensor_parallel),
-                problem.pipeline,
-                p2p_power_w=problem.p2p_power_w,
-                gpus_per_stage=problem.gpus_per_stage,
-                energy_per=problem.energy_per,
-                changes=self.changes,
-                exact=None if self._small else self._exact,
-            )
-        return found
-
-    def clocks_of(self, stages: Sequence[Sequence[Step]]) -> Ints:
-        """The setting of each instruction of a plan as it is written, as a number."""
-        return self._problem.clocks_of(stages)
-
-    def durations_of(self, clocks: Ints) -> Floats:
-        """What each instruction takes, s."""
-        starts, ends, _ = self._steady.runs(clocks)
-        return ends - starts
+        if time_s is not None:
+            self._check_time(time_s)
+        return self._of([plan_within_power(self, self._problem, bounds, time_s)])
 
     def plan_of(self, stages: Sequence[Sequence[Step]]) -> Plan:
         """What a plan as it is written takes."""
-        clocks = self.clocks_of(stages)
-        time_s = float(self._steady.times(clocks[:, None])[0])
-        if not self._changing:
-            self._search.solve(min(max(time_s, self.fastest_time_s), self._problem.max_time_s))
-        return self._plan(clocks)
+        plan = self._problem.read(stages)
+        self._search.solve(float(self._problem.time(plan[:, None])[0]))
+        return self._plan(plan)
+
+    def limited(self, profile: InstructionProfile) -> Planner:
+        """A planner of the same pipeline with fewer settings."""
+        problem = self._problem
+        return Planner(
+            profile,
+            problem.pipeline,
+            p2p_power_w=problem.p2p_power_w,
+            gpus_per_stage=problem.gpus_per_stage,
+            energy_per=problem.energy_per,
+            changes=self.changes,
+            exact=None if self._small else self._exact,
+        )
+
+    def quick(self, time_s: float | None) -> tuple[tuple[Step, ...], ...] | None:
+        """A plan for a deadline, or as fast as possible, without planning the frontier where clock
+        changes cost nothing; None: none is that fast.
+        """
+        if time_s is None:
+            time_s = self.fastest_time_s if self._free else self.shortest_time_s
+        plan = self._near(time_s, self._problem.blocking_w)
+        return None if plan is None else self._problem.written(plan)
 
     # ------------------------------------------------------------------------------ internals
 
+    @cached_property
+    def _program(self) -> Program:
+        counted = self._small or not self._free
+        return Program(self._problem, whole=True, count_changes=counted)
+
     def _bound(self, time_s: Floats) -> Floats:
         """Least effective energy of plans that take at most these times, J."""
-        return (self._steady if self._changing else self._search).bound(time_s)
+        proven = [np.where(fits(time_s, limit_s), j, -np.inf) for limit_s, j in self._proven]
+        return np.asarray(np.maximum.reduce([self._finder.bound(time_s), *proven]))
 
     @staticmethod
     def _check_time(time_s: float) -> None:
         if math.isnan(time_s):
             raise PipelineFrequencyError("a time to keep within must be a number of seconds")
 
-    def _one(self, limit_s: float, price_w: float) -> Frontier:
-        self._finish(limit_s, price_w, twice=True)
-        fit = [plan for plan in self._known if plan.time_s <= limit_s * (1 + 1e-9)]
-        if not fit:
+    def _best(self, limit_s: float, price_w: float) -> Plan:
+        self._finder.everywhere(_quietly)
+        plan = self._near(limit_s, price_w)
+        if plan is None:
             raise self.too_few(f" that takes {limit_s:.6g} s", ", or a longer time")
-        return self._of([min(fit, key=lambda one: one.effective_energy_j + price_w * one.time_s)])
+        return self._plan(ties(self._problem, plan[:, None])[:, 0])
 
-    @staticmethod
-    def too_few(which: str = "", more: str = "") -> PipelineFrequencyError:
-        """The error where too few changes are allowed."""
-        return PipelineFrequencyError(
-            f"no plan{which} with that few clock changes was found; allow more changes{more}"
-        )
-
-    def _finish(self, limit_s: float, price_w: float = 0.0, *, twice: bool = False) -> Plan | None:
-        """The best plan for a time, which is known from then on.
+    def _near(self, limit_s: float, price_w: float) -> Ints | None:
+        """The best plan of those that are known and those around a deadline.
 
         Args:
-            limit_s: The time.
-            price_w: What a second of the iteration costs beside the effective energy.
-            twice: Whether a program looks a second time; and whether plans are looked for before.
-
-        Returns:
-            None where no plan with so few changes of clocks was found.
+            limit_s: The deadline.
+            price_w: Cost of a second of the iteration beside the effective energy.
         """
-        problem, search = self._problem, self._search
-        # First, so that these plans do not depend on what was asked for before.
-        found = self._steady.within(limit_s, price_w) if self._changing else []
-        proven_j = -np.inf
-        if self._exact or not self._changing or self._steady.almost_free:
-            target_s = min(limit_s, problem.max_time_s)
-            if price_w:
-                target_s = search.solve(target_s, price_w).deadline_s
-            if not self._exact:
-                search.within(limit_s, target_s, price_w)
-            elif twice:
-                search.near(target_s)
-            options = search.pool.options(np.array([search.pool.best(limit_s, price_w)]))[:, 0]
-            if self._exact:
-                program = Program(
-                    problem,
-                    change_time_s=self.changes.time_s,
-                    max_changes=self.changes.most,
-                    count_changes=self._small,
-                )
-                best = program.solve(
-                    limit_s,
-                    time_price_w=price_w,
-                    start=options,
-                    time_limit_s=_SMALL_LIMIT_S if self._small else _EXACT_LIMIT_S,
-                    node_limit=_SMALL_NODES if self._small else NODES,
-                    fewest_changes=self._small,
-                    twice=twice,
-                )
-                if best is not None:
-                    options = best.options
-                    search.pool.add(options[:, None])
-                    if not price_w and not self._changing:
-                        proven_j = best.bound_j
-            found.append(self._steady.ties(problem.clocks(options)))
-        plans = [self._plan(one, proven_j) for one in found if self._steady.fits(one, limit_s)]
-        self._known += plans
+        self._finder.near(limit_s, price_w)
+        if self._exactly:
+            self._add_exact(limit_s, price_w)
+        return self._finder.pool.best(limit_s, price_w)
 
-        def total_j(plan: Plan) -> float:
-            return plan.effective_energy_j + price_w * plan.time_s
+    def _add_exact(self, limit_s: float, price_w: float = 0.0) -> Ints | None:
+        """The best plan within a deadline, which is known from then on; None: there is none."""
+        found = self._program.best(limit_s, price_w, time_limit_s=_EXACT_LIMIT_S)
+        if found is None:
+            return None
+        plan, bound_j = found
+        self._finder.pool.add(plan[:, None])
+        if not price_w:
+            self._proven.append((limit_s, bound_j))
+        return plan
 
-        return min(plans, key=total_j, default=None)
-
-    def _exact_frontier(self, points: int | None, tell: Progress) -> list[Plan]:
+    def _exact_plans(self, most: int) -> Pool:
         """Solves for one deadline after the other, the widest step in energy first.
 
         Between two plans it asks for the middle of their times, and if that finds nothing, for all
         times below the slower plan's: then that step is known to be one.
         """
-        search, problem = self._search, self._problem
-        # What a solver tells apart: of a deadline closer to a plan's time it may lose that plan.
-        apart_s = 5e-7 * problem.max_time_s
-        most = points or (MOST if not self._small else _SMALL_POINTS)
-        search.survey()
+        problem, pool = self._problem, Pool(self._problem)
+        if not self._free:  # the program knows no setting that another one beats
+            pool.add(self._finder.pool.plans(np.arange(len(self._finder.pool.time_s))))
+        apart_s = _APART * problem.max_time_s
 
-        slow = self._finish(self._slowest_s)
-        if slow is None:
-            return []
-        fast = self._finish(problem.min_time_s) or slow
-        found = [slow, fast]
-        # (fast, slow, whether the middle was asked for)
-        steps = [(fast, slow, False)] if fast.time_s < slow.time_s - apart_s else []
-        while steps and len(found) < most:
-            tell(len(found), most)
-            steps.sort(key=lambda step: step[0].effective_energy_j - step[1].effective_energy_j)
+        def solve(limit_s: float) -> tuple[float, float] | None:
+            plan = self._add_exact(limit_s)
+            if plan is None:
+                return None
+            pool.add(plan[:, None])
+            return float(problem.time(plan[:, None])[0]), float(problem.cost(plan[:, None])[0])
+
+        slow = solve(math.inf)
+        fast = solve(self.fastest_time_s) or slow
+        steps = [] if slow is None or fast is None else [(fast, slow, False)]
+        while steps and len(pool.time_s) < most:
+            steps.sort(key=lambda step: step[0][1] - step[1][1])
             fast, slow, asked = steps.pop()
-            last_s = slow.time_s - apart_s
-            at_s = last_s if asked else min(last_s, (fast.time_s + slow.time_s) / 2)
-            plan = self._finish(at_s, twice=at_s == last_s)
-            if plan is None or plan.effective_energy_j >= fast.effective_energy_j - self._equal_j:
-                if at_s < last_s:
-                    steps.append((fast, slow, True))
+            last_s = slow[0] - apart_s
+            if last_s <= fast[0]:
                 continue
-            found.append(plan)
-            if plan.time_s - fast.time_s > apart_s:
-                steps.append((fast, plan, False))
-            if at_s < last_s:
-                steps.append((plan, slow, False))
-        # What lies beside a plan was not asked for, so a solver may have missed a better one.
-        if steps:
-            found = [self._finish(plan.time_s, twice=True) or plan for plan in found]
-        tell(most, most)
-        return found
+            at_s = last_s if asked else min(last_s, (fast[0] + slow[0]) / 2)
+            found = solve(at_s)
+            if found is None or found[1] >= fast[1] - self._equal_j:
+                steps += [] if at_s == last_s else [(fast, slow, True)]
+            else:
+                steps += [(fast, found, False)]
+                steps += [] if at_s == last_s else [(found, slow, False)]
+        return pool
 
-    def _plan(self, clocks: Ints, proven_j: float = -np.inf) -> Plan:
+    def _plan(self, plan: Ints) -> Plan:
         problem = self._problem
-        starts, ends, costs_j = self._steady.runs(clocks)
-        time_s, cost_j = float(ends.max()), float(costs_j.sum())
-        # What is proven for a longer time holds for this one, too.
-        bound_j = max(proven_j, float(self._bound(np.array([time_s]))[0]))
-        gpus_w = problem.p2p_power_w * problem.gpus_per_stage
+        starts, ends = problem.runs(plan)
+        time_s, cost_j = float(ends.max()), float(problem.cost(plan[:, None])[0])
+        bound_j = min(cost_j, float(self._bound(np.array([time_s]))[0]))
         return Plan(
-            problem.stages(clocks),
+            problem.written(plan),
             time_s=time_s,
             energy_j=float(problem.energy(cost_j, time_s)),
             effective_energy_j=cost_j,
-            blocking_energy_j=problem.blocking_w * time_s - gpus_w * float((ends - starts).sum()),
-            bound_j=float(problem.energy(min(bound_j, cost_j), time_s)),
-            peak_power_w=self._meter.draw(clocks).peak_w,
+            blocking_energy_j=problem.blocking_w * time_s
+            - problem.blocked_w * float((ends - starts).sum()),
+            bound_j=float(problem.energy(bound_j, time_s)),
+            peak_power_w=Draw.of(problem, plan).peak_w,
         )
 
-    def _of(self, plans: list[Plan]) -> Frontier:
+    def _of(self, plans: Sequence[Plan]) -> Frontier:
         """Without plans that another beats."""
         kept: list[Plan] = []
         for plan in sorted(plans, key=lambda one: (one.time_s, one.effective_energy_j)):
-            least_j = plan.effective_energy_j + self._equal_j
-            if not kept or least_j < kept[-1].effective_energy_j:
+            if not kept or plan.effective_energy_j + self._equal_j < kept[-1].effective_energy_j:
                 kept.append(plan)
         problem = self._problem
-        baseline_s, baseline_j = problem.at_highest_clock()
+        highest = problem.offered.argmax(axis=1)[problem.kind][:, None]
+        ((baseline_s, baseline_j),) = baselines.figures(problem, highest)
         return Frontier(
             tuple(reversed(kept)),
             problem.pipeline.name,
@@ -447,6 +394,16 @@ class Planner:
             problem.gpus_per_stage,
             baseline_s,
             baseline_j,
-            {name: tuple(one.ways(problem)) for name, one in self._search.policies.items()},
+            {
+                name: tuple(baselines.figures(problem, plans))
+                for name, plans in self._search.policies.items()
+            },
             self.problem,
+        )
+
+    @staticmethod
+    def too_few(which: str = "", more: str = "") -> PipelineFrequencyError:
+        """The error where too few changes are allowed."""
+        return PipelineFrequencyError(
+            f"no plan{which} with that few clock changes was found; allow more changes{more}"
         )

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
-
-SAME = 1e-11
-"""Relative difference of times that is rounding."""
+from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem, fits
 
 
 class Pool:
@@ -19,107 +16,80 @@ class Pool:
     Attributes:
         time_s: Iteration times, rising, s.
         cost_j: Effective energies, falling, J.
-        number: A number for each plan that it keeps while other plans come and go.
     """
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._options = np.zeros((problem.count, 0), dtype=np.int16)
+        self._plans = np.zeros((problem.count, 0), dtype=np.int16)
         self.time_s: Floats = np.zeros(0)
         self.cost_j: Floats = np.zeros(0)
-        self.number: Ints = np.zeros(0, dtype=np.intp)
-        self._added = 0
 
-    def add(self, options: Ints) -> None:
-        """Evaluates plans (instructions, plans) and drops those that another plan beats."""
+    def add(self, plans: Ints) -> None:
+        """Adds those plans (instructions, plans) that may be run and that no other beats."""
         problem = self._problem
-        self.add_known(options, problem.longest(problem.durations(options)), problem.cost(options))
-
-    def add_known(self, options: Ints, time_s: Floats, cost_j: Floats) -> None:
-        """`add`, for plans of which time and cost are known."""
-        problem = self._problem
-        count = options.shape[1]
-        if not count:
-            return
-        time_s = np.concatenate([self.time_s, time_s])
-        cost_j = np.concatenate([self.cost_j, cost_j])
-        number = np.concatenate([self.number, np.arange(self._added, self._added + count)])
-        self._added += count
+        plans = plans[:, problem.allowed(plans)]
+        time_s = np.concatenate([self.time_s, problem.time(plans)])
+        cost_j = np.concatenate([self.cost_j, problem.cost(plans)])
         rank = np.lexsort((cost_j, time_s))
         cheapest = np.minimum.accumulate(cost_j[rank])
-        kept = rank[np.concatenate([[True], cheapest[1:] < cheapest[:-1]])]
-        # Of times that differ by rounding, as sums of whole hundredths do, the cheapest plan.
-        later = np.append(np.diff(time_s[kept]) > problem.tolerance_s, True)
-        kept = kept[later]
-        new = kept >= len(self.time_s)
-        found = np.empty((problem.count, len(kept)), dtype=np.int16)
-        found[:, ~new] = self._options[:, kept[~new]]
-        found[:, new] = options[:, kept[new] - len(self.time_s)]
-        self._options = found
-        self.time_s, self.cost_j, self.number = time_s[kept], cost_j[kept], number[kept]
+        kept = rank[np.diff(cheapest, prepend=np.inf) < 0]
+        kept = self._apart(kept, time_s)
+        old, new = kept[kept < len(self.time_s)], kept[kept >= len(self.time_s)]
+        both = [self._plans[:, old], plans[:, new - len(self.time_s)].astype(np.int16)]
+        order = np.argsort(time_s[np.concatenate([old, new])], kind="stable")
+        self._plans = np.concatenate(both, axis=1)[:, order]
+        self.time_s, self.cost_j = time_s[kept], cost_j[kept]
 
-    def options(self, places: Ints) -> Ints:
-        """The options of plans (instructions, plans)."""
-        return self._options[:, places].astype(np.intp)
+    @staticmethod
+    def _apart(kept: Ints, time_s: Floats) -> Ints:
+        """Of plans whose times are one, the cheapest: the last of them."""
+        found: list[int] = []
+        first_s = -np.inf
+        for plan, plan_s in zip(kept.tolist(), time_s[kept].tolist(), strict=True):
+            if found and fits(plan_s, first_s):
+                found[-1] = plan
+            else:
+                found.append(plan)
+                first_s = plan_s
+        return np.array(found, dtype=np.intp)
 
-    def part(self, places: Ints) -> Pool:
-        """A pool of some of the plans."""
-        found = Pool(self._problem)
-        found.add_known(self.options(places), self.time_s[places], self.cost_j[places])
-        return found
+    def plans(self, places: Ints) -> Ints:
+        """Plans (instructions, plans)."""
+        return self._plans[:, places].astype(np.intp)
 
-    def best(self, limit_s: float, price_w: float = 0.0) -> int:
-        """The plan within a time that costs least.
+    def fitting(self, limit_s: float) -> int:
+        """How many plans keep a deadline."""
+        return int(np.count_nonzero(fits(self.time_s, limit_s)))
+
+    def best(self, limit_s: float, price_w: float = 0.0) -> Ints | None:
+        """The plan within a deadline that costs least; None: none is that fast.
 
         Args:
-            limit_s: At least `Problem.min_time_s`.
+            limit_s: The deadline.
             price_w: Cost of a second of the iteration beside the effective energy.
         """
-        fit = int(np.searchsorted(self.time_s, limit_s * (1 + SAME), side="right"))
-        return int((self.cost_j[:fit] + price_w * self.time_s[:fit]).argmin())
-
-    def least(self, limit_s: float, price_w: float = 0.0) -> float:
-        """What the plan of `best` costs, J; infinity where none is that fast."""
-        fit = int(np.searchsorted(self.time_s, limit_s * (1 + SAME), side="right"))
-        return float((self.cost_j[:fit] + price_w * self.time_s[:fit]).min(initial=np.inf))
-
-    def within(self, low_s: float, high_s: float) -> Ints:
-        """Plans that take at least and at most these times."""
-        first, last = np.searchsorted(self.time_s, [low_s * (1 - SAME), high_s * (1 + SAME)])
-        return np.arange(first, last)
-
-    def hull(self, low_s: float, high_s: float) -> list[int]:
-        """Plans between two times that are on the lower hull of times and costs."""
-        hull: list[int] = []
-        time_s, cost_j = self.time_s.tolist(), self.cost_j.tolist()
-        for place in self.within(low_s, high_s).tolist():
-            while len(hull) > 1:
-                a, b = hull[-2], hull[-1]
-                steeper = (cost_j[b] - cost_j[a]) * (time_s[place] - time_s[a])
-                if steeper < (cost_j[place] - cost_j[a]) * (time_s[b] - time_s[a]):
-                    break
-                hull.pop()
-            hull.append(place)
-        return hull
+        fit = self.fitting(limit_s)
+        if not fit:
+            return None
+        total_j = self.cost_j[:fit] + price_w * self.time_s[:fit]
+        return self.plans(np.array([total_j.argmin()]))[:, 0]
 
     def nearest(self, edges_s: Floats, bound_j: Floats) -> Ints:
-        """The plan of each interval of time that is nearest to the bound.
+        """Places of the fastest plan, and of each interval's plan that is nearest to the bound.
 
         Args:
             edges_s: Where the intervals begin and end, rising.
-            bound_j: The least cost for each plan's time.
+            bound_j: Least cost at each plan's time.
         """
-        places = self.within(float(edges_s[0]), float(edges_s[-1]))
-        interval = np.searchsorted(edges_s[1:-1], self.time_s[places], side="right")
-        rank = np.lexsort(((self.cost_j - bound_j)[places], interval))
-        first: Ints = rank[np.diff(interval[rank], prepend=-1) > 0]
-        return places[first]
+        interval = np.searchsorted(edges_s[1:-1], self.time_s, side="right")
+        rank = np.lexsort((self.cost_j - bound_j, interval))
+        return np.union1d([0], rank[np.diff(interval[rank], prepend=-1) > 0])
 
     def between(self, chosen: Ints, step_j: float) -> Ints:
         """Adds plans until neighbours are at most a step apart, as far as there are plans.
 
         Args:
-            chosen: Plans, the fastest first.
+            chosen: Places of plans, the fastest first.
             step_j: Difference of effective energies.
         """
         found = [int(chosen[0])]
@@ -127,9 +97,9 @@ class Pool:
             while self.cost_j[found[-1]] - self.cost_j[slower] > step_j:
                 # The slowest plan within a step, or the next one if none is.
                 after = np.searchsorted(-self.cost_j, step_j - self.cost_j[found[-1]], side="right")
-                found.append(max(int(after) - 1, found[-1] + 1))
-                if found[-1] >= slower:
-                    found.pop()
+                place = max(int(after) - 1, found[-1] + 1)
+                if place >= slower:
                     break
+                found.append(place)
             found.append(slower)
         return np.array(found, dtype=np.intp)

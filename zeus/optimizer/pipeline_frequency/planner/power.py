@@ -1,4 +1,5 @@
-"""What a plan's stages draw together over an iteration: its peak, and how fast it rises and falls.
+"""What a plan's stages draw together, and plans whose power stays within bounds: for the budget
+of a rack, and for a grid that must not see a training job's swings.
 
 An instruction draws its mean power from its beginning to its end, and a stage between two of them
 the blocking power. Iterations follow one another without a pause.
@@ -7,21 +8,34 @@ the blocking power. Iterations follow one another without a pause.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.planner.changes import Steady
-from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
+from zeus.optimizer.pipeline_frequency.planner import baselines
+from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem, fits
+from zeus.optimizer.pipeline_frequency.plans import Plan
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
+
+if TYPE_CHECKING:
+    from zeus.optimizer.pipeline_frequency.planner.planner import Planner
 
 _SLACK = 1e-9
 """A bound is kept up to this share of it: powers are quotients of what was measured."""
 
+_LEVELS = 24
+"""Limits on an instruction's power that are tried at most."""
+
+_REPAIRED = 3
+"""Plans that are repaired: of the limits above the first whose plan keeps the bounds."""
+
 
 @dataclass(frozen=True)
 class PowerBound:
-    """What some stages may draw together.
+    """A bound on what some stages draw together.
 
     Attributes:
         peak_w: At any time, W.
@@ -44,12 +58,12 @@ class PowerBound:
             if not value > 0:
                 raise PipelineFrequencyError(f"{what} above 0, not {value}")
 
-    def excess(self, draw: Draw) -> float:
-        """Largest share by which a bound is passed; 0 or below: both are kept."""
-        over = draw.peak_w / self.peak_w - 1.0
-        if self.ramp_w_per_s < math.inf:
-            over = max(over, draw.ramp_w_per_s(self.window_s) / self.ramp_w_per_s - 1.0)
-        return 0.0 if over <= _SLACK else over
+    def kept_by(self, draw: Draw) -> bool:
+        """Whether an iteration keeps the bound."""
+        if draw.peak_w > self.peak_w * (1 + _SLACK):
+            return False
+        ramp_w_per_s = self.ramp_w_per_s * (1 + _SLACK)
+        return math.isinf(ramp_w_per_s) or draw.ramp_w_per_s(self.window_s) <= ramp_w_per_s
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,23 @@ class Draw:
 
     at_s: Floats
     watts: Floats
+
+    @classmethod
+    def of(cls, problem: Problem, plan: Ints, stages: tuple[int, ...] | None = None) -> Draw:
+        """Power of a plan's iteration: of these stages, or of all."""
+        starts, ends = problem.runs(plan)
+        extra_w = problem.costs[problem.kind, plan] / (ends - starts)
+        until_s = float(ends.max())
+        inside = _rows(problem, stages)
+        starts, ends, extra_w = starts[inside], ends[inside], extra_w[inside]
+        count = problem.pipeline.num_stages if stages is None else len(stages)
+        # One stage's instructions meet exactly, but for rounding: they never overlap.
+        grid_s = max(1e-12 * problem.max_time_s, 1e-15)
+        edges = np.rint(np.concatenate([ends, starts, [0.0, until_s]]) / grid_s)
+        at, place = np.unique(edges, return_inverse=True)
+        steps = np.zeros(len(at))
+        np.add.at(steps, place.ravel(), np.concatenate([-extra_w, extra_w, [0.0, 0.0]]))
+        return cls(at * grid_s, count * problem.blocked_w + np.cumsum(steps)[:-1])
 
     @property
     def peak_w(self) -> float:
@@ -88,48 +119,181 @@ class Draw:
         return float(np.abs(last - 2 * middle + first).max()) / window_s**2
 
 
-class PlanPower:
-    """Tells what plans of one problem draw.
+def plan_within_power(
+    planner: Planner, problem: Problem, bounds: Sequence[PowerBound], time_s: float | None
+) -> Plan:
+    """The best plan that was found within bounds on power; it is not proven to be the best.
+
+    Which of the stages that run at the same time gives way is not known beforehand. So plans are
+    made for a series of limits on a single instruction's power, each the best plan without faster
+    settings; those that pass a bound are repaired, one instruction after the other, where that
+    delays least for the power it saves. One clock and one power limit for all GPUs are tried, too,
+    so no plan that is returned is worse.
 
     Args:
-        problem: The problem.
-        steady: Knows what changes of clocks take.
+        planner: Of the pipeline.
+        problem: The same as arrays.
+        bounds: All of which are kept.
+        time_s: The deadline, s, for the least energy; None: as fast as possible.
+
+    Raises:
+        PipelineFrequencyError: No such plan was found.
     """
+    for bound in bounds:
+        wrong = set(bound.stages or ()) - set(range(problem.pipeline.num_stages))
+        if wrong or bound.stages == ():
+            raise PipelineFrequencyError(
+                f"a bound on power names stages 0 to {problem.pipeline.num_stages - 1}, not "
+                f"{sorted(wrong) or 'none'}"
+            )
+    limit_s = math.inf if time_s is None else time_s
+    found = list(_candidates(planner, problem, bounds, time_s))
+    if time_s is not None and not any(fits(plan.time_s, limit_s) for plan in found):
+        # Plans that use a time up come out elsewhere than those that hurry.
+        found += _candidates(planner, problem, bounds, None)
+    fit = [plan for plan in found if fits(plan.time_s, limit_s)]
+    if fit and time_s is None:
+        return min(fit, key=lambda plan: (plan.time_s, plan.energy_j))
+    if fit:
+        return min(fit, key=lambda plan: plan.energy_j)
+    if found:
+        raise PipelineFrequencyError(
+            f"no plan within {limit_s:.6g} s keeps the bounds on power; one that keeps them "
+            f"takes {min(plan.time_s for plan in found):.6g} s: allow more time or power"
+        )
+    slowest = np.array([curve.settings[-1] for curve in problem.curves])[problem.kind]
+    for bound in _passed(problem, slowest, bounds):
+        draw = Draw.of(problem, slowest, bound.stages)
+        ramp = draw.ramp_w_per_s(bound.window_s)
+        draws = f"changes its power by up to {ramp:.0f} W/s over {bound.window_s:g} s"
+        if draw.peak_w > bound.peak_w:
+            draws = f"draws up to {draw.peak_w:.0f} W"
+        raise PipelineFrequencyError(
+            f"no plan keeps the bounds on power: at its lowest settings the pipeline {draws}; "
+            "allow more, or use fewer GPUs"
+        )
+    raise planner.too_few(" within the bounds on power", ", or more power")
 
-    def __init__(self, problem: Problem, steady: Steady) -> None:
-        self._problem = problem
-        self._steady = steady
-        self._stage = np.array([one.stage for one in problem.pipeline.instructions])
-        self._blocked_w = problem.p2p_power_w * problem.gpus_per_stage
 
-    def draw(self, clocks: Ints, stages: tuple[int, ...] | None = None) -> Draw:
-        """Power of an iteration.
+def _candidates(
+    planner: Planner, problem: Problem, bounds: Sequence[PowerBound], time_s: float | None
+) -> Iterator[Plan]:
+    """Plans that keep the bounds, for a time or as fast as possible; some may take longer."""
+    plans = {
+        watts: plan
+        for watts, plan in _by_level(planner, problem, bounds, time_s).items()
+        if plan is not None
+    }
+    for found in plans.values():
+        repaired = _repaired(problem, found, bounds)
+        if repaired is not None:
+            yield planner.plan_of(problem.written(repaired))
+    # Those settings and no others: what is as fast and cheaper may draw more.
+    for plan in baselines.uniform(problem).T:
+        if problem.allowed(plan[:, None])[0] and not _passed(problem, plan, bounds):
+            yield planner.plan_of(problem.written(plan))
 
-        Args:
-            clocks: Of each instruction.
-            stages: Of which stages; None: of all.
-        """
-        starts, ends, cost_j = self._steady.runs(clocks)
-        extra_w = cost_j / (ends - starts)
-        count = self._problem.pipeline.num_stages
-        until_s = float(ends.max())
-        if stages is not None:
-            inside = np.isin(self._stage, stages)
-            starts, ends, extra_w = starts[inside], ends[inside], extra_w[inside]
-            count = len(stages)
-        # One stage's instructions meet exactly, but for rounding: they never overlap.
-        grid_s = max(self._problem.tolerance_s, 1e-15)
-        edges = np.rint(np.concatenate([ends, starts, [0.0, until_s]]) / grid_s)
-        changes = np.concatenate([-extra_w, extra_w, [0.0, 0.0]])
-        at, place = np.unique(edges, return_inverse=True)
-        steps = np.zeros(len(at))
-        np.add.at(steps, place.ravel(), changes)
-        return Draw(at * grid_s, count * self._blocked_w + np.cumsum(steps)[:-1])
 
-    def active(self, clocks: Ints, at_s: float, stages: tuple[int, ...] | None) -> Ints:
-        """Instructions of these stages that run at an instant."""
-        starts, ends, _ = self._steady.runs(clocks)
-        running = (starts <= at_s) & (at_s < ends)
-        if stages is not None:
-            running &= np.isin(self._stage, stages)
-        return np.flatnonzero(running)
+def _by_level(
+    planner: Planner, problem: Problem, bounds: Sequence[PowerBound], time_s: float | None
+) -> dict[float, Ints | None]:
+    """The best plan without settings above a limit, for limits around the highest one whose plan
+    keeps the bounds.
+    """
+    profile = problem.profile
+    options = (one for key in problem.kinds for one in profile.options(*key))
+    powers = np.unique([_watts(one) for one in options])
+    if len(powers) > _LEVELS:
+        powers = np.quantile(powers, np.linspace(0, 1, _LEVELS))
+    levels = [math.inf, *reversed(powers.tolist())]
+    made: dict[float, Ints | None] = {}
+
+    def at(place: int) -> Ints | None:
+        watts = levels[place]
+        if watts not in made:
+            stages = planner.limited(_below(problem, watts)).quick(time_s)
+            made[watts] = None if stages is None else problem.read(stages)
+        return made[watts]
+
+    # A lower limit on each instruction lowers the peak, but for rare ties: halve, then look at
+    # the neighbours.
+    low, high = 0, len(levels) - 1
+    while low < high:
+        middle = (low + high) // 2
+        plan = at(middle)
+        if plan is None or not _passed(problem, plan, bounds):
+            high = middle
+        else:
+            low = middle + 1
+    for place in range(max(0, low - _REPAIRED), min(len(levels), low + 2)):
+        at(place)
+    return made
+
+
+def _watts(option: Option) -> float:
+    return option.energy_j / option.time_s
+
+
+def _below(problem: Problem, watts: float) -> InstructionProfile:
+    """The profile without settings that draw more, but for each instruction's lowest."""
+    kept: dict[tuple[int, str, int], Sequence[Option]] = {}
+    for key in problem.kinds:
+        options = problem.profile.options(*key)
+        below = [one for one in options if _watts(one) <= watts * (1 + _SLACK)]
+        kept[key] = below or [min(options, key=_watts)]
+    return InstructionProfile(kept, problem.profile.tensor_parallel)
+
+
+def _rows(problem: Problem, stages: tuple[int, ...] | None) -> Ints:
+    return np.concatenate([problem.stages[one] for one in stages or range(len(problem.stages))])
+
+
+def _passed(problem: Problem, plan: Ints, bounds: Sequence[PowerBound]) -> list[PowerBound]:
+    return [one for one in bounds if not one.kept_by(Draw.of(problem, plan, one.stages))]
+
+
+def _repaired(problem: Problem, plan: Ints, bounds: Sequence[PowerBound]) -> Ints | None:
+    """Slows instructions down where a peak is too high; None: a bound is passed all the same."""
+    plan = plan.copy()
+    for _ in range(2 * problem.count):
+        passed = _passed(problem, plan, bounds)
+        if not passed:
+            return plan if problem.allowed(plan[:, None])[0] else None
+        draw = Draw.of(problem, plan, passed[0].stages)
+        if draw.peak_w <= passed[0].peak_w:
+            return None
+        peak = int(draw.watts.argmax())
+        at_s = float(draw.at_s[peak : peak + 2].mean())
+        starts, ends = problem.runs(plan)
+        rows = _rows(problem, passed[0].stages)
+        active = rows[(starts[rows] <= at_s) & (at_s < ends[rows])]
+        slower = [(row, one) for row in active if (one := _slower(problem, plan, row)) is not None]
+        if not slower:
+            return None
+        row, setting = slower[int(_delays(problem, plan, slower).argmin())]
+        plan[row] = setting
+    return None
+
+
+def _slower(problem: Problem, plan: Ints, row: int) -> int | None:
+    """The next slower setting of an instruction's curve; None: there is none."""
+    kind = problem.kind[row]
+    curve, now_s = problem.curves[kind], problem.times[kind, plan[row]]
+    place = int(np.searchsorted(curve.time_s, now_s, side="right"))
+    return int(curve.settings[place]) if place < len(curve.settings) else None
+
+
+def _delays(problem: Problem, plan: Ints, slower: Sequence[tuple[int, int]]) -> Floats:
+    """What slowing each of some instructions down delays for a watt that it saves, s/W."""
+    rows, settings = np.array(slower, dtype=np.intp).T
+    kinds, now = problem.kind[rows], plan[rows]
+    durations = problem.durations(plan[:, None])
+    ends = problem.finishes(durations)[:-1, 0]
+    rest = problem.finishes(durations, problem.reverse)[:-1, 0]
+    slack_s = ends.max() - (ends + rest - durations[:, 0])[rows]
+    longer_s = problem.times[kinds, settings] - problem.times[kinds, now]
+    before_w, after_w = (
+        problem.costs[kinds, one] / problem.times[kinds, one] for one in (now, settings)
+    )
+    delay_s = np.maximum(longer_s - slack_s, 0.0) + 1e-3 * longer_s
+    return np.asarray(delay_s / np.maximum(before_w - after_w, 1e-9))

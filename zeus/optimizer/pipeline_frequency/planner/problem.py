@@ -1,7 +1,8 @@
 """The planning problem as arrays: what each instruction may do, and who waits for whom.
 
-Costs are effective energies, e - P t: what an instruction takes beyond what its GPUs would draw
-while blocked. For a given iteration time their sum is what is to be minimised.
+A plan is a column of settings, one for each instruction; many plans are evaluated at once. Its cost
+is the effective energy, e - P t summed over instructions: what they take beyond what their GPUs
+would draw while blocked. For a given iteration time that is what has to be minimised.
 
 Source: section 4 of J.-W. Chung et al., "Reducing Energy Bloat in Large Model Training", SOSP 2024.
 """
@@ -24,161 +25,121 @@ from zeus.optimizer.pipeline_frequency.schedules import Pipeline, levels_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
+Booleans = NDArray[np.bool_]
 
 EnergyPer = Literal["gpu", "stage"]
 
-_NAMED = 1_000_000
-"""Numbers of settings with names begin here, above all clocks."""
+TOLERANCE = 1e-9
+"""Times that differ by this share are one: a sum of a thousand times depends on their order."""
 
-_NARROW = 24
-"""Plans from which on `take`, several times, is faster than an index: in a contiguous array."""
 
-_SMALL = 40_000
-"""Ends of instructions up to which two copies are cheaper than an index for each group."""
-
-_WIDE = 16
-"""Instructions of a group, on average, from which on an array beats a loop for one plan."""
-
-_CELLS = 4096
-"""Of a table that finds the slowest option within a time in a few steps."""
+def fits(time_s: Any, limit_s: Any) -> Any:
+    """Whether an iteration of this time keeps a deadline. All times are compared here."""
+    return time_s <= limit_s * (1 + TOLERANCE)
 
 
 @dataclass(frozen=True)
-class CostCurve:
-    """The options of one kind of instruction that another does not beat.
+class Changes:
+    """What a change of a stage's clock costs.
 
     Attributes:
-        mhz: Numbers of the settings; clocks, MHz.
+        time_s: Delay of the instruction that follows it, s.
+        most: Maximum number of changes in an iteration; None: any number.
+    """
+
+    time_s: float = 0.0
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.time_s < 3600:
+            raise PipelineFrequencyError(
+                f"the time of a clock change must be seconds, such as 0.001, not {self.time_s}"
+            )
+        if self.most is not None and self.most < 0:
+            raise PipelineFrequencyError(
+                f"the number of clock changes cannot be below 0: {self.most}"
+            )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The settings of one kind of instruction that no other setting beats.
+
+    Attributes:
+        settings: Their columns in the problem's tables.
         time_s: Rising.
         cost_j: Effective energies of all the stage's GPUs, falling.
         hull: Places of those on the lower convex hull.
     """
 
-    mhz: tuple[int, ...]
+    settings: Ints
     time_s: Floats
     cost_j: Floats
     hull: Ints
 
+    @classmethod
+    def of(cls, time_s: Floats, cost_j: Floats) -> Curve:
+        """The curve of settings with these times and costs; infinite where there is none."""
+        kept: list[int] = []
+        for setting in np.lexsort((cost_j, time_s)).tolist():
+            if cost_j[setting] < (cost_j[kept[-1]] if kept else np.inf):
+                kept.append(setting)
+        settings = np.array(kept, dtype=np.intp)
+        time_s, cost_j = time_s[settings], cost_j[settings]
+        return cls(settings, time_s, cost_j, np.array(lower_hull(time_s, cost_j), dtype=np.intp))
 
-@dataclass(frozen=True)
-class ClockOption:
-    """An option of a profile, with a number for its setting: a clock is its MHz."""
 
-    setting: int
-    time_s: float
-    energy_j: float
-
-
-def curve_of(
-    options: Sequence[ClockOption], power_w: float, gpus: int, per: EnergyPer
-) -> CostCurve:
-    """Options for one instruction, without those that take more time and more energy.
-
-    Args:
-        options: From a profile.
-        power_w: What one GPU draws while blocked.
-        gpus: That share the stage.
-        per: Whether the profile's energies are one GPU's or all of the stage's.
-    """
-    factor = gpus if per == "gpu" else 1
-    points = sorted(
-        (option.time_s, factor * option.energy_j - gpus * power_w * option.time_s, option.setting)
-        for option in options
-    )
-    kept: list[tuple[float, float, int]] = []
-    for point in points:
-        if not kept or point[1] < kept[-1][1]:
-            kept.append(point)
+def lower_hull(x: Floats, y: Floats) -> list[int]:
+    """Places of the points, sorted by x, on the lower convex hull."""
     hull: list[int] = []
-    for place, (time_s, cost_j, _) in enumerate(kept):
+    for place in range(len(x)):
         while len(hull) > 1:
-            (t0, c0, _), (t1, c1, _) = kept[hull[-2]], kept[hull[-1]]
-            if (c1 - c0) * (time_s - t0) < (cost_j - c0) * (t1 - t0):
+            a, b = hull[-2], hull[-1]
+            if (y[b] - y[a]) * (x[place] - x[a]) < (y[place] - y[a]) * (x[b] - x[a]):
                 break
             hull.pop()
         hull.append(place)
-    return CostCurve(
-        tuple(mhz for _, _, mhz in kept),
-        np.array([time_s for time_s, _, _ in kept], dtype=np.float64),
-        np.array([cost_j for _, cost_j, _ in kept], dtype=np.float64),
-        np.array(hull, dtype=np.intp),
-    )
+    return hull
 
 
 @dataclass(frozen=True)
-class Order:
-    """One direction through the graph, group after group.
+class Level:
+    """Instructions that do not wait for each other.
 
     Attributes:
-        levels: Pairs: the group's instructions, and for each those before it, filled up with the
-            number of instructions, which stands for none.
-        after: For each group, those behind each of its instructions, filled up alike.
-        rows: The instructions, group after group.
-        row_of: The row of each, and last their number.
-        spans: The rows of each group, and of those before each of its instructions.
-        sequence: Pairs: each instruction, and those before it, group after group.
+        span: Their rows.
+        before: For each, the rows of those it waits for, padded with the number of instructions.
+        after: For each, the rows of those that wait for it, padded alike.
     """
 
-    levels: tuple[tuple[Ints, Ints], ...]
-    after: tuple[Ints, ...]
-    rows: Ints
-    row_of: Ints
-    spans: tuple[tuple[slice, Ints], ...]
-    sequence: tuple[tuple[int, tuple[int, ...]], ...]
-
-
-@dataclass(frozen=True)
-class CurveTables:
-    """Where some curves are in the tables that find their slowest option within a time.
-
-    Attributes:
-        first, per_cell: Time of the fastest option, s, and cells of the table for each second.
-        table_row, times_row: Where they begin, and where those of `times` do, from the second one.
-        table, times: The tables of all curves.
-        corrections: By how many options the table may be off.
-    """
-
-    first: Floats
-    per_cell: Floats
-    table_row: Ints
-    times_row: Ints
-    table: Ints
-    times: Floats
-    corrections: int
-
-    def slowest_within(self, budget_s: Floats) -> Ints:
-        """`Problem.slowest_within`, for these curves."""
-        cells = (budget_s - self.first) * self.per_cell
-        np.minimum(cells, _CELLS, out=cells)
-        np.maximum(cells, 0.0, out=cells)
-        places = cells.astype(np.intp)
-        places += self.table_row
-        # Clipping does no harm, and is faster than looking for what is out of bounds.
-        found = self.table.take(places, mode="clip")
-        for _ in range(self.corrections):
-            np.add(found, self.times_row, out=places)
-            found += self.times.take(places, mode="clip") <= budget_s
-        return found
+    span: slice
+    before: Ints
+    after: Ints
 
 
 class Problem:
-    """A pipeline with the curves of its instructions.
+    """A pipeline with the times and costs of its instructions.
+
+    Rows are instructions, level after level of the graph; columns of tables are settings, the
+    fastest first.
 
     Args:
         profile: What instructions take.
         pipeline: The graph.
         p2p_power_w: What one GPU draws while it is blocked on communication, W.
         gpus_per_stage: GPUs that share a stage.
-        energy_per: Whether the profile's energies are one GPU's or all of a stage's.
+        energy_per: Whether the profile's energies are of one GPU or of all GPUs of a stage.
+        changes: What changes of a clock cost.
 
     Attributes:
-        kind: The curve of each instruction.
-        offered: What the profile has for each curve, from the highest clock down. Settings with
-            names are numbers here, too: above all clocks, and higher where they are faster.
-        adjustable: For each stage those of its instructions that have a setting.
-        times, costs: Of each curve's options: s, J; filled up with inf.
-        hull_below: For each option, the nearest on the hull that is not slower.
-        forward, reverse: The graph in both directions.
+        kinds: Stage, name and chunk of each kind of instruction.
+        kind: The kind of each row.
+        times, costs: Of each kind at each setting: s, J; infinite where it was not measured.
+        offered: Which settings each kind has.
+        curves: Of each kind.
+        stages: For each stage its rows in the order in which they run.
+        adjustable: The same without instructions that have no setting.
+        forward, reverse: The graph's levels from the iteration's beginning, and from its end.
 
     Raises:
         PipelineFrequencyError: Profile and pipeline do not fit each other.
@@ -192,6 +153,7 @@ class Problem:
         p2p_power_w: float,
         gpus_per_stage: int = 1,
         energy_per: EnergyPer = "gpu",
+        changes: Changes | None = None,
     ) -> None:
         if profile.num_stages != pipeline.num_stages:
             raise PipelineFrequencyError(
@@ -209,234 +171,193 @@ class Problem:
         self.energy_per = energy_per
         self.p2p_power_w = p2p_power_w
         self.gpus_per_stage = gpus_per_stage
-        self.blocking_w = p2p_power_w * gpus_per_stage * pipeline.num_stages
+        self.changes = changes or Changes()
+        self.blocked_w = p2p_power_w * gpus_per_stage
+        self.blocking_w = self.blocked_w * pipeline.num_stages
         self.count = len(pipeline.instructions)
-        names = [(one.stage, one.name, one.chunk) for one in pipeline.instructions]
-        self.kinds = list(dict.fromkeys(names))
+        self._build_graph()
+        self._build_tables()
+        self._build_curves()
+        self._build_changes()
+        self.fastest = np.array([curve.time_s[0] for curve in self.curves])[self.kind]
+        slowest = np.array([curve.time_s[-1] for curve in self.curves])[self.kind]
+        self.min_time_s, self.max_time_s = (
+            float(self.finishes(one[:, None]).max()) for one in (self.fastest, slowest)
+        )
+
+    def _build_graph(self) -> None:
+        arcs = _without_implied(self.pipeline)
+        groups = levels_of(self.count, arcs)
+        instructions = [place for group in groups for place in group]
+        row_of = np.empty(self.count, dtype=np.intp)
+        row_of[instructions] = np.arange(self.count)
+        self.arcs = [(int(row_of[tail]), int(row_of[head])) for tail, head in arcs]
+        before: list[list[int]] = [[] for _ in range(self.count)]
+        after: list[list[int]] = [[] for _ in range(self.count)]
+        for tail, head in self.arcs:
+            before[head].append(tail)
+            after[tail].append(head)
+        ends = np.cumsum([0, *map(len, groups)]).tolist()
+        self.forward = [
+            Level(slice(a, b), _padded(before[a:b], self.count), _padded(after[a:b], self.count))
+            for a, b in itertools.pairwise(ends)
+        ]
+        self.reverse = [Level(one.span, one.after, one.before) for one in self.forward[::-1]]
+        self.stages = [row_of[list(stage)] for stage in self.pipeline.stages]
+        parts = [self.pipeline.instructions[place] for place in instructions]
+        names = [(one.stage, one.name, one.chunk) for one in parts]
+        self.kinds = sorted(set(names))
         number = {name: place for place, name in enumerate(self.kinds)}
-        offered = [profile.options(*name) for name in self.kinds]
-        self._codes = _codes(offered)
-        self._settings = {code: setting for setting, code in self._codes.items()}
-        self.offered = [
-            sorted(
-                (
-                    ClockOption(self._codes[one.frequency], one.time_s, one.energy_j)
-                    for one in options
-                ),
-                key=lambda choice: -choice.setting,
-            )
-            for options in offered
-        ]
-        self.curves = [
-            curve_of(options, p2p_power_w, gpus_per_stage, energy_per) for options in self.offered
-        ]
         self.kind = np.array([number[name] for name in names], dtype=np.intp)
-        self.num_options = np.array([len(curve.mhz) for curve in self.curves], dtype=np.intp)
-        width = int(self.num_options.max())
-        self.times = np.full((len(self.curves), width + 1), np.inf)
-        self.costs = np.full((len(self.curves), width + 1), np.inf)
-        self.hull_below = np.zeros((len(self.curves), width + 1), dtype=np.intp)
-        self._clocks = np.zeros((len(self.curves), width), dtype=np.intp)
-        unit_j = self._exact_unit_j()
-        for place, curve in enumerate(self.curves):
-            size = len(curve.mhz)
-            self._clocks[place, :size] = curve.mhz
-            self.times[place, :size] = curve.time_s
-            self.costs[place, :size] = np.rint(curve.cost_j / unit_j) * unit_j
-            below = np.searchsorted(curve.hull, np.arange(size), side="right") - 1
-            self.hull_below[place, :size] = curve.hull[below]
-        fixed = np.array([options[0].setting == 0 for options in self.offered])[self.kind]
-        self.adjustable = [
-            [place for place in stage if not fixed[place]] for stage in pipeline.stages
-        ]
-        self.arcs = _without_implied(pipeline)
-        self.forward = _order(self.count, self.arcs)
-        self.reverse = _order(self.count, [(head, tail) for tail, head in self.arcs])
-        self._build_table()
-        self.fastest = self.times[self.kind, 0]
-        self.slowest = self.times[self.kind, self.num_options[self.kind] - 1]
-        self.min_time_s = float(self.longest(self.fastest[:, None])[0])
-        self.max_time_s = float(self.longest(self.slowest[:, None])[0])
-        self.tolerance_s = 1e-12 * self.max_time_s
+
+    def _build_tables(self) -> None:
+        options = [self.profile.options(*name) for name in self.kinds]
+        self.settings = _fastest_first(options)
+        column = {setting: place for place, setting in enumerate(self.settings)}
+        factor = self.gpus_per_stage if self.energy_per == "gpu" else 1
+        self.times = np.full((len(self.kinds), len(self.settings)), np.inf)
+        self.costs = self.times.copy()
+        for row, own in enumerate(options):
+            for option in own:
+                at = row, column[option.frequency]
+                self.times[at] = option.time_s
+                self.costs[at] = factor * option.energy_j - self.blocked_w * option.time_s
+        self.offered = np.isfinite(self.times)
+        self.fixed = np.array([own[0].frequency == 0 for own in options])[self.kind]
+        self.adjustable = [stage[~self.fixed[stage]] for stage in self.stages]
+
+    def _build_curves(self) -> None:
+        """Curves, and what `slowest_within` searches: times as shares of each curve's range."""
+        self.curves = [Curve.of(*rows) for rows in zip(self.times, self.costs, strict=True)]
+        first = np.array([curve.time_s[0] for curve in self.curves])
+        range_s = np.array([curve.time_s[-1] for curve in self.curves]) - first
+        self._first_s = first
+        self._per_s = np.divide(1.0, range_s, out=np.zeros_like(range_s), where=range_s > 0)
+        self._start = np.cumsum([0, *(len(curve.time_s) for curve in self.curves)])[:-1]
+        self.option_times = np.concatenate([curve.time_s for curve in self.curves])
+        self.option_settings = np.concatenate([curve.settings for curve in self.curves])
+        hull = np.concatenate(
+            [curve.hull + start for curve, start in zip(self.curves, self._start, strict=True)]
+        )
+        every = np.arange(len(self.option_times))
+        at_most = np.searchsorted(hull, every, side="right") - 1
+        self.hull_below = hull[at_most]
+        self.hull_above = hull[np.minimum(at_most + 1, len(hull) - 1)]
+        owner = np.repeat(np.arange(len(self.curves)), [len(one.time_s) for one in self.curves])
+        self._shares = 2.0 * owner + (self.option_times - first[owner]) * self._per_s[owner]
+
+    def _build_changes(self) -> None:
+        """Pairs of instructions between which a stage may change its clock."""
+        pairs = [pair for stage in self.adjustable for pair in itertools.pairwise(stage.tolist())]
+        self.earlier, self.later = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
 
     # ---------------------------------------------------------------------------- evaluation
 
-    def finishes(self, durations: Floats, order: Order | None = None) -> Floats:
-        """When each instruction ends at the earliest, s; the last row is 0.
+    def durations(self, plans: Ints) -> Floats:
+        """Of each instruction, s, with the change before it (instructions, plans)."""
+        durations = self.times[self.kind[:, None], plans]
+        if self.changes.time_s:
+            durations[self.later] += self.changes.time_s * self.changed(plans)
+        return np.asarray(durations)
 
-        Args:
-            durations: (instructions, plans), s.
-            order: `reverse` for the time from an instruction's beginning to the iteration's end.
-        """
-        order = order or self.forward
-        ends = np.zeros((self.count + 1, durations.shape[1]))
-        if ends.shape[1] == 1 and self.count < _WIDE * len(order.levels):
-            ends[:-1, 0] = _finishes_of_one(durations[:, 0].tolist(), order)
-            return ends
-        if ends.size > _SMALL:
-            for level, before in order.levels:
-                ends[level] = last_of(ends, before) + durations[level]
-            return ends
-        durations = durations.take(order.rows, axis=0)
-        for span, before in order.spans:
-            np.add(last_of(ends, before), durations[span], out=ends[span])
-        return ends.take(order.row_of, axis=0)
+    def time(self, plans: Ints) -> Floats:
+        """The iteration's time of each plan, s."""
+        return np.asarray(self.finishes(self.durations(plans)).max(axis=0))
 
-    def longest(self, durations: Floats) -> Floats:
-        """The iteration's time, s, for each of several plans (instructions, plans)."""
-        return np.asarray(self.finishes(durations).max(axis=0))
+    def cost(self, plans: Ints) -> Floats:
+        """Effective energy of an iteration of each plan, J."""
+        return np.asarray(self.costs[self.kind[:, None], plans].sum(axis=0))
 
-    def durations(self, options: Ints) -> Floats:
-        """s, of chosen options (instructions, plans)."""
-        return np.asarray(self.times[self.kind[:, None], options])
+    def changed(self, plans: Ints) -> Booleans:
+        """Whether the clock changes between `earlier` and `later` (pairs, plans)."""
+        return np.asarray(plans[self.later] != plans[self.earlier])
 
-    def cost(self, options: Ints) -> Floats:
-        """Effective energy of an iteration, J, of each plan (instructions, plans)."""
-        return np.asarray(self.costs[self.kind[:, None], options].sum(axis=0))
+    def allowed(self, plans: Ints) -> Booleans:
+        """Which plans change clocks no more often than they may."""
+        if self.changes.most is None:
+            return np.ones(plans.shape[1], dtype=bool)
+        return np.asarray(self.changed(plans).sum(axis=0) <= self.changes.most)
 
     def energy(self, cost_j: Any, time_s: Any) -> Any:
         """Energy of an iteration, J: blocking throughout added to the effective energy."""
         return cost_j + self.blocking_w * time_s
 
-    def _exact_unit_j(self) -> float:
-        """A power of two: a float holds any sum of multiples of it exactly.
-
-        With such costs a sum does not depend on its order, which differs with the number of plans
-        that are evaluated together.
-        """
-        most_j = sum(float(np.abs(self.curves[kind].cost_j).max()) for kind in self.kind)
-        return 2.0 ** (math.frexp(most_j)[1] - 53) if most_j > 0 else 1.0
-
-    def slowest_within(self, kinds: Ints, budget_s: Floats) -> Ints:
-        """The slowest option of each curve that takes at most so long; the fastest if none does.
+    def finishes(self, durations: Floats, levels: Sequence[Level] | None = None) -> Floats:
+        """When each instruction ends at the earliest, s; the last row is 0.
 
         Args:
-            kinds: Curves, of a shape that broadcasts against the budgets.
+            durations: (instructions, plans), s.
+            levels: `reverse` for the time from an instruction's beginning to the iteration's end.
+        """
+        ends = np.zeros((self.count + 1, durations.shape[1]))
+        for level in levels or self.forward:
+            np.add(latest(ends, level.before), durations[level.span], out=ends[level.span])
+        return ends
+
+    def runs(self, plan: Ints) -> tuple[Floats, Floats]:
+        """When each instruction of one plan begins and ends, s."""
+        ends = self.finishes(self.durations(plan[:, None]))[:-1, 0]
+        return ends - self.times[self.kind, plan], ends
+
+    # ------------------------------------------------- options, numbered through all curves
+
+    def slowest_within(self, kinds: Ints, budget_s: Floats) -> Ints:
+        """The slowest option of each curve that takes at most so long, else the fastest.
+
+        Exact to 1e-13 of the curve's range: callers leave more than that.
+
+        Args:
+            kinds: Of a shape that broadcasts against the budgets.
             budget_s: Times.
         """
-        return self.tables_of(kinds).slowest_within(budget_s)
-
-    def tables_of(self, kinds: Ints) -> CurveTables:
-        """Where these curves are in the tables: for many calls of `slowest_within`."""
-        return CurveTables(
-            self._first[kinds],
-            self._per_cell[kinds],
-            self._table_row[kinds],
-            self._times_row[kinds],
-            self._table,
-            self._flat_times,
-            self._corrections,
-        )
-
-    def _build_table(self) -> None:
-        self._first = np.array([curve.time_s[0] for curve in self.curves])
-        spans = np.array([curve.time_s[-1] - curve.time_s[0] for curve in self.curves])
-        self._per_cell = np.divide(_CELLS, spans, out=np.zeros_like(spans), where=spans > 0)
-        self._table = np.zeros((len(self.curves), _CELLS + 1), dtype=np.intp)
-        most = 1
-        for place, curve in enumerate(self.curves):
-            # A hair below, so that rounding never finds too slow an option.
-            edges = curve.time_s[0] + spans[place] * (np.arange(_CELLS + 1) / _CELLS - 1e-9)
-            found = np.maximum(np.searchsorted(curve.time_s, edges, side="right") - 1, 0)
-            self._table[place] = found
-            if spans[place] > 0:
-                most = max(most, int(np.diff(found).max()))
-        self._corrections = most
-        every = np.arange(len(self.curves))
-        self._table_row = every * (_CELLS + 1)
-        # What is looked at is the option after the one found.
-        self._times_row = every * self.times.shape[1] + 1
-        self._flat_times = np.ascontiguousarray(self.times).ravel()
+        share = (budget_s - self._first_s[kinds]) * self._per_s[kinds]
+        np.clip(share, 0.0, 1.0, out=share)
+        share += 2.0 * kinds
+        return np.asarray(np.searchsorted(self._shares, share, side="right") - 1)
 
     # ----------------------------------------------------------------------------- read plans
 
-    def stages(self, clocks: Ints) -> tuple[tuple[Step, ...], ...]:
-        """A plan as it is written, of one clock for each instruction."""
-        settings = [self._settings[code] for code in clocks.tolist()]
-        instructions = self.pipeline.instructions
+    def written(self, plan: Ints) -> tuple[tuple[Step, ...], ...]:
+        """A plan as it is written: for each stage its instructions and their settings."""
         return tuple(
-            tuple((instructions[place].name, settings[place]) for place in stage)
-            for stage in self.pipeline.stages
+            tuple(
+                (self.kinds[self.kind[row]][1], self.settings[plan[row]]) for row in stage.tolist()
+            )
+            for stage in self.stages
         )
 
-    def clocks_of(self, stages: Sequence[Sequence[Step]]) -> Ints:
-        """The number of each instruction's setting, of a plan as it is written."""
-        clocks = np.zeros(self.count, dtype=np.intp)
-        for places, steps in zip(self.pipeline.stages, stages, strict=True):
-            clocks[list(places)] = [self._codes[setting] for _, setting in steps]
-        return clocks
-
-    def clocks(self, options: Ints) -> Ints:
-        """MHz of each instruction, of one option for each, of a plan or (instructions, plans)."""
-        return np.asarray(
-            self._clocks[self.kind[:, None], options.reshape(self.count, -1)]
-        ).reshape(options.shape)
-
-    def offered_figures(self, kind: int) -> tuple[Floats, Floats]:
-        """Times, s, and effective energies, J, of all that the profile has for a curve."""
-        factor = self.gpus_per_stage if self.energy_per == "gpu" else 1
-        blocking_w = self.p2p_power_w * self.gpus_per_stage
-        options = self.offered[kind]
-        time_s = np.array([option.time_s for option in options], dtype=np.float64)
-        energy_j = np.array([option.energy_j for option in options], dtype=np.float64)
-        return time_s, factor * energy_j - blocking_w * time_s
-
-    def by_clock(self) -> list[dict[int, tuple[float, float]]]:
-        """For each curve, what every clock of the profile takes: s, and effective energy, J."""
-        found = []
-        for kind, options in enumerate(self.offered):
-            time_s, cost_j = self.offered_figures(kind)
-            mhz = [option.setting for option in options]
-            pairs = zip(time_s.tolist(), cost_j.tolist(), strict=True)
-            found.append(dict(zip(mhz, pairs, strict=True)))
-        return found
-
-    def at_highest_clock(self) -> tuple[float, float]:
-        """Time, s, and energy, J, of an iteration with every instruction at its highest clock."""
-        figures = [self.offered_figures(kind) for kind in range(len(self.kinds))]
-        durations = np.array([time_s[0] for time_s, _ in figures])[self.kind]
-        cost_j = np.array([cost_j[0] for _, cost_j in figures])[self.kind].sum()
-        time_s = float(self.longest(durations[:, None])[0])
-        return time_s, float(self.energy(cost_j, time_s))
+    def read(self, stages: Sequence[Sequence[Step]]) -> Ints:
+        """The reverse of `written`."""
+        column = {setting: place for place, setting in enumerate(self.settings)}
+        plan = np.zeros(self.count, dtype=np.intp)
+        for rows, steps in zip(self.stages, stages, strict=True):
+            plan[rows] = [column[setting] for _, setting in steps]
+        return plan
 
 
-def _finishes_of_one(durations: list[float], order: Order) -> list[float]:
-    """`Problem.finishes` for one plan."""
-    ends = [0.0] * len(durations)
-    for place, before in order.sequence:
-        start = 0.0
-        for one in before:
-            if ends[one] > start:
-                start = ends[one]
-        ends[place] = start + durations[place]
-    return ends
-
-
-def last_of(ends: Floats, before: Ints) -> Floats:
+def latest(ends: Floats, before: Ints) -> Floats:
     """When the last of those before each instruction ends (instructions, plans)."""
-    if ends.shape[1] < _NARROW:
-        return np.asarray(np.maximum.reduce(ends[before], axis=1))
-    found: Floats = ends.take(before[:, 0], axis=0)
+    found: Floats = ends[before[:, 0]]
     for others in before.T[1:]:
-        np.maximum(found, ends.take(others, axis=0), out=found)
+        np.maximum(found, ends[others], out=found)
     return found
 
 
-def _codes(offered: Sequence[Sequence[Option]]) -> dict[Setting, int]:
-    """A number for each setting: clocks are their MHz."""
+def _fastest_first(offered: Sequence[Sequence[Option]]) -> list[Setting]:
+    """Settings with names by the mean of their relative times, then clocks from the highest."""
     times: dict[Setting, list[float]] = {}
     for options in offered:
         for option in options:
             # Relative, so that a short instruction has as much of a say as a long one.
             times.setdefault(option.frequency, []).append(option.time_s / options[0].time_s)
     named = [setting for setting in times if isinstance(setting, str)]
-    named.sort(key=lambda setting: -math.fsum(times[setting]) / len(times[setting]))
-    codes: dict[Setting, int] = {one: one for one in times if not isinstance(one, str)}
-    return {**codes, **{setting: _NAMED + place for place, setting in enumerate(named)}}
+    named.sort(key=lambda setting: math.fsum(times[setting]) / len(times[setting]))
+    clocks = [setting for setting in times if not isinstance(setting, str)]
+    return [*named, *sorted(clocks, reverse=True)]
 
 
 def _without_implied(pipeline: Pipeline) -> list[tuple[int, int]]:
-    """Arcs without those that a longer way implies."""
+    """Arcs without those that a longer way implies: fewer rows for the linear program."""
     count = len(pipeline.instructions)
     after: list[list[int]] = [[] for _ in range(count)]
     for tail, head in pipeline.arcs:
@@ -445,43 +366,22 @@ def _without_implied(pipeline: Pipeline) -> list[tuple[int, int]]:
     for number, group in enumerate(pipeline.levels):
         for place in group:
             level[place] = number
-    kept = []
-    for tail, head in pipeline.arcs:
-        seen = {place for place in after[tail] if place != head and level[place] < level[head]}
-        waiting = list(seen)
-        implied = False
-        while waiting and not implied:
-            for place in after[waiting.pop()]:
-                if place == head:
-                    implied = True
-                elif level[place] < level[head] and place not in seen:
-                    seen.add(place)
-                    waiting.append(place)
-        if not implied:
-            kept.append((tail, head))
-    return kept
+
+    def implied(tail: int, head: int) -> bool:
+        waiting = [place for place in after[tail] if place != head]
+        seen = set(waiting)
+        while waiting:
+            place = waiting.pop()
+            if place == head:
+                return True
+            more = {one for one in after[place] if level[one] <= level[head]} - seen
+            seen |= more
+            waiting.extend(more)
+        return False
+
+    return [arc for arc in pipeline.arcs if not implied(*arc)]
 
 
-def _order(count: int, arcs: Sequence[tuple[int, int]]) -> Order:
-    before: list[list[int]] = [[] for _ in range(count)]
-    after: list[list[int]] = [[] for _ in range(count)]
-    for tail, head in arcs:
-        before[head].append(tail)
-        after[tail].append(head)
-    groups = levels_of(count, arcs)
-    levels = [(np.array(one, dtype=np.intp), _filled(one, before, count)) for one in groups]
-    rows = np.concatenate([level for level, _ in levels])
-    row_of = np.append(rows.argsort(), count)
-    ends = itertools.pairwise(np.cumsum([0, *map(len, groups)]).tolist())
-    spans = [(slice(*one), row_of[waits]) for one, (_, waits) in zip(ends, levels, strict=True)]
-    after_each = tuple(_filled(one, after, count) for one in groups)
-    sequence = tuple((place, tuple(before[place])) for place in rows.tolist())
-    return Order(tuple(levels), after_each, rows, row_of, tuple(spans), sequence)
-
-
-def _filled(places: Sequence[int], lists: Sequence[Sequence[int]], none: int) -> Ints:
-    width = max(1, max(len(lists[place]) for place in places))
-    filled = np.full((len(places), width), none, dtype=np.intp)
-    for row, place in enumerate(places):
-        filled[row, : len(lists[place])] = lists[place]
-    return filled
+def _padded(lists: Sequence[Sequence[int]], none: int) -> Ints:
+    width = max(1, max(map(len, lists)))
+    return np.array([[*one, *[none] * (width - len(one))] for one in lists], dtype=np.intp)

@@ -1,4 +1,4 @@
-"""Plans in a separate process, because the planner computes for seconds and uses scipy.
+"""Plans in a separate process, because the planner computes for seconds.
 
 `python -m zeus.optimizer.pipeline_frequency.server.planning` reads lines of JSON: a problem, then
 questions about it, the number of plans or their times. It answers each question with a line of
