@@ -329,6 +329,39 @@ def descriptors(target: Target) -> None:
             each.close()
 
 
+def audits(target: Target) -> None:
+    """Valid requests for the audit log."""
+    Flood(target.path, 16, request("audit") * 200).run()
+
+
+def usages(target: Target) -> None:
+    """Valid queries of the ledger, over years and by job."""
+    edges = [0, (int(time.time()) // 900 + 1) * 900]
+    Flood(target.path, 16, request("usage", edges=edges, by="job") * 200).run()
+
+
+def nested(target: Target) -> None:
+    """Requests with a field that is nested nearly as deep as MessagePack allows."""
+    bodies = [
+        b"\x83\xa1v\x01\xa2id\x07\xa2op" + b"\x91" * depth + b"\xc0" for depth in range(980, 1023)
+    ]
+    Flood(target.path, 16, b"".join(map(frame, bodies))).run()
+
+
+def dead_flooders(target: Target) -> None:
+    """Processes that fill their sockets with costly requests, and exit at once."""
+    data = handshake() + request("audit") * 10_000
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            held: list[socket.socket] = []
+            with contextlib.suppress(OSError):
+                held.extend(connected(target.path, data) for _ in range(16))
+            os._exit(0)
+        os.waitpid(pid, 0)
+        time.sleep(0.1)
+
+
 ATTACKS = {
     attack.name: attack
     for attack in (
@@ -351,6 +384,10 @@ ATTACKS = {
         Attack("PINGs without end", pings),
         Attack("1,500 acquire/release a second", acquire_and_release, may_set=True),
         Attack("10,000 idle connections", idle_connections),
+        Attack("audit log without end", audits),
+        Attack("usage without end", usages),
+        Attack("requests nested 1,000 deep", nested),
+        Attack("flooders that die at once", dead_flooders),
         Attack("158 subuids", many_users, as_root=True),
         Attack("100 subscribers that never read", silent_subscribers),
         Attack("lingering descriptors", descriptors),

@@ -127,8 +127,10 @@ def measure_restore(runs: int) -> None:
 @contextlib.contextmanager
 def attacked_site() -> Iterator[Daemon]:
     """A daemon for each attack."""
-    with site(GPUS, 0.0) as (daemon, _):
-        yield OwnDaemon(daemon.socket, daemon.process.pid, daemon.log_path)
+    with TemporaryDirectory(prefix="zeusd-ledger-") as ledger:
+        accounts = f"[accounting]\ndirectory = {ledger!r}\n"
+        with site(GPUS, 0.0, accounts) as (daemon, _):
+            yield OwnDaemon(daemon.socket, daemon.process.pid, daemon.log_path)
 
 
 def measure_attack(names: list[str], seconds: float, socket: str | None) -> int:

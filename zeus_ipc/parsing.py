@@ -45,6 +45,9 @@ def _number(text: str) -> float:
 _decode = json.JSONDecoder(parse_int=_integer, parse_float=_number, parse_constant=_number).decode
 
 
+any_number = json.JSONDecoder(parse_int=_integer).decode
+"""Decodes JSON whose reader refuses numbers that are not finite, or has a use for them."""
+
 _CONTAINERS = (dict, list)
 
 
@@ -89,6 +92,8 @@ def parse(data: bytes | str, most: int = MAX_BYTES, decode: Callable[[str], Any]
             json.dumps(value, ensure_ascii=False).encode()  # no lone surrogates
     except Malformed:
         raise
+    except UnicodeEncodeError:
+        raise Malformed("it has lone surrogates, which are no characters") from None
     except RecursionError:
         raise Malformed(f"it has more than {MAX_DEPTH} levels") from None
     except ValueError as error:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from zeus.serving.accountant import Accountant
 from zeus.serving.service import as_json
+from zeus_ipc.http_guard import WebServer
 
 if TYPE_CHECKING:
     from zeus.serving.service import Service
 
-TIMEOUT_S = 5.0
-"""Time limit for a client; slower ones are disconnected."""
 
-
-class Web:
+class Web(WebServer):
     """A server in its own threads.
 
     `GET /energy/{request id}`: the energy of a finished request, 404 if it is not known (yet).
@@ -42,45 +38,23 @@ class Web:
         accountants: Mapping[str, Accountant],
         registry: Any = None,
     ) -> None:
-        web = self
         self._service, self._accountants, self._registry = service, accountants, registry
+        super().__init__(*address, self._respond)
 
-        class Handler(BaseHTTPRequestHandler):
-            timeout = TIMEOUT_S
+    def _respond(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
+        status, kind, body = self.answer(path)
+        headers = [("Content-Type", kind), ("Content-Length", str(len(body)))]
+        start_response(f"{status} {HTTPStatus(status).phrase}", headers)
+        return [body]
 
-            def do_GET(self) -> None:
-                status, kind, body = web.answer(self.path)
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Logs nothing."""
-
-        self._server = ThreadingHTTPServer(address, Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        """The address that it listens on."""
-        return int(self._server.server_address[1])
-
-    def close(self) -> None:
-        """Ends it."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def answer(self, target: str) -> tuple[int, str, bytes]:
-        """Status, content type and body for a path."""
-        path = urlsplit(target).path
+    def answer(self, path: str) -> tuple[int, str, bytes]:
+        """Status, content type and body for a path, which is decoded."""
         json_type = "application/json"
         if path.startswith("/energy/"):
-            wanted = unquote(path[len("/energy/") :])
+            wanted = path[len("/energy/") :]
             with self._service.guard:
                 for engine, accountant in self._accountants.items():
                     row = accountant.energy(wanted)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import functools
 import hashlib
 import hmac
 import logging
 import re
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, MutableMapping
 from functools import lru_cache
 from importlib import resources
 from typing import Any, TypeVar
@@ -18,19 +20,20 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.routing import APIRoute
 from pydantic import ValidationError
 
 from zeus import __version__
 from zeus.exceptions import ZeusBaseError
+from zeus_ipc.http_guard import wrong_host
+from zeus_ipc.overriding import override
+from zeus_ipc.parsing import Malformed, any_number, parse
 from zeus_ipc.wire import explain
 
-MOST_BYTES = 32 * 2**20
-"""Maximum size of a request."""
-
-_TOO_LARGE = f"a request has at most {MOST_BYTES} bytes"
+LARGE_BYTES = 64 * 2**10
+"""A longer body is parsed on another thread, so that the others' requests go on."""
 
 Settings = TypeVar("Settings")
-Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -39,13 +42,19 @@ class Application(FastAPI):
     """A server, with the `page.html` of its package; nothing is opened before it starts to serve.
 
     It redirects nothing: behind a proxy it would redirect to an address without the proxy's prefix.
+    Whether a request may be answered is decided before its body is read.
 
     Args:
         title: Its title.
         hosts: Other names, with port if it is not the usual one, by which browsers reach it.
         prefix: Prefix of its paths behind a proxy that keeps it.
         options: Other options of FastAPI.
+
+    Attributes:
+        most_bytes: Maximum size of a request.
     """
+
+    most_bytes = 2**20
 
     def __init__(
         self, title: str, hosts: Collection[str] = (), prefix: str = "", **options: Any
@@ -60,10 +69,18 @@ class Application(FastAPI):
         )
         self._prefix = prefix
         self.hosts = {host.lower() for host in hosts}
+        self.router.route_class = _Route
 
         @self.get("/")
         async def index() -> HTMLResponse:
             return page(type(self).__module__.rpartition(".")[0])
+
+    def authorize(self, request: Request) -> None:
+        """Checks who asks, by the method, path and headers alone.
+
+        Raises:
+            HTTPException: The request is refused.
+        """
 
     async def opens(self) -> None:
         """Opens resources.
@@ -82,13 +99,28 @@ class Application(FastAPI):
             scope["app"] = self
             await self._live(receive, send)
             return
+        scope["app"] = self
         scope["root_path"] = self._prefix or scope.get("root_path", "")
         path = scope.get("path", "").rstrip("/")
         if path not in ("", scope["root_path"]):
             scope["path"] = path
-        if scope["type"] == "http" and not await _short_enough(scope, send):
-            return
-        await super().__call__(scope, _LimitedReceive(receive), send)
+        if scope["type"] == "http":
+            try:
+                self._check(Request(scope))
+            except HTTPException as error:
+                response = refusal(error.status_code, error.detail, error.headers)
+                await response(scope, receive, send)
+                return
+        await super().__call__(scope, _LimitedReceive(receive, self.most_bytes), send)
+
+    def _check(self, request: Request) -> None:
+        fault = wrong_host(request.headers.get("host", ""), self.hosts)
+        if fault is not None:
+            raise HTTPException(403, fault)
+        self.authorize(request)
+        size = request.headers.get("content-length", "")
+        if size.isdecimal() and int(size[:20]) > self.most_bytes:
+            raise _too_large(self.most_bytes)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -125,36 +157,51 @@ def own_process() -> bool:
 class _LimitedReceive:
     """Bounds the size of a request's body."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, most: int) -> None:
         self._receive = receive
+        self._most = most
         self._bytes = 0
 
     async def __call__(self) -> MutableMapping[str, Any]:
         """Returns the next message; see ASGI."""
         message = await self._receive()
         self._bytes += len(message.get("body", b""))
-        if self._bytes > MOST_BYTES:
-            raise HTTPException(413, _TOO_LARGE)
+        if self._bytes > self._most:
+            raise _too_large(self._most)
         return message
 
 
-async def _short_enough(scope: Scope, send: Send) -> bool:
-    """Whether a request's body may be read; refuses one that declares itself too long."""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > MOST_BYTES:
-            response = refusal(413, _TOO_LARGE)
-            await response(scope, _nothing, send)
-            return False
-    return True
+def _too_large(most: int) -> HTTPException:
+    return HTTPException(413, f"a request has at most {most} bytes")
 
 
-async def _nothing() -> dict[str, Any]:
-    return {"type": "http.disconnect"}
+class _Bounded(Request):
+    """A request whose JSON has bounds; its numbers are those that the endpoint's model takes."""
+
+    @override
+    async def json(self) -> Any:
+        body = await self.body()
+        read = functools.partial(parse, body, sys.maxsize, any_number)
+        try:
+            return await asyncio.to_thread(read) if len(body) > LARGE_BYTES else read()
+        except Malformed as error:
+            raise HTTPException(422, f"the body is no JSON that can be used: {error}") from None
 
 
-def refusal(status: int, sentence: str) -> JSONResponse:
+class _Route(APIRoute):
+    @override
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def bounded(request: Request) -> Response:
+            return await handle(_Bounded(request.scope, request.receive))
+
+        return bounded
+
+
+def refusal(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """The response to a request that failed."""
-    return JSONResponse({"detail": sentence}, status_code=status)
+    return JSONResponse({"detail": sentence}, status_code=status, headers=headers)
 
 
 def fresh(content: Any) -> JSONResponse:

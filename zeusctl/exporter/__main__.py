@@ -54,12 +54,13 @@ def main(
 ) -> None:
     """Serve zeusd's metrics to Prometheus. Needs only access to the socket."""
     try:
-        from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+        from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
     except ImportError:
         raise SystemExit(
             'zeusd-exporter: prometheus_client is not installed; pip install "zeusd[metrics]"'
         ) from None
     from zeus_ipc.client import Client
+    from zeus_ipc.http_guard import WebServer
     from zeusctl.exporter.collector import ZeusdCollector
 
     logging.basicConfig(level=logging.INFO, format="zeusd-exporter: %(message)s")
@@ -81,7 +82,7 @@ def main(
             signal.signal(number, lambda *_: ended.set())
         host, port = listen
         try:
-            server, _ = start_http_server(port, host, registry)
+            server = WebServer(host, port, make_wsgi_app(registry))
         except OSError as error:
             raise SystemExit(
                 f"zeusd-exporter: cannot listen at {host}:{port} ({error.strerror}); choose "
@@ -89,9 +90,8 @@ def main(
             ) from None
         name = f"[{host}]" if ":" in host else host
         logging.info("serving at http://%s:%d/metrics", name, server.server_port)
-        with server:
-            ended.wait()
-            server.shutdown()
+        ended.wait()
+        server.close()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ STREAMED_SLOW_NS = 200_000_000
 """Period at which clocks, temperature, throttle reasons and limit of a streamed GPU are read; for
 other GPUs, once for each row of the history."""
 
+HUNG_NS = 500_000_000
+"""A reading that took longer is not used: a driver that answers at all takes some milliseconds."""
+
 COUNTER_NS = 10_000_000_000
 """Time between readings of the energy counter where power is known otherwise."""
 
@@ -190,6 +193,11 @@ class GpuSource:
                 sensors = self._nvml.sensors(self._handle, False)
         except DeviceError as error:
             self.failure = error
+            channel.failed(self._clock_ns())
+            return None
+        if self._clock_ns() - now_ns > HUNG_NS:
+            # Its value may be of any time since it began: the next reading is of a known time.
+            self._counter_at_ns = 0
             channel.failed(self._clock_ns())
             return None
         if sensors is not None:

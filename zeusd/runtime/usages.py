@@ -34,8 +34,11 @@ MAX_ALL_WAITING = 256
 
 SLICE_NS = 10_000_000
 SHARE = 0.5
-BURST_NS = 10_000_000_000
+BURST_NS = 2_000_000_000
 """Time for which a user's queries may take the thread without pauses; then only `SHARE` of it."""
+
+LEAST_NS = 20_000_000
+"""What a query counts at least: it takes the loop and the ledger's writer some time, too."""
 
 PAGES_NS = 10_000_000_000
 """How long the rest of a long reply is kept."""
@@ -160,7 +163,8 @@ class Usages:
             now_ns = self._clock_ns()
             with self._changed:
                 user.due_ns = max(user.due_ns, now_ns - BURST_NS)
-                user.due_ns += round((now_ns - begin_ns) / SHARE)
+                took_ns = max(now_ns - begin_ns, LEAST_NS if result is not None else 0)
+                user.due_ns += round(took_ns / SHARE)
                 self._queue(uid)
                 # It is another one if the connection has ended meanwhile.
                 asked = bool(user.waiting) and user.waiting[0] is call

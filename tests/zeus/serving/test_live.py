@@ -611,10 +611,10 @@ def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):
             for n, (t, uj) in enumerate(zip(updates.end_ns, energy, strict=True))
         ]
         service.poll(time.monotonic_ns())
-        with urllib.request.urlopen(f"http://127.0.0.1:{web.port}/energy/r5") as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{web.server_port}/energy/r5") as answer:
             assert json.load(answer)["joules"] > 0
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"http://127.0.0.1:{web.port}/energy/nobody")
+            urllib.request.urlopen(f"http://127.0.0.1:{web.server_port}/energy/nobody")
         assert web.answer("/metrics")[0] == 501
         assert web.answer("/")[0] == 404
     finally:
@@ -724,12 +724,12 @@ def test_an_engine_shows_the_ledgers_metrics_as_its_own(tmp_path, monkeypatch):
     service = Service(str(tmp_path / "socket"), accountants, FakeSensors())
     web = Web(("127.0.0.1", 0), service, accountants, ledgers)
     engines = prometheus.CollectorRegistry()
-    relay = register(f"http://127.0.0.1:{web.port}", engines, every_s=0.05)
+    relay = register(f"http://127.0.0.1:{web.server_port}", engines, every_s=0.05)
     try:
         assert relay is not None
         wait_for(lambda: b"zeus_serving_tokens_total" in prometheus.generate_latest(engines), "it")
-        assert register(f"http://127.0.0.1:{web.port}", engines) is None
-        monkeypatch.setenv("ZEUS_SERVING_METRICS", f"http://127.0.0.1:{web.port}")
+        assert register(f"http://127.0.0.1:{web.server_port}", engines) is None
+        monkeypatch.setenv("ZEUS_SERVING_METRICS", f"http://127.0.0.1:{web.server_port}")
         register_from_environment()  # it is there already
         web.close()
         wait_for(lambda: not prometheus.generate_latest(engines), "an end of what is unknown")

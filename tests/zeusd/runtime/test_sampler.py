@@ -113,6 +113,36 @@ def test_a_tick_that_nobody_awaits_is_recorded_later_as_it_would_have_been_at_on
     assert some < all_of_them - 10
 
 
+@pytest.mark.parametrize("kind", ["v100", "a100-sxm-80", "h100"])
+def test_the_energy_of_a_call_that_hung_is_spread_over_its_time(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its value is of the end of the call, and its time would be the middle."""
+    node = Sampled(f"{kind}:setter_ms=0")
+    node.clock.sleep(25)
+    (source,), real, hung = node.sources, node.nvml.sensors, []
+
+    def sensors(gpu: Any, *which: bool) -> Sensors:
+        if hung:
+            return real(gpu, *which)
+        hung.append(node.clock())
+        node.clock.detach(node.sampler)
+        node.clock.sleep(38)
+        node.clock.attach(node.sampler)
+        found = real(gpu, *which)
+        return found._replace(t_ns=(hung[0] + node.clock()) // 2, took_ns=node.clock() - hung[0])
+
+    monkeypatch.setattr(node.nvml, "sensors", sensors)
+    node.clock.sleep(70)
+    begin_ns, middle_ns = hung[0], hung[0] + 19_000_000_000
+    halves = [
+        node.energy_j(0, begin_ns, middle_ns),
+        node.energy_j(0, middle_ns, middle_ns + 19_000_000_000),
+    ]
+    assert halves[0] == pytest.approx(halves[1], rel=0.05)
+    assert source.failure is None
+
+
 def test_a_tick_that_is_asked_for_during_its_reading_is_reported_after_it() -> None:
     node = Sampled("v100:setter_ms=0")
     node.clock.sleep(9.7)

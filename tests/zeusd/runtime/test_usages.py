@@ -137,6 +137,7 @@ def test_beyond_a_burst_a_user_has_a_share_of_the_time(
 
     monkeypatch.setattr(usages, "usage_of", usage_of)
     monkeypatch.setattr(usages, "BURST_NS", 100_000_000)
+    monkeypatch.setattr(usages, "LEAST_NS", 0)
     answers: queue.Queue[int] = queue.Queue()
     one = usages.Usages(
         {"gpu": str(tmp_path)},

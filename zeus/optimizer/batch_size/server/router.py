@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 RELEASE_URL = "/jobs/{job_id}/release"
 
+_OPEN = ("/", "/healthz", "/info", "/openapi.json")
+"""Paths that tell nothing of jobs."""
+
 _LOGGERS = ("zeus.optimizer.batch_size.server", "zeus.optimizer.batch_size.database")
 
 
@@ -68,6 +71,19 @@ class BSOServer(web.Application):
         """The jobs and their trials."""
         assert self._store is not None, "the server has not started"
         return self._store
+
+    @override
+    def authorize(self, request: Request) -> None:
+        path, settings = request.scope["path"], self.settings
+        reads = request.method in ("GET", "HEAD") and not path.endswith(BATCH_SIZE_URL)
+        if reads and path.removeprefix(request.scope.get("root_path", "")) in _OPEN:
+            return
+        if not reads:
+            web.of_this_site(request)
+        needed = settings.read_token if reads else settings.token
+        if needed:
+            tokens = {needed, settings.token or needed}
+            web.check_token(request, tokens, f"{PREFIX}{'READ_TOKEN' if reads else 'TOKEN'}")
 
     @override
     async def opens(self) -> None:
@@ -105,8 +121,7 @@ def create_app(settings: ServerSettings) -> BSOServer:
 
 def _add_reference(app: BSOServer) -> None:
     """The endpoints of ml-energy/zeus's clients, with the statuses that they know."""
-    changing = [Depends(_may_change)]
-    sending = [Depends(_is_json), *changing]
+    sending = [Depends(_is_json)]
 
     @app.post(JOBS_URL, dependencies=sending)
     def register(spec: JobSpecFromClient, response: Response) -> CreatedJob:
@@ -114,12 +129,12 @@ def _add_reference(app: BSOServer) -> None:
         response.status_code = 201 if new else 200
         return found
 
-    @app.delete(JOBS_URL, dependencies=changing)
+    @app.delete(JOBS_URL)
     def delete(job_id: str) -> None:
         app.store.delete(job_id)
 
     # A GET that creates a trial, as in ml-energy/zeus; proxies may repeat it. Ours is below.
-    @app.get(BATCH_SIZE_URL, dependencies=changing, response_model_exclude={"key"})
+    @app.get(BATCH_SIZE_URL, response_model_exclude={"key"})
     def batch_size(job_id: str) -> TrialId:
         with _unknown_is(400):
             begun = app.store.begin_trial(
@@ -138,37 +153,33 @@ def _add_reference(app: BSOServer) -> None:
 
 
 def _add_trials(app: BSOServer) -> None:
-    changing = [Depends(_may_change)]
-
-    @app.post(JOB_TRIALS_URL, status_code=201, dependencies=changing)
+    @app.post(JOB_TRIALS_URL, status_code=201)
     def begin(
         job_id: str, key: Annotated[str | None, Header(alias=IDEMPOTENCY_HEADER)] = None
     ) -> NewTrial:
         return app.store.begin_trial(job_id, secrets.token_hex(16) if key is None else key)
 
-    @app.post(HEARTBEAT_URL, dependencies=[Depends(_is_json), *changing])
+    @app.post(HEARTBEAT_URL, dependencies=[Depends(_is_json)])
     def heartbeat(trial: TrialId) -> None:
         app.store.heartbeat(trial)
 
-    @app.post(RELEASE_URL, dependencies=changing)
+    @app.post(RELEASE_URL)
     def release(job_id: str) -> dict[str, list[int]]:
         return {"released": app.store.release(job_id)}
 
 
 def _add_reading(app: BSOServer) -> None:
-    reading = [Depends(_may_read)]
-
-    @app.get(JOBS_URL, dependencies=reading)
+    @app.get(JOBS_URL)
     def jobs() -> JSONResponse:
         now_s = time.time()
         found = [views.summary(job, now_s) for job in app.store.overviews()]
         return web.fresh(found)
 
-    @app.get(f"{JOBS_URL}/{{job_id}}", dependencies=reading)
+    @app.get(f"{JOBS_URL}/{{job_id}}")
     def job(job_id: str) -> JSONResponse:
         return web.fresh(views.detail(*app.store.overview(job_id), time.time()))
 
-    @app.get("/metrics", dependencies=reading)
+    @app.get("/metrics")
     def figures() -> PlainTextResponse:
         return web.figures(metrics.text(app.store.overviews()))
 
@@ -213,20 +224,6 @@ def _is_json(request: Request) -> None:
     # it, too, but then the browser sends the page's origin, which is checked.
     if "content-type" in request.headers:
         web.needs_json(request)
-
-
-def _may_change(request: Request) -> None:
-    web.of_this_site(request)
-    settings: ServerSettings = request.app.settings
-    if settings.token:
-        web.check_token(request, [settings.token], f"{PREFIX}TOKEN")
-
-
-def _may_read(request: Request) -> None:
-    settings: ServerSettings = request.app.settings
-    if settings.read_token:
-        tokens = [token for token in (settings.read_token, settings.token) if token]
-        web.check_token(request, tokens, f"{PREFIX}READ_TOKEN")
 
 
 app = create_app(web.from_environment(ServerSettings.from_env, "batch size"))

@@ -48,6 +48,8 @@ class PFOServer(web.Application):
         settings: The settings.
     """
 
+    most_bytes = 32 * 2**20  # a profile of a long pipeline
+
     def __init__(self, settings: PlanServerSettings) -> None:
         super().__init__("Pipeline frequency optimizer", settings.hosts, settings.root_path)
         self.settings = settings
@@ -58,6 +60,14 @@ class PFOServer(web.Application):
         """All jobs."""
         assert self._manager is not None, "the server has not started"
         return self._manager
+
+    @override
+    def authorize(self, request: Request) -> None:
+        if request.method in ("GET", "HEAD"):
+            return
+        web.of_this_site(request)
+        if self.settings.token:
+            web.check_token(request, [self.settings.token], "ZEUS_PFO_TOKEN")
 
     @override
     async def opens(self) -> None:
@@ -98,7 +108,7 @@ def create_app(settings: PlanServerSettings) -> PFOServer:
     """The application for these settings."""
     logging.getLogger("zeus").setLevel(settings.log_level)
     app = PFOServer(settings)
-    changing = [Depends(web.needs_json), Depends(_may_change)]
+    changing = [Depends(web.needs_json)]
 
     @app.post(common.REGISTER_JOB_URL, dependencies=changing)
     async def register_job(job_info: JobInfo) -> str:
@@ -150,7 +160,6 @@ def _add_progress(app: PFOServer) -> None:
 
     async def progress(request: Request) -> Response:
         web.needs_json(request)
-        _may_change(request)
         body, job_id = await request.body(), request.path_params["job_id"]
         if body.lstrip()[:1] == b"[":
             updates = app.manager.progress(job_id, _REPORTS.validate_json(body))
@@ -202,12 +211,6 @@ def _add_errors(app: PFOServer) -> None:
         return web.refusal(error.status if isinstance(error, Refused) else 422, error.message)
 
     web.add_validation_errors(app)
-
-
-def _may_change(request: Request) -> None:
-    web.of_this_site(request)
-    if request.app.settings.token:
-        web.check_token(request, [request.app.settings.token], "ZEUS_PFO_TOKEN")
 
 
 app = create_app(web.from_environment(PlanServerSettings.from_env, "pipeline frequency"))

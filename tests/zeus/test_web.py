@@ -1,0 +1,79 @@
+"""The base of the HTTP servers: who may ask is decided before a body is read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated, Any
+
+import pytest
+from fastapi import Body, Request
+
+from zeus.utils import web
+
+
+class Served(web.Application):
+    most_bytes = 200_000
+
+    def __init__(self) -> None:
+        super().__init__("test")
+        self.read = 0
+
+        @self.post("/sum")
+        async def total(numbers: Annotated[list[int], Body()]) -> int:
+            return sum(numbers)
+
+    def authorize(self, request: Request) -> None:
+        web.check_token(request, ["secret"], "TOKEN")
+
+
+def post(body: bytes, token: str = "secret", **headers: str) -> tuple[int, Any, int]:
+    """The status, the reply, and how much of the body was read."""
+    app, sent, chunks = (
+        Served(),
+        [],
+        [body[start : start + 4096] for start in range(0, len(body), 4096)],
+    )
+    read = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal read
+        chunk = chunks.pop(0) if chunks else b""
+        read += len(chunk)
+        return {"type": "http.request", "body": chunk, "more_body": bool(chunks)}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    given = {"host": "localhost", "authorization": f"Bearer {token}", **headers}
+    given.setdefault("content-type", "application/json")
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/sum",
+        "query_string": b"",
+        "headers": [
+            (name.replace("_", "-").encode(), value.encode()) for name, value in given.items()
+        ],
+    }
+    asyncio.run(app(scope, receive, send))
+    text = b"".join(message.get("body", b"") for message in sent)
+    return sent[0]["status"], json.loads(text), read
+
+
+def test_nothing_is_read_of_a_request_that_may_not_ask() -> None:
+    body = json.dumps([1] * 20_000).encode()
+    assert post(body) == (200, 20_000, len(body))
+    assert post(body, token="wrong")[0::2] == (401, 0)
+    assert post(body, host="rebound.example:8000")[0::2] == (403, 0)
+    assert post(body, content_length=str(10**30))[0::2] == (413, 0)
+    assert post(b" " * 300_000)[0] == 413
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b"[" * 900, b"[" + b"9" * 400 + b"]", b"[1", b"\xff", b'["\\ud800"]']
+)
+def test_a_body_beyond_a_bound_is_one_sentence(body: bytes) -> None:
+    status, reply, _ = post(body)
+    assert status == 422
+    assert reply["detail"].startswith("the body is no JSON that can be used: ")
