@@ -12,7 +12,6 @@ import os
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from zeus_ipc import errors, operations
@@ -379,7 +378,7 @@ class Client(Closing):
             RequestTimeout: It has not changed within `wait_s`.
         """
         message = self._message(operations.HEARTBEAT, {"losses": known})
-        reply = self._transport.request(message, wait_s, in_order=False)
+        reply = self._transport.request(message, wait_s)
         if "error" in reply:
             raise errors.from_wire(reply["error"])
         lost = operations.HEARTBEAT.read(reply["result"]).lost
@@ -702,20 +701,13 @@ class Client(Closing):
         return result
 
     def _exchange(
-        self,
-        operation: Operation[Any],
-        timeout_s: float | None,
-        arguments: dict[str, Any],
-        in_order: bool = True,
+        self, operation: Operation[Any], timeout_s: float | None, arguments: dict[str, Any]
     ) -> dict[str, Any]:
         """Sends one request; returns its reply. Failures of earlier sets are kept for the next
         `_ask`.
         """
         message = self._message(operation, arguments)
-        send = self._transport.request
-        if not in_order:
-            send = partial(send, in_order=False)
-        reply = self._circuit.call(send, message, timeout_s or self._timeout_s)
+        reply = self._circuit.call(self._transport.request, message, timeout_s or self._timeout_s)
         deferred = reply.get("deferred")
         if deferred is not None:
             with self._guard:
@@ -728,8 +720,7 @@ class Client(Closing):
         self._exchange(operations.HELLO, None, {"client_version": __version__})
 
     def _beat(self) -> HeartbeatResult:
-        # It keeps leases, and waits behind nothing.
-        reply = self._exchange(operations.HEARTBEAT, None, {}, in_order=False)
+        reply = self._exchange(operations.HEARTBEAT, None, {})
         if "error" in reply:
             raise errors.from_wire(reply["error"])
         return operations.HEARTBEAT.read(reply["result"])

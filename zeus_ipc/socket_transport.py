@@ -70,13 +70,11 @@ class SocketTransport(Transport):
         self._line: Connection | None = None
 
     @override
-    def request(
-        self, message: dict[str, Any], timeout_s: float, in_order: bool = True
-    ) -> dict[str, Any]:
+    def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         data, deadline_ns = self._framed(message, timeout_s)
         until_ns = deadline_ns + GRACE_NS
         line = self._line
-        if in_order and line is not None and line.sent != line.read:
+        if line is not None and line.sent != line.read:
             self._settle(line, until_ns, timeout_s)
         while True:
             connection = self._take(until_ns, timeout_s)

@@ -23,15 +23,12 @@ class Subscription(Protocol):
 class Transport(Protocol):
     """How a client reaches a node."""
 
-    def request(
-        self, message: dict[str, Any], timeout_s: float, in_order: bool = True
-    ) -> dict[str, Any]:
+    def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Sends a request and waits for its reply.
 
         Args:
             message: All of the request but `id` and `deadline_ns`.
             timeout_s: Seconds to wait, for the connection and for the reply together.
-            in_order: Whether it must not overtake what was sent before.
 
         Raises:
             DaemonUnavailable: Nobody listens, or the daemon did not answer in time.

@@ -44,15 +44,13 @@ def run(command: Sequence[str]) -> int:
     Raises:
         CommandError: It cannot be run.
     """
-    with _caught() as signals:
+    with _caught() as woken:
         job = _spawn(command)
-        witness = _Witness()
+        witness = _Witness()  # knows no signal that came before the job: these are passed on
         try:
-            for number in signals.take():  # the job did not exist yet, or may not have
-                os.kill(job, number)
             while True:
-                signals.wait()
-                numbers = signals.take()
+                select.select([woken], [], [])
+                numbers = [*filter(signal.SIGCHLD.__ne__, os.read(woken, 4096))]
                 if numbers:
                     time.sleep(WITNESS_S)
                     witness = _pass_on(job, numbers, witness)
@@ -91,53 +89,23 @@ def _pass_on(job: int, numbers: Sequence[int], witness: _Witness) -> _Witness:
     return following
 
 
-class _Signals:
-    """The signals that this process has received, and wake-ups by them."""
-
-    def __init__(self) -> None:
-        self._received: list[int] = []
-        self._woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._before = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handles a signal."""
-        if number != signal.SIGCHLD:
-            self._received.append(number)
-
-    def wait(self) -> None:
-        """Waits for a signal, or the command's end or stop."""
-        select.select([self._woken], [], [])
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._woken, 4096)
-
-    def take(self) -> list[int]:
-        """Removes and returns the numbers of received signals."""
-        taken = []
-        while self._received:
-            taken.append(self._received.pop(0))
-        return taken
-
-    def end(self) -> None:
-        """Ends the wake-ups."""
-        os.close(signal.set_wakeup_fd(self._before))
-        os.close(self._woken)
-
-
 @contextlib.contextmanager
-def _caught() -> Iterator[_Signals]:
-    """Catches all signals that are not ignored, as after `nohup`."""
-    signals = _Signals()
+def _caught() -> Iterator[int]:
+    """Catches all signals that are not ignored, as after `nohup`. Returns a pipe with the number of
+    each, and of SIGCHLD, as bytes."""
+    woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before_fd = signal.set_wakeup_fd(wakes)
     before: dict[int, Any] = {}
     try:
-        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signals.handle)
-        for other in signal.valid_signals() - _OWN:
-            if signal.getsignal(other) != signal.SIG_IGN:
-                before[other] = signal.signal(other, signals.handle)
-        yield signals
+        for number in (signal.valid_signals() - _OWN) | {signal.SIGCHLD}:
+            if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGCHLD:
+                before[number] = signal.signal(number, lambda *_: None)
+        yield woken
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        signals.end()
+        for old, handler in before.items():
+            signal.signal(old, signal.SIG_DFL if handler is None else handler)
+        os.close(signal.set_wakeup_fd(before_fd))
+        os.close(woken)
 
 
 class _Witness:

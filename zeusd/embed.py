@@ -107,9 +107,7 @@ class EmbeddedTransport(Transport):
         return self._running is not None
 
     @override
-    def request(
-        self, message: dict[str, Any], timeout_s: float, in_order: bool = True
-    ) -> dict[str, Any]:
+    def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         request_id = message["id"] = next(self._ids)
         message["deadline_ns"] = time.monotonic_ns() + int(timeout_s * 1e9)
         return self._engine().ask(message, request_id, timeout_s)

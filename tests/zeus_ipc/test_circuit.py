@@ -32,9 +32,7 @@ class Daemon:
         self.waits: list[tuple[str, float]] = []
         self.threads: set[threading.Thread] = set()
 
-    def request(
-        self, message: dict[str, Any], timeout_s: float, in_order: bool = True
-    ) -> dict[str, Any]:
+    def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         self.waits.append((threading.current_thread().name, timeout_s))
         self.threads.add(threading.current_thread())
         if self.silent.is_set():

@@ -23,9 +23,7 @@ class Daemon:
         self.ttl_ms = 150
         self.used = True
 
-    def request(
-        self, message: dict[str, Any], timeout_s: float, in_order: bool = True
-    ) -> dict[str, Any]:
+    def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         self.asked.append((message["op"], threading.current_thread().name))
         reply: dict[str, Any] = {"id": 1}
         if message["op"] == "heartbeat":
