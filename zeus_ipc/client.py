@@ -637,15 +637,20 @@ class Client(Closing):
         """Reads the daemon's metrics."""
         return self._ask(operations.METRICS)
 
-    def close(self) -> None:
-        """Releases what this client acquired and ends the connection. Never raises."""
+    def close(self, *, patient: bool = True) -> None:
+        """Releases what this client acquired and ends the connection. Never raises.
+
+        Args:
+            patient: Wait for a zeusd that may be restarting. The end of the process ends leases,
+                too.
+        """
         if self._closed:
             return
         self._closed = True
         if self._heartbeat is not None:
             self._heartbeat.stop()
-        if isinstance(self._transport, SocketTransport):
-            self._transport.patient = False  # the end of this process ends its leases, too
+        if not patient and isinstance(self._transport, SocketTransport):
+            self._transport.patient = False
         # A child of fork acquired nothing through this client unless it used it itself.
         with contextlib.suppress(errors.ZeusIpcError):
             if self._transport.used:

@@ -161,7 +161,7 @@ class Session:
             from zeus_ipc.circuit import bounded
 
             with bounded(self._timeout_s):
-                self._client.close()
+                self._client.close(patient=False)
             self._client = None
 
     def answer(
