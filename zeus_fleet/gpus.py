@@ -99,7 +99,7 @@ class ZeusdGpus:
 
     def holds_mw(self) -> list[int]:
         """The highest power limit that each may have now: what may be set, and what is in force."""
-        bounds = {gpu.uuid: gpu.power_limit_site_mw for gpu in self._client.node().gpus}
+        bounds = {gpu.uuid: gpu.power_limit_highest_mw for gpu in self._client.node().gpus}
         states = self._client.state(self._uuids)
         holds = []
         for uuid, gpu in zip(self._uuids, self.ranges, strict=True):

@@ -179,7 +179,7 @@ class ControlSpec:
             return "on" if value[0] else "off"
         if not value:
             return "unlocked"
-        parts = "-".join(f"{part / self.scale:g}" for part in value)
+        parts = "-".join(f"{part / self.scale:g}" for part in dict.fromkeys(value))
         return f"{parts} {self.unit}"
 
     def member(self, number: int) -> str:
@@ -198,6 +198,13 @@ class ControlSpec:
     def span_text(self, low: float, high: float) -> str:
         """Formats a range of permitted integers."""
         return f"{low / self.scale:g} to {high / self.scale:g} {self.unit}"
+
+    def meant(self, value: int, low: int, high: int) -> str:
+        """Asks about a value that is in this range in another unit; empty: it is not."""
+        for other in (value * self.scale, value // self.scale):
+            if self.scale > 1 and low <= other <= high:
+                return f"did you mean {self.text((other,))} ({other} in the protocol)?"
+        return ""
 
     def parse(self, text: str) -> ControlValue:
         """Parses a value.
@@ -232,7 +239,9 @@ class ControlSpec:
         smallest = self.scale if self.shape == "number" else 0
         if not all(smallest <= part <= self.largest for part in value):
             span = self.span_text(smallest, self.largest)
-            raise ValueError(f"{text!r} is out of range: a {self.title} is {span}")
+            why = f"{text!r} is out of range: a {self.title} is {span}"
+            meant = self.meant(value[0], smallest, self.largest)
+            raise ValueError(f"{why}; {meant}" if meant else why)
         return value
 
     def _parse_set(self, text: str) -> ControlValue:

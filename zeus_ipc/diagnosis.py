@@ -68,7 +68,7 @@ def unreachable(path: str, error: OSError) -> DaemonUnavailable | AccessRefused 
                     f"{path} is not a socket; name zeusd's socket in ZEUSD_SOCK_PATH"
                 )
         return DaemonUnavailable(
-            f"no zeusd listens at {path}: the socket was left behind by one that ended; start zeusd"
+            f"no zeusd listens at {path}: its old socket is still there; start zeusd"
         )
     if isinstance(error, PermissionError):
         return AccessRefused(

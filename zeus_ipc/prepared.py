@@ -39,7 +39,7 @@ def holds(client: Client, gpu: str, control: str) -> bool:
 
     Raises:
         DeferredSetFailed: A set that nobody waited for has failed since the last call.
-        ZeusIpcError: zeusd cannot be asked.
+        ZeusIpcError: zeusd does not answer.
     """
     return [gpu, control] not in client._ask(HEARTBEAT).lost
 

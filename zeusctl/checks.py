@@ -371,7 +371,7 @@ def _policy(session: Session, node: NodeInfo) -> Check:
         return _ok("policy", "you may change " + "; ".join(parts))
     if not node.gpus:
         return _note("policy", "there are no GPUs")
-    return _note("policy", "you may read, but change nothing", why.rpartition("; ")[2])
+    return _note("policy", "read-only for you", why.rpartition("; ")[2])
 
 
 def _sampling(session: Session, node: NodeInfo) -> Check:
@@ -441,7 +441,7 @@ def _ledger(session: Session, node: NodeInfo) -> Check:
             "restore it from a copy, or delete it",
         )
     total_j = sum(ledger.counted_uj.values()) / 1e6
-    held = len(ledger.held)
+    held = len({one.gpu for one in ledger.held})
     return _ok("ledger", f"{energy(total_j)} are charged, {count(held, 'GPU')} allocated")
 
 

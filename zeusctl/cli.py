@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from zeus_ipc import __version__
+from zeus_ipc.options import Number
 from zeus_ipc.output import discard_output
 from zeusctl.exits import CommandError, Exit, exit_for
 from zeusctl.session import TIMEOUT_S, Session, now
@@ -24,7 +25,6 @@ VERBS = {
     "processes": "processes",
     "leases": "status",
     "top": "top",
-    "watch": "top",
     "set": "set:set_",
     "reset": "reset",
     "release": "reset",
@@ -34,6 +34,7 @@ VERBS = {
     "energy": "energy",
     "allocate": "allocate",
     "deallocate": "allocate",
+    "allocations": "allocate",
     "forget": "energy",
     "audit": "audit",
     "doctor": "doctor",
@@ -47,10 +48,6 @@ VERBS = {
 }
 """Each verb and its module in `zeusctl.commands`, imported on first use; after a colon, the verb's
 name there, if it differs."""
-
-
-_FIRST = ("--version", "--help", "-h")
-"""Options before the verb; `--socket` and `--json` are accepted on either side."""
 
 
 class _ReaderGoneError(Exception):
@@ -106,7 +103,7 @@ class _Verbs(click.Group):
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     envvar="ZEUSCTL_TIMEOUT",
     show_envvar=True,
     default=TIMEOUT_S,
@@ -124,7 +121,7 @@ def cli(context: click.Context, socket: str | None, json_wanted: bool, timeout: 
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
         return
-    context.obj = Session(socket, json_wanted, timeout)
+    context.obj = Session(socket, json_wanted, timeout, context.obj or ())
     context.call_on_close(context.obj.close)
 
 
@@ -146,7 +143,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         arguments[: arguments.index("--")] if "--" in arguments else arguments
     )
     try:
-        result = cli.main(arguments, prog_name="zeusctl", standalone_mode=False)
+        result = cli.main(arguments, "zeusctl", standalone_mode=False, obj=arguments)
         code = result if isinstance(result, int) else Exit.OK
         sys.stdout.flush()
     except (_ReaderGoneError, BrokenPipeError):
@@ -168,8 +165,8 @@ def _fail(error: Exception, json_wanted: bool) -> int:
     hint = ""
     if isinstance(error, click.ClickException):
         code, name, message = int(Exit.USAGE), "usage", error.format_message()
-        if isinstance(error, click.NoSuchOption) and error.option_name in _FIRST:
-            message = f"{error.option_name} stands before the verb: zeusctl {error.option_name}"
+        if isinstance(error, click.NoSuchOption) and (other := _here(error)):
+            message = f"there is no {error.option_name} here; write {other}"
         elif isinstance(error, click.UsageError) and error.ctx is not None:
             hint = f" (see `{error.ctx.command_path} --help`)"
     elif isinstance(error, CommandError):
@@ -201,6 +198,27 @@ def _fail(error: Exception, json_wanted: bool) -> int:
         report = Failed(at=now(), code=name, message=message, exit_code=code)
         click.echo(report.model_dump_json(by_alias=True))
     return code
+
+
+_ELSEWHERE = {
+    "-n": ("--watch SECONDS", "--lines NUMBER", "--frames NUMBER"),
+    "-l": ("--watch SECONDS", "--interval SECONDS"),
+    "-d": ("--watch SECONDS",),
+    "-q": ("--columns NAME,...",),
+    "--query-gpu": ("--columns NAME,...",),
+    "--loop": ("--watch SECONDS", "--interval SECONDS"),
+    "-P": ("--persistence on",),
+    "--power": ("--power-limit WATTS",),
+    "--lock-gpu-clocks": ("--gpu-clocks MHZ,MHZ",),
+}
+"""Options of nvidia-smi, watch and top, and those of verbs here."""
+
+
+def _here(error: click.NoSuchOption) -> str:
+    """What the verb has instead of another program's option; empty: nothing."""
+    names = [name for one in error.ctx.command.params for name in one.opts] if error.ctx else []
+    forms = _ELSEWHERE.get(error.option_name, ())
+    return next((one for one in forms if one.split()[0] in names), "")
 
 
 def _code(error: Any) -> str:

@@ -1,4 +1,6 @@
-"""Columns by name, for `--columns` and `--format`: the same values as in the reports."""
+"""Columns of GPUs, leases and the like, each declared once: for tables, `--columns`, CSV and JSON's
+rows.
+"""
 
 from __future__ import annotations
 
@@ -7,49 +9,125 @@ import io
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
 from zeus_ipc.options import Number
-from zeusctl.text import table
+from zeusctl.text import energy, memory, number, table
 
 if TYPE_CHECKING:
     from zeusctl.reports import Report
 
+_UNITS: dict[str, Callable[[Any], str]] = {
+    "w": number,
+    "mhz": number,
+    "percent": lambda value: number(value, "%"),
+    "c": lambda value: number(value, "C"),
+    "mib": memory,
+    "j": energy,
+}
+"""Formats by the unit at the end of a name."""
+
+E = TypeVar("E")
 F = TypeVar("F", bound=Callable[..., Any])
-Row = Mapping[str, Any]
-"""Values by column: numbers, texts, lists of them, or None."""
-
-GPU_COLUMNS = (
-    *("index", "name", "uuid", "pci_address", "utilization_percent", "memory_used_mib"),
-    *("memory_total_mib", "power_w", "power_limit_w", "enforced_power_limit_w", "site_limit_w"),
-    *("min_power_limit_w", "max_power_limit_w", "default_power_limit_w", "gpu_clock_mhz"),
-    *("memory_clock_mhz", "locked_gpu_clocks_mhz", "locked_memory_clocks_mhz", "temperature_c"),
-    *("memory_power_w", "module", "energy_scope"),
-    *("energy_j", "throttle_reasons", "persistence_mode", "processes", "leases", "error"),
-)
-"""Columns of a GPU. Units are in the names; `processes` and `leases` are counts."""
-
-PROCESS_COLUMNS = (
-    *("gpu", "uuid", "pid", "user", "command", "job", "type", "memory_mib", "gpu_instance"),
-    "leases",
-)
-"""Columns of a process on a GPU."""
 
 
-def output_options(columns: Sequence[str]) -> Callable[[F], F]:
-    """Adds `--columns`, `--format` and `--watch`; the verb receives them as one `Output`."""
+@dataclass(frozen=True, slots=True)
+class Column(Generic[E]):
+    """One column.
+
+    Attributes:
+        name: In `--columns` and CSV, with its unit; empty: only in the table.
+        heading: In the table; empty: only by name.
+        text: Its text in the table; None: that of the value, in the unit of the name.
+        get: Its value; None: the attribute of that name.
+        spare: Which columns a narrow terminal drops first: the highest; 0: none.
+        number: Whether the table aligns it to the right, also if its name has no unit.
+    """
+
+    name: str = ""
+    heading: str = ""
+    text: Callable[[E], str] | None = None
+    get: Callable[[E], Any] | None = None
+    spare: int = 0
+    number: bool = False
+
+    @property
+    def right(self) -> bool:
+        """Whether the table aligns it to the right."""
+        return self.number or self._unit in _UNITS
+
+    @property
+    def _unit(self) -> str:
+        return self.name.rpartition("_")[2]
+
+    def value(self, item: E) -> Any:
+        """Its value for an item: a number, text, list of them, or None."""
+        return (self.get or attrgetter(self.name))(item)
+
+    def cell(self, item: E) -> str:
+        """Its text in the table."""
+        if self.text is not None:
+            return self.text(item)
+        value = self.value(item)
+        if isinstance(value, (list, tuple)):
+            return ", ".join(map(str, value))
+        return "-" if value is None else _UNITS.get(self._unit, _text)(value)
+
+
+Columns = Sequence[Column[E]]
+
+
+def plain(*names: str) -> Iterable[Column[Any]]:
+    """Columns that no table has, named like attributes."""
+    return map(Column, names)
+
+
+def lines(columns: Columns[E], items: Iterable[E], width: int | None = None) -> list[str]:
+    """A table of items.
+
+    Args:
+        columns: All columns of such items.
+        items: A row each.
+        width: Characters of a line; 0: any number; None: the terminal's.
+    """
+    there = with_headings(columns)
+    return table(
+        [one.heading for one in there],
+        [[one.cell(item) for one in there] for item in items],
+        [place for place, one in enumerate(there) if one.right],
+        spare(there),
+        width,
+    )
+
+
+def with_headings(columns: Columns[E]) -> list[Column[E]]:
+    """The columns of the table."""
+    return [one for one in columns if one.heading]
+
+
+def spare(columns: Columns[E]) -> list[int]:
+    """Positions of the columns that a narrow terminal drops, the first one first."""
+    order = sorted(range(len(columns)), key=lambda place: -columns[place].spare)
+    return [place for place in order if columns[place].spare]
+
+
+def output_options(columns: Columns[Any]) -> Callable[[F], F]:
+    """Adds `--columns`, `--format` and `--watch`; the verb passes them to `Output`."""
+    known = [one.name for one in columns if one.name]
 
     def chosen(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
         if text is None:
             return ()
         names = [one.strip() for one in text.split(",") if one.strip()]
-        unknown = [one for one in names if one not in columns]
+        unknown = [one for one in names if one not in known]
         if unknown or not names:
             what = f"there is no column {unknown[0]!r}" if unknown else "no column is named"
-            raise click.UsageError(f"{what}; there are: {', '.join(columns)}")
+            raise click.UsageError(f"{what}; there are: {', '.join(known)}")
         return tuple(names)
 
     def add(function: F) -> F:
@@ -69,54 +147,57 @@ def output_options(columns: Sequence[str]) -> Callable[[F], F]:
             "--columns",
             callback=chosen,
             metavar="NAME,...",
-            help=f"Print these columns: {', '.join(columns)}.",
+            help=f"Print these columns: {', '.join(known)}.",
         )(function)
 
     return add
 
 
-class Output:
+class Output(Generic[E]):
     """Prints a verb's result, once or repeatedly.
 
     Args:
         json_wanted: `--json`.
-        columns: Names of columns; empty: the verb's own table, or all columns for CSV.
+        names: Names of columns; empty: the verb's own table, or all columns for CSV.
         form: `table`, `csv`, `json` or None.
         watch_s: Seconds between updates; None: print once.
-        known: All columns, in order.
+        columns: All columns, in order.
     """
 
     def __init__(
         self,
         json_wanted: bool,
-        columns: Sequence[str],
+        names: Sequence[str],
         form: str | None,
         watch_s: float | None,
-        known: Sequence[str],
+        columns: Columns[E],
     ) -> None:
+        if json_wanted and form in ("table", "csv"):
+            raise click.UsageError(f"--json and --format {form} contradict each other; give one")
         self._json = json_wanted or form == "json"
         self._form = form
-        self._columns = columns
+        self._rows = bool(names) or form == "csv"
+        known = {one.name: one for one in columns if one.name}
+        self._columns = [known[name] for name in names or known]
         self._watch_s = watch_s
-        self._known = known
 
     def run(
         self,
         look: Callable[[], Report],
-        lines: Callable[[Any], Iterable[str]],
-        rows: Callable[[Any], Iterable[Row]],
+        text: Callable[[Any], Iterable[str]],
+        items: Callable[[Any], Iterable[E]],
     ) -> None:
         """Gets and prints the report.
 
         Args:
             look: Returns the report.
-            lines: The report as text.
-            rows: The report's rows.
+            text: The report as text.
+            items: What the report lists.
         """
         first = True
         while True:
             report = look()
-            for line in self._lines(report, lines, rows, first):
+            for line in self._lines(report, text, items, first):
                 click.echo(line)
             sys.stdout.flush()
             if self._watch_s is None:
@@ -127,39 +208,41 @@ class Output:
     def _lines(
         self,
         report: Report,
-        lines: Callable[[Any], Iterable[str]],
-        rows: Callable[[Any], Iterable[Row]],
+        text: Callable[[Any], Iterable[str]],
+        items: Callable[[Any], Iterable[E]],
         first: bool,
     ) -> Iterable[str]:
-        if not self._columns and self._form != "csv":
-            return [report.model_dump_json(by_alias=True)] if self._json else lines(report)
-        names = self._columns or self._known
-        found = [{name: row[name] for name in names} for row in rows(report)]
+        if not self._rows:
+            return [report.model_dump_json(by_alias=True)] if self._json else text(report)
+        names = [one.name for one in self._columns]
+        rows = [[one.value(item) for one in self._columns] for item in items(report)]
         if self._json:
-            at = report.at.isoformat()
+            at, found = report.at.isoformat(), [dict(zip(names, row, strict=True)) for row in rows]
             return [json.dumps({"schema": "zeusctl.rows/1", "at": at, "rows": found})]
         if self._form == "csv":
-            return _csv(names, found, heading=first)
-        cells = [[_cell(row[name]) for name in names] for row in found]
+            return _csv(names if first else None, rows)
         numbers = [
             place
-            for place, name in enumerate(names)
-            if any(isinstance(row[name], (int, float)) for row in found)
+            for place in range(len(names))
+            if any(isinstance(row[place], (int, float)) for row in rows)
         ]
-        return table([name.upper() for name in names], cells, numbers)
+        cells = [[_text(value) for value in row] for row in rows]
+        return table([name.upper() for name in names], cells, numbers, width=0)
 
 
-def _csv(names: Sequence[str], rows: Iterable[Row], heading: bool) -> Iterable[str]:
+def _csv(heading: Sequence[str] | None, rows: Iterable[Sequence[Any]]) -> Iterable[str]:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    if heading:
-        writer.writerow(names)
-    for row in rows:
-        writer.writerow(["" if row[name] is None else _cell(row[name]) for name in names])
+    writer.writerows(
+        [
+            *([] if heading is None else [heading]),
+            *(["" if value is None else _text(value) for value in row] for row in rows),
+        ]
+    )
     return text.getvalue().splitlines()
 
 
-def _cell(value: Any) -> str:
+def _text(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -3,40 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import click
 from click.shell_completion import CompletionItem
 
 from zeusctl.session import Session
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def gpus_argument(required: bool = True) -> Callable[[F], F]:
-    """The GPUS argument; completes to the GPUs of the node."""
-    if required:
-        return click.argument("gpus", shell_complete=complete_gpus)
-    return click.argument("gpus", default="all", shell_complete=complete_gpus)
-
-
-def id_option(function: F) -> F:
-    """`-i`, as users of nvidia-smi name GPUs: the same as the argument."""
-
-    def chosen(context: click.Context, _: click.Parameter, text: str | None) -> None:
-        if text is not None:
-            context.params["gpus"] = text
-
-    return click.option(
-        "-i",
-        "--id",
-        expose_value=False,
-        callback=chosen,
-        shell_complete=complete_gpus,
-        metavar="GPUS",
-        help="The same as GPUS.",
-    )(function)
 
 
 def complete_gpus(context: click.Context, _: click.Parameter, begun: str) -> Sequence[str]:
@@ -66,6 +38,13 @@ def complete_command(
     if context.params.get(parameter.name or "") or not begun or "/" in begun:
         return items
     return [*(CompletionItem(name) for name in sorted(_programs(begun))), *items]
+
+
+def complete_verb(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+    """Names of the commands."""
+    root = context.find_root()
+    assert isinstance(root.command, click.Group)
+    return [name for name in root.command.list_commands(root) if name.startswith(begun)]
 
 
 def complete_schema(context: click.Context, _: click.Parameter, begun: str) -> list[str]:

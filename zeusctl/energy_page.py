@@ -86,7 +86,7 @@ def page(
         _table(
             (
                 *("user", "GPU-hours", f"energy, {unit}", "at least", "at most", "bounds"),
-                *("idle", "of it idle", "basis"),
+                *("idle", "idle share", "basis"),
             ),
             [
                 (
@@ -107,10 +107,10 @@ def page(
             for method in dict.fromkeys(method for some in methods.values() for method in some)
             if reason_of([method])
         ),
-        "<h2>Held and idle: the jobs with most</h2>",
+        "<h2>Jobs with the most idle energy</h2>",
         '<p class="note">What a GPU drew for a job while its driver reported it as idle.</p>',
         _table(
-            ("job", "GPU-hours", f"energy, {unit}", "idle", "of it idle"),
+            ("job", "GPU-hours", f"energy, {unit}", "idle", "idle share"),
             [
                 (
                     label(one, {}),

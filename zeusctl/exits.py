@@ -36,7 +36,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.UNAVAILABLE: "zeusd does not answer at the socket, or not in time",
     Exit.DENIED: "permission denied: this user may not do that, or may not use the socket",
     Exit.HELD: "another process holds the lease",
-    Exit.UNKNOWN: "no such GPU",
+    Exit.UNKNOWN: "no such GPU, or no such job in the ledger",
     Exit.OUT_OF_RANGE: "the value is outside the range that the GPU or the site allows",
     Exit.PENDING: "a restore is still pending, or the node is quiesced",
     Exit.NOT_SUPPORTED: "the GPU or its driver does not support this",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import shutil
+import subprocess
+import tempfile
 
 import click
 
@@ -34,6 +37,17 @@ def pages(root: click.Command, program: str = "zeusctl") -> dict[str, str]:
                 own = click.Context(command, info_name=name, parent=context)
                 found[f"{program}-{name}"] = _page(command, own)
     return found
+
+
+def show(page: str) -> bool:
+    """Shows a page with `man`. Returns whether this system has one."""
+    viewer = shutil.which("man")
+    if viewer is None:
+        return False
+    with tempfile.NamedTemporaryFile("w", suffix=".1", encoding="utf-8") as file:
+        file.write(page)
+        file.flush()
+        return subprocess.run([viewer, "-l", file.name], check=False).returncode == 0
 
 
 def _page(command: click.Command, context: click.Context) -> str:

@@ -59,7 +59,7 @@ def _installs_matplotlib() -> str:
             "record here (zeusctl record -o run.csv), and draw where you have it: "
             "zeusctl plot --recording run.csv -o run.png"
         )
-    return f"{sys.executable} -m pip install matplotlib"
+    return f"run: {sys.executable} -m pip install matplotlib"
 
 
 def draw_tracks(tracks: Sequence[Track], path: Path) -> int:

@@ -1,4 +1,4 @@
-"""The JSON output of each verb. Within a schema's number, fields are added and never changed.
+"""The JSON output of each verb. Once released, fields of a schema are added and never changed.
 
 Units are in the names: watts, joules, megahertz, degrees Celsius, seconds. Times are ISO 8601 with
 their zone. None: the GPU does not offer it, or the reader may not see it.
@@ -18,19 +18,13 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
 
-def _former(name: str) -> Any:
-    """A former name of the field `name`, with the same value. It stays for one version."""
-    return Field(description=f"Now `{name}`.", json_schema_extra={"deprecated": True})
-
-
 class Report(_Part):
     """The fields that begin every report."""
 
     NAME: ClassVar[str]
-    VERSION: ClassVar[int] = 1
 
     schema_: str = Field(default="", alias="schema")
-    """`zeusctl.NAME/VERSION`."""
+    """`zeusctl.NAME/1`."""
     at: datetime
     """When it was made."""
 
@@ -38,13 +32,13 @@ class Report(_Part):
     def published(cls) -> dict[str, Any]:
         """Its JSON schema, whose `$id` has the version."""
         return {
-            "$id": f"zeusctl.{cls.NAME}/{cls.VERSION}",
+            "$id": f"zeusctl.{cls.NAME}/1",
             **cls.model_json_schema(mode="serialization"),
         }
 
     def model_post_init(self, context: object) -> None:
         """The schema is the class's own."""
-        object.__setattr__(self, "schema_", f"zeusctl.{self.NAME}/{self.VERSION}")
+        object.__setattr__(self, "schema_", f"zeusctl.{self.NAME}/1")
 
 
 class Problem(_Part):
@@ -76,7 +70,6 @@ class Node(_Part):
     leases: int
     pending_restores: int
     """Controls that could not be restored yet."""
-    not_back: int = _former("pending_restores")
     findings: list[str] = []
     """Rules of zeusd.toml that have no effect on this node, and why."""
     problems: list[Problem] = []
@@ -92,7 +85,9 @@ class PowerLimit(_Part):
     enforced: float | None
     """In force."""
     site: float | None
-    """The site limit: the restore target, and the highest value that may be set."""
+    """The site limit: the restore target where no ceiling is lower."""
+    highest: float | None
+    """The highest value that may be set: the lowest of the site limit and all ceilings."""
     site_enforced: bool = False
     """Whether zeusd lowers any limit above the site limit at once, even one set outside zeusd."""
     smallest: float | None
@@ -116,8 +111,6 @@ class Lease(_Part):
     """The GPU's value under it; None: nothing was set yet."""
     unit: str
     """Of `value`, `asked` and `restore_target`: W, MHz, or empty for a switch."""
-    value_text: str | None
-    """`value` as text, as in version 1: 200 W."""
     asked: Value | None = None
     """The value its holder requested; a driver may have rounded it or moved it into its range."""
     uid: int
@@ -129,12 +122,8 @@ class Lease(_Part):
     expires_in_s: float
     """When it expires if its holder sends no heartbeat until then."""
     restore_target: Value
-    restore_target_text: str
     restore_target_source: str
     """configured, persisted, observed or unreadable, see the protocol's `Back`."""
-    goes_back_to: Value = _former("restore_target")
-    goes_back_to_text: str = _former("restore_target_text")
-    goes_back_source: str = _former("restore_target_source")
     restoring: bool
     """The holder is gone, and the restore is pending."""
     trouble: str | None
@@ -170,8 +159,6 @@ class Held(_Part):
     value: Value | None
     """None: it could not be read."""
     unit: str
-    value_text: str | None
-    """`value` as text, as in version 1."""
 
 
 class Gpu(_Part):
@@ -213,6 +200,10 @@ class Gpu(_Part):
     """UUID of the GPU that has its power limit, power and energy, as the first die of a card."""
     energy_scope: str = "gpu"
     """What `energy_j` counts: gpu, module (the whole superchip), or unknown."""
+    leases: int = 0
+    """Number of leases on it."""
+    processes: int | None = None
+    """Number of processes that use it, if they were requested."""
 
 
 class Module(_Part):
@@ -250,7 +241,6 @@ class StatusReport(Report):
     """`zeusctl status`."""
 
     NAME = "status"
-    VERSION = 2
 
     node: Node
     gpus: list[Gpu]
@@ -274,7 +264,6 @@ class LeasesReport(Report):
     """`zeusctl leases`."""
 
     NAME = "leases"
-    VERSION = 2
 
     leases: list[Lease]
     ceilings: list[Ceiling] = []
@@ -322,7 +311,6 @@ class ShowReport(Report):
     """`zeusctl show`."""
 
     NAME = "show"
-    VERSION = 2
 
     known: KnownGpu
     now: Gpu
@@ -345,8 +333,6 @@ class Setting(_Part):
     value: Value
     """The GPU's value now; for a ceiling, the bound."""
     unit: str
-    value_text: str
-    """`value` as text, as in version 1."""
     was: Value | None
     asked: Value | None = None
     """The requested value."""
@@ -356,7 +342,6 @@ class SetReport(Report):
     """`zeusctl set`, when the values are in force."""
 
     NAME = "set"
-    VERSION = 2
 
     settings: list[Setting]
     kept: str
@@ -379,7 +364,6 @@ class ResetReport(Report):
     """`zeusctl reset`."""
 
     NAME = "reset"
-    VERSION = 2
 
     outcomes: list[Outcome]
     revoked: list[Lease]
@@ -441,7 +425,6 @@ class QuiesceReport(Report):
     open: list[str]
     pending_restores: list[str]
     """Controls that could not be restored before closing."""
-    not_back: list[str] = _former("pending_restores")
 
 
 class ResumeReport(Report):
@@ -506,6 +489,32 @@ class AllocateReport(Report):
     kind: str
     name: str
     gpus: list[int]
+
+
+class Allocation(_Part):
+    """A GPU that a job or pod holds."""
+
+    gpu: int
+    """Its index; -1: zeusd does not find the GPU."""
+    uuid: str
+    kind: str | None
+    """job or pod. None: the reader may not see whose it is, nor the following fields."""
+    name: str | None
+    run: str | None
+    user: str | None
+    weight: int | None
+    """Its part beside other holders; None: all of the GPU."""
+    parts: int | None
+    """Number of parts of the GPU; None: those that are held."""
+    held_s: float | None
+
+
+class AllocationsReport(Report):
+    """`zeusctl allocations`."""
+
+    NAME = "allocations"
+
+    allocations: list[Allocation]
 
 
 class DeallocateReport(Report):
@@ -611,6 +620,7 @@ REPORTS: dict[str, type[Report]] = {
         Done,
         EnergyReport,
         AllocateReport,
+        AllocationsReport,
         DeallocateReport,
         ForgetReport,
         QuiesceReport,

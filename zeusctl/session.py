@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from zeus_ipc import __version__
 from zeus_ipc.controls import CEILING_NAME
+from zeus_ipc.paths import SOCKET_ENV, socket_path
 from zeus_ipc.users import named
 from zeusctl.exits import CommandError, Exit
 
@@ -74,13 +77,19 @@ class Session:
         socket: The daemon's socket; None: the default.
         json_wanted: Print JSON.
         timeout_s: Time limit for each reply.
+        arguments: The whole command line.
     """
 
     def __init__(
-        self, socket: str | None, json_wanted: bool = False, timeout_s: float = TIMEOUT_S
+        self,
+        socket: str | None,
+        json_wanted: bool = False,
+        timeout_s: float = TIMEOUT_S,
+        arguments: Sequence[str] = (),
     ) -> None:
         self._socket = socket
         self.json = json_wanted
+        self._arguments = arguments
         self._timeout_s = timeout_s
         self._client: Client | None = None
 
@@ -91,8 +100,6 @@ class Session:
     @property
     def socket(self) -> str:
         """The path of the daemon's socket."""
-        from zeus_ipc.paths import socket_path
-
         return socket_path(self._socket)
 
     @property
@@ -150,6 +157,22 @@ class Session:
         """Replaces user ids and UUIDs in a message of zeusd by names and indices, if known."""
         gpus = self.node.gpus if "node" in self.__dict__ else []
         return named(text, {gpu.uuid: gpu.index for gpu in gpus})
+
+    def denied(self, what: str, act: str) -> CommandError:
+        """What an ordinary user's command did not do, with the command that would.
+
+        Args:
+            what: What is in the way.
+            act: What only administrators may do.
+        """
+        elsewhere = os.environ.get(SOCKET_ENV) and not any(
+            one.startswith("--socket") for one in self._arguments
+        )
+        place = ["--socket", self.socket] if elsewhere else []
+        command = shlex.join(["sudo", "zeusctl", *place, *self._arguments])
+        return CommandError(
+            f"{what}; only administrators may {act}: {command}", Exit.DENIED, "permission_denied"
+        )
 
     def look_again(self) -> None:
         """Discards what is known about the node: it may have changed."""
@@ -217,6 +240,7 @@ def common_options(function: F) -> F:
     function = click.option(
         "--socket", expose_value=False, is_eager=True, callback=elsewhere, hidden=True
     )(function)
+    function = click.version_option(__version__, prog_name="zeusctl", hidden=True)(function)
     return click.option(
         "--json",
         is_flag=True,

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
+from typing import Any
 
 import click
 
@@ -19,6 +22,9 @@ from zeus_ipc.controls import SPECS, Control
 NS = 1_000_000_000
 
 LEVELS = "▁▂▃▄▅▆▇█"
+
+WRAPPED = 24
+"""Least width of a table's last column before other columns are dropped for it."""
 
 REASONS = {
     0x1: "idle",
@@ -74,9 +80,26 @@ def gpus_text(indices: Sequence[int | str]) -> str:
 
 def value_text(control: str, value: Sequence[int] | None) -> str:
     """Formats a control's value in the journal's form."""
+    return "not set" if value is None else SPECS[Control(control)].text(value)
+
+
+def quantity_text(control: str, value: Any) -> str:
+    """Formats a control's value in the form of reports: in its unit, or by its members' names."""
+    spec = SPECS[Control(control)]
     if value is None:
         return "not set"
-    return SPECS[Control(control)].text(value)
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    if spec.shape == "set":
+        return ", ".join(parts) or "none"
+    return spec.text([round(part * spec.scale) for part in parts])
+
+
+def number(value: float | None, unit: str = "", digits: int = 1) -> str:
+    """Formats a number, to at most this many decimals, with its unit."""
+    if value is None:
+        return "-"
+    text = f"{value:.{digits}f}"
+    return f"{text.rstrip('0').rstrip('.') if digits else text} {unit}".rstrip()
 
 
 def duration(seconds: float) -> str:
@@ -98,10 +121,10 @@ def split(partitions: Sequence[int]) -> str:
 
 
 def memory(mib: int | None) -> str:
-    """Formats memory: MiB below 10 GiB, else GiB."""
+    """Formats memory: MiB below 1 GiB, else GiB."""
     if mib is None:
         return "-"
-    return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
+    return f"{mib} MiB" if mib < 1024 else number(mib / 1024, "GiB")
 
 
 def energy(joules: float) -> str:
@@ -131,32 +154,93 @@ def wall_time(t_ns: int, now_ns: int, now: datetime | None = None) -> datetime:
     return datetime.fromtimestamp(here.timestamp() - (now_ns - t_ns) / NS).astimezone()
 
 
+def screen_width() -> int:
+    """Columns of the terminal; 0: standard output is none, so that nothing need fit."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def fitting(
+    header: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[int], room: int
+) -> tuple[list[int], list[int], list[str]]:
+    """Chooses a table's columns.
+
+    Args:
+        header: Names of the columns.
+        rows: Cells.
+        spare: Positions of columns that may be dropped, the first one first; before them go those
+            without content.
+        room: Characters of a line; 0: any number.
+
+    Returns:
+        Positions of the columns to show, the widths of all, and names of those with content that
+        have no room.
+    """
+    last = len(header) - 1
+    widths = [
+        max([len(name), *(_width(row[position]) for row in rows)])
+        for position, name in enumerate(header)
+    ]
+    shown = [*range(len(header))]
+    blank = [one for one in shown if all(row[one] in ("", "-") for row in rows)]
+    dropped = []
+    for position in [*blank, *(one for one in spare if one not in blank)]:
+        wrapped = min(widths[last], max(len(header[last]), WRAPPED))
+        least = sum((wrapped if one == last else widths[one]) + 2 for one in shown) - 2
+        if room and least > room:
+            shown.remove(position)
+            dropped += [header[position]] if position not in blank else []
+    return shown, widths, dropped
+
+
 def table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[int] = (),
+    spare: Sequence[int] = (),
+    width: int | None = None,
 ) -> list[str]:
-    """Lines of aligned columns.
+    """Lines of aligned columns, which fit the terminal: columns without content and spare ones are
+    dropped, and the last one is wrapped, or set below the others.
 
     Args:
         header: Names of the columns.
         rows: Cells; may be colored.
         right: Positions of columns that are aligned to the right.
+        spare: Positions of columns that may be dropped, the first one first.
+        width: Characters of a line; 0: any number; None: the terminal's.
     """
-    widths = [
-        max([len(name), *(_width(row[position]) for row in rows)])
-        for position, name in enumerate(header)
-    ]
+    room = screen_width() if width is None else width
+    shown, widths, dropped = fitting(header, rows, spare, room)
+    last = shown[-1]
+    indent = sum(widths[one] + 2 for one in shown if one != last)
+    below = 0 < room < indent + min(widths[last], WRAPPED)
     lines = []
     for row in [[style(name, bold=True) for name in header], *rows]:
         cells = []
-        for position, cell in enumerate(row):
-            blank = " " * (widths[position] - _width(cell))
-            cells.append(blank + cell if position in right else cell + blank)
-        lines.append("  ".join(cells).rstrip())
+        for position in shown:
+            blanks = " " * (widths[position] - _width(row[position]))
+            cells.append(blanks + row[position] if position in right else row[position] + blanks)
+        line = "  ".join(cells).rstrip()
+        if not room or (_width(line) <= room and not below):
+            lines.append(line)
+            continue
+        begun = "  ".join(cells[:-1])
+        start = 4 if below else indent
+        parts = textwrap.wrap(plain(row[last]), max(room - start, WRAPPED)) or [""]
+        lines += [begun.rstrip()] if below else [f"{begun}  {parts.pop(0)}"]
+        lines += [" " * start + part for part in parts if part]
+    if dropped:
+        lines.append(style(f"(no room for {', '.join(dropped)})", fg="bright_black"))
     return lines
 
 
+def plain(cell: str) -> str:
+    """A cell without its color."""
+    return _ESCAPE.sub("", cell)
+
+
 def _width(cell: str) -> int:
-    return len(_ESCAPE.sub("", cell))
+    return len(plain(cell))
 
 
 def shorten(text: str, width: int) -> str:

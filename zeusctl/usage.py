@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeusctl import parquet
+from zeusctl.columns import Column
+from zeusctl.columns import lines as table_of
 from zeusctl.reports import EnergyReport, UsedEnergy
-from zeusctl.text import count, parse_duration, table, user_name
+from zeusctl.text import count, parse_duration, screen_width, user_name
 from zeusctl.text import energy as energy_text
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
     from zeus_ipc.replies import Usage, UsageSum
-    from zeusctl.reports import UsedEnergy
 
 KWH_J = 3_600_000
 KWH_FROM_J = KWH_J / 10
@@ -215,36 +216,23 @@ def lines(sums: Sequence[UsedEnergy], gpus: dict[str, int], metered_j: float | N
 
     unit = "kWh" if kwh else "J"
     days = len({one.since for one in sums}) > 1
-    header = [
-        "WHO",
-        "GPU-HOURS",
-        f"ENERGY {unit}",
-        "[LOWER, UPPER]",
-        "ACTIVE",
-        "HELD IDLE",
-        "BASIS",
+
+    def bounds(one: UsedEnergy) -> str:
+        between = f"[{amount(one.lower_j)}, {amount(one.upper_j)}] {one.bounds}"
+        return "exact" if one.exact else between
+
+    columns: list[Column[UsedEnergy]] = [
+        Column("", "DAY", lambda one: one.since.strftime("%Y-%m-%d")),
+        Column("", "WHO", lambda one: label(one, gpus)),
+        Column("", "GPU-HOURS", lambda one: f"{one.gpu_hours:.2f}", spare=2, number=True),
+        Column("", f"ENERGY {unit}", lambda one: amount(one.energy_j), number=True),
+        Column("", "[LOWER, UPPER]", bounds),
+        Column("", "ACTIVE", lambda one: amount(one.active_j), spare=3, number=True),
+        Column("", "HELD IDLE", lambda one: amount(one.idle_j), spare=1, number=True),
+        Column("", "BASIS", lambda one: ", ".join(one.basis) or "-"),
     ]
-    rows = []
-    for one in sums:
-        if one.kind in NOBODYS and not days:
-            continue
-        bounds = (
-            "exact" if one.exact else f"[{amount(one.lower_j)}, {amount(one.upper_j)}] {one.bounds}"
-        )
-        row = [
-            label(one, gpus),
-            f"{one.gpu_hours:.2f}",
-            amount(one.energy_j),
-            bounds,
-            amount(one.active_j),
-            amount(one.idle_j),
-            ", ".join(one.basis) or "-",
-        ]
-        rows.append([one.since.strftime("%Y-%m-%d"), *row] if days else row)
-    found = table(
-        ["DAY", *header] if days else header,
-        rows,
-        right=(2, 3, 5, 6) if days else (1, 2, 4, 5),
+    found = table_of(
+        columns if days else columns[1:], [one for one in sums if days or one.kind not in NOBODYS]
     )
     rest = [
         f"{label(one, gpus)} {amount(one.energy_j)}"
@@ -255,8 +243,9 @@ def lines(sums: Sequence[UsedEnergy], gpus: dict[str, int], metered_j: float | N
     notes = [f"{one}: {reason_of([one])}" for one in estimates if reason_of([one])]
     rest.append(f"total {amount(total_j)} {unit}")
     if metered_j is not None:
-        rest.append(f"meters {amount(metered_j)} {unit}")
-    return [*found, *notes, "   ".join(rest)]
+        rest.append(f"GPU counters {amount(metered_j)} {unit}")
+    line, room = "   ".join(rest), screen_width()
+    return [*found, *notes, *(rest if 0 < room < len(line) else [line])]
 
 
 def summary_line(kind: str, name: str, ended: int, sums: Iterable[UsedEnergy]) -> str:
@@ -274,7 +263,7 @@ def summary_line(kind: str, name: str, ended: int, sums: Iterable[UsedEnergy]) -
         low, high = sum(one.lower_j for one in found), sum(one.upper_j for one in found)
         by = bounds_of(method for one in found for method in one.basis).value
         bounds = f" (between {energy_text(low)} and {energy_text(high)} by {by})"
-    share = f", {100 * idle_j / total_j:.0f} % of it idle" if total_j else ""
+    share = f", {100 * idle_j / total_j:.0f} % while idle" if total_j else ""
     return (
         f"{kind} {name}: {energy_text(total_j)}{bounds} in {hours:.2f} GPU-hours{share}; "
         f"{count(ended, 'GPU')} released"
@@ -284,22 +273,6 @@ def summary_line(kind: str, name: str, ended: int, sums: Iterable[UsedEnergy]) -
 def check(usage: Usage) -> int:
     """Returns the difference between the sums and the meters, in microjoules."""
     return sum(one.active_uj + one.idle_uj for one in usage.sums) - sum(usage.metered_uj)
-
-
-_TEXTS = (
-    "since",
-    "until",
-    "kind",
-    "name",
-    "run",
-    "user",
-    "basis",
-    "bounds",
-    "reason",
-    "begin",
-    "end",
-    "workload",
-)
 
 
 def _rows(report: EnergyReport) -> list[dict[str, Any]]:
@@ -326,7 +299,10 @@ def write_parquet(report: EnergyReport, path: Path) -> None:
     """One row for each sum; times are texts with their offset from UTC."""
     from zeusctl.reports import UsedEnergy
 
-    kinds: dict[str, type] = {}
-    for name in UsedEnergy.model_fields:
-        kinds[name] = {"uid": int, "exact": bool}.get(name, str if name in _TEXTS else float)
+    kinds = {
+        name: next(
+            (one for one in (float, int, bool) if field.annotation in (one, one | None)), str
+        )
+        for name, field in UsedEnergy.model_fields.items()
+    }
     parquet.write(path, _rows(report), kinds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from zeus_ipc.client import Client
 from zeus_ipc.controls import SPECS, Control, profile_name
@@ -25,7 +26,7 @@ from zeusctl.reports import (
     Value,
 )
 from zeusctl.session import seconds_since
-from zeusctl.text import reasons, user_name, value_text
+from zeusctl.text import quantity_text, reasons, user_name
 
 _LISTED = 16
 """GPUs in one request."""
@@ -81,21 +82,36 @@ def _answers(state: GpuState) -> bool:
     return any(reading is not None for reading in readings)
 
 
-def gpu_reports(client: Client, gpus: Sequence[GpuInfo]) -> list[Gpu]:
+def gpu_reports(client: Client, gpus: Sequence[GpuInfo], leases: Sequence[Lease]) -> list[Gpu]:
     """Reads GPUs."""
-    return reports_of(gpus, *read_states(client, gpus))
+    return reports_of(gpus, *read_states(client, gpus), leases)
 
 
 def reports_of(
-    gpus: Sequence[GpuInfo], states: Mapping[str, GpuState], errors: Mapping[str, str]
+    gpus: Sequence[GpuInfo],
+    states: Mapping[str, GpuState],
+    errors: Mapping[str, str],
+    leases: Sequence[Lease],
+    processes: Sequence[Process] | None = None,
 ) -> list[Gpu]:
-    """Converts the states of GPUs."""
+    """Converts the states of GPUs, and counts their leases and processes."""
     indices = {gpu.uuid: gpu.index for gpu in gpus}
     errors = {uuid: named(text, indices) for uuid, text in errors.items()}
-    return [gpu_report(gpu, states.get(gpu.uuid, _NO_STATE), errors.get(gpu.uuid)) for gpu in gpus]
+    return [
+        gpu_report(
+            gpu,
+            states.get(gpu.uuid, _NO_STATE),
+            errors.get(gpu.uuid),
+            sum(one.uuid == gpu.uuid for one in leases),
+            None if processes is None else sum(one.uuid == gpu.uuid for one in processes),
+        )
+        for gpu in gpus
+    ]
 
 
-def gpu_report(gpu: GpuInfo, state: GpuState, error: str | None) -> Gpu:
+def gpu_report(
+    gpu: GpuInfo, state: GpuState, error: str | None, leases: int, processes: int | None
+) -> Gpu:
     """Converts the state of one GPU."""
     bits = state.throttle_reasons
     return Gpu(
@@ -120,7 +136,6 @@ def gpu_report(gpu: GpuInfo, state: GpuState, error: str | None) -> Gpu:
                 control=name,
                 value=quantity(name, value),
                 unit=SPECS[Control(name)].unit,
-                value_text=None if value is None else value_text(name, value),
             )
             for name, value in state.controls.items()
         ],
@@ -134,6 +149,8 @@ def gpu_report(gpu: GpuInfo, state: GpuState, error: str | None) -> Gpu:
         module=gpu.module,
         power_of=next((one for one in gpu.power_domain[:1] if one != gpu.uuid), None),
         energy_scope=state.energy_scope,
+        leases=leases,
+        processes=processes,
     )
 
 
@@ -199,10 +216,12 @@ def process_reports(
     listed = _processes(client, [gpu.uuid for gpu in gpus])
     for gpu in gpus:
         for one in listed.get(gpu.uuid, ()):
+            family = _family(one.pid) if one.pid is not None else ()
             held = [
-                f"{lease.control} {lease.value_text or 'not set'}"
+                f"{lease.control} {quantity_text(lease.control, lease.value)}"
+                + ("" if lease.pid == one.pid else f" (pid {lease.pid})")
                 for lease in leases
-                if lease.uuid == gpu.uuid and lease.pid is not None and lease.pid == one.pid
+                if lease.uuid == gpu.uuid and lease.pid in family
             ]
             found.append(
                 Process(
@@ -221,12 +240,26 @@ def process_reports(
     return found
 
 
+def _family(pid: int) -> list[int]:
+    """A process and its ancestors, as far as they are visible from here: a command runs under the
+    lease of `zeusctl set`."""
+    found: list[int] = []
+    while pid > 1 and pid not in found:
+        found.append(pid)
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            break
+    return found
+
+
 def power_limit(gpu: GpuInfo, state: GpuState = _NO_STATE) -> PowerLimit:
     """Returns the power limits of a GPU; without its state, only the constant ones."""
     return PowerLimit(
         requested=_thousandth(state.power_limit_mw),
         enforced=_thousandth(state.enforced_power_limit_mw),
         site=_thousandth(gpu.power_limit_site_mw),
+        highest=_thousandth(gpu.power_limit_highest_mw),
         site_enforced=gpu.power_limit_enforced,
         smallest=_thousandth(gpu.power_limit_min_mw),
         largest=_thousandth(gpu.power_limit_max_mw),
@@ -255,14 +288,12 @@ def lease_report(lease: LeaseInfo, indices: Mapping[str, int]) -> Lease:
     """Converts a lease; adds the GPU's index."""
     control = lease.control.value
     target = known_quantity(control, lease.back.value)
-    text = value_text(control, lease.back.value)
     return Lease(
         gpu=indices.get(lease.gpu, -1),
         uuid=lease.gpu,
         control=control,
         value=quantity(control, lease.value),
         unit=SPECS[lease.control].unit,
-        value_text=None if lease.value is None else value_text(control, lease.value),
         asked=quantity(control, lease.asked),
         uid=lease.uid,
         user=user_name(lease.uid),
@@ -272,11 +303,7 @@ def lease_report(lease: LeaseInfo, indices: Mapping[str, int]) -> Lease:
         held_s=round(seconds_since(lease.since_ns), 3),
         expires_in_s=round(max(0.0, (lease.expires_ns - time.monotonic_ns()) / 1e9), 3),
         restore_target=target,
-        restore_target_text=text,
         restore_target_source=lease.back.source,
-        goes_back_to=target,
-        goes_back_to_text=text,
-        goes_back_source=lease.back.source,
         restoring=lease.restoring,
         trouble=None if lease.trouble is None else named(lease.trouble, indices),
         pending_s=None if lease.pending_ns is None else round(seconds_since(lease.pending_ns), 3),
@@ -329,7 +356,6 @@ def node_report(node: NodeInfo, socket: str, leases: Sequence[Lease]) -> Node:
         gpus=len(node.gpus),
         leases=sum(not lease.restoring for lease in leases),
         pending_restores=pending,
-        not_back=pending,
         findings=node.findings,
         unusable=node.unusable,
         problems=[
@@ -356,14 +382,6 @@ def permitted_report(
         why=readable(permission.why),
         ranges=[(low / factor, high / factor) for low, high in permission.ranges],
     )
-
-
-def holder(lease: Lease) -> str:
-    """Describes the holder of a lease."""
-    who = lease.user
-    if lease.pid is not None:
-        who = f"{lease.command or 'process'} {lease.pid} ({lease.user})"
-    return who + (f", job {lease.job}" if lease.job else "")
 
 
 def _pair(values: Sequence[int] | None) -> tuple[int, int] | None:

@@ -15,7 +15,7 @@ say() {
     logger -t zeusd-epilog -- "$1" 2>/dev/null || true
 }
 [ -n "${SLURM_JOB_ID:-}" ] || exit 0
-# One line: job 1234: 71.3 MJ in 8.00 GPU-hours, 4 % of it idle; 2 GPUs released.
+# One line: job 1234: 71.3 MJ in 8.00 GPU-hours, 4 % while idle; 2 GPUs released.
 if [ -n "${SLURM_JOB_GPUS:-${GPU_DEVICE_ORDINAL:-}}" ]; then
     said=$(timeout 10 zeusctl deallocate --slurm 2>&1)
     status=$?

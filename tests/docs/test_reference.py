@@ -29,6 +29,7 @@ from tests import snippets
 from tests.docs.built import Site
 from tests.snippets import ROOT
 from tests.support import RunningDaemon, running_daemon
+from zeus_ipc import __version__
 from zeus_ipc.operations import OPERATIONS
 from zeusctl.cli import cli
 from zeusctl.man import pages as manual
@@ -53,6 +54,17 @@ def _helps(run: Callable[..., str], name: str) -> Iterator[tuple[str, str]]:
     verbs = re.search(r"^Commands:\n((?:  .*\n)+)", text, re.MULTILINE)
     for verb in re.findall(r"^  (\S+)", verbs[1], re.MULTILINE) if verbs else ():
         yield from _helps(functools.partial(run, verb), f"{name} {verb}")
+
+
+@pytest.mark.parametrize("name", sorted({*commands.CLICK, *commands.ARGPARSE} - {"zeusd restore"}))
+def test_every_command_says_its_version(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if name in commands.CLICK:
+        said = CliRunner().invoke(commands.command_of(name), ["--version"]).output
+    else:
+        with pytest.raises(SystemExit):
+            commands.parser_of(name).parse_args(["--version"])
+        said = capsys.readouterr().out
+    assert __version__ in said
 
 
 def _click(name: str, *verbs: str) -> str:

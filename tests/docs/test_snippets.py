@@ -31,6 +31,8 @@ from tests.docs.command_lines import complaint, simple_commands
 from tests.snippets import ROOT, Block
 from tests.support import RunningDaemon, running_daemon
 from zeus_ipc.codec import decode_reply, encode
+from zeusctl import entities
+from zeusctl.columns import Columns, with_headings
 from zeusd.config import load
 
 PAGES = snippets.pages()
@@ -258,3 +260,28 @@ def test_bytes_are_messages(block: Block) -> None:
     lines = block.source.splitlines()
     data = bytes.fromhex("".join(line.partition("#")[0] for line in lines))
     assert encode(decode_reply(data)) == data
+
+
+LISTS: list[Columns[Any]] = [entities.GPU, entities.KNOWN_GPU, entities.LEASE, entities.CEILING]
+LISTS += [entities.PROCESS, entities.EVENT]
+TABLES = {tuple(one.heading for one in there): there for there in map(with_headings, LISTS)}
+
+
+def test_tables_in_samples_are_those_of_zeusctl_and_line_up() -> None:
+    seen = 0
+    for page in PAGES:
+        lines = page.read_text().splitlines()
+        for number, line in enumerate(lines):
+            columns = TABLES.get(tuple(re.split(r"\s{2,}", line.strip())))
+            if columns is None:
+                continue
+            for row in lines[number + 1 :]:
+                if not re.match(r" *(\d|GPU-|[A-Z][a-z]{2} \d)", row):
+                    break
+                seen += 1
+                for column in columns[1:]:
+                    start = line.index(f"  {column.heading}")
+                    end = start + 2 + len(column.heading)
+                    gap = row[end : end + 2] if column.right else row[start : start + 2]
+                    assert not gap.strip(), f"{page}: {column.heading} of: {row}"
+    assert seen > 20

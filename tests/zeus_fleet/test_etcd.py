@@ -393,7 +393,7 @@ def test_watts_follow_the_budget_and_return_from_a_dead_agent(
 
         def ceilings() -> set[int | None]:
             """What may be set now, where there is a ceiling of the fleet's."""
-            return {gpu.power_limit_site_mw for gpu in observer.node().gpus if gpu.ceilings}
+            return {gpu.power_limit_highest_mw for gpu in observer.node().gpus if gpu.ceilings}
 
         def limits() -> set[int | None]:
             return {state.power_limit_mw for state in observer.state(uuids).values()}
@@ -536,7 +536,7 @@ def test_a_serving_process_has_what_its_latency_needs_until_it_takes_that_back(
         steep, flat = {100_000: 0.4, 250_000: 1.0}, {100_000: 0.95, 250_000: 1.0}
 
         def most() -> list[int | None]:
-            return [gpu.power_limit_site_mw for gpu in serves.node().gpus]
+            return [gpu.power_limit_highest_mw for gpu in serves.node().gpus]
 
         async with contextlib.AsyncExitStack() as stack:
             stores = [

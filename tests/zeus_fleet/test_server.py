@@ -178,7 +178,7 @@ def test_the_page_shows_nodes_the_budget_and_a_cut(server: Running, tmp_path: Pa
         site = replace(before.budget.site, limit_mw=700_000)
         cut = replace(before.budget, domains=(site, *before.budget.domains[1:]))
         server.has(replace(before, budget=cut))
-        page.wait_for("document.querySelector('#tiles').innerText.includes('a cut is on its way')")
+        page.wait_for("document.querySelector('#tiles').innerText.includes('being lowered')")
         low = {name: replace(beat, held_mw=250_000) for name, beat in before.heartbeats.items()}
         server.has(replace(before, budget=cut, heartbeats=low))
         page.wait_for("document.querySelector('#tiles').innerText.includes('below the limit')")

@@ -29,11 +29,13 @@ def test_the_least_of_the_ceilings_is_in_force_until_it_is_removed(
     assert (setting["asked"], setting["value"], setting["unit"]) == (220, 200, "W")
     assert limit_w(daemon, 0) == 200
     said = ctl("set", "0", "-p", "210", "--", "true")
-    assert "is outside 100 to 200 W" in said.err
+    bound = f"ceiling job:1234 of user {user_name()} allows at most 200 W until the job ends"
+    assert f"is outside 100 to 200 W: {bound}" in said.err
     said = ctl("reset", "0", "--ceiling", "job:1234")
-    assert (said.code, said.out) == (0, "removed the ceiling job:1234 from 1 GPU\n")
+    assert (said.code, said.out) == (0, "removed the ceiling job:1234 from GPU 0\n")
     assert limit_w(daemon, 0) == 220
-    assert ctl("reset", "0,1", "--ceiling", "fleet").out.endswith("from 2 GPUs\n")
+    assert ctl("reset", "0,1", "--ceiling", "fleet").out == "removed the ceiling fleet from GPU 0\n"
+    assert ctl("reset", "0,1", "--ceiling", "fleet").out == "there is no ceiling fleet\n"
     assert limit_w(daemon, 0) == 250
 
 
@@ -81,7 +83,7 @@ def test_a_ceiling_falls_to_the_lower_bound_in_time(ctl: Ctl, daemon: RunningDae
         (("-p", "200", "--ceiling", "fleet", "--then", "150"), "--then needs --for"),
         (
             ("-p", "200", "--ceiling", "fleet", "--for", "9s", "--then", "210"),
-            "falls back to a higher value",
+            "--then must not be higher than the ceiling",
         ),
     ],
 )

@@ -71,6 +71,22 @@ def test_a_setting_lasts_as_long_as_its_command(ctl: Ctl, daemon: RunningDaemon)
     assert locked(daemon, 0) is None
 
 
+def test_a_command_is_listed_with_the_lease_that_it_runs_under(
+    ctl: Ctl, daemon: RunningDaemon
+) -> None:
+    with daemon.client() as client:
+        node = client.node()
+    works = (
+        "import time; from zeus_ipc.simulation import SimulatedWork as Work; "
+        f"work = Work({node.simulated!r}, [{node.gpus[1].uuid!r}], 'model/compute'); "
+        "work.launch(1e6); time.sleep(100)"
+    )
+    with spawn(daemon, "set", "1", "-p", "150", "--", sys.executable, "-c", works) as setter:
+        held = f"power_limit 150 W (pid {setter.pid})"
+        wait_for(lambda: held in ctl("processes").out, "the process and its lease")
+        assert f" {setter.pid} (" in ctl("leases").out
+
+
 @pytest.mark.parametrize(
     ("command", "code"),
     [
@@ -120,13 +136,16 @@ def test_a_command_runs_even_if_zeusd_refuses_or_is_down(
     command = ("--best-effort", "--", "sh", "-c", "exit 7")
     said = ctl("set", "0,3", "-p", "200", "-g", "900", *command)
     assert said.code == 7
-    assert said.err.startswith("zeusctl: nothing is set: ")
-    assert said.err.endswith("; the command runs anyway\n")
+    assert said.err.startswith("zeusctl: warning: no limit set (")
+    assert said.err.endswith("; running the command anyway\n")
     assert limits(daemon) == [250, 250, 400, 250]
     said = ctl("--socket", str(tmp_path / "none.sock"), "set", "0", "-p", "200", *command)
     assert said.code == 7
     assert "start zeusd" in said.err
     assert ctl("set", "0", "-p", "200", "--best-effort").code == Exit.USAGE
+    said = ctl("--socket", str(tmp_path / "none.sock"), "measure", *command)
+    assert said.code == 7
+    assert said.err.startswith("zeusctl: warning: nothing is measured (")
 
 
 def test_all_or_nothing(ctl: Ctl, daemon: RunningDaemon) -> None:
@@ -304,7 +323,7 @@ def test_a_setting_that_nobody_confirms_is_restored(
     assert (code == 0) is kept, err
     wait_for(lambda: limits(daemon)[0] == (150 if kept else 250), "the outcome")
     if not kept:
-        assert "so everything is restored; confirm with y" in err
+        assert "; restored (answer y to keep)" in err
     with daemon.client() as client:
         client.restore()
     assert limits(daemon)[0] == 250
@@ -347,15 +366,11 @@ def test_a_reset_of_a_gpu_that_has_not_all_of_its_controls(
         monkeypatch.setenv("ZEUSD_SOCK_PATH", hopper.socket)
         said = ctl("reset", "all")
         assert (said.code, said.err) == (0, "")
-        assert said.out == (
-            "memory_clocks is not offered by GPUs 0, 1\n"
-            "6 controls of 2 GPUs are at the restore target again\n"
-        )
+        assert said.out == ("reset 6 controls on 2 GPUs\n")
         outcomes = said_json(ctl("reset", "0", "--json").out)["outcomes"]
         assert {one["control"]: (one["ok"], one["trouble"]) for one in outcomes} == {
             "power_limit": (True, None),
             "gpu_clocks": (True, None),
-            "memory_clocks": (True, "not_offered"),
             "persistence_mode": (True, None),
         }
 
@@ -364,7 +379,8 @@ def test_release_by_pid_and_of_nothing(ctl: Ctl, daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         client.set_power_limit(client.node().gpus[0].uuid, 150_000)
         assert said_json(ctl("release", "--pid", "1", "--json").out)["released"] == 0
-        assert ctl("release", "--job", "4711").out == "0 leases released\n"
+        said = ctl("release", "--job", "4711")
+        assert (said.code, said.out) == (0, "nothing to release: job 4711 holds no lease\n")
         assert limits(daemon)[0] == 150
         assert ctl("release", "--pid", str(os.getpid())).out == "1 lease released\n"
         assert limits(daemon)[0] == 250
@@ -382,7 +398,7 @@ def test_measuring_a_command(ctl: Ctl, daemon: RunningDaemon, node: SimulatedNod
     with SimulatedWork(info.simulated, [info.gpus[0].uuid], WORK) as work:
         work.launch(1000)
         before_j = node.true_energy_j(0)
-        said = ctl("measure", "--json", "--gpus", "0-1", "--", "sleep", "0.4")
+        said = ctl("measure", "--json", "0-1", "--", "sleep", "0.4")
         drawn_j = node.true_energy_j(0) - before_j
     assert said.out == "", "standard output is the command's"
     report = said_json(said.err)
@@ -408,7 +424,7 @@ def test_a_measurement_in_a_file(ctl: Ctl, tmp_path: Path) -> None:
     said = ctl("measure", "-o", str(path), "--", "echo", "mine")
     assert (said.out, said.err) == ("mine\n", "")
     assert "gpu:3" in path.read_text()
-    assert "J of GPUs in" in path.read_text()
+    assert "all GPUs: " in path.read_text()
 
 
 @pytest.mark.parametrize("name", ["samples.csv", "samples.parquet"])

@@ -117,7 +117,7 @@ def test_the_exit_code_is_1_if_the_sum_differs_from_the_meters(
         (("energy", "--since", "1h", "--until", "2h"), "end must be after the beginning"),
         (("energy", "--since", "2000-01-01", "--daily"), "over 400 days"),
         (("energy", "--user", "nobody-at-all"), "there is no user"),
-        (("energy", "--job", "1", "--pod", "a/b"), "give one of --job and --pod"),
+        (("energy", "--job", "1", "--pod", "a/b"), "--pod has no effect with --job"),
         (("allocate", "0"), "give one of --job, --pod and --slurm"),
         (("allocate", "--job", "1"), "name the GPUs"),
         (("allocate", "9", "--job", "1"), "there is no GPU '9'"),
@@ -154,10 +154,24 @@ def test_the_folder_of_dcgm_exporter_determines_the_holders(
         assert client.deallocate("mapped2") == 1
 
 
+def test_allocations_are_listed(ctl: Ctl, daemon: RunningDaemon) -> None:
+    ctl("allocate", "0", "--job", "7", "--user", "0")
+    ctl("allocate", "1", "--pod", "ml/train", "--weight", "2", "--parts", "7")
+    said = ctl("allocations", "0,1").out.splitlines()
+    assert [line.split() for line in said[1:]] == [
+        ["0", "job", "7", "root", "0", "s"],
+        ["1", "pod", "ml/train", "-", "2", "of", "7", "0", "s"],
+    ]
+    assert len(ctl("allocations", "1").out.splitlines()) == 2
+    for one in (("--job", "7"), ("--pod", "ml/train")):
+        ctl("deallocate", *one)
+    assert ctl("allocations", "0,1").out == "no GPU is allocated to a job or pod\n"
+
+
 def held(client: Client) -> list[str]:
     ledger = client.metrics().ledger
     assert ledger is not None
-    return ledger.held
+    return [one.gpu for one in ledger.held]
 
 
 def test_a_prolog_and_an_epilog(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +406,7 @@ def test_a_page_is_written_from_the_node_and_from_files(ctl: Ctl, tmp_path: Path
         assert "(idle)" in page.read_text()
         assert "</svg>" in page.read_text()
         page.unlink()
-    assert "omit --job and --pod" in ctl("energy", "--html", str(page), "--job", "1").err
+    assert "--job has no effect with --html" in ctl("energy", "--html", str(page), "--job", "1").err
 
 
 def test_files_that_are_none_are_refused(ctl: Ctl, tmp_path: Path) -> None:

@@ -31,10 +31,11 @@ VERBS: dict[str, tuple[str, ...]] = {
     "set": ("set", "1", "-p", "200", "-g", "600,900", "--persist", "--json"),
     "reset": ("reset", "1", "-c", "gpu_clocks", "--json"),
     "release": ("release", "--json"),
-    "measure": ("measure", "--json", "--no-cpu", "--gpus", "0,1", "--", "true"),
+    "measure": ("measure", "0,1", "--json", "--no-cpu", "--", "true"),
     "audit": ("audit", "-n", "1", "--json"),
     "energy": ("energy", "--json"),
     "allocate": ("allocate", "0,1", "--job", "7", "--user", "0", "--json"),
+    "allocations": ("allocations", "--json"),
     "deallocate": ("deallocate", "--job", "7", "--json"),
     "forget": ("forget", "--user", "1234567", "--json"),
     "doctor": ("doctor", "--json"),
@@ -96,7 +97,7 @@ def answer(ctl: Callable[..., Any], daemon: RunningDaemon, name: str) -> Any:
         wait_for(lambda: client.timeline(gpu), "a history")
         if name == "resume":
             ctl("quiesce")
-        if name == "deallocate":
+        if name in ("allocations", "deallocate"):
             ctl(*VERBS["allocate"])
         said = ctl(*VERBS[name])
     text = said.out if said.out.strip() else said.err

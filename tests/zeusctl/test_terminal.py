@@ -98,22 +98,22 @@ def terminal(
 
 
 SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
-    "status": (("status",), "", "THROTTLED BY", 0),
+    "status": (("status",), "", "SITE", 0),
     "gpus": (("gpus",), "", "CONTROLS", 0),
     "show": (("show", "0"), "", "You may change:", 0),
     "processes": (("processes",), "", "no process uses these GPUs", 0),
     "leases": (("leases",), "", "no leases", 0),
-    "top": (("top", "-i", "0.2"), "q", "POWER, 2 MIN", 0),
-    "watch": (("watch", "-i", "0.2"), "q", "0 leases", 0),
+    "top": (("top", "-d", "0.2"), "q", "POWER, 2 MIN", 0),
     "set": (("set", "0", "-p", "150"), "\x03", "held until Ctrl-C", 130),
-    "reset": (("reset", "all"), "", "are at the restore target again", 0),
-    "release": (("release",), "", "0 leases released", 0),
+    "reset": (("reset", "all"), "", "reset 12 controls on 4 GPUs", 0),
+    "release": (("release",), "", "nobody holds a lease", 0),
     "measure": (("measure", "--", "sh", "-c", "exit 3"), "", "the command ended with code 3", 3),
     "record": (("record", "0", "-o", "samples.csv"), "\x03", "samples in samples.csv", 130),
     "plot": (("plot", "0", "-o", "p.svg", "--last", "30s"), "", "points in p.svg", 0),
-    "audit": (("audit", "-n", "5"), "", "WHY AND RESULT", 0),
-    "energy": (("energy",), "", "meters", 0),
+    "audit": (("audit", "-n", "5"), "", "WHO, WHY AND RESULT", 0),
+    "energy": (("energy",), "", "GPU counters", 0),
     "allocate": (("allocate", "3", "--job", "7"), "", "job 7 holds GPU 3", 0),
+    "allocations": (("allocations",), "", "HELD BY", 0),
     "deallocate": (("deallocate", "--job", "7"), "", "1 GPU released", 0),
     "forget": (("forget", "--user", "7654321"), "", "in 0 accounts", 0),
     "doctor": (("doctor",), "", "no restore is pending", 0),
@@ -128,9 +128,31 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     "resume": (("resume",), "", "reopened the driver: 4 GPUs", 0),
     "schema": (("schema", "status"), "", '"title": "StatusReport"', 0),
     "completion": (("completion", "bash"), "", "_ZEUSCTL_COMPLETE", 0),
-    "man": (("man", "pages"), "", "pages in pages", 0),
+    "man": (("man", "--write", "pages"), "", "pages in pages", 0),
 }
 """By verb: the command line, what is typed last, what is shown, and the exit code."""
+
+
+def test_tables_fit_a_terminal_of_80_columns(daemon: RunningDaemon) -> None:
+    """Lines of one terminal row each; columns that have no room are named."""
+    with daemon.client() as client:
+        node = client.node()
+        client.set_power_limit(node.gpus[2].uuid, 200_000)
+        client.set_ceiling(node.gpus[1].uuid, "fleet", 200_000, ttl_s=600, fallback_mw=150_000)
+        verbs = ("status -p", "gpus", "leases", "processes", "audit -n 9", "show 2", "energy")
+        work = SimulatedWork(node.simulated or "", [node.gpus[2].uuid], "model/compute")
+        with contextlib.closing(work):
+            work.launch(1e6)
+            wait_for(lambda: client.processes(node.gpus[2].uuid)[node.gpus[2].uuid].processes, "it")
+            for verb in verbs:
+                with terminal(daemon, *verb.split(), size=(80, 24)) as session:
+                    assert session.wait() == 0
+                lines = ESCAPE.sub("", session.text).splitlines()
+                assert max(map(len, lines)) <= 80, verb
+                assert verb != "gpus" or "(no room for CONTROLS, PCI, MEMORY, SITE)" in lines
+        wait_for(lambda: not client.processes(node.gpus[2].uuid)[node.gpus[2].uuid].processes, "it")
+        client.set_ceiling(node.gpus[1].uuid, "fleet", None)
+        client.release()
 
 
 def test_there_is_a_session_for_every_verb() -> None:
@@ -259,7 +281,7 @@ def test_a_shell_stops_and_continues_a_command_in_its_wrapper(daemon: RunningDae
 
 def test_confirming_at_the_terminal(daemon: RunningDaemon) -> None:
     with terminal(daemon, "set", "0", "-p", "150", "--confirm-within", "60s") as session:
-        session.expect("keep? [y/N, within 60 s]")
+        session.expect("Keep it? [y/N, within 60 s]")
         session.type("y\n")
         session.expect("held until Ctrl-C")
         session.type("\x03")
@@ -286,7 +308,7 @@ def test_top_shows_load_and_leases_resizes_and_quits(daemon: RunningDaemon) -> N
     def shows(*parts: str) -> None:
         wait_for(lambda: all(part in screen() for part in parts), f"{parts} on the screen")
 
-    command = f"{shlex.quote(sys.executable)} -m zeusctl top -i 0.2; echo ended $?; sleep 100"
+    command = f"{shlex.quote(sys.executable)} -m zeusctl top -d 0.2; echo ended $?; sleep 100"
     tmux("-u", "new-session", "-d", "-s", "t", "-x", "150", "-y", "30", command)
     try:
         with daemon.client() as client:
@@ -298,9 +320,9 @@ def test_top_shows_load_and_leases_resizes_and_quits(daemon: RunningDaemon) -> N
             )
             work.launch(100_000)
             client.set_power_limit(uuid, 150_000)
-            shows("━━━", "150W", "▂", "power limit", str(os.getpid()), "POWER, 2 MIN", "100%")
+            shows("━━━", " 150 ", "▂", "power limit", str(os.getpid()), "POWER, 2 MIN", "100 %")
             row = next(line for line in screen().splitlines() if line.strip().startswith("0 "))
-            assert row.index("|") < row.rindex("150W"), "the limit is marked in the bar"
+            assert row.index("|") < row.rindex(" 150 "), "the limit is marked in the bar"
             work.close()
         shows("0 leases", "0 processes")
         tmux("resize-window", "-t", "t", "-x", "80", "-y", "20")
@@ -327,12 +349,12 @@ def test_without_textual_top_says_how_to_have_it(daemon: RunningDaemon, tmp_path
 
 
 def test_without_a_terminal_top_prints_repeatedly(daemon: RunningDaemon) -> None:
-    command = [sys.executable, "-m", "zeusctl", "top", "-i", "0.1", "-n", "2", "--json"]
+    command = [sys.executable, "-m", "zeusctl", "top", "-d", "0.1", "-n", "2", "--json"]
     env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
     ran = subprocess.run(command, capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL)
     assert ran.returncode == 0
     first, second = (json.loads(line) for line in ran.stdout.splitlines())
-    assert first["schema"] == "zeusctl.status/2"
+    assert first["schema"] == "zeusctl.status/1"
     assert first["at"] < second["at"]
 
 
@@ -405,7 +427,7 @@ def test_after_two_dashes_commands_are_completed(
 def test_manual_pages_are_clean_and_name_every_option(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "zeusctl", "man", str(tmp_path)]
+    command = [sys.executable, "-m", "zeusctl", "man", "--write", str(tmp_path)]
     subprocess.run(command, check=True)
     pages = sorted(tmp_path.iterdir())
     assert len(pages) == len(VERBS) + 1

@@ -86,6 +86,30 @@ def test_columns_line_up_with_and_without_colour() -> None:
     ]
 
 
+def test_a_table_fits_by_dropping_wrapping_and_stacking() -> None:
+    header, row = ("A", "BLANK", "SPARE", "LAST"), ["x" * 10, "", "s" * 12, "one two three four"]
+    assert text.table(header, [row], spare=(2,), width=0)[1].endswith("four")
+    assert text.table(header, [row], spare=(2,), width=47) == [
+        "A           SPARE         LAST",
+        "xxxxxxxxxx  ssssssssssss  one two three four",
+    ]
+    assert text.table(header, [row], spare=(2,), width=40) == [
+        "A           LAST",
+        "xxxxxxxxxx  one two three four",
+        "(no room for SPARE)",
+    ]
+    long = [*row[:3], "one two three four five six seven"]
+    assert text.table(header, [long], spare=(2,), width=40)[1:3] == [
+        "xxxxxxxxxx  one two three four five six",
+        "            seven",
+    ]
+    assert text.table(header, [long], spare=(2,), width=30)[:3] == [
+        "A",
+        "    LAST",
+        "xxxxxxxxxx",
+    ]
+
+
 def test_instants_become_wall_times() -> None:
     now = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
     then = text.wall_time(7_000_000_000, 10_500_000_000, now)

@@ -124,7 +124,7 @@ def test_rows_that_do_not_fit_are_counted_and_can_be_scrolled_to(source: Source)
         hidden = GPUS + 1 - int(table.styles.height.value)
         assert hidden > 0
         title = str(app.query_one("#gpus-title").render())
-        assert f"{GPUS} GPUs, {hidden} more" in title
+        assert title.startswith(f" {GPUS - hidden} of {GPUS} GPUs,")
         assert "2 leases" in str(app.query_one("#leases-title").render())
         await pilot.press("end")
         assert (table.cursor_row, app.focused) == (GPUS - 1, table)
@@ -214,6 +214,12 @@ def test_a_zeusd_that_stops_shows_and_the_last_figures_stay() -> None:
                     break
             assert "zeusd has stopped" in str(trouble.render())
             assert shown(app, "gpus") == ["0"]
+            await pilot.press("enter")
+            for _ in range(100):
+                await pilot.pause(0.05)
+                if app.screen.query("#warning") and app.screen.query_one("#warning").display:
+                    break
+            assert "zeusd has stopped" in str(app.screen.query_one("#warning").render())
 
         run(source, (80, 24), script)
         session.close()

@@ -136,7 +136,7 @@ def test_every_cap_is_shown_with_whether_it_is_enforced(tmp_path: Path) -> None:
         assert above in said("status")
         assert "above the site limit: GPU 1 (400 W, site limit 300 W)" in said("doctor")
         assert "200 W, enforced" in said("show", "0")
-        assert re.search(r"restore .* 250 W +200 W +zeusd +ceiling, ok", said("audit"))
+        assert re.search(r"restore .* 250 W -> 200 W +zeusd, ceiling, ok", said("audit"))
         assert "300 W, not enforced" in said("show", "1")
         (first, second) = json.loads(said("gpus", "--json"))["gpus"]
         assert first["power_limit_w"]["site_enforced"] is True

@@ -190,7 +190,7 @@ def test_ceilings_bound_restores_and_fall_to_their_fallback_without_a_zeusd(
     wreck.daemon.start_again()
     wreck.daemon.wait_until_serving(2)
     with wreck.daemon.client() as client:
-        assert {gpu.power_limit_site_mw for gpu in client.node().gpus} == {160_000}
+        assert {gpu.power_limit_highest_mw for gpu in client.node().gpus} == {160_000}
         client.set_ceiling(gpus, "fleet", None)
         assert wreck.limits() == [LIMIT, LIMIT]
 

@@ -102,12 +102,12 @@ class GPU(OfProcess, _CamelCase):
     # --------------------------------------------------------------------------- power limits
 
     def get_power_management_limit_constraints(self) -> tuple[int, int]:
-        """Smallest and largest limit, mW, that this process may set: at most the site limit."""
+        """Smallest and largest limit, mW, that this process may set: at most the lowest bound."""
         low, high = self.info.power_limit_min_mw, self.info.power_limit_max_mw
         if low is None or high is None:
             raise ZeusGPUNotSupportedError(f"{self.info.name} has no power limit to set", 3)
-        site = self.info.power_limit_site_mw
-        return low, high if site is None else min(high, site)
+        highest = self.info.power_limit_highest_mw
+        return low, high if highest is None else min(high, highest)
 
     def get_power_management_limit(self) -> int:
         """The requested limit, mW."""
@@ -401,7 +401,7 @@ class GPUs(OfProcess, _CamelCase):
         for index in gpu_indices:
             gpu = self.gpus[index]
             info = infos[gpu.uuid]
-            if info.power_limit_site_mw != gpu.info.power_limit_site_mw:
+            if info.power_limit_highest_mw != gpu.info.power_limit_highest_mw:
                 gpu.info = info
             bounds = [
                 (one.name, one.value[0]) for one in info.ceilings if one.control == "power_limit"

@@ -45,7 +45,7 @@ _runs: weakref.WeakKeyDictionary[Any, _Run] = weakref.WeakKeyDictionary()
 def _run_of(target: Any) -> _Run:
     try:
         return _runs.setdefault(target, _Run())
-    except TypeError:  # a target of somebody's own that no dictionary takes
+    except TypeError:  # a user's own target that no dictionary takes
         return _Run()
 
 

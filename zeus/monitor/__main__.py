@@ -12,6 +12,7 @@ from threading import Event
 
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import PowerDomain, PowerMonitor, ZeusMonitor
+from zeus_ipc import __version__
 from zeus_ipc.output import discard_output
 
 
@@ -20,6 +21,7 @@ def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m zeus.monitor", description="Measure GPUs until Ctrl-C."
     )
+    parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     energy = commands.add_parser("energy", help="time and energy, printed at the end")
     power = commands.add_parser("power", help="power every now and then, energy at the end")

@@ -93,8 +93,9 @@ def check_indices(indices: Sequence[int] | None, gpus: GPUs) -> list[int]:
         if not 0 <= index < len(gpus):
             _ = gpus[0]
             raise ValueError(
-                f"There is no GPU {index}: this process sees {len(gpus)}, counted from 0 after "
-                f"CUDA_VISIBLE_DEVICES{''.join(f'; {one}' for one in gpus.unusable)}"
+                f"There is no GPU {index}: this process sees {len(gpus)} GPU"
+                f"{'s' * (len(gpus) != 1)} (counted from 0), given CUDA_VISIBLE_DEVICES"
+                f"{''.join(f'; {one}' for one in gpus.unusable)}"
             )
     if len(set(indices)) != len(indices):
         raise ValueError(f"gpu_indices names a GPU twice: {list(indices)}")

@@ -11,6 +11,7 @@ import click
 
 from zeus.serving.clock_command import clocks, tune
 from zeus.utils.lazy import needed
+from zeus_ipc import __version__
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.options import FILE
 from zeus_ipc.tables import distinct
@@ -27,6 +28,7 @@ def _method(text: str) -> Callable[[Any], Any]:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="zeus.serving")
 def main() -> None:
     """Energy of the requests of an inference server."""
 

@@ -14,15 +14,18 @@ from typing import Any
 
 from zeus.show_env import daemon, devices, packages
 from zeus.show_env.packages import Row, unexpected
+from zeus_ipc import __version__
 from zeus_ipc.output import discard_output
 
 
 def command_line() -> argparse.ArgumentParser:
     """The command's arguments."""
-    return argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m zeus.show_env",
         description="Show what zeus finds on this machine: packages, zeusd, GPUs, CPUs, rights.",
     )
+    parser.add_argument("--version", action="version", version=__version__)
+    return parser
 
 
 def main(arguments: list[str] | None = None) -> int:

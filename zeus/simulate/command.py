@@ -13,11 +13,13 @@ from zeus.simulate.plots import FORMATS, KINDS
 from zeus.simulate.results import RunRow, read_rows
 from zeus.simulate.summary import tables
 from zeus.simulate.workloads import WORKLOADS
+from zeus_ipc import __version__
 from zeus_ipc.options import FILE
 from zeus_ipc.tables import distinct
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="zeus.simulate")
 def main() -> None:
     """Make groups of recurring jobs, and show results of simulations."""
 

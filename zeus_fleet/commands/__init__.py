@@ -5,9 +5,11 @@ from __future__ import annotations
 import click
 
 from zeus_fleet.commands import budgeting, operating, running, simulating
+from zeus_ipc import __version__
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="zeus-fleet")
 def main() -> None:
     """Keep the power limits of many nodes within a budget."""
 

@@ -113,6 +113,25 @@ class GpuTotal(Message):
     """Could not be charged, by reason."""
 
 
+class Held(Message):
+    """A GPU that a job or pod holds."""
+
+    gpu: str
+    """Its UUID."""
+    kind: str = ""
+    """job or pod; empty: the reader may not see whose it is, nor the following fields."""
+    name: str = ""
+    run: str = ""
+    uid: int = -1
+    """The user; -1: unknown."""
+    weight: int = 0
+    """Its part beside other holders; 0: all of the GPU."""
+    parts: int = 0
+    """Number of parts of the GPU; 0: those that are held."""
+    since_ns: int = 0
+    """CLOCK_MONOTONIC."""
+
+
 class LedgerState(Message):
     """The energy ledger, as last settled: at most a minute ago."""
 
@@ -121,8 +140,8 @@ class LedgerState(Message):
     their sum."""
     counted_uj: dict[str, int]
     """The increase of each GPU's counter since the ledger began; the totals add up to it."""
-    held: list[str]
-    """GPUs that a job or pod holds."""
+    held: list[Held]
+    """What jobs and pods hold."""
     damaged: list[str]
     """Damaged files that were set aside."""
     dropped: int

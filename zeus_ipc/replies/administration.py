@@ -101,8 +101,6 @@ class Quiesced(Message):
     """Device files of the driver that zeusd could not close, if any."""
     pending: list[list[str]]
     """[gpu, control] of restores that failed before; they are retried after `resume`."""
-    owed: list[list[str]]
-    """The same, by its former name."""
 
 
 class Permission(Message):

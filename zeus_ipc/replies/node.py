@@ -71,9 +71,15 @@ class GpuInfo(Message):
     power_limit_max_mw: int | None
     power_limit_default_mw: int | None
     power_limit_site_mw: int | None
-    """The highest value that a client may set: the site limit. By default a restore writes it."""
+    """The site limit: by default a restore writes it."""
+    power_limit_highest_mw: int | None = None
+    """The highest value that a client may set: the lowest of the site limit and all ceilings."""
+    gpu_clock_range_mhz: list[int] = []
+    """The lowest and the highest graphics clock; empty: the driver does not say."""
+    memory_clocks_mhz: list[int] = []
+    """The memory clocks, descending; empty: the driver does not say."""
     power_limit_enforced: bool = False
-    """Whether zeusd lowers any limit above that as soon as it sees it, even one set outside
+    """Whether zeusd lowers any limit above the highest as soon as it sees it, even one set outside
     zeusd."""
     mig_enabled: bool
     """Whether it is split; its parts cannot be measured separately."""
@@ -87,7 +93,7 @@ class GpuInfo(Message):
     persisted: list[str] = []
     """Controls whose target an administrator persisted (see `Persist`)."""
     ceilings: list[CeilingInfo] = []
-    """Bounds besides the site's; `power_limit_site_mw` includes all of them."""
+    """Bounds besides the site's; `power_limit_highest_mw` is the lowest of all."""
     power_profiles: list[ProfileInfo] = []
     """The profiles that `power_profile` accepts."""
     power_domain: list[str] = []

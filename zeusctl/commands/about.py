@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from zeus_ipc.options import FOLDER
-from zeusctl.completing import complete_schema
+from zeusctl.arguments import without_effect
+from zeusctl.completing import complete_schema, complete_verb
 from zeusctl.session import Session, common_options, now, pass_session
 
 
@@ -51,17 +52,37 @@ def completion(context: click.Context, shell: str) -> None:
 
 
 @click.command()
-@click.argument("directory", type=FOLDER)
+@click.argument("verb", required=False, shell_complete=complete_verb)
+@click.option(
+    "--write", "directory", type=FOLDER, help="Write all pages to this folder, for `man` to find."
+)
 @common_options
 @pass_session
 @click.pass_context
-def man(context: click.Context, session: Session, directory: Path) -> None:
-    """Write the manual pages to a directory."""
-    from zeusctl.man import pages
+def man(context: click.Context, session: Session, verb: str | None, directory: Path | None) -> None:
+    """Show the manual page of zeusctl, or of one of its commands.
+
+    \b
+    zeusctl man set
+    zeusctl man --write /usr/local/share/man/man1
+    """
+    from zeusctl.man import pages, show
     from zeusctl.reports import Done
 
+    root = context.find_root()
+    found = pages(root.command)
+    if directory is None:
+        name = f"zeusctl-{verb}" if verb else "zeusctl"
+        if name not in found:
+            raise click.UsageError(f"there is no command {verb!r}; run `zeusctl` to list them")
+        if not show(found[name]):
+            assert isinstance(root.command, click.Group)
+            command = root.command.get_command(root, verb) if verb else root.command
+            assert command is not None
+            click.echo(command.get_help(click.Context(command, info_name=verb, parent=root)))
+        return
+    without_effect("with --write", "VERB")
     directory.mkdir(parents=True, exist_ok=True)
-    found = pages(context.find_root().command)
     for name, text in found.items():
         (directory / f"{name}.1").write_text(text, encoding="utf-8")
     report = Done(at=now(), path=str(directory), rows=len(found))

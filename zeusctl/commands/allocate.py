@@ -18,8 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zeusctl.arguments import gpus_argument, without_effect
+from zeusctl.columns import lines as table_of
+from zeusctl.entities import ALLOCATION
 from zeusctl.exits import CommandError, Exit
-from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.session import Session, common_options, now, pass_session, seconds_since
+from zeusctl.text import user_name
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
@@ -121,7 +125,7 @@ def _whose(function: F) -> F:
 
 
 @click.command()
-@click.argument("gpus", required=False)
+@gpus_argument(default="")
 @_whose
 @click.option("--user", metavar="USER", help="Charge this user: a name or number.")
 @click.option(
@@ -145,7 +149,7 @@ def _whose(function: F) -> F:
 @pass_session
 def allocate(
     session: Session,
-    gpus: str | None,
+    gpus: str,
     job: str,
     pod: str,
     run: str | None,
@@ -170,17 +174,20 @@ def allocate(
     from zeusctl.reports import AllocateReport
 
     if mapping is not None:
-        if gpus is not None or job or pod or slurm:
-            raise click.UsageError("--mapping has the jobs and their GPUs; give nothing else")
+        others = ("GPUS", "--job", "--pod", "--slurm", "--run", "--user", "--weight", "--parts")
+        why = "with --mapping, whose files have the jobs and their GPUs"
+        without_effect(why, *others, "--control-group")
         _follow(session, mapping)
         return
     if parts is not None and weight is None:
         raise click.UsageError("--parts is the number of parts that --weight counts; give both")
+    if slurm:
+        without_effect("with --slurm, as Slurm's variables name the GPUs", "GPUS")
     found = _slurm_job() if slurm else None
     name, kind = _name(found, job, pod)
     if found is not None:
         held = session.slurm_parts()
-    elif gpus is None:
+    elif not gpus:
         raise click.UsageError("name the GPUs, or give --slurm")
     else:
         held = [Part(gpu.uuid) for gpu in session.gpus(gpus)]
@@ -207,11 +214,11 @@ def allocate(
 
 @click.command()
 @_whose
-@click.option("--gpus", default="all", help="Only these GPUs.  [default: all]")
+@gpus_argument()
 @common_options
 @pass_session
 def deallocate(
-    session: Session, job: str, pod: str, run: str | None, slurm: bool, gpus: str
+    session: Session, gpus: str, job: str, pod: str, run: str | None, slurm: bool
 ) -> None:
     """End an allocation (administrators).
 
@@ -232,6 +239,44 @@ def deallocate(
     sums = job_sums(session.client, kind, name, run)
     report = DeallocateReport(at=now(), kind=kind, name=name, ended=ended, energy=sums)
     session.answer(report, lambda: [summary_line(kind, name, ended, sums)])
+
+
+@click.command()
+@gpus_argument()
+@common_options
+@pass_session
+def allocations(session: Session, gpus: str) -> None:
+    """List the GPUs that jobs and pods hold.
+
+    Their energy is charged to them, see `zeusctl energy`. Users see their own jobs and pods, and
+    which other GPUs are held.
+    """
+    from zeusctl.reports import Allocation, AllocationsReport
+
+    ledger = session.client.metrics().ledger
+    if ledger is None:
+        raise CommandError("this zeusd keeps no energy ledger; `zeusctl doctor` says why")
+    index = {gpu.uuid: gpu.index for gpu in session.node.gpus}
+    chosen = None if gpus == "all" else {gpu.uuid for gpu in session.gpus(gpus)}
+    found = [
+        Allocation(
+            gpu=index.get(one.gpu, -1),
+            uuid=one.gpu,
+            kind=one.kind or None,
+            name=one.name or None,
+            run=one.run or None,
+            user=user_name(one.uid) if one.uid >= 0 else None,
+            weight=one.weight or None,
+            parts=one.parts or None,
+            held_s=round(seconds_since(one.since_ns), 3) if one.kind else None,
+        )
+        for one in ledger.held
+        if chosen is None or one.gpu in chosen
+    ]
+    found.sort(key=lambda one: (one.gpu, one.name or ""))
+    report = AllocationsReport(at=now(), allocations=found)
+    none = ["no GPU is allocated to a job or pod"]
+    session.answer(report, lambda: table_of(ALLOCATION, found) if found else none)
 
 
 def _follow(session: Session, folder: Path) -> None:

@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zeusctl.completing import complete_gpus
+from zeusctl.arguments import gpus_argument
+from zeusctl.columns import lines as table_of
+from zeusctl.entities import EVENT
 from zeusctl.session import Session, common_options, now, pass_session
-from zeusctl.text import style, table, user_name, wall_time
+from zeusctl.text import user_name, wall_time
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import AuditRecord
     from zeusctl.reports import AuditReport, Event
 
-HEADER = ("WHEN", "WHAT", "GPU", "CONTROL", "FROM", "TO", "WHO", "WHY AND RESULT")
 _FOLLOW_S = 0.5
 KEPT = 1000
 """Records that zeusd keeps."""
 
 
 @click.command()
+@gpus_argument()
 @click.option(
     "-n",
     "--lines",
@@ -32,16 +34,10 @@ KEPT = 1000
     show_default=True,
     help="Begin with this many of the latest entries.",
 )
-@click.option(
-    "--gpus",
-    default="all",
-    shell_complete=complete_gpus,
-    help="Only for these GPUs.  [default: all]",
-)
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new entries until Ctrl-C.")
 @common_options
 @pass_session
-def audit(session: Session, count: int, gpus: str, follow: bool) -> None:
+def audit(session: Session, gpus: str, count: int, follow: bool) -> None:
     """Show recent changes and who made them.
 
     Sets, restores, refusals, and changes made outside zeusd. Many successful sets of one control
@@ -56,7 +52,8 @@ def audit(session: Session, count: int, gpus: str, follow: bool) -> None:
         # Everything since the first query is of interest.
         report = _report(session, wanted if newest else wanted[-count:], page.dropped)
         if report.events or not newest:
-            session.answer(report, _lines(report, heading=not newest))
+            lines = table_of(EVENT, report.events)
+            session.answer(report, lines[1:] if newest else lines)
         newest = max([newest, *(record.number for record in page.records)])
         if not follow:
             return
@@ -101,33 +98,3 @@ def _event(
         reason=None if record.reason is None else readable(record.reason),
         result=None if record.result is None else readable(record.result),
     )
-
-
-def _who(event: Event) -> str:
-    if event.pid is None:
-        return event.user or ""
-    if event.pid == 0:
-        return event.command or ""  # zeusd itself
-    who = f"{event.command or 'process'} {event.pid} ({event.user})"
-    return f"{who}, job {event.job}" if event.job else who
-
-
-def _lines(report: AuditReport, heading: bool) -> list[str]:
-    rows = []
-    for event in report.events:
-        what = event.event + (f" x{event.count}" if event.count > 1 else "")
-        why = [part for part in (event.reason, event.result) if part not in (None, "requested")]
-        rows.append(
-            [
-                event.when.strftime("%Y-%m-%d %H:%M:%S"),
-                style(what, fg="yellow") if event.warning else what,
-                "" if event.uuid is None else str(event.uuid if event.gpu is None else event.gpu),
-                event.control or "",
-                event.old or "",
-                event.new or "",
-                _who(event),
-                ", ".join(str(part) for part in why),
-            ]
-        )
-    lines = table(HEADER, rows)
-    return lines if heading else lines[1:]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zeus_ipc.options import FILE, OUTPUT
+from zeusctl.arguments import without_effect
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import count
@@ -100,13 +101,18 @@ def energy(
 ) -> None:
     """Show who used how much energy.
 
-    The basis of each sum is allocated (a job or pod held the GPU, and is charged everything that it
-    drew) or exclusive (nobody held it, and only one account had processes on it): both are exact.
-    Estimates have bounds, [LOWER, UPPER]. utilization: several used it, by the use that the driver
-    measured; the bounds follow from activity: who used it when. weights (several held parts of it),
-    slices (MIG instances) and equal: by size, or in equal parts; the bounds follow from presence:
-    each may have used everything, or nothing. A sum of both says activity, the less certain;
-    --by-method has each.
+    BASIS is how a sum was found; estimates have bounds, [LOWER, UPPER]:
+
+    \b
+    allocated    a job or pod held the GPU: exact
+    exclusive    nobody held it, and only one account used it: exact
+    utilization  several used it: by the use that the driver measured
+    weights      several held parts of it: by their size
+    slices       MIG instances: by their size
+    equal        several had processes on it: in equal parts
+
+    Bounds follow from activity (who used it when), or from presence: each may have used everything,
+    or nothing. --by-method prints a sum for each basis.
 
     --by process shows processes on GPUs that nobody held, for a week; what was not charged by
     process remains with its user.
@@ -133,6 +139,15 @@ def energy(
     from zeusctl.reports import Done, EnergyReport
 
     this = datetime.now(timezone.utc)
+    chosen = ("--plot", "-o", "--by", "--daily", "--by-method", "--job", "--pod")
+    if target is not None:
+        without_effect("with --export", "--from", "--html", "--user", *chosen)
+    if web_page is not None:
+        without_effect("with --html", "--format", *chosen)
+    if picture is not None:
+        without_effect("with --plot", "--format", "-o")
+    if job or pod:
+        without_effect("with --job" if job else "with --pod", "--by", *(["--pod"] if job else []))
     try:
         where = shown.zone(zone_name)
         begin, end = shown.instant(since, where, this), shown.instant(until, where, this)
@@ -147,8 +162,6 @@ def energy(
             raise click.BadParameter(f"name a file that ends in {endings}", param_hint="--plot")
         plots.check_available()
     if job or pod:
-        if job and pod:
-            raise click.UsageError("give one of --job and --pod")
         by = "job" if job else "pod"
     if device == "cpu" and (target is not None or folder is not None or web_page is not None):
         raise click.UsageError("files and pages are of GPUs; omit --device cpu")
@@ -169,12 +182,18 @@ def energy(
 
     uid, name = _uid(user), job or pod or ""
     if web_page is not None:
-        if name:
-            raise click.UsageError("a page is about users; omit --job and --pod")
         days = shown.edges(begin, end, where, daily=True)
         _page(session, web_page, ask(days, "user"), ask([days[0], days[-1]], "job"), days, where)
         return
     found = ask(ends, "total" if by == "day" else by)
+    if name and not found.sums:
+        since_when = begin.astimezone(where).strftime("%Y-%m-%d %H:%M")
+        raise CommandError(
+            f"the ledger has no such {by} that you may see since {since_when}; look further back "
+            "with --since",
+            Exit.UNKNOWN,
+            "unknown_job",
+        )
     whole = uid is None and not job and not pod
     if whole and not by_method:
         found = shown.tightened(found)
@@ -193,15 +212,17 @@ def energy(
         names = [shown.label(one, indices) for one in report.sums]
         drawn = plots.draw_energy(report.sums, names, picture)
         done = Done(at=now(), path=str(picture), rows=drawn)
-        session.answer(done, [f"{count(drawn, 'sum')} in {picture}"])
+        session.answer(done, [f"drew {count(drawn, 'row')} in {picture}"])
     elif form == "parquet" and output is not None:
         shown.write_parquet(report, output)
         done = Done(at=now(), path=str(output), rows=len(report.sums))
-        session.answer(done, [f"{count(len(report.sums), 'sum')} in {output}"])
+        session.answer(done, [f"wrote {count(len(report.sums), 'row')} to {output}"])
     elif output is not None:
         texts = {"csv": shown.csv_text, "json": shown.json_text}
         text = texts[form](report) if form in texts else _table(report, indices)
         output.write_text(text, encoding="utf-8")
+        if not session.json:
+            click.echo(f"wrote {count(len(report.sums), 'row')} to {output}", err=True)
     elif form == "csv" and not session.json:
         click.echo(shown.csv_text(report), nl=False)
     else:
@@ -236,7 +257,7 @@ def _page(
     )
     path.write_text(page(by_day, by_job, title, sum(users.metered_uj) / 1e6), encoding="utf-8")
     report = Done(at=now(), path=str(path), rows=len(by_day))
-    session.answer(report, [f"{count(len(by_day), 'sum')} in {path}"])
+    session.answer(report, [f"wrote {count(len(by_day), 'row')} to {path}"])
 
 
 def _table(report: EnergyReport, indices: dict[str, int]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zeus_ipc.options import FILE
-from zeusctl.completing import gpus_argument
+from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.exits import CommandError, Exit, check_writable
 from zeusctl.session import Session, common_options, pass_session
 from zeusctl.text import count
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@gpus_argument()
+@gpus_argument(required=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option(
     "-o",
@@ -70,6 +70,8 @@ def exercise(
     from zeusctl.exercise.report import lines
     from zeusctl.exercise.run import refuse_unless_free, run
 
+    if not kill_zeusd:
+        without_effect("without --kill-zeusd", "--zeusd-pid")
     check_writable(output)
     chosen = session.gpus(gpus)
     refuse_unless_free(session.client, chosen)

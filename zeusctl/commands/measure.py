@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zeus_ipc.options import FILE
-from zeusctl.completing import complete_command, complete_gpus
+from zeusctl.arguments import CommandVerb, command_argument, gpus_argument
 from zeusctl.exits import CommandError, Exit, check_writable, writing
 from zeusctl.running import run
 from zeusctl.session import TIMEOUT_S, Session, common_options, now, pass_session
@@ -25,12 +25,16 @@ GONE_S = 0.7
 """How long to wait for a zeusd that may be restarting when the command has ended."""
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
-@click.option(
-    "--gpus", default="all", shell_complete=complete_gpus, help="GPUs to measure.  [default: all]"
-)
+@click.command(cls=CommandVerb)
+@gpus_argument()
+@command_argument(required=True)
 @click.option(
     "--cpu/--no-cpu", default=True, help="Include CPU, DRAM and module energy where available."
+)
+@click.option(
+    "--best-effort",
+    is_flag=True,
+    help="Run COMMAND even if nothing can be measured, with a warning.",
 )
 @click.option(
     "-o",
@@ -38,13 +42,15 @@ GONE_S = 0.7
     type=FILE,
     help="Write the result to this file.  [default: standard error]",
 )
-@click.argument(
-    "command", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_command
-)
 @common_options
 @pass_session
 def measure(
-    session: Session, gpus: str, cpu: bool, output: Path | None, command: tuple[str, ...]
+    session: Session,
+    gpus: str,
+    command: tuple[str, ...],
+    cpu: bool,
+    best_effort: bool,
+    output: Path | None,
 ) -> None:
     """Run a command, and print the energy that the GPUs drew.
 
@@ -53,39 +59,25 @@ def measure(
 
     \b
     zeusctl measure -- python train.py --epochs 1
-    zeusctl measure --gpus 0,1 -o energy.txt -- ./job.sh
+    zeusctl measure 0,1 -o energy.txt -- ./job.sh
     """
     from zeus_ipc.circuit import bounded
-    from zeus_ipc.errors import ErrorCode, SeveralGpusFailed, ZeusIpcError
+    from zeus_ipc.errors import ZeusIpcError
 
     try:
         if output is not None:
             check_writable(output)
-        chosen = session.gpus(gpus)
-        if session.node.quiesced_ns is not None:
-            message = "zeusd is quiesced and samples nothing; run `zeusctl resume` first"
-            raise CommandError(message, Exit.PENDING, "quiesced")
-        names = {gpu.uuid: f"gpu:{gpu.index}" for gpu in chosen}
-        if cpu:
-            for package in session.node.cpus:
-                names[f"cpu:{package.index}"] = f"cpu:{package.index}"
-                if package.dram:
-                    names[f"dram:{package.index}"] = f"dram:{package.index}"
-            for module in sorted({gpu.module for gpu in chosen if gpu.module is not None}):
-                names[f"module:{module}"] = f"module:{module}"
-        try:
-            session.client.windows(list(names))
-        except SeveralGpusFailed as error:
-            if len(error.errors) == len(names):
-                raise
-            for source, failure in error.errors.items():
-                if gpus == "all" and failure.code == ErrorCode.NOT_SUPPORTED:
-                    del names[source]  # a display card without a sensor
-    except (CommandError, ZeusIpcError) as error:
+        names = _sources(session, gpus, cpu)
+    except (CommandError, ZeusIpcError, OSError) as error:
         message = getattr(error, "message", None) or str(error)
-        raise CommandError(message, Exit.NOT_RUN, error.code) from None
-    except OSError as error:
-        raise CommandError(f"{output}: {error.strerror}", Exit.NOT_RUN) from None
+        if isinstance(error, OSError):
+            message = f"{output}: {error.strerror}"
+        if not best_effort:
+            code = getattr(error, "code", "failed")
+            raise CommandError(message, Exit.NOT_RUN, code) from None
+        warning = f"zeusctl: warning: nothing is measured ({message}); running the command anyway"
+        click.echo(warning, err=True)
+        click.get_current_context().exit(run(command))
     begin_ns = time.monotonic_ns()
     code = run(command)
     end_ns = time.monotonic_ns()
@@ -98,10 +90,41 @@ def measure(
         ]
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     note = ""
-    if gpus == "all" and len(chosen) > 1 and listed is not None:
+    if gpus == "all" and len(session.node.gpus) > 1 and listed is not None:
         note = f"all GPUs are counted, not only CUDA_VISIBLE_DEVICES={listed}; see --gpus"
     _answer(session, command, code, seconds, sources, output, note)
     click.get_current_context().exit(code)
+
+
+def _sources(session: Session, gpus: str, cpu: bool) -> dict[str, str]:
+    """The names of what is measured, by source.
+
+    Raises:
+        CommandError, ZeusIpcError: Nothing can be measured.
+    """
+    from zeus_ipc.errors import ErrorCode, SeveralGpusFailed
+
+    chosen = session.gpus(gpus)
+    if session.node.quiesced_ns is not None:
+        message = "zeusd is quiesced and samples nothing; run `zeusctl resume` first"
+        raise CommandError(message, Exit.PENDING, "quiesced")
+    names = {gpu.uuid: f"gpu:{gpu.index}" for gpu in chosen}
+    if cpu:
+        for package in session.node.cpus:
+            names[f"cpu:{package.index}"] = f"cpu:{package.index}"
+            if package.dram:
+                names[f"dram:{package.index}"] = f"dram:{package.index}"
+        for module in sorted({gpu.module for gpu in chosen if gpu.module is not None}):
+            names[f"module:{module}"] = f"module:{module}"
+    try:
+        session.client.windows(list(names))
+    except SeveralGpusFailed as error:
+        if len(error.errors) == len(names):
+            raise
+        for source, failure in error.errors.items():
+            if gpus == "all" and failure.code == ErrorCode.NOT_SUPPORTED:
+                del names[source]  # a display card without a sensor
+    return names
 
 
 def _measured(session: Session, source: str, name: str, begin_ns: int, end_ns: int) -> Measured:
@@ -181,7 +204,7 @@ def _lines(report: MeasureReport, note: str) -> Iterator[str]:
     yield from table(("  SOURCE", "ENERGY (J)", "", "AVERAGE (W)", ""), rows, (1, 2, 3))
     yield ""
     if report.gpu_energy_j is not None:
-        yield f"  {report.gpu_energy_j:.2f} J of GPUs in {report.time_s:.3f} s"
+        yield f"  all GPUs: {report.gpu_energy_j:.2f} J in {report.time_s:.3f} s"
     else:
         yield f"  {report.time_s:.3f} s"
     if note:

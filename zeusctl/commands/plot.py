@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zeus_ipc.options import FILE
-from zeusctl.completing import gpus_argument
+from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.exits import CommandError
 from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import parse_duration
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@gpus_argument(required=False)
+@gpus_argument()
 @click.option(
     "-o",
     "--output",
@@ -61,8 +61,10 @@ def plot(
     if output.suffix not in plots.ENDINGS:
         endings = ", ".join(plots.ENDINGS)
         raise click.BadParameter(f"name a file that ends in {endings}", param_hint="-o")
-    if recording is not None and profile is not None:
-        raise click.UsageError("a recording and a profile are two plots; draw one at a time")
+    if recording is not None:
+        without_effect("with --recording", "--profile", "--last")
+    if profile is not None:
+        without_effect("with --profile", "GPUS", "--last")
     from zeusctl.reports import Done
 
     plots.check_available()

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
-from zeusctl.columns import PROCESS_COLUMNS, Output, output_options
-from zeusctl.completing import gpus_argument, id_option
+from zeusctl.arguments import gpus_argument
+from zeusctl.columns import Output, output_options
+from zeusctl.columns import lines as table_of
+from zeusctl.entities import PROCESS
 from zeusctl.session import Session, common_options, now, pass_session
-from zeusctl.text import memory, shorten, table
 
 if TYPE_CHECKING:
     from zeusctl.reports import Process, ProcessesReport
 
-HEADER = ("GPU", "PID", "USER", "MEM", "TYPE", "COMMAND", "JOB", "HOLDS")
-
 
 @click.command()
-@gpus_argument(required=False)
-@id_option
-@output_options(PROCESS_COLUMNS)
+@gpus_argument()
+@output_options(PROCESS)
 @common_options
 @pass_session
 def processes(
@@ -36,8 +34,12 @@ def processes(
     TYPE is C for compute, G for graphics. Only administrators see pids, commands and jobs of other
     users. The list is at most one second old.
     """
-    output = Output(session.json, columns, form, watch, PROCESS_COLUMNS)
-    output.run(lambda: read(session, gpus), lambda report: process_lines(report.processes), rows)
+    output = Output(session.json, columns, form, watch, PROCESS)
+    output.run(
+        lambda: read(session, gpus),
+        lambda report: process_lines(report.processes),
+        lambda report: report.processes,
+    )
 
 
 def read(session: Session, gpus: str) -> ProcessesReport:
@@ -51,27 +53,6 @@ def read(session: Session, gpus: str) -> ProcessesReport:
     return ProcessesReport(at=now(), processes=process_reports(session.client, chosen, leases))
 
 
-def rows(report: ProcessesReport) -> Iterator[dict[str, Any]]:
-    """The report by column."""
-    for process in report.processes:
-        yield process.model_dump()
-
-
-def process_lines(found: Sequence[Process]) -> list[str]:
+def process_lines(found: Sequence[Process], width: int | None = None) -> list[str]:
     """Processes as a table."""
-    if not found:
-        return ["no process uses these GPUs"]
-    cells = [
-        [
-            str(one.gpu) + ("" if one.gpu_instance is None else f":{one.gpu_instance}"),
-            "-" if one.pid is None else str(one.pid),
-            one.user or "-",
-            memory(one.memory_mib),
-            one.type,
-            shorten(one.command or "-", 40),
-            one.job or "",
-            ", ".join(one.leases),
-        ]
-        for one in found
-    ]
-    return table(HEADER, cells, (0, 1, 3))
+    return table_of(PROCESS, found, width) if found else ["no process uses these GPUs"]

@@ -32,7 +32,6 @@ def quiesce(session: Session) -> None:
         quiesced=not result.open,
         open=result.open,
         pending_restores=pending,
-        not_back=pending,
     )
 
     def lines() -> list[str]:

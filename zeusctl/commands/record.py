@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeus_ipc.options import OUTPUT
-from zeusctl.completing import gpus_argument
+from zeusctl.arguments import gpus_argument
 from zeusctl.exits import CommandError, Exit, writing
 from zeusctl.running import asked_to_end
 from zeusctl.session import Session, common_options, now, pass_session
@@ -36,7 +36,7 @@ def _duration(
 
 
 @click.command()
-@gpus_argument(required=False)
+@gpus_argument()
 @click.option(
     "-o",
     "--output",

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from zeus_ipc.controls import SPECS
-from zeusctl.completing import complete_gpus, gpus_argument
+from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import Session, ceiling_option, common_options, now, pass_session
-from zeusctl.text import count, gpus_text, style
+from zeusctl.text import count, gpus_text, quantity_text, style, user_name, value_text
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
-    from zeusctl.reports import Lease, Outcome, ResetReport
+    from zeusctl.reports import Lease, ResetReport
 
 NOT_OFFERED, HELD = "not_offered", "held"
 """The outcomes for a control that the driver does not offer, or that another job holds."""
 
 
 @click.command()
-@gpus_argument()
+@gpus_argument(required=True)
 @click.option(
     "-c",
     "--control",
@@ -32,7 +33,7 @@ NOT_OFFERED, HELD = "not_offered", "held"
     type=click.Choice([control.value for control in SPECS]),
     help="Only this control; repeatable.",
 )
-@ceiling_option("Only remove this ceiling: fleet or job:ID.")
+@ceiling_option("Only remove this ceiling: fleet, persisted or job:ID.")
 @click.option(
     "--forget",
     is_flag=True,
@@ -54,9 +55,8 @@ def reset(
     zeusctl reset 3 --control gpu_clocks
     sudo zeusctl reset GPU-3b1e6a70-0f3e-5c2d-9d41-2f7c0a1b4e55 --forget
     """
-    from zeusctl.reports import ResetReport
-
     if forget:
+        without_effect("with --forget, which drops all pending restores", "--control", "--ceiling")
         _forget(session, gpus)
         return
     if gpus in _missing(session):
@@ -67,10 +67,8 @@ def reset(
         )
     chosen = session.gpus(gpus)
     if ceiling is not None:
-        session.client.set_ceiling([gpu.uuid for gpu in chosen], ceiling, None)
-        removed = ResetReport(at=now(), outcomes=[], revoked=[])
-        named = count(len(chosen), "GPU")
-        session.answer(removed, lambda: [f"removed the ceiling {ceiling} from {named}"])
+        without_effect("with --ceiling, which bounds the power limit", "--control")
+        _remove_ceiling(session, chosen, ceiling)
         return
     if session.client.policy().admin:
         report = _restore(session, chosen, controls, for_slurm=gpus == "slurm")
@@ -113,6 +111,17 @@ def _forget(session: Session, uuid: str) -> None:
     session.answer(report, [f"{', '.join(controls)} of {uuid} will not be restored"])
 
 
+def _remove_ceiling(session: Session, gpus: Sequence[GpuInfo], name: str) -> None:
+    from zeusctl.reports import ResetReport
+
+    having = [gpu for gpu in gpus if any(one.name == name for one in gpu.ceilings)]
+    # Also without any: zeusd may forbid it to this user, and says so.
+    session.client.set_ceiling([gpu.uuid for gpu in having or gpus], name, None)
+    where = gpus_text([gpu.index for gpu in having])
+    said = f"removed the ceiling {name} from {where}" if having else f"there is no ceiling {name}"
+    session.answer(ResetReport(at=now(), outcomes=[], revoked=[]), [said])
+
+
 def _restore(
     session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str], for_slurm: bool
 ) -> ResetReport:
@@ -140,36 +149,53 @@ def _restore(
 
 
 def _release_own(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str]) -> ResetReport:
-    from zeusctl.reports import ResetReport
+    """Releases this user's leases.
+
+    Raises:
+        CommandError: Something else differs from the restore target, and needs an administrator.
+    """
+    from zeusctl.reports import Outcome, ResetReport
 
     uid = os.geteuid()
     before = _leases(session, gpus, controls)
     session.client.release([gpu.uuid for gpu in gpus], controls, whose="user")
     left = _leases(session, gpus, controls)
     held = [(lease.uuid, lease.control) for lease in left]
-    outcomes = [_outcome(one, (one.uuid, one.control) in held) for one in before if one.uid == uid]
-    others = [lease for lease in left if lease.uid != uid]
-    if others:
-        first = others[0]
-        raise CommandError(
-            f"{first.control} of GPU {first.gpu} is held by user {first.user}, and only an "
-            "administrator may revoke that lease; the leases of your own processes are released",
-            Exit.DENIED,
-            "permission_denied",
+    outcomes = [
+        Outcome(
+            gpu=one.gpu,
+            uuid=one.uuid,
+            control=one.control,
+            ok=(one.uuid, one.control) not in held,
+            trouble="it could not be restored yet" if (one.uuid, one.control) in held else None,
         )
+        for one in before
+        if one.uid == uid
+    ]
+    for gpu in gpus:
+        others = _set_by_others(session, gpu, controls, left)
+        if others:
+            own = "; the leases of your own processes are released" if outcomes else ""
+            raise session.denied(f"GPU {gpu.index}: {others}{own}", "reset others' settings")
     return ResetReport(at=now(), outcomes=outcomes, revoked=[])
 
 
-def _outcome(lease: Lease, still_there: bool) -> Outcome:
-    from zeusctl.reports import Outcome
-
-    return Outcome(
-        gpu=lease.gpu,
-        uuid=lease.uuid,
-        control=lease.control,
-        ok=not still_there,
-        trouble="it could not be restored yet" if still_there else None,
-    )
+def _set_by_others(
+    session: Session, gpu: GpuInfo, controls: Sequence[str], leases: Sequence[Lease]
+) -> str:
+    """What keeps a GPU from its restore target, that is not this user's; empty: nothing."""
+    for lease in leases:
+        if lease.uuid == gpu.uuid and lease.uid != os.geteuid():
+            return f"{lease.control} is held by user {lease.user}"
+    for control in gpu.persisted:
+        if not controls or control in controls:
+            return f"{control} is persistent"
+    if not controls or "power_limit" in controls:
+        limit = session.client.state(gpu.uuid)[gpu.uuid].power_limit_mw
+        if limit is not None and limit != gpu.power_limit_highest_mw:
+            text = value_text("power_limit", [limit])
+            return f"its power limit of {text} was set by someone else"
+    return ""
 
 
 def _leases(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str]) -> list[Lease]:
@@ -180,15 +206,15 @@ def _leases(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str]) 
 
 
 def _lines(report: ResetReport) -> list[str]:
-    from zeusctl.views import holder
+    from zeusctl.entities import holder
 
     lines = []
     for lease in report.revoked:
-        value = lease.value_text or "nothing"
-        lines.append(f"GPU {lease.gpu}: {holder(lease)} lost {lease.control} (had set {value})")
+        was = "" if lease.value is None else f"; was {quantity_text(lease.control, lease.value)}"
+        lines.append(f"GPU {lease.gpu}: revoked {lease.control} from {holder(lease)}{was}")
     for outcome in report.outcomes:
         if not outcome.ok:
-            text = f"GPU {outcome.gpu}: {outcome.control} is not back: {outcome.trouble}"
+            text = f"GPU {outcome.gpu}: {outcome.control} is not restored: {outcome.trouble}"
             lines.append(style(text, fg="red"))
     absent = [outcome for outcome in report.outcomes if outcome.trouble == NOT_OFFERED]
     for control in dict.fromkeys(outcome.control for outcome in absent):
@@ -196,31 +222,24 @@ def _lines(report: ResetReport) -> list[str]:
         lines.append(f"{control} is not offered by {gpus_text(without)}")
     kept = [outcome for outcome in report.outcomes if outcome.trouble == HELD]
     lines += [f"GPU {one.gpu}: {one.control} stays with the job that holds it" for one in kept]
-    back = sum(outcome.ok for outcome in report.outcomes) - len(absent) - len(kept)
+    restored = sum(outcome.ok for outcome in report.outcomes) - len(absent) - len(kept)
     gpus = len({outcome.uuid for outcome in report.outcomes})
     if report.outcomes:
-        are = "is" if back == 1 else "are"
-        where = f"{count(back, 'control')} of {count(gpus, 'GPU')}"
-        lines.append(f"{where} {are} at the restore target again")
+        lines.append(f"reset {count(restored, 'control')} on {count(gpus, 'GPU')}")
     else:
-        lines.append("your processes hold no lease there; there was nothing to restore")
+        lines.append("nothing to reset: your processes hold no lease there")
     return lines
 
 
 @click.command()
+@gpus_argument()
 @click.option("--pid", "pids", multiple=True, type=click.IntRange(min=1), help="Of this process.")
 @click.option("--job", help="Of this job: Slurm's job id or SLUID, or a pod's UID.")
 @click.option("--all", "everybody", is_flag=True, help="Release everyone's (administrators).")
-@click.option(
-    "--gpus",
-    default="all",
-    shell_complete=complete_gpus,
-    help="Only on these GPUs.  [default: all]",
-)
 @common_options
 @pass_session
 def release(
-    session: Session, pids: tuple[int, ...], job: str | None, everybody: bool, gpus: str
+    session: Session, gpus: str, pids: tuple[int, ...], job: str | None, everybody: bool
 ) -> None:
     """Release leases: your own, or those of a process or job.
 
@@ -234,12 +253,42 @@ def release(
 
     if job == "":
         raise click.UsageError("--job is empty; name a job, or omit --job")
+    if everybody:
+        without_effect("with --all, which is everyone's", "--pid", "--job")
+    released, admin = 0, False
     if session.node.gpus or gpus != "all":
         uuids = [] if gpus == "all" else [gpu.uuid for gpu in session.gpus(gpus)]
+        admin = session.client.policy().admin
         # For an administrator, a process or a job may belong to anyone.
-        whose = "all" if everybody or ((pids or job) and session.client.policy().admin) else "user"
+        whose = "all" if everybody or ((pids or job) and admin) else "user"
         released = session.client.release(uuids, whose=whose, pids=pids, job=job or "")
-    else:
-        released = 0
+    if not released and not admin:
+        for pid in pids:
+            _must_be_own(session, pid)
     report = ReleaseReport(at=now(), released=released)
-    session.answer(report, [f"{count(released, 'lease')} released"])
+    session.answer(report, [_released(released, pids, job, admin or everybody)])
+
+
+def _must_be_own(session: Session, pid: int) -> None:
+    """Checks a process whose leases this user wants to release.
+
+    Raises:
+        CommandError: It is another user's.
+    """
+    try:
+        uid = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return
+    if uid != os.geteuid():
+        what = f"nothing released: process {pid} belongs to {user_name(uid)}"
+        raise session.denied(what, "release others' leases")
+
+
+def _released(released: int, pids: Sequence[int], job: str | None, all_of_them: bool) -> str:
+    if released:
+        return f"{count(released, 'lease')} released"
+    if not (pids or job):
+        who = "nobody holds a lease" if all_of_them else "your processes hold no lease"
+        return f"nothing to release: {who}"
+    holder = f"process {', '.join(map(str, pids))}" if pids else f"job {job}"
+    return f"nothing to release: {holder} holds no lease{'' if all_of_them else ' of yours'}"

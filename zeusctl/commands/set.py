@@ -13,15 +13,15 @@ import click
 
 from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
 from zeus_ipc.sd_notify import sd_notify
-from zeusctl.completing import complete_command, gpus_argument
+from zeusctl.arguments import CommandVerb, command_argument, gpus_argument, without_effect
 from zeusctl.exits import CommandError, Exit
 from zeusctl.running import asked_to_end, run
 from zeusctl.session import Session, ceiling_option, common_options, now, pass_session
-from zeusctl.text import count, parse_duration, value_text
+from zeusctl.text import count, parse_duration, quantity_text
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
-    from zeusctl.reports import Setting, Value
+    from zeusctl.reports import Setting
 
     _Type = click.ParamType[Any]
 else:
@@ -69,11 +69,9 @@ class _Duration(_Type):
             self.fail(str(error), param, ctx)
 
 
-@click.command(
-    "set", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": True}
-)
-@gpus_argument()
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_command)
+@click.command("set", cls=CommandVerb)
+@gpus_argument(required=True)
+@command_argument(required=False)
 @_control_options
 @click.option(
     "--confirm-within",
@@ -88,7 +86,7 @@ class _Duration(_Type):
 @click.option(
     "--together",
     is_flag=True,
-    help="Set a power profile even beside a leased power limit or clock, and the reverse.",
+    help="Set a power profile even beside a leased power limit or clock, and vice versa.",
 )
 @click.option(
     "--persist", is_flag=True, help="Keep it until `zeusctl reset`, and exit (administrators)."
@@ -142,31 +140,21 @@ def set_(
             f"nothing to set; name {', '.join(options[:-1])} or {options[-1]}",
             click.get_current_context(),
         )
-    if command and command[0] in ("W", "MHz"):
-        raise click.UsageError(
-            f"give a value and its unit as one word, such as 1410{command[0]}",
-            click.get_current_context(),
-        )
     if ceiling is not None:
+        others = ("--persist", "--confirm-within", "--best-effort", "--together", "COMMAND")
+        without_effect("with --ceiling, which outlives this command", *others)
         _set_ceiling(session, gpus, ceiling, controls, ttl, fallback)
         return
-    if persist and command:
-        raise click.UsageError(
-            "--persist lasts beyond any command; omit one of them",
-            click.get_current_context(),
-        )
-    if best_effort and not command:
-        raise click.UsageError(
-            "--best-effort needs a command after --",
-            click.get_current_context(),
-        )
+    without_effect("without --ceiling", "--for", "--then")
+    if persist:
+        without_effect("with --persist, which outlives it", "COMMAND")
+    if not command:
+        without_effect("without a command after --", "--best-effort")
     try:
         chosen = session.gpus(gpus)
-        if "memory_clocks" in controls:
-            _check_clocks(session, chosen, controls["memory_clocks"])
         settings = _apply(session, chosen, controls, together)
         if confirm_within is not None:
-            _confirm(settings, confirm_within)
+            _confirm(session, settings, confirm_within)
         if persist:
             session.client.persist([gpu.uuid for gpu in chosen], list(controls))
     except Exception as error:
@@ -176,7 +164,8 @@ def set_(
         if not best_effort:
             raise failed from None
         session.close()  # GPUs that were already set are restored
-        click.echo(f"zeusctl: nothing is set: {failed}; the command runs anyway", err=True)
+        warning = f"zeusctl: warning: no limit set ({failed}); running the command anyway"
+        click.echo(warning, err=True)
         click.get_current_context().exit(run(command))
     if persist:
         _answer(session, settings, "persisted")
@@ -243,7 +232,6 @@ def _set_ceiling(
             control=Control.POWER_LIMIT.value,
             value=known_quantity(Control.POWER_LIMIT.value, [highest[gpu.uuid]]),
             unit=SPECS[Control.POWER_LIMIT].unit,
-            value_text="at most " + value_text(Control.POWER_LIMIT.value, [highest[gpu.uuid]]),
             asked=known_quantity(Control.POWER_LIMIT.value, limit),
             was=None,
         )
@@ -274,7 +262,6 @@ def _apply(
                 control=control,
                 value=known_quantity(control, applied[gpu.uuid]),
                 unit=SPECS[Control(control)].unit,
-                value_text=value_text(control, applied[gpu.uuid]),
                 asked=known_quantity(control, value),
                 was=before.get(gpu.uuid) if control == "power_limit" else None,
             )
@@ -298,20 +285,27 @@ def _limits(session: Session, uuids: list[str]) -> dict[str, float]:
     }
 
 
-def _confirm(settings: Sequence[Setting], within_s: float) -> None:
+def _confirm(session: Session, settings: Sequence[Setting], within_s: float) -> None:
     """Wait for a yes on standard input.
 
     Raises:
-        CommandError: The answer was not yes; zeusd restores the settings when zeusctl ends.
+        CommandError: The answer was not yes; the settings are restored.
     """
-    what = f"{count(len(settings), 'setting')} in force"
-    click.echo(f"{what}; keep? [y/N, within {within_s:g} s] ", err=True, nl=False)
+    applied = (
+        f"{count(len(settings), 'setting')} applied. Keep {'it' if len(settings) == 1 else 'them'}?"
+    )
+    click.echo(f"{applied} [y/N, within {within_s:g} s] ", err=True, nl=False)
     ready, _, _ = waiting.select([sys.stdin], [], [], within_s)
     answer = sys.stdin.readline().strip().lower() if ready else ""
-    if answer not in ("y", "yes"):
-        click.echo("", err=True)
-        why = "nobody confirmed" if not answer else f"the answer was {answer!r}"
-        raise CommandError(f"{why}, so everything is restored; confirm with y", Exit.FAILED)
+    if answer in ("y", "yes"):
+        return
+    click.echo("", err=True)
+    why = f"the answer was {answer!r}" if answer else "not confirmed in time"
+    controls = dict.fromkeys(one.control for one in settings)
+    session.client.release(list({one.uuid for one in settings}), list(controls))
+    pending = [one for one in session.client.leases() if one.restoring and one.pid == os.getpid()]
+    done = "the restore is pending, see `zeusctl leases`" if pending else "restored"
+    raise CommandError(f"{why}; {done} (answer y to keep)")
 
 
 def _answer(session: Session, settings: list[Setting], kept: str) -> None:
@@ -320,17 +314,13 @@ def _answer(session: Session, settings: list[Setting], kept: str) -> None:
     def differs(one: Setting) -> bool:
         return one.asked is not None and one.asked != one.value
 
-    def number(value: Value | None) -> str:
-        if isinstance(value, list):
-            parts = [part if isinstance(part, str) else f"{part:g}" for part in value]
-            return (", " if value and isinstance(value[0], str) else "-").join(parts) or "none"
-        return f"{value:g}"
+    bound = "at most " if kept == "ceiling" else ""
 
     def lines() -> list[str]:
         return [
-            f"GPU {one.gpu}: {one.control} {one.value_text}"
-            + (f" (asked for {number(one.asked)} {one.unit})" if differs(one) else "")
-            + (f" (was {number(one.was)} {one.unit})" if one.was else "")
+            f"GPU {one.gpu}: {one.control} {bound}{quantity_text(one.control, one.value)}"
+            + (f" (asked for {quantity_text(one.control, one.asked)})" if differs(one) else "")
+            + (f" (was {quantity_text(one.control, one.was)})" if one.was else "")
             for one in settings
         ]
 
@@ -381,7 +371,7 @@ class _LossWatch:
         ]
         if what and not self._ended.is_set():
             click.echo(
-                f"zeusctl: the lease on {' and '.join(what)} is lost; zeusd has restored the old "
+                f"zeusctl: the lease on {' and '.join(what)} is lost, and zeusd restores the old "
                 "value; `zeusctl audit` says why",
                 err=True,
             )
@@ -391,30 +381,3 @@ def _not_run(session: Session, error: Exception) -> CommandError:
     """Turns an error before the command ran into an exit code that the command cannot have."""
     message = session.readable(str(getattr(error, "message", None) or error))
     return CommandError(message, Exit.NOT_RUN, str(getattr(error, "code", "failed")))
-
-
-def _check_clocks(session: Session, gpus: Sequence[GpuInfo], value: ControlValue) -> None:
-    """Refuses a memory clock that the GPU does not have: drivers silently use the nearest one.
-
-    Raises:
-        CommandError: A GPU has no memory clock in this range.
-    """
-    from zeus_ipc.errors import ZeusIpcError
-
-    for gpu in gpus:
-        try:
-            clocks = sorted(session.client.clocks(gpu.uuid).memory_mhz)
-        except ZeusIpcError:
-            continue  # the driver does not list its clocks, and decides
-        if clocks and not any(value[0] <= mhz <= value[1] for mhz in clocks):
-            there = ", ".join(map(str, clocks))
-            has = f"is always {there} MHz" if len(clocks) == 1 else f"can be {there} MHz"
-            asked = f"{value[0]} MHz"
-            if value[0] != value[1]:
-                asked = f"anything from {value[0]} to {value[1]} MHz"
-            raise CommandError(
-                f"the memory clock of GPU {gpu.index} ({gpu.name}) {has}, not {asked}; "
-                "choose a clock that it has",
-                Exit.OUT_OF_RANGE,
-                "out_of_range",
-            )

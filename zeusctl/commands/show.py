@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING
 import click
 
 from zeus_ipc.controls import SPECS, Control
-from zeusctl.columns import GPU_COLUMNS, Output, output_options
+from zeusctl.arguments import gpus_argument
+from zeusctl.columns import Output, output_options
+from zeusctl.columns import lines as table_of
 from zeusctl.commands.processes import process_lines
-from zeusctl.commands.status import ceiling_lines, lease_lines, site_text
 from zeusctl.commands.status import read as read_status
-from zeusctl.commands.status import rows as status_rows
-from zeusctl.completing import gpus_argument, id_option
+from zeusctl.commands.status import site_text
+from zeusctl.entities import CEILING, GPU, LEASE
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import Session, common_options, now, pass_session
-from zeusctl.text import energy, split, style
+from zeusctl.text import energy, number, quantity_text, split, style
 from zeusctl.text import memory as memory_text
 
 if TYPE_CHECKING:
-    from zeusctl.reports import Permitted, ShowReport
+    from zeusctl.reports import KnownGpu, Permitted, ShowReport
 
 _HOUR_NS = 3600 * 10**9
 
 
 @click.command()
-@gpus_argument(required=False)
-@id_option
-@output_options(GPU_COLUMNS)
+@gpus_argument()
+@output_options(GPU)
 @common_options
 @pass_session
 def show(
@@ -44,8 +44,10 @@ def show(
     With --columns or --format csv, print a row as in `zeusctl status`.
     """
     if columns or form == "csv":
-        output = Output(session.json, columns, form, watch, GPU_COLUMNS)
-        output.run(lambda: read_status(session, gpus, processes=True), _lines, status_rows)
+        output = Output(session.json, columns, form, watch, GPU)
+        output.run(
+            lambda: read_status(session, gpus, processes=True), _lines, lambda report: report.gpus
+        )
     else:
         Output(session.json, (), form, watch, ()).run(
             lambda: _read(session, gpus), _lines, lambda report: []
@@ -85,7 +87,7 @@ def _read(session: Session, gpus: str) -> ShowReport:
     return ShowReport(
         at=now(),
         known=known_report(gpu),
-        now=gpu_reports(client, [gpu])[0],
+        now=gpu_reports(client, [gpu], leases)[0],
         leases=leases,
         you_may=[
             permitted_report(control, permission, session.readable)
@@ -119,30 +121,30 @@ def _lines(report: ShowReport) -> Iterator[str]:
     yield style(f"GPU {known.index}: {known.name}", bold=True)
     if state.error is not None:
         yield style(state.error, fg="red")
-    memory = f"{known.memory_mib / 1024:.0f} GiB"
+    memory = memory_text(known.memory_mib)
     yield from _rows(
         ("UUID", known.uuid),
         ("PCI address", known.pci_address),
         ("memory", memory + (f", {split(known.runtime_indices)}" if known.mig_enabled else "")),
         ("memory in use", memory_text(state.memory_used_mib)),
-        ("utilization", _unit(state.utilization_percent, "%")),
-        ("power", _unit(state.power_w, "W")),
-        ("limit requested", _unit(limit.requested, "W")),
-        ("limit enforced", _unit(limit.enforced, "W")),
+        ("utilization", number(state.utilization_percent, "%")),
+        ("power", number(state.power_w, "W")),
+        ("limit requested", number(limit.requested, "W")),
+        ("limit enforced", number(limit.enforced, "W")),
         ("site limit", site_text(limit)),
         ("limits it accepts", _span(limit.smallest, limit.largest, "W")),
-        ("vendor's default", _unit(limit.default, "W")),
+        ("vendor's default", number(limit.default, "W")),
         (
             "graphics clock",
-            _unit(state.gpu_clock_mhz, "MHz") + _locked(state.locked_gpu_clocks_mhz),
+            number(state.gpu_clock_mhz, "MHz") + _locked(state.locked_gpu_clocks_mhz),
         ),
         (
             "memory clock",
-            _unit(state.memory_clock_mhz, "MHz") + _locked(state.locked_memory_clocks_mhz),
+            number(state.memory_clock_mhz, "MHz") + _locked(state.locked_memory_clocks_mhz),
         ),
-        ("graphics clocks", _clocks(report.gpu_clocks_mhz)),
-        ("memory clocks", _clocks(report.memory_clocks_mhz)),
-        ("temperature", _unit(state.temperature_c, "C")),
+        ("graphics clocks", _clocks(report.gpu_clocks_mhz, Control.GPU_CLOCKS, known)),
+        ("memory clocks", _clocks(report.memory_clocks_mhz, Control.MEMORY_CLOCKS, known)),
+        ("temperature", number(state.temperature_c, "C")),
         ("throttled by", ", ".join(state.throttle_reasons or ()) or "nothing"),
         ("persistence mode", {None: "-", True: "on", False: "off"}[state.persistence_mode]),
         *_profiles(report),
@@ -160,12 +162,12 @@ def _lines(report: ShowReport) -> Iterator[str]:
     yield from _rows(*((one.control, _may(one)) for one in report.you_may))
     yield ""
     if report.leases:
-        yield from lease_lines(report.leases)
+        yield from table_of(LEASE, report.leases)
     else:
         yield "Nobody holds a lease on it."
     if report.ceilings:
         yield ""
-        yield from ceiling_lines(report.ceilings)
+        yield from table_of(CEILING, report.ceilings)
 
 
 def _profiles(report: ShowReport) -> Iterator[tuple[str, str]]:
@@ -173,9 +175,9 @@ def _profiles(report: ShowReport) -> Iterator[tuple[str, str]]:
     enforced, name = report.now.enforced_power_profiles, Control.POWER_PROFILE.value
     if not report.known.power_profiles:
         return
-    (requested,) = (one.value_text for one in report.now.controls if one.control == name)
+    (requested,) = (one.value for one in report.now.controls if one.control == name)
     yield "profiles", ", ".join(report.known.power_profiles)
-    yield "profiles requested", requested or "-"
+    yield "profiles requested", "-" if requested is None else quantity_text(name, requested)
     yield "profiles enforced", "-" if enforced is None else ", ".join(enforced) or "none"
 
 
@@ -191,21 +193,20 @@ def _may(one: Permitted) -> str:
     return " or ".join(_span(low, high, unit) for low, high in one.ranges) or "yes"
 
 
-def _unit(value: float | None, unit: str) -> str:
-    return "-" if value is None else f"{value:g} {unit}"
-
-
 def _span(low: float | None, high: float | None, unit: str) -> str:
-    return "-" if low is None or high is None else f"{low:g} to {high:g} {unit}"
+    if low is None or high is None:
+        return "-"
+    return number(high, unit) if low == high else f"{number(low)} to {number(high, unit)}"
 
 
 def _locked(span: tuple[int, int] | None) -> str:
     return "" if span is None else f", locked to {span[0]} to {span[1]} MHz"
 
 
-def _clocks(mhz: list[int]) -> str:
+def _clocks(mhz: list[int], control: Control, known: KnownGpu) -> str:
     if not mhz:
         return "-"
-    if len(mhz) <= 4:
-        return ", ".join(map(str, sorted(mhz))) + " MHz"
-    return f"{len(mhz)} from {min(mhz)} to {max(mhz)} MHz"
+    text = ", ".join(map(str, sorted(mhz))) + " MHz"
+    if len(mhz) > 4:
+        text = f"{min(mhz)} to {max(mhz)} MHz in {len(mhz)} steps"
+    return text if control.value in known.controls else f"{text}; they cannot be locked"

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from zeusctl.columns import GPU_COLUMNS, Output, output_options
+from zeusctl.arguments import gpus_argument, without_effect
+from zeusctl.columns import Output, output_options
+from zeusctl.columns import lines as table_of
 from zeusctl.commands.processes import process_lines
-from zeusctl.completing import gpus_argument, id_option
+from zeusctl.entities import CEILING, GPU, LEASE, MODULE
 from zeusctl.session import Session, common_options, now, pass_session
-from zeusctl.text import count, duration, energy, shorten, style, table
+from zeusctl.text import count, duration, number, plain, screen_width, style
 
 if TYPE_CHECKING:
-    from zeusctl.reports import Ceiling, Gpu, KnownGpu, Lease, Node, PowerLimit, StatusReport
+    from zeusctl.reports import Gpu, KnownGpu, Lease, Node, PowerLimit, StatusReport
 
-HEADER = (
-    *("GPU", "NAME", "UTIL", "MEM USED", "POWER", "LIMIT", "SITE", "CLOCK", "MEMORY", "TEMP"),
-    *("ENERGY", "THROTTLED BY"),
-)
 COUNTS = {"module": "the whole module", "unknown": "either the GPU or the whole module"}
-RIGHT = tuple(range(11))[:1] + tuple(range(2, 11))
 
 
 @click.command()
-@gpus_argument(required=False)
-@id_option
+@gpus_argument()
 @click.option("--processes", "-p", is_flag=True, help="Also list processes.")
-@output_options(GPU_COLUMNS)
+@output_options(GPU)
 @common_options
 @pass_session
 def status(
@@ -50,16 +46,19 @@ def status(
     \b
     zeusctl status -i 0,1 --columns index,power_w,utilization_percent --format csv --watch 1
     """
+    if columns or form == "csv":
+        without_effect("with --columns or --format csv", "--processes")
     count_them = processes or "processes" in columns or form == "csv"
-    output = Output(session.json, columns, form, watch, GPU_COLUMNS)
-    output.run(lambda: read(session, gpus, count_them), lines, rows)
+    output = Output(session.json, columns, form, watch, GPU)
+    output.run(lambda: read(session, gpus, count_them), lines, lambda report: report.gpus)
 
 
 @click.command()
+@gpus_argument()
 @click.option("--mine", is_flag=True, help="Only leases of your own processes.")
 @common_options
 @pass_session
-def leases(session: Session, mine: bool) -> None:
+def leases(session: Session, gpus: str, mine: bool) -> None:
     """List leases and ceilings: holder, age, restore target.
 
     Only the process's own user and administrators see the process, its program and its job.
@@ -67,15 +66,16 @@ def leases(session: Session, mine: bool) -> None:
     from zeusctl.reports import LeasesReport
     from zeusctl.views import ceiling_reports, lease_reports
 
-    found = lease_reports(session.client, session.node.gpus, others=True)
+    chosen = session.node.gpus if gpus == "all" else session.gpus(gpus)
+    found = lease_reports(session.client, chosen, others=gpus == "all")
     if mine:
         found = [lease for lease in found if lease.uid == os.geteuid()]
-    ceilings = [] if mine else ceiling_reports(session.node.gpus)
+    ceilings = [] if mine else ceiling_reports(chosen)
     report = LeasesReport(at=now(), leases=found, ceilings=ceilings)
 
     def lines() -> list[str]:
-        said = lease_lines(found) if found else ["no leases"]
-        return [*said, "", *ceiling_lines(ceilings)] if ceilings else said
+        said = table_of(LEASE, found) if found else ["no leases"]
+        return [*said, "", *table_of(CEILING, ceilings)] if ceilings else said
 
     session.answer(report, lines)
 
@@ -100,38 +100,20 @@ def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
     indices = {gpu.index for gpu in chosen} | ({-1} if gpus == "all" else set())
     states, errors = ({}, {}) if quiesced else read_states(session.client, session.node.gpus)
     modules = {gpu.module for gpu in chosen}
+    listed = process_reports(session.client, chosen, leases) if processes and not quiesced else None
     return StatusReport(
         at=now(),
         node=node_report(session.node, session.socket, leases),
-        gpus=[] if quiesced else reports_of(chosen, states, errors),
+        gpus=[] if quiesced else reports_of(chosen, states, errors, leases, listed),
         leases=[lease for lease in leases if lease.gpu in indices],
         ceilings=ceiling_reports(chosen),
-        processes=process_reports(session.client, chosen, leases)
-        if processes and not quiesced
-        else None,
+        processes=listed,
         modules=[
             one
             for one in module_reports(session.node.gpus, states)
             if not quiesced and one.module in modules
         ],
     )
-
-
-def rows(report: StatusReport) -> Iterator[dict[str, Any]]:
-    """The GPUs by column."""
-    for gpu in report.gpus:
-        limit = gpu.power_limit_w
-        yield {
-            **gpu.model_dump(),
-            "power_limit_w": limit.requested,
-            "enforced_power_limit_w": limit.enforced,
-            "site_limit_w": limit.site,
-            "min_power_limit_w": limit.smallest,
-            "max_power_limit_w": limit.largest,
-            "default_power_limit_w": limit.default,
-            "processes": sum(one.gpu == gpu.index for one in report.processes or ()),
-            "leases": sum(one.gpu == gpu.index for one in report.leases),
-        }
 
 
 def lines(report: StatusReport) -> Iterator[str]:
@@ -149,7 +131,7 @@ def lines(report: StatusReport) -> Iterator[str]:
     elif not report.gpus:
         yield "zeusd sees no GPUs; `zeusctl doctor` says why."
     else:
-        yield from table(HEADER, [gpu_row(gpu) for gpu in report.gpus], RIGHT)
+        yield from table_of(GPU, report.gpus)
         yield from module_lines(report)
         for gpu in report.gpus:
             if gpu.error is not None:
@@ -176,7 +158,7 @@ def lines(report: StatusReport) -> Iterator[str]:
         yield style(f"zeusd.toml: {finding}", fg="yellow")
     if report.leases:
         yield ""
-        yield from lease_lines(report.leases)
+        yield from table_of(LEASE, report.leases)
     for uuid, since_s in missing_gpus(report.leases).items():
         since = "" if since_s is None else f" for {duration(since_s)}"
         text = (
@@ -185,7 +167,7 @@ def lines(report: StatusReport) -> Iterator[str]:
         yield style(f"{text} for good: `sudo zeusctl reset {uuid} --forget`", fg="red")
     if report.ceilings:
         yield ""
-        yield from ceiling_lines(report.ceilings)
+        yield from table_of(CEILING, report.ceilings)
     if report.processes is not None:
         yield ""
         yield from process_lines(report.processes)
@@ -195,28 +177,14 @@ def module_lines(report: StatusReport) -> Iterator[str]:
     """The superchips, and what they draw together."""
     if not report.modules:
         return
-    rows = [
-        [
-            str(one.module),
-            ",".join(map(str, one.gpus)),
-            _number(one.power_w, 1),
-            _number(one.gpu_power_w, 1),
-            _difference(one.power_w, one.gpu_power_w),
-        ]
-        for one in report.modules
-    ]
     yield ""
-    yield from table(("MODULE", "GPUS", "POWER", "OF GPUS", "OF THE REST"), rows, (0, 2, 3, 4))
+    yield from table_of(MODULE, report.modules)
     powers = [one.power_w for one in report.modules]
     if len(powers) > 1 and None not in powers:
-        yield f"{_number(sum(one or 0 for one in powers), 1)} W in {count(len(powers), 'module')}"
+        yield f"{number(sum(one or 0 for one in powers), 'W')} in {count(len(powers), 'module')}"
     for gpu in report.gpus:
         if gpu.energy_scope != "gpu":
             yield f"GPU {gpu.index}: its energy counter counts {COUNTS[gpu.energy_scope]}"
-
-
-def _difference(one: float | None, other: float | None) -> str:
-    return "-" if one is None or other is None else _number(one - other, 1)
 
 
 def headline(node: Node) -> str:
@@ -224,13 +192,14 @@ def headline(node: Node) -> str:
     driver = f"driver {node.driver_version}" if node.driver_version else "no driver"
     if node.simulated:
         driver = "simulated GPUs"
-    text = (
-        f"zeusd {node.daemon_version} at {node.socket}, up {duration(node.uptime_s)}, {driver}, "
-        f"{count(node.gpus, 'GPU')}, {count(node.leases, 'lease')}"
-    )
+    parts = [f"zeusd {node.daemon_version}: {count(node.gpus, 'GPU')}", count(node.leases, "lease")]
     if node.pending_restores:
-        text += style(f", {count(node.pending_restores, 'pending restore')}", fg="red")
-    return text
+        parts.append(style(count(node.pending_restores, "pending restore"), fg="red"))
+    parts += [driver, f"up {duration(node.uptime_s)}", f"at {node.socket}"]
+    room = screen_width()
+    while room and len(plain(", ".join(parts))) > room and len(parts) > 1:
+        parts.pop()
+    return ", ".join(parts)
 
 
 def above_site_limit(limit: PowerLimit) -> bool:
@@ -260,94 +229,12 @@ def site_text(limit: PowerLimit) -> str:
     if limit.site is None:
         return "-"
     state = ", enforced" if limit.site_enforced else ""
-    return f"{limit.site:g} W" + (", not enforced" if is_cap_only(limit) else state)
-
-
-def gpu_row(gpu: Gpu) -> list[str]:
-    """Returns a GPU's row of the table."""
-    limit = gpu.power_limit_w
-    return [
-        str(gpu.index),
-        shorten(gpu.name, 24),
-        "-" if gpu.utilization_percent is None else f"{gpu.utilization_percent}%",
-        _memory(gpu),
-        _number(gpu.power_w, 1),
-        limit_text(limit.requested, limit.enforced, limit.site),
-        _number(limit.site),
-        _number(gpu.gpu_clock_mhz) + ("*" if gpu.locked_gpu_clocks_mhz else ""),
-        _number(gpu.memory_clock_mhz) + ("*" if gpu.locked_memory_clocks_mhz else ""),
-        "-" if gpu.temperature_c is None else f"{gpu.temperature_c} C",
-        "-" if gpu.energy_j is None else energy(gpu.energy_j),
-        ", ".join(gpu.throttle_reasons or ()),
-    ]
-
-
-def _memory(gpu: Gpu) -> str:
-    if gpu.memory_used_mib is None or gpu.memory_total_mib is None:
-        return "-"
-    return f"{gpu.memory_used_mib / 1024:.1f}/{gpu.memory_total_mib / 1024:.0f} GiB"
-
-
-def limit_text(requested: float | None, enforced: float | None, site: float | None) -> str:
-    """Returns a limit and what the board enforces, in yellow if it is below the site limit."""
-    if requested is None:
-        return "-"
-    text = _number(requested)
-    if enforced is not None and enforced < requested:
-        text += f">{_number(enforced)}"
-    below = site is not None and min(requested, enforced or requested) < site
-    return style(text, fg="yellow") if below else text
+    below = limit.highest is not None and limit.highest < limit.site
+    if below:
+        state = f"; ceilings allow at most {number(limit.highest, 'W')}"
+    return number(limit.site, "W") + (", not enforced" if is_cap_only(limit) else state)
 
 
 def missing_gpus(leases: Sequence[Lease]) -> dict[str, float | None]:
     """UUIDs of GPUs that zeusd does not find and has to restore, and for how long."""
     return {one.uuid: one.pending_s for one in leases if one.gpu < 0 and one.restoring}
-
-
-def lease_lines(leases: Sequence[Lease]) -> list[str]:
-    """Leases as a table."""
-    from zeusctl.views import holder
-
-    rows = []
-    for lease in leases:
-        state = "held"
-        if lease.restoring:
-            state = style("pending restore", fg="red")
-        rows.append(
-            [
-                lease.uuid if lease.gpu < 0 else str(lease.gpu),
-                lease.control,
-                lease.value_text or "not set",
-                lease.restore_target_text,
-                state,
-                duration(lease.held_s),
-                holder(lease) + (f": {lease.trouble}" if lease.trouble else ""),
-            ]
-        )
-    return table(("GPU", "CONTROL", "SET TO", "RESTORE TO", "STATE", "SINCE", "HOLDER"), rows, (0,))
-
-
-def ceiling_lines(ceilings: Sequence[Ceiling]) -> list[str]:
-    """Ceilings as a table."""
-    rows = []
-    for one in ceilings:
-        until = "it is removed"
-        if one.name.startswith("job:"):
-            until = "the job ends"
-        if one.expires_in_s is not None:
-            then = "" if one.then is None else f", then {one.then:g} {one.unit}"
-            until = f"in {duration(one.expires_in_s)}{then}"
-        rows.append(
-            [str(one.gpu), one.name, f"{one.value:g} {one.unit}", until, one.user],
-        )
-    return table(("GPU", "CEILING", "AT MOST", "UNTIL", "SET BY"), rows, (0,))
-
-
-def _number(value: float | None, digits: int = 0) -> str:
-    return (
-        "-"
-        if value is None
-        else f"{value:.{digits}f}".rstrip("0").rstrip(".")
-        if digits
-        else f"{value:g}"
-    )

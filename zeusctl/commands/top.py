@@ -9,9 +9,9 @@ import time
 import click
 
 from zeus_ipc.options import Number
+from zeusctl.arguments import gpus_argument
 from zeusctl.commands.status import lines as status_lines
 from zeusctl.commands.status import read as read_status
-from zeusctl.completing import gpus_argument
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import Session, common_options, pass_session
 
@@ -19,9 +19,9 @@ SLOWEST_S, FASTEST_S = 60.0, 0.1
 
 
 @click.command()
-@gpus_argument(required=False)
+@gpus_argument()
 @click.option(
-    "-i",
+    "-d",
     "--interval",
     default=1.0,
     type=Number(FASTEST_S, SLOWEST_S),
@@ -42,14 +42,6 @@ def top(session: Session, gpus: str, interval: float, frames: int | None) -> Non
         _print(session, gpus, interval, frames)
     else:
         _show(session, gpus, interval, frames)
-
-
-watch = click.Command(
-    "watch",
-    callback=top.callback,
-    params=top.params,
-    help="The same as top.",
-)
 
 
 def _print(session: Session, gpus: str, interval_s: float, frames: int | None) -> None:
@@ -73,8 +65,8 @@ def _show(session: Session, gpus: str, interval_s: float, frames: int | None) ->
         from zeusctl.top.app import TopApp
     except ImportError:
         raise CommandError(
-            f"the live view needs textual, which is not installed; {sys.executable} -m pip install "
-            "textual, or pipe it: zeusctl top | cat"
+            f"the live view needs textual, which is not installed; run: {sys.executable} -m pip "
+            "install textual, or pipe it: zeusctl top | cat"
         ) from None
     for name in ("COLUMNS", "LINES"):  # use the terminal's own size: it may change
         os.environ.pop(name, None)

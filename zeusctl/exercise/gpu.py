@@ -134,10 +134,10 @@ def _all_taken(control: Control, trials: Sequence[Trial]) -> Condition:
 def _values(client: Client, gpu: GpuInfo, control: Control) -> list[list[int]]:
     if control is Control.POWER_LIMIT:
         low, high = gpu.power_limit_min_mw, gpu.power_limit_max_mw
-        site = gpu.power_limit_site_mw
+        highest = gpu.power_limit_highest_mw
         if low is None or high is None:
             return []
-        return [[mw] for mw in power_limits(low, min(high, site or high))]
+        return [[mw] for mw in power_limits(low, min(high, highest or high))]
     if control is Control.PERSISTENCE_MODE:
         return [[1], [0], [1]]
     if control is Control.POWER_PROFILE:

@@ -84,7 +84,7 @@ class ZeusdCollector(Collector):
             self._failing = False
         except ZeusIpcError as error:
             if not self._failing:
-                log.warning("zeusd cannot be asked: %s", error.message)
+                log.warning("cannot reach zeusd: %s", error.message)
             self._families, self._failing = [], True
         self._answered_s = time.perf_counter()
 
@@ -354,6 +354,7 @@ def _gpus(gpus: Iterable[GpuInfo], states: Mapping[str, GpuState]) -> Iterator[M
         info.add_metric([*labels, gpu.name, gpu.pci_address], 1)
         readable.add_metric(labels, state is not None)
         _add(limits, [*labels, "site"], gpu.power_limit_site_mw, 1e-3)
+        _add(limits, [*labels, "highest"], gpu.power_limit_highest_mw, 1e-3)
         if state is None:
             continue
         _add(power, labels, state.power_mw, 1e-3)

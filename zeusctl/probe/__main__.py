@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from zeus_ipc import __version__
 from zeusctl.probe.driver import NoDriverError
 from zeusctl.probe.main import run
 from zeusctl.probe.options import ABOUT, OPTIONS
@@ -20,6 +21,7 @@ def command_line() -> argparse.ArgumentParser:
         description=ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=__version__)
     for option in OPTIONS:
         if option.kind is None:
             parser.add_argument(option.name, action="store_true", help=option.help)

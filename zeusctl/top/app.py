@@ -13,36 +13,15 @@ from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.widgets import DataTable, Input, Static
 
+from zeusctl.entities import LEASE, PROCESS
 from zeusctl.exits import Exit
-from zeusctl.text import count, duration, memory, shorten
-from zeusctl.top.model import SORTS, Cell, Column, View, fitting
-from zeusctl.top.screens import GpuScreen, HelpScreen
+from zeusctl.text import count, duration, shorten
+from zeusctl.top.model import SORTS, Cell, TopColumn, View, fitting, listed
+from zeusctl.top.screens import GpuScreen, HelpScreen, Overlay
 from zeusctl.top.source import Source
-from zeusctl.views import holder
 
 if TYPE_CHECKING:
     from zeusctl.reports import StatusReport
-
-OVERDUE_S = 1.5
-"""After this time the view reports that zeusd does not answer."""
-
-_LEASES = (
-    Column("gpu", "GPU", 3),
-    Column("control", "CONTROL", 16, right=False),
-    Column("value", "SET TO", 12, right=False),
-    Column("back", "RESTORE TO", 12, 74, right=False),
-    Column("since", "SINCE", 9, 60, right=False),
-    Column("holder", "HOLDER", 0, right=False),
-)
-_PROCESSES = (
-    Column("gpu", "GPU", 3),
-    Column("pid", "PID", 8),
-    Column("user", "USER", 10, right=False),
-    Column("memory", "MEM", 9, 48),
-    Column("type", "T", 1, 56, right=False),
-    Column("holds", "HOLDS", 24, 110, right=False),
-    Column("command", "COMMAND", 0, right=False),
-)
 
 
 class Rows(DataTable[Text]):
@@ -56,7 +35,7 @@ class Rows(DataTable[Text]):
     ]
 
     def show(
-        self, columns: Sequence[tuple[Column, int]], rows: Sequence[tuple[str, Sequence[Cell]]]
+        self, columns: Sequence[tuple[TopColumn, int]], rows: Sequence[tuple[str, Sequence[Cell]]]
     ) -> None:
         """Shows these rows, by their keys."""
         wanted = [f"{column.name}:{width}:{column.title}" for column, width in columns]
@@ -92,16 +71,10 @@ class Rows(DataTable[Text]):
         return row.value
 
 
-def _aligned(cell: Cell, column: Column, width: int) -> Text:
+def _aligned(cell: Cell, column: TopColumn, width: int) -> Text:
     """Pads a cell with a blank."""
     text = cell.text.rjust(width) if column.right else cell.text.ljust(width)
     return Text(f"{text} ", style=cell.style, no_wrap=True)
-
-
-def _fit(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
-    shown = [column for column in columns if width >= column.from_width]
-    left = width - sum(column.width + 1 for column in shown) - 1
-    return [(column, column.width or max(8, left)) for column in shown]
 
 
 class TopApp(App[int]):
@@ -117,18 +90,18 @@ class TopApp(App[int]):
     CSS = """
     Screen { layout: vertical; background: ansi_default; }
     #head, #trouble, #foot, .title { height: 1; }
-    #trouble { display: none; color: ansi_red; text-style: bold; }
+    #trouble, #warning { display: none; color: ansi_red; text-style: bold; }
     .title { text-style: reverse; }
     #foot { color: ansi_bright_black; }
     #filter { display: none; height: 1; border: none; padding: 0; }
-    Rows { height: 3; background: ansi_default; scrollbar-size-vertical: 1;
-           scrollbar-size-horizontal: 0; overflow-x: hidden; }
+    Rows { height: 3; background: ansi_default; scrollbar-size: 0 0;
+           overflow-x: hidden; }
     Rows > .datatable--header { background: ansi_default; text-style: bold; }
     Rows > .datatable--cursor { background: ansi_default; text-style: none; }
     Rows:focus > .datatable--cursor { text-style: reverse; }
     Overlay { align: center middle; background: ansi_default; }
     .overlay { width: 96%; height: 96%; border: round ansi_bright_black; padding: 0 1;
-               background: ansi_default; }
+               background: ansi_default; scrollbar-size: 0 0; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,f10", "leave(0)", "quit"),
@@ -139,7 +112,7 @@ class TopApp(App[int]):
         Binding("greater_than_sign,f6,period", "sort(1)", "sort"),
         Binding("less_than_sign,comma", "sort(-1)", "sort"),
         Binding("I", "invert", "invert"),
-        Binding("space", "look", "look now"),
+        Binding("space", "look", "refresh"),
         *(
             Binding(key, f"order('{name}')", name)
             for key, name in zip("UMPTN", ("util", "memory", "power", "temp", "gpu"), strict=True)
@@ -203,11 +176,9 @@ class TopApp(App[int]):
         """Notices a zeusd that stops before the next query returns."""
         if not self.screen_stack[0].query("#trouble"):
             return  # it is ending
-        trouble, asked_s = self._source.trouble, self._source.asked_s
-        if self._source.gone():
-            trouble = "zeusd has stopped: its socket is gone; the figures are the last ones"
-        elif asked_s is not None and time.monotonic() - asked_s > OVERDUE_S:
-            trouble = f"zeusd has not answered for {time.monotonic() - asked_s:.0f} s"
+        trouble = self._source.state()
+        if isinstance(self.screen, Overlay):
+            self.screen.warn(trouble)
         line = self.screen_stack[0].query_one("#trouble", Static)
         line.update(trouble)
         if line.display != bool(trouble):
@@ -229,50 +200,20 @@ class TopApp(App[int]):
             columns, [(gpu.uuid, view.row(gpu, columns, now_s)) for gpu in gpus]
         )
         self._table("leases", heights[1]).show(
-            fit := _fit(_LEASES, width - 1),
-            [
-                (
-                    f"{one.uuid}:{one.control}",
-                    _pick(
-                        fit,
-                        "red" if one.restoring else "",
-                        gpu="-" if one.gpu < 0 else str(one.gpu),
-                        control=one.control,
-                        value=one.value_text or "not set",
-                        back=one.restore_target_text,
-                        since=duration(one.held_s),
-                        holder=("not restored yet: " if one.restoring else "") + holder(one),
-                    ),
-                )
-                for one in leases
-            ],
+            *listed(
+                LEASE,
+                [(f"{one.uuid}:{one.control}", one) for one in leases],
+                width - 1,
+                lambda one: "red" if one.restoring else "",
+            )
         )
-        self._table("processes", heights[2]).show(
-            fit := _fit(_PROCESSES, width - 1),
-            [
-                (
-                    f"{number}:{one.uuid}:{one.pid}",
-                    _pick(
-                        fit,
-                        "",
-                        gpu=str(one.gpu),
-                        pid="-" if one.pid is None else str(one.pid),
-                        user=one.user or "-",
-                        memory=memory(one.memory_mib),
-                        type=one.type,
-                        holds=", ".join(one.leases),
-                        command=(one.command or "-") + (f"  job {one.job}" if one.job else ""),
-                    ),
-                )
-                for number, one in enumerate(processes)
-            ],
-        )
+        keyed = [(f"{place}:{one.uuid}:{one.pid}", one) for place, one in enumerate(processes)]
+        self._table("processes", heights[2]).show(*listed(PROCESS, keyed, width - 1))
         order = f"by {view.sort}" + (", inverted" if view.inverted else "")
-        pattern = f", with {view.pattern!r}" if view.pattern else ""
-        self._title("gpus", count(len(gpus), "GPU"), len(gpus), heights[0], f"{order}{pattern}")
-        self._title("leases", count(len(leases), "lease"), len(leases), heights[1], "")
-        processes_text = f"{len(processes)} process{'' if len(processes) == 1 else 'es'}"
-        self._title("processes", processes_text, len(processes), heights[2], "")
+        pattern = f", filter {view.pattern!r}" if view.pattern else ""
+        self._title("gpus", ("GPU", "GPUs"), len(gpus), heights[0], f"{order}{pattern}")
+        self._title("leases", ("lease", "leases"), len(leases), heights[1])
+        self._title("processes", ("process", "processes"), len(processes), heights[2])
 
     def _heights(self, gpus: int, leases: int, processes: int) -> tuple[int, int, int]:
         """Heights of the three tables, with headings: leases always get some lines."""
@@ -295,13 +236,14 @@ class TopApp(App[int]):
         table.styles.height = height
         return table
 
-    def _title(self, name: str, text: str, rows: int, height: int, note: str) -> None:
-        hidden = max(0, rows - (height - 1))
-        parts = [f" {text}", f"{hidden} more" if hidden else "", note]
-        title = ", ".join(part for part in parts if part)
-        self.screen_stack[0].query_one(f"#{name}-title", Static).update(
-            shorten(title, self.size.width)
-        )
+    def _title(
+        self, name: str, nouns: tuple[str, str], rows: int, height: int, note: str = ""
+    ) -> None:
+        seen = min(rows, height - 1)
+        of = f"{seen} of " if seen < rows else ""
+        title = f" {of}{rows} {nouns[rows != 1]}" + (f", {note}" if note else "")
+        line = self.screen_stack[0].query_one(f"#{name}-title", Static)
+        line.update(shorten(title, self.size.width))
 
     # ------------------------------------------------------------------------------------- keys
 
@@ -383,7 +325,3 @@ def _head(report: StatusReport, width: int) -> Text:
     head.append(f"{rest}, zeusd {node.daemon_version} up {uptime} at {node.socket}", "not bold")
     head.truncate(width, overflow="ellipsis")
     return head
-
-
-def _pick(columns: Sequence[tuple[Column, int]], style: str, **cells: str) -> list[Cell]:
-    return [Cell(shorten(cells[column.name], width), style) for column, width in columns]

@@ -6,12 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from zeusctl.text import bar, energy, resample, shorten, sparkline, style_of_share
+from zeusctl.columns import spare, with_headings
+from zeusctl.entities import GPU
+from zeusctl.text import bar, plain, resample, shorten, sparkline, style_of_share
+from zeusctl.text import fitting as fit
 
 if TYPE_CHECKING:
+    from zeusctl.columns import Columns
     from zeusctl.reports import Gpu, Lease, Process, StatusReport
+
+E = TypeVar("E")
 
 SPAN_S = 120
 """Time span of the power lines."""
@@ -29,7 +35,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TopColumn:
     """A column of the GPU table.
 
     Attributes:
@@ -48,20 +54,20 @@ class Column:
 
 
 COLUMNS = (
-    Column("gpu", "GPU", 3),
-    Column("name", "NAME", 22, 150, right=False),
-    Column("util", "UTIL", 4),
-    Column("memory", "MEM", 8),
-    Column("power", "POWER", 5),
-    Column("bar", "WITHIN LIMIT", 16, 106, right=False),
-    Column("limit", "LIMIT", 7),
-    Column("clock", "CLOCK", 5, 58),
-    Column("memory_clock", "MCLK", 5, 118),
-    Column("temp", "TEMP", 4, 46),
-    Column("energy", "ENERGY", 9, 130),
-    Column("spark", f"POWER, {SPAN_S // 60} MIN", 0, 92, right=False),
-    Column("holder", "HELD BY", 12, 72, right=False),
-    Column("throttle", "THROTTLED BY", 18, 79, right=False),
+    TopColumn("gpu", "GPU", 3),
+    TopColumn("name", "NAME", 22, 150, right=False),
+    TopColumn("util", "UTIL", 5),
+    TopColumn("memory", "MEM USED", 11),
+    TopColumn("power", "POWER", 6),
+    TopColumn("bar", "WITHIN LIMIT", 16, 108, right=False),
+    TopColumn("limit", "LIMIT", 7),
+    TopColumn("clock", "CLOCK", 5, 58),
+    TopColumn("memory_clock", "MEMORY", 6, 118),
+    TopColumn("temp", "TEMP", 4, 46),
+    TopColumn("energy", "ENERGY", 9, 130),
+    TopColumn("spark", f"POWER, {SPAN_S // 60} MIN", 0, 92, right=False),
+    TopColumn("holder", "HELD BY", 11, 72, right=False),
+    TopColumn("throttle", "THROTTLED BY", 18, 79, right=False),
 )
 """All columns, in order."""
 
@@ -166,7 +172,7 @@ class View:
 
     # ---------------------------------------------------------------------------------- how
 
-    def row(self, gpu: Gpu, columns: Sequence[tuple[Column, int]], now_s: float) -> list[Cell]:
+    def row(self, gpu: Gpu, columns: Sequence[tuple[TopColumn, int]], now_s: float) -> list[Cell]:
         """Returns one GPU's row.
 
         Args:
@@ -177,41 +183,21 @@ class View:
         return [self._cell(gpu, column.name, width, now_s) for column, width in columns]
 
     def _cell(self, gpu: Gpu, name: str, width: int, now_s: float) -> Cell:
-        limit, power = gpu.power_limit_w, gpu.power_w
         match name:
-            case "gpu":
-                return Cell(str(gpu.index), "bold red" if gpu.error else "bold")
-            case "name":
-                return Cell(shorten(gpu.name, width))
-            case "util":
-                share = gpu.utilization_percent
-                return _number(share, "%", style_of_share(None if share is None else share / 100))
-            case "memory":
-                return _memory(gpu)
-            case "power":
-                return _number(None if power is None else round(power), "W")
             case "bar":
                 return _power_bar(gpu, width)
-            case "limit":
-                return _limit(gpu)
-            case "clock":
-                locked = "*" if gpu.locked_gpu_clocks_mhz else ""
-                return _number(gpu.gpu_clock_mhz, locked, "yellow" if locked else "")
-            case "memory_clock":
-                return _number(gpu.memory_clock_mhz, "*" if gpu.locked_memory_clocks_mhz else "")
-            case "temp":
-                return _number(gpu.temperature_c, "C")
-            case "energy":
-                return Cell("-" if gpu.energy_j is None else energy(gpu.energy_j))
             case "spark":
                 values = resample(self.power.get(gpu.uuid, ()), now_s - SPAN_S, now_s, width)
-                return Cell(sparkline(values, 0.0, limit.largest or 1.0), "cyan")
+                return Cell(sparkline(values, 0.0, gpu.power_limit_w.largest or 1.0), "cyan")
             case "holder":
                 return Cell(shorten(self.holder(gpu), width), "yellow")
-        return Cell(shorten(gpu.error or ", ".join(gpu.throttle_reasons or ()), width), "yellow")
+        text = plain(_TEXTS[name].cell(gpu))
+        if name == "throttle":
+            text = gpu.error or text
+        return Cell(shorten(text, width), "dim" if text == "-" else _STYLES.get(name, _none)(gpu))
 
 
-def fitting(width: int) -> list[tuple[Column, int]]:
+def fitting(width: int) -> list[tuple[TopColumn, int]]:
     """Returns the columns that fit a table of this width, with their widths.
 
     Columns are one blank apart; the line of power takes what is left, within bounds.
@@ -226,18 +212,33 @@ def fitting(width: int) -> list[tuple[Column, int]]:
     ]
 
 
-def _number(value: float | None, unit: str, style: str = "") -> Cell:
-    return Cell("-", "dim") if value is None else Cell(f"{value}{unit}", style)
+def listed(
+    columns: Columns[E],
+    items: Sequence[tuple[str, E]],
+    width: int,
+    style: Callable[[E], str] = lambda _: "",
+) -> tuple[list[tuple[TopColumn, int]], list[tuple[str, list[Cell]]]]:
+    """Returns the columns that fit a table of this width, with their widths, and its rows.
 
-
-def _memory(gpu: Gpu) -> Cell:
-    used, total = gpu.memory_used_mib, gpu.memory_total_mib
-    if used is None or not total:
-        return Cell("-", "dim")
-    text = f"{used / 1024:.1f}/{total / 1024:.0f}G"
-    if len(text) > 8:
-        text = f"{used / 1024:.0f}/{total / 1024:.0f}G"
-    return Cell(text, style_of_share(used / total))
+    Args:
+        columns: All columns of such items.
+        items: Keys and items, a row each.
+        width: Of the table.
+        style: Of an item's row.
+    """
+    there = with_headings(columns)
+    cells = [[plain(one.cell(item)) for one in there] for _, item in items]
+    shown, widths, _ = fit([one.heading for one in there], cells, spare(there), width)
+    last = shown[-1]
+    widths[last] = max(8, width - sum(widths[one] + 2 for one in shown if one != last))
+    found = [
+        (TopColumn("", there[one].heading, widths[one], 0, there[one].right), widths[one])
+        for one in shown
+    ]
+    return found, [
+        (key, [Cell(shorten(row[one], widths[one]), style(item)) for one in shown])
+        for (key, item), row in zip(items, cells, strict=True)
+    ]
 
 
 def _power_bar(gpu: Gpu, width: int) -> Cell:
@@ -248,17 +249,36 @@ def _power_bar(gpu: Gpu, width: int) -> Cell:
     return Cell(text, style_of_share(power / (limit or largest)))
 
 
-def _limit(gpu: Gpu) -> Cell:
-    limit, enforced = gpu.power_limit_w.requested, gpu.power_limit_w.enforced
-    if limit is None:
-        return Cell("-", "dim")
-    text = f"{limit:g}W"
-    if enforced is not None and enforced < limit:
-        text = f"{limit:g}>{enforced:g}"
-    site = gpu.power_limit_w.site
-    lowered = site is not None and min(limit, enforced or limit) < site
-    above = site is not None and limit > site
-    return Cell(text, "red" if above else "yellow" if lowered else "")
+def _none(_: Gpu) -> str:
+    return ""
+
+
+def _limit(gpu: Gpu) -> str:
+    limit = gpu.power_limit_w
+    if limit.requested is None or limit.site is None:
+        return ""
+    lowered = min(limit.requested, limit.enforced or limit.requested) < limit.site
+    return "red" if limit.requested > limit.site else "yellow" if lowered else ""
+
+
+def _share(part: float | None, whole: float | None) -> str:
+    return style_of_share(part / whole if part is not None and whole else None)
+
+
+_TEXTS = {
+    column.name: one
+    for column in COLUMNS
+    for one in with_headings(GPU)
+    if one.heading == column.title
+}
+_STYLES: dict[str, Callable[[Gpu], str]] = {
+    "gpu": lambda gpu: "bold red" if gpu.error else "bold",
+    "util": lambda gpu: _share(gpu.utilization_percent, 100),
+    "memory": lambda gpu: _share(gpu.memory_used_mib, gpu.memory_total_mib),
+    "limit": _limit,
+    "clock": lambda gpu: "yellow" if gpu.locked_gpu_clocks_mhz else "",
+    "throttle": lambda _: "yellow",
+}
 
 
 def _words_of_gpu(gpu: Gpu) -> list[str]:

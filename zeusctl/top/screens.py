@@ -14,9 +14,11 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from zeusctl.columns import lines as table_of
 from zeusctl.commands.processes import process_lines
-from zeusctl.commands.status import ceiling_lines, lease_lines, site_text
-from zeusctl.text import energy, resample, sparkline
+from zeusctl.commands.status import site_text
+from zeusctl.entities import CEILING, LEASE
+from zeusctl.text import energy, memory, number, resample, sparkline
 from zeusctl.top.source import DOMAINS, HOUR_S, Source
 
 if TYPE_CHECKING:
@@ -26,11 +28,11 @@ HELP = """\
  up down PgUp PgDn Home End   move and scroll
  Tab                          GPUs, leases, processes
  Enter                        a GPU, with its last hour
- / F4                         show only what has a text; Esc ends it
+ / F4                         filter by text; Esc shows all
  > < F6                       sort by the next or previous column
  I                            invert the order
  U M P T N                    sort by utilization, memory, power, temperature, number
- Space                        look now
+ Space                        refresh
  h ? F1                       this help
  q F10                        quit
 
@@ -57,8 +59,15 @@ class Overlay(ModalScreen[None]):
         """One scrolling page."""
         with VerticalScroll(classes="overlay") as page:
             page.border_title = self._title
-            page.border_subtitle = "Esc closes"
+            page.border_subtitle = "up, down scroll; Esc closes"
+            yield Static(id="warning")
             yield Static(id="page")
+
+    def warn(self, text: str) -> None:
+        """Says why the page is not up to date."""
+        for line in self.query("#warning").results(Static):  # none before it is composed
+            line.update(text)
+            line.display = bool(text)
 
     def show(self, text: str) -> None:
         """Sets its text."""
@@ -110,14 +119,14 @@ class GpuScreen(Overlay):
         for name, value in (
             ("UUID", gpu.uuid),
             ("PCI", gpu.pci_address),
-            ("utilization", _with(gpu.utilization_percent, "%")),
-            ("memory", f"{_with(gpu.memory_used_mib, 'MiB')} of {gpu.memory_total_mib} MiB"),
-            ("power", _with(gpu.power_w, "W")),
-            ("limit", f"{_with(limit.requested, 'W')}, enforced {_with(limit.enforced, 'W')}"),
+            ("utilization", number(gpu.utilization_percent, "%")),
+            ("memory", f"{memory(gpu.memory_used_mib)} of {memory(gpu.memory_total_mib)}"),
+            ("power", number(gpu.power_w, "W")),
+            ("limit", f"{number(limit.requested, 'W')}, enforced {number(limit.enforced, 'W')}"),
             ("site limit", site_text(limit)),
-            ("takes", f"{_with(limit.smallest, 'W')} to {_with(limit.largest, 'W')}"),
-            ("clocks", f"{_with(gpu.gpu_clock_mhz, 'MHz')}, memory {gpu.memory_clock_mhz} MHz"),
-            ("temperature", _with(gpu.temperature_c, "C")),
+            ("accepts", f"{number(limit.smallest)} to {number(limit.largest, 'W')}"),
+            ("clocks", f"{number(gpu.gpu_clock_mhz, 'MHz')}, memory {gpu.memory_clock_mhz} MHz"),
+            ("temperature", number(gpu.temperature_c, "C")),
             ("throttled by", ", ".join(gpu.throttle_reasons or ()) or "nothing"),
             ("energy", "-" if gpu.energy_j is None else energy(gpu.energy_j)),
         ):
@@ -134,18 +143,15 @@ class GpuScreen(Overlay):
                 values = [value for _, value in points]
                 line = sparkline(resample(points, end - HOUR_S, end, width), 0.0, max(values))
                 yield f"{title:{_LABEL}} {line}"
-                yield f"{'':{_LABEL}} {min(values):g} to {max(values):g} {unit}"
+                yield f"{'':{_LABEL}} {number(min(values))} to {number(max(values), unit)}"
 
     def _users(self) -> Iterable[str]:
         report = self._source.report
         leases = [lease for lease in report.leases if lease.uuid == self._uuid]
         processes = [one for one in report.processes or () if one.uuid == self._uuid]
-        yield from lease_lines(leases) if leases else ["no leases"]
+        width = self.app.size.width - 10
+        yield from table_of(LEASE, leases, width) if leases else ["no leases"]
         ceilings = [one for one in report.ceilings if one.uuid == self._uuid]
-        yield from ceiling_lines(ceilings) if ceilings else []
+        yield from table_of(CEILING, ceilings, width) if ceilings else []
         yield ""
-        yield from process_lines(processes)
-
-
-def _with(value: float | None, unit: str) -> str:
-    return "-" if value is None else f"{value:g} {unit}"
+        yield from process_lines(processes, width)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from zeusctl.session import Session
 
 HOUR_S = 3600
+OVERDUE_S = 1.5
+"""After this time the view reports that zeusd does not answer."""
 DOMAINS = (
     ("power", "power", 1000, "W"),
     ("power_limit", "limit", 1000, "W"),
@@ -62,9 +64,14 @@ class Source:
         finally:
             self.asked_s = None
 
-    def gone(self) -> bool:
-        """Whether the socket has disappeared since the last query: zeusd has stopped."""
-        return not os.path.exists(self._session.socket)
+    def state(self) -> str:
+        """Why the figures are not the present ones; empty: they are."""
+        asked_s = self.asked_s
+        if not os.path.exists(self._session.socket):
+            return "zeusd has stopped: its socket is gone; the figures are the last ones"
+        if asked_s is not None and time.monotonic() - asked_s > OVERDUE_S:
+            return f"zeusd has not answered for {time.monotonic() - asked_s:.0f} s"
+        return self.trouble
 
     def last_hour(self, uuid: str, domain: str, divisor: int) -> Points:
         """Returns a reading's last hour; empty if nothing is known."""

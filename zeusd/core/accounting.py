@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import Done, LedgerState, LedgerTotal
+from zeus_ipc.replies import Done, Held, LedgerState, LedgerTotal
 from zeus_ipc.requests import NOBODY, Allocate, Deallocate, ForgetUser, GetUsage
 from zeus_ipc.wire import Message
 from zeusd.core.effects import LedgerCall
@@ -46,6 +46,7 @@ def for_reader(ledger: LedgerState, uid: int) -> LedgerState:
             "totals": _seen(ledger.totals, uid),
             "cpu_totals": _seen(ledger.cpu_totals, uid),
             "workloads": own,
+            "held": [one if one.uid == uid else Held(gpu=one.gpu) for one in ledger.held],
         }
     )
 
@@ -91,8 +92,8 @@ class AccountingRequests:
         self._out = outbox
         self._track = track
         self.handlers: dict[type[Any], Handler] = {
-            Allocate: for_admins("say which job holds a GPU", self._allocate),
-            Deallocate: for_admins("say which job holds a GPU", self._ask),
+            Allocate: for_admins("allocate GPUs", self._allocate),
+            Deallocate: for_admins("allocate GPUs", self._ask),
             ForgetUser: for_admins("change the energy ledger", self._ask),
             GetUsage: self._usage,
         }

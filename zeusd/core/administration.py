@@ -83,7 +83,7 @@ class Administration:
         self.connections: Callable[[], int] = lambda: 0
         self.handlers: dict[type[Any], Callable[[ClientState, Any], None]] = {
             Restore: self.for_admins("restore what others set", self._restore),
-            Persist: self.for_admins("make settings last", self._persist),
+            Persist: self.for_admins("persist settings", self._persist),
             SetCeiling: self.for_admins("set a ceiling", self.ceilings.set_ceiling),
             Quiesce: self.for_admins("close the driver", self._quiesce),
             Resume: self.for_admins("open the driver", self._resume),
@@ -282,9 +282,7 @@ class Administration:
     def _describe_quiesced(self, still_open: Iterable[str]) -> Quiesced:
         assert self._node.quiesced_ns is not None
         pending = _named(m for m in self._node.machines() if m.phase is not Phase.FREE)
-        return Quiesced(
-            since_ns=self._node.quiesced_ns, open=list(still_open), pending=pending, owed=pending
-        )
+        return Quiesced(since_ns=self._node.quiesced_ns, open=list(still_open), pending=pending)
 
     def _resume(self, connection: ClientState, request: Resume) -> None:
         if self._node.quiesced_ns is None:
@@ -345,11 +343,10 @@ class Administration:
         right = connection.right(self._node.settings.access, gpu.info, machine.control)
         if right.refusal is not None:
             return Permission(allowed=False, why=right.refusal.message, ranges=[])
-        ranges = right.ranges
-        if machine.spec.ceilings:
-            low = gpu.info.power_limit_min_mw or 0
-            high = self._node.highest_mw(machine, right.admin) or 0
-            ranges = [(max(low, one[0]), min(high, one[1])) for one in ranges or [(low, high)]]
+        ranges, bounds = right.ranges, self._node.bounds(machine, right.admin)
+        if bounds is not None:
+            low, high = bounds
+            ranges = [(max(low, one[0]), min(high, one[1])) for one in ranges or [bounds]]
         return Permission(allowed=True, why="", ranges=[list(one) for one in ranges])
 
     def _audit(self, connection: ClientState, request: GetAudit) -> None:
@@ -424,15 +421,15 @@ def _unset(machine: ControlMachine, peer: Peer) -> Failure | None:
     if machine.spec.merges:
         return Failure(
             ErrorCode.NOT_SUPPORTED,
-            f"{machine.control.value} of {machine.gpu} cannot be made to last, because others "
+            f"{machine.control.value} of {machine.gpu} cannot be persisted, because others "
             "choose in it too; use `nvidia-smi power-profiles`",
         )
     if machine.held_by(peer.process) and machine.value is not None:
         return None
     return Failure(
         ErrorCode.BAD_REQUEST,
-        f"this process has not set {machine.control.value} of {machine.gpu}; set it before it is "
-        "made to last",
+        f"this process has not set {machine.control.value} of {machine.gpu}; set it before "
+        "you persist it",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from zeus_ipc.controls import ControlSpec
 from zeusd.core.model import ControlValue
 
 SITE, PERSISTED, FLEET, JOB_PREFIX = "site", "persisted", "fleet", "job:"
@@ -40,6 +41,15 @@ class Ceiling:
             "fallback": None if self.fallback is None else list(self.fallback),
         }
 
+    def text(self, name: str, spec: ControlSpec, boot_ns: int) -> str:
+        """Says what it allows, whose it is, and until when."""
+        until = " until the job ends" if name.startswith(JOB_PREFIX) else ""
+        if self.deadline_ns is not None:
+            until = f" for {max(0, self.deadline_ns - boot_ns) // 10**9} s more"
+        if self.fallback is not None:
+            until += f", then {spec.text(self.fallback)}"
+        return f"ceiling {name} of user {self.uid} allows at most {spec.text(self.value)}{until}"
+
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> Ceiling:
         """Reads an entry back.
@@ -67,6 +77,11 @@ class Ceilings(dict[str, Ceiling]):
             if name != without and one.value < value:
                 value = one.value
         return value
+
+    def lowest_named(self, without: str = "") -> tuple[str, Ceiling | None]:
+        """The name of the lowest of all ceilings but one, and the ceiling; None: there is none."""
+        others = [pair for pair in self.items() if pair[0] != without]
+        return min(others, key=lambda pair: pair[1].value, default=("", None))
 
     def next_deadline_ns(self) -> int | None:
         """CLOCK_BOOTTIME time of the next deadline."""

@@ -179,8 +179,8 @@ class CeilingRequests:
         if request.value is not None and (request.fallback or request.value) > request.value:
             return Failure(
                 ErrorCode.BAD_REQUEST,
-                f"the ceiling {request.name} on {uuid} falls back to a higher value; choose a "
-                "fallback that is at most the value",
+                f"the ceiling {request.name} on {uuid} would fall back to a higher value; --then "
+                "must not be higher than the ceiling",
             )
         return None
 

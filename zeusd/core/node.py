@@ -69,8 +69,7 @@ class NodeState:
             return None
         return Failure(
             ErrorCode.QUIESCED,
-            "an administrator made zeusd close the GPUs, as for a reset of the driver; wait "
-            "until `zeusctl resume`",
+            "zeusd is quiesced by an administrator; wait for `zeusctl resume`",
         )
 
     @property
@@ -129,6 +128,21 @@ class NodeState:
             ", ".join([*self.gpus, *sorted(self.sources)]) or "none; is the NVIDIA driver loaded?"
         )
         return Failure(ErrorCode.UNKNOWN_GPU, f"no GPU {uuid} on this node; it has: {known}")
+
+    def bounds(self, machine: ControlMachine, admin: bool = False) -> tuple[int, int] | None:
+        """The lowest and the highest value that a control may be set to; None: unknown.
+
+        For an administrator, a persisted value is not a bound.
+        """
+        info = self.gpus[machine.gpu].info
+        if machine.spec.ceilings:
+            low, high = info.power_limit_min_mw, self.highest_mw(machine, admin)
+            return None if low is None or high is None else (low, high)
+        clocks = {
+            Control.GPU_CLOCKS: info.gpu_clock_range_mhz,
+            Control.MEMORY_CLOCKS: info.memory_clocks_mhz,
+        }.get(machine.control)
+        return (min(clocks), max(clocks)) if clocks else None
 
     def highest_mw(self, machine: ControlMachine, admin: bool = False) -> int | None:
         """The highest power limit that may be set: the lowest of the site limit and all ceilings.

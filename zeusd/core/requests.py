@@ -11,7 +11,15 @@ from functools import partial
 from typing import Any
 
 from zeus_ipc import replies
-from zeus_ipc.controls import BY_OPERATION, SPECS, Control, ControlValue, exclusive, profile_name
+from zeus_ipc.controls import (
+    BY_OPERATION,
+    SPECS,
+    Control,
+    ControlSpec,
+    ControlValue,
+    exclusive,
+    profile_name,
+)
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import GpuInfo, NodeInfo
 from zeus_ipc.requests import (
@@ -225,7 +233,8 @@ class Requests:
         }
         machine = gpu.machines.get(Control.POWER_LIMIT)
         if machine is not None:
-            known["power_limit_site_mw"] = self._node.highest_mw(machine)
+            known["power_limit_site_mw"] = machine.site_limit_mw
+            known["power_limit_highest_mw"] = self._node.highest_mw(machine)
             known["power_limit_enforced"] = machine.bounded
         return info.model_copy(update=known)
 
@@ -415,17 +424,28 @@ class Requests:
             return Failure(ErrorCode.OUT_OF_RANGE, f"{fault}; nothing was changed on {info.uuid}")
         if machine.control is Control.POWER_PROFILE:
             return _unknown_profile(info, asked)
-        low = info.power_limit_min_mw
-        if low is None or not machine.spec.ceilings:
+        bounds, spec = self._node.bounds(machine, right.admin), machine.spec
+        if bounds is None or not asked:
             return None
-        (high,) = machine.highest(PERSISTED if right.admin else "")
+        if not spec.ceilings:
+            return _no_clock(spec, info, asked, bounds)
+        low, high = bounds
         if low <= asked[0] <= high:
             return None
-        span = machine.spec.span_text(low, high)
+        bound, own = "this GPU accepts no less", PERSISTED if right.admin else ""
+        if asked[0] > high:
+            bound = "this GPU accepts no more"
+            if machine.site_limit_mw != info.power_limit_max_mw:
+                bound = f"the site allows at most {spec.text((high,))}"
+            name, ceiling = machine.ceilings.lowest_named(own)
+            if ceiling is not None and ceiling.value == (high,):
+                now_ns = self._out.now_ns + self._out.boot_offset_ns
+                bound = ceiling.text(name, spec, now_ns)
         return Failure(
             ErrorCode.OUT_OF_RANGE,
-            f"a {machine.spec.title} of {machine.spec.text(asked)} on {info.uuid} is outside "
-            f"{span}, which is what this GPU and this site allow; choose a value in between",
+            f"a {spec.title} of {spec.text(asked)} on {info.uuid} is outside "
+            f"{spec.span_text(low, high)}: {bound}; "
+            + (spec.meant(asked[0], low, high) or "choose a value in between"),
         )
 
     def _acquire(self, connection: ClientState, request: Acquire) -> None:
@@ -484,6 +504,23 @@ class Requests:
             )
             right = connection.right(self._access, self._node.gpus[uuid].info, machine.control)
             self._submit(machine, item, right, together=request.together)
+
+
+def _no_clock(
+    spec: ControlSpec, info: GpuInfo, asked: ControlValue, bounds: tuple[int, int]
+) -> Failure | None:
+    """Why a GPU has no clock in this range: drivers silently use the nearest one."""
+    low, high = bounds
+    there, fits = spec.span_text(low, high), asked[0] <= high and asked[1] >= low
+    if spec.control is Control.MEMORY_CLOCKS:
+        fits = any(asked[0] <= mhz <= asked[1] for mhz in info.memory_clocks_mhz)
+        there = f"{', '.join(map(str, sorted(info.memory_clocks_mhz)))} {spec.unit}"
+    if fits:
+        return None
+    return Failure(
+        ErrorCode.OUT_OF_RANGE,
+        f"{info.uuid} ({info.name}) has no {spec.title} of {spec.text(asked)}; choose from {there}",
+    )
 
 
 def _unknown_profile(info: GpuInfo, asked: ControlValue) -> Failure | None:

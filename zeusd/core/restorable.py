@@ -168,6 +168,11 @@ class Restorable(ABC):
         it."""
         return self.spec.ceilings and (bool(self.ceilings) or self._site.enforced)
 
+    @property
+    def site_limit_mw(self) -> int | None:
+        """The site limit, without ceilings; None: the control has none."""
+        return self._site.highest_mw
+
     def highest(self, without: str = "") -> ControlValue:
         """The highest value that may be set, bounded by all ceilings but the named one."""
         assert self._site.highest_mw is not None

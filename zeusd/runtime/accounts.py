@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from zeus_ipc.replies import Done, Forgotten, GpuTotal, LedgerTotal
+from zeus_ipc.replies import Done, Forgotten, GpuTotal, Held, LedgerTotal
 from zeus_ipc.requests import Allocate, Deallocate
 from zeusd.core.effects import Listed
 from zeusd.energy.accountant import Accountant, Fact, Position, Row, Settlement, Span
@@ -289,9 +289,9 @@ class Accounts:
         return self._allocations.whole()
 
     @property
-    def held(self) -> list[str]:
-        """GPUs that are held."""
-        return sorted(self._allocations.held())
+    def held(self) -> list[Held]:
+        """What jobs and pods hold."""
+        return self._allocations.held()
 
     # --------------------------------------------------------------------------------- internals
 

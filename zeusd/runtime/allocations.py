@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from zeus_ipc.replies import Held
 from zeusd.energy.accountant import NEVER_NS, Fact, Span
 from zeusd.energy.split import Account, Claim, Kind
 from zeusd.ledger.store import Holding, Store
@@ -131,9 +132,21 @@ class Allocations:
         """Accounts that hold a GPU."""
         return [one.holding.account for one in self._open]
 
-    def held(self) -> set[str]:
-        """GPUs that are held."""
-        return {one.holding.uuid for one in self._open}
+    def held(self) -> list[Held]:
+        """What is held, by GPU."""
+        return [
+            Held(
+                gpu=one.uuid,
+                kind=one.account.kind.value,
+                name=one.account.name,
+                run=one.account.run,
+                uid=one.account.uid,
+                weight=one.weight,
+                parts=one.parts,
+                since_ns=one.begin_ns,
+            )
+            for one in sorted((one.holding for one in self._open), key=lambda one: one.uuid)
+        ]
 
     def whole(self) -> set[str]:
         """GPUs that one job or pod holds as a whole."""

@@ -135,6 +135,8 @@ def _describe(
     """The constant properties of one GPU."""
     sensors = attempt(nvml.sensors, gpu)
     profiles = attempt(nvml.power_profiles, gpu) if Control.POWER_PROFILE in offered else None
+    memory_mhz = attempt(nvml.supported_memory_clocks, gpu) or []
+    gpu_mhz = attempt(nvml.supported_gpu_clocks, gpu, memory_mhz[0]) if memory_mhz else None
     return GpuInfo(
         uuid=nvml.uuid(gpu),
         index=index,
@@ -147,6 +149,8 @@ def _describe(
         power_limit_max_mw=None if limits is None else limits.max_mw,
         power_limit_default_mw=None if limits is None else limits.default_mw,
         power_limit_site_mw=None,
+        gpu_clock_range_mhz=[min(gpu_mhz), max(gpu_mhz)] if gpu_mhz else [],
+        memory_clocks_mhz=memory_mhz,
         mig_enabled=bool(attempt(nvml.mig_enabled, gpu)),
         runtime_indices=attempt(nvml.runtime_indices, gpu) or [],
         supports=GpuSupport(

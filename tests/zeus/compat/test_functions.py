@@ -348,7 +348,7 @@ def test_where_this_machine_is_can_be_unknown() -> None:
         ({"optimum_selector": MaxSlowdownConstraint}, r"give MaxSlowdownConstraint\(1\.1\)"),
         ({"optimum_selector": Energy}, r"not the class Energy: give Energy\(\.\.\.\)"),
         ({"optimum_selector": 1.1}, r"a selector such as MaxSlowdownConstraint\(1\.1\), not 1\.1"),
-        ({"pl_step": 25_000}, "pl_step is in watts.*give 25"),
+        ({"pl_step": 25_000}, "did you mean 25 W\\? pl_step is in watts"),
         ({"pl_step": "25"}, "must be a number of watts, not '25'"),
         ({"pl_step": 0}, "pl_step must be positive"),
         ({"warmup_steps": 1.5}, "warmup_steps must be a whole number of steps, not 1.5"),

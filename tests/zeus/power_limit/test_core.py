@@ -234,7 +234,9 @@ def test_nothing_is_done_after_the_end(what: str) -> None:
     assert shell.held == HIGHEST
     assert isinstance(core.state, Done)
     assert not core.state.chosen
-    assert core.state.reason == ("its training has ended" if what == "close" else "no more")
+    assert core.state.reason == (
+        "training ended before it finished" if what == "close" else "no more"
+    )
     shell.done.clear()
     for _ in range(5):
         shell.step()

@@ -171,7 +171,7 @@ def test_two_processes(daemon: RunningDaemon, tmp_path: Path) -> None:
     assert set(limits_set(daemon, 4)[3]) <= {"250 W"}
 
     leads, ends = seen(tmp_path, "uneven", 2)
-    assert given_up([leads]) == ["rank 1: its training has ended"]
+    assert given_up([leads]) == ["rank 1: training ended before it finished"]
     assert (ends["disabled"], ends["steps"], ends["limit_w"]) == (False, 25, HIGHEST_W)
 
     assert limits_w(daemon, 4) == [HIGHEST_W] * 4

@@ -108,7 +108,7 @@ def test_a_rank_whose_training_ends_first(make_job: MakeJob, rank: int) -> None:
         warnings.simplefilter("always")
         job.run(20)
     job.assert_given_up()
-    expected = ["rank 1: its training has ended"] if rank else []
+    expected = ["rank 1: training ended before it finished"] if rank else []
     assert [str(one.message).partition("highest limit: ")[2] for one in told] == expected
 
 

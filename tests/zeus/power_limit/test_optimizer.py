@@ -480,10 +480,10 @@ def test_a_search_that_ended_without_a_choice_is_reported(node: VirtualNode, wor
         assert "In force: 150 W." in str(plo.report())
     assert isinstance(plo.state, Done)
     assert not plo.state.chosen
-    assert plo.state.reason == "its training has ended"
+    assert plo.state.reason == "training ended before it finished"
     text = str(plo.report())
     assert len(plo.report().estimates) == 2  # the table survives
-    assert "The search ended: its training has ended." in text
+    assert "The search ended: training ended before it finished." in text
     assert "This optimizer holds no limit now." in text
     failed = optimizer(node, Energy())
     train(failed, work, 70)

@@ -21,7 +21,7 @@ def test_more_is_more_and_less_is_less(time_s: float, energy_j: float, words: st
     chosen = LimitEstimate(200_000, time_s, energy_j, 0.01, 0.01, 40, 0.008, 0.016)
     report = Report((HIGHEST, chosen), chosen, 90, "", 200.0)
     assert report.sentence == (
-        f"At 200 W instead of 300 W a step {words}; 90 steps were searched. In force: 200 W."
+        f"At 200 W instead of 300 W a step {words}; the search took 90 steps. In force: 200 W."
     )
     assert "-12.9" not in str(report)
 
@@ -40,7 +40,10 @@ def test_the_highest_limit_is_the_best_or_stays_for_a_reason() -> None:
     reason = "no limit lowers the power that this job draws"
     stays = Report((HIGHEST,), HIGHEST, 20, reason, 300.0)
     assert stays.sentence == (
-        f"The highest limit, 300 W, stays, because {reason}; 20 steps were searched. "
+        f"The highest limit, 300 W, stays, because {reason}; the search took 20 steps. "
         "In force: 300 W."
     )
-    assert "300 W, is the best; 20 steps" in Report((HIGHEST,), HIGHEST, 20, "", 300.0).sentence
+    assert (
+        "300 W, is the best; the search took 20 steps"
+        in Report((HIGHEST,), HIGHEST, 20, "", 300.0).sentence
+    )

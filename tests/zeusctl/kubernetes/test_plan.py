@@ -119,7 +119,7 @@ def test_device_plugins_name_gpus_in_several_ways(device: str, index: int | None
 
 
 def test_a_number_counts_only_if_it_is_index_and_device_number() -> None:
-    """A GPU was lost, and NVML counts the others anew: 0 is the file of 1."""
+    """A GPU was lost, and NVML counts the others again: 0 is the file of 1."""
     node = Devices([gpu(0, number=1), gpu(1, number=2)])
     assert [node.find(name) for name in ("0", "1", "nvidia0")] == [None, None, None]
     assert node.find("nvidia1") == Part("GPU-0abc")

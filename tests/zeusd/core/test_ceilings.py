@@ -18,7 +18,7 @@ from tests.zeusd.core.test_administration import (
 from tests.zeusd.core.world import GPU0, Odd, World
 from zeus_ipc.controls import Control
 from zeusd.core.ceilings import Ceiling, Ceilings
-from zeusd.core.model import Process
+from zeusd.core.model import GpuFacts, Process
 from zeusd.core.policy import GpuRule, SitePolicy
 
 
@@ -57,6 +57,41 @@ def test_an_idle_gpu_is_lowered_to_a_ceiling_and_raised_again(world: World) -> N
     bound(world, None)
     assert world.limit_w() == 300
     assert [key for key in world.journal if key.startswith(("debt/", "ceiling/", "resting/"))] == []
+
+
+def test_a_refusal_names_what_bounds_the_value(world: World) -> None:
+    def refusal(watts: float) -> str:
+        asked = round(watts * 1000)
+        reply = world.call(ALICE, "set_power_limit", gpus=[GPU0], power_limit_mw=asked)
+        return str(reply["result"]["gpus"][GPU0]["error"]["message"])
+
+    assert "is outside 100 to 300 W: this GPU accepts no less; choose" in refusal(50)
+    assert "this GPU accepts no more" in refusal(350)
+    assert refusal(0.2).endswith("; did you mean 200 W (200000 in the protocol)?")
+    bound(world, 250, "job:7")
+    until = "ceiling job:7 of user 1001 allows at most 250 W until the job ends"
+    assert f"is outside 100 to 250 W: {until}; choose a value in between" in refusal(280)
+    bound(world, 200, ttl_ms=30_000, fallback=[150_000])
+    assert "allows at most 200 W for 30 s more, then 150 W; choose" in refusal(280)
+    gpu = world.call(ALICE, "hello")["result"]["gpus"][0]
+    assert (gpu["power_limit_site_mw"], gpu["power_limit_highest_mw"]) == (300_000, 200_000)
+
+
+def test_what_is_offered_is_what_is_accepted(world: World) -> None:
+    info = world.core.node.gpus[GPU0].facts.info
+    clocks = {"gpu_clock_range_mhz": [210, 1410], "memory_clocks_mhz": [1593, 810]}
+    world.core.node.gpus[GPU0].facts = GpuFacts(info.model_copy(update=clocks))
+    offered = world.call(ADMIN, "policy")["result"]["gpus"][GPU0]
+    assert offered["gpu_clocks"]["ranges"] == [[210, 1410]]
+
+    def code(op: str, low: int, high: int) -> str:
+        found = world.call(ADMIN, op, gpus=[GPU0], min_mhz=low, max_mhz=high)["result"]["gpus"]
+        return str(found[GPU0].get("error", {"code": "ok"})["code"])
+
+    for span, wanted in (((210, 1410), "ok"), ((0, 300), "ok"), ((3000, 3000), "out_of_range")):
+        assert code("set_gpu_clocks", *span) == wanted
+    for span, wanted in (((810, 810), "ok"), ((1000, 1500), "out_of_range")):
+        assert code("set_memory_clocks", *span) == wanted
 
 
 def test_a_lease_stays_below_it_and_gets_its_requested_value_later(world: World) -> None:

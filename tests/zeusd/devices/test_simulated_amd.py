@@ -105,7 +105,7 @@ def test_a_mixed_node_has_what_each_of_its_products_has() -> None:
         clocks,
         ["power_limit", *clocks, "persistence_mode", "power_profile"],
         ["power_limit", *clocks, "persistence_mode", "power_profile"],
-        ["power_limit", "gpu_clocks", "memory_clocks", "persistence_mode"],
+        ["power_limit", "gpu_clocks", "persistence_mode"],
     ]
     infos = []
     for index, wanted in enumerate(controls):

@@ -17,6 +17,7 @@ from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline, whole_iteration
 from zeus.utils.progress import progress_bar
+from zeus_ipc import __version__
 from zeus_ipc.options import FOLDER
 
 DEFAULT_P2P_POWER_W = 70.0
@@ -44,6 +45,7 @@ def _both(name: str) -> tuple[str, str]:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="zeus.optimizer.pipeline_frequency")
 @click.option(
     *_both("inst-profile"),
     required=True,

@@ -91,8 +91,8 @@ def check_pl_step(pl_step: Any) -> None:
         raise ZeusArgumentError("pl_step must be positive.")
     if pl_step >= MILLIWATTS:
         raise ZeusArgumentError(
-            f"pl_step is in watts, and {pl_step:g} W is more than any GPU's range: give "
-            f"{pl_step / 1000:g}"
+            f"did you mean {pl_step / 1000:g} W? pl_step is in watts, and {pl_step:g} W is more "
+            "than any GPU's range"
         )
 
 

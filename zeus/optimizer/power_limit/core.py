@@ -209,7 +209,7 @@ class Core:
         """The model was evaluated: discards the open window."""
         return self._interrupted(0)
 
-    def close(self, reason: str = "its training has ended") -> Actions:
+    def close(self, reason: str = "training ended before it finished") -> Actions:
         """Training has ended: restore the limits."""
         actions = self._drop_check()
         if isinstance(self.state, Profiling):

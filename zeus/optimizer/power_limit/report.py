@@ -117,7 +117,7 @@ class Report:
                 f"No power limit is chosen after {self.steps} steps of the search. {self._ending}"
             )
         limit, highest = self.chosen.power_limit_mw / 1000, self._highest.power_limit_mw / 1000
-        searched = f"{self.steps} steps were searched."
+        searched = f"the search took {self.steps} steps."
         if self.chosen is self._highest:
             why = f"stays, because {self.reason}" if self.reason else "is the best"
             return f"The highest limit, {limit:g} W, {why}; {searched} {self._in_force}"

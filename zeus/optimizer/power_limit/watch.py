@@ -173,9 +173,9 @@ class Silence:
         if self._reported or self._since_s is None or now_s - self._since_s < SILENT_S:
             return []
         self._reported = True
-        limit = f" at {watts(limit_mw)} W, as last set" if limit_mw else ""
-        text = f"zeusd has not answered for {SILENT_S:g} s: training continues{limit}, and the "
-        return [Say(f"{text}{what} of power limits when it answers again", warn=True)]
+        limit = f" at {watts(limit_mw)} W" if limit_mw else ""
+        text = f"zeusd has not answered for {SILENT_S:g} s: training continues{limit}; the {what} "
+        return [Say(f"{text}of power limits resumes when zeusd answers", warn=True)]
 
     def end(self, step: int) -> Actions:
         """It answers, perhaps again."""

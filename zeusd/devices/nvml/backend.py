@@ -54,8 +54,9 @@ _SUPERCHIP = re.compile(r"\bG[A-Z]\d")
 
 _LOST = (Return.GPU_IS_LOST, Return.RESET_REQUIRED)
 
-_VOLTA, _AMPERE, _BLACKWELL = 5, 7, 10
-"""First architectures with locked graphics clocks, locked memory clocks, and profiles."""
+_VOLTA, _AMPERE, _HOPPER, _BLACKWELL = 5, 7, 9, 10
+"""First architectures with locked graphics clocks, locked memory clocks, and profiles; and the one
+after Ampere without locked memory clocks."""
 
 _SAMPLE = struct.Struct("QI4x")
 """nvmlSample_t: time of day, microseconds, and power, mW."""
@@ -207,7 +208,10 @@ class NvmlBackend(TabledControls):
                 write=reset_or_set(self.reset_gpu_clocks, self.set_gpu_clocks),
             ),
             Control.MEMORY_CLOCKS: ControlCalls(
-                offered=lambda gpu: self.architecture(gpu) >= _AMPERE,
+                # No call tells: Hopper's driver refuses them.
+                offered=lambda gpu: (
+                    self.architecture(gpu) >= _AMPERE and self.architecture(gpu) != _HOPPER
+                ),
                 write=reset_or_set(self.reset_memory_clocks, self.set_memory_clocks),
             ),
             Control.PERSISTENCE_MODE: ControlCalls(

@@ -15,7 +15,7 @@ from zeusd.devices.port import (
 )
 from zeusd.devices.simulated.driver import SimulatedDriver
 from zeusd.devices.simulated.gpu import SimulatedGpu
-from zeusd.devices.simulated.models import AMD, AMPERE, VOLTA
+from zeusd.devices.simulated.models import AMD, VOLTA
 from zeusd.devices.simulated.physics import CLOCK_TAU_S, LIMIT_TAU_S
 
 
@@ -44,7 +44,9 @@ class SimulatedSettings(SimulatedDriver):
                 range=limits,
             ),
             Control.GPU_CLOCKS: ControlCalls(offered=since(VOLTA), write=lock_gpu),
-            Control.MEMORY_CLOCKS: ControlCalls(offered=since(AMPERE), write=lock_memory),
+            Control.MEMORY_CLOCKS: ControlCalls(
+                offered=lambda gpu: self._gpus[gpu].model.memory_clocks, write=lock_memory
+            ),
             Control.PERSISTENCE_MODE: ControlCalls(
                 offered=lambda gpu: (
                     self._gpus[gpu].model.persistence

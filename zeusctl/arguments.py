@@ -1,0 +1,141 @@
+"""Arguments of verbs: the GPUs, and a command after `--`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from zeusctl.completing import complete_command, complete_gpus
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_GPUS = re.compile(r"all|slurm|(gpu-)?[0-9a-f][0-9a-f:.,-]*", re.IGNORECASE)
+"""What looks like the GPUS of a command line."""
+
+_FROM_OPTION = "zeusctl.gpus"
+
+
+def gpus_argument(required: bool = False, default: str = "all") -> Callable[[F], F]:
+    """The GPUS of a verb: an argument, or `-i` as in nvidia-smi.
+
+    Args:
+        required: Whether the verb needs them.
+        default: Else: which ones it is about without any.
+    """
+
+    def remember(context: click.Context, _: click.Parameter, text: str | None) -> None:
+        context.meta[_FROM_OPTION] = text
+
+    def chosen(context: click.Context, parameter: click.Parameter, text: str | None) -> str:
+        other = context.meta.get(_FROM_OPTION)
+        if text and other:
+            raise click.UsageError(f"GPUs are named twice, {text} and {other}; omit one", context)
+        if required and not (text or other or context.resilient_parsing):
+            raise click.UsageError("Missing argument GPUS: name them (0,2 or 0-3), or all", context)
+        return text or other or default
+
+    def add(function: F) -> F:
+        function = click.argument(
+            "gpus",
+            required=False,
+            callback=chosen,
+            shell_complete=complete_gpus,
+            metavar="GPUS" if required else "[GPUS]",
+        )(function)
+        return click.option(
+            "-i",
+            "--gpus",
+            "--id",
+            "chosen_gpus",
+            is_eager=True,
+            expose_value=False,
+            callback=remember,
+            shell_complete=complete_gpus,
+            metavar="GPUS",
+            help="The same as GPUS.",
+        )(function)
+
+    return add
+
+
+class CommandVerb(click.Command):
+    """A verb that runs a command: `zeusctl VERB [GPUS] [OPTIONS] -- COMMAND`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Requires `--` before the command, whose options are not the verb's."""
+        at = args.index("--") if "--" in args else len(args)
+        own, command = args[:at], args[at + 1 :]
+        words = self._arguments(own)
+        if words and not _GPUS.fullmatch(own[words[0]]):
+            words.insert(0, -1)
+        if len(words) > 1 and not ctx.resilient_parsing:
+            raise click.UsageError(self._right_form(ctx, own, words[1]), ctx)
+        if "--" in args and not words:
+            own = [*own, ""]  # GPUS, so that the command's first word is not taken for it
+        return super().parse_args(ctx, [*own, *args[at : at + 1], *command])
+
+    def _arguments(self, words: list[str]) -> list[int]:
+        """Places of words that are neither an option nor an option's value."""
+        valued = {
+            name
+            for one in self.params
+            if isinstance(one, click.Option) and not one.is_flag
+            for name in one.opts
+        }
+        return [
+            place
+            for place, word in enumerate(words)
+            if not (word.startswith("-") and len(word) > 1)
+            and not (place and words[place - 1] in valued)
+        ]
+
+    def _right_form(self, ctx: click.Context, words: list[str], place: int) -> str:
+        if words[place] in ("W", "MHz"):
+            return f"give a value and its unit as one word: {words[place - 1]}{words[place]}"
+        form = [ctx.command_path, shlex.join(words[:place]), "--", shlex.join(words[place:])]
+        return f"write -- before the command: {' '.join(filter(None, form))}"
+
+
+def command_argument(required: bool) -> Callable[[F], F]:
+    """The COMMAND of a `CommandVerb`."""
+    return click.argument(
+        "command",
+        nargs=-1,
+        required=required,
+        type=click.UNPROCESSED,
+        shell_complete=complete_command,
+        metavar="-- COMMAND..." if required else "[-- COMMAND...]",
+    )
+
+
+def without_effect(why: str, *names: str) -> None:
+    """Refuses options and arguments that have no effect in this combination.
+
+    Args:
+        why: The end of the sentence.
+        names: Options, or arguments in capitals.
+
+    Raises:
+        UsageError: One of them was given.
+    """
+    context = click.get_current_context()
+    given = [name for name in names if _is_given(context, name)]
+    if given:
+        verb = "has" if len(given) == 1 else "have"
+        raise click.UsageError(f"{', '.join(given)} {verb} no effect {why}", context)
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    if name == "GPUS" and context.meta.get(_FROM_OPTION):
+        return True
+    (parameter,) = (
+        one for one in context.command.params if name in (*one.opts, str(one.name).upper())
+    )
+    value = context.params.get(parameter.name or "")
+    source = context.get_parameter_source(parameter.name or "")
+    return source is ParameterSource.COMMANDLINE and value not in ((), None)
