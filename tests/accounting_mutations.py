@@ -349,16 +349,16 @@ KUBERNETES = (
     ),
     Mutation(
         "a replica is a share",
-        "zeusctl.kubernetes.accounts._part",
-        never("replica"),
+        "zeusctl.parts.Devices.find",
+        never("share"),
         (
             "tests/zeusctl/kubernetes/test_accounts.py::test_replicas_are_shares_and_one_pods_count_together",
         ),
     ),
     Mutation(
         "a MIG device is a slice of its GPU",
-        "zeusctl.kubernetes.accounts._part",
-        never("name", "split"),
+        "zeusctl.parts.Devices.__init__",
+        never("instance"),
         ("tests/zeusctl/kubernetes/test_accounts.py::test_mig_devices_are_slices_of_their_gpu",),
     ),
     Mutation(

@@ -127,7 +127,7 @@ MUTATIONS = (
     ),
     Mutation(
         "journal sync",
-        "zeusd.runtime.journal.Journal._append",
+        "zeusd.runtime.journal.Journal._write",
         drop("fdatasync"),
         ("tests/zeusd/runtime/test_journal.py::test_a_put_is_synced_before_it_returns",),
     ),
@@ -556,6 +556,39 @@ MUTATIONS = (
             "tests/zeus/policy/test_trade_off.py::"
             "test_a_signal_counts_over_the_time_that_the_run_before_took",
         ),
+    ),
+    Mutation(
+        "a job that starts takes nothing from other jobs on its GPU",
+        "zeusd.core.administration.Administration._restore",
+        sets("kept", "[]"),
+        (
+            "tests/zeusd/core/test_administration.py::"
+            "test_a_job_that_starts_takes_nothing_from_other_jobs_on_its_gpu",
+        ),
+    ),
+    Mutation(
+        "a position that may mean several GPUs means none",
+        "zeusctl.slurm._at",
+        never("meant"),
+        ("tests/zeusctl/test_slurm.py::test_behind_a_lost_gpu_nothing_is_guessed",),
+    ),
+    Mutation(
+        "a lost GPU has a position",
+        "zeusctl.slurm._orders",
+        drop("numbers", "range"),
+        ("tests/zeusctl/test_slurm.py::test_a_lost_gpu_is_counted",),
+    ),
+    Mutation(
+        "what Slurm's sources say must agree",
+        "zeusctl.slurm.parts_of",
+        never("listed"),
+        ("tests/zeusctl/test_slurm.py::test_uuids_count_first",),
+    ),
+    Mutation(
+        "a session of the driver that died is opened again",
+        "zeusd.runtime.driver.Driver.check",
+        drop("_close"),
+        ("tests/system/test_problems.py",),
     ),
     *accounting_mutations.ALL,
 )

@@ -131,7 +131,7 @@ class Session:
         if selection != "slurm":
             return select(selection, self.node.gpus)
         by_uuid = {gpu.uuid: gpu for gpu in self.node.gpus}
-        chosen = [by_uuid[part.gpu] for part in self.slurm_parts()]
+        chosen = [by_uuid[part.gpu] for part in self.slurm_parts(shares=False)]
         if not chosen:
             raise CommandError(
                 "SLURM_JOB_GPUS names no GPU; `slurm` is for Slurm's Prolog and Epilog of a job "
@@ -141,8 +141,11 @@ class Session:
             )
         return chosen
 
-    def slurm_parts(self) -> list[Part]:
+    def slurm_parts(self, shares: bool = True) -> list[Part]:
         """Returns what the Slurm job of this Prolog or Epilog has of the node's GPUs.
+
+        Args:
+            shares: Whether the size of shares matters.
 
         Raises:
             CommandError: It cannot be known which GPUs the job has.
@@ -151,7 +154,8 @@ class Session:
         from zeusctl.slurm import parts_of
 
         split = mig_devices(self.client, self.node.gpus)
-        return parts_of(os.environ, Devices(self.node.gpus, split), socket.gethostname())
+        devices, host = Devices(self.node.gpus, split), socket.gethostname()
+        return parts_of(os.environ, devices, host, shares=shares)
 
     def readable(self, text: str) -> str:
         """Replaces user ids and UUIDs in a message of zeusd by names and indices, if known."""

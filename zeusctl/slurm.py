@@ -79,7 +79,11 @@ def slurm_names() -> list[str]:
 
 
 def parts_of(
-    environment: Mapping[str, str], devices: Devices, hostname: str, root: str = "/"
+    environment: Mapping[str, str],
+    devices: Devices,
+    hostname: str,
+    root: str = "/",
+    shares: bool = True,
 ) -> list[Part]:
     """Returns what the job has of the node's GPUs, which may be nothing.
 
@@ -88,6 +92,7 @@ def parts_of(
         devices: Of the node.
         hostname: The node, as gres.conf may name it.
         root: Where /etc, /proc and /sys are.
+        shares: Whether the size of shares matters, for which Slurm's controller may be asked.
 
     Raises:
         CommandError: A GPU of the job is not known here, or it cannot be known which one it is.
@@ -109,7 +114,7 @@ def parts_of(
                     f"{_positions(positions)} of {gres.path}; restart slurmd, which has read "
                     "another gres.conf"
                 )
-    share = _share(environment, gres)
+    share = _share(environment, gres) if shares else (0, 0)
     return together(part if part.weight else Part(part.gpu, *share) for part in found)
 
 

@@ -75,6 +75,8 @@ def reset(
     else:
         report = _release_own(session, chosen, controls)
     session.answer(report, lambda: _lines(report))
+    for uuid in _missing(session) if gpus == "all" else ():
+        click.echo(f"not reset: {uuid}, which zeusd does not find", err=True)
     if not all(outcome.ok for outcome in report.outcomes):
         raise CommandError(
             "not everything is restored; zeusd keeps retrying, see `zeusctl leases`", Exit.PENDING
