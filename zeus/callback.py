@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
-from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
-from typing import TypeVar, cast
-
-from zeus_ipc.overriding import override
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from typing import Any, TypeVar, cast
 
 Item = TypeVar("Item")
 Self = TypeVar("Self", bound="Callback")
@@ -146,52 +145,16 @@ class CallbackSet(Callback):
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = list(callbacks)
 
-    @override
-    def on_train_begin(self) -> None:
-        for callback in self.callbacks:
-            callback.on_train_begin()
 
-    @override
-    def on_train_end(self) -> None:
+def _of_each(event: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(event)
+    def call(self: CallbackSet, *args: Any, **kwargs: Any) -> None:
         for callback in self.callbacks:
-            callback.on_train_end()
+            getattr(callback, event.__name__)(*args, **kwargs)
 
-    @override
-    def on_epoch_begin(self) -> None:
-        for callback in self.callbacks:
-            callback.on_epoch_begin()
+    return call
 
-    @override
-    def on_epoch_end(self) -> None:
-        for callback in self.callbacks:
-            callback.on_epoch_end()
 
-    @override
-    def on_step_begin(self) -> None:
-        for callback in self.callbacks:
-            callback.on_step_begin()
-
-    @override
-    def on_step_end(self) -> None:
-        for callback in self.callbacks:
-            callback.on_step_end()
-
-    @override
-    def on_pause(self) -> None:
-        for callback in self.callbacks:
-            callback.on_pause()
-
-    @override
-    def on_evaluate(self, metric: float) -> None:
-        for callback in self.callbacks:
-            callback.on_evaluate(metric)
-
-    @override
-    def on_instruction_begin(self, name: str) -> None:
-        for callback in self.callbacks:
-            callback.on_instruction_begin(name)
-
-    @override
-    def on_instruction_end(self, name: str) -> None:
-        for callback in self.callbacks:
-            callback.on_instruction_end(name)
+for _name, _event in [*vars(Callback).items()]:
+    if _name.startswith("on_"):
+        setattr(CallbackSet, _name, _of_each(_event))
