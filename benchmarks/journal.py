@@ -17,7 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from zeus_ipc.controls import Control
-from zeusd.core.model import Loss, PendingRestore, Process
+from zeusd.core.entries import Loss, PendingRestore
+from zeusd.core.model import Process
 from zeusd.runtime.journal import Change, Journal
 
 SLEEPERS, LOST = 205, 21
@@ -25,12 +26,12 @@ CHANGES = 10_000
 ROUNDS = 10
 
 
-def entry(milliwatts: int) -> dict[str, object]:
+def entry(milliwatts: int) -> PendingRestore:
     return PendingRestore(
         *("GPU-0e8a1b2c-3d4e-5f60-7182-93a4b5c6d7e8", Control.POWER_LIMIT, Process(4711, 987_654)),
         *(1000, "0f1e2d3c4b5a", 123_456_789, 15_000_000_000, (250_000,)),
         ((150_000,), (milliwatts,)),
-    ).to_json()
+    )
 
 
 def journal(folder: str, name: str, entries: int) -> Journal:
@@ -40,16 +41,16 @@ def journal(folder: str, name: str, entries: int) -> Journal:
         Loss(f"GPU-{number % 8}", Control.POWER_LIMIT, Process(number, number), "it was silent")
         for number in range(entries)
     ]
-    opened.commit([Change(loss.key, loss.to_json()) for loss in losses])
+    opened.commit([Change(loss.key, loss) for loss in losses])
     return opened
 
 
 def put(kept: Journal, number: int) -> None:
-    kept.commit([Change("debt/one", entry(number), intent=True)])
+    kept.commit([Change("pending/one", entry(number), intent=True)])
 
 
 def note(kept: Journal, number: int) -> None:
-    kept.write([Change("debt/one", entry(number))])
+    kept.commit([Change("pending/one", entry(number))], sync=False)
 
 
 def each(kept: Journal, action: Callable[[Journal, int], None], count: int) -> list[float]:

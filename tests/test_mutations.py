@@ -57,7 +57,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a set is changed, and never overwritten",
-        "zeusd.restore_rule.write_merged",
+        "zeusd.restore_rule.Device.write_merged",
         instead("merged", "wanted"),
         (
             "tests/zeusd/core/test_power_profiles.py::"
@@ -89,7 +89,7 @@ MUTATIONS = (
     ),
     Mutation(
         "watch of a holder",
-        "zeusd.core.leased.Leased._watch",
+        "zeusd.core.holding.LeaseState._watch",
         drop("Watch"),
         (
             "tests/zeusd/core/test_core.py::"
@@ -98,8 +98,8 @@ MUTATIONS = (
     ),
     Mutation(
         "heartbeat expiry",
-        "zeusd.core.leased.Leased._expire_if_due",
-        never("HELD"),
+        "zeusd.core.holding.LeaseState.tick",
+        always("due_ns"),
         (
             "tests/zeusd/core/test_leases.py::"
             "test_a_holder_that_says_nothing_loses_its_lease_after_the_ttl",
@@ -108,8 +108,8 @@ MUTATIONS = (
     ),
     Mutation(
         "loss told to the waking",
-        "zeusd.core.control.ControlMachine._revoke",
-        drop("_lost", "loss"),
+        "zeusd.core.control.ControlMachine.revoke",
+        drop("lose"),
         (
             "tests/zeusd/core/test_leases.py::"
             "test_every_set_of_a_lost_lease_fails_until_it_is_acquired_again",
@@ -151,24 +151,48 @@ MUTATIONS = (
     ),
     Mutation(
         "another target needs another record",
-        "zeusd.core.model.PendingRestore.covers",
+        "zeusd.core.entries.PendingRestore.covers",
         never("_is_of"),
         ("tests/zeusd/core/test_pending_restores.py::test_another_restore_is_not_the_same",),
     ),
     Mutation(
         "what may be in force is durable first",
-        "zeusd.core.model.PendingRestore.covers",
-        never("known"),
+        "zeusd.core.entries.PendingRestore._lists",
+        instead("all", "True"),
         ("tests/zeusd/core/test_pending_restores.py",),
     ),
     Mutation(
-        "the newest record says what the durable one says",
-        "zeusd.runtime.engine.Engine._write_newest",
-        never("isinstance"),
+        "a value that is set again is synced once",
+        "zeusd.core.entries.PendingRestore.following",
+        always("_is_of"),
         (
             "tests/zeusd/runtime/test_engine.py::"
             "test_a_limit_that_a_lease_sets_again_is_not_synced_again",
         ),
+    ),
+    Mutation(
+        "a full disk prevents no restore",
+        "zeusd.core.entries.PendingRestore.leads_to",
+        sets("mine", "False"),
+        ("tests/zeusd/core/test_pending_restores.py",),
+    ),
+    Mutation(
+        "what a write may still do is waited for",
+        "zeusd.core.values.Values.settles_ns",
+        instead("max", "0"),
+        ("tests/zeusd/core/test_random_drivers.py",),
+    ),
+    Mutation(
+        "what fails after a write is no refusal",
+        "zeusd.devices.port.after_a_write",
+        drop("written"),
+        ("tests/zeusd/devices/test_amd.py",),
+    ),
+    Mutation(
+        "one engine changes a GPU",
+        "zeusd.runtime.engine.Engine._record",
+        never("taken"),
+        ("tests/zeusd/runtime/test_gpu_locks.py",),
     ),
     Mutation(
         "a damaged journal is kept",
@@ -184,8 +208,8 @@ MUTATIONS = (
     ),
     Mutation(
         "capture before the first write",
-        "zeusd.core.control.ControlMachine._serve",
-        never("TAKEN"),
+        "zeusd.core.control.ControlMachine._set",
+        never("reads", "_found"),
         ("tests/zeusd/core/test_core.py",),
     ),
     Mutation(
@@ -196,8 +220,8 @@ MUTATIONS = (
     ),
     Mutation(
         "compare before set",
-        "zeusd.runtime.workers.GpuWorker._write",
-        drop("Changed", "before"),
+        "zeusd.runtime.workers.write_checked",
+        drop("Refused", "before"),
         ("tests/zeusd/runtime/test_workers.py",),
     ),
     Mutation(
@@ -223,8 +247,8 @@ MUTATIONS = (
     ),
     Mutation(
         "earlier doubts stay",
-        "zeusd.core.control.ControlMachine._write",
-        sets("unconfirmed", "(value,)"),
+        "zeusd.core.values.Values.asking",
+        sets("doubts", "{}"),
         ("tests/zeusd/core/test_odd_drivers.py",),
     ),
     Mutation(
@@ -356,7 +380,7 @@ MUTATIONS = (
     Mutation(
         "a quiesced node stays so",
         "zeusd.core.administration.Administration._quiesce",
-        drop("QUIESCED_KEY"),
+        drop("QUIESCED"),
         ("tests/zeusd/core/test_administration.py::test_a_quiesced_node_stays_so_over_a_restart",),
     ),
     Mutation(
@@ -376,8 +400,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a restore is confirmed by reading",
-        "zeusd.restore_rule.restore_steps",
-        instead("took_effect", "True"),
+        "zeusd.restore_rule.Device._read_back",
+        instead("Unknown", "Holds(asked)"),
         (
             "tests/zeusd/core/test_odd_drivers.py::"
             "test_a_restore_that_the_driver_ignores_is_pending_and_tried_again",
@@ -385,8 +409,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a write is read back",
-        "zeusd.runtime.workers.GpuWorker._write",
-        instead("write_verified", "(write(), call.value)[1]"),
+        "zeusd.runtime.workers.write_checked",
+        instead("write_verified", "(device.write(call.value), Holds(call.value))[1]"),
         ("tests/zeusd/runtime/test_workers.py",),
     ),
     Mutation(
@@ -415,13 +439,13 @@ MUTATIONS = (
     ),
     Mutation(
         "a restore stays below the ceilings",
-        "zeusd.core.restorable.Restorable.target",
+        "zeusd.core.bounds.Bounds.target",
         instead("_under", "self._site.value"),
         ("tests/zeusd/core/test_ceilings.py", SCHEDULES),
     ),
     Mutation(
         "a ceiling that falls during a restore counts",
-        "zeusd.core.restorable.Restorable._advance",
+        "zeusd.core.control.ControlMachine._restore",
         never("plan", "target"),
         (SCHEDULES,),
     ),
@@ -445,14 +469,14 @@ MUTATIONS = (
     ),
     Mutation(
         "what a ceiling left behind is in the journal",
-        "zeusd.core.restorable.Restorable.rest",
+        "zeusd.core.bounds.Bounds.rest",
         drop("Forget", "Put"),
         ("tests/zeusd/core/test_ceilings.py",),
     ),
     Mutation(
         "what a ceiling left behind is forgotten",
-        "zeusd.core.restorable.Restorable._over",
-        drop("self", "rest"),
+        "zeusd.core.control.ControlMachine._again",
+        drop("rest", "in_force"),
         ("tests/zeusd/core/test_ceilings.py",),
     ),
     Mutation(
@@ -463,19 +487,19 @@ MUTATIONS = (
     ),
     Mutation(
         "a stall is forgiven once",
-        "zeusd.core.leased.Leased.forgive_stall",
+        "zeusd.core.holding.LeaseState.forgive_stall",
         drop("forgiven"),
         ("tests/zeusd/core/test_leases.py::test_a_stall_is_forgiven_once_for_each_heartbeat",),
     ),
     Mutation(
         "a restart is forgiven ever less",
         "zeusd.core.control.ControlMachine.recover",
-        instead("_lasts_until", "self.extend(restore.ttl_ns)"),
+        instead("begin", "self.holding.begin(lease, now_ns + restore.ttl_ns)"),
         ("tests/zeusd/core/test_leases.py::test_a_restart_is_forgiven_once_for_each_heartbeat",),
     ),
     Mutation(
         "hard work has a bound",
-        "zeusd.core.leased.Leased._looked_at",
+        "zeusd.core.holding.LeaseState._looked_at",
         never("last_ns"),
         (
             "tests/zeusd/core/test_leases.py::"
@@ -484,7 +508,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a stopped holder is no busy one",
-        "zeusd.core.leased._computes",
+        "zeusd.core.holding._computes",
         never("stopped"),
         ("tests/zeusd/core/test_leases.py",),
     ),

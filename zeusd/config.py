@@ -37,6 +37,7 @@ from zeusd.core.policy import (
 )
 from zeusd.devices.vendors import SYSFS, Options
 from zeusd.identity import DEFAULT_STATE_DIR, DRIVER_MODULE
+from zeusd.restore_rule import SETTLE_S
 from zeusd.runtime.power_sources import HWMON
 from zeusd.runtime.powercap import POWERCAP
 from zeusd.server.fairness import Limits
@@ -147,6 +148,9 @@ class RestoreSection(_Section):
     boot. device-max: the highest that the GPU accepts. device-default: the vendor's default."""
     outside_change: OutsideChange = "keep"
     """keep: a value that someone else set during a lease stays. override: it is overwritten."""
+    settle_s: Annotated[float, Field(ge=0, le=600)] = SETTLE_S
+    """How long after a write the driver may still apply it. Where a write was not confirmed, a
+    restore is confirmed after this time."""
     on_stop: Literal["restore", "keep"] = "restore"
     """What `systemctl stop` does with leases of running processes. A restart always keeps them."""
 
@@ -414,6 +418,7 @@ class Config(_Section):
         return SitePolicy(
             restore_power=self.restore.power_limit,
             outside_change=self.restore.outside_change,
+            settle_s=self.restore.settle_s,
             rules=tuple(
                 GpuRule(
                     match=rule.match,

@@ -26,6 +26,7 @@ from zeus_ipc.client import Client
 from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected, RequestTimeout
 from zeus_ipc.overriding import override
+from zeus_ipc.paths import socket_path
 from zeus_ipc.replies import Envelope
 from zeus_ipc.transport import Subscription, Transport
 from zeusd.core.access import OPEN
@@ -36,6 +37,7 @@ from zeusd.identity import EMBEDDED_PREFIX, EMBEDDED_STATE_DIR, boot_id
 from zeusd.nodes import OpenedNode, real_node
 from zeusd.runtime import devices
 from zeusd.runtime.engine import Engine
+from zeusd.runtime.gpu_locks import lock_directory
 from zeusd.runtime.journal import Journal, JournalError
 from zeusd.runtime.power_sources import HWMON
 from zeusd.runtime.powercap import POWERCAP
@@ -62,6 +64,8 @@ PRIVILEGE = (
 def connect(node: OpenedNode | None = None, *, state_dir: str | None = None) -> Client:
     """A client of an engine in this process.
 
+    Where zeusd runs, it is a client of zeusd instead: a GPU has one engine.
+
     Args:
         node: The devices; None: this machine's.
         state_dir: Where the journal is kept; None: `$ZEUSD_STATE_DIR`, else `/run/zeusd/embedded`
@@ -70,6 +74,14 @@ def connect(node: OpenedNode | None = None, *, state_dir: str | None = None) -> 
     Raises:
         DaemonUnavailable: No devices are available; the message says why.
     """
+    if node is None and os.path.exists(socket_path()):
+        client = Client()
+        try:
+            client.node()
+        except DaemonUnavailable:
+            client.close()  # its socket is left over
+        else:
+            return client
     return Client(transport=EmbeddedTransport(node or real_node(), state_dir or _state_dir()))
 
 
@@ -193,6 +205,7 @@ class _Running:
             orphan_directories=(state_dir,),
             driver_id=node.driver_id,
             driver_entry=node.driver,
+            locks=lock_directory(node.simulated),
             sampling=partial(
                 Sampling,
                 histories=Histories(None, boot),

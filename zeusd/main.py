@@ -25,6 +25,7 @@ from zeusd.nodes import OpenedNode, open_node
 from zeusd.runtime.accounting import Accounting
 from zeusd.runtime.accounts import Retention
 from zeusd.runtime.engine import Engine
+from zeusd.runtime.gpu_locks import lock_directory
 from zeusd.runtime.journal import Journal, JournalError
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampling import Histories, Sampling
@@ -108,6 +109,7 @@ class Daemon:
                 retry_s=config.nvml.retry_s,
                 driver_id=self._node.driver_id,
                 driver_entry=self._node.driver,
+                locks=lock_directory(self._node.simulated),
                 sampling=partial(
                     Sampling,
                     histories=Histories(None if simulated else settings.state_dir, boot),

@@ -33,9 +33,14 @@ class OpenedNode:
     clock: VirtualClock | None = None
     driver: dict[str, Any] = field(default_factory=lambda: {"simulated": True})
 
+    @property
+    def simulated(self) -> bool:
+        """Whether its GPUs exist only in this process."""
+        return bool(self.driver.get("simulated"))
+
     def driver_id(self) -> str:
         """Identifies the present load of the driver."""
-        return "simulated" if self.driver["simulated"] else driver_id(self.driver["module"])
+        return "simulated" if self.simulated else driver_id(self.driver["module"])
 
 
 def real_node(library: str | None = None, options: Options | None = None) -> OpenedNode:

@@ -15,8 +15,15 @@ of the boot, so no record counts in another boot even if the first line is lost.
 written with a newline before and after it, so a damaged byte or an incomplete record does not
 affect another record.
 
-Format 1, of zeusd 0.1, has the same JSON without checksums and is still read. Lines of unknown
-formats are reported, never dropped silently.
+Lines of unknown formats are reported, never dropped silently.
+
+A key names the kind of its entry, and what it is about:
+
+    pending/GPU/CONTROL             what zeusd may have left in force, and what is to be restored
+    loss/GPU/CONTROL/PID.COOKIE     a running process that lost its lease and does not know it yet
+    ceiling/GPU/CONTROL/NAME        an upper bound
+    observed, initial, resting/...  one value of a control
+    gpu/GPU, driver, stopping, quiesced
 """
 
 from __future__ import annotations
@@ -80,7 +87,7 @@ class Replayed:
     @property
     def trouble(self) -> str | None:
         """The journal's problem, as a clause; None: none."""
-        if self.format is not None and self.format > FORMAT:
+        if self.format is not None and self.format != FORMAT:
             return f"is of format {self.format}, which this zeusd does not know"
         if not self.unread:
             return None
@@ -109,7 +116,7 @@ def replay(data: bytes, boot: str) -> Replayed:
     for number, line in enumerate(lines, start=1):
         if not line or (number == 1 and said.format is not None):
             continue
-        change = _change(line, boot, plain=said.format == 1)
+        change = _change(line, boot)
         if change is not None:
             key, entry = change
             if entry is None:
@@ -121,12 +128,6 @@ def replay(data: bytes, boot: str) -> Replayed:
         else:
             said.unread.append(number)
     return said
-
-
-def doubts_of(entry: Entry) -> list[list[int]]:
-    """Values in a pending restore whose writes were never confirmed."""
-    newest = entry.get("doubt")
-    return [] if newest is None else [*entry.get("earlier_doubts", ()), newest]
 
 
 def _line(boot: str, content: object) -> bytes:
@@ -148,19 +149,13 @@ def _read_header(line: bytes) -> tuple[int | None, str | None]:
     content = _content(line, "") or _json(line)
     if isinstance(content, dict) and isinstance(content.get("format"), int):
         number, boot = content["format"], content.get("boot")
-        if number <= FORMAT and isinstance(boot, str):
-            return number, boot
-        if number > FORMAT:
-            return number, None
+        return number, boot if number == FORMAT and isinstance(boot, str) else None
     return None, None
 
 
-def _change(line: bytes, boot: str, plain: bool) -> tuple[str, Entry | None] | None:
-    """The key and the entry of a record, or None if the line is not a record; `plain` reads format
-    1."""
+def _change(line: bytes, boot: str) -> tuple[str, Entry | None] | None:
+    """The key and the entry of a record, or None if the line is not a record."""
     content = _content(line, boot)
-    if content is None and plain:
-        content = _json(line)
     if not isinstance(content, list) or not content or not isinstance(content[0], str):
         return None
     if len(content) == 1:

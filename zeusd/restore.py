@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ if not __package__:
     sys.path.append(str(_here.parent if _here.name == "zeusd" else _here))
 
 from zeus_ipc.controls import SPECS, Control
+from zeusd.devices.port import DeviceError
 from zeusd.identity import (
     DEFAULT_STATE_DIR,
     DRIVER_MODULE,
@@ -39,26 +41,26 @@ from zeusd.identity import (
     driver_id,
     pidfd_inodes_are_unique,
 )
-from zeusd.records import doubts_of
-from zeusd.restore_drivers import DriverError, RestoreDriver, open_driver
+from zeusd.restore_drivers import RestoreDriver, open_driver
 from zeusd.restore_journal import OwnerlessJournal, PendingEntry, lock, read
 from zeusd.restore_rule import (
     OURS,
-    Failed,
+    Device,
+    Holds,
     Plan,
     ReadControl,
     Result,
     Step,
-    Value,
+    Unknown,
     WriteControl,
+    WriteResult,
     read_settled,
     restore_steps,
-    write_merged,
-    write_verified,
 )
 
 GPU_TIMEOUT_S = 20.0
-"""If a GPU's driver does not answer for this long, the helper goes on to the other GPUs."""
+"""If a GPU's driver does not answer for this long beyond its bound, the helper goes on to the other
+GPUs."""
 
 GRACE_S = 5.0
 """How long to wait for a failed zeusd to start again before restoring everything without it."""
@@ -70,22 +72,18 @@ def _restore_one(
     restore: PendingEntry,
     say: Callable[[str], None],
 ) -> bool:
-    entry = restore.entry
-    uuid, control = str(entry["gpu"]), str(entry["control"])
-    what = f"{control} of {uuid}"
+    uuid, control = str(restore.entry["gpu"]), Control(restore.entry["control"])
+    what, text = f"{control.value} of {uuid}", SPECS[control].text
+    plan = _plan(restore.entry)
     try:
-        plan = _plan(entry)
-    except (KeyError, ValueError, TypeError):
-        say(f"{what}: journal entry not understood; left unchanged")
-        return False
-    try:
-        result = _carry_out(plan, driver, driver.handle(uuid), control)
-    except DriverError as error:
+        result = _carry_out(
+            plan, RestoredControl(driver, driver.handle(uuid), control), journal.settle_s
+        )
+    except DeviceError as error:
         result = Result("failed", plan.target, trouble=error)
-    text = SPECS[Control(control)].text
     if result.pending:
         why = result.trouble
-        if result.kept and result.holds is not None:
+        if why is None and result.holds is not None:
             why = f"the driver accepted the write, but the GPU still has {text(result.holds)}"
         say(f"{what}: could not be restored ({why}); run this again when the GPU responds")
         return False
@@ -96,62 +94,103 @@ def _restore_one(
     elif result.kind == "changed_outside" and result.found is not None:
         say(f"{what}: someone else set {text(result.found)} meanwhile; left unchanged")
     else:
-        say(f"{what}: restored to {text(result.target if result.holds is None else result.holds)}")
-    journal.settle(restore)
+        say(f"{what}: restored to {text(result.in_force)}")
+    ours = result.kind in ("already_back", "restored")
+    journal.settle(restore, result.in_force if ours else None)
     return True
 
 
 def _plan(entry: dict[str, Any]) -> Plan:
-    spec = SPECS[Control(entry["control"])]
+    doubts = tuple(tuple(value) for value in entry["doubts"])
+    target = tuple(entry["target"])
     return Plan(
-        target=tuple(entry["target"]),
-        values=tuple(tuple(value) for value in entry["values"]),
-        doubts=tuple(tuple(value) for value in doubts_of(entry)),
-        readable=spec.readable,
-        rounding=spec.rounding,
-        refused_target=spec.refused_target,
-        overwrite=str(entry.get("overwrite", OURS)),
-        merges=spec.merges,
+        SPECS[Control(entry["control"])],
+        target,
+        tuple(tuple(value) for value in entry["values"]),
+        doubts,
+        any(value != target for value in doubts),
+        not doubts,
+        str(entry.get("overwrite", OURS)),
     )
 
 
-def _carry_out(plan: Plan, driver: RestoreDriver, gpu: Any, control: str) -> Result:
+class RestoredControl:
+    """One control of one GPU, called step by step.
+
+    Args:
+        driver: The driver.
+        handle: The GPU.
+        control: The control.
+        sleep: Sleeps for some seconds.
+    """
+
+    def __init__(
+        self,
+        driver: RestoreDriver,
+        handle: Any,
+        control: Control,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._driver, self._handle, self._control = driver, handle, control
+        self.sleep = sleep
+        self._device = Device(
+            lambda: driver.read_control(handle, control),
+            lambda value: driver.write_control(handle, control, value),
+            sleep,
+            SPECS[control].rounding,
+        )
+
+    def step(self, step: Step) -> object:
+        """Carries out a step of a restore."""
+        try:
+            if isinstance(step, ReadControl):
+                return read_settled(self._device.read)
+            if not isinstance(step, WriteControl):
+                return self._driver.control_range(self._handle, self._control)
+        except DeviceError as error:
+            return Unknown(error)
+        return self._write(step)
+
+    def _write(self, step: WriteControl) -> WriteResult:
+        spec, device = SPECS[self._control], self._device
+        if not spec.readable:
+            return device.attempt(step.value) or Holds(step.value)
+        assert step.found is not None
+        if spec.merges:
+            return device.write_merged(step.value, (step.found,), step.sure)
+        return device.write_verified(step.value, step.found, step.sure)
+
+
+def _carry_out(plan: Plan, gpu: RestoredControl, settle_s: float) -> Result:
+    """Restores a control. If an earlier write may still take effect, waits until it cannot."""
+    result = _attempt(plan, gpu)
+    if result.kind == "settling":
+        gpu.sleep(settle_s)
+        wrote = result.wrote
+        if not plan.spec.merges:  # zeusd's values do not include other programs' choices
+            plan = replace(plan, values=(*plan.values, result.in_force))
+        result = _attempt(replace(plan, unsettled=False), gpu)
+        if wrote and result.kind == "already_back":
+            result = replace(result, kind="restored")
+    return result
+
+
+def _attempt(plan: Plan, gpu: RestoredControl) -> Result:
     """Runs the steps of the restore rule one after another."""
     steps, answer = restore_steps(plan), None
     while True:
         try:
-            step = steps.send(answer)
+            answer = gpu.step(steps.send(answer))
         except StopIteration as stop:
             result: Result = stop.value
             return result
-        try:
-            answer = _step(step, plan, driver, gpu, control)
-        except DriverError as error:
-            answer = Failed(error, error.invalid)
 
 
-def _step(step: Step, plan: Plan, driver: RestoreDriver, gpu: Any, control: str) -> Any:
-    def read() -> Value:
-        return driver.read(gpu, control)
-
-    if isinstance(step, ReadControl):
-        return read_settled(read)
-    if not isinstance(step, WriteControl):
-        return driver.range(gpu, control)
-
-    def write(value: Value) -> None:
-        driver.write(gpu, control, value)
-
-    if not plan.readable:
-        write(step.value)
-        return step.value
-    if plan.merges:
-        return write_merged(write, read, step.value, (step.found or (),), time.sleep)
-    before = read() if step.found is None else step.found
-    return write_verified(write, read, step.value, before, time.sleep, plan.rounding)
-
-
-def _each_gpu(pending: Iterable[PendingEntry], restore_one: Callable[[PendingEntry], bool]) -> int:
+def _each_gpu(
+    pending: Iterable[PendingEntry],
+    restore_one: Callable[[PendingEntry], bool],
+    timeout_s: float = GPU_TIMEOUT_S,
+) -> int:
     """Run `restore_one` for all pending restores, GPUs in parallel. Return how many failed."""
     by_gpu: dict[str, list[PendingEntry]] = {}
     for restore in pending:
@@ -168,7 +207,7 @@ def _each_gpu(pending: Iterable[PendingEntry], restore_one: Callable[[PendingEnt
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(GPU_TIMEOUT_S)
+        thread.join(timeout_s)
     return total - len(done)
 
 
@@ -256,14 +295,18 @@ def _settle(
         return 0
     try:
         opened = open_driver(driver, library)
-    except (OSError, DriverError) as error:
+    except (OSError, DeviceError) as error:
         left = len(pending)
         say(f"{journal.path}: the driver cannot be reached ({error}); {left} restores pending")
         return left
-    failed = _each_gpu(pending, lambda restore: _restore_one(opened, journal, restore, say))
+    failed = _each_gpu(
+        pending,
+        lambda restore: _restore_one(opened, journal, restore, say),
+        GPU_TIMEOUT_S + len(SPECS) * journal.settle_s,
+    )
     if not failed:
-        with contextlib.suppress(DriverError):
-            opened.close()
+        with contextlib.suppress(DeviceError):
+            opened.shutdown()
     return failed + len(strange)
 
 

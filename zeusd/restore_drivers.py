@@ -1,35 +1,19 @@
 """Vendor library calls for `zeusd restore`, with the standard library only.
 
 NVML is called directly through ctypes. AMD GPUs use zeusd's backend, whose rules are long and which
-needs no packages.
+needs no packages. All errors are `DeviceError`s, as in the daemon.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 from zeus_ipc.controls import Control
+from zeusd.devices.nvml.codes import Return, nvml_error
+from zeusd.devices.port import DeviceError, Outcome
 from zeusd.records import Entry
 from zeusd.restore_rule import Value
-
-_INVALID_ARGUMENT, _NOT_SUPPORTED, _FUNCTION_NOT_FOUND = 2, 3, 13
-
-
-class DriverError(Exception):
-    """A call failed.
-
-    Attributes:
-        invalid: Whether the device does not accept the value.
-        missing: Whether the library lacks the function, or the GPU the feature.
-    """
-
-    def __init__(self, text: str, invalid: bool, missing: bool = False) -> None:
-        super().__init__(text)
-        self.invalid = invalid
-        self.missing = missing
 
 
 class RestoreDriver(Protocol):
@@ -38,16 +22,16 @@ class RestoreDriver(Protocol):
     def handle(self, uuid: str) -> Any:
         """The handle of the GPU with this UUID."""
 
-    def read(self, gpu: Any, control: str) -> Value:
+    def read_control(self, gpu: Any, control: Control) -> Value:
         """The present value of a control that can be read."""
 
-    def write(self, gpu: Any, control: str, value: Value) -> None:
+    def write_control(self, gpu: Any, control: Control, value: Value) -> None:
         """Sets a control."""
 
-    def range(self, gpu: Any, control: str) -> tuple[int, int]:
+    def control_range(self, gpu: Any, control: Control) -> tuple[int, int]:
         """Smallest and largest value that the control takes."""
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         """Shuts the library down."""
 
 
@@ -60,19 +44,18 @@ class _Nvml:
 
     def __call__(self, name: str, *arguments: Any) -> None:
         function = getattr(self._library, name, None)
-        code = _FUNCTION_NOT_FOUND if function is None else function(*arguments)
-        if code != 0:
-            missing = code in (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
-            raise DriverError(f"{name} returned {code}", code == _INVALID_ARGUMENT, missing)
+        code = Return.FUNCTION_NOT_FOUND if function is None else function(*arguments)
+        if code != Return.SUCCESS:
+            raise nvml_error(code, name)
 
     def handle(self, uuid: str) -> ctypes.c_void_p:
         gpu = ctypes.c_void_p()
         self("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(gpu))
         return gpu
 
-    def read(self, gpu: Any, control: str) -> Value:
+    def read_control(self, gpu: Any, control: Control) -> Value:
         """The present value of a control that can be read."""
-        if control == Control.POWER_PROFILE.value:
+        if control is Control.POWER_PROFILE:
             return tuple(self._profiles(gpu).requested())
         value = ctypes.c_uint()
         self(_GETTERS[control], gpu, ctypes.byref(value))
@@ -81,10 +64,10 @@ class _Nvml:
     def _profiles(self, gpu: Any) -> Any:
         from zeusd.devices.nvml.profiles import ProfileTable
 
-        return ProfileTable(self, gpu, lambda error: getattr(error, "missing", False))
+        return ProfileTable(self, gpu)
 
-    def write(self, gpu: Any, control: str, value: Value) -> None:
-        if control == Control.POWER_PROFILE.value:
+    def write_control(self, gpu: Any, control: Control, value: Value) -> None:
+        if control is Control.POWER_PROFILE:
             self._profiles(gpu).write(value)
             return
         setter, reset = _SETTERS[control]
@@ -93,77 +76,50 @@ class _Nvml:
         else:
             self(reset, gpu)
 
-    def range(self, gpu: Any, control: str) -> tuple[int, int]:
+    def control_range(self, gpu: Any, control: Control) -> tuple[int, int]:
         """Smallest and largest value that the control takes."""
         low, high = ctypes.c_uint(), ctypes.c_uint()
         self(_RANGES[control], gpu, ctypes.byref(low), ctypes.byref(high))
         return low.value, high.value
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         self("nvmlShutdown")
 
 
-class _Amd:
+def _amd(library: str | None, sysfs: str) -> RestoreDriver:
     """AMD GPUs, through zeusd's own backend, which needs no packages."""
+    from zeusd.devices.amd.backend import AmdBackend
 
-    def __init__(self, library: str | None, sysfs: str) -> None:
-        from zeusd.devices.amd.backend import AmdBackend
-        from zeusd.devices.port import DeviceError, Outcome
-
-        self._error, self._invalid = DeviceError, Outcome.INVALID
-        self._backend = AmdBackend(library, sysfs)
-        with self._translated():
-            self._backend.init()
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except self._error as error:
-            raise DriverError(str(error), error.outcome is self._invalid) from None
-
-    def handle(self, uuid: str) -> Any:
-        with self._translated():
-            for index in range(self._backend.device_count()):
-                gpu = self._backend.device_handle(index)
-                if self._backend.uuid(gpu) == uuid:
+    class Amd(AmdBackend):
+        def handle(self, uuid: str) -> Any:
+            for index in range(self.device_count()):
+                gpu = self.device_handle(index)
+                if self.uuid(gpu) == uuid:
                     return gpu
-        raise DriverError(f"there is no GPU {uuid}", invalid=False)
+            raise DeviceError(Outcome.LOST, "handle", f"there is no GPU {uuid}")
 
-    def read(self, gpu: Any, control: str) -> Value:
-        with self._translated():
-            return self._backend.read_control(gpu, Control(control))
-
-    def write(self, gpu: Any, control: str, value: Value) -> None:
-        with self._translated():
-            self._backend.write_control(gpu, Control(control), value)
-
-    def range(self, gpu: Any, control: str) -> tuple[int, int]:
-        with self._translated():
-            return self._backend.control_range(gpu, Control(control))
-
-    def close(self) -> None:
-        with self._translated():
-            self._backend.shutdown()
+    backend = Amd(library, sysfs)
+    backend.init()
+    return backend
 
 
 def open_driver(names: Entry, library: str | None) -> RestoreDriver:
-    """The driver that a journal names; journals of 0.1 name no vendor, which means NVIDIA."""
+    """The driver that a journal names."""
     library = library or names.get("library")
     if names.get("vendor") == "amd":
-        return _Amd(library, str(names.get("sysfs", "/sys")))
+        return _amd(library, str(names.get("sysfs", "/sys")))
     return _Nvml(library)
 
 
 _GETTERS = {
-    "power_limit": "nvmlDeviceGetPowerManagementLimit",
-    "persistence_mode": "nvmlDeviceGetPersistenceMode",
+    Control.POWER_LIMIT: "nvmlDeviceGetPowerManagementLimit",
+    Control.PERSISTENCE_MODE: "nvmlDeviceGetPersistenceMode",
 }
 _SETTERS = {
-    "power_limit": ("nvmlDeviceSetPowerManagementLimit", None),
-    "gpu_clocks": ("nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"),
-    "memory_clocks": ("nvmlDeviceSetMemoryLockedClocks", "nvmlDeviceResetMemoryLockedClocks"),
-    "persistence_mode": ("nvmlDeviceSetPersistenceMode", None),
+    Control.POWER_LIMIT: ("nvmlDeviceSetPowerManagementLimit", None),
+    Control.GPU_CLOCKS: ("nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"),
+    Control.MEMORY_CLOCKS: ("nvmlDeviceSetMemoryLockedClocks", "nvmlDeviceResetMemoryLockedClocks"),
+    Control.PERSISTENCE_MODE: ("nvmlDeviceSetPersistenceMode", None),
 }
-_RANGES = {"power_limit": "nvmlDeviceGetPowerManagementLimitConstraints"}
+_RANGES = {Control.POWER_LIMIT: "nvmlDeviceGetPowerManagementLimitConstraints"}
 """NVML's functions, by control."""

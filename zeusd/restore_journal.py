@@ -20,7 +20,7 @@ from zeus_ipc.controls import SPECS, Control
 from zeus_ipc.parsing import read_file
 from zeusd.identity import is_trusted, open_process
 from zeusd.records import Entry, Replayed, record, replay
-from zeusd.restore_rule import HIGHER, Value
+from zeusd.restore_rule import HIGHER, SETTLE_S, Value
 
 MAX_BYTES = 64 << 20
 """Largest journal that is read."""
@@ -62,6 +62,12 @@ class OwnerlessJournal:
         """How to reach the driver, and the load of the driver that the entries refer to."""
         return self._entries.get("driver", {})
 
+    @property
+    def settle_s(self) -> float:
+        """How long after a write the driver may apply it."""
+        settle_s = self.driver.get("settle_s")
+        return settle_s if isinstance(settle_s, (int, float)) else SETTLE_S
+
     def pending(
         self, everything: bool, unique_inodes: bool
     ) -> tuple[list[PendingEntry], list[str]]:
@@ -69,12 +75,13 @@ class OwnerlessJournal:
         everything = everything or "stopping" in self._entries
         found, strange = [], []
         for key, entry in self._entries.items():
-            if not key.startswith("debt/"):
+            if not key.startswith("pending/"):
                 continue
             if not _is_complete(entry):
                 strange.append(key)
                 continue
-            pidfd = open_process(int(entry["pid"]), int(entry["cookie"]), unique_inodes)
+            pid, cookie = entry["holder"]
+            pidfd = open_process(pid, cookie, unique_inodes)
             if pidfd is not None:
                 os.close(pidfd)
             if everything or pidfd is None or entry.get("ending"):
@@ -89,7 +96,7 @@ class OwnerlessJournal:
         control = f"{restore['gpu']}/{restore['control']}"
         target = tuple(restore["target"])
         for key, entry in self._entries.items():
-            if key.startswith(f"ceiling/{control}/") or key == f"pin/{control}":
+            if key.startswith(f"ceiling/{control}/"):
                 target = _least(target, entry, restore["control"])
         return {**restore, "target": [*target]}
 
@@ -100,21 +107,30 @@ class OwnerlessJournal:
             if kind != "ceiling" or len(names) != 3 or entry.get("deadline_ns") is None:
                 continue
             fallback = entry.get("fallback")
-            lower: Entry = {"gpu": names[0], "control": names[1], "target": fallback, "values": []}
-            lower |= {"overwrite": HIGHER, "pid": 0, "cookie": 0}
+            lower: Entry = {"gpu": names[0], "control": names[1], "target": fallback}
+            lower |= {"values": [], "doubts": [], "overwrite": HIGHER, "holder": [0, 0]}
             if _is_complete(lower):
                 then = {**entry, "value": fallback, "deadline_ns": None, "fallback": None}
                 yield PendingEntry(key, lower, holder_lives=False, then=then)
 
-    def settle(self, one: PendingEntry) -> None:
-        """Mark as restored. The next zeusd tells a running holder that it lost the lease."""
+    def settle(self, one: PendingEntry, holds: Value | None = None) -> None:
+        """Mark as restored. The next zeusd tells a running holder that it lost the lease.
+
+        Args:
+            one: The restore.
+            holds: The value that was left in force, of a control with ceilings: it is zeusd's, and
+                follows a target that is another then. None: it is another program's.
+        """
         key, restore = one.key, one.entry
         data = record(self._boot, key, one.then)
+        if holds is not None and SPECS[Control(restore["control"])].ceilings:
+            name = f"resting/{restore['gpu']}/{restore['control']}"
+            data = record(self._boot, name, {"value": [*holds]}) + data
         if one.holder_lives:
-            loss = {name: restore[name] for name in ("gpu", "control", "pid", "cookie")}
-            loss["reason"] = "zeusd had failed, and everything was restored"
-            name = f"lost/{loss['gpu']}/{loss['control']}/{loss['pid']}.{loss['cookie']}"
-            data = record(self._boot, name, loss) + data
+            gpu, control, (pid, cookie) = (restore[name] for name in ("gpu", "control", "holder"))
+            reason = "zeusd had failed, and everything was restored"
+            loss = {"gpu": gpu, "control": control, "process": [pid, cookie], "reason": reason}
+            data = record(self._boot, f"loss/{gpu}/{control}/{pid}.{cookie}", loss) + data
         try:
             with self._guard:
                 fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -144,10 +160,13 @@ def _is_complete(entry: Entry) -> bool:
     """Whether an entry has all fields that a restore needs; one of another version may lack
     some."""
     try:
-        numbers = [entry["pid"], entry["cookie"], *entry["target"]]
-        numbers += [part for value in entry["values"] for part in value]
+        pid, cookie = entry["holder"]
+        numbers = [pid, cookie, *entry["target"]]
+        numbers += [
+            part for name in ("values", "doubts") for value in entry[name] for part in value
+        ]
         known = entry["control"] in CONTROLS and isinstance(entry["gpu"], str)
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         return False
     return known and all(type(number) is int for number in numbers)
 

@@ -1,20 +1,76 @@
-"""The restore rule: what to compare, what to write, and when a restore has succeeded.
+"""The restore rule: what a write did, what to compare and write, and when a restore has succeeded.
 
 The daemon and `zeusd restore`, which runs when no daemon can, share it: pure, and standard library
 only. `restore_steps` yields device operations and receives their results, so the daemon can drive
 it from its event loop and the helper with one call after another.
+
+A write has one of three outcomes: `Refused`, `Holds` or `Unknown`. Only a refusal proves that
+nothing changed. A write whose effect was never seen may still take effect until the driver's bound
+has passed (`SETTLE_S`); until then a restore writes, looks again, and is not over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+
+from zeus_ipc.controls import ControlSpec
+from zeusd.devices.port import DeviceError
 
 Value = tuple[int, ...]
 
 OURS, HIGHER, ALL = "ours", "higher", "all"
 """What a restore overwrites: zeusd's own values; also any higher value; any value."""
+
+SETTLE_S = 5.0
+"""How long after a write a driver may apply it, unless the site says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing was written: the setter itself refused, or was never called.
+
+    Attributes:
+        trouble: Why; None: because of `found`.
+        found: A value that zeusd did not write, and that was not to be overwritten.
+        invalid: Whether the device does not accept the value.
+    """
+
+    trouble: Any
+    found: Value | None = None
+    invalid: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """The write took effect: this was read back twice. Of a control that cannot be read, it is what
+    the driver accepted.
+
+    Attributes:
+        value: The value.
+        late: What the write may still bring, as the value was in force before; or values close to
+            it. While there are some, the value is not settled.
+    """
+
+    value: Value
+    late: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """What the write did, or may still do, is not known; also of a reading that failed.
+
+    Attributes:
+        trouble: The error; None: the driver reported success, and the value has not changed yet.
+        holds: The newest reading, if there was one.
+    """
+
+    trouble: Any
+    holds: Value | None = None
+
+
+WriteResult: TypeAlias = Refused | Holds | Unknown
 
 
 @dataclass(frozen=True)
@@ -22,62 +78,53 @@ class Plan:
     """The input of a restore.
 
     Attributes:
-        target: The value that the control should have.
-        values: Values that zeusd may have left in force; empty: none.
+        spec: The control.
+        target: The value that it should have.
+        values: Values that zeusd may have left in force, newest last; empty: none.
         doubts: Those of `values` whose write was never confirmed: the device may have rounded one
-            or moved it into its range. None: all were confirmed.
-        readable: Whether the control can be read.
-        rounding: The driver may round by less than this.
-        refused_target: What to do if the device does not accept the target: `nearest`, `unlock` or
-            `retry`.
+            or moved it into its range.
+        unsettled: Whether a write of another value than the target may still take effect.
+        confirmed: Whether the last write, of the newest value, was.
         overwrite: OURS, HIGHER or ALL.
-        merges: Whether other programs share the control: then the target is their choice, and the
-            restore removes only what zeusd added to it.
     """
 
+    spec: ControlSpec
     target: Value
     values: tuple[Value, ...]
     doubts: tuple[Value, ...] = ()
-    readable: bool = True
-    rounding: int = 0
-    refused_target: str = "retry"
+    unsettled: bool = False
+    confirmed: bool = False
     overwrite: str = OURS
-    merges: bool = False
 
 
 @dataclass(frozen=True)
 class ReadControl:
-    """Read the control; send the value, or `Failed`."""
+    """Read the control; send the value, or `Unknown`."""
 
 
 @dataclass(frozen=True)
 class WriteControl:
-    """Write this value and read it back; send the control's value, or `Failed`."""
+    """Write this value and read it back; send the outcome.
+
+    Attributes:
+        value: The value.
+        found: The value just before, if known.
+        expected: Write only if the control has one of these; empty: in any case.
+        sure: Whether readings must be as far apart as the longest settling seen, as for a restore.
+    """
 
     value: Value
-    found: Value | None
-    """The value just before, if known."""
+    found: Value | None = None
+    expected: tuple[Value, ...] = ()
+    sure: bool = True
 
 
 @dataclass(frozen=True)
 class Range:
-    """Read the smallest and largest value that the device accepts; send both, or `Failed`."""
+    """Read the smallest and largest value that the device accepts; send both, or `Unknown`."""
 
 
-@dataclass(frozen=True)
-class Failed:
-    """A step did not succeed.
-
-    Attributes:
-        trouble: The caller's report of the failure.
-        invalid: Whether the device does not accept the value.
-    """
-
-    trouble: Any
-    invalid: bool = False
-
-
-Step = ReadControl | WriteControl | Range
+Step: TypeAlias = ReadControl | WriteControl | Range
 
 
 @dataclass(frozen=True)
@@ -86,14 +133,15 @@ class Result:
 
     Attributes:
         kind: untouched: nothing was ever written. already_back: the target was in force.
-            changed_outside: someone else chose the value found, and it stays. restored. failed:
-            try again.
+            changed_outside: someone else chose the value found, and it stays. restored. settling:
+            look again when no earlier write can take effect any more. failed: try again.
+        target: The value written last; not the target if the device refused that.
         holds: The control's value now, if known.
         found: Its value before, if known.
         foreign: Whether someone else had set that value.
-        target: The value written last; not the target if the device refused that.
-        trouble: Why it failed.
-        kept: Whether it failed because the driver reported success but the value did not change.
+        trouble: Why it failed; None: the driver accepted the write, and the value did not change.
+        wrote: Whether a write was tried.
+        refused: Whether it failed, and certainly changed nothing.
     """
 
     kind: str
@@ -102,17 +150,21 @@ class Result:
     found: Value | None = None
     foreign: bool = False
     trouble: Any = None
-    kept: bool = False
+    wrote: bool = False
+    refused: bool = False
 
     @property
     def in_force(self) -> Value:
-        """The control's value now, if known."""
+        """The control's value now, as far as known."""
         return self.target if self.holds is None else self.holds
 
     @property
     def pending(self) -> bool:
         """Whether the restore has to be tried again."""
-        return self.kind == "failed"
+        return self.kind in ("failed", "settling")
+
+
+# ------------------------------------------------------------------------------- what a driver does
 
 
 def near(one: Value, other: Value, rounding: int) -> bool:
@@ -123,24 +175,15 @@ def near(one: Value, other: Value, rounding: int) -> bool:
     )
 
 
-def took_effect(asked: Value, holds: Value, before: Value | None, rounding: int) -> bool:
-    """Whether a write had an effect that a driver may have: rounded or moved, but not ignored."""
-    return near(asked, holds, rounding) or (before is not None and holds != before)
-
-
-def is_rounded(found: Value, doubts: Sequence[Value], rounding: int) -> bool:
+def is_rounded(found: Value, doubts: Iterable[Value], rounding: int) -> bool:
     """Whether this value may result from a write that was never confirmed."""
     return any(near(doubt, found, rounding) for doubt in doubts)
 
 
-def is_moved(found: Value, doubts: Sequence[Value], ends: tuple[int, int]) -> bool:
+def is_moved(found: Value, doubts: Iterable[Value], ends: tuple[int, int]) -> bool:
     """The same for a driver that moves values to the nearer end of its range."""
     low, high = ends
     return any(found == tuple(min(max(part, low), high) for part in doubt) for doubt in doubts)
-
-
-PAUSES_S = (0.0, 0.0, 0.002, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4)
-"""Pauses before each reading back: a driver may take half a second to apply a value."""
 
 
 def read_settled(read: Callable[[], Value]) -> Value:
@@ -153,48 +196,156 @@ def read_settled(read: Callable[[], Value]) -> Value:
     return holds
 
 
-def write_verified(
-    write: Callable[[Value], object],
-    read: Callable[[], Value],
-    asked: Value,
-    before: Value,
-    sleep: Callable[[float], object],
-    rounding: int = 0,
-) -> Value:
-    """Writes a value and reads it back until the effect is clear.
+# ---------------------------------------------------------------------------------------- writing
 
-    If the driver rounds up, writes lower values until the result is not above `asked`, which may be
-    a ceiling.
+PAUSES_S = (0.0, 0.0, 0.002, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4)
+"""Pauses before each reading back, a second in all."""
 
-    Args:
-        write: Writes a value.
+ROUNDED_UP_TRIES = 5
+"""Steps into which the driver's rounding is divided: 1 W of 5 W."""
+
+
+@dataclass
+class Device:
+    """One control of one GPU, as its driver was seen to behave.
+
+    Attributes:
         read: Reads the control.
-        asked: The requested value.
-        before: The control's value before.
+        write: Writes a value. Both raise `DeviceError`.
         sleep: Sleeps for some seconds.
         rounding: The driver may round by less than this.
-
-    Returns:
-        The control's value: `before`, if the driver ignored the write for a second.
+        settling_s: The longest time that a write was seen to take.
+        rounded: A value that it seemed to round to the one before, and that one.
+        lower: A value that it rounded up too far, and the lower one that was written instead.
     """
-    write(asked)
-    holds = _settled_at(read, asked, before, sleep)
-    if holds <= asked or not near(asked, holds, rounding):
-        return holds
-    above = holds
-    # If the value is unchanged, either it rounds to that or the write was ignored: wait a second.
-    first = ROUNDED_UP_TRIES if holds == before else 1
-    for steps in range(first, ROUNDED_UP_TRIES + 1):
-        less = tuple(part - steps * rounding // ROUNDED_UP_TRIES for part in above)
-        if less < asked:
+
+    read: Callable[[], Value]
+    write: Callable[[Value], object]
+    sleep: Callable[[float], object]
+    rounding: int = 0
+    settling_s: float = 0.0
+    rounded: tuple[Value, Value] | None = None
+    lower: tuple[Value, Value] | None = None
+
+    def attempt(self, value: Value) -> Refused | Unknown | None:
+        """Calls the setter. None: it reported success."""
+        try:
+            self.write(value)
+        except DeviceError as error:
+            return refusal(error) if error.refused else Unknown(error)
+        return None
+
+    def write_verified(
+        self, asked: Value, before: Value, sure: bool = False, others: bool = False
+    ) -> WriteResult:
+        """Writes a value and reads it back until the effect is clear.
+
+        If the driver rounds up, writes lower values until the result is not above `asked`, which
+        may be a ceiling. What it holds already is not written again.
+
+        Args:
+            asked: The requested value.
+            before: The control's value before.
+            sure: See `WriteControl`.
+            others: Whether an earlier write of another value may still take effect.
+        """
+        if self.lower is not None and self.lower[0] == asked:
+            asked = self.lower[1]
+        if not others and (asked == before or self.rounded == (asked, before)):
+            return Holds(before)  # a write would prove nothing, and could take effect later
+        failed = self.attempt(asked)
+        if failed is not None:
+            return failed
+        outcome = self._read_back(asked, before, sure, others)
+        if asked == before and isinstance(outcome, Holds):
+            return Holds(outcome.value, (asked,))
+        above = outcome.value if isinstance(outcome, Holds) else asked
+        if above <= asked or not near(asked, above, self.rounding):
+            return outcome
+        return self._write_lower(asked, above, before, sure, others)
+
+    def _write_lower(
+        self, asked: Value, above: Value, before: Value, sure: bool, others: bool
+    ) -> WriteResult:
+        """The driver rounds up. If `above` was there before, it may also be late: then a second has
+        passed, and the largest step is taken."""
+        late = [above] if above == before else []
+        for steps in range(ROUNDED_UP_TRIES if late else 1, ROUNDED_UP_TRIES + 1):
+            less = tuple(part - steps * self.rounding // ROUNDED_UP_TRIES for part in above)
+            if less >= asked:
+                continue
+            failed = self.attempt(less)
+            if isinstance(failed, Refused) and failed.invalid:
+                continue  # too little for it
+            if failed is not None:
+                return Unknown(failed.trouble, above)
+            outcome = self._read_back(less, above, sure, others)
+            if isinstance(outcome, Unknown):
+                return outcome
+            if outcome.value != less:
+                late.append(less)  # it rounds to that, or another write has taken effect so far
+            if outcome.value <= asked:
+                self.lower = asked, less
+                return Holds(outcome.value, tuple(late))
+        return Holds(above)
+
+    def write_merged(
+        self, wanted: Value, before: Sequence[Value], sure: bool = False
+    ) -> WriteResult:
+        """Changes zeusd's part of a set. Arguments as for `merged` and `write_verified`. The value
+        of the outcome is zeusd's part, without what others have added."""
+        try:
+            found = read_settled(self.read)
+        except DeviceError as error:
+            return refusal(error)
+        asked = merged(found, before, wanted)
+        outcome: WriteResult = Holds(found)
+        if asked != found:
+            outcome = self.write_verified(asked, found, sure)
+        if not isinstance(outcome, Holds):
+            return outcome
+        ours = set(wanted).union(*before)
+        return Holds(tuple(part for part in outcome.value if part in ours))
+
+    def _read_back(self, asked: Value, before: Value, sure: bool, others: bool) -> Holds | Unknown:
+        """The control's value after a write, as soon as it is clear.
+
+        A reading that fails proves nothing. Nor does another value than the requested one while an
+        earlier write may still take effect (`others`).
+        """
+        last: Value | None = None
+        trouble: DeviceError | None = None
+        waited_s = 0.0
+        for pause_s in PAUSES_S:
+            waited_s += pause_s
             try:
-                write(less)
-            except Exception:  # noqa: BLE001 - too little for it: what it holds is known
-                break
-            holds = _settled_at(read, less, holds, sleep)
-            if holds <= asked:
-                break
-    return holds
+                if pause_s:
+                    self.sleep(pause_s)
+                holds = self.read()
+                if holds == asked:
+                    if holds != before:
+                        self.settling_s = max(self.settling_s, waited_s)
+                    if sure and self.settling_s:
+                        self.sleep(self.settling_s)
+                    holds = self.read()  # the first one may have been an older value
+                    if holds == asked:
+                        return Holds(holds)
+            except DeviceError as error:
+                trouble, last = error, None
+                continue
+            if holds == last and holds != before and not others:
+                return Holds(holds)
+            trouble, last = None, holds
+        if last is not None and near(asked, last, self.rounding) and not others:
+            # Or it is late, and may still round to another value.
+            self.rounded = (asked, last) if last <= asked else None
+            return Holds(last, (last,))
+        return Unknown(trouble, last)
+
+
+def refusal(error: DeviceError) -> Refused:
+    """Nothing was written because of this error."""
+    return Refused(error, invalid=error.invalid)
 
 
 def merged(found: Value, before: Iterable[Value], wanted: Value) -> Value:
@@ -213,87 +364,57 @@ def merged(found: Value, before: Iterable[Value], wanted: Value) -> Value:
     return tuple(sorted((set(found) - leaves) | comes))
 
 
-def write_merged(
-    write: Callable[[Value], object],
-    read: Callable[[], Value],
-    wanted: Value,
-    before: Sequence[Value],
-    sleep: Callable[[float], object],
-) -> Value:
-    """Changes zeusd's part of a set. Arguments as for `merged` and `write_verified`.
-
-    Returns:
-        Zeusd's part of the set, without what others have added.
-    """
-    found = read_settled(read)
-    asked = merged(found, before, wanted)
-    holds = found if asked == found else write_verified(write, read, asked, found, sleep)
-    ours = set(wanted).union(*before)
-    return tuple(part for part in holds if part in ours)
-
-
-ROUNDED_UP_TRIES = 5
-"""Steps into which the driver's rounding is divided: 1 W of 5 W."""
-
-
-def _settled_at(
-    read: Callable[[], Value], asked: Value, before: Value, sleep: Callable[[float], object]
-) -> Value:
-    """The control's value after a write, as soon as it is clear."""
-    last = None
-    for pause_s in PAUSES_S:
-        if pause_s:
-            sleep(pause_s)
-        holds = read()
-        if holds == asked or (holds == last and holds != before):
-            break
-        last = holds
-    return holds
+# -------------------------------------------------------------------------------------- restoring
 
 
 def restore_steps(plan: Plan) -> Generator[Step, Any, Result]:
     """The restore of one control, step by step."""
-    target, found, foreign = plan.target, None, False
-    added = set().union(*plan.values) - set(target) if plan.merges else set()
+    spec, target, found, foreign = plan.spec, plan.target, None, False
     if not plan.values and plan.overwrite == OURS:
         return Result("untouched", target)
-    if plan.readable:
+    added = set().union(*plan.values) - set(target) if spec.merges else set()
+    if spec.readable:
         found = yield ReadControl()
-        if isinstance(found, Failed):
-            return Result("failed", target, trouble=found.trouble)
-        if plan.merges:
+        if isinstance(found, Unknown):
+            return Result("failed", target, trouble=found.trouble, refused=True)
+        if spec.merges:
             target = tuple(part for part in found if part not in added)
-        if found == target:
-            return Result("already_back", target, holds=found, found=found)
-        foreign = not plan.merges and not (yield from _is_ours(plan, found))
+        foreign = found != target and not spec.merges and not (yield from _is_ours(plan, found))
         if foreign and not _overwrites(plan, found):
-            return Result("changed_outside", target, holds=found, found=found, foreign=True)
-    holds = yield WriteControl(target, found)
-    if isinstance(holds, Failed) and holds.invalid:
+            kind = "settling" if plan.unsettled else "changed_outside"
+            return Result(kind, target, found, found, foreign)
+        if found == target and not plan.unsettled:
+            return Result("already_back", target, found, found)
+        written = plan.confirmed and plan.values[-1:] == (target,)
+        if found == target and (written or spec.merges):
+            return Result("settling", target, found, found)
+    outcome = yield WriteControl(target, found)
+    if isinstance(outcome, Refused) and outcome.invalid:
         nearest = yield from _nearest(plan)
         if nearest is not None and nearest != target:
             target = nearest
-            holds = yield WriteControl(target, found)
-    if isinstance(holds, Failed):
-        return Result("failed", target, found=found, foreign=foreign, trouble=holds.trouble)
-    if plan.merges:
-        took = added.isdisjoint(holds)  # including concurrent choices of others
-    else:
-        took = not plan.readable or took_effect(target, holds, found, plan.rounding)
-    if not took:
-        return Result("failed", target, holds, found, foreign, kept=True)
-    return Result("restored", target, holds, found, foreign)
+            outcome = yield WriteControl(target, found)
+    if isinstance(outcome, Holds) and added.isdisjoint(outcome.value):
+        late = plan.unsettled or any(value != target for value in outcome.late)
+        kind = "settling" if late else "restored"
+        return Result(kind, target, outcome.value, found, foreign, wrote=True)
+    holds = None
+    if not isinstance(outcome, Refused):
+        holds = outcome.value if isinstance(outcome, Holds) else outcome.holds
+    trouble = None if isinstance(outcome, Holds) else outcome.trouble
+    refused = isinstance(outcome, Refused)
+    return Result("failed", target, holds, found, foreign, trouble, True, refused)
 
 
 def _is_ours(plan: Plan, found: Value) -> Generator[Step, Any, bool]:
     if found in plan.values:
         return True
-    if is_rounded(found, plan.doubts, plan.rounding):
+    if is_rounded(found, plan.doubts, plan.spec.rounding):
         return True
-    if not plan.doubts or plan.refused_target != "nearest":
+    if not plan.doubts or plan.spec.refused_target != "nearest":
         return False
     ends = yield Range()
-    return not isinstance(ends, Failed) and is_moved(found, plan.doubts, ends)
+    return not isinstance(ends, Unknown) and is_moved(found, plan.doubts, ends)
 
 
 def _overwrites(plan: Plan, found: Value) -> bool:
@@ -302,12 +423,12 @@ def _overwrites(plan: Plan, found: Value) -> bool:
 
 def _nearest(plan: Plan) -> Generator[Step, Any, Value | None]:
     """The value to write instead of a refused target; None: not known."""
-    if plan.refused_target == "unlock":
+    if plan.spec.refused_target == "unlock":
         return ()
-    if plan.refused_target != "nearest":
+    if plan.spec.refused_target != "nearest":
         return None
     ends = yield Range()
-    if isinstance(ends, Failed):
+    if isinstance(ends, Unknown):
         return None
     low, high = ends
     return tuple(min(max(part, low), high) for part in plan.target)

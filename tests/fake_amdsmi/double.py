@@ -220,6 +220,7 @@ class AmdSmiDouble:
         return {
             "AMDSMI_DOUBLE_STATE": str(self.state_path),
             "AMDSMI_DOUBLE_RECORD": str(self.record_path),
+            "ZEUSD_LOCK_DIR": f"{self.state_path}.locks",
         }
 
     def calls(self) -> list[Call]:

@@ -237,6 +237,7 @@ class NvmlDouble:
         return {
             "NVML_DOUBLE_STATE": str(self.state_path),
             "NVML_DOUBLE_RECORD": str(self.record_path),
+            "ZEUSD_LOCK_DIR": f"{self.state_path}.locks",
         }
 
     def uuid(self, gpu: int) -> str:

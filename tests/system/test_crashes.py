@@ -246,9 +246,9 @@ def test_zeusd_starts_over_leftovers_of_every_kind(leftover: str) -> None:
         precious = directory / "precious"
         precious.write_text("precious")
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        debt = {"gpu": double.uuid(0), "control": "power_limit", "pid": 999_999, "cookie": 1}
+        debt = {"gpu": double.uuid(0), "control": "power_limit", "holder": [999_999, 1]}
         debt |= {"uid": 0, "client": "", "since_ns": 1, "target": [120_000], "values": [[250_000]]}
-        record = json.dumps([f"debt/{double.uuid(0)}/power_limit", debt])
+        record = json.dumps([f"pending/{double.uuid(0)}/power_limit", debt])
         if leftover == "socket":
             with socket.socket(socket.AF_UNIX) as stale:
                 stale.bind(str(directory / "zeusd.sock"))
@@ -326,6 +326,36 @@ def test_a_full_disk_changes_nothing_and_is_reported(site: Site) -> None:
 
 
 @pytest.mark.needs("namespaces")
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("orderly", [False, True])
+def test_a_zeusd_that_starts_on_a_full_disk_restores(
+    site: Site, read_only: bool, orderly: bool
+) -> None:
+    """What is on disk already needs no disk."""
+    with on_a_small_disk() as (double, daemon, small):
+        setting = HOLDER + "client.set_gpu_clocks(gpus, 600, 900)\n"
+        setting += "print('set', flush=True)\nsys.stdin.read()\n"
+        with ending(script(setting, daemon.socket)) as holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "holding\n"
+            assert holder.stdout.readline() == "set\n"
+            (small / "filler").write_bytes(bytes(shutil.disk_usage(small).free))
+            if read_only:
+                subprocess.run(["mount", "-o", "remount,ro", str(small)], check=False)
+            if orderly:
+                daemon.process.send_signal(signal.SIGUSR1)
+                daemon.process.wait(30)
+            else:
+                daemon.kill()
+            daemon.start_again()
+            daemon.wait_until_serving(1)
+            holder.kill()
+            wait_for(lambda: double.limit_mw(0) == LIMIT, "the limit to be back")
+            reset = "nvmlDeviceResetGpuLockedClocks"
+            wait_for(lambda: reset in [call.symbol for call in double.calls()], "the clocks")
+
+
+@pytest.mark.needs("namespaces")
 def test_a_full_disk_delays_no_restore_whose_record_is_there(site: Site) -> None:
     with on_a_small_disk() as (double, daemon, small):
         with daemon.client() as client:
@@ -342,7 +372,7 @@ def test_a_full_disk_delays_no_restore_whose_record_is_there(site: Site) -> None
         wait_for(
             lambda: (
                 not any(
-                    key.startswith("debt/") for key in replay(journal.read_bytes(), boot).entries
+                    key.startswith("pending/") for key in replay(journal.read_bytes(), boot).entries
                 )
             ),
             "the journal to say so",

@@ -17,9 +17,10 @@ import pytest
 
 from tests import seeds
 from tests.zeusd.core.world import GPU0, GPU1, World
-from zeus_ipc.controls import Control
+from zeus_ipc.controls import Control, ControlValue
 from zeusd import restore, restore_drivers
-from zeusd.core.model import ControlValue, PendingRestore, Process
+from zeusd.core.entries import PendingRestore
+from zeusd.core.model import Process
 from zeusd.identity import boot_id, driver_id
 from zeusd.records import Entry, header, record
 from zeusd.runtime.journal import Journal
@@ -33,16 +34,16 @@ def pending(gpu: str, control: Control, target: ControlValue, *values: ControlVa
 
 
 CHANGES: list[tuple[str, Entry | None]] = [
-    ("driver", {"id": driver_id()}),
-    (f"baseline/{GPU0}/power_limit", {"value": [300_000]}),
-    (f"first/{GPU0}/power_limit", {"value": [300_000]}),
-    (f"debt/{GPU0}/power_limit", pending(GPU0, LIMIT, (300_000,), (300_000,), (150_000,))),
-    (f"debt/{GPU0}/gpu_clocks", pending(GPU0, CLOCKS, (), (), (600, 900))),
-    (f"baseline/{GPU1}/power_limit", {"value": [300_000]}),
-    (f"debt/{GPU1}/power_limit", pending(GPU1, LIMIT, (300_000,), (300_000,), (120_000,))),
-    (f"debt/{GPU1}/power_limit", pending(GPU1, LIMIT, (300_000,), (120_000,), (140_000,))),
-    (f"debt/{GPU1}/gpu_clocks", pending(GPU1, CLOCKS, (), (), (600, 900))),
-    (f"debt/{GPU1}/gpu_clocks", None),
+    ("driver", {"id": driver_id(), "settle_s": 5.0}),
+    (f"observed/{GPU0}/power_limit", {"value": [300_000]}),
+    (f"initial/{GPU0}/power_limit", {"value": [300_000]}),
+    (f"pending/{GPU0}/power_limit", pending(GPU0, LIMIT, (300_000,), (300_000,), (150_000,))),
+    (f"pending/{GPU0}/gpu_clocks", pending(GPU0, CLOCKS, (), (), (600, 900))),
+    (f"observed/{GPU1}/power_limit", {"value": [300_000]}),
+    (f"pending/{GPU1}/power_limit", pending(GPU1, LIMIT, (300_000,), (300_000,), (120_000,))),
+    (f"pending/{GPU1}/power_limit", pending(GPU1, LIMIT, (300_000,), (120_000,), (140_000,))),
+    (f"pending/{GPU1}/gpu_clocks", pending(GPU1, CLOCKS, (), (), (600, 900))),
+    (f"pending/{GPU1}/gpu_clocks", None),
 ]
 
 # The values of the devices, and the allowed ones after a start: the same, or the target.
@@ -78,10 +79,10 @@ def check(values: dict[tuple[str, Control], ControlValue], damaged: int | None) 
     for what, value in values.items():
         assert value in (HELD[what], TARGETS[what]), f"{what} holds {value}"
     spared = [what for what, value in values.items() if value != TARGETS[what]]
-    if damaged is None or damaged == 0 or not CHANGES[damaged - 1][0].startswith("debt/"):
+    if damaged is None or damaged == 0 or not CHANGES[damaged - 1][0].startswith("pending/"):
         assert spared == []
     else:
-        gpu, _, control = CHANGES[damaged - 1][0].removeprefix("debt/").partition("/")
+        gpu, _, control = CHANGES[damaged - 1][0].removeprefix("pending/").partition("/")
         assert {*spared} <= {(gpu, Control(control))}, "the others are restored"
 
 
@@ -99,7 +100,7 @@ def test_zeusd_starts_and_restores_all_else(
     before = (tmp_path / "journal").read_bytes()
     journal = Journal(tmp_path, "journal", boot_id())
     with caplog.at_level(logging.WARNING):
-        world.journal = journal.open()
+        world.journal = {key: entry.to_json() for key, entry in journal.open().items()}
     journal.close()
     world.start_core(alive=set())
     check({what: world.values[what] for what in HELD}, damaged)
@@ -122,17 +123,17 @@ class Devices:
     def __init__(self) -> None:
         self.values = dict(HELD)
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         """Nothing is open."""
 
     def handle(self, uuid: str) -> str:
         return uuid
 
-    def read(self, gpu: str, control: str) -> tuple[int, ...]:
-        return self.values[(gpu, Control(control))]
+    def read_control(self, gpu: str, control: Control) -> ControlValue:
+        return self.values[(gpu, control)]
 
-    def write(self, gpu: str, control: str, value: tuple[int, ...]) -> None:
-        self.values[(gpu, Control(control))] = value
+    def write_control(self, gpu: str, control: Control, value: ControlValue) -> None:
+        self.values[(gpu, control)] = value
 
 
 @pytest.fixture
@@ -177,9 +178,9 @@ def test_the_helper_restores_although_it_can_write_nothing(
 
 def test_the_helper_leaves_what_it_does_not_understand(tmp_path: Path, devices: Devices) -> None:
     write_journal(tmp_path, None)
-    strange = {"gpu": GPU1, "control": "fan_speed", "pid": 1, "cookie": 1}
+    strange = {"gpu": GPU1, "control": "fan_speed", "holder": [1, 1]}
     with (tmp_path / "journal").open("ab") as file:
-        file.write(record(boot_id(), f"debt/{GPU1}/fan_speed", strange))
+        file.write(record(boot_id(), f"pending/{GPU1}/fan_speed", strange))
     said: list[str] = []
     assert restore.restore([str(tmp_path)], say=said.append) == 1
     assert any("fan_speed is not understood" in line for line in said)

@@ -12,7 +12,8 @@ import pytest
 from tests import seeds
 from zeus_ipc.controls import Control
 from zeusd import records
-from zeusd.core.model import Loss, PendingRestore, Process
+from zeusd.core.entries import Loss, PendingRestore
+from zeusd.core.model import Process
 from zeusd.records import Entry, header, record, replay
 
 BOOT = "4a1d1c2e-9f57-4b8e-8a52-0d9f7c3b6a11"
@@ -25,7 +26,7 @@ def pending(gpu: str, control: Control, *values: tuple[int, ...], **more: Any) -
         control=control,
         holder=Process(4711, 987_654),
         uid=1000,
-        client='a client\nthat calls itself 2 00000000 ["debt/x",{}]',
+        client='a client\nthat calls itself 2 00000000 ["pending/x",{}]',
         since_ns=123_456_789_012,
         ttl_ns=15_000_000_000,
         target=(250_000,) if control is Control.POWER_LIMIT else (),
@@ -41,17 +42,20 @@ def changes() -> list[tuple[str, Entry | None]]:
     lost = Loss(second, limit, Process(4712, 5), "its heartbeat stopped for 15 s")
     return [
         ("driver", {"id": "550.54/77", "library": None, "module": "/sys/module/nvidia"}),
-        (f"baseline/{first}/power_limit", {"value": [250_000]}),
-        (f"first/{first}/power_limit", {"value": [250_000]}),
-        (f"debt/{first}/power_limit", pending(first, limit, (250_000,), (150_000,))),
-        (f"debt/{first}/power_limit", pending(first, limit, (150_000,), (175_000,))),
-        (f"debt/{second}/gpu_clocks", pending(second, clocks, (), (600, 900))),
-        (f"debt/{second}/gpu_clocks", None),
-        (f"pin/{second}/power_limit", {"value": [200_000]}),
+        (f"observed/{first}/power_limit", {"value": [250_000]}),
+        (f"initial/{first}/power_limit", {"value": [250_000]}),
+        (f"pending/{first}/power_limit", pending(first, limit, (250_000,), (150_000,))),
+        (f"pending/{first}/power_limit", pending(first, limit, (150_000,), (175_000,))),
+        (f"pending/{second}/gpu_clocks", pending(second, clocks, (), (600, 900))),
+        (f"pending/{second}/gpu_clocks", None),
+        (f"ceiling/{second}/power_limit/persisted", {"value": [200_000]}),
         (lost.key, lost.to_json()),
-        (f"debt/{second}/power_limit", pending(second, limit, (250_000,), (100_000,), ending="x")),
-        (f"debt/{second}/memory_clocks", pending(second, Control.MEMORY_CLOCKS, acquired=True)),
-        (f"debt/{first}/gpu_clocks", pending(first, clocks, (), (1_200, 1_200), job="1234")),
+        (
+            f"pending/{second}/power_limit",
+            pending(second, limit, (250_000,), (100_000,), ending="x"),
+        ),
+        (f"pending/{second}/memory_clocks", pending(second, Control.MEMORY_CLOCKS, acquired=True)),
+        (f"pending/{first}/gpu_clocks", pending(first, clocks, (), (1_200, 1_200), job="1234")),
         ("stopping", {}),
     ]
 
@@ -166,23 +170,16 @@ def test_without_its_first_line_a_journal_counts_in_its_boot_and_in_no_other() -
     assert (said.entries, said.old_boot, said.trouble) == ({}, True, None)
 
 
-def old_journal(number: int = 1) -> bytes:
+def plain_journal(number: int) -> bytes:
+    """A journal of an unknown format."""
     lines: list[object] = [{"format": number, "boot": BOOT}]
     lines += [[key] if entry is None else [key, entry] for key, entry in changes()]
     return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
 
 
-def test_the_format_of_zeusd_0_1_is_read() -> None:
-    said = replay(old_journal(), BOOT)
-    assert (said.entries, said.format, said.trouble) == (replayed(changes()), 1, None)
-    assert replay(old_journal(), "another boot").old_boot
-    appended = replay(old_journal() + record(BOOT, "stopping", None), BOOT)
-    assert "stopping" not in appended.entries, "a newer helper has settled something"
-
-
 def test_lines_without_a_checksum_count_in_no_other_format() -> None:
     data, _ = journal()
-    said = replay(data + b'["debt/x",{"x":1}]\n', BOOT)
+    said = replay(data + b'["pending/x",{"x":1}]\n', BOOT)
     assert said.entries == replayed(changes())
     assert said.unread == [data.count(b"\n") + 1]
     assert "1 damaged or unknown line (" in str(said.trouble)
@@ -190,7 +187,12 @@ def test_lines_without_a_checksum_count_in_no_other_format() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [old_journal(3), b'3 00000000 {"format":3}\n3 00000000 ["debt/x",{}]\n', b"\0\n\xff\nx\n"],
+    [
+        plain_journal(1),
+        plain_journal(3),
+        b'3 00000000 {"format":3}\n3 00000000 ["pending/x",{}]\n',
+        b"\0\n\xff\nx\n",
+    ],
 )
 def test_an_unknown_record_is_reported_and_does_not_count(data: bytes) -> None:
     said = replay(data, BOOT)
@@ -200,7 +202,7 @@ def test_an_unknown_record_is_reported_and_does_not_count(data: bytes) -> None:
 
 def test_a_record_of_a_later_format_among_others_is_reported() -> None:
     data, _ = journal()
-    said = replay(data + b'3 00000000 ["debt/x",{}]\n', BOOT)
+    said = replay(data + b'3 00000000 ["pending/x",{}]\n', BOOT)
     assert said.entries == replayed(changes())
     assert said.trouble is not None
 

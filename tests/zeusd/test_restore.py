@@ -167,7 +167,7 @@ def test_it_keeps_leases_of_running_processes_unless_all_are_requested(wreck: Wr
     # The next zeusd informs the running holder that it lost its leases.
     wreck.daemon.start_again()
     wreck.daemon.wait_until_serving(2)
-    lost = [key for key in journal(wreck) if key.startswith("lost/")]
+    lost = [key for key in journal(wreck) if key.startswith("loss/")]
     assert len(lost) == 3
 
 
@@ -283,7 +283,7 @@ def test_another_boot_and_another_driver_invalidate_the_journal(wreck: Wreck) ->
 def test_a_partial_record_and_garbage_do_not_stop_it(wreck: Wreck) -> None:
     wreck.kill()
     with (wreck.daemon.state_dir / "journal").open("ab") as file:
-        file.write(b'{"no": "record"}\n["debt/half')
+        file.write(b'{"no": "record"}\n["pending/half')
     assert wreck.run().returncode == 0
     assert wreck.limits() == [LIMIT, LIMIT]
     wreck.daemon.start_again()

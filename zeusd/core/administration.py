@@ -35,9 +35,10 @@ from zeusd.core.audit_log import PRIVATE
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import CloseDriver, Forget, Measured, Note, OpenDriver, Put, Read, Reading
+from zeusd.core.entries import CEILING, QUIESCED, Mark, key_of
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
-from zeusd.core.model import QUIESCED_KEY, Failure, Peer, pin_key
+from zeusd.core.model import Failure, Peer
 from zeusd.core.node import Gpu, NodeState
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import ClientState, PerGpu
@@ -181,7 +182,7 @@ class Administration:
             if persisted is not None:
                 # Last: if zeusd is killed before, the journal has either this or the pending
                 # restore.
-                self._out.add(Forget(pin_key(machine.gpu, machine.control)))
+                self._out.add(Forget(_persisted_key(machine)))
 
     def _unpin(self, machine: ControlMachine) -> ControlValue | None:
         """Makes the site's target the restore target again. Returns the persisted value, if any."""
@@ -219,11 +220,8 @@ class Administration:
                 pending.succeed(uuid, Done())
 
         for machine in machines:
-            value = machine.value
-            assert value is not None
-            machine.persist(uid)
             # Durable before the lease ends: if zeusd is killed in between, the value persists.
-            self._out.add(Put(pin_key(uuid, machine.control), {"value": list(value)}))
+            self._out.add(Put(_persisted_key(machine), machine.persist(uid)))
             machine.release("persisted", then=released)
 
     # --------------------------------------------------------------------------- quiescing
@@ -237,7 +235,7 @@ class Administration:
         self._node.quiesced_ns = self._out.now_ns
         why = self._node.quiesced
         assert why is not None
-        self._out.add(Put(QUIESCED_KEY, {"since_ns": self._out.now_ns}))
+        self._out.add(Put(QUIESCED, Mark(self._out.now_ns)))
         self._note("quiesced", connection.peer)
         self._out.due_ns[self] = self._out.now_ns + PATIENCE_NS
         self._restoring = {*self._node.machines()}
@@ -293,12 +291,12 @@ class Administration:
     def _resumed(self, peer: Peer, result: object) -> None:
         """Handles the end of the search for GPUs; `Core.gpus_found` has received those present."""
         self._node.quiesced_ns = self._node.closed = None
-        self._out.add(Forget(QUIESCED_KEY))
+        self._out.add(Forget(QUIESCED))
         self._note("resumed", peer)
         for gpu in self._node.gpus.values():
             for control, machine in gpu.machines.items():
                 machine.resume(gpu.facts.values.get(control))
-                if machine.persisted:  # a reset GPU has lost it
+                if machine.bounds.persisted:  # a reset GPU has lost it
                     machine.reset(peer, "an administrator resumed zeusd", written=machine.target)
         self._end(self._describe_node())
 
@@ -385,7 +383,7 @@ class Administration:
             outside_changes=counts("outside_change", "control", "result"),
             refusals=counts("refusal", "code"),
             lease_expiries=sum(count for _, count in audit_log.total("lease_expired")),
-            pending=_named(m for m in machines if m.retry_at_ns is not None),
+            pending=_named(m for m in machines if m.failed_attempts),
             connections=self.connections(),
             calls=result.calls,
             sources=result.sources,
@@ -403,9 +401,12 @@ def _offered(gpu: Gpu, controls: Iterable[Control]) -> list[ControlMachine]:
 
 def _of_other_job(machine: ControlMachine, jobs: Iterable[str]) -> bool:
     """Whether a job with none of these names holds the control."""
-    lease = machine.lease
-    held = machine.phase is Phase.HELD and lease is not None
-    return held and lease is not None and bool(lease.job) and lease.job not in jobs
+    lease = machine.holding.current
+    return lease is not None and bool(lease.job) and lease.job not in jobs
+
+
+def _persisted_key(machine: ControlMachine) -> str:
+    return key_of(CEILING, machine.gpu, machine.control, PERSISTED)
 
 
 def _outcome(machine: ControlMachine) -> str:
@@ -424,7 +425,7 @@ def _unset(machine: ControlMachine, peer: Peer) -> Failure | None:
             f"{machine.control.value} of {machine.gpu} cannot be persisted, because others "
             "choose in it too; use `nvidia-smi power-profiles`",
         )
-    if machine.held_by(peer.process) and machine.value is not None:
+    if machine.holding.by(peer.process) and machine.values.newest is not None:
         return None
     return Failure(
         ErrorCode.BAD_REQUEST,

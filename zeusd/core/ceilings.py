@@ -6,64 +6,21 @@ restart of zeusd.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-from zeus_ipc.controls import ControlSpec
-from zeusd.core.model import ControlValue
+from zeus_ipc.controls import ControlSpec, ControlValue
+from zeusd.core.entries import Ceiling
 
 SITE, PERSISTED, FLEET, JOB_PREFIX = "site", "persisted", "fleet", "job:"
 """Names. `site` is from the configuration and cannot be set; `job:ID` belongs to one job."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ceiling:
-    """One upper bound.
-
-    Attributes:
-        value: The bound.
-        uid: The user who set it.
-        deadline_ns: CLOCK_BOOTTIME time at which `fallback` replaces `value`; None: never.
-        fallback: The bound after the deadline; None: the ceiling ends.
-    """
-
-    value: ControlValue
-    uid: int
-    deadline_ns: int | None = None
-    fallback: ControlValue | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The journal's entry."""
-        return {
-            "value": list(self.value),
-            "uid": self.uid,
-            "deadline_ns": self.deadline_ns,
-            "fallback": None if self.fallback is None else list(self.fallback),
-        }
-
-    def text(self, name: str, spec: ControlSpec, boot_ns: int) -> str:
-        """Says what it allows, whose it is, and until when."""
-        until = " until the job ends" if name.startswith(JOB_PREFIX) else ""
-        if self.deadline_ns is not None:
-            until = f" for {max(0, self.deadline_ns - boot_ns) // 10**9} s more"
-        if self.fallback is not None:
-            until += f", then {spec.text(self.fallback)}"
-        return f"ceiling {name} of user {self.uid} allows at most {spec.text(self.value)}{until}"
-
-    @classmethod
-    def from_json(cls, entry: dict[str, Any]) -> Ceiling:
-        """Reads an entry back.
-
-        Raises:
-            ValueError, KeyError, TypeError: The entry is not one that `to_json` wrote.
-        """
-        deadline, fallback = entry.get("deadline_ns"), entry.get("fallback")
-        return cls(
-            tuple(int(part) for part in entry["value"]),
-            int(entry.get("uid", 0)),
-            None if deadline is None else int(deadline),
-            None if fallback is None else tuple(int(part) for part in fallback),
-        )
+def ceiling_text(ceiling: Ceiling, name: str, spec: ControlSpec, boot_ns: int) -> str:
+    """Says what a ceiling allows, whose it is, and until when."""
+    until = " until the job ends" if name.startswith(JOB_PREFIX) else ""
+    if ceiling.deadline_ns is not None:
+        until = f" for {max(0, ceiling.deadline_ns - boot_ns) // 10**9} s more"
+    if ceiling.fallback is not None:
+        until += f", then {spec.text(ceiling.fallback)}"
+    return f"ceiling {name} of user {ceiling.uid} allows at most {spec.text(ceiling.value)}{until}"
 
 
 class Ceilings(dict[str, Ceiling]):

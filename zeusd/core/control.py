@@ -1,6 +1,6 @@
-"""One control of one GPU: its lease, its writes, its losses.
+"""One control of one GPU: its lease, its writes, its restores.
 
-Rules, kept here and in `restorable`:
+Rules, kept here, in `holding`, in `bounds` and in `restore_rule`:
 
 1. A control is free, held by one process, or being restored (`lifecycle.TABLE`).
 2. One device call is in flight per control; what waits behind it is bounded, and of several sets
@@ -8,55 +8,125 @@ Rules, kept here and in `restorable`:
 3. Before the first write of a lease the control is read where the device can tell: what it holds
    then is what someone else chose, and becomes the restore target (unless the site chose one).
 4. A value is in force because of zeusd only if the journal said so first: every write carries the
-   entry that lists the value before and the value asked for. What the device makes of it is read
-   back, and is ours like the value asked for.
+   entry that lists the value before and the value asked for. Only a write that was refused is
+   forgotten. What the device makes of a write is ours like the value asked for.
 5. Every write of a readable control compares first. A value that zeusd did not write was set by
    someone else: it stays (or, by configuration, is overwritten), and is reported.
-6. A restore that fails is retried for as long as zeusd runs; until then nobody gets the lease.
+6. A restore that fails, or that an earlier write may still undo, is tried again for as long as
+   zeusd runs; until then nobody gets the lease.
 7. A lease lasts as long as its holder says that it is alive. A process that loses it without asking
    is told so by every set until it acquires again: nothing is re-applied behind its back.
 8. Nothing is written above the least of the ceilings, restores included; what stands above it when
    a ceiling is lowered is brought down, also under a lease.
+
+What a control does is a generator (`_set`, `_bring_under`, `_restore`): it yields device calls and
+receives their results. `_answered` keeps what every call has in common: the state, and the values
+that may be in force now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, TypeAlias
 
-from zeus_ipc.controls import Control, ControlValue, describe
+from zeus_ipc.controls import SPECS, Control, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
-from zeusd.core.ceilings import PERSISTED, Ceiling
+from zeusd.core.bounds import Bounds
+from zeusd.core.ceilings import PERSISTED, Ceilings
 from zeusd.core.effects import Forget, Note, Put, Read, Reading, Write
-from zeusd.core.leased import Leased, SharedState
-from zeusd.core.leasing import MAX_WAITING, ZEUSD, Done, Lease, Set, SetQueue
-from zeusd.core.lifecycle import IN_FLIGHT, READY, Event, Phase, State
-from zeusd.core.model import (
-    Applied,
-    Changed,
-    Failure,
-    Loss,
-    Peer,
-    PendingRestore,
-    Process,
-    kept_failure,
+from zeusd.core.entries import PENDING, Ceiling, Loss, PendingRestore, key_of
+from zeusd.core.holding import LeaseState, SharedState
+from zeusd.core.leasing import MAX_WAITING, ZEUSD, Lease, Set, SetQueue
+from zeusd.core.lifecycle import (
+    IN_FLIGHT,
+    OUT_OF_REACH,
+    READY,
+    Event,
+    Lifecycle,
+    Phase,
+    State,
 )
+from zeusd.core.model import Failure, Peer, Process, kept_failure
 from zeusd.core.outbox import Outbox
 from zeusd.core.policy import Target
-from zeusd.core.restorable import CEILING, RETRY_FIRST_NS, SITE_LIMIT, Restoration
-from zeusd.restore_rule import ALL, HIGHER, took_effect
+from zeusd.core.values import Values
+from zeusd.devices.port import Outcome
+from zeusd.restore_rule import (
+    ALL,
+    HIGHER,
+    OURS,
+    Holds,
+    Plan,
+    ReadControl,
+    Refused,
+    Result,
+    Step,
+    Unknown,
+    WriteControl,
+    WriteResult,
+    restore_steps,
+)
+
+CEILING, SITE_LIMIT = "ceiling", "site limit"
+"""Reasons of restores that do not end a lease."""
+
+RETRY_FIRST_NS = 500_000_000
+RETRY_MAX_NS = 4_000_000_000
+"""Longest pause between attempts to restore."""
+
+_HOPELESS = frozenset({Outcome.INVALID, Outcome.UNSUPPORTED, Outcome.DENIED})
+
+Procedure: TypeAlias = Generator[Step, Any, None]
+Then: TypeAlias = Callable[[], None]
 
 
-class ControlMachine(Leased):
+@dataclass(slots=True, eq=False)
+class Restoration:
+    """A restore in progress.
+
+    Attributes:
+        reason: Why, for the log.
+        overwrite: What it may overwrite, see `restore_rule`.
+        required: Whether zeusd changed something that must be restored. Otherwise only an
+            administrator requested it, and a refusal ends it.
+        wrote: Whether an attempt has written.
+        attempts: Number of failed attempts.
+        waiting: Called after the next attempt, whatever its result.
+    """
+
+    reason: str
+    overwrite: str = OURS
+    required: bool = True
+    wrote: bool = False
+    attempts: int = 0
+    waiting: list[Then] = field(default_factory=list)
+
+    def answer(self) -> None:
+        """Ends an attempt."""
+        waiting, self.waiting = self.waiting, []
+        for then in waiting:
+            then()
+
+
+class ControlMachine:
     """A control: its states are `lifecycle.TABLE`'s, its events the methods below.
 
     Args:
         gpu: UUID of the GPU.
         control: Which control.
         site: What the site wants it restored to.
-        outbox: Where effects go.
+        outbox: Collects effects.
         node: What it shares with the node's other controls.
         override: Whether a restore overwrites what someone else set.
+
+    Attributes:
+        key: Key of its journal entry.
+        bounds: Its restore target and ceilings.
+        holding: Its lease, and who lost one.
+        values: What zeusd has written and may be in force.
+        trouble: Why the last attempt to restore it failed; None: it succeeded.
     """
 
     def __init__(
@@ -68,37 +138,97 @@ class ControlMachine(Leased):
         node: SharedState,
         override: bool = False,
     ) -> None:
-        super().__init__(gpu, control, site, outbox, node, override)
+        self.gpu = gpu
+        self.control = control
+        self.spec = SPECS[control]
+        self.key = key_of(PENDING, gpu, control)
+        self.out = outbox
+        self.node = node
+        self.life = Lifecycle()
+        self.bounds = Bounds(gpu, control, site, outbox, override)
+        self.holding = LeaseState(self)
+        self.values = Values()
+        self.trouble: Failure | None = None
+        self._waiting = SetQueue()
+        self._steps: Procedure | None = None
+        self._restoration: Restoration | None = None
+        # Who waits until the device follows its ceilings; None: it does.
+        self._behind: list[Then] | None = None
+        self._brought_down = object()  # key of the time at which that is tried again
+        self._enforces_later = False
+        # What it held before the first write of this lease, and when nobody held it.
         self._found: ControlValue | None = None
         self._seen: ControlValue | None = None
-        self._brought_down = object()
-        self._enforces_later = False
-        self._waiting = SetQueue()
 
     # ---------------------------------------------------------------------------------- queries
+
+    @property
+    def phase(self) -> Phase:
+        """Whether it is free, held or being restored."""
+        return self.life.phase
+
+    @property
+    def lease(self) -> Lease | None:
+        """See `LeaseState.lease`."""
+        return self.holding.lease
+
+    @property
+    def ceilings(self) -> Ceilings:
+        """Upper bounds other than the site's."""
+        return self.bounds.ceilings
+
+    @property
+    def target(self) -> ControlValue:
+        """The restore target."""
+        return self.bounds.target
+
+    @property
+    def reset_value(self) -> ControlValue:
+        """The value that a `reset` sets: the target; for workload power profiles, none."""
+        return () if self.spec.merges else self.target
+
+    @property
+    def failed_attempts(self) -> int:
+        """Attempts to restore it, of which the last has failed; 0: it has not."""
+        failed = self.life.state is State.PENDING and not self.settling
+        return self._restoration.attempts if failed and self._restoration is not None else 0
+
+    @property
+    def settling(self) -> bool:
+        """Whether it is restored, unless an earlier write still takes effect."""
+        return self.trouble is not None and self.trouble.code == ErrorCode.RESTORE_PENDING
+
+    @property
+    def retry_at_ns(self) -> int | None:
+        """When the next attempt to restore it is due; None: none is."""
+        return self.out.due_ns.get(self)
+
+    @property
+    def in_force(self) -> ControlValue:
+        """The value that zeusd has written and not restored, for a control that cannot be read."""
+        rests = self.bounds.persisted or self.bounds.resting == self.target
+        return self.values.newest or (self.target if rests else ())
 
     def seen(self, value: ControlValue) -> None:
         """What the control holds while nobody holds it: someone else may have set it."""
         if self.life.state is not State.FREE:
             return
         before, self._seen = self._seen, value
-        if value not in (before, self.target, self._resting):
+        if value not in (before, self.target, self.bounds.resting):
             self._note_outside(before or self.target, value, "noticed")
-        if self.bounded and value > self.target and value != self._resting:
+        if self.bounds.active and value > self.target and value != self.bounds.resting:
             self.ceilings_moved()
 
     # ------------------------------------------------------------------------- what the site wants
 
     def configure(self, site: Target, override: bool) -> None:
         """The site's configuration changed. What a holder has set stays, under the new ceilings."""
-        before = self.target, self.bounded
-        self._site, self._override = site, override
-        if not site.pinned:
-            self.observed = site.value
+        before = self.target, self.bounds.active
+        self.bounds.configure(site, override)
         if self.lease is not None:
-            self._journal()
-        moved = (self.target, self.bounded) != before
-        if self.spec.ceilings and moved and (self.bounded or self.rests_elsewhere):
+            self.record()
+        moved = (self.target, self.bounds.active) != before
+        if self.spec.ceilings and moved and (self.bounds.active or self.bounds.rests_elsewhere):
             self.ceilings_moved()
         self.enforce()
 
@@ -116,32 +246,35 @@ class ControlMachine(Leased):
         self._enforces_later = self.life.state is not State.FREE  # `_pump` does it then
         if self._enforces_later:
             return
-        left = self._resting
-        if self._site.enforced if left is None else again or left != self.target:
-            lease = self._stand_in(ZEUSD, 0, "zeusd")
+        left = self.bounds.resting
+        if self.bounds.enforced if left is None else again or left != self.target:
             restoration = Restoration(SITE_LIMIT, ALL, required=left is not None)
-            self._restore_unheld(lease, restoration, left)
+            self._restore_unheld(self._stand_in(ZEUSD, 0, "zeusd"), restoration, left)
 
-    def persist(self, uid: int) -> None:
+    def persist(self, uid: int) -> Ceiling:
         """What the holder has set becomes a ceiling; its lease is to end."""
-        assert self.value is not None
+        value = self.values.newest
+        assert value is not None
         assert self.lease is not None
-        old, new = describe(self.control, self.target), describe(self.control, self.value)
-        self._out.add(Note("persisted", {**self._who(self.lease), "old": old, "new": new}))
-        self.ceilings[PERSISTED] = Ceiling(self.value, uid)
+        old, new = describe(self.control, self.target), describe(self.control, value)
+        self.out.add(Note("persisted", {**self.who(self.lease), "old": old, "new": new}))
+        ceiling = self.ceilings[PERSISTED] = Ceiling(value, uid)
+        return ceiling
 
-    def ceilings_moved(self, then: Callable[[], None] | None = None) -> None:
+    def ceilings_moved(self, then: Then | None = None) -> None:
         """A ceiling was put, lowered, raised or removed: the device follows.
 
         Args:
             then: Called when it has, or when the first attempt has failed.
         """
-        waiting = self._ceilings_moved or []
-        self._ceilings_moved = [*waiting, *([] if then is None else [then])]
-        self._out.due_ns.pop(self._brought_down)
-        if self.life.state is State.PENDING:
-            self._out.due_ns.pop(self)
+        self._behind = self._behind or []
+        self.out.due_ns.pop(self._brought_down)
+        waits = [] if then is None else [then]
+        if self.life.state is State.PENDING and self._restoration is not None:
+            self._restoration.waiting += waits
             self._attempt()
+        else:
+            self._behind += waits
         self._pump()
 
     # ----------------------------------------------------------------------------------- events
@@ -153,8 +286,8 @@ class ControlMachine(Leased):
             restore: The entry.
             ending: Why the lease ends at once, such as `holder_gone`; None: it goes on.
         """
-        now_ns = self._out.now_ns
-        self.lease = Lease(
+        now_ns = self.out.now_ns
+        lease = Lease(
             restore.holder,
             restore.uid,
             restore.client,
@@ -169,37 +302,44 @@ class ControlMachine(Leased):
             forgiven=True,
             recoveries=restore.recoveries + 1,
         )
-        self._values, self._doubts = restore.values, restore.doubts
-        moved = restore.target not in (*restore.values, self.target) and not self.merges
+        until_ns = now_ns + self._settle_ns
+        self.values = Values(restore.values, dict.fromkeys(restore.doubts, until_ns))
+        moved = restore.target not in (*restore.values, self.target) and not self.spec.merges
         if self.spec.readable and restore.values and moved:
             # The site's target was another then, and writing it needed no record of its own; nor is
             # it known what the driver made of it.
-            self._values = (restore.target, *restore.values)
-            self._doubts = (restore.target, *restore.doubts)
-        self.life.on(Event.RECOVER)
-        self._watch(restore.holder)
-        self._lasts_until(now_ns + (restore.ttl_ns >> restore.recoveries))
+            doubts = {restore.target: until_ns, **self.values.doubts}
+            self.values = Values((restore.target, *restore.values), doubts)
+        self.life.on(Event.TAKE)
+        self.holding.begin(lease, now_ns + (restore.ttl_ns >> restore.recoveries))
         if restore.ending or ending is not None:
             self._end(restore.ending or str(ending), restore.overwrite)
         else:
-            self._journal()
+            self.record()
 
-    def revoke(self, reason: str, clause: str, then: Callable[[], None] | None = None) -> None:
+    def revoke(
+        self, reason: str, clause: str, then: Then | None = None, overwrite: str | None = None
+    ) -> None:
         """The holder loses its lease without having asked.
 
         Args:
             reason: For the log: `expired`, `revoked`.
             clause: For the holder: `its heartbeat stopped for 15 s`.
             then: As for `release`.
+            overwrite: What the restore may overwrite; None: as for `release`.
         """
-        self._revoke(reason, clause, then)
+        lease = self.holding.current
+        if lease is None:
+            self.release(reason, then)
+            return
+        loss = Loss(self.gpu, self.control, lease.holder, clause, lease.uid)
+        self.holding.lose(loss)
+        self.node.losers.add(lease.holder)
+        self.out.add(Put(loss.key, loss))
+        self._end(reason, overwrite, then)
 
     def reset(
-        self,
-        peer: Peer,
-        clause: str,
-        then: Callable[[], None] = lambda: None,
-        written: ControlValue | None = None,
+        self, peer: Peer, clause: str, then: Then | None = None, written: ControlValue | None = None
     ) -> None:
         """An administrator wants the target in force, also over the settings of others.
 
@@ -207,59 +347,56 @@ class ControlMachine(Leased):
             peer: The administrator.
             clause: For the holder, as for `revoke`.
             then: Called after the first attempt; `phase` and `trouble` tell its outcome.
-            written: What zeusd itself wrote without a lease; None: nothing. Then a failure that
-                changes nothing ends it.
+            written: What zeusd itself wrote without a lease; None: nothing. Then a refusal ends it.
         """
-        merges = self.merges  # what others have chosen meanwhile stays
-        if self.first is not None and not (self.pinned or merges) and self.target != self.first:
-            self.aim_at(self.first)
+        bounds, waiting = self.bounds, [] if then is None else [then]
+        keeps = bounds.pinned or self.spec.merges  # what others have chosen meanwhile stays
+        if bounds.initial is not None and not keeps and self.target != bounds.initial:
+            bounds.aim_at(bounds.initial)
         if self.phase is Phase.HELD:
-            self._revoke("reset", clause, then, ALL)
+            self.revoke("reset", clause, then, ALL)
         elif self._restoration is not None:
-            self._restoration.waiting.append(then)
+            self._restoration.waiting += waiting
             self._restoration.overwrite = ALL
-            if self.life.state is State.PENDING:
-                self._attempt()
-            self._pump()
+            self.retry_now()
         else:
             lease = self._stand_in(peer.process, peer.uid, peer.command)
-            written = self._resting if written is None else written
-            restoration = Restoration("reset", ALL, required=written is not None, waiting=[then])
+            written = bounds.resting if written is None else written
+            restoration = Restoration("reset", ALL, required=written is not None, waiting=waiting)
             self._restore_unheld(lease, restoration, written)
 
     def suspend(self) -> None:
         """The device goes out of reach: no call is made until `resume`."""
         self._refuse_waiting()
-        self._out.due_ns.pop(self)
+        self.out.due_ns.pop(self)
         self.life.on(Event.LEAVE)
 
     def resume(self, found: ControlValue | None) -> None:
         """The device is in reach again. `found` is what the control holds now, if that is known."""
-        if not self._out_of_reach:
+        if self.life.state not in OUT_OF_REACH:
             return
         self.life.on(Event.BACK)
         if self.life.state is State.FREE:
-            if found != self._resting and self.spec.readable:
-                self.rest(None)  # a reset GPU has forgotten it
+            if found != self.bounds.resting and self.spec.readable:
+                self.bounds.rest(None)  # a reset GPU has forgotten it
             if found is not None:
-                self.adopt(found)
-            if self.bounded or (self.spec.ceilings and self.rests_elsewhere):
-                self._ceilings_moved = self._ceilings_moved or []
+                self._adopt(found)
+            if self.bounds.active or (self.spec.ceilings and self.bounds.rests_elsewhere):
+                self._behind = self._behind or []
             self.enforce(again=True)
-        elif self.life.state is State.PENDING:
-            self._attempt()
+        self.retry_now()
         self._pump()
 
     def process_gone(self, process: Process) -> None:
         """A process died: its lease ends, and nobody has to be told of a loss."""
-        if self.held_by(process):
+        if self.holding.by(process):
             self.release("holder_gone")
         self.withdraw(process)
-        self.forgive(process)
+        self.holding.forgive(process)
 
     def submit(self, request: Set) -> None:
         """A set or an acquire. `request.done` is called once, now or later."""
-        refusal = self._refusal(request.peer, request.value is None)
+        refusal = self.holding.refusal(request.peer, request.value is None)
         if refusal is None and len(self._waiting) >= MAX_WAITING:
             refusal = Failure(
                 ErrorCode.OVERLOADED,
@@ -269,30 +406,26 @@ class ControlMachine(Leased):
         if refusal is not None:
             request.done(refusal)
             return
-        if self.life.state in READY and not self._waiting and self._ceilings_moved is None:
-            self._serve(request)
-        else:
-            for superseded in self._waiting.add(request):
-                superseded.done(None)
+        for superseded in self._waiting.add(request):
+            superseded.done(None)
         self._pump()
 
-    def release(self, reason: str, then: Callable[[], None] | None = None) -> None:
+    def release(self, reason: str, then: Then | None = None) -> None:
         """The lease ends. `then` is called after the first attempt to restore the control."""
         if self.phase is Phase.HELD:
             # What an administrator persists is to be in force also if its write, in flight, fails.
             doubtful = reason == PERSISTED and self.life.state in IN_FLIGHT
             self._end(reason, ALL if doubtful else None, then)
         elif then is not None:
-            restoration = self._restoration
-            if restoration is None or self.life.state not in IN_FLIGHT:
+            if self._restoration is None or self.life.state not in IN_FLIGHT:
                 then()
             else:
-                restoration.waiting.append(then)
+                self._restoration.waiting.append(then)
 
     def withdraw(self, process: Process, client: str | None = None) -> None:
         """What this process (or this client object in it) has asked for is not wanted any more."""
         for item in self._waiting.take(process, client):
-            item.done(self._given_back(item.peer))
+            item.done(self.holding.gone(item.peer))
 
     def close(self, why: Failure) -> None:
         """Nothing that waits has its turn any more."""
@@ -303,91 +436,71 @@ class ControlMachine(Leased):
         """Time has passed: retries what is due, and ends a lease whose holder is silent."""
         if (due_ns := self.retry_at_ns) is not None and now_ns >= due_ns:
             self.retry_now()
-        again_ns = self._out.due_ns.get(self._brought_down)
+        again_ns = self.out.due_ns.get(self._brought_down)
         if again_ns is not None and now_ns >= again_ns:
             self.ceilings_moved()
-        self._expire_if_due(now_ns)
+        self.holding.tick(now_ns)
+
+    def retry_now(self) -> None:
+        """Retries a restore without waiting for the pause."""
+        if self.life.state is State.PENDING:
+            self._attempt()
+            self._pump()
 
     # ------------------------------------------------------------------------------ a lease's end
 
-    def _revoke(
-        self,
-        reason: str,
-        clause: str,
-        then: Callable[[], None] | None,
-        overwrite: str | None = None,
-    ) -> None:
-        if self.phase is not Phase.HELD:
-            self.release(reason, then)
-            return
-        assert self.lease is not None
-        process = self.lease.holder
-        loss = Loss(self.gpu, self.control, process, clause, self.lease.uid)
-        if process not in self._lost:
-            self._watch(process)
-        self._lost[process] = loss
-        self._node.losers.add(process)
-        self._out.add(Put(loss.key, loss.to_json()))
-        self._end(reason, overwrite, then)
-
-    def _end(
-        self,
-        reason: str,
-        overwrite: str | None = None,
-        then: Callable[[], None] | None = None,
-    ) -> None:
+    def _end(self, reason: str, overwrite: str | None = None, then: Then | None = None) -> None:
         """The lease ends, now or when the call in flight has returned."""
         assert self.lease is not None
         holder = self.lease.holder
-        restoration = Restoration(reason)
-        if overwrite is not None:
-            restoration.overwrite = overwrite
-        if then is not None:
-            restoration.waiting.append(then)
-        self._restoration = restoration
-        self._out.due_ns.pop(self._expiry)
-        if self._out.due_ns.pop(self._brought_down) is not None:
-            self._ceilings_moved = self._ceilings_moved or []  # still to be followed
-        self._unwatch(holder)
+        self._restoration = Restoration(
+            reason, overwrite or OURS, waiting=[] if then is None else [then]
+        )
+        if self.out.due_ns.pop(self._brought_down) is not None:
+            self._behind = self._behind or []  # still to be followed
+        self.holding.end()
         in_flight = self.life.state in IN_FLIGHT
-        if self._values or in_flight or overwrite is not None:
+        if self.values.values or in_flight or overwrite is not None:
             # A zeusd that is killed before the value is restored must not take the lease for alive.
-            self._journal()
+            self.record()
         withdrawn = self._waiting.take(holder)
         if in_flight:
             self.life.on(Event.END)
         else:
             self._attempt()
         for item in withdrawn:
-            item.done(self._given_back(item.peer))
+            item.done(self.holding.gone(item.peer))
         self._pump()
 
-    def _give_up_unused_lease(self) -> None:
+    def _drop_unused_lease(self) -> None:
         """A lease that a set took for itself is not kept when that set changed nothing."""
-        if self.phase is not Phase.HELD or self._values or self.lease is None:
+        lease = self.holding.current
+        if lease is None or self.values.values or lease.acquired:
             return
-        if self.lease.acquired:
-            return
-        self._unwatch(self.lease.holder)
-        self._out.add(Forget(self.key))
-        self._out.due_ns.pop(self._expiry)
+        self.holding.end()
+        self.out.add(Forget(self.key))
         self.life.on(Event.DROP)
-        self.lease = None
+        self.holding.lease = None
         self._follow_later()
 
+    def _follow_later(self) -> None:
+        """Ends a lease that set nothing; a ceiling may have changed during it."""
+        if self.bounds.rests_elsewhere:
+            self._behind = self._behind or []
+
     def _stand_in(self, process: Process, uid: int, command: str) -> Lease:
-        now_ns = self._out.now_ns
+        now_ns = self.out.now_ns
         return Lease(process, uid, "", now_ns, 0, now_ns, command=command)
 
     def _restore_unheld(
         self, lease: Lease, restoration: Restoration, left: ControlValue | None
     ) -> None:
         """Restores a control that nobody holds. `left` is what zeusd left in force, if it did."""
-        self.lease = lease
-        self._values = () if left is None else (left,)
+        self.holding.lease = lease
+        self.values = Values(() if left is None else (left,))
         self._restoration = restoration
         if left is not None:
-            self._journal()
+            self.record()
         self._attempt()
         self._pump()
 
@@ -395,21 +508,23 @@ class ControlMachine(Leased):
 
     def _refuse_waiting(self) -> None:
         for item in self._waiting.take_all():
-            refusal = self._refusal(item.peer, item.value is None)
-            item.done(refusal or self._given_back(item.peer))
+            item.done(
+                self.holding.refusal(item.peer, item.value is None) or self.holding.gone(item.peer)
+            )
 
     def _pump(self) -> None:
+        """Starts what waits, as long as no device call is in flight."""
         while self.life.state in READY:
-            if self._ceilings_moved is not None:
+            if self._behind is not None:
                 self._follow_ceilings()
                 continue
             if not self._waiting:
-                if self.rests_elsewhere or self._enforces_later:
+                if self.bounds.rests_elsewhere or self._enforces_later:
                     self.enforce()
                 return
             item = self._waiting.popleft()
-            refusal = self._refusal(item.peer, item.value is None)
-            if refusal is None and item.deadline_ns and self._out.now_ns > item.deadline_ns:
+            refusal = self.holding.refusal(item.peer, item.value is None)
+            if refusal is None and item.deadline_ns and self.out.now_ns > item.deadline_ns:
                 refusal = Failure(
                     ErrorCode.DEADLINE_EXCEEDED,
                     f"the set of {self.control.value} on {self.gpu} was not applied: its deadline "
@@ -420,212 +535,469 @@ class ControlMachine(Leased):
             else:
                 self._serve(item)
 
-    # ------------------------------------------------------------------------------------- sets
-
     def _serve(self, item: Set) -> None:
-        process = item.peer.process
+        process, now_ns = item.peer.process, self.out.now_ns
         if self.life.state is State.FREE:
             lease = self._stand_in(process, item.peer.uid, item.peer.command)
             lease.client, lease.ttl_ns, lease.job = item.client, item.ttl_ns, item.peer.job
-            self.lease = lease
-            self._found, self._values, self._doubts = None, (), ()
+            self._found, self.values = None, Values()
             self.life.on(Event.TAKE)
-            self._watch(process)
+            self.holding.begin(lease, now_ns)
         assert self.lease is not None
         if item.value is None:
             self.lease.ttl_ns = item.ttl_ns
             self.lease.acquired = True
-            self.forgive(process)
-        self.heartbeat()
+            self.holding.forgive(process)
+        self.holding.heartbeat()
         if item.value is None:
-            self._journal()
+            self.record()
             item.done(None)
-        elif self.spec.readable and self.life.state is State.TAKEN:
-            self._read(partial(self._captured, item))
-        elif self._still_allowed(item):
-            self._write(item.value, item.done, item)
-
-    def _read(self, then: Callable[[object], None]) -> None:
-        self.life.on(Event.READ if self.life.state is State.TAKEN else Event.LOOK)
-        ticket = self._out.ticket(then)
-        self._out.add(Read(ticket, self.gpu, Reading.CONTROL, self.control))
-
-    def _captured(self, item: Set, result: object) -> None:
-        """Rule 3: what is in force before our first write is known."""
-        if self.life.state is State.READING:
-            self.life.on(Event.UNKNOWN if isinstance(result, Failure) else Event.KNOWN)
-            if isinstance(result, Failure):
-                self._give_up_unused_lease()
-                item.done(result)
-            else:
-                assert isinstance(result, tuple)
-                self._found_value(item, result)
         else:
-            if isinstance(result, tuple):
-                self.adopt(result)
-            item.done(self._given_back(item.peer))
-            self._call_over()
-        self._pump()
-
-    def _call_over(self) -> None:
-        """A call that outlived its lease, or the device's reach, has returned."""
-        if self.life.state is State.AWAY_BUSY:
-            self.life.on(Event.ANSWER)
-        elif self.life.state is State.ENDING:
-            self._attempt()
-
-    def _found_value(self, item: Set, current: ControlValue) -> None:
-        """What is in force is known: goes on with the set, if it may still be made."""
-        self._found = current
-        self.adopt(current)
-        if self._still_allowed(item):
-            assert item.value is not None
-            self._write(item.value, item.done, item)
-
-    def _still_allowed(self, item: Set) -> bool:
-        """A ceiling, or what someone else set, may be lower by now than when it was asked."""
-        if not self.spec.ceilings or item.value is None or item.value <= self.highest(item.over):
-            return True
-        highest = describe(self.control, self.highest(item.over))
-        why = "a ceiling was lowered" if self.ceilings else "someone lowered it outside zeusd"
-        self._give_up_unused_lease()
-        item.done(
-            Failure(
-                ErrorCode.OUT_OF_RANGE,
-                f"the {self.spec.title} of {self.gpu} may be at most {highest} by now, because "
-                f"{why}; choose at most that",
-            )
-        )
-        return False
-
-    def _write(self, value: ControlValue, done: Done, item: Set | None = None) -> None:
-        """Writes a value for the holder; without `item`, because a ceiling asks for it."""
-        lease = self.lease
-        assert lease is not None
-        if item is not None:
-            lease.asked, lease.over = value, item.over
-        if self.merges:
-            value = self.spec.normal((*value, *self.target))
-        before, doubts = self._values, self._doubts
-        possible = before or (self.target if self._found is None else self._found,)
-        self._values = (*[one for one in possible if one != value], value)
-        if self.spec.readable:
-            unconfirmed = (*[one for one in doubts if one != value], value)
-            self._doubts = unconfirmed
-
-        def written(result: object) -> None:
-            held = self.life.state is State.WRITING
-            if held:
-                self.life.on(Event.WRITTEN)
-            answer = self._written(result, value, possible, lease, item is None)
-            if isinstance(result, Failure) and result.unchanged:
-                self._values, self._doubts = before, doubts
-            if isinstance(result, Changed) and item is not None and held:
-                item.compare = False
-                self._found_value(item, result.value)
-            else:
-                if isinstance(answer, Failure) and held:
-                    self._give_up_unused_lease()
-                gone = isinstance(result, Changed)
-                done(self._given_back(item.peer) if gone and item is not None else answer)
-            if not held:
-                self._call_over()
-            self._pump()
-
-        self.life.on(Event.WRITE)
-        ticket = self._out.ticket(written)
-        compare = item is not None and item.compare and self.spec.readable
-        expected = possible if compare else ()
-        self._out.add(
-            Write(
-                ticket,
-                self.gpu,
-                self.control,
-                value,
-                self.key,
-                self._pending_restore(),
-                expected,
-                doubts=doubts,
-            )
-        )
-
-    def _written(
-        self,
-        result: object,
-        asked: ControlValue,
-        possible: tuple[ControlValue, ...],
-        lease: Lease,
-        by_ceiling: bool,
-    ) -> Failure | Applied | None:
-        """What the device made of a write: our values and the log follow. Returns the answer."""
-        old = possible[-1]
-        if isinstance(result, Changed):
-            # Whatever zeusd wrote before is not in force any more.
-            self._values = (result.value,) if self._override else ()
-            self._doubts = ()
-            if self.pinned:
-                self._note_outside(old, result.value, "noticed")
-            return None
-        failure = result if isinstance(result, Failure) else None
-        holds = shown = asked
-        if isinstance(result, Applied):
-            holds = shown = result.value
-            if self.merges:
-                # What others had chosen stays theirs when they take it back: a later set that
-                # missed it among our values would choose it again.
-                holds = self.spec.normal((*holds, *self.target))
-            self._values, self._doubts = (holds,), ()
-            took = holds == asked or took_effect(asked, holds, None, self.spec.rounding)
-            if not took and holds in possible:
-                failure = kept_failure(self.control, self.gpu, asked, holds)
-                # It may follow yet: what was asked stays listed.
-                self._values = tuple(dict.fromkeys((*possible, asked, holds)))
-                self._values = (*(one for one in self._values if one != holds), holds)
-                self._doubts = (asked,)
-            if holds != asked:
-                self._journal()
-        self._note_change("ceiling" if by_ceiling else "set", old, shown, failure, lease)
-        return failure or Applied(shown)
-
-    # --------------------------------------------------------------------------------- ceilings
+            self._start(self._set(item, item.value, self.lease))
 
     def _follow_ceilings(self) -> None:
         """Rule 8. Idle, and a ceiling moved."""
-        waiting, self._ceilings_moved = self._ceilings_moved or [], None
-        if self.phase is Phase.HELD:
-            self._read(partial(self._bring_under, waiting))
+        waiting, self._behind = self._behind or [], None
+        if self.lease is not None:
+            self._start(self._bring_under(waiting, self.lease))
             return
-        lease = self._stand_in(ZEUSD, 0, "zeusd")
-        self._restore_unheld(lease, Restoration(CEILING, HIGHER, waiting=waiting), self._resting)
+        restoration = Restoration(CEILING, HIGHER, waiting=waiting)
+        self._restore_unheld(self._stand_in(ZEUSD, 0, "zeusd"), restoration, self.bounds.resting)
 
-    def _bring_under(self, waiting: list[Callable[[], None]], result: object) -> None:
-        """What the control holds under its lease is known."""
+    # ------------------------------------------------------------------------------ device calls
 
-        def over(answer: Failure | Applied | None = None) -> None:
-            if isinstance(answer, Failure) and self.phase is Phase.HELD:
-                self._out.due_ns[self._brought_down] = self._out.now_ns + RETRY_FIRST_NS
-            for then in waiting:
-                then()
+    def _start(self, steps: Procedure) -> None:
+        self._steps = steps
+        self._go_on(None)
 
-        if self.life.state not in (State.READING, State.LOOKING):
-            # The lease has ended. A restore stays under the ceilings; but it may not be needed.
-            self._ceilings_moved = self._ceilings_moved or []
-            self._call_over()
-            over()
-        elif isinstance(result, Failure):
-            self.life.on(Event.UNKNOWN)
-            over(result)
+    def _go_on(self, answer: object) -> None:
+        """Sends an answer to the present procedure, and makes its next call."""
+        assert self._steps is not None
+        try:
+            step = self._steps.send(answer)
+        except StopIteration:
+            return
+        if self.phase is Phase.HELD:
+            self.life.on(Event.CALL)
+        before = self.values
+        ticket = self.out.ticket(partial(self._answered, step, before))
+        if isinstance(step, WriteControl):
+            self.values = self._asking(step)
+            self.out.add(
+                Write(
+                    ticket,
+                    self.gpu,
+                    self.control,
+                    step.value,
+                    self.pending_restore(),
+                    step.expected,
+                    step.found,
+                    tuple(before.doubts),
+                    before.settles_ns(step.value) > self.out.now_ns,
+                    step.sure,
+                )
+            )
         else:
-            assert isinstance(result, tuple)
-            self.life.on(Event.KNOWN)
-            assert self.lease is not None
-            if not self._values:
-                self._found = result
-            highest = self.highest(self.lease.over)
-            wanted = min(self.lease.asked or result, highest)
-            ours = result in self._values
-            if result > highest or (ours and result != wanted):
-                self._write(wanted, over)
-            else:
-                over()
+            reading = Reading.CONTROL if isinstance(step, ReadControl) else Reading.LIMITS
+            self.out.add(Read(ticket, self.gpu, reading, self.control))
+
+    def _asking(self, step: WriteControl) -> Values:
+        """The values that may be in force once this write has begun."""
+        found = () if step.found is None else (step.found,)
+        if self.phase is not Phase.HELD:
+            if self.spec.merges:
+                return self.values  # they do not include other programs' choices
+        elif not self.values.values:
+            found = (self.target if self._found is None else self._found,)
+        else:
+            found = ()
+        return self.values.asking(step.value, *found, doubted=self.spec.readable)
+
+    def _answered(self, step: Step, before: Values, result: object) -> None:
+        """A device call returned, perhaps after its lease, or the device's reach, has ended."""
+        if isinstance(step, WriteControl):
+            if isinstance(result, Failure):
+                result = Refused(result)  # it never reached the device
+            assert isinstance(result, (Refused, Holds, Unknown))
+            self._wrote(step, before, result)
+        elif isinstance(result, Failure):
+            result = Unknown(result)
+        if self.life.state in (State.WORKING, State.AWAY_BUSY):
+            self.life.on(Event.ANSWER)
+        self._go_on(result)
+        if self.life.state is State.ENDING:
+            self._attempt()
         self._pump()
+
+    def _wrote(self, step: WriteControl, before: Values, outcome: WriteResult) -> None:
+        """Rule 4: what may be in force after a write."""
+        now_ns = self.out.now_ns
+        if isinstance(outcome, Refused):
+            self.values = before
+        elif isinstance(outcome, Unknown):
+            until_ns = now_ns + self._settle_ns
+            self.values = self.values.unknown(step.value, until_ns, outcome.holds)
+        elif self.values is not before:
+            holds = outcome.value
+            if self.spec.merges:
+                # What others had chosen stays theirs when they take it back: a later set that
+                # missed it among our values would choose it again.
+                holds = self.spec.normal((*holds, *self.target))
+            # An earlier write of the same value may be what took effect, and this one may follow.
+            again = before.doubts.get(step.value, 0) > now_ns
+            late = (*outcome.late, *([holds] if again else ()))
+            until_ns = now_ns + self._settle_ns
+            self.values = self.values.holding(step.value, holds, now_ns, late, until_ns)
+
+    @property
+    def _settle_ns(self) -> int:
+        return round(self.node.settings.site.settle_s * 1e9)
+
+    def _failure(self, asked: ControlValue, outcome: WriteResult) -> Failure | None:
+        """Why a write is not known to have worked."""
+        if isinstance(outcome, Holds):
+            return None
+        if outcome.trouble is not None:
+            failure: Failure = outcome.trouble
+            return failure
+        holds = outcome.holds if isinstance(outcome, Unknown) else outcome.found
+        return kept_failure(self.control, self.gpu, asked, holds or ())
+
+    # ------------------------------------------------------------------------------- procedures
+
+    def _set(self, item: Set, asked: ControlValue, lease: Lease) -> Procedure:
+        """Rules 3 and 5, under a lease."""
+        reads = self.spec.readable
+        if reads and self._found is None and not self.values.values:
+            found = yield ReadControl()
+            if not isinstance(found, Unknown):
+                self._adopt(found)
+            if self.holding.current is not lease:
+                item.done(self.holding.gone(item.peer))
+                return
+            if isinstance(found, Unknown):
+                self._drop_unused_lease()
+                item.done(found.trouble)
+                return
+            self._found = found
+        while True:
+            if (refusal := self._no_longer_allowed(asked, item.over)) is not None:
+                self._drop_unused_lease()
+                item.done(refusal)
+                return
+            lease.asked, lease.over = asked, item.over
+            value = self.spec.normal((*asked, *self.target)) if self.spec.merges else asked
+            possible = self.values.values or (self.target if self._found is None else self._found,)
+            outcome = yield WriteControl(value, expected=possible if reads else (), sure=False)
+            found = outcome.found if isinstance(outcome, Refused) else None
+            if found is None:
+                break
+            # What zeusd wrote before is not in force any more.
+            kept = (found,) if self.bounds.override else ()
+            self.values = self.values.replaced(*kept, now_ns=self.out.now_ns)
+            if self.bounds.pinned:
+                self._note_outside(possible[-1], found, "noticed")
+            if self.holding.current is not lease:
+                item.done(self.holding.gone(item.peer))
+                return
+            self._adopt(found)
+            self._found, reads = found, False
+        failure = self._failure(value, outcome)
+        shown = outcome.value if isinstance(outcome, Holds) else value
+        self._note_change("set", possible[-1], shown, failure, lease)
+        if isinstance(outcome, Holds) and self.spec.readable:
+            self.record(soon=self.values.newest == value)
+        elif failure is not None and self.holding.current is lease:
+            self._drop_unused_lease()
+        item.done(failure or shown)
+
+    def _no_longer_allowed(self, asked: ControlValue, over: str) -> Failure | None:
+        """A ceiling, or what someone else set, may be lower by now than when it was asked."""
+        if not self.spec.ceilings or asked <= self.bounds.highest(over):
+            return None
+        highest = describe(self.control, self.bounds.highest(over))
+        why = "a ceiling was lowered" if self.ceilings else "someone lowered it outside zeusd"
+        return Failure(
+            ErrorCode.OUT_OF_RANGE,
+            f"the {self.spec.title} of {self.gpu} may be at most {highest} by now, because "
+            f"{why}; choose at most that",
+        )
+
+    def _bring_under(self, waiting: list[Then], lease: Lease) -> Procedure:
+        """Rule 8, under a lease."""
+        found = yield ReadControl()
+        again_ns = 0
+        if self.holding.current is not lease:
+            # A restore stays under the ceilings; but it may not be needed.
+            self._behind = self._behind or []
+        elif isinstance(found, Unknown):
+            again_ns = self.out.now_ns + RETRY_FIRST_NS
+        else:
+            if not self.values.values:
+                self._found = found
+            highest = self.bounds.highest(lease.over)
+            wanted = min(lease.asked or found, highest)
+            if found > highest or (found in self.values.values and found != wanted):
+                outcome = yield WriteControl(wanted, found)
+                failure = self._failure(wanted, outcome)
+                shown = outcome.value if isinstance(outcome, Holds) else wanted
+                self._note_change("ceiling", found, shown, failure, lease)
+                if failure is not None:
+                    again_ns = self.out.now_ns + RETRY_FIRST_NS
+                else:
+                    self.record(soon=shown == wanted)
+            late_ns = [ns for one, ns in self.values.doubts.items() if one > highest]
+            again_ns = again_ns or max(late_ns, default=0)
+        if again_ns and self.holding.current is lease:
+            self.out.due_ns[self._brought_down] = again_ns
+        for then in waiting:
+            then()
+
+    def _attempt(self) -> None:
+        self.out.due_ns.pop(self)
+        self.life.on(Event.RESTORE)
+        self._start(self._restore())
+
+    def _restore(self) -> Procedure:
+        """An attempt to restore the control."""
+        restoration = self._restoration
+        assert restoration is not None
+        while True:
+            plan = Plan(
+                self.spec,
+                self.target,
+                self.values.values,
+                tuple(self.values.doubts),
+                self.values.settles_ns(self.target) > self.out.now_ns,
+                self.values.confirmed,
+                self._overwrites,
+            )
+            steps, answer = restore_steps(plan), None
+            result: Result | None = None
+            while result is None:
+                try:
+                    step = steps.send(answer)
+                except StopIteration as stop:
+                    result = stop.value
+                    break
+                wanted = self.target, self._overwrites
+                if isinstance(step, WriteControl) and (plan.target, plan.overwrite) != wanted:
+                    break  # the site's target or a ceiling has changed since this started
+                answer = yield step
+                if self.life.state is not State.RESTORING:
+                    return
+            if result is not None and not self._again(restoration, plan, result):
+                return
+
+    def _again(self, restoration: Restoration, plan: Plan, result: Result) -> bool:
+        """Ends an attempt. Returns whether the target has changed meanwhile."""
+        bounds, in_force, kind = self.bounds, result.in_force, result.kind
+        if result.pending:
+            self._wait(restoration, result)
+            return False
+        if result.foreign:
+            self._note_foreign(restoration, result)
+        if kind == "restored":
+            self._note_change("restore", result.found, in_force, None)
+            if not self.spec.merges and in_force != plan.target:
+                self._note_clamped(plan.target, in_force)
+        if kind in ("restored", "already_back"):
+            bounds.rest(in_force if self._rests else None)
+            if plan.target != self.target:
+                self.values = Values((*self.values.doubts, in_force), self.values.doubts)
+                restoration.required = True
+                return True
+            if in_force != plan.target and not bounds.active:
+                bounds.aim_at(in_force)
+            kind = "restored" if restoration.wrote else kind
+        elif kind == "changed_outside":
+            if self._overwrites != plan.overwrite:
+                return True  # meanwhile an administrator requested the target
+            bounds.rest(None)  # the value in force is now an outside change
+            if not bounds.pinned:
+                bounds.aim_at(in_force)
+        self._finish(restoration, kind)
+        return False
+
+    @property
+    def _rests(self) -> bool:
+        """Whether the restore target is a value that zeusd leaves in force."""
+        return self.bounds.active or (self.bounds.pinned and not self.spec.readable)
+
+    def _finish(self, restoration: Restoration, kind: str, trouble: Failure | None = None) -> None:
+        assert self.lease is not None
+        self.out.add(Forget(self.key))
+        if restoration.required and restoration.reason not in (CEILING, SITE_LIMIT):
+            fields = {**self.who(self.lease), "reason": restoration.reason, "result": kind}
+            self.out.add(Note("lease_ended", fields))
+        self.life.on(Event.DONE)
+        self.holding.lease = None
+        self.values = Values()
+        self.trouble = trouble
+        self._restoration = None
+        if kind == "untouched":
+            self._follow_later()
+        restoration.answer()
+
+    def _wait(self, restoration: Restoration, result: Result) -> None:
+        """Rule 6: the attempt failed, or an earlier write may still take effect."""
+        restoration.wrote |= result.wrote
+        failure = None
+        if result.kind == "failed":
+            failure = self._failure(result.target, Unknown(result.trouble, result.holds))
+        if failure is not None and not restoration.required and result.refused:
+            unsupported = failure.outcome is Outcome.UNSUPPORTED
+            if result.wrote and not (unsupported and restoration.reason == "reset"):
+                self._note_change("restore", result.found, result.in_force, failure)
+            unwritten = failure.outcome is None and restoration.reason != SITE_LIMIT
+            if failure.outcome in _HOPELESS or unwritten:
+                self._finish(restoration, "failed", failure)
+                return
+        elif result.wrote:
+            self._note_change("restore", result.found, result.in_force, failure)
+        restoration.required |= not result.refused  # it may be in force
+        self.life.on(Event.WAIT)
+        if failure is None:
+            self._settle()
+        else:
+            self._failed(restoration, failure)
+        restoration.answer()
+
+    def _settle(self) -> None:
+        """Looks again when no earlier write can take effect any more; sets wait until then."""
+        settles_ns = self.values.settles_ns(self.target)
+        self.out.due_ns[self] = settles_ns + 1
+        left_s = max(0, settles_ns - self.out.now_ns) / 1e9
+        self.trouble = Failure(
+            ErrorCode.RESTORE_PENDING,
+            f"the driver may still apply an earlier write of {self.control.value} to {self.gpu}; "
+            f"zeusd looks again in {left_s:.1f} s",
+        )
+        self.record(soon=True)
+
+    def _failed(self, restoration: Restoration, failure: Failure) -> None:
+        self.trouble = failure
+        restoration.attempts += 1
+        attempt = restoration.attempts
+        pause_ns = min(RETRY_FIRST_NS * 2 ** min(attempt - 1, 10), RETRY_MAX_NS)
+        self.out.due_ns[self] = self.out.now_ns + pause_ns
+        if attempt & (attempt - 1) == 0:  # a lost GPU must not fill the log
+            fields = {
+                "gpu": self.gpu,
+                "control": self.control.value,
+                "attempt": attempt,
+                "retry_in_s": pause_ns / 1e9,
+                "error": failure.message,
+            }
+            self.out.add(Note("restore_failed", fields, warning=True))
+        self._refuse_waiting()
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _adopt(self, current: ControlValue) -> None:
+        """Handles an outside change that a lease begins with."""
+        bounds = self.bounds
+        if current in (self.target, bounds.resting) or bounds.pinned:
+            return
+        if bounds.override and not self.spec.merges:
+            self._note_outside(self.target, current, "overridden")
+            return
+        self._note_outside(self.target, current, "adopted")
+        bounds.rest(None)  # the value in force is an outside change
+        bounds.aim_at(current)
+
+    @property
+    def _overwrites(self) -> str:
+        """What a restore may overwrite, see `restore_rule`; if zeusd wrote the control, the site
+        decides."""
+        asked = OURS if self._restoration is None else self._restoration.overwrite
+        ours = asked == OURS and self.bounds.override and self.values.values
+        return ALL if ours else asked
+
+    def pending_restore(self) -> PendingRestore:
+        """The journal's entry for the present state."""
+        lease, restoration = self.lease, self._restoration
+        assert lease is not None
+        return PendingRestore(
+            gpu=self.gpu,
+            control=self.control,
+            holder=lease.holder,
+            uid=lease.uid,
+            client=lease.client,
+            since_ns=lease.since_ns,
+            ttl_ns=lease.ttl_ns,
+            target=self.target,
+            values=self.values.values,
+            doubts=tuple(self.values.doubts),
+            overwrite=self._overwrites,
+            ending="" if restoration is None else restoration.reason,
+            acquired=lease.acquired,
+            recoveries=lease.recoveries,
+            command=lease.command,
+            job=lease.job,
+        )
+
+    def record(self, soon: bool = False) -> None:
+        """Writes the state to the journal, although no device write depends on it."""
+        self.out.add(Put(self.key, self.pending_restore(), soon))
+
+    # ------------------------------------------------------------------------------ the audit log
+
+    def who(self, lease: Lease) -> dict[str, object]:
+        """The fields of a record about a lease."""
+        return {
+            "gpu": self.gpu,
+            "control": self.control.value,
+            "pid": lease.holder.pid,
+            "uid": lease.uid,
+            "command": lease.command,
+            "job": lease.job,
+            "lease": lease.name,
+        }
+
+    def _note_values(self, event: str, old: ControlValue, new: ControlValue, **more: str) -> None:
+        fields = {
+            "gpu": self.gpu,
+            "control": self.control.value,
+            "old": describe(self.control, old),
+            "new": describe(self.control, new),
+            **more,
+        }
+        self.out.add(Note(event, fields, warning=True))
+
+    def _note_outside(self, old: ControlValue, new: ControlValue, result: str) -> None:
+        self._note_values("outside_change", old, new, result=result)
+
+    def _note_foreign(self, restoration: Restoration, result: Result) -> None:
+        assert result.found is not None
+        newest = self.values.newest
+        if newest is None:
+            return
+        if result.kind == "changed_outside":
+            self._note_outside(newest, result.found, "kept")
+        elif self.bounds.override and restoration.reason not in ("reset", CEILING):
+            self._note_outside(newest, result.found, "overridden")
+
+    def _note_clamped(self, old: ControlValue, new: ControlValue) -> None:
+        reason = "the device does not take the restore target exactly"
+        self._note_values("restore_clamped", old, new, reason=reason)
+
+    def _note_change(
+        self,
+        event: str,
+        old: ControlValue | None,
+        new: ControlValue,
+        failure: Failure | None,
+        lease: Lease | None = None,
+    ) -> None:
+        lease = lease or self.lease
+        assert lease is not None
+        reason = "requested" if self._restoration is None else self._restoration.reason
+        fields = {
+            **self.who(lease),
+            "old": "unknown" if old is None else describe(self.control, old),
+            "new": describe(self.control, new),
+            "reason": reason,
+            "result": "ok" if failure is None else failure.message,
+        }
+        self.out.add(Note(event, fields, warning=failure is not None))

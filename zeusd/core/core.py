@@ -18,26 +18,29 @@ from zeus_ipc.replies import CpuInfo, Envelope, ErrorBody
 from zeus_ipc.requests import Request
 from zeusd.core.administration import DRIVER_CLOSED
 from zeusd.core.audit_log import AuditLog
-from zeusd.core.ceilings import PERSISTED, Ceiling
+from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Effect, Forget, Note, Put, Read, Reading
-from zeusd.core.lifecycle import Phase
-from zeusd.core.model import (
-    CEILING_PREFIX,
-    DRIVER_KEY,
-    STOPPING_KEY,
-    Failure,
-    GpuFacts,
+from zeusd.core.entries import (
+    CEILING,
+    DRIVER,
+    GPU,
+    INITIAL,
+    OBSERVED,
+    QUIESCED,
+    RESTING,
+    STOPPING,
+    Ceiling,
+    DriverEntry,
+    Kept,
     Loss,
-    Peer,
+    Mark,
     PendingRestore,
-    Process,
-    gpu_key,
-    initial_key,
-    observed_key,
-    pin_key,
-    resting_key,
+    Recorded,
+    key_of,
 )
+from zeusd.core.lifecycle import Phase
+from zeusd.core.model import Failure, GpuFacts, Peer, Process
 from zeusd.core.node import MISSING, Gpu, NodeState
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import ClientState, Deferrals
@@ -50,6 +53,7 @@ from zeusd.core.requests import (
     Requests,
 )
 from zeusd.devices.port import Outcome
+from zeusd.restore_rule import Refused, Unknown
 
 RECONNECT_NS = 5 * SECOND_NS
 """A holder whose last connection ended (it called exec, say) has this long to come back."""
@@ -85,15 +89,15 @@ class Core:
         self._deferrals: WeakValueDictionary[tuple[Process, str], Deferrals] = (
             WeakValueDictionary()  # they end with the last connection
         )
-        self._values: dict[str, ControlValue] = {}
-        self._ceilings: dict[str, Ceiling] = {}
+        # What the journal says of GPUs and controls that have not been found yet.
+        self._entries: dict[str, Recorded] = {}
         self._losses: list[Loss] = []
         self._lost_gpus: set[str] = set()
         # Since the last look around: GPUs that answered it, and that did not answer something.
         self._answered: set[str] = set()
         self._mute: set[str] = set()
         self._asked_split: set[str] = set()
-        self._driver: str | None = None
+        self._driver: DriverEntry | None = None
         self._was_stopping = False
         self._silent = False
         self._requests = Requests(self.node, self._out, daemon_version, simulated, stream)
@@ -102,40 +106,24 @@ class Core:
 
     # ----------------------------------------------------------------------------------- events
 
-    def recover(
-        self,
-        values: dict[str, ControlValue],
-        pending: Iterable[PendingRestore],
-        alive: set[Process],
-        *,
-        losses: Iterable[Loss] = (),
-        driver: str | None = None,
-        was_stopping: bool = False,
-        quiesced_ns: int | None = None,
-        ceilings: dict[str, Ceiling] | None = None,
-    ) -> None:
+    def recover(self, entries: dict[str, Recorded], alive: set[Process]) -> None:
         """What the journal holds, before any GPU is known.
 
         Args:
-            values: Baselines, what controls held when zeusd first saw them in this boot, and what
-                administrators persisted, by journal key.
-            pending: Restores that are pending, and leases that have set something.
+            entries: Its entries.
             alive: Holders, and processes with a loss, that still run.
-            losses: Who lost a lease and does not know it yet.
-            driver: The loaded driver that all of this is about.
-            was_stopping: The last zeusd was restoring everything when it ended.
-            quiesced_ns: Since when the driver is closed; None: it is not.
-            ceilings: Named ceilings, by journal key.
         """
-        self._values = dict(values)
-        self._ceilings = dict(ceilings or {})
-        self.node.quiesced_ns = quiesced_ns
-        self.node.closed = self.node.quiesced
-        self.node.pending = {(restore.gpu, restore.control): restore for restore in pending}
-        self._losses = list(losses)
-        self.node.alive = set(alive)
-        self._driver = driver
-        self._was_stopping = was_stopping
+        node, values = self.node, [*entries.values()]
+        self._entries = dict(entries)
+        quiesced = entries.get(QUIESCED)
+        node.quiesced_ns = quiesced.since_ns if isinstance(quiesced, Mark) else None
+        node.closed = node.quiesced
+        restores = [one for one in values if isinstance(one, PendingRestore)]
+        node.pending = {(restore.gpu, restore.control): restore for restore in restores}
+        node.alive = set(alive)
+        self._losses = [one for one in values if isinstance(one, Loss)]
+        self._driver = next((one for one in values if isinstance(one, DriverEntry)), None)
+        self._was_stopping = STOPPING in entries
 
     def gpus_found(
         self,
@@ -143,7 +131,7 @@ class Core:
         driver_version: str | None,
         found: Iterable[GpuFacts],
         driver: str = "",
-        driver_entry: dict[str, Any] | None = None,
+        reached_by: dict[str, Any] | None = None,
         unusable: Sequence[str] = (),
     ) -> list[Effect]:
         """The driver's GPUs, at start and whenever they were enumerated again.
@@ -153,23 +141,24 @@ class Core:
             driver_version: For people.
             found: The GPUs.
             driver: Names this very load of the driver: limits do not survive another.
-            driver_entry: What else the journal should say about it.
+            reached_by: How the helper reaches it, see `DriverEntry`.
             unusable: A sentence for each other GPU that it lists.
         """
         self._out.now_ns = now_ns
         self.node.unusable = [*unusable]
         self.node.driver_version = driver_version
-        self._driver_loaded(driver, driver_entry or {})
+        settle_s = self.node.settings.site.settle_s
+        self._driver_loaded(DriverEntry(driver, settle_s, **(reached_by or {})))
         for facts in found:
             uuid = facts.info.uuid
             known = self.node.gpus.get(uuid)
             if known is None:
                 known = self.node.gpus[uuid] = Gpu(facts, {})
-                if gpu_key(uuid) not in self._values:  # a restart of zeusd is no news
+                if f"{GPU}/{uuid}" not in self._entries:  # a restart of zeusd is no news
                     fields = {"gpu": uuid, "gpu_name": facts.info.name}
                     address = facts.info.pci_address
                     self._out.add(Note("gpu_found", {**fields, "pci_address": address}))
-                    self._out.add(Put(gpu_key(uuid), {"value": []}))
+                    self._out.add(Put(f"{GPU}/{uuid}", Mark()))
             known.facts = facts
             if uuid in self._lost_gpus:
                 self._return_gpu(uuid)
@@ -184,7 +173,7 @@ class Core:
                     restore, ending="daemon_stops"
                 )
                 self._out.add(Put(ending.key, ending))
-            self._out.add(Forget(STOPPING_KEY))
+            self._out.add(Forget(STOPPING))
         self._note_missing()
         return self._effects()
 
@@ -222,7 +211,9 @@ class Core:
         self._requests.reconfigured()
         for gpu in self.node.gpus.values():
             for control, machine in gpu.machines.items():
-                target = settings.site.target(control, gpu.facts, machine.observed)
+                bounds = machine.bounds
+                known = bounds.observed or bounds.initial
+                target = settings.site.target(control, gpu.facts, known)
                 if target is not None:
                     machine.configure(target, self._override)
         return self._effects()
@@ -232,7 +223,7 @@ class Core:
         self._out.now_ns = now_ns
         self._connections[peer.conn] = ClientState(peer)
         for machine in self.node.held_by(peer.process):
-            machine.reconnected()
+            machine.holding.reconnected()
         return self._effects()
 
     def peer_closed(self, now_ns: int, conn: int) -> list[Effect]:
@@ -243,14 +234,14 @@ class Core:
             process = ended.peer.process
             if not any(other.peer.process == process for other in self._connections.values()):
                 for machine in self.node.held_by(process):
-                    machine.shorten(RECONNECT_NS)
+                    machine.holding.shorten(RECONNECT_NS)
         return self._effects()
 
     def process_gone(self, now_ns: int, process: Process) -> list[Effect]:
         """A process that was watched has died."""
         self._out.now_ns = now_ns
         self.node.alive.discard(process)
-        for machine in self.node.machines():
+        for machine in self.node.machines():  # those that it waits for are not watched
             machine.process_gone(process)
         self._note_missing()
         return self._effects()
@@ -283,10 +274,11 @@ class Core:
         return self._effects()
 
     def device_done(self, now_ns: int, ticket: int, result: object) -> list[Effect]:
-        """A `Read` or `Write` returned: its value, None, or a `Failure`."""
+        """A `Read` or `Write` returned: its value, outcome, or a `Failure`."""
         self._out.now_ns = now_ns
-        if isinstance(result, Failure) and result.outcome is Outcome.LOST:
-            self._lose_gpu(result)
+        trouble = result.trouble if isinstance(result, (Refused, Unknown)) else result
+        if isinstance(trouble, Failure) and trouble.outcome is Outcome.LOST:
+            self._lose_gpu(trouble)
         self._out.finish(ticket, result)
         return self._effects()
 
@@ -362,7 +354,7 @@ class Core:
         self._silent = not restore
         if restore:
             if self.unrestored:
-                self._out.add(Put(STOPPING_KEY, {}))
+                self._out.add(Put(STOPPING, Mark()))
             self.node.closed = SHUTTING_DOWN
             self._requests.administration.ceilings.stop()
             for machine in self.node.machines():
@@ -441,7 +433,7 @@ class Core:
         """How many GPUs there are, leases, and controls that could not be restored yet."""
         machines = [*self.node.machines()]
         held = sum(machine.phase is Phase.HELD for machine in machines)
-        pending = sum(machine.retry_at_ns is not None for machine in machines)
+        pending = sum(machine.failed_attempts > 0 for machine in machines)
         return len(self.node.gpus), held, pending
 
     def next_deadline_ns(self) -> int | None:
@@ -471,16 +463,16 @@ class Core:
         if late_ns > STALL_NS:
             self._out.add(Note("stalled", {"seconds": round(late_ns / 1e9, 3)}, warning=True))
             for machine in self.node.machines():
-                if machine.lease is not None:
-                    machine.forgive_stall(machine.lease.ttl_ns)
+                machine.holding.forgive_stall()
 
     # ------------------------------------------------------------------------------------- GPUs
 
-    def _driver_loaded(self, driver: str, entry: dict[str, Any]) -> None:
+    def _driver_loaded(self, driver: DriverEntry) -> None:
         """What another driver held is gone; nothing of it is restored, and nothing counts."""
-        if self._driver is not None and self._driver != driver:
+        before, self._driver = self._driver, driver
+        if before is not None and before.id != driver.id:
             self._out.add(
-                Note("driver_changed", {"old": self._driver, "new": driver}, warning=True)
+                Note("driver_changed", {"old": before.id, "new": driver.id}, warning=True)
             )
             for restore in self.node.pending.values():
                 self._out.add(Forget(restore.key))
@@ -493,15 +485,20 @@ class Core:
                         restore.uid,
                     )
                     self._losses.append(loss)
-                    self._out.add(Put(loss.key, loss.to_json()))
-            if not self.node.gpus:
-                for key in self._values:
+                    self._out.add(Put(loss.key, loss))
+            ceilings = {
+                key: entry
+                for key, entry in self._entries.items()
+                if isinstance(entry, Ceiling) and not key.endswith(PERSISTED)
+            }
+            for key, entry in self._entries.items():
+                gone = isinstance(entry, (Kept, Ceiling)) or key.startswith(GPU)
+                if gone and key not in ceilings and not self.node.gpus:
                     self._out.add(Forget(key))
             self.node.pending.clear()
-            self._values.clear()
-        if self._driver != driver:
-            self._driver = driver
-            self._out.add(Put(DRIVER_KEY, {**entry, "id": driver}))
+            self._entries = dict(ceilings)
+        if before != driver:
+            self._out.add(Put(DRIVER, driver))
 
     def _add_controls(self, gpu: Gpu) -> None:
         """Controls of a GPU that are not known yet, and what the journal says of them.
@@ -509,15 +506,14 @@ class Core:
         A driver may fail while a GPU is looked at: a control that something is to be restored on
         is tried even where the driver has not said that it is there.
         """
-        uuid, facts, values = gpu.info.uuid, gpu.facts, self._values
+        uuid, facts = gpu.info.uuid, gpu.facts
         added: list[ControlMachine] = []
         for control in RESTORE_ORDER:
             restore = self.node.pending.get((uuid, control))
             offered = control.value in facts.info.controls
             if control in gpu.machines or not (offered or restore):
                 continue
-            baseline = values.get(observed_key(uuid, control))
-            known = baseline
+            known = self._kept(OBSERVED, uuid, control) or self._kept(INITIAL, uuid, control)
             if known is None and restore is not None and (restore.target or SPECS[control].merges):
                 known = restore.target
             target = self.node.settings.site.target(control, facts, known)
@@ -526,13 +522,13 @@ class Core:
                     continue
                 highest_mw = restore.target[0] if SPECS[control].ceilings else None
                 target = Target(restore.target, False, highest_mw)
-            added.append(self._add_control(gpu, control, target, baseline is None))
+            added.append(self._add_control(gpu, control, target, known))
         for loss in [loss for loss in self._losses if loss.gpu == uuid]:
             if loss.control not in gpu.machines:
                 continue
             self._losses.remove(loss)
             if loss.process in self.node.alive:
-                gpu.machines[loss.control].recover_loss(loss)
+                gpu.machines[loss.control].holding.lose(loss)
             else:
                 self._out.add(Forget(loss.key))
         gpu.machines = {one: gpu.machines[one] for one in RESTORE_ORDER if one in gpu.machines}
@@ -540,26 +536,31 @@ class Core:
             self._reconcile(machine)
 
     def _add_control(
-        self, gpu: Gpu, control: Control, target: Target, first_seen: bool
+        self, gpu: Gpu, control: Control, target: Target, known: ControlValue | None
     ) -> ControlMachine:
-        uuid, values = gpu.info.uuid, self._values
+        uuid = gpu.info.uuid
         machine = gpu.machines[control] = ControlMachine(
             uuid, control, target, self._out, self.node, self._override
         )
-        machine.first = values.get(initial_key(uuid, control))
-        if machine.spec.readable and first_seen and not target.pinned:
-            if machine.first is None:
-                machine.first = target.value
-            for key in (observed_key(uuid, control), initial_key(uuid, control)):
-                self._out.add(Put(key, {"value": list(target.value)}))
-        persisted = values.get(pin_key(uuid, control))
-        if persisted is not None:
-            machine.ceilings[PERSISTED] = Ceiling(persisted, 0)
-        prefix = f"{CEILING_PREFIX}{uuid}/{control.value}/"
-        for key in [key for key in self._ceilings if key.startswith(prefix)]:
-            machine.ceilings[key.removeprefix(prefix)] = self._ceilings.pop(key)
-        machine.recover_rest(values.get(resting_key(uuid, control)))
+        bounds = machine.bounds
+        bounds.initial = self._kept(INITIAL, uuid, control)
+        bounds.observed = self._kept(OBSERVED, uuid, control) or bounds.observed
+        if bounds.initial is None and machine.spec.readable:
+            # Also where the site has chosen a target: it may choose none later.
+            bounds.initial = gpu.facts.values.get(control) if known is None else known
+            if bounds.initial is not None:
+                self._out.add(Put(key_of(INITIAL, uuid, control), Kept(bounds.initial)))
+        prefix = key_of(CEILING, uuid, control, "")
+        for key, entry in self._entries.items():
+            if isinstance(entry, Ceiling) and key.startswith(prefix):
+                bounds.ceilings[key.removeprefix(prefix)] = entry
+        bounds.resting = self._kept(RESTING, uuid, control)
         return machine
+
+    def _kept(self, kind: str, gpu: str, control: Control) -> ControlValue | None:
+        """A value of a control in the journal; None: there is none."""
+        entry = self._entries.get(key_of(kind, gpu, control))
+        return entry.value if isinstance(entry, Kept) else None
 
     def _reconcile(self, machine: ControlMachine) -> None:
         """Compares the device and what the journal intends, and acts on it."""
@@ -572,6 +573,7 @@ class Core:
         if self.node.quiesced_ns is not None:
             machine.suspend()  # found while the driver is closed or opened: `resume` follows
             return
-        if machine.bounded or (machine.spec.ceilings and machine.rests_elsewhere):
+        bounds = machine.bounds
+        if bounds.active or (machine.spec.ceilings and bounds.rests_elsewhere):
             machine.ceilings_moved()
         machine.enforce()

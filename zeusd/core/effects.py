@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.replies import CallTimes, Envelope, LedgerState, SourceState, UserLoad
 from zeus_ipc.requests import AccountingRequest
-from zeusd.core.model import PendingRestore, Process
+from zeusd.core.entries import PendingRestore, Recorded
+from zeusd.core.model import Process
 
 
 class Reading(Enum):
@@ -119,24 +120,31 @@ class Read:
 
 @dataclass(slots=True)
 class Write:
-    """Write a control after the journal durably has `restore` under `key`.
+    """Write a control after the journal has `restore`; returns with a `restore_rule.WriteResult`.
 
-    If the journal fails, the device is not written and the ticket returns with that failure. If
-    `expected` is not empty and the control has none of these values, nor one that a driver may have
-    made of `doubts`, the device is not written either and the ticket returns with `Changed`. A
-    readable control is read back, and `Applied` has its value. `before` is the value just before,
-    if known.
+    If the journal fails, or `expected` is not empty and the control has none of these values nor
+    one that a driver may have made of `doubts`, the device is not written (`Refused`). A readable
+    control is read back.
+
+    Attributes:
+        restore: What the journal must have first.
+        expected: Values that may be overwritten; empty: any.
+        before: The value just before, if known.
+        doubts: Earlier values whose write was never confirmed.
+        others: Whether one of them may still take effect.
+        sure: See `restore_rule.WriteControl`.
     """
 
     ticket: int
     gpu: str
     control: Control
     value: ControlValue
-    key: str
     restore: PendingRestore
     expected: tuple[ControlValue, ...] = ()
     before: ControlValue | None = None
     doubts: tuple[ControlValue, ...] = ()
+    others: bool = False
+    sure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +163,14 @@ class OpenDriver:
 
 @dataclass(slots=True)
 class Put:
-    """Make a journal entry durable on which no device write depends."""
+    """Make a journal entry durable on which no device write depends.
+
+    `soon`: what is in the journal already is right, too, and this one may wait for others.
+    """
 
     key: str
-    entry: dict[str, Any] | PendingRestore
+    entry: Recorded
+    soon: bool = False
 
 
 @dataclass(slots=True)

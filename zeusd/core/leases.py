@@ -19,10 +19,11 @@ from zeus_ipc.replies import (
 from zeus_ipc.requests import Goodbye, Heartbeat, ListLeases, PublishProfile, Release, Whose
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Note
+from zeusd.core.entries import PendingRestore
 from zeusd.core.leasing import Lease
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
-from zeusd.core.model import Failure, Peer, PendingRestore
+from zeusd.core.model import Failure, Peer
 from zeusd.core.node import MISSING, NodeState
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import ClientState, PerGpu
@@ -36,7 +37,7 @@ NOT_HELD = Failure(
 
 def back_of(machine: ControlMachine) -> Back:
     """The restore target of a control, as a reply."""
-    return Back(value=list(machine.target), source=machine.target_source)
+    return Back(value=list(machine.target), source=machine.bounds.source)
 
 
 class LeaseRequests:
@@ -95,8 +96,8 @@ class LeaseRequests:
             and (not request.controls or machine.control in request.controls)
         ]
         for machine in named:
-            machine.forgive(peer.process)
-            if not machine.held_by(peer.process):
+            machine.holding.forgive(peer.process)
+            if not machine.holding.by(peer.process):
                 machine.withdraw(peer.process)
         if request.job and self._node.settings.access.is_admin(peer):
             self._ceilings.release_job(request.job, request.gpus, peer)
@@ -106,7 +107,7 @@ class LeaseRequests:
     def _goodbye(self, connection: ClientState, request: Goodbye) -> None:
         process = connection.peer.process
         for machine in self._node.machines():
-            if not machine.held_by(process):
+            if not machine.holding.by(process):
                 machine.withdraw(process, request.client)
         machines = [
             machine
@@ -134,7 +135,7 @@ class LeaseRequests:
         peer = connection.peer
         for machine in machines:
             # Effects of one lease's end may have ended the next lease.
-            if machine.phase is not Phase.HELD or machine.held_by(peer.process):
+            if machine.phase is not Phase.HELD or machine.holding.by(peer.process):
                 machine.release(reason, then=back)
             else:
                 self._note_revoked(machine, peer)
@@ -213,7 +214,7 @@ class LeaseRequests:
                 pending.fail(uuid, machine)
             elif too_fast is not None:
                 pending.fail(uuid, too_fast)
-            elif machine.lease is None or not machine.held_by(connection.peer.process):
+            elif machine.lease is None or not machine.holding.by(connection.peer.process):
                 pending.fail(uuid, NOT_HELD)
             else:
                 known = tuple(request.limits_mw), tuple(request.progress)
@@ -227,11 +228,11 @@ class LeaseRequests:
         ttl_ns = self._node.settings.terms.ttl_ns
         lost: list[list[str]] = []
         for machine in self._node.watched.get(process, ()):
-            if machine.lease is not None and machine.held_by(process):
-                machine.heartbeat()
+            if machine.lease is not None and machine.holding.by(process):
+                machine.holding.heartbeat()
                 ttl_ns = min(ttl_ns, machine.lease.ttl_ns) if held else machine.lease.ttl_ns
                 held += 1
-            if machine.lost_by(process):
+            if machine.holding.lost_by(process):
                 lost.append([machine.gpu, machine.control.value])
         if request.losses == len(lost):
             connection.watch = request
@@ -283,7 +284,7 @@ def _describe_lease(
         pid=lease.holder.pid if open_to_reader else None,
         uid=lease.uid,
         since_ns=lease.since_ns,
-        value=None if machine.value is None else list(machine.value),
+        value=None if machine.values.newest is None else list(machine.values.newest),
         asked=None if lease.asked is None else list(lease.asked),
         restoring=restoring,
         back=back_of(machine),

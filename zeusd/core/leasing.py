@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from zeusd.core.model import Applied, ControlValue, Failure, Peer, Process, ProcessUsage
+from zeus_ipc.controls import ControlValue
+from zeusd.core.model import Failure, Peer, Process, ProcessUsage
 
-Done: TypeAlias = Callable[["Failure | Applied | None"], None]
+Done: TypeAlias = Callable[["Failure | ControlValue | None"], None]
 """Takes what came of a set: what the control holds now, None after an acquire, or why not."""
 
 ZEUSD = Process(0, 0)
@@ -71,7 +72,6 @@ class Set:
     done: Done
     over: str = ""
     """See `Lease.over`."""
-    compare: bool = True
 
 
 MAX_WAITING = 32

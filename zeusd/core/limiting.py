@@ -10,10 +10,11 @@ from zeus_ipc.controls import SPECS, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import CeilingInfo, CeilingSet
 from zeus_ipc.requests import SetCeiling
-from zeusd.core.ceilings import JOB_PREFIX, PERSISTED, Ceiling, Ceilings
+from zeusd.core.ceilings import JOB_PREFIX, Ceilings
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Forget, Note, Put
-from zeusd.core.model import Failure, Peer, ceiling_key, pin_key
+from zeusd.core.entries import CEILING, Ceiling, key_of
+from zeusd.core.model import Failure, Peer
 from zeusd.core.node import NodeState
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import ClientState, PerGpu
@@ -65,10 +66,10 @@ class CeilingRequests:
         then: Callable[[], None] | None = None,
     ) -> None:
         """Removes the ceiling with this name, if any; `then` is always called."""
-        before = machine.highest()
+        before = machine.bounds.highest()
         if machine.ceilings.pop(name, None) is not None:
             self._schedule()
-            self._note("ceiling_removed", machine, name, before, machine.highest(), peer)
+            self._note("ceiling_removed", machine, name, before, machine.bounds.highest(), peer)
         machine.ceilings_moved(then)
         # Last: by now the journal has the value that the device holds because of it.
         self._out.add(Forget(self._key(machine, name)))
@@ -99,12 +100,12 @@ class CeilingRequests:
 
     def _end(self, end: Callable[[Ceilings], list[str]]) -> None:
         for machine in self._node.machines():
-            before = machine.highest() if machine.spec.ceilings else ()
+            before = machine.bounds.highest() if machine.spec.ceilings else ()
             for name in end(machine.ceilings):
                 ceiling = machine.ceilings.get(name)
                 key = self._key(machine, name)
-                self._out.add(Forget(key) if ceiling is None else Put(key, ceiling.to_json()))
-                self._note("ceiling_expired", machine, name, before, machine.highest(), None)
+                self._out.add(Forget(key) if ceiling is None else Put(key, ceiling))
+                self._note("ceiling_expired", machine, name, before, machine.bounds.highest(), None)
                 machine.ceilings_moved()
         self._schedule()
 
@@ -191,7 +192,7 @@ class CeilingRequests:
         peer: Peer,
         then: Callable[[], None],
     ) -> None:
-        before = machine.highest()
+        before = machine.bounds.highest()
         assert request.value is not None
         ends_ns = [self._boot_ns() + request.ttl_ms * 1_000_000] if request.ttl_ms else []
         ends_ns += [request.until_boot_ns] if request.until_boot_ns else []
@@ -203,9 +204,11 @@ class CeilingRequests:
         )
         machine.ceilings[request.name] = ceiling
         self._schedule()
-        self._out.add(Put(self._key(machine, request.name), ceiling.to_json()))
-        if machine.highest() != before:  # a deadline that is extended every second is not logged
-            self._note("ceiling_set", machine, request.name, before, machine.highest(), peer)
+        self._out.add(Put(self._key(machine, request.name), ceiling))
+        if (
+            machine.bounds.highest() != before
+        ):  # a deadline that is extended every second is not logged
+            self._note("ceiling_set", machine, request.name, before, machine.bounds.highest(), peer)
         machine.ceilings_moved(then)
 
     @staticmethod
@@ -213,13 +216,11 @@ class CeilingRequests:
         if machine.trouble is not None and machine.trouble.outcome is not None:
             pending.fail(machine.gpu, machine.trouble)
         else:
-            pending.succeed(machine.gpu, CeilingSet(highest=list(machine.highest())))
+            pending.succeed(machine.gpu, CeilingSet(highest=list(machine.bounds.highest())))
 
     @staticmethod
     def _key(machine: ControlMachine, name: str) -> str:
-        if name == PERSISTED:
-            return pin_key(machine.gpu, machine.control)
-        return ceiling_key(machine.gpu, machine.control, name)
+        return key_of(CEILING, machine.gpu, machine.control, name)
 
     def _note(
         self,

@@ -9,8 +9,9 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import CpuInfo, GpuInfo, Problem
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
-from zeusd.core.leased import Watched
-from zeusd.core.model import Failure, GpuFacts, PendingRestore, Process
+from zeusd.core.entries import PendingRestore
+from zeusd.core.holding import Watched
+from zeusd.core.model import Failure, GpuFacts, Process
 from zeusd.core.policy import Settings
 
 MISSING = "zeusd does not find this GPU, and restores it when it returns"
@@ -90,7 +91,9 @@ class NodeState:
 
     def held_by(self, process: Process) -> list[ControlMachine]:
         """The controls that this process holds."""
-        return [machine for machine in self.machines() if machine.held_by(process)]
+        if process not in self.watched:
+            return []
+        return [machine for machine in self.machines() if machine.holding.by(process)]
 
     def machine(self, uuid: str, control: Control) -> ControlMachine | Failure:
         """One control, or why there is none."""
@@ -149,4 +152,6 @@ class NodeState:
 
         For an administrator, a persisted value is not a bound.
         """
-        return machine.highest(PERSISTED if admin else "")[0] if machine.spec.ceilings else None
+        if not machine.spec.ceilings:
+            return None
+        return machine.bounds.highest(PERSISTED if admin else "")[0]

@@ -11,6 +11,7 @@ from zeus_ipc.controls import SPECS, UNLOCKED, Control, ControlValue
 from zeus_ipc.replies import GpuInfo
 from zeusd.core.access import Access
 from zeusd.core.model import DEFAULT_TTL_NS, GpuFacts
+from zeusd.restore_rule import SETTLE_S
 
 RestorePower = Literal["site-max", "device-max", "device-default"]
 OutsideChange = Literal["keep", "override"]
@@ -63,6 +64,8 @@ class SitePolicy:
     restore_power: RestorePower = "site-max"
     outside_change: OutsideChange = "keep"
     """Whether a restore overwrites outside changes."""
+    settle_s: float = SETTLE_S
+    """How long after a write a driver may still apply it."""
     rules: tuple[GpuRule, ...] = field(default=())
 
     def target(

@@ -38,7 +38,7 @@ from zeus_ipc.wire import PROTOCOL_VERSION
 from zeusd.core.access import Access, Right
 from zeusd.core.accounting import AccountingRequests
 from zeusd.core.administration import Administration
-from zeusd.core.ceilings import PERSISTED
+from zeusd.core.ceilings import PERSISTED, ceiling_text
 from zeusd.core.control import ControlMachine
 from zeusd.core.deadlines import Deadlines
 from zeusd.core.effects import Note, Read, Reading
@@ -46,7 +46,7 @@ from zeusd.core.leases import LeaseRequests, back_of
 from zeusd.core.leasing import Done, Set
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import describe_ceilings
-from zeusd.core.model import Applied, Failure, Peer
+from zeusd.core.model import Failure, Peer
 from zeusd.core.node import NodeState
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import ClientState, Deferrals, PerGpu, error_body
@@ -224,7 +224,7 @@ class Requests:
         gpu = self._node.gpus[info.uuid]
         machines = gpu.listed()
         known: dict[str, Any] = {
-            "persisted": [one.control.value for one in machines if one.persisted],
+            "persisted": [one.control.value for one in machines if one.bounds.persisted],
             "ceilings": [
                 ceiling
                 for one in machines
@@ -233,9 +233,9 @@ class Requests:
         }
         machine = gpu.machines.get(Control.POWER_LIMIT)
         if machine is not None:
-            known["power_limit_site_mw"] = machine.site_limit_mw
+            known["power_limit_site_mw"] = machine.bounds.site_limit_mw
             known["power_limit_highest_mw"] = self._node.highest_mw(machine)
-            known["power_limit_enforced"] = machine.bounded
+            known["power_limit_enforced"] = machine.bounds.active
         return info.model_copy(update=known)
 
     def _track(
@@ -287,18 +287,20 @@ class Requests:
         pending: PerGpu,
         uuid: str,
         asked: ControlValue | None,
-        answer: Failure | Applied | None,
+        answer: Failure | ControlValue | None,
     ) -> None:
         """What came of a set with `block`."""
         if isinstance(answer, Failure):
             self._out.audit_log.refused(answer.code)
             pending.fail(uuid, answer)
-        elif answer is None or answer.value == asked:
+        elif answer is None or answer == asked:
             pending.succeed(uuid, AS_ASKED)
         else:
-            pending.succeed(uuid, replies.Applied(applied=list(answer.value)))
+            pending.succeed(uuid, replies.Applied(applied=list(answer)))
 
-    def _defer(self, deferrals: Deferrals, uuid: str, answer: Failure | Applied | None) -> None:
+    def _defer(
+        self, deferrals: Deferrals, uuid: str, answer: Failure | ControlValue | None
+    ) -> None:
         """What came of a set without `block`."""
         if isinstance(answer, Failure):
             self._out.audit_log.refused(answer.code)
@@ -316,20 +318,18 @@ class Requests:
 
     def _too_much(self, peer: Peer, machine: ControlMachine) -> Failure | None:
         """Why this user gets no further lease."""
-        if machine.lost_by(peer.process):
+        if machine.holding.lost_by(peer.process):
             return None
         machines = [*self._node.machines()]
-        held = sum(
-            one.lease is not None and one.lease.uid == peer.uid and one.phase is Phase.HELD
-            for one in machines
-        )
+        leases = [one.holding.current for one in machines]
+        held = sum(lease is not None and lease.uid == peer.uid for lease in leases)
         if held >= self._access.leases_per_user:
             return Failure(
                 ErrorCode.OVERLOADED,
                 f"user {peer.uid} holds {held} leases already, which is the most that this site "
                 "allows; release some first",
             )
-        lost = sum(one.losses_of(peer.uid) for one in machines)
+        lost = sum(one.holding.losses_of(peer.uid) for one in machines)
         if lost >= self._access.losses_per_user:
             return Failure(
                 ErrorCode.OVERLOADED,
@@ -363,7 +363,7 @@ class Requests:
         `asked` is the value that the user chose; who resets chooses none.
         """
         peer, refusal = item.peer, right.refuse(asked)
-        held = machine.held_by(peer.process)
+        held = machine.holding.by(peer.process)
         if refusal is None and not held:
             refusal = self._too_much(peer, machine)
             if refusal is None and not together:
@@ -435,12 +435,12 @@ class Requests:
         bound, own = "this GPU accepts no less", PERSISTED if right.admin else ""
         if asked[0] > high:
             bound = "this GPU accepts no more"
-            if machine.site_limit_mw != info.power_limit_max_mw:
+            if machine.bounds.site_limit_mw != info.power_limit_max_mw:
                 bound = f"the site allows at most {spec.text((high,))}"
             name, ceiling = machine.ceilings.lowest_named(own)
             if ceiling is not None and ceiling.value == (high,):
                 now_ns = self._out.now_ns + self._out.boot_offset_ns
-                bound = ceiling.text(name, spec, now_ns)
+                bound = ceiling_text(ceiling, name, spec, now_ns)
         return Failure(
             ErrorCode.OUT_OF_RANGE,
             f"a {spec.title} of {spec.text(asked)} on {info.uuid} is outside "
@@ -472,11 +472,11 @@ class Requests:
         if self._node.closed is not None:
             pending.fail(uuid, self._node.closed)
             return
-        fresh = [machine for machine in machines if not machine.held_by(peer.process)]
+        fresh = [machine for machine in machines if not machine.holding.by(peer.process)]
         missing = len(machines)
         failed = False
 
-        def done(failure: Failure | Applied | None) -> None:
+        def done(failure: Failure | ControlValue | None) -> None:
             nonlocal missing, failed
             missing -= 1
             if isinstance(failure, Failure):
@@ -486,7 +486,7 @@ class Requests:
             if missing == 0:
                 if failed:
                     for machine in fresh:
-                        if machine.held_by(peer.process):
+                        if machine.holding.by(peer.process):
                             machine.release("acquire_failed")
                 else:
                     back = {machine.control.value: back_of(machine) for machine in machines}

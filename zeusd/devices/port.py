@@ -11,6 +11,8 @@ text as detail for people to look up.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -24,8 +26,6 @@ class Outcome(str, Enum):
 
     UNCHANGED = "unchanged"
     """The driver accepted the value, but the device still has the old one."""
-    CLAMPED = "clamped"
-    """The device took a different value than requested: rounded, or moved into its range."""
     INVALID = "invalid"
     """The device does not accept this value."""
     BUSY = "busy"
@@ -49,6 +49,7 @@ class DeviceError(Exception):
         text: The vendor's message.
         code: The vendor's code; None: there is none.
         command: What an administrator should run, if that is known.
+        written: Whether a setter has worked before in the same operation.
     """
 
     def __init__(
@@ -60,6 +61,30 @@ class DeviceError(Exception):
         self.text = text
         self.code = code
         self.command = command
+        self.written = False
+
+    @property
+    def invalid(self) -> bool:
+        """Whether the device does not accept the value."""
+        return self.outcome is Outcome.INVALID and not self.written
+
+    @property
+    def refused(self) -> bool:
+        """Of a setter: whether it says that it changed nothing."""
+        return self.outcome in _REFUSALS and not self.written
+
+
+_REFUSALS = frozenset({Outcome.INVALID, Outcome.UNSUPPORTED, Outcome.DENIED})
+
+
+@contextlib.contextmanager
+def after_a_write() -> Iterator[None]:
+    """What fails within is no refusal: the device was changed before."""
+    try:
+        yield
+    except DeviceError as error:
+        error.written = True
+        raise
 
 
 class PowerLimits(NamedTuple):
@@ -208,7 +233,12 @@ class Backend(Protocol):
         """The value of a readable control: for the power limit, the requested one."""
 
     def write_control(self, gpu: Handle, control: Control, value: ControlValue) -> None:
-        """Sets a control; needs the privileges that the vendor requires."""
+        """Sets a control; needs the privileges that the vendor requires.
+
+        Raises:
+            DeviceError: One that is `refused` promises that nothing changed; what fails after a
+                setter has worked belongs under `after_a_write`.
+        """
 
     def control_range(self, gpu: Handle, control: Control) -> tuple[int, int]:
         """Smallest and largest integer that a control accepts at the moment.

@@ -14,12 +14,11 @@ from functools import partial
 from typing import Any
 
 from zeus_ipc import replies
-from zeus_ipc.controls import Control, ControlValue
+from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import Envelope, ErrorBody, Problem, UserLoad
 from zeus_ipc.requests import Request
 from zeusd.core.accounting import ABSENT
-from zeusd.core.ceilings import Ceiling
 from zeusd.core.core import Core
 from zeusd.core.effects import (
     LISTING,
@@ -40,24 +39,8 @@ from zeusd.core.effects import (
     Watch,
     Write,
 )
-from zeusd.core.model import (
-    CEILING_PREFIX,
-    DRIVER_KEY,
-    GPU_PREFIX,
-    INITIAL_PREFIX,
-    LOSS_PREFIX,
-    OBSERVED_PREFIX,
-    PENDING_PREFIX,
-    PIN_PREFIX,
-    QUIESCED_KEY,
-    RESTING_PREFIX,
-    STOPPING_KEY,
-    Failure,
-    Loss,
-    Peer,
-    PendingRestore,
-    Process,
-)
+from zeusd.core.entries import PENDING, Loss, PendingRestore, Recorded
+from zeusd.core.model import Failure, Peer, Process
 from zeusd.core.policy import Settings
 from zeusd.devices.metered import MeteredBackend
 from zeusd.devices.port import Backend
@@ -66,6 +49,7 @@ from zeusd.logs import AUDIT
 from zeusd.runtime.accounting import Accounting
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.driver import Driver
+from zeusd.runtime.gpu_locks import GpuLocks
 from zeusd.runtime.job_groups import JobGroups
 from zeusd.runtime.journal import Change, Journal, orphans
 from zeusd.runtime.processes import ProcessWatch, open_process, usage_of
@@ -75,7 +59,6 @@ from zeusd.runtime.sampling import CHECK_S, Sampling
 from zeusd.runtime.trouble import Trouble
 
 _JOURNALED = frozenset({Put, Forget, Write})
-_VALUES = (OBSERVED_PREFIX, INITIAL_PREFIX, GPU_PREFIX, PIN_PREFIX, RESTING_PREFIX)
 
 LOOK_AROUND_S = 10.0
 """How often controls that nobody holds are read, to notice what someone else has set."""
@@ -93,7 +76,7 @@ JOURNAL_RETRY_S = 1.0
 """Pause between attempts to write to the journal what could not be written."""
 
 NOTED_S = 0.01
-"""How long the newest of several values may wait for the journal that lists all of them already."""
+"""How long an entry may wait for others, if what the journal says already is right, too."""
 
 
 class Engine:
@@ -116,6 +99,7 @@ class Engine:
         users: What the server refused whom.
         charge: Takes a connection, and processor time that was spent for it later, ns.
         accounting: Makes the keeper of the energy ledger, given the sampler; None: there is none.
+        locks: Directory of the GPUs' locks; None: nobody else can change them.
 
     Attributes:
         abandoned: What an orderly stop could not restore.
@@ -138,13 +122,15 @@ class Engine:
         users: Callable[[], list[UserLoad]] = list,
         charge: Callable[[int, int], None] = lambda conn, cpu_ns: None,
         accounting: Callable[[Sampling], Accounting] | None = None,
+        locks: str | None = None,
     ) -> None:
         self.core = core
         self._reactor = reactor
         self._nvml = MeteredBackend(nvml)
         self._journal = journal
         self._journal_waits = False
-        self._newest: dict[str, PendingRestore] = {}
+        self._soon: dict[str, Recorded] = {}
+        self._locks = GpuLocks(locks)
         self._reply = reply
         self._boot = boot
         self._orphan_directories = orphan_directories
@@ -280,8 +266,9 @@ class Engine:
         self.sampling.stop()
         self._driver.close()
         self._processes.close()
-        self._write_newest()
+        self._write_soon()
         self._journal.close()
+        self._locks.close()
 
     # ----------------------------------------------------------------------------------- events
 
@@ -351,53 +338,70 @@ class Engine:
         self._reply(reply.conn, reply.body)
 
     def _record(self, effects: Sequence[Effect]) -> Sequence[Effect]:
-        """Makes durable what the effects of one event journal. Returns what is to be done then.
+        """Journals the effects of one event. Returns what is to be done then.
 
-        A write waits for no disk where a restore from what is durable already would be right.
+        A write waits for the disk only if a restore from what is durable would not be right; and
+        for the file only if one from what the file says would not be, so that a full disk prevents
+        no restore.
         """
         rest: list[Effect] = []
         changes: list[Change] = []
         intents: list[Write] = []
-        states: dict[str, list[object]] = {}  # what may be on disk under a key afterwards
-        newest: dict[str, PendingRestore] = {}
+        states: dict[str, list[Recorded | None]] = {}  # what may be in the file afterwards
+        sync = False
         for effect in effects:
             if not isinstance(effect, (Put, Forget, Write)):
                 rest.append(effect)
                 continue
-            key = effect.key
-            entry: dict[str, Any] | PendingRestore | None
-            known = states.get(key)
-            if known is None:
-                known = states[key] = [*self._journal.states(key)]
+            key = effect.restore.key if isinstance(effect, Write) else effect.key
+            known = states.setdefault(key, self._journal.states(key))
+            entry: Recorded | None
+            needed = False
             if isinstance(effect, Write):
+                entry = effect.restore
+                if (taken := self._locks.take(effect.gpu)) is not None:
+                    self._done_on_thread(effect.ticket, taken)
+                    continue
                 rest.append(effect)
                 self._reads.written(effect.gpu)
-                restore = effect.restore
-                if all(isinstance(one, PendingRestore) and one.covers(restore) for one in known):
-                    newest[key] = restore
+                if all(_covers(one, effect.restore) for one in known):
+                    self._put_soon(key, entry)
                     continue
-                intents.append(effect)
-                before = known[-1]
-                entry = restore.following(before) if isinstance(before, PendingRestore) else restore
+                # A restore goes on without a record of its own, where the disk is full.
+                needed = not all(_leads_to(one, effect.restore) for one in known)
+                if needed:
+                    intents.append(effect)
+                durable = self._journal.durable(key) if len(known) == 1 else known[-1]
+                sync |= not _covers(durable, effect.restore)
+                entry = effect.restore.following(durable)
+            elif isinstance(effect, Put):
+                entry = effect.entry
+                if effect.soon:
+                    self._put_soon(key, entry)
+                    continue
+                sync = True
             else:
-                entry = None if isinstance(effect, Forget) else effect.entry
+                entry, sync = None, True
             known.append(entry)
-            changes.append(Change(key, entry, isinstance(effect, Write)))
-            newest.pop(key, None)
-            self._newest.pop(key, None)
+            changes.append(Change(key, entry, needed))
+            self._soon.pop(key, None)
         try:
             if changes:
-                self._journal.commit(changes)
+                self._journal.commit(changes, sync)
         except OSError as error:
             self._check_journal()
             for write in intents:
                 rest.remove(write)
                 self._done_on_thread(write.ticket, self._not_recorded(write, error))
-        if newest:
-            if not self._newest:
-                self._reactor.call_later(NOTED_S, self._write_newest)
-            self._newest |= newest
+        for change in changes:
+            if change.entry is None and change.key.startswith(PENDING):
+                self._unlock(change.key.split("/")[1])
         return rest
+
+    def _unlock(self, gpu: str) -> None:
+        """Returns a GPU's lock, if nothing is pending on it any more."""
+        if not any(held == gpu for held, _ in self.core.unrestored):
+            self._locks.release(gpu)
 
     def _not_recorded(self, write: Write, error: OSError) -> Failure:
         return Failure(
@@ -406,16 +410,16 @@ class Engine:
             f"not be written to {self._journal.path} ({error.strerror}); free space there",
         )
 
-    def _write_newest(self) -> None:
-        changes = []
-        for key, restore in self._newest.items():
-            durable = self._journal.durable(key)
-            if isinstance(durable, PendingRestore):
-                restore = restore.including(durable)
-            changes.append(Change(key, restore))
-        self._newest.clear()
+    def _put_soon(self, key: str, entry: Recorded) -> None:
+        if not self._soon:
+            self._reactor.call_later(NOTED_S, self._write_soon)
+        self._soon[key] = entry
+
+    def _write_soon(self) -> None:
+        changes = [Change(key, entry) for key, entry in self._soon.items()]
+        self._soon.clear()
         with contextlib.suppress(OSError):
-            self._journal.write(changes)
+            self._journal.commit(changes, sync=False)
         self._check_journal()
 
     def _check_journal(self) -> None:
@@ -531,45 +535,21 @@ class Engine:
                 self._processes.detach(process)
             self._recovered.clear()
 
-    def _recover(self, entries: dict[str, dict[str, Any]]) -> None:
-        values: dict[str, ControlValue] = {}
-        ceilings: dict[str, Ceiling] = {}
-        pending: list[PendingRestore] = []
-        losses: list[Loss] = []
-        quiesced_ns: int | None = None
-        for key, entry in entries.items():
-            try:
-                if key.startswith(_VALUES):
-                    values[key] = tuple(int(part) for part in entry["value"])
-                elif key.startswith(CEILING_PREFIX):
-                    ceilings[key] = Ceiling.from_json(entry)
-                elif key.startswith(PENDING_PREFIX):
-                    pending.append(PendingRestore.from_json(entry))
-                elif key.startswith(LOSS_PREFIX):
-                    losses.append(Loss.from_json(entry))
-                elif key == QUIESCED_KEY:
-                    quiesced_ns = 0  # it counts even without a time
-                    quiesced_ns = int(entry["since_ns"])
-            except (KeyError, ValueError, TypeError):
-                log.error(
-                    "journal entry %s cannot be read and is ignored",
-                    key,
-                    extra={"event": "journal_bad_entry", "key": key},
-                )
-        for process in {restore.holder for restore in pending} | {loss.process for loss in losses}:
+    def _recover(self, entries: dict[str, Recorded]) -> None:
+        holders = {one.holder for one in entries.values() if isinstance(one, PendingRestore)}
+        losers = {one.process for one in entries.values() if isinstance(one, Loss)}
+        for process in holders | losers:
             pidfd = open_process(process)
             if pidfd is not None:
                 self._processes.attach(process, pidfd)
                 self._processes.watch(process)
                 self._recovered.append(process)
-        driver = entries.get(DRIVER_KEY, {}).get("id")
-        self.core.recover(
-            values,
-            pending,
-            set(self._recovered),
-            losses=losses,
-            driver=None if driver is None else str(driver),
-            was_stopping=STOPPING_KEY in entries,
-            quiesced_ns=quiesced_ns,
-            ceilings=ceilings,
-        )
+        self.core.recover(entries, set(self._recovered))
+
+
+def _covers(known: Recorded | None, restore: PendingRestore) -> bool:
+    return isinstance(known, PendingRestore) and known.covers(restore)
+
+
+def _leads_to(known: Recorded | None, restore: PendingRestore) -> bool:
+    return isinstance(known, PendingRestore) and known.leads_to(restore)

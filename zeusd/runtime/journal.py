@@ -23,10 +23,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
+from zeusd.core.entries import PENDING, Recorded, Strange, parse
 from zeusd.identity import EMBEDDED_PREFIX, is_trusted
-from zeusd.records import FORMAT, Entry, header, record, replay
+from zeusd.records import header, record, replay
 from zeusd.runtime.state_files import (
     JournalError,
     keep_aside,
@@ -46,13 +46,6 @@ REWRITE_AFTER = 4096
 """Records in the file before it is rewritten for the first time."""
 
 
-class Recorded(Protocol):
-    """The key of an entry."""
-
-    def to_json(self) -> Entry:
-        """The entry."""
-
-
 @dataclass(slots=True)
 class Change:
     """A change of one entry.
@@ -65,12 +58,12 @@ class Change:
     """
 
     key: str
-    entry: Entry | Recorded | None
+    entry: Recorded | None
     intent: bool = False
 
 
 class Journal:
-    """A durable map from keys to JSON objects, with one owner at a time.
+    """A durable map from keys to entries, with one owner at a time.
 
     Args:
         directory: Created if absent, with mode 0700.
@@ -90,12 +83,12 @@ class Journal:
         self._path = self._directory / name
         self._boot = boot
         self._wait_s = wait_s
-        self._entries: dict[str, Entry | Recorded] = {}
+        self._entries: dict[str, Recorded] = {}
         self._lines: dict[str, bytes] = {}
-        # By key, the durable entry if that is not the newest one, ...
-        self._durable: dict[str, Entry | Recorded | None] = {}
-        # ... and those that are not even in the file.
-        self._late: dict[str, None] = {}
+        # By key, the synced entry if that is not the newest one, ...
+        self._durable: dict[str, Recorded | None] = {}
+        # ... and the entry in the file, if the newest one is not even there.
+        self._late: dict[str, Recorded | None] = {}
         self._records = 0
         self._size = 0
         self._rewrite_after = REWRITE_AFTER
@@ -108,31 +101,30 @@ class Journal:
         """The journal's file."""
         return self._path
 
-    def open(self) -> dict[str, Entry]:
+    def open(self) -> dict[str, Recorded]:
         """Locks the journal for this process and returns its entries.
 
         Raises:
             JournalError: Another process has the journal, or a file in its place cannot be moved
                 away.
         """
-        entries: dict[str, Entry] = {}
         try:
             prepare_directory(self._directory)
             try:
                 self._take_lock(self._wait_s)
             finally:
-                # Even if nothing can be written, existing entries must be restored.
-                entries = self._load()
-                for key, entry in entries.items():
-                    self._entries[key] = entry
-                    self._lines[key] = record(self._boot, key, entry)
+                self._load()  # even if nothing can be written, what it says must be restored
             self._rewrite()
         except OSError as error:
             self.failure = error
-        return entries
+        return dict(self._entries)
 
-    def commit(self, changes: Sequence[Change] = ()) -> None:
-        """Makes changes durable together, in order, after those still to be written.
+    def commit(self, changes: Sequence[Change] = (), sync: bool = True) -> None:
+        """Appends changes together, in order, after those still to be written.
+
+        Args:
+            changes: The changes.
+            sync: Whether to wait for the disk. A record that is only in the file survives zeusd.
 
         Raises:
             OSError: Intents are discarded; the others will be written later. Only deletions may be
@@ -149,7 +141,7 @@ class Journal:
         if not batch:
             return
         try:
-            lines = self._append(batch, sync=True)
+            lines = self._append(batch, sync)
         except OSError:
             self._delay([change for change in changes if not change.intent])
             self._erase()
@@ -157,30 +149,10 @@ class Journal:
                 raise
             return
         for change, line in zip(batch, lines, strict=True):
-            self._keep(change, line)
-        self._all_is_durable()
-        self._rewrite_if_grown()
-
-    def write(self, changes: Sequence[Change] = ()) -> None:
-        """Appends newer entries, and those still to be written, without waiting for the disk.
-
-        For entries whose durable record is sufficient for the next zeusd.
-
-        Raises:
-            OSError: They will be written later, see `commit`.
-        """
-        batch = [Change(key, self._entries.get(key)) for key in self._late]
-        batch += changes
-        if not batch:
-            return
-        try:
-            lines = self._append(batch, sync=False)
-        except OSError:
-            self._delay(changes)
-            raise
-        for change, line in zip(batch, lines, strict=True):
             self._apply(change, line)
         self._late.clear()
+        if sync:
+            self._durable.clear()
         self._rewrite_if_grown()
 
     def retry(self) -> None:
@@ -207,14 +179,15 @@ class Journal:
             raise
         self.failure = None
 
-    def durable(self, key: str) -> Entry | Recorded | None:
+    def durable(self, key: str) -> Recorded | None:
         """The valid entry of a key that is certainly on disk; None: none."""
         return self._durable[key] if key in self._durable else self._entries.get(key)
 
-    def states(self, key: str) -> list[Entry | Recorded | None]:
-        """The entries of a key that may be on disk: `durable`, and newer ones."""
-        late = [self._entries.get(key)] if key in self._late else []
-        return [self.durable(key), *late]
+    def states(self, key: str) -> list[Recorded | None]:
+        """The entries of a key that the next zeusd may find: what is in the file, and what is still
+        to be written."""
+        newest = self._entries.get(key)
+        return [self._late[key], newest] if key in self._late else [newest]
 
     def close(self) -> None:
         """Unlocks the journal for another process."""
@@ -237,7 +210,7 @@ class Journal:
     @property
     def empty(self) -> bool:
         """Whether no restore is pending."""
-        return not any(key.startswith("debt/") for key in self._entries)
+        return not any(key.startswith(PENDING) for key in self._entries)
 
     # --------------------------------------------------------------------------------- internals
 
@@ -248,8 +221,11 @@ class Journal:
     def _delay(self, changes: Iterable[Change]) -> None:
         """Keeps changes that could not be written now."""
         for change in changes:
-            self._apply(change, self._line(change.key, change.entry))
-            self._late[change.key] = self._late.pop(change.key, None)  # the newest is the last
+            key = change.key
+            filed = self._late.pop(key) if key in self._late else self._entries.get(key)
+            # What is deleted is void at once: it may be from a driver that is no longer loaded.
+            self._late[key] = None if change.entry is None else filed  # the newest is the last
+            self._apply(change, self._line(key, change.entry))
 
     def _erase(self) -> None:
         """Deletes in the file, without needing space, up to the first change that needs some.
@@ -273,31 +249,19 @@ class Journal:
             for key in gone:
                 del self._late[key]
 
-    def _line(self, key: str, entry: Entry | Recorded | None) -> bytes:
-        plain = entry if entry is None or isinstance(entry, dict) else entry.to_json()
-        return record(self._boot, key, plain)
+    def _line(self, key: str, entry: Recorded | None) -> bytes:
+        return record(self._boot, key, None if entry is None else entry.to_json())
 
     def _apply(self, change: Change, line: bytes) -> None:
         """The newest entry of a key, which may not be durable yet."""
         self._durable.setdefault(change.key, self._entries.get(change.key))
         if change.entry is None:
-            # The entry on disk is no longer valid and does not cover later writes: it may be from a
-            # driver that is no longer loaded.
             self._durable[change.key] = None
-        self._keep(change, line)
-
-    def _keep(self, change: Change, line: bytes) -> None:
-        """The newest entry of a key."""
-        if change.entry is None:
             self._entries.pop(change.key, None)
             self._lines.pop(change.key, None)
         else:
             self._entries[change.key] = change.entry
             self._lines[change.key] = line
-
-    def _all_is_durable(self) -> None:
-        self._durable.clear()
-        self._late.clear()
 
     def _append(self, changes: Sequence[Change], sync: bool) -> list[bytes]:
         """Writes records at the end of the file, and returns them; all of them or none."""
@@ -366,7 +330,8 @@ class Journal:
         self._sync_directory()
         self._records = len(self._lines)
         self._rewrite_after = max(REWRITE_AFTER, 2 * self._records)
-        self._all_is_durable()
+        self._durable.clear()
+        self._late.clear()
 
     def _sync_directory(self) -> None:
         fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -375,21 +340,21 @@ class Journal:
         finally:
             os.close(fd)
 
-    def _load(self) -> dict[str, Entry]:
+    def _load(self) -> None:
         try:
             found = self._path.lstat()
         except FileNotFoundError:
-            return {}
+            return
         if not is_trusted(found):
             put_aside(self._path, "is not a file that this user alone may write")
-            return {}
+            return
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             with open(fd, "rb") as file:
                 said = replay(file.read(), self._boot)
         except OSError as error:
             put_aside(self._path, f"cannot be read ({error.strerror})")
-            return {}
+            return
         if said.trouble is not None:
             keep_aside(self._path, said.trouble)
         if said.torn:
@@ -400,19 +365,20 @@ class Journal:
             )
         if said.old_boot:
             log.info("dropping the journal of another boot", extra={"event": "journal_old_boot"})
-        elif said.format is not None and said.format < FORMAT:
-            log.info(
-                "the journal is read as format %d and rewritten as format %d",
-                said.format,
-                FORMAT,
-                extra={"event": "journal_migrated"},
-            )
-        return said.entries
+        for key, entry in said.entries.items():
+            self._entries[key] = parse(key, entry)
+            self._lines[key] = record(self._boot, key, entry)
+            if isinstance(self._entries[key], Strange):
+                log.error(
+                    "journal entry %s cannot be read and is ignored",
+                    key,
+                    extra={"event": "journal_bad_entry", "key": key},
+                )
 
 
 def orphans(
     directory: str | os.PathLike[str], boot: str
-) -> Iterator[tuple[Journal, dict[str, Entry]]]:
+) -> Iterator[tuple[Journal, dict[str, Recorded]]]:
     """Journals of embedded engines that ended with pending restores, opened, with their entries.
 
     The caller makes the entries durable elsewhere, and then deletes the journal.

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from zeus_ipc.controls import SPECS, Control, ControlValue
@@ -22,14 +23,18 @@ from zeus_ipc.replies import (
     SupportedClocks,
 )
 from zeusd.core.effects import Listed, Read, Reading, Write
-from zeusd.core.model import Applied, Changed, Failure, device_failure
+from zeusd.core.model import Failure, device_failure
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
 from zeusd.restore_rule import (
+    Device,
+    Holds,
+    Refused,
+    Unknown,
+    WriteResult,
     is_moved,
     is_rounded,
     read_settled,
-    write_merged,
-    write_verified,
+    refusal,
 )
 from zeusd.runtime.activity import ActivityReader
 from zeusd.runtime.commands import command_of
@@ -163,6 +168,45 @@ _READERS: dict[Reading, Callable[[Backend, Handle], object]] = {
 }
 
 
+def write_checked(
+    call: Write, device: Device, limits: Callable[[], tuple[int, int]]
+) -> WriteResult:
+    """Compares, writes and reads back, as far as the control can be read.
+
+    Args:
+        call: The write.
+        device: The control's driver.
+        limits: Reads the smallest and largest value that the device accepts.
+    """
+    spec = SPECS[call.control]
+    if not spec.readable:
+        return device.attempt(call.value) or Holds(call.value)
+    if spec.merges:
+        earlier = call.expected or (() if call.before is None else (call.before,))
+        return device.write_merged(call.value, earlier, call.sure)
+    before = call.before
+    try:
+        if before is None:
+            before = device.read()
+            if before == call.value or (call.expected and before not in call.expected):
+                before = read_settled(device.read)
+            if call.expected and before not in call.expected and not _is_ours(call, before, limits):
+                return Refused(None, before)
+    except DeviceError as error:
+        return refusal(error)
+    return device.write_verified(call.value, before, call.sure, call.others)
+
+
+def _is_ours(call: Write, found: ControlValue, limits: Callable[[], tuple[int, int]]) -> bool:
+    """Whether the driver may have made this of an earlier write that was never confirmed."""
+    spec = SPECS[call.control]
+    if is_rounded(found, call.doubts, spec.rounding):
+        return True
+    if not call.doubts or spec.refused_target != "nearest":
+        return False
+    return is_moved(found, call.doubts, limits())
+
+
 class GpuWorker:
     """One GPU's thread. Writes and what restores need come before all other reads.
 
@@ -181,6 +225,7 @@ class GpuWorker:
         self._handle = handle
         self._activity = ActivityReader(nvml, handle)
         self._done = done
+        self._devices: dict[Control, Device] = {}
         self._clocks: SupportedClocks | None = None
         self._guard = threading.Lock()
         self._wake = Wake(os.EFD_SEMAPHORE)  # once for each call, and once for the end
@@ -268,35 +313,21 @@ class GpuWorker:
         t_ns = time.monotonic_ns()
         return Listed(self._uuid, t_ns, pids, self._activity.read(processes))
 
-    def _write(self, call: Write) -> Applied | Changed:
-        """Compares, writes and reads back, as far as the control can be read."""
-        nvml, gpu, control = self._nvml, self._handle, call.control
-        spec = SPECS[control]
-        write = partial(nvml.write_control, gpu, control)
-        if not spec.readable:
-            write(call.value)
-            return Applied(call.value)
-        read = partial(nvml.read_control, gpu, control)
-        if spec.merges:
-            earlier = call.expected or (() if call.before is None else (call.before,))
-            return Applied(write_merged(write, read, call.value, earlier, time.sleep))
-        before = call.before
-        if before is None or call.expected:
-            before = read()
-            if call.expected and before not in call.expected:
-                before = read_settled(read)
-                if before not in call.expected and not self._is_ours(call, before):
-                    return Changed(before)
-        return Applied(write_verified(write, read, call.value, before, time.sleep, spec.rounding))
-
-    def _is_ours(self, call: Write, found: ControlValue) -> bool:
-        """Whether the driver may have made this of an earlier write that was never confirmed."""
-        spec = SPECS[call.control]
-        if is_rounded(found, call.doubts, spec.rounding):
-            return True
-        if not call.doubts or spec.refused_target != "nearest":
-            return False
-        return is_moved(found, call.doubts, self._nvml.control_range(self._handle, call.control))
+    def _write(self, call: Write) -> WriteResult:
+        device = self._devices.get(call.control)
+        if device is None:
+            device = self._devices[call.control] = Device(
+                partial(self._nvml.read_control, self._handle, call.control),
+                partial(self._nvml.write_control, self._handle, call.control),
+                time.sleep,
+                SPECS[call.control].rounding,
+            )
+        limits = partial(self._nvml.control_range, self._handle, call.control)
+        outcome = write_checked(call, device, limits)
+        if isinstance(outcome, Holds) or not isinstance(outcome.trouble, DeviceError):
+            return outcome
+        what = f"setting {call.control.value}"
+        return replace(outcome, trouble=device_failure(what, self._uuid, outcome.trouble))
 
     def _carry_out(self, call: Read | Write) -> object:
         try:
@@ -313,15 +344,14 @@ class GpuWorker:
                 return self._list()
             return _READERS[call.reading](self._nvml, self._handle)
         except DeviceError as error:
-            if isinstance(call, Write):
-                what = f"setting {call.control.value}"
-            else:
-                what = f"reading {call.control.value if call.control else call.reading.value}"
+            assert isinstance(call, Read)
+            what = f"reading {call.control.value if call.control else call.reading.value}"
             return device_failure(what, self._uuid, error)
         except Exception as error:  # a worker must answer whatever happens
             log.exception("device call failed", extra={"event": "bug", "gpu": self._uuid})
-            return Failure(
+            failure = Failure(
                 ErrorCode.INTERNAL,
                 f"zeusd failed while it served {self._uuid} ({type(error).__name__}); "
                 "please report it with the daemon's log",
             )
+            return Unknown(failure) if isinstance(call, Write) else failure

@@ -20,6 +20,7 @@ from zeus_ipc.paths import DEFAULT_SOCKET_PATH, SOCKET_ENV
 from zeusctl.exporter.__main__ import DEFAULT_LISTEN
 from zeusd.embed import STATE_DIR_ENV
 from zeusd.identity import EMBEDDED_STATE_DIR
+from zeusd.runtime.gpu_locks import LOCK_DIR, LOCK_DIR_ENV
 
 from .markdown import code, heading, prose, table
 from .sources import listed_attributes
@@ -54,6 +55,11 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
                 EMBEDDED_STATE_DIR,
                 "Folder of the journal of a process that works without zeusd. Except for root, "
                 "the default is `zeusd` in XDG_RUNTIME_DIR, else a folder in /tmp.",
+            ),
+            LOCK_DIR_ENV: (
+                LOCK_DIR,
+                "Folder of the locks by which one engine at a time changes a GPU, also zeusd's. "
+                "All engines of a node must have the same one.",
             ),
         },
         "ZeusMaster and ZeusDataLoader": {

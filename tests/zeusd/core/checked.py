@@ -18,10 +18,11 @@ from zeus_ipc.controls import READABLE, SPECS, Control, ControlValue
 from zeus_ipc.errors import ErrorCode
 from zeusd.core.access import Access
 from zeusd.core.effects import Read, Reading, Write
+from zeusd.core.entries import PENDING, RESTING, PendingRestore, key_of
 from zeusd.core.lifecycle import Phase
-from zeusd.core.model import Applied, PendingRestore, Process, pending_key
+from zeusd.core.model import Process
 from zeusd.core.policy import LeaseTerms, SitePolicy
-from zeusd.restore_rule import merged, near
+from zeusd.restore_rule import Holds, WriteResult, merged, near
 
 GPUS = (GPU0, GPU1)
 CONTROLS = tuple(Control)
@@ -92,8 +93,8 @@ class Checked(World):
         for key in self.ours:
             gpu, control = key
             value = self.values[key]
-            entry = self.journal.get(pending_key(gpu, control))
-            key_of_rest = f"resting/{gpu}/{control.value}"
+            entry = self.journal.get(key_of(PENDING, gpu, control))
+            key_of_rest = key_of(RESTING, gpu, control)
             rest = self.late.get(key_of_rest) or self.journal.get(key_of_rest, {})
             resting = tuple(rest.get("value", ()))
             if entry is not None:
@@ -109,10 +110,10 @@ class Checked(World):
                 )
             elif known:
                 machine = self.machine(gpu, control)
-                late = pending_key(gpu, control) in self.late
+                late = key_of(PENDING, gpu, control) in self.late
                 trouble = machine.trouble
                 unwritten = trouble is not None and trouble.code == ErrorCode.JOURNAL_FAILED
-                free = machine.phase is Phase.FREE or {*machine._values} <= {resting}
+                free = machine.phase is Phase.FREE or {*machine.values.values} <= {resting}
                 assert free or late or unwritten, f"{control.value} of {gpu} has no record"
         if known:
             self._check_losses()
@@ -125,15 +126,15 @@ class Checked(World):
             return
         if machine.phase is Phase.FREE:
             readable = SPECS[control].readable
-            rests = value == machine.target or (readable and value == machine._resting)
+            rests = value == machine.target or (readable and value == machine.bounds.resting)
             rests = rests or _may_become(machine.target, value, control)
             assert rests or key not in self.ours, (
                 f"{control.value} of {gpu} is left at {value} instead of {machine.target}"
             )
-            assert pending_key(gpu, control) not in self.journal
+            assert key_of(PENDING, gpu, control) not in self.journal
             if control is Control.POWER_LIMIT and machine.ceilings and key in self.ours:
                 # A device that cannot go as low rests as low as it can.
-                allowed = max(machine.highest(), machine._resting or ())
+                allowed = max(machine.bounds.highest(), machine.bounds.resting or ())
                 assert value <= allowed, f"{gpu} rests at {value}, above its ceiling"
             return
         assert machine.phase is Phase.HELD, "all faults are gone, and it is still not restored"
@@ -142,35 +143,34 @@ class Checked(World):
         program = next(one for one in self.programs if one.process == holder)
         assert program.alive, f"{control.value} of {gpu} is held by the dead"
         assert not program.stopped, f"{control.value} of {gpu} is held by who hangs"
-        if pending_key(gpu, control) not in self.lost:
+        if key_of(PENDING, gpu, control) not in self.lost:
             assert program.wants, f"{control.value} of {gpu} is held by who has released it"
-        assert pending_key(gpu, control) in self.journal or not machine._values
+        assert key_of(PENDING, gpu, control) in self.journal or not machine.values.values
         if control is Control.POWER_LIMIT and key in self.ours:
-            allowed = machine.ceilings.lowest(value, machine.lease.over), machine.value
+            newest = machine.values.newest
+            allowed = machine.ceilings.lowest(value, machine.lease.over), newest
             # A device that cannot go as low stays as low as it can, also under a new lease.
             lowest = (self.lowest_mw.get(gpu),)
             assert value in (*allowed, lowest), f"{gpu} holds {value}, above its ceiling"
         newest_lost = self._newest_lost(gpu, control)
-        if key in self.ours and machine.value is not None and not newest_lost:
+        if key in self.ours and machine.values.newest is not None and not newest_lost:
             # After a crash the newest one may have been only intended, or be a rounded value.
-            listed = {_own(control, one) for one in (*machine._values, machine.target)}
-            assert _own(control, value) in listed or self._made_of(
-                machine._pending_restore(), value
-            )
+            listed = {_own(control, one) for one in (*machine.values.values, machine.target)}
+            assert _own(control, value) in listed or self._made_of(machine.pending_restore(), value)
 
     def _check_losses(self) -> None:
         for program in self.programs:
             if program.blameless and program.alive:
                 for gpu in GPUS:
                     for control in CONTROLS:
-                        assert not self.machine(gpu, control).lost_by(program.process), (
+                        assert not self.machine(gpu, control).holding.lost_by(program.process), (
                             f"{program.process} lost {control.value} of {gpu} although it lives"
                         )
 
     def _newest_lost(self, gpu: str, control: Control) -> bool:
         """Whether the journal may lack the newest value of a control that cannot be read."""
         missing = self.outdated | self.lost | self.behind
-        return control not in READABLE and pending_key(gpu, control) in missing
+        return control not in READABLE and key_of(PENDING, gpu, control) in missing
 
     @staticmethod
     def _made_of(restore: PendingRestore, value: ControlValue) -> bool:
@@ -193,9 +193,9 @@ class Checked(World):
                 self._seen.pop(key, None)
                 machine = self.machine(call.gpu, call.control)
                 if machine.phase is Phase.RESTORING:
-                    known = (*machine._values, machine.target)
+                    known = (*machine.values.values, machine.target)
                     ours = self.values[key] in known or self._made_of(
-                        machine._pending_restore(), self.values[key]
+                        machine.pending_restore(), self.values[key]
                     )
                     self._seen[key] = None if ours else self.values[key]
         elif call.control in READABLE and call.value == call.restore.target:
@@ -216,7 +216,7 @@ class Checked(World):
         if isinstance(call, Write) and call.control is Control.POWER_LIMIT:
             machine = self.machine(call.gpu, call.control)
             over = "" if machine.lease is None else machine.lease.over
-            self._allowed[call.ticket] = machine.highest(over)
+            self._allowed[call.ticket] = machine.bounds.highest(over)
         super()._submit(call)
 
     def _check_not_raised(self, write: Write) -> None:
@@ -228,13 +228,13 @@ class Checked(World):
                 f"{write.gpu} is set to {write.value}, above its ceiling {highest}"
             )
 
-    def _carry_out(self, call: Write, code: int | None) -> object:
+    def _carry_out(self, call: Write, code: int | None) -> WriteResult:
         """Nor does a driver that rounds; one that clamps or ignores can only be reported."""
         result = super()._carry_out(call, code)
         highest = self._allowed.pop(call.ticket, None)
         odd = self.odd.get(call.gpu)
         obeys = odd is None or (odd.clamp_mw is None and not odd.ignores)
-        if isinstance(result, Applied) and highest is not None and obeys:
+        if isinstance(result, Holds) and highest is not None and obeys:
             holds = self.values[(call.gpu, call.control)]
             assert holds <= highest, f"{call.gpu} holds {holds}, above its ceiling {highest}"
         return result

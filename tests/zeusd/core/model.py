@@ -15,8 +15,9 @@ from tests.zeusd.core.world import Odd
 from zeus_ipc.controls import Control, ControlValue
 from zeusd.core.access import Access, AllowRule
 from zeusd.core.effects import Effect, Read, Watch, Write
+from zeusd.core.entries import PENDING, RESTING, PendingRestore, key_of
 from zeusd.core.lifecycle import Phase
-from zeusd.core.model import PendingRestore, Process, pending_key
+from zeusd.core.model import Process
 from zeusd.core.policy import GpuRule, LeaseTerms, Settings, SitePolicy
 
 ADMINS = 600
@@ -199,7 +200,7 @@ class Model(Checked):
     def behave(self) -> None:
         """Drivers do what they are told again. One that moves values into its range keeps doing so
         while nobody knows what became of a write: a driver changes its range with a reload only."""
-        doubts = any(entry.get("doubt") for entry in self.journal.values())
+        doubts = any(entry.get("doubts") for entry in self.journal.values())
         for gpu, odd in list(self.odd.items()):
             if odd.clamp_mw is None or (self.up and not doubts):
                 del self.odd[gpu]
@@ -240,7 +241,7 @@ class Model(Checked):
             # A zeusd that dies again and again waits for a heartbeat less and less long.
             if entry.get("recoveries", 0) >= 3:
                 for program in self.programs:
-                    program.blameless &= program.process.pid != entry["pid"]
+                    program.blameless &= program.process.pid != entry["holder"][0]
         self._guarded(lambda: self.start_core(alive))
 
     def stop_zeusd(self, restore: bool) -> None:
@@ -349,7 +350,7 @@ class Model(Checked):
         self._drain()
         for gpu, odd in self.odd.items():
             limit = gpu, Control.POWER_LIMIT
-            entry = self.journal.get(pending_key(*limit))
+            entry = self.journal.get(key_of(PENDING, *limit))
             if odd.clamp_mw is None or entry is None:
                 continue
             if self._made_of(PendingRestore.from_json(entry), self.values[limit]):
@@ -382,20 +383,24 @@ class Model(Checked):
             for control in CONTROLS:
                 machine = self.machine(gpu, control)
                 assert machine.phase is Phase.FREE, f"{control.value} of {gpu} is never restored"
-        left = [key for key in self.journal if key.startswith(("debt/", "lost/"))]
-        resting = {key for key in self.journal if key.startswith("resting/")}
+        left = [key for key in self.journal if key.startswith(("pending/", "loss/"))]
+        resting = {key for key in self.journal if key.startswith(RESTING)}
         for gpu in GPUS:
             machine = self.machine(gpu, Control.POWER_LIMIT)
-            elsewhere = machine._resting not in (None, machine.target)
-            assert machine.bounded or not elsewhere, f"{gpu} is left at {machine._resting}"
-            assert (machine._resting is None) == (f"resting/{gpu}/power_limit" not in resting)
+            elsewhere = machine.bounds.resting not in (None, machine.target)
+            assert machine.bounds.active or not elsewhere, (
+                f"{gpu} is left at {machine.bounds.resting}"
+            )
+            assert (machine.bounds.resting is None) == (
+                key_of(RESTING, gpu, Control.POWER_LIMIT) not in resting
+            )
         assert left == [], f"the journal keeps what nobody owes: {left}"
         assert self.watched == {}, "someone is watched forever"
 
     def _forget_resting(self) -> None:
         """A control at rest stays as it is when a reload sets another target."""
         for gpu, control in list(self.ours):
-            key = pending_key(gpu, control)
+            key = key_of(PENDING, gpu, control)
             entry = self.late.get(key) if key in self.late else self.journal.get(key)
             values, target = ([], []) if entry is None else (entry["values"], entry["target"])
             # The first write, of a lease or of an administrator's reset, may fail and change

@@ -56,7 +56,9 @@ def test_an_idle_gpu_is_lowered_to_a_ceiling_and_raised_again(world: World) -> N
     assert world.limit_w() == 250
     bound(world, None)
     assert world.limit_w() == 300
-    assert [key for key in world.journal if key.startswith(("debt/", "ceiling/", "resting/"))] == []
+    assert [
+        key for key in world.journal if key.startswith(("pending/", "ceiling/", "resting/"))
+    ] == []
 
 
 def test_a_refusal_names_what_bounds_the_value(world: World) -> None:
@@ -353,7 +355,7 @@ def test_a_value_that_a_ceiling_left_in_force_is_followed_after_the_lease_is_rel
     world.journal_broken = False
     world.advance(70)
     assert world.limit_w() == 220
-    assert not world.core.node.gpus[GPU0].machines[Control.POWER_LIMIT].rests_elsewhere
+    assert not world.core.node.gpus[GPU0].machines[Control.POWER_LIMIT].bounds.rests_elsewhere
 
 
 def test_a_control_that_is_found_while_the_driver_is_closed_waits_for_resume() -> None:

@@ -17,7 +17,7 @@ def world() -> World:
 
 
 def pending(world: World) -> list[str]:
-    return [key for key in world.journal if key.startswith("debt/")]
+    return [key for key in world.journal if key.startswith("pending/")]
 
 
 def test_a_set_acquires_the_lease_and_a_release_restores_the_limit(world: World) -> None:
@@ -60,7 +60,7 @@ def test_the_death_of_the_holder_restores_all_its_controls_and_no_others(world: 
     assert world.values[(GPU0, Control.GPU_CLOCKS)] == ()
     assert world.values[(GPU1, Control.GPU_CLOCKS)] == ()
     assert len(world.writes) == 3
-    assert pending(world) == [f"debt/{GPU1}/power_limit"]
+    assert pending(world) == [f"pending/{GPU1}/power_limit"]
 
 
 def test_a_second_process_learns_who_holds_the_lease(world: World) -> None:
@@ -108,7 +108,7 @@ def test_the_journal_holds_the_intent_before_the_device_is_written(world: World)
     world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000)
     world._device(world.held.pop(0))  # the reading before the first write
     assert world.limit_w() == 300
-    entry = world.journal[f"debt/{GPU0}/power_limit"]
+    entry = world.journal[f"pending/{GPU0}/power_limit"]
     assert entry["target"] == [300_000]
     assert entry["values"] == [[300_000], [200_000]]
 
@@ -187,7 +187,7 @@ def test_a_failed_restore_is_retried_with_growing_pauses_and_blocks_nothing_else
     world.advance(0.6)
     pauses = [fields["retry_in_s"] for fields in world.events("restore_failed")]
     assert pauses == [0.5, 1.0]
-    assert f"debt/{GPU0}/power_limit" in world.journal
+    assert f"pending/{GPU0}/power_limit" in world.journal
     world.faults.clear()
     world.advance(1.1)
     assert world.limit_w(GPU0) == 300

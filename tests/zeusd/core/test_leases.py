@@ -144,7 +144,7 @@ def test_a_loss_is_remembered_over_a_restart_and_forgotten_with_the_process(worl
     world.connect(1)
     assert code(world.set_power(1, 180)) == "lease_expired"
     world.kill(process)
-    assert not [key for key in world.journal if key.startswith("lost/")]
+    assert not [key for key in world.journal if key.startswith("loss/")]
     assert not world.watched
 
 
@@ -153,7 +153,7 @@ def test_lost_leases_of_dead_processes_are_dropped_at_the_start(world: World) ->
     world.set_power(1, 200)
     world.advance(TTL_S + 0.1)
     world.start_core(alive=set())
-    assert not [key for key in world.journal if key.startswith("lost/")]
+    assert not [key for key in world.journal if key.startswith("loss/")]
 
 
 def test_a_ttl_may_be_asked_for_within_the_bounds() -> None:
@@ -395,7 +395,7 @@ def test_a_restore_target_that_the_device_no_longer_takes_becomes_the_nearest() 
     assert world.limit_w() == 220
     (note,) = world.events("restore_clamped")
     assert (note["old"], note["new"]) == ("300 W", "220 W")
-    assert not [key for key in world.journal if key.startswith("debt/")]
+    assert not [key for key in world.journal if key.startswith("pending/")]
 
 
 def test_configured_clocks_that_the_device_refuses_become_unlocked() -> None:
@@ -420,10 +420,8 @@ def test_another_load_of_the_driver_invalidates_the_journal(world: World) -> Non
     world.writes.clear()
     world.start_core(alive={alive})
     assert world.writes == []
-    assert {key.split("/")[0] for key in world.journal} == {
-        *("baseline", "driver", "first", "gpu", "lost")
-    }
-    assert world.journal["baseline/GPU-0000/power_limit"] == {"value": [280_000]}
+    assert {key.split("/")[0] for key in world.journal} == {*("driver", "initial", "gpu", "loss")}
+    assert world.journal["initial/GPU-0000/power_limit"] == {"value": [280_000]}
     world.connect(1)
     answer = world.set_power(1, 200)
     assert code(answer) == "lease_expired"
@@ -460,7 +458,7 @@ def test_a_reload_is_what_a_crash_afterwards_goes_by(world: World) -> None:
     rule = GpuRule("*", power_limit_mw=220_000)
     settings = Settings(SitePolicy(rules=(rule,)), world.settings.access)
     world.apply(world.core.reconfigure(world.now_ns, settings))
-    assert world.journal["debt/GPU-0000/power_limit"]["target"] == [220_000]
+    assert world.journal["pending/GPU-0000/power_limit"]["target"] == [220_000]
 
 
 def test_a_released_lease_stays_released_over_a_crash(world: World) -> None:

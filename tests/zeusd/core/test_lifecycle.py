@@ -45,8 +45,8 @@ def test_a_set_has_its_turn_only_where_no_call_is_in_flight() -> None:
 
 def test_an_event_that_the_table_does_not_have_changes_nothing_and_is_an_error() -> None:
     life = Lifecycle()
-    with pytest.raises(AssertionError, match="WRITTEN in FREE"):
-        life.on(Event.WRITTEN)
+    with pytest.raises(AssertionError, match="ANSWER in FREE"):
+        life.on(Event.ANSWER)
     assert life.state is State.FREE
 
 
@@ -72,7 +72,7 @@ def fits(world: World) -> World:
     world.kill(Process(102, 77))
     world._device(world.held.pop(0))  # the reading
     world._device(world.held.pop(0))  # the target is refused
-    assert world.machine(GPU0).life.state is State.FITTING
+    assert world.machine(GPU0).life.state is State.RESTORING
     return world
 
 

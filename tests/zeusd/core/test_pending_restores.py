@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from zeus_ipc.controls import Control
-from zeusd.core.model import LISTED, PendingRestore, Process
+from zeusd.core.entries import LISTED, PendingRestore
+from zeusd.core.model import Process
 from zeusd.restore import _plan
 
 GPU = "GPU-0e8a1b2c-3d4e-5f60-7182-93a4b5c6d7e8"
@@ -68,7 +69,7 @@ def test_an_unreadable_control_may_hold_any_value_once_it_was_changed() -> None:
 def test_another_restore_is_not_the_same(durable: PendingRestore) -> None:
     assert not durable.covers(LIMIT)
     if not durable.ending:
-        assert of(LIMIT, (120_000,)).including(durable) == of(LIMIT, (120_000,))
+        assert of(LIMIT, (120_000,)).following(durable) == of(LIMIT, (120_000,))
 
 
 def test_earlier_doubts_need_a_record_and_reach_daemon_and_helper() -> None:
@@ -80,8 +81,7 @@ def test_earlier_doubts_need_a_record_and_reach_daemon_and_helper() -> None:
     assert _plan(both.to_json()).doubts == both.doubts
 
 
-def test_a_value_that_a_lease_sets_again_needs_no_record() -> None:
-    """Either of the two, read after a crash, contains what may be in force."""
+def test_a_value_that_a_lease_sets_again_needs_no_sync() -> None:
     first = replace(of(LIMIT, (150_000,)), doubts=((150_000,),))
     second = replace(of(LIMIT, (150_000,), (200_000,)), doubts=((200_000,),))
     assert not first.covers(second)
@@ -89,10 +89,19 @@ def test_a_value_that_a_lease_sets_again_needs_no_record() -> None:
     assert durable.values == durable.doubts == ((150_000,), (200_000,))
     again = replace(of(LIMIT, (200_000,), (150_000,)), doubts=((150_000,),))
     assert durable.covers(again)
-    newest = again.including(durable)
+    newest = again.following(durable)
     assert newest.values == newest.doubts == ((200_000,), (150_000,)), "the newest is the last"
-    assert newest.covers(durable)
-    assert durable.covers(newest)
+
+
+def test_a_restore_needs_no_record_of_its_own_target() -> None:
+    """A full disk, or another configuration, prevents no restore."""
+    held = replace(of(LIMIT, (250_000,), (150_000,)), doubts=((150_000,),))
+    other = (220_000,)
+    back = replace(held, target=other, values=(*held.values, other), ending="holder_gone")
+    assert held.leads_to(back)
+    assert not held.covers(back), "it is recorded where that is possible"
+    assert not held.leads_to(replace(back, ending="")), "that is a set"
+    assert not held.leads_to(replace(back, values=(*back.values, (1,)))), "nobody wrote that"
 
 
 def test_a_long_list_starts_again() -> None:

@@ -9,7 +9,15 @@ import pytest
 from tests.zeusd.core.world import GPU0, World
 from zeus_ipc.controls import SPECS, Control
 from zeusd.core.access import OPEN
-from zeusd.restore_rule import Failed, Plan, ReadControl, WriteControl, merged, restore_steps
+from zeusd.restore_rule import (
+    Holds,
+    Plan,
+    ReadControl,
+    Unknown,
+    WriteControl,
+    merged,
+    restore_steps,
+)
 
 ALICE, BOB = 1, 2
 PROFILE = Control.POWER_PROFILE
@@ -148,12 +156,12 @@ def test_a_set_is_changed_by_what_zeusd_wants_otherwise(
 
 
 def test_a_restore_clears_the_added_profiles_and_fails_like_any_other() -> None:
-    plan = Plan(target=(8,), values=((8,), (1, 8)), merges=True)
+    plan = Plan(SPECS[PROFILE], target=(8,), values=((8,), (1, 8)))
     steps = restore_steps(plan)
     assert next(steps) == ReadControl()
     assert steps.send((1, 9)) == WriteControl((9,), (1, 9))
     with pytest.raises(StopIteration) as stopped:
-        steps.send(Failed("busy"))
+        steps.send(Unknown("busy"))
     assert stopped.value.value.pending
     steps = restore_steps(plan)
     next(steps)
@@ -164,13 +172,13 @@ def test_a_restore_clears_the_added_profiles_and_fails_like_any_other() -> None:
 
 def test_a_restore_is_complete_when_the_added_profiles_are_cleared() -> None:
     """Others choose profiles while it is written, with a driver that may ignore it."""
-    plan = Plan(target=(8,), values=((8,), (1, 8)), merges=True)
+    plan = Plan(SPECS[PROFILE], target=(8,), values=((8,), (1, 8)))
     for holds, kind in (((1,), "failed"), ((1, 7), "failed"), ((), "restored"), ((7,), "restored")):
         steps = restore_steps(plan)
         next(steps)
         assert steps.send((1, 9)) == WriteControl((9,), (1, 9))
         with pytest.raises(StopIteration) as stopped:
-            steps.send(holds)
+            steps.send(Holds(holds))
         assert stopped.value.value.kind == kind, holds
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from zeus_ipc import replies
@@ -27,7 +26,6 @@ from zeus_ipc.replies import (
 from zeus_ipc.requests import Allocate, Deallocate, ForgetUser, GetUsage, request_adapter
 from zeus_ipc.wire import Message
 from zeusd.core.access import OPEN, Access
-from zeusd.core.ceilings import Ceiling
 from zeusd.core.control import ControlMachine
 from zeusd.core.core import Core
 from zeusd.core.effects import (
@@ -47,26 +45,16 @@ from zeusd.core.effects import (
     Watch,
     Write,
 )
-from zeusd.core.model import (
-    DRIVER_KEY,
-    QUIESCED_KEY,
-    STOPPING_KEY,
-    Applied,
-    Changed,
-    Failure,
-    GpuFacts,
-    Loss,
-    Peer,
-    PendingRestore,
-    Process,
-    ProcessUsage,
-    device_failure,
-)
+from zeusd.core.entries import PendingRestore, Recorded, parse
+from zeusd.core.model import Failure, GpuFacts, Peer, Process, ProcessUsage, device_failure
 from zeusd.core.policy import LeaseTerms, Settings, SitePolicy
 from zeusd.devices.nvml.codes import nvml_error
-from zeusd.restore_rule import is_moved, is_rounded, read_settled, write_merged, write_verified
+from zeusd.devices.port import DeviceError
+from zeusd.restore_rule import Device, Holds, WriteResult, is_moved, is_rounded, read_settled
+from zeusd.runtime.workers import write_checked
 
 GPU0, GPU1 = "GPU-0000", "GPU-1111"
+UUIDS = (GPU0, GPU1, "GPU-2222", "GPU-3333")
 MOST_WAKES = 100
 LEDGER: dict[type[Message], Message] = {
     Allocate: Done(),
@@ -139,7 +127,7 @@ class World:
         values: What each device control holds.
         writes: Every value written to a device, in order.
         journal: The journal's entries.
-        newest: What is to be journaled soon, and lists nothing that the journal does not.
+        newest: What is to be journaled soon; what the journal says is right, too.
         late: What is to be journaled and could not be yet; None deletes.
         outdated: Keys whose newest entry never got into the journal.
         void: Keys whose entry in the journal was deleted since, and is still there.
@@ -170,7 +158,7 @@ class World:
         self.values: dict[tuple[str, Control], ControlValue] = {}
         self.writes: list[tuple[str, Control, ControlValue]] = []
         self.journal: dict[str, dict[str, Any]] = {}
-        self.newest: dict[str, PendingRestore] = {}
+        self.newest: dict[str, Recorded] = {}
         self.late: dict[str, dict[str, Any] | None] = {}
         self.outdated: set[str] = set()
         self.void: set[str] = set()
@@ -184,6 +172,7 @@ class World:
         self.odd: dict[str, Odd] = {}
         self.lowest_mw: dict[str, int] = {}  # as low as a driver that clamped last went
         self.reads_fail = False
+        self.read_backs: list[int] = []  # codes of the next readings within writes
         self.hidden: dict[str, frozenset[Control]] = {}
         self.cpu_share: dict[Process, float] = {}
         self.stopped: set[Process] = set()
@@ -196,7 +185,7 @@ class World:
         self.held: list[Read | Write] = []
         self.limits_mw = limits_mw
         self._ids = itertools.count(1)
-        for uuid, limit_mw in zip((GPU0, GPU1), limits_mw, strict=False):
+        for uuid, limit_mw in zip(UUIDS, limits_mw, strict=False):
             self.values[(uuid, Control.POWER_LIMIT)] = (limit_mw,)
             self.values[(uuid, Control.PERSISTENCE_MODE)] = (0,)
             self.values[(uuid, Control.GPU_CLOCKS)] = ()
@@ -214,35 +203,7 @@ class World:
         self.late.clear()
         self.void.clear()
         self.watched.clear()
-        baselines = {
-            key: tuple(entry["value"])
-            for key, entry in self.journal.items()
-            if key.startswith(("baseline/", "first/", "gpu/", "pin/", "resting/"))
-        }
-        ceilings = {
-            key: Ceiling.from_json(entry)
-            for key, entry in self.journal.items()
-            if key.startswith("ceiling/")
-        }
-        pending = [
-            PendingRestore.from_json(entry)
-            for key, entry in self.journal.items()
-            if key.startswith("debt/")
-        ]
-        losses = [
-            Loss.from_json(entry) for key, entry in self.journal.items() if key.startswith("lost/")
-        ]
-        driver = self.journal.get(DRIVER_KEY, {}).get("id")
-        self.core.recover(
-            baselines,
-            pending,
-            alive,
-            losses=losses,
-            driver=driver,
-            was_stopping=STOPPING_KEY in self.journal,
-            quiesced_ns=self.journal.get(QUIESCED_KEY, {}).get("since_ns"),
-            ceilings=ceilings,
-        )
+        self.core.recover({key: parse(key, entry) for key, entry in self.journal.items()}, alive)
         self.driver_open = False
         if self.core.node.quiesced_ns is None:
             self.find_gpus()
@@ -252,8 +213,7 @@ class World:
         """The driver is opened, and its GPUs are passed to the core."""
         self.driver_open = True
         found = [
-            self._facts(uuid, index)
-            for index, uuid in enumerate((GPU0, GPU1)[: len(self.limits_mw)])
+            self._facts(uuid, index) for index, uuid in enumerate(UUIDS[: len(self.limits_mw)])
         ]
         self.apply(self.core.gpus_found(self.now_ns, "1.0", found, self.driver))
 
@@ -366,9 +326,9 @@ class World:
 
     # ---------------------------------------------------------------------------------- effects
 
-    def keep(self, key: str, entry: dict[str, Any] | PendingRestore | None) -> None:
+    def keep(self, key: str, entry: dict[str, Any] | Recorded | None) -> None:
         """Writes records that no device waits for: at once, or when the journal is whole again."""
-        if isinstance(entry, PendingRestore):
+        if isinstance(entry, Recorded):
             entry = entry.to_json()
         self.newest.pop(key, None)
         if self.journal_broken:
@@ -387,7 +347,7 @@ class World:
 
     def announce(self, write: Write) -> bool:
         """Writes the record of a write. Returns whether the write may be made."""
-        key = write.key
+        key = write.restore.key
         states = [None if key in self.void else self.journal.get(key)]
         states += [self.late[key]] if key in self.late else []
         known = [PendingRestore.from_json(state) if state else None for state in states]
@@ -395,15 +355,15 @@ class World:
             self.newest[key] = write.restore
             self.outdated.add(key)
             return True
-        if not self.journal_broken:
-            before = known[-1]
-            self.keep(key, write.restore if before is None else write.restore.following(before))
-        return not self.journal_broken
+        leads = all(state is not None and state.leads_to(write.restore) for state in known)
+        if leads or not self.journal_broken:
+            self.keep(key, write.restore.following(known[-1]))
+        return leads or not self.journal_broken
 
     def keep_newest(self) -> None:
-        """Journals the newest of several values that the journal lists already."""
-        for key, restore in [*self.newest.items()]:
-            self.keep(key, restore.including(PendingRestore.from_json(self.journal[key])))
+        """Journals what could wait for others."""
+        for key, entry in [*self.newest.items()]:
+            self.keep(key, entry)
 
     def keep_late(self) -> None:
         """Writes late records, if that is possible now."""
@@ -446,7 +406,10 @@ class World:
                 self.find_gpus()
                 self.apply(self.core.device_done(self.now_ns, effect.ticket, None))
             elif isinstance(effect, Put):
-                self.keep(effect.key, effect.entry)
+                if effect.soon and self.hold:
+                    self.newest[effect.key] = effect.entry
+                else:
+                    self.keep(effect.key, effect.entry)
             elif isinstance(effect, Forget):
                 self.keep(effect.key, None)
             elif isinstance(effect, Watch):
@@ -523,36 +486,27 @@ class World:
             ours = is_moved(found, call.doubts, self.range_of(call.gpu))
         return not ours
 
-    def _carry_out(self, call: Write, code: int | None) -> object:
+    def _carry_out(self, call: Write, code: int | None) -> WriteResult:
         """A write as the worker of a GPU makes it: compare, write, read back."""
-        key = (call.gpu, call.control)
-        before = self.values[key]
-        compares = call.control in READABLE and not SPECS[call.control].merges
-        if compares and self._changed(call):
-            return Changed(before)
-        if code is None and not self._takes(call):
-            code = 2
-        if code is not None:
-            return device_failure("setting", call.gpu, nvml_error(code, "set"))
 
         def write(value: ControlValue) -> None:
             made = replace(call, value=value)
-            if not self._takes(made):
-                raise ValueError(value)
+            if code is not None or not self._takes(made):
+                raise nvml_error(code or 2, "set")
             self._apply(made)
             self.writes.append((call.gpu, call.control, value))
             self.wrote(made)
 
-        if call.control not in READABLE:
-            write(call.value)
-            return Applied(call.value)
-        read = partial(self._read, call.gpu, call.control)
-        if SPECS[call.control].merges:
-            earlier = call.expected or (() if call.before is None else (call.before,))
-            return Applied(write_merged(write, read, call.value, earlier, lambda seconds: None))
-        rounding = SPECS[call.control].rounding
-        holds = write_verified(write, read, call.value, before, lambda seconds: None, rounding)
-        return Applied(holds)
+        def read() -> ControlValue:
+            if self.read_backs and self.writes:
+                raise nvml_error(self.read_backs.pop(0), "get")
+            return self._read(call.gpu, call.control)
+
+        device = Device(read, write, lambda seconds: None, SPECS[call.control].rounding)
+        outcome = write_checked(call, device, lambda: self.range_of(call.gpu))
+        if isinstance(outcome, Holds) or not isinstance(outcome.trouble, DeviceError):
+            return outcome
+        return replace(outcome, trouble=device_failure("setting", call.gpu, outcome.trouble))
 
     def _apply(self, call: Write) -> None:
         """The value that the driver writes."""

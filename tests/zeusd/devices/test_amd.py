@@ -26,8 +26,9 @@ from tests.fake_amdsmi.double import (
 )
 from zeus_ipc.controls import UNLOCKED, Control
 from zeusd.devices.amd.backend import AmdBackend
+from zeusd.devices.amd.codes import Status, amd_error
 from zeusd.devices.amd.library import Library
-from zeusd.devices.port import DeviceError, Handle, Outcome, PowerLimits
+from zeusd.devices.port import DeviceError, Handle, Outcome, PowerLimits, after_a_write
 from zeusd.runtime.devices import Inspector, inspect_gpu
 
 Opened = tuple[AmdBackend, AmdSmiDouble, Handle]
@@ -481,3 +482,13 @@ def test_more_processes_than_expected_are_all_listed(open_amd: Opener) -> None:
     amd, double, gpu = open_amd({"pid_count": 200})
     double.node.gpus[0].pids[:200] = range(1000, 1200)
     assert [one.pid for one in amd.processes(gpu)] == list(range(1000, 1200))
+
+
+def test_what_fails_after_a_write_is_no_refusal() -> None:
+    """Such as reading back after one of two halves of a range was set."""
+    before = amd_error(Status.NOT_SUPPORTED, "get")
+    assert before.refused
+    with pytest.raises(DeviceError) as caught, after_a_write():
+        raise amd_error(Status.NOT_SUPPORTED, "get")
+    assert not caught.value.refused
+    assert not caught.value.invalid

@@ -17,7 +17,7 @@ from zeusd import embed
 from zeusd.devices.vendors import Options
 from zeusd.identity import EMBEDDED_PREFIX, boot_id
 from zeusd.nodes import open_node
-from zeusd.records import Entry, doubts_of, replay
+from zeusd.records import Entry, replay
 from zeusd.runtime.engine import Engine
 
 
@@ -76,7 +76,7 @@ def test_clocks_that_cannot_be_read_are_synced_once_for_each_lease(
     for mhz in range(601, 651):
         client.set_gpu_clocks(gpu, mhz, mhz)
     assert disk.syncs == before
-    key = f"debt/{gpu}/gpu_clocks"
+    key = f"pending/{gpu}/gpu_clocks"
     wait_for(lambda: [650, 650] in disk.entries()[key]["values"], "the newest in the file")
     assert disk.syncs == before
     client.release()
@@ -93,7 +93,7 @@ def test_a_limit_that_no_record_names_is_synced_before_it_is_written(
         before = disk.syncs
         client.set_power_limit(gpu, milliwatts)
         assert disk.syncs == before + 1
-        assert [milliwatts] in disk.entries()[f"debt/{gpu}/power_limit"]["values"]
+        assert [milliwatts] in disk.entries()[f"pending/{gpu}/power_limit"]["values"]
 
 
 def test_a_limit_that_a_lease_sets_again_is_not_synced_again(client: Client, disk: Disk) -> None:
@@ -106,12 +106,13 @@ def test_a_limit_that_a_lease_sets_again_is_not_synced_again(client: Client, dis
         client.set_power_limit(gpu, 160_000)
     client.set_power_limit(gpu, 150_000)
     assert disk.syncs == before
-    key = f"debt/{gpu}/power_limit"
-    wait_for(lambda: disk.entries()[key]["values"][-1] == [150_000], "the newest in the file")
-    entry = disk.entries()[key]
-    assert [160_000] in entry["values"], "a kill may find it in force"
-    assert {*map(tuple, doubts_of(entry))} == {(150_000,), (160_000,)}
+    key = f"pending/{gpu}/power_limit"
+    wait_for(lambda: disk.entries()[key]["values"] == [[150_000]], "only the newest is in force")
+    assert disk.entries()[key]["doubts"] == [], "and is confirmed"
     assert disk.syncs == before
+    client.set_power_limit(gpu, 160_000)
+    assert disk.syncs == before
+    wait_for(lambda: disk.entries()[key]["values"] == [[160_000]], "the newest in the file")
     client.release()
     client.set_power_limit(gpu, 150_000)
     assert disk.syncs > before, "another lease"
@@ -122,7 +123,7 @@ def test_changes_of_one_request_on_several_gpus_are_synced_once(client: Client, 
     before = disk.syncs
     client.set_gpu_clocks(gpus, 600, 900)
     assert disk.syncs == before + 1
-    assert {f"debt/{gpu}/gpu_clocks" for gpu in gpus} <= {*disk.entries()}
+    assert {f"pending/{gpu}/gpu_clocks" for gpu in gpus} <= {*disk.entries()}
 
 
 def test_an_engine_in_this_process_takes_what_a_daemon_takes(client: Client) -> None:

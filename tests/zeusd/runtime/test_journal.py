@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from zeusd.records import record, replay
+from zeusd.core.entries import Recorded, Strange
+from zeusd.records import Entry, record, replay
 from zeusd.runtime import journal as module
 from zeusd.runtime.journal import Change, Journal, JournalError, orphans
 
@@ -22,13 +23,17 @@ def opened(directory: Path, name: str = "journal", boot: str = BOOT) -> Journal:
     return journal
 
 
-def put(journal: Journal, key: str, entry: dict[str, object]) -> None:
-    journal.commit([Change(key, entry, intent=True)])
+def put(journal: Journal, key: str, entry: Entry) -> None:
+    journal.commit([Change(key, Strange(entry), intent=True)])
 
 
-def reread(directory: Path, boot: str = BOOT) -> dict[str, dict[str, object]]:
+def plain(entries: dict[str, Recorded]) -> dict[str, Entry]:
+    return {key: entry.to_json() for key, entry in entries.items()}
+
+
+def reread(directory: Path, boot: str = BOOT) -> dict[str, Entry]:
     journal = Journal(directory, "journal", boot)
-    entries = journal.open()
+    entries = plain(journal.open())
     journal.close()
     return entries
 
@@ -144,7 +149,7 @@ def leave(kind: str, path: Path, target: Path) -> None:
     elif kind == "fifo":
         os.mkfifo(path)
     else:
-        path.write_text('{"format":1,"boot":"boot-1"}\n["debt/x",{"x":1}]\n')
+        path.write_text('{"format":1,"boot":"boot-1"}\n["pending/x",{"x":1}]\n')
         path.chmod(0o666 if kind == "writable" else 0o600)
         if kind == "foreign":
             os.chown(path, 65534, 65534)
@@ -259,7 +264,7 @@ def test_where_nothing_can_be_written_zeusd_starts_and_every_put_fails_until_it_
 
     monkeypatch.setattr(os, "open", read_only)
     journal = Journal(tmp_path / "state", "journal", BOOT)
-    assert journal.open() == {"a": {"x": 1}}
+    assert plain(journal.open()) == {"a": {"x": 1}}
     with pytest.raises(OSError, match="Read-only"):
         put(journal, "b", {"x": 2})
     monkeypatch.undo()
@@ -273,7 +278,7 @@ def test_the_file_does_not_grow_forever(tmp_path: Path, monkeypatch: pytest.Monk
     journal = opened(tmp_path)
     for number in range(500):
         put(journal, "a", {"x": number})
-        journal.write([Change("a", {"x": -number})])
+        journal.commit([Change("a", Strange({"x": -number}))], sync=False)
         assert journal.path.read_bytes().count(b'"a"') <= 51
     journal.close()
     assert reread(tmp_path) == {"a": {"x": -499}}
@@ -286,7 +291,7 @@ def test_rewriting_costs_no_more_than_appending_however_much_is_kept(
     """As with thousands of lost leases of processes that sleep: they are not written each time."""
     monkeypatch.setattr(module, "REWRITE_AFTER", 50)
     journal = opened(tmp_path)
-    journal.commit([Change(f"lost/{number}", {}) for number in range(entries)])
+    journal.commit([Change(f"loss/{number}", Strange({})) for number in range(entries)])
     rewritten: list[int] = []
     rewrite = journal._rewrite
 
@@ -328,7 +333,11 @@ def test_all_changes_of_one_event_are_written_and_synced_at_once(
         synced.append(dict(replay(journal.path.read_bytes(), BOOT).entries))
 
     monkeypatch.setattr(os, "fdatasync", sync)
-    changes = [Change("a", {"x": 1}), Change("b", {"x": 2}, intent=True), Change("a", None)]
+    changes = [
+        Change("a", Strange({"x": 1})),
+        Change("b", Strange({"x": 2}), intent=True),
+        Change("a", None),
+    ]
     journal.commit(changes)
     assert synced == [{"b": {"x": 2}}]
     journal.commit([])
@@ -345,16 +354,16 @@ def test_a_value_with_a_durable_record_is_written_without_a_sync(
     synced: list[int] = []
     monkeypatch.setattr(os, "fdatasync", synced.append)
     for number in range(10):
-        journal.write([Change("a", {"x": number})])
+        journal.commit([Change("a", Strange({"x": number}))], sync=False)
     assert synced == []
-    assert journal.durable("a") == {"x": 1}
+    assert journal.durable("a") == Strange({"x": 1})
     assert replay(journal.path.read_bytes(), BOOT).entries == {"a": {"x": 9}}
     put(journal, "b", {})
     assert len(synced) == 1
-    assert journal.durable("a") == {"x": 9}
-    journal.write([Change("a", {"x": 10})])
+    assert journal.durable("a") == Strange({"x": 9})
+    journal.commit([Change("a", Strange({"x": 10}))], sync=False)
     journal._rewrite()
-    assert journal.durable("a") == {"x": 10}
+    assert journal.durable("a") == Strange({"x": 10})
     journal.close()
     assert reread(tmp_path) == {"a": {"x": 10}, "b": {}}
 
@@ -368,21 +377,29 @@ def test_on_a_full_disk_intents_are_forgotten_and_the_rest_is_written_later(
     disk = FullDisk(monkeypatch)
     disk.full = True
     with pytest.raises(OSError, match="full"):
-        journal.commit([Change("kept", {"x": 2}), Change("intent", {}, True), Change("gone", None)])
+        journal.commit(
+            [
+                Change("kept", Strange({"x": 2})),
+                Change("intent", Strange({}), True),
+                Change("gone", None),
+            ]
+        )
     for key, number in (("noted", 5), ("gone", 1), ("gone", 7)):
         with pytest.raises(OSError, match="full"):
-            journal.write([Change(key, {"x": number})])
+            journal.commit([Change(key, Strange({"x": number}))], sync=False)
     durable = {key: journal.durable(key) for key in ("kept", "gone", "intent", "noted")}
     # An entry to be deleted covers nothing, although it is still on disk; nor do later ones.
-    assert durable == {"kept": {"x": 1}, "gone": None, "intent": None, "noted": None}
-    assert journal.states("kept") == [{"x": 1}, {"x": 2}], "which of them, a kill decides"
-    assert journal.states("gone") == [None, {"x": 7}]
+    assert durable == {"kept": Strange({"x": 1}), "gone": None, "intent": None, "noted": None}
+    assert journal.states("kept") == [Strange({"x": 1}), Strange({"x": 2})], (
+        "which of them, a kill decides"
+    )
+    assert journal.states("gone") == [None, Strange({"x": 7})]
     with pytest.raises(OSError, match="full"):
         journal.commit()
     disk.full = False
     journal.commit()
-    assert journal.states("kept") == [{"x": 2}]
-    assert journal.durable("kept") == {"x": 2}
+    assert journal.states("kept") == [Strange({"x": 2})]
+    assert journal.durable("kept") == Strange({"x": 2})
     journal.close()
     assert reread(tmp_path) == {"kept": {"x": 2}, "noted": {"x": 5}, "gone": {"x": 7}}
 
@@ -423,18 +440,6 @@ def test_a_damaged_journal_stays_in_force_until_its_successor_is_whole(
     assert reread(tmp_path) == {"a": {"x": 1}}
 
 
-def test_the_format_of_zeusd_0_1_is_migrated(tmp_path: Path) -> None:
-    old = '{"format":1,"boot":"boot-1"}\n["a",{"x":1}]\n["b",{}]\n["b"]\n["half'
-    tmp_path.chmod(0o700)
-    (tmp_path / "journal").write_text(old)
-    (tmp_path / "journal").chmod(0o600)
-    assert reread(tmp_path) == {"a": {"x": 1}}
-    data = (tmp_path / "journal").read_bytes()
-    said = replay(data, BOOT)
-    assert (said.format, said.entries, said.trouble) == (2, {"a": {"x": 1}}, None)
-    assert not list(tmp_path.glob("journal.bad-*"))
-
-
 def test_a_journal_of_a_later_zeusd_is_moved_aside(tmp_path: Path) -> None:
     later = '{"format":7,"boot":"boot-1"}\n["a",{"x":1}]\n'
     tmp_path.chmod(0o700)
@@ -466,15 +471,15 @@ def test_a_failed_append_leaves_no_half_record(
 
 def test_orphans_are_the_journals_whose_owner_is_gone(tmp_path: Path) -> None:
     living = opened(tmp_path, "embedded-1")
-    put(living, "debt/x", {"x": 1})
+    put(living, "pending/x", {"x": 1})
     dead = opened(tmp_path, "embedded-2")
-    put(dead, "debt/y", {"y": 1})
+    put(dead, "pending/y", {"y": 1})
     dead.close()
     found = []
     for orphan, entries in orphans(tmp_path, BOOT):
-        found.append(entries)
+        found.append(plain(entries))
         orphan.delete()
-    assert found == [{"debt/y": {"y": 1}}]
+    assert found == [{"pending/y": {"y": 1}}]
     assert not (tmp_path / "embedded-2").exists()
     living.close()
 
@@ -514,24 +519,24 @@ def test_a_full_disk_still_takes_deletions(
     """Else the next zeusd finds a lease that was released."""
     journal = opened(tmp_path)
     for number in range(3):
-        put(journal, "debt/a", {"x": number})
-        put(journal, "debt/a/b", {"x": number})
+        put(journal, "pending/a", {"x": number})
+        put(journal, "pending/a/b", {"x": number})
     put(journal, 'odd"[é\n', {})
     if not sync:
-        journal.write([Change("debt/a", {"x": 4})])
+        journal.commit([Change("pending/a", Strange({"x": 4}))], sync=False)
     size = journal.path.stat().st_size
     FullDisk(monkeypatch).full = True
-    journal.commit([Change("debt/a", None), Change('odd"[é\n', None)])
+    journal.commit([Change("pending/a", None), Change('odd"[é\n', None)])
     assert journal.path.stat().st_size == size
     said = replay(journal.path.read_bytes(), BOOT)
-    assert (said.entries, said.trouble, said.torn) == ({"debt/a/b": {"x": 2}}, None, False)
+    assert (said.entries, said.trouble, said.torn) == ({"pending/a/b": {"x": 2}}, None, False)
     with pytest.raises(OSError, match="full"):
-        put(journal, "debt/a", {"x": 5})
-    assert journal.durable("debt/a") is None
+        put(journal, "pending/a", {"x": 5})
+    assert journal.durable("pending/a") is None
     monkeypatch.undo()
-    put(journal, "debt/a", {"x": 6})
+    put(journal, "pending/a", {"x": 6})
     journal.close()
-    assert reread(tmp_path) == {"debt/a/b": {"x": 2}, "debt/a": {"x": 6}}
+    assert reread(tmp_path) == {"pending/a/b": {"x": 2}, "pending/a": {"x": 6}}
 
 
 def test_a_deletion_on_a_full_disk_waits_for_what_was_changed_before_it(
@@ -543,9 +548,11 @@ def test_a_deletion_on_a_full_disk_waits_for_what_was_changed_before_it(
     disk = FullDisk(monkeypatch)
     disk.full = True
     with pytest.raises(OSError, match="full"):
-        journal.write([Change("debt", {"x": 1})])
+        journal.commit([Change("debt", Strange({"x": 1}))], sync=False)
     with pytest.raises(OSError, match="full"):
-        journal.commit([Change("resting", {}), Change("ceiling", None), Change("debt", None)])
+        journal.commit(
+            [Change("resting", Strange({})), Change("ceiling", None), Change("debt", None)]
+        )
     found = replay(journal.path.read_bytes(), BOOT).entries
     assert found == {"first": {}, "ceiling": {}, "debt": {}}
     journal.close()

@@ -10,12 +10,16 @@ import pytest
 
 from zeus_ipc.controls import Control
 from zeusd.core.effects import Read, Reading, Write
-from zeusd.core.model import Applied, Changed, Failure
+from zeusd.core.entries import PendingRestore
+from zeusd.core.model import Failure, Process
 from zeusd.devices.port import Outcome
 from zeusd.devices.simulated import SimulatedBackend
 from zeusd.devices.simulated.gpu import Quirks
+from zeusd.restore_rule import Holds, Refused, Unknown
 from zeusd.runtime.commands import command_of
 from zeusd.runtime.workers import MAX_QUEUED, GpuWorker
+
+RECORD = PendingRestore("GPU-x", Control.POWER_LIMIT, Process(1, 1), 0, "", 0, 0, (), ())
 
 
 class Worker:
@@ -42,7 +46,13 @@ class Worker:
     def write(self, watts: float, *expected_w: int) -> Any:
         expected = tuple((one * 1000,) for one in expected_w)
         control = Control.POWER_LIMIT
-        return self.ask(Write(1, "GPU-x", control, (round(watts * 1000),), "key", {}, expected))
+        return self.ask(Write(1, "GPU-x", control, (round(watts * 1000),), RECORD, expected))
+
+    def write_over(self, before_w: int, watts: int) -> Any:
+        """A write that knows the value before, so that it reads only back."""
+        write = Write(1, "GPU-x", Control.POWER_LIMIT, (watts * 1000,), RECORD)
+        write.before = (before_w * 1000,)
+        return self.ask(write)
 
 
 @pytest.fixture
@@ -53,25 +63,27 @@ def worker() -> Iterator[Worker]:
 
 
 def test_a_write_touches_nothing_if_it_finds_what_it_did_not_expect(worker: Worker) -> None:
-    assert worker.write(200, 250) == Applied((200_000,))
+    assert worker.write(200, 250) == Holds((200_000,))
     assert worker.nvml.power_limit_mw(worker.gpu) == 200_000
-    assert worker.write(150, 250, 180) == Changed((200_000,))
+    assert worker.write(150, 250, 180) == Refused(None, (200_000,))
     assert worker.nvml.power_limit_mw(worker.gpu) == 200_000
-    assert worker.write(150, 250, 200) == Applied((150_000,))
-    assert worker.write(120) == Applied((120_000,)), "without an expectation it writes"
+    assert worker.write(150, 250, 200) == Holds((150_000,))
+    assert worker.write(120) == Holds((120_000,)), "without an expectation it writes"
     assert worker.nvml.power_limit_mw(worker.gpu) == 120_000
 
 
 def test_locked_clocks_cannot_be_read_and_so_are_not_compared(worker: Worker) -> None:
-    write = Write(2, "GPU-x", Control.GPU_CLOCKS, (300, 900), "key", {}, ((1, 2),))
-    assert worker.ask(write) == Applied((300, 900))
+    write = Write(2, "GPU-x", Control.GPU_CLOCKS, (300, 900), RECORD, ((1, 2),))
+    assert worker.ask(write) == Holds((300, 900))
 
 
 def test_limits_and_failures(worker: Worker) -> None:
     assert worker.ask(Read(3, "GPU-x", Reading.LIMITS)) == (100_000, 250_000)
     assert worker.ask(Read(4, "GPU-x", Reading.COMPUTE_UIDS)) == frozenset()
-    failure = worker.write(999)
-    assert isinstance(failure, Failure)
+    refused = worker.write(999)
+    assert isinstance(refused, Refused)
+    assert refused.invalid
+    failure = refused.trouble
     assert failure.outcome is Outcome.INVALID
     assert failure.details["device_code"] == 2
 
@@ -85,7 +97,6 @@ def test_limits_and_failures(worker: Worker) -> None:
         (Quirks(round_to_mw=4000, round_up=True), 100.5, 100_000),
         (Quirks(clamp_mw=(180_000, 220_000)), 120, 180_000),
         (Quirks(clamp_mw=(180_000, 220_000)), 240, 220_000),
-        (Quirks(ignored_sets=-1), 150, 250_000),
         (Quirks(delay_s=0.5), 150, 150_000),
         (Quirks(stale_reads=1), 150, 150_000),
         (Quirks(delay_s=0.3, stale_reads=1, round_to_mw=1000), 150.5, 150_000),
@@ -95,13 +106,30 @@ def test_a_write_is_read_back_until_it_is_clear_what_the_device_holds(
     worker: Worker, quirks: Quirks, asked_w: float, holds_mw: int
 ) -> None:
     worker.nvml.misbehave(0, quirks)
-    assert worker.write(asked_w, 250) == Applied((holds_mw,))
+    assert worker.write(asked_w, 250) == Holds((holds_mw,))
+
+
+def test_a_write_that_shows_no_effect_may_still_take_effect(worker: Worker) -> None:
+    worker.nvml.misbehave(0, Quirks(ignored_sets=-1))
+    assert worker.write(150, 250) == Unknown(None, (250_000,))
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 13, 25, 10, 999])
+def test_one_failed_reading_back_proves_nothing(worker: Worker, code: int) -> None:
+    """The error is the getter's: the setter has worked."""
+    worker.nvml.inject(0, "power_limit_mw", code=code, count=1)
+    assert worker.write_over(250, 150) == Holds((150_000,))
+    worker.nvml.inject(0, "power_limit_mw", code=code)
+    assert isinstance(worker.write_over(150, 160), Unknown)
+    worker.nvml.inject(0, "set_power_limit", code=code)
+    refused = code in (2, 3, 4, 13, 25)
+    assert isinstance(worker.write_over(160, 170), Refused if refused else Unknown)
 
 
 def test_one_stale_reading_is_no_change_by_someone_else(worker: Worker) -> None:
     worker.nvml.misbehave(0, Quirks(stale_reads=3))
-    assert worker.write(200, 250) == Applied((200_000,))  # two of the three are used up here
-    assert worker.write(150, 200) == Applied((150_000,))
+    assert worker.write(200, 250) == Holds((200_000,))  # two of the three are used up here
+    assert worker.write(150, 200) == Holds((150_000,))
     worker.nvml.misbehave(0, Quirks(stale_reads=1))
     worker.nvml.set_power_limit(worker.gpu, 120_000)
     assert worker.ask(Read(9, "GPU-x", Reading.CONTROL, Control.POWER_LIMIT)) == (120_000,)
@@ -115,7 +143,7 @@ def test_a_restore_is_not_queued_behind_readers_and_equal_reads_are_one_call(
     for read in reads:
         worker.worker.submit(read)
     worker.worker.submit(Read(1, "GPU-x", Reading.CONTROL, Control.POWER_LIMIT))
-    worker.worker.submit(Write(2, "GPU-x", Control.POWER_LIMIT, (150_000,), "key", {}))
+    worker.worker.submit(Write(2, "GPU-x", Control.POWER_LIMIT, (150_000,), RECORD))
     worker.worker.submit(Read(3, "GPU-x", Reading.ENERGY))
     done = [worker.next() for _ in range(len(reads) + 3)]
     order = [ticket for ticket, _ in done]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from zeusd.devices.amd import layouts
 from zeusd.devices.amd.codes import Status, amd_error
 from zeusd.devices.amd.library import Library
-from zeusd.devices.port import DeviceError, Outcome
+from zeusd.devices.port import DeviceError, Outcome, after_a_write
 
 GRAPHICS, MEMORY = 0, 4
 """amdsmi_clk_type_t."""
@@ -80,7 +80,7 @@ def lock_graphics(library: Library, gpu: int, low: int, high: int) -> None:
     else:
         order = ((_MIN, low), (_MAX, high))
     _write(library, gpu, GRAPHICS, order)
-    _verify(library, gpu, GRAPHICS, (low, high))
+    _verify(library, gpu, GRAPHICS, high)
 
 
 def lock_memory(library: Library, gpu: int, high: int) -> None:
@@ -94,7 +94,7 @@ def lock_memory(library: Library, gpu: int, high: int) -> None:
         )
     high = min(max(high, least), most)
     _write(library, gpu, MEMORY, ((_MAX, high),))
-    _verify(library, gpu, MEMORY, (0, high))
+    _verify(library, gpu, MEMORY, high)
 
 
 def unlock(library: Library, gpu: int, domain: int) -> None:
@@ -105,24 +105,32 @@ def unlock(library: Library, gpu: int, domain: int) -> None:
     if not state.restricted(other):
         return
     low, high = state.now[other]
-    if other == MEMORY:
-        lock_memory(library, gpu, high)
-    else:
-        lock_graphics(library, gpu, low, high)
+    with after_a_write():
+        if other == MEMORY:
+            lock_memory(library, gpu, high)
+        else:
+            lock_graphics(library, gpu, low, high)
 
 
-def _write(library: Library, gpu: int, domain: int, order: tuple[tuple[int, int], ...]) -> None:
+def _write(library: Library, gpu: int, domain: int, order: tuple[Span, ...]) -> None:
     level = library.read("get_gpu_perf_level", gpu).number("<I")
-    for which, mhz in order:
-        code = library.status("set_gpu_clk_limit", gpu, domain, which, mhz)
-        if code == Status.SUCCESS:
-            continue
-        if level != _MANUAL:
-            # A refused write leaves the performance level at manual, with the clocks pinned.
-            library.status("set_gpu_perf_level", gpu, level)
-        if code == Status.NOT_SUPPORTED:
-            raise _refused(library, gpu, f"{mhz} MHz")
-        raise amd_error(code, "amdsmi_set_gpu_clk_limit")
+    _write_half(library, gpu, domain, order[0], level)
+    with after_a_write():
+        for half in order[1:]:
+            _write_half(library, gpu, domain, half, level)
+
+
+def _write_half(library: Library, gpu: int, domain: int, half: Span, level: int) -> None:
+    which, mhz = half
+    code = library.status("set_gpu_clk_limit", gpu, domain, which, mhz)
+    if code == Status.SUCCESS:
+        return
+    if level != _MANUAL:
+        # A refused write leaves the performance level at manual, with the clocks pinned.
+        library.status("set_gpu_perf_level", gpu, level)
+    if code == Status.NOT_SUPPORTED:
+        raise _refused(library, gpu, f"{mhz} MHz")
+    raise amd_error(code, "amdsmi_set_gpu_clk_limit")
 
 
 def _refused(library: Library, gpu: int, what: str) -> DeviceError:
@@ -138,13 +146,13 @@ def _refused(library: Library, gpu: int, what: str) -> DeviceError:
     return amd_error(Status.NOT_SUPPORTED, call, f"the driver refused {what}", Outcome.TRANSIENT)
 
 
-def _verify(library: Library, gpu: int, domain: int, wanted: Span) -> None:
+def _verify(library: Library, gpu: int, domain: int, most_mhz: int) -> None:
     """Checks that the driver, which may round to a level it has, permits no more than requested."""
-    state = read_clocks(library, gpu)
-    high = state.now[domain][1]
-    if high > wanted[1]:
+    with after_a_write():
+        high = read_clocks(library, gpu).now[domain][1]
+    if high > most_mhz:
         raise DeviceError(
             Outcome.UNCHANGED,
             "amdsmi_set_gpu_clk_limit",
-            f"the driver accepted {wanted[1]} MHz but still permits {high} MHz",
+            f"the driver accepted {most_mhz} MHz but still permits {high} MHz",
         )

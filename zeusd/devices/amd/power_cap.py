@@ -1,11 +1,11 @@
-"""The power cap: in whole watts, never 0, and read back after every write."""
+"""The power cap: in whole watts, and never 0."""
 
 from __future__ import annotations
 
 from zeusd.devices.amd import layouts
 from zeusd.devices.amd.codes import Status, amd_error
 from zeusd.devices.amd.library import Library
-from zeusd.devices.port import DeviceError, Outcome, PowerLimits
+from zeusd.devices.port import DeviceError, Outcome, PowerLimits, after_a_write
 
 _SENSOR = 0
 """PPT0, the default cap."""
@@ -51,7 +51,7 @@ def write_cap(library: Library, gpu: int, power_limit_mw: int) -> None:
     """Sets the cap, rounded down to whole watts.
 
     Raises:
-        DeviceError: Also if the library reports success but the cap differs.
+        DeviceError: The library refuses it, or fails.
     """
     call = "amdsmi_set_power_cap"
     before = Cap(library, gpu)
@@ -64,17 +64,24 @@ def write_cap(library: Library, gpu: int, power_limit_mw: int) -> None:
             f"{power_limit_mw / 1000:g} W is not between {low_mw // 1000} and {high_mw // 1000} W",
         )
     code = library.status("set_power_cap", gpu, _SENSOR, wanted_mw // 1000 * before.scale)
-    if code not in (Status.SUCCESS, Status.NOT_SUPPORTED):
-        raise amd_error(code, call)
+    if code == Status.SUCCESS:
+        return  # the caller reads it back, which may take several tries
+    if code == Status.NOT_SUPPORTED:
+        # A GPU without a cap returns the same code, but this cap was just read; so does one that is
+        # in reset or suspended, and a driver that has written it all the same.
+        _judge_refusal(library, gpu, wanted_mw, call)
+        return
+    raise amd_error(code, call)
+
+
+def _judge_refusal(library: Library, gpu: int, wanted_mw: int, call: str) -> None:
+    code = Status.NOT_SUPPORTED
     try:
-        holds_mw = Cap(library, gpu).mw
+        with after_a_write():
+            holds_mw = Cap(library, gpu).mw
     except DeviceError as error:
-        if code == Status.SUCCESS or error.outcome is not Outcome.UNSUPPORTED:
+        if error.outcome is not Outcome.UNSUPPORTED:
             raise
         raise amd_error(code, call, "the GPU is in reset or suspended", Outcome.BUSY) from None
-    if holds_mw == wanted_mw:
-        return
-    if code == Status.NOT_SUPPORTED:
-        # A GPU without a cap returns the same code, but this cap was just read.
+    if holds_mw != wanted_mw:
         raise amd_error(code, call, "the driver refused the value", Outcome.TRANSIENT)
-    # The caller reads the cap back, which may take several tries, and decides by what it finds.

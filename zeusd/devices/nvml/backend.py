@@ -387,7 +387,7 @@ class NvmlBackend(TabledControls):
         if plan.profiles is None:
             if self.architecture(gpu) < _BLACKWELL:
                 raise nvml_error(Return.NOT_SUPPORTED, "workload power profiles")
-            plan.profiles = ProfileTable(self._call_library, gpu, _is_missing)
+            plan.profiles = ProfileTable(self._call_library, gpu)
         return plan.profiles
 
     # --------------------------------------------------------------------------------- clocks
@@ -696,10 +696,6 @@ def _layout(types: tuple[int, ...]) -> tuple[tuple[int, ...], struct.Struct]:
     """Reads fields whose values have these types."""
     unions = (_UNION[one] if 0 <= one < len(_UNION) else "Q" for one in types)
     return types, struct.Struct("".join(f"24xii{union}" for union in unions))
-
-
-def _is_missing(error: Exception) -> bool:
-    return isinstance(error, DeviceError) and error.code in _ABSENT
 
 
 def _instance(number: int | None) -> int | None:

@@ -8,14 +8,15 @@ overwrites it. The structures are those of nvml.h (API 13).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from zeusd.devices.port import PowerProfile
+from zeusd.devices.port import DeviceError, Outcome, PowerProfile, after_a_write
 
 Call = Callable[..., None]
-"""Calls a function of the library by its name; raises the caller's exceptions."""
+"""Calls a function of the library by its name; raises `DeviceError`."""
 
 _PREFIX = "nvmlDeviceWorkloadPowerProfile"
 _MOST = 255
@@ -67,16 +68,14 @@ class ProfileTable:
     Args:
         call: Calls the library.
         gpu: The GPU's handle.
-        missing: Whether an error says that this library lacks a function.
 
     Attributes:
         profiles: The profiles that it offers, by number.
     """
 
-    def __init__(self, call: Call, gpu: Any, missing: Callable[[Exception], bool]) -> None:
+    def __init__(self, call: Call, gpu: Any) -> None:
         self._call = call
         self._gpu = gpu
-        self._missing = missing
         table = _versioned(_Table)
         call(f"{_PREFIX}GetProfilesInfo", gpu, ctypes.byref(table))
         self._number = {bit: int(table.profiles[bit].profile) for bit in _bits(table.valid)}
@@ -101,8 +100,10 @@ class ProfileTable:
     def write(self, wanted: tuple[int, ...]) -> None:
         """Changes the requested profiles to these: removes some, then adds some."""
         before = set(self.requested())
-        self._change(_CLEAR, before - set(wanted))
-        self._change(_SET, set(wanted) - before)
+        leaving = before - set(wanted)
+        self._change(_CLEAR, leaving)
+        with after_a_write() if leaving else contextlib.nullcontext():
+            self._change(_SET, set(wanted) - before)
 
     def _change(self, operation: int, numbers: set[int]) -> None:
         if not numbers:
@@ -111,8 +112,8 @@ class ProfileTable:
         update = _Update(operation, mask)
         try:
             self._call(f"{_PREFIX}UpdateProfiles_v1", self._gpu, ctypes.byref(update))
-        except Exception as error:
-            if not self._missing(error):
+        except DeviceError as error:
+            if error.outcome is not Outcome.UNSUPPORTED:
                 raise
             older = _versioned(_Requested)
             older.mask = mask

@@ -1,0 +1,154 @@
+"""Whatever drivers do to a write, nothing is left wrong once errors stop."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests import seeds
+from tests.zeusd.core.drivers import run_round
+from tests.zeusd.core.world import GPU0, Odd, World
+from zeus_ipc.controls import Control
+from zeusd.core.model import Process
+from zeusd.devices.nvml.codes import nvml_error
+from zeusd.devices.port import DeviceError
+from zeusd.restore_rule import SETTLE_S, Device, Holds, Refused, Unknown
+
+POWER = (GPU0, Control.POWER_LIMIT)
+ROUNDS = int(os.environ.get("ZEUSD_TEST_ROUNDS", seeds.tries(40)))
+
+
+def test_random_drivers_leave_nothing_wrong() -> None:
+    first = seeds.fresh()
+    print(f"rounds {first} to {first + ROUNDS - 1}; see benchmarks/chaos.py --drivers --seed")
+    for seed in range(first, first + ROUNDS):
+        try:
+            run_round(seed)
+        except Exception as error:
+            raise AssertionError(
+                f"round {seed} (python benchmarks/chaos.py --drivers --seed {seed}): {error}"
+            ) from error
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 10, 13, 15, 25, 999])
+@pytest.mark.parametrize("failing", [1, 99])
+def test_a_failed_reading_back_does_not_lose_the_restore(
+    world: World, code: int, failing: int
+) -> None:
+    """The getter's error says nothing about the setter, which has worked."""
+    world.connect(1)
+    world.read_backs = [code] * failing
+    answer = world.set_power(1, 200)
+    assert ("error" in answer) == (failing > 1)
+    assert world.limit_w() == 200
+    world.read_backs.clear()
+    (lease,) = world.call(1, "leases")["result"]["leases"]
+    assert lease["value"] == [200_000]
+    assert world.set_power(1, 150) == {}, "it is nobody else's value"
+    world.kill(Process(1, 77))
+    assert world.limit_w() == 300
+    world.advance(SETTLE_S + 1)
+    assert not [key for key in world.journal if key.startswith("pending/")]
+    assert not world.events("outside_change")
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("late_s", [0.1, 4.0])
+def test_a_write_that_takes_effect_after_its_lease_has_ended_is_restored(
+    world: World, killed: bool, late_s: float
+) -> None:
+    """The control is at its target when the lease ends, and is not to stay there."""
+    world.connect(1)
+    world.odd[GPU0] = Odd(ignores=True)  # so far
+    assert world.set_power(1, 200)["error"]["code"] == "unchanged"
+    world.odd.clear()
+    if killed:
+        world.start_core(alive=set())
+    else:
+        world.kill(Process(1, 77))
+    assert world.limit_w() == 300
+    world.advance(late_s)
+    world.values[POWER] = (200_000,)
+    world.connect(2)
+    world.ask(2, "set_power_limit", gpus=[GPU0], power_limit_mw=250_000)
+    assert world.limit_w() == 200, "no outside change is reported"
+    world.advance(SETTLE_S)
+    assert world.limit_w() == 250, "the next user's limit"
+    world.kill(Process(2, 77))
+    world.advance(SETTLE_S + 1)
+    assert world.limit_w() == 300
+    assert not world.events("outside_change")
+
+
+def test_the_bound_of_late_drivers_is_a_setting(world: World) -> None:
+    world.reload(type(world.settings.site)(settle_s=60.0))
+    world.connect(1)
+    world.odd[GPU0] = Odd(ignores=True)
+    world.set_power(1, 200)
+    world.odd.clear()
+    world.kill(Process(1, 77))
+    world.advance(50)
+    assert [key for key in world.journal if key.startswith("pending/")]
+    world.values[POWER] = (200_000,)
+    world.advance(20)
+    assert world.limit_w() == 300
+    assert not [key for key in world.journal if key.startswith("pending/")]
+
+
+class Driver:
+    """A power limit: what it makes of each write, in turn."""
+
+    def __init__(self, *steps: DeviceError | int | None) -> None:
+        self.holds = (250,)
+        self.reads: list[int] = []
+        self._steps = [*steps]
+
+    def write(self, value: tuple[int, ...]) -> None:
+        step = self._steps.pop(0) if self._steps else None
+        if isinstance(step, DeviceError):
+            self.holds = self.holds if step.refused else value
+            raise step
+        if step is not None:
+            self.holds = (step,)
+
+    def read(self) -> tuple[int, ...]:
+        return (self.reads.pop(0),) if self.reads else self.holds
+
+    def device(self, rounding: int = 5) -> Device:
+        return Device(self.read, self.write, lambda seconds: None, rounding)
+
+
+@pytest.mark.parametrize("code", [10, 15, 16, 999])
+def test_a_lower_write_that_works_and_returns_an_error_is_not_known(code: int) -> None:
+    """The driver rounds 150 up to 152; of the next write nobody knows."""
+    driver = Driver(152, nvml_error(code, "set"))
+    outcome = driver.device().write_verified((150,), (250,))
+    assert isinstance(outcome, Unknown)
+    refusing = Driver(152, *[nvml_error(2, "set")] * 5)
+    assert refusing.device().write_verified((150,), (250,)) == Holds((152,))
+    assert isinstance(Driver(nvml_error(2, "set")).device().write_verified((150,), (250,)), Refused)
+
+
+def test_one_old_reading_does_not_confirm_a_write_that_was_ignored() -> None:
+    driver = Driver()
+    driver.holds, driver.reads = (150,), [250]
+    assert driver.device().write_verified((250,), (150,)) == Unknown(None, (150,))
+
+
+def test_readings_of_a_restore_are_as_far_apart_as_the_longest_settling() -> None:
+    slept: list[float] = []
+    driver = Driver(200, 250)
+    device = driver.device()
+    device.sleep = slept.append
+    driver.reads = [250, 250, 250, 250, 200, 200]
+    assert device.write_verified((200,), (250,)) == Holds((200,))
+    assert device.settling_s > 0
+    slept.clear()
+    assert device.write_verified((250,), (200,), sure=True) == Holds((250,))
+    assert slept == [device.settling_s]

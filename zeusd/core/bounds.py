@@ -1,0 +1,131 @@
+"""What a control may hold at most, and what it is restored to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zeus_ipc.controls import SPECS, Control, ControlValue
+from zeusd.core.ceilings import PERSISTED, Ceilings
+from zeusd.core.effects import Forget, Put
+from zeusd.core.entries import OBSERVED, RESTING, Ceiling, Kept, key_of
+from zeusd.core.outbox import Outbox
+from zeusd.core.policy import Target
+
+
+class Bounds:
+    """The restore target of a control, and its upper bounds.
+
+    Args:
+        gpu: UUID of the GPU.
+        control: The control.
+        site: The site's restore target.
+        outbox: Collects effects.
+        override: Whether a restore overwrites outside changes.
+
+    Attributes:
+        initial: The initial value, if known.
+        observed: The restore target if the site configured none, if it is known.
+        ceilings: Upper bounds other than the site's.
+        resting: The value that zeusd left in force, because of ceilings, while nobody holds it.
+    """
+
+    def __init__(
+        self, gpu: str, control: Control, site: Target, outbox: Outbox, override: bool
+    ) -> None:
+        self._gpu = gpu
+        self._control = control
+        self._spec = SPECS[control]
+        self._out = outbox
+        self.override = override
+        self.initial: ControlValue | None = None
+        self.ceilings = Ceilings()
+        self.observed: ControlValue | None = None
+        self.resting: ControlValue | None = None
+        self.configure(site, override)
+
+    def configure(self, site: Target, override: bool) -> None:
+        """The site's configuration changed."""
+        self._site = site
+        self.override = override
+        if not site.pinned:
+            self.observed = site.value
+
+    @property
+    def enforced(self) -> bool:
+        """Whether the site wants its target in force even if nobody ever leased the control."""
+        return self._site.enforced
+
+    @property
+    def site_limit_mw(self) -> int | None:
+        """The site limit, without ceilings; None: the control has none."""
+        return self._site.highest_mw
+
+    @property
+    def persisted(self) -> bool:
+        """Whether an administrator chose the target (see `requests.Persist`)."""
+        return PERSISTED in self.ceilings
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the target was configured or persisted, so that outside changes do not move
+        it."""
+        return self._site.pinned or bool(self.ceilings)
+
+    @property
+    def target(self) -> ControlValue:
+        """The restore target: the site's target, bounded by all ceilings."""
+        return self._under(self._site.value) if self.ceilings else self._site.value
+
+    @property
+    def active(self) -> bool:
+        """Whether a value above the ceilings or the site limit is lowered as soon as zeusd sees
+        it."""
+        return self._spec.ceilings and (bool(self.ceilings) or self._site.enforced)
+
+    @property
+    def rests_elsewhere(self) -> bool:
+        """Whether zeusd left a value in force that is no longer the target."""
+        return self.resting is not None and self.resting != self.target
+
+    @property
+    def source(self) -> str:
+        """The origin of the target, see `replies.Back`."""
+        for name, ceiling in self.ceilings.items():
+            if ceiling.value == self.target:
+                return name
+        if self._site.pinned:
+            return "configured"
+        return "observed" if self._spec.readable else "unreadable"
+
+    def highest(self, without: str = "") -> ControlValue:
+        """The highest value that may be set, bounded by all ceilings but the named one."""
+        assert self._site.highest_mw is not None
+        highest = (self._site.highest_mw,)
+        return self._under(highest, without) if self.ceilings else highest
+
+    def _under(self, value: ControlValue, without: str = "") -> ControlValue:
+        if self._spec.ceilings:
+            return self.ceilings.lowest(value, without)
+        persisted = self.ceilings.get(PERSISTED)
+        return value if persisted is None or without == PERSISTED else persisted.value
+
+    def aim_at(self, target: ControlValue) -> None:
+        """Changes the target, after an outside change or if the device does not accept the old
+        one."""
+        persisted = self.ceilings.get(PERSISTED)
+        if persisted is not None and not self._spec.ceilings:
+            self.ceilings[PERSISTED] = Ceiling(target, persisted.uid)
+            return
+        if self._site.pinned:  # until the configuration is read again, or another driver is loaded
+            self._site = replace(self._site, value=target)
+            return
+        self._site = Target(target, False, target[0] if self._spec.ceilings else None)
+        self.observed = target
+        self._out.add(Put(key_of(OBSERVED, self._gpu, self._control), Kept(target)))
+
+    def rest(self, value: ControlValue | None) -> None:
+        """Records the value that zeusd leaves in force because of ceilings; None: none."""
+        if value != self.resting:
+            self.resting = value
+            key = key_of(RESTING, self._gpu, self._control)
+            self._out.add(Forget(key) if value is None else Put(key, Kept(value)))

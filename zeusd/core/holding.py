@@ -1,0 +1,258 @@
+"""Who holds a control: heartbeats, expiry, and processes that lost a lease without asking."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from zeus_ipc.errors import ErrorCode
+from zeusd.core.effects import Forget, Look, Note, Unwatch, Watch
+from zeusd.core.entries import Loss
+from zeusd.core.leasing import Lease
+from zeusd.core.lifecycle import Phase
+from zeusd.core.model import Failure, Peer, Process, ProcessUsage
+from zeusd.core.policy import Settings
+
+if TYPE_CHECKING:
+    from zeusd.core.control import ControlMachine
+
+LOOKS = 5
+"""Checks of a silent holder within a TTL: as many as there are heartbeats."""
+
+BUSY_SHARE = 0.05
+"""A silent holder that used at least this share of one CPU between two checks is computing."""
+
+Watched: TypeAlias = dict[Process, list["ControlMachine"]]
+"""Controls by watched process: the holder, and processes that lost a lease."""
+
+
+class SharedState(Protocol):
+    """What all controls of a node share.
+
+    Attributes:
+        settings: The site's settings, with its lease TTLs.
+        closed: Why new leases are refused now; None: they are accepted.
+        watched: Lists a control under each process that it watches.
+        losers: Processes that lost a lease in the present event.
+    """
+
+    settings: Settings
+    closed: Failure | None
+    watched: Watched
+    losers: set[Process]
+
+
+class LeaseState:
+    """The lease of a control, and the losses of those who held it.
+
+    Args:
+        control: The control.
+
+    Attributes:
+        lease: The present lease, or the one whose value is being restored.
+    """
+
+    def __init__(self, control: ControlMachine) -> None:
+        self._control = control
+        self._out = control.out
+        self._node = control.node
+        self._lost: dict[Process, Loss] = {}
+        self.lease: Lease | None = None
+
+    # ---------------------------------------------------------------------------------- queries
+
+    @property
+    def current(self) -> Lease | None:
+        """The lease, if it has not ended."""
+        return self.lease if self._control.phase is Phase.HELD else None
+
+    def by(self, process: Process) -> bool:
+        """Whether this process holds the lease."""
+        lease = self.current
+        return lease is not None and lease.holder == process
+
+    def lost_by(self, process: Process) -> bool:
+        """Whether this process lost a lease here and has not acquired it again."""
+        return process in self._lost
+
+    def losses_of(self, uid: int) -> int:
+        """Number of this user's processes that lost a lease here and do not know it yet."""
+        return sum(loss.uid == uid for loss in self._lost.values())
+
+    # ----------------------------------------------------------------------------- begin and end
+
+    def begin(self, lease: Lease, until_ns: int) -> None:
+        """A lease begins, or is taken over from the journal."""
+        self.lease = lease
+        self._watch(lease.holder)
+        self._lasts_until(until_ns)
+
+    def end(self) -> None:
+        """The lease ends; it stays known until the control is restored."""
+        assert self.lease is not None
+        self._out.due_ns.pop(self)
+        self._unwatch(self.lease.holder)
+
+    def lose(self, loss: Loss) -> None:
+        """A process loses its lease and must be told, or was to be told by the last zeusd."""
+        if loss.process not in self._lost:
+            self._watch(loss.process)
+        self._lost[loss.process] = loss
+
+    def forgive(self, process: Process) -> None:
+        """Handles a process that knows of its loss, or has exited."""
+        loss = self._lost.pop(process, None)
+        if loss is not None:
+            self._out.add(Forget(loss.key))
+            self._unwatch(process)
+
+    def _watch(self, process: Process) -> None:
+        self._node.watched.setdefault(process, []).append(self._control)
+        self._out.add(Watch(process))
+
+    def _unwatch(self, process: Process) -> None:
+        controls = self._node.watched[process]
+        controls.remove(self._control)
+        if not controls:
+            del self._node.watched[process]
+        self._out.add(Unwatch(process))
+
+    # ------------------------------------------------------------------------------------- time
+
+    def heartbeat(self) -> None:
+        """Handles a heartbeat of the holder."""
+        lease, now_ns = self.lease, self._out.now_ns
+        assert lease is not None
+        lease.forgiven = False
+        if lease.recoveries:
+            lease.recoveries = 0
+            self._control.record()
+        lease.heard_ns = now_ns
+        lease.usage = None
+        self.extend(lease.ttl_ns)
+
+    def reconnected(self) -> None:
+        """Handles a new connection of the holder's process: not a heartbeat, but a sign that it
+        runs."""
+        if (lease := self.current) is not None:
+            self._lasts_until(max(lease.expires_ns, lease.heard_ns + lease.ttl_ns))
+
+    def extend(self, by_ns: int) -> None:
+        """Extends the lease to at least this time from now."""
+        if (lease := self.current) is not None:
+            self._lasts_until(max(lease.expires_ns, self._out.now_ns + by_ns))
+
+    def shorten(self, to_ns: int) -> None:
+        """Shortens the lease to at most this time from now."""
+        if (lease := self.current) is not None:
+            until_ns = min(lease.expires_ns, self._out.now_ns + to_ns)
+            lease.expires_ns = self._out.due_ns[self] = until_ns
+
+    def forgive_stall(self) -> None:
+        """Extends the lease after zeusd or its server was stopped: heartbeats may be waiting to be
+        read.
+
+        At most once per received heartbeat.
+        """
+        if self.lease is not None and not self.lease.forgiven:
+            self.lease.forgiven = True
+            self.extend(self.lease.ttl_ns)
+
+    def _lasts_until(self, until_ns: int) -> None:
+        """Sets the lease's end and schedules checks of the holder before it."""
+        lease = self.lease
+        assert lease is not None
+        lease.expires_ns = until_ns
+        first_look_ns = until_ns - lease.ttl_ns // LOOKS
+        looks = self._node.settings.terms.busy_ttl_ns > lease.ttl_ns and lease.usage is None
+        self._out.due_ns[self] = first_look_ns if looks else until_ns
+
+    def tick(self, now_ns: int) -> None:
+        """Checks whether a holder that sent no heartbeat for most of its TTL is computing."""
+        due_ns = self._out.due_ns.get(self)
+        if due_ns is None or now_ns < due_ns or (lease := self.current) is None:
+            return
+        if self._node.settings.terms.busy_ttl_ns <= lease.ttl_ns:
+            self.expire()
+            return
+        self._out.due_ns.pop(self)
+        ticket = self._out.ticket(partial(self._looked_at, lease, lease.heard_ns))
+        self._out.add(Look(ticket, lease.holder))
+
+    def _looked_at(self, lease: Lease, heard_ns: int, result: object) -> None:
+        if self.current is not lease or lease.heard_ns != heard_ns:
+            return  # meanwhile it ended, or its holder sent a heartbeat
+        now_ns = self._out.now_ns
+        usage = result if isinstance(result, ProcessUsage) else None
+        before, lease.usage = lease.usage, usage
+        if now_ns < lease.expires_ns:
+            self._out.due_ns[self] = lease.expires_ns
+            return
+        last_ns = heard_ns + self._node.settings.terms.busy_ttl_ns
+        # zeusd was late for its first check; compare the next one with it.
+        late = before is None and lease.expires_ns >= heard_ns + lease.ttl_ns
+        computes = usage is not None and (_computes(before, usage) or (late and not usage.stopped))
+        if now_ns >= last_ns or not computes:
+            self.expire()
+            return
+        lease.expires_ns = min(now_ns + lease.ttl_ns // LOOKS, last_ns)
+        self._out.due_ns[self] = lease.expires_ns
+
+    def expire(self) -> None:
+        """Handles a holder that was silent for its TTL."""
+        lease = self.lease
+        assert lease is not None
+        fields = {**self._control.who(lease), "ttl_s": lease.ttl_ns / 1e9}
+        self._out.add(Note("lease_expired", fields, warning=True))
+        self._control.revoke("expired", f"its heartbeat stopped for {lease.ttl_ns / 1e9:g} s")
+
+    # ---------------------------------------------------------------------------------- refusals
+
+    def refusal(self, peer: Peer, acquires: bool = False) -> Failure | None:
+        """Why this process may not write now, or not acquire the lease; None: allowed."""
+        if self._node.closed is not None:
+            return self._node.closed
+        gpu, name = self._control.gpu, self._control.control.value
+        loss = self._lost.get(peer.process)
+        if loss is not None and not acquires:
+            return Failure(
+                ErrorCode.LEASE_EXPIRED,
+                f"this process lost its lease on {name} of {gpu}, because "
+                f"{loss.reason}, and the old value is back; acquire it again if you still want it",
+            )
+        if (lease := self.current) is not None:
+            if lease.holder == peer.process:
+                return None
+            held_s = max(0, self._out.now_ns - lease.since_ns) // 1_000_000_000
+            # Only the process's own user may see which process it is.
+            own, command = peer.uid == lease.uid, lease.command
+            named = f" ({command})" if command else ""
+            process = f"process {lease.holder.pid}{named} of " if own else ""
+            return Failure(
+                ErrorCode.LEASE_HELD,
+                f"{name} of {gpu} is held by {process}user {lease.uid} "
+                f"for {held_s} s; wait until it ends, or let it release",
+            )
+        if attempts := self._control.failed_attempts:
+            return Failure(
+                ErrorCode.RESTORE_PENDING,
+                f"{name} of {gpu} could not be restored after its last holder "
+                f"({attempts} attempts); zeusd keeps trying, see its log",
+            )
+        return None
+
+    def gone(self, peer: Peer) -> Failure:
+        """Why a waiting or running set is not made any more."""
+        return self.refusal(peer) or Failure(
+            ErrorCode.LEASE_EXPIRED,
+            f"the lease on {self._control.control.value} of {self._control.gpu} was released "
+            "before this set was applied; set again to take a new one",
+        )
+
+
+def _computes(before: ProcessUsage | None, now: ProcessUsage) -> bool:
+    """Whether a process used the CPU between two checks and is not stopped."""
+    if before is None or now.stopped:
+        return False
+    passed_ns = max(1, now.t_ns - before.t_ns)
+    return now.cpu_ns - before.cpu_ns >= BUSY_SHARE * passed_ns
