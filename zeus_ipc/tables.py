@@ -189,7 +189,13 @@ def kinds(row: Callable[..., Any]) -> dict[str, type]:
     return {name: field.kind for name, field in _fields(row).items()}
 
 
-def write(path: Path, kinds: Mapping[str, type], rows: Iterable[Sequence[Any]]) -> None:
+def write(
+    path: Path,
+    kinds: Mapping[str, type],
+    rows: Iterable[Sequence[Any]],
+    *,
+    is_parquet: bool | None = None,
+) -> None:
     """Writes a table: Parquet if the path ends with `.parquet`, else CSV, compressed if it ends
     with `.gz` or `.xz`. The file appears under its name once it is complete.
 
@@ -197,13 +203,16 @@ def write(path: Path, kinds: Mapping[str, type], rows: Iterable[Sequence[Any]]) 
         path: The file.
         kinds: The columns, and whether they are int, float, str or bool.
         rows: The rows; None: no value.
+        is_parquet: Whether it is Parquet, whatever its name.
 
     Raises:
         OSError: It cannot be written.
         ImportError: Parquet needs pyarrow.
     """
-    with replacing(path) as aside:
-        if path.suffix == ".parquet":
+    if is_parquet is None:
+        is_parquet = path.suffix.lower() in (".parquet", ".pq")
+    with replacing(path, only_files=is_parquet) as aside:
+        if is_parquet:
             arrow, parquet = pyarrow()
             columns = [*zip(*rows, strict=True)] or [()] * len(kinds)
             arrays = [
@@ -223,14 +232,21 @@ def write(path: Path, kinds: Mapping[str, type], rows: Iterable[Sequence[Any]]) 
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, only_files: bool = False) -> Iterator[Path]:
     """Gives the name under which to write a file, and then gives that its own: nothing but the
     whole file is ever there. What is not a regular file, such as a pipe, is written to as it is.
 
+    Args:
+        path: The file.
+        only_files: Whether that is refused, as for Parquet.
+
     Raises:
         OSError: It cannot be written; with the path.
+        TableError: It is not a file.
     """
     special = path.exists() and not path.is_file()
+    if special and only_files:
+        raise TableError(f"{path} is not a file; name one for Parquet, or write CSV")
     aside = path if special else path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield aside

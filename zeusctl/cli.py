@@ -161,6 +161,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def _fail(error: Exception, json_wanted: bool) -> int:
     """Reports what went wrong in one sentence. Returns the exit code."""
     from zeus_ipc.errors import ZeusIpcError
+    from zeus_ipc.tables import TableError
 
     hint = ""
     if isinstance(error, click.ClickException):
@@ -171,6 +172,8 @@ def _fail(error: Exception, json_wanted: bool) -> int:
             hint = f" (see `{error.ctx.command_path} --help`)"
     elif isinstance(error, CommandError):
         code, name, message = int(error.exit_code), error.code, str(error)
+    elif isinstance(error, TableError) or (isinstance(error, ImportError) and "pip" in str(error)):
+        code, name, message = int(Exit.FAILED), "failed", str(error)
     elif isinstance(error, ZeusIpcError):
         code, name, message = exit_for(_code(error)), error.code, error.message
     elif isinstance(error, OSError) and error.filename is not None:

@@ -7,15 +7,14 @@ unfinished day and later the whole, changes nothing.
 
 from __future__ import annotations
 
-import csv
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from zeusctl import parquet
-from zeusctl.exits import CommandError, Exit, writing
+from zeus_ipc import tables
+from zeusctl.exits import CommandError, Exit
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
@@ -49,11 +48,6 @@ class Row(NamedTuple):
     upper_uj: int
     ns: int
     methods: str
-
-
-_KINDS = {
-    name: str if name in ("node", "kind", "name", "run", "methods") else int for name in Row._fields
-}
 
 
 def export(
@@ -94,7 +88,7 @@ def export(
             )
         if rows:
             path = folder / f"{PREFIX}{node}-{day:%Y-%m-%d}{ending}"
-            _write(path, rows)
+            tables.write(path, tables.kinds(Row), rows)
             written.append(path)
         day += timedelta(days=1)
     return written
@@ -121,20 +115,6 @@ def _rows(usage: Usage, node: str, edges: Sequence[int]) -> Iterator[Row]:
             yield Row(
                 node, begin_s, METERS, "", "", -1, metered_uj, 0, metered_uj, metered_uj, 0, ""
             )
-
-
-def _write(path: Path, rows: Sequence[Row]) -> None:
-    """Writes all of a file or nothing: files may be collected at any time."""
-    if path.suffix == ".parquet":
-        parquet.write(path, [row._asdict() for row in rows], _KINDS)
-        return
-    partial = path.with_suffix(".partial")
-    with writing(path):
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(Row._fields)
-            writer.writerows(rows)
-        partial.replace(path)
 
 
 def read(folder: Path) -> list[Row]:
@@ -165,31 +145,11 @@ def read(folder: Path) -> list[Row]:
 
 
 def _parse(path: Path) -> Iterator[Row]:
-    if path.suffix == ".parquet":
-        try:
-            rows = parquet.read(path, Row._fields)
-            yield from (Row(*(row[name] for name in Row._fields)) for row in rows)
-        except ValueError as error:
-            raise _no_export(path, error) from None
-        return
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.reader(file)
-        try:
-            if next(reader, None) != [*Row._fields]:
-                raise ValueError("it has other columns")
-            for cells in reader:
-                node, begin_s, kind, name, run, uid, *amounts, methods = cells
-                active, idle, lower, upper, ns = (int(one) for one in amounts)
-                yield Row(
-                    *(node, int(begin_s), kind, name, run, int(uid)),
-                    *(active, idle, lower, upper, ns, methods),
-                )
-        except (ValueError, TypeError) as error:
-            raise _no_export(path, error) from None
-
-
-def _no_export(path: Path, error: Exception) -> CommandError:
-    return CommandError(f"{path} is not a file of `zeusctl energy --export` ({error})")
+    try:
+        for _, row in tables.read(path, Row):
+            yield row
+    except tables.TableError as error:
+        raise CommandError(f"{path} is not a file of `zeusctl energy --export` ({error})") from None
 
 
 def usage_of(

@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import csv
-import os
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
 from zeus_ipc import tables
 from zeus_ipc.overriding import override
-from zeusctl import parquet as parquet_of
 from zeusctl.exits import CommandError
 
-COLUMNS: dict[str, type] = {
-    "time": float,
-    "gpu": int,
-    "uuid": str,
-    "power_w": float,
-    "average_power_w": float,
-    "memory_power_w": float,
-    "module_power_w": float,
-    "energy_j": float,
-    "power_limit_w": float,
-    "gpu_clock_mhz": int,
-    "memory_clock_mhz": int,
-    "temperature_c": int,
-    "throttle_reasons": int,
-    "lost": int,
-}
-"""Columns of a recording. `time` is in seconds since 1970; `energy_j` counts from an arbitrary
-start; `throttle_reasons` are the bits of nvmlClocksEventReasons; `lost` counts samples that were
-missed just before. Empty: the GPU does not offer it."""
+
+class Sample(NamedTuple):
+    """A row of a recording. `time` is in seconds since 1970; `energy_j` counts from an arbitrary
+    start; `throttle_reasons` are the bits of nvmlClocksEventReasons; `lost` counts samples that
+    were missed just before. None: the GPU does not offer it.
+    """
+
+    time: float | None
+    gpu: int
+    uuid: str | None
+    power_w: float | None
+    average_power_w: float | None
+    memory_power_w: float | None
+    module_power_w: float | None
+    energy_j: float | None
+    power_limit_w: float | None
+    gpu_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    temperature_c: int | None
+    throttle_reasons: int | None
+    lost: int | None
+
+
+COLUMNS = tables.kinds(Sample)
+"""Columns of a recording, and what they hold."""
 
 _ROWS_AT_ONCE = 4096
 
@@ -83,12 +88,12 @@ class ParquetWriter(Writer):
     """
 
     def __init__(self, path: Path) -> None:
-        pyarrow, parquet = parquet_of.load()
-        self._schema = parquet_of.schema(COLUMNS)
+        pyarrow, parquet = tables.pyarrow()
+        self._schema = tables.schema(COLUMNS)
         self._table = pyarrow.Table
-        self._path = path
-        self._aside = parquet_of.beside(path)
-        self._file = parquet.ParquetWriter(self._aside, self._schema, compression="zstd")
+        self._whole = ExitStack()
+        aside = self._whole.enter_context(tables.replacing(path, only_files=True))
+        self._file = parquet.ParquetWriter(aside, self._schema, compression="zstd")
         self._rows: list[Row] = []
 
     @override
@@ -105,7 +110,7 @@ class ParquetWriter(Writer):
     def close(self) -> None:
         self._write_rows()
         self._file.close()
-        os.replace(self._aside, self._path)
+        self._whole.close()
 
     def _write_rows(self) -> None:
         if self._rows:
@@ -141,53 +146,15 @@ def read(path: Path) -> list[Recording]:
     Raises:
         CommandError: The file is not a zeusctl recording; the message names the wrong line.
     """
-    rows = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
     by_gpu: dict[int, Recording] = {}
     numbers = [name for name, kind in COLUMNS.items() if kind is not str]
-    for row in rows:
-        gpu = int(row["gpu"] or 0)
-        recording = by_gpu.get(gpu)
-        if recording is None:
-            recording = by_gpu[gpu] = Recording(gpu, {name: [] for name in numbers})
-        for name in numbers:
-            recording.columns[name].append(row[name])
+    try:
+        for _, row in tables.read(path, Sample):
+            empty = Recording(row.gpu, {name: [] for name in numbers})
+            for name, values in by_gpu.setdefault(row.gpu, empty).columns.items():
+                values.append(getattr(row, name))
+    except tables.TableError as error:
+        raise CommandError(f"{path} is not a zeusctl recording: {error}") from None
     if not by_gpu:
         raise CommandError(f"{path} holds no samples; record for longer")
     return [by_gpu[gpu] for gpu in sorted(by_gpu)]
-
-
-def _read_csv(path: Path) -> list[dict[str, float | None]]:
-    try:
-        names, *lines = [*tables.rows(path)] or [()]
-    except tables.TableError as error:
-        raise CommandError(f"{path} is not a zeusctl recording: {error}") from None
-    missing = set(COLUMNS) - set(names)
-    if missing:
-        raise CommandError(
-            f"{path} is not a zeusctl recording: it has no column {', '.join(sorted(missing))}"
-        )
-    rows = []
-    for number, line in enumerate(lines, start=2):
-        if not line:
-            continue
-        try:
-            row = dict(zip(names, line, strict=True))
-            rows.append(
-                {
-                    name: float(row[name]) if row[name] else None
-                    for name, kind in COLUMNS.items()
-                    if kind is not str
-                }
-            )
-        except ValueError:
-            raise CommandError(
-                f"{path}: line {number}: this is not a row of a recording; remove it"
-            ) from None
-    return rows
-
-
-def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    try:
-        return parquet_of.read(path, list(COLUMNS))
-    except ValueError as error:
-        raise CommandError(f"{path} is not a zeusctl recording: {error}") from None

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeusctl import parquet
+from zeus_ipc.tables import write
 from zeusctl.columns import Column
 from zeusctl.columns import lines as table_of
 from zeusctl.reports import EnergyReport, UsedEnergy
@@ -305,4 +305,5 @@ def write_parquet(report: EnergyReport, path: Path) -> None:
         )
         for name, field in UsedEnergy.model_fields.items()
     }
-    parquet.write(path, _rows(report), kinds)
+    rows = ([row[name] for name in kinds] for row in _rows(report))
+    write(path, kinds, rows, is_parquet=True)

@@ -500,7 +500,7 @@ def test_an_invalid_recording_is_reported_with_its_line(ctl: Ctl, tmp_path: Path
     assert "line 3" in said.err
     path.write_text("a,b\n1,2\n")
     said = ctl("plot", "-o", str(tmp_path / "p.png"), "--recording", str(path))
-    assert "it has no column" in said.err
+    assert "are missing; the table needs time,gpu,uuid" in said.err
     assert not (tmp_path / "p.png").exists()
 
 

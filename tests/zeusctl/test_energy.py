@@ -423,7 +423,7 @@ def test_files_that_are_none_are_refused(ctl: Ctl, tmp_path: Path) -> None:
 def test_a_full_disk_under_an_export_is_named(ctl: Ctl, tmp_path: Path) -> None:
     for from_now_s in (-7200, 0, 7200):  # midnight may be between
         day = datetime.fromtimestamp(time.time() + from_now_s, timezone.utc).date()
-        partial = tmp_path / f"energy-{socket.gethostname()}-{day}.partial"
+        partial = tmp_path / f"energy-{socket.gethostname()}-{day}.csv"
         if not partial.is_symlink():
             partial.symlink_to("/dev/full")
     said = ctl("energy", "--since", "1h", "--export", str(tmp_path))
