@@ -13,7 +13,7 @@ import numpy as np
 
 from zeus.optimizer.pipeline_frequency.planner.pool import Pool
 from zeus.optimizer.pipeline_frequency.planner.problem import Booleans, Floats, Ints, Problem, fits
-from zeus.optimizer.pipeline_frequency.planner.search import Progress, Search
+from zeus.optimizer.pipeline_frequency.planner.search import PlanSearch, Progress
 
 _MULTIPLES = 2.0 ** np.array([0, 0.5, 1, 2, 4, 10])
 """Of the linear program's prices: with the highest all that is critical is as fast as can be."""
@@ -48,7 +48,7 @@ class ChangeSearch:
         pool: The plans.
     """
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: PlanSearch) -> None:
         self._problem = search.problem
         self._search = search
         self._rows = np.concatenate(self._problem.adjustable)

@@ -31,8 +31,8 @@ from zeus.optimizer.pipeline_frequency.planner.problem import (
 from zeus.optimizer.pipeline_frequency.planner.search import (
     MAX_PLANS,
     STEP,
+    PlanSearch,
     Progress,
-    Search,
     wanted_times,
 )
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, Step
@@ -105,7 +105,7 @@ class Planner:
         self._exactly = exact or self._small
         self._proven: list[tuple[float, float]] = []  # deadline, least effective energy
         self._free = self.changes == Changes()
-        self._search = Search(problem)
+        self._search = PlanSearch(problem)
         self._finder = self._search if self._free else ChangeSearch(self._search)
         costs_j = np.array([curve.cost_j[0] for curve in problem.curves])[problem.kind]
         self._equal_j = _EQUAL * float(

@@ -33,7 +33,7 @@ _CHUNK = 400_000
 """Entries of an array of plans that are evaluated together: bounds the memory."""
 
 
-class Search:
+class PlanSearch:
     """Finds plans for one problem, and bounds on what any plan takes.
 
     Args:
