@@ -454,7 +454,7 @@ def _pending(session: Session, node: NodeInfo) -> Check:
     target = value_text(first.control.value, first.back.value)
     trouble = named(first.trouble or "", index)
     since_s = seconds_since(first.pending_ns or time.monotonic_ns())
-    missing = [one.gpu for one in waiting if one.gpu not in index]
+    missing = [one.gpu for one in waiting if index and one.gpu not in index]
     remedy = "when the GPU answers again, run `zeusctl reset` to restore at once"
     if missing:
         remedy = f"if the GPU was removed for good, `sudo zeusctl reset {missing[0]} --forget`"

@@ -322,7 +322,8 @@ def _share(environment: Mapping[str, str], gres: Gres) -> tuple[int, int]:
     job = environment.get("SLURM_JOB_ID")
     if not gres.shared or not job:
         return 0, 0
-    said = _output("scontrol", "show", "job", "-d", "-o", job)
+    # Nothing else of the job: its name and comment are its user's own words.
+    said = _output("squeue", "-h", "-j", job, "-O", "tres-per-node:256,tres-per-task:256")
     if not said:
         return 1, 0  # not known: a share takes nothing from anybody
     sizes = [int(one) for one in _SHARES.findall(said)]

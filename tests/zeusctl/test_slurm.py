@@ -188,15 +188,16 @@ def test_mig_devices_are_parts_of_their_gpu(root: Path) -> None:
 def test_shares_of_a_gpu_are_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Prolog's variables say nothing of shards; Slurm does."""
     (root / "etc/slurm/gres.conf").write_text(FOUR + "Name=shard Count=16\n")
-    program = root / "bin/scontrol"
+    program = root / "bin/squeue"
     program.parent.mkdir()
     monkeypatch.setenv("PATH", str(program.parent))
     job = {"SLURM_JOB_GPUS": "1", "SLURM_JOB_ID": "7"}
     assert parts(root, **job) == [Part("GPU-1", 1)]  # Slurm does not answer
     for said, share in (
-        ("JobId=7 TresPerNode=gres:shard:3", (3, 0)),
-        ("JobId=7 TRES=cpu=1,gres/shard=2 GRES=shard:2(0/2)", (2, 0)),
-        ("JobId=7 TresPerNode=gres/gpu:a100:1", (0, 0)),
+        ("gres:shard:3     N/A", (3, 0)),  # 22.05
+        ("gres/shard:a100:2    N/A", (2, 0)),
+        ("N/A     gres/shard=2", (2, 0)),
+        ("gres/gpu:a100:1     N/A", (0, 0)),
     ):
         program.write_text(f"#!/bin/sh\necho '{said}'\n")
         program.chmod(0o755)

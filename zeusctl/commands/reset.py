@@ -84,9 +84,9 @@ def reset(
 
 
 def _missing(session: Session) -> list[str]:
-    """UUIDs of GPUs that zeusd does not find, and has to restore."""
+    """UUIDs of GPUs that zeusd does not find, unlike others, and has to restore."""
     known = {gpu.uuid for gpu in session.node.gpus}
-    return sorted({lease.gpu for lease in session.client.leases()} - known)
+    return sorted({lease.gpu for lease in session.client.leases()} - known) if known else []
 
 
 def _forget(session: Session, uuid: str) -> None:

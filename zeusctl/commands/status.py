@@ -17,7 +17,7 @@ from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import count, duration, number, plain, screen_width, style
 
 if TYPE_CHECKING:
-    from zeusctl.reports import Gpu, KnownGpu, Lease, Node, PowerLimit, StatusReport
+    from zeusctl.reports import Gpu, KnownGpu, Node, PowerLimit, StatusReport
 
 COUNTS = {"module": "the whole module", "unknown": "either the GPU or the whole module"}
 
@@ -159,7 +159,7 @@ def lines(report: StatusReport) -> Iterator[str]:
     if report.leases:
         yield ""
         yield from table_of(LEASE, report.leases)
-    for uuid, since_s in missing_gpus(report.leases).items():
+    for uuid, since_s in missing_gpus(report).items():
         since = "" if since_s is None else f" for {duration(since_s)}"
         text = (
             f"zeusd has not found {uuid}{since}, and restores it when it is back; if it was removed"
@@ -235,6 +235,7 @@ def site_text(limit: PowerLimit) -> str:
     return number(limit.site, "W") + (", not enforced" if is_cap_only(limit) else state)
 
 
-def missing_gpus(leases: Sequence[Lease]) -> dict[str, float | None]:
-    """UUIDs of GPUs that zeusd does not find and has to restore, and for how long."""
-    return {one.uuid: one.pending_s for one in leases if one.gpu < 0 and one.restoring}
+def missing_gpus(report: StatusReport) -> dict[str, float | None]:
+    """UUIDs of GPUs that zeusd does not find, unlike others, and has to restore; for how long."""
+    waiting = [one for one in report.leases if one.gpu < 0 and one.restoring]
+    return {one.uuid: one.pending_s for one in waiting if report.node.gpus}

@@ -134,10 +134,13 @@ class Administration:
 
     def _forget(self, peer: Peer, pending: PerGpu, uuid: str) -> None:
         """Drops the restores of a GPU that is not there."""
+        gpus = self._node.gpus
         waiting = [restore for restore in self._node.pending.values() if restore.gpu == uuid]
-        if uuid in self._node.gpus or not waiting:
-            found = "is on this node; reset it" if uuid in self._node.gpus else "has none"
-            message = f"only pending restores of missing GPUs can be forgotten, and {uuid} {found}"
+        if not gpus or uuid in gpus or not waiting:
+            why = f"{uuid} is on this node; reset it" if uuid in gpus else f"{uuid} has none"
+            if not gpus:
+                why = "zeusd has found no GPU at all; see `zeusctl doctor`"
+            message = f"only pending restores of missing GPUs can be forgotten, and {why}"
             pending.fail(uuid, Failure(ErrorCode.BAD_REQUEST, message))
             return
         for restore in waiting:

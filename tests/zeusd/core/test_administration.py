@@ -449,7 +449,7 @@ def test_a_job_is_known_after_a_restart_too() -> None:
 def test_a_restore_pending_on_a_missing_gpu_can_be_forgotten_by_administrators() -> None:
     world = make_world(gpus=2)
     process = world.connect(7, pid=707, uid=1002)
-    world.set_power(7, 150)
+    world.set_power(7, 150, GPU1)
     world.limits_mw = ()
     world.start_core(alive={process})
     connect(world)
@@ -458,24 +458,27 @@ def test_a_restore_pending_on_a_missing_gpu_can_be_forgotten_by_administrators()
     world.advance(60)
     (lease,) = world.call(ADMIN, "leases")["result"]["leases"]
     assert (lease["restoring"], lease["pending_ns"]) == (True, gone_ns)
-    assert world.call(BOB, "restore", gpus=[GPU0], forget=True)["error"]["code"] == (
-        "permission_denied"
-    )
-    refused = world.call(ADMIN, "restore", gpus=[GPU1], forget=True)["result"]["gpus"]
-    assert "has none" in refused[GPU1]["error"]["message"]
-    done = world.call(ADMIN, "restore", gpus=[GPU0], forget=True)["result"]["gpus"]
-    assert done[GPU0]["controls"] == {"power_limit": "forgotten"}
+    denied = world.call(BOB, "restore", gpus=[GPU1], forget=True)
+    assert denied["error"]["code"] == "permission_denied"
+
+    def forget(gpu: str) -> str:
+        result = world.call(ADMIN, "restore", gpus=[gpu], forget=True)["result"]["gpus"][gpu]
+        return str(result["error"]["message"] if "error" in result else result["controls"])
+
+    assert "zeusd has found no GPU at all" in forget(GPU1)
+    world.limits_mw = (300_000,)
+    world.find_gpus()
+    assert "is on this node; reset it" in forget(GPU0)
+    assert "GPU-2 has none" in forget("GPU-2")
+    assert forget(GPU1) == "{'power_limit': 'forgotten'}"
     assert world.call(ADMIN, "leases")["result"]["leases"] == []
-    (record,) = [
-        one
-        for one in world.core.audit_log.newest(0, 1 << 40, 99)
-        if one.event == "restore_forgotten"
-    ]
-    assert (record.gpu, record.control, record.uid) == (GPU0, "power_limit", 1001)
-    world.limits_mw = (150_000, 300_000)
+    records = world.core.audit_log.newest(0, 1 << 40, 99)
+    (record,) = [one for one in records if one.event == "restore_forgotten"]
+    assert (record.gpu, record.control, record.uid) == (GPU1, "power_limit", 1001)
+    world.limits_mw = (300_000, 150_000)
     world.start_core(alive=set())
     assert not world.core.unrestored, "it is not in the journal either"
-    assert world.limit_w() == 150
+    assert world.limit_w(GPU1) == 150
 
 
 # -------------------------------------------------------------------------------- what may be known
