@@ -13,6 +13,7 @@ import pytest
 
 from tests.fake_nvml import fixtures
 from tests.fake_nvml.double import NvmlDouble
+from tests.zeus.node import VirtualNode
 from tests.zeusd.devices.opening import Opener
 from zeus import _node
 from zeus.exceptions import ZeusGPUNotSupportedError
@@ -21,6 +22,7 @@ from zeus.monitor import PowerMonitor, TemperatureMonitor, ZeusMonitor
 from zeus.optimizer.power_limit import Done, GlobalPowerLimitOptimizer
 from zeusd import embed
 from zeusd.devices.nvml.codes import Return
+from zeusd.devices.simulated import SimulatedBackend
 from zeusd.nodes import OpenedNode
 
 open_nvml = fixtures.open_nvml
@@ -167,3 +169,19 @@ def test_the_only_gpu_that_is_lost_at_start_is_named_as_lost(use: Use) -> None:
     use(A100, lost=True)
     with pytest.warns(UserWarning, match=r"No GPU is measured: GPU 0 .* fallen off the bus"):
         assert ZeusMonitor().gpu_indices == []
+
+
+def test_the_simulated_node_has_such_gpus(virtual_node: Callable[[str], VirtualNode]) -> None:
+    node = virtual_node("a100-sxm-80:setter_ms=0:lacks=counter,a40:lacks=power+limit")
+    with pytest.warns(UserWarning, match=r"GPU 1 \(NVIDIA A40\) is not measured"):
+        monitor = node.monitor()
+    with monitor.window("step") as window:
+        node.clock.sleep(5)
+    idle_w = node.client.power(monitor.gpus[0].uuid)[monitor.gpus[0].uuid].instant_mw / 1000
+    assert window.gpu_energy == {0: pytest.approx(5 * idle_w, rel=0.05)}
+    assert not monitor.gpus.supports_get_total_energy_consumption(0)
+    assert monitor.gpus.get_power_management_limit_constraints(0)
+    with pytest.raises(ZeusGPUNotSupportedError, match="has no power limit to set"):
+        monitor.gpus.get_power_management_limit_constraints(1)
+    with pytest.raises(ValueError, match="lacks=power, counter or limit"):
+        SimulatedBackend("a40:lacks=fans")

@@ -110,12 +110,13 @@ class SimulatedReadings(SimulatedDriver):
             now_ns = self._clock_ns()
             now_s = self.advance(now_ns)
             model = state.model
-            if state.first is not state:
+            lacks = state.spec.lacks
+            if state.first is not state or "power" in lacks:
                 return Sensors(now_ns, None, None, None, None)
             found = Sensors(
                 t_ns=now_ns,
                 energy_mj=state.sensor.energy_mj(now_s)
-                if counter and model.energy_counter
+                if counter and model.energy_counter and "counter" not in lacks
                 else None,
                 power_instant_mw=state.sensor.instant_mw(now_s),
                 power_average_mw=state.sensor.average_mw(now_s) if model.sensor.average else None,
@@ -129,7 +130,7 @@ class SimulatedReadings(SimulatedDriver):
     @override
     def power_samples(self, gpu: Handle, since_ns: int) -> list[tuple[int, int]]:
         state = self._enter(gpu, "power_samples")
-        if state.model.sensor.samples_ms is None:
+        if state.model.sensor.samples_ms is None or "power" in state.spec.lacks:
             raise nvml_error(Return.NOT_SUPPORTED, "nvmlDeviceGetSamples")
         with self.lock:
             return state.sensor.samples(self.advance(), since_ns)

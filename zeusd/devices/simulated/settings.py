@@ -173,12 +173,15 @@ class SimulatedSettings(SimulatedDriver):
             state.persistence = enabled
 
     def _limited(self, gpu: Handle, call: str, setter: bool = False) -> SimulatedGpu:
-        """Enters a call about the power limit; fails on the second die of a card."""
+        """Enters a call about the power limit; fails on the second die of a card, and where
+        there is none to set."""
         state = self._enter(gpu, call, setter)
         if state.first is not state:
             raise nvml_error(
                 Return.NOT_SUPPORTED, call, "the card's first GPU has the card's power limit"
             )
+        if "limit" in state.spec.lacks:
+            raise nvml_error(Return.NOT_SUPPORTED, call)
         return state
 
     def _profiled(self, gpu: Handle, call: str, setter: bool = False) -> SimulatedGpu:

@@ -18,6 +18,10 @@ MIG_ARCHITECTURES = (7, 9, 10)
 GPM_ARCHITECTURE = 9
 """First architecture whose driver measures the use of an instance."""
 
+LACKS = frozenset({"counter", "power", "limit"})
+"""An energy counter; any sensor of energy or power, as a display card; a limit to set, as a
+laptop."""
+
 _NAMESPACE = uuid.UUID("5a455553-4400-4000-8000-73696d756c61")
 
 
@@ -38,6 +42,7 @@ class GpuSpec:
         module: Number of its superchip, if it is part of one.
         partitions: Number of devices as which HIP shows it (AMD).
         mig: Slices of each MIG instance that it is split into (NVIDIA); empty: it is not.
+        lacks: What it does not have, of `LACKS`.
     """
 
     model: DeviceModel
@@ -52,6 +57,7 @@ class GpuSpec:
     module: int | None = None
     partitions: int = 1
     mig: tuple[int, ...] = ()
+    lacks: frozenset[str] = frozenset()
 
     @property
     def uuid(self) -> str:
@@ -75,9 +81,9 @@ def parse_spec(text: str) -> tuple[GpuSpec, ...]:
     """The GPUs that a spec names.
 
     `[Nx]KIND[:option=value...]`, several of them separated by commas. Options: seed, setter_ms,
-    gain_sigma, unprivileged, counts_all, partitions (MI300 and later), mig (such as `mig=1g+2g`, at
-    most 7 slices, A100 and later). `report:FILE` stands for the GPUs of a report of `zeusctl
-    probe`.
+    gain_sigma, unprivileged, counts_all, lacks (such as `lacks=power+limit`), partitions (MI300 and
+    later), mig (such as `mig=1g+2g`, at most 7 slices, A100 and later). `report:FILE` stands for
+    the GPUs of a report of `zeusctl probe`.
 
     Raises:
         ValueError: It is not valid; the message says what is.
@@ -140,6 +146,8 @@ def _apply_options(spec: GpuSpec, group: str, options: list[str]) -> GpuSpec:
                 spec = replace(spec, unprivileged=True)
             elif option == "counts_all":
                 spec = replace(spec, counts_all=True)
+            elif name == "lacks" and LACKS.issuperset(value.split("+")):
+                spec = replace(spec, lacks=frozenset(value.split("+")))
             elif name == "partitions" and spec.partitionable and 1 <= int(value) <= 8:
                 spec = replace(spec, partitions=int(value))
             elif name == "mig" and spec.model.architecture in MIG_ARCHITECTURES:
@@ -152,7 +160,8 @@ def _apply_options(spec: GpuSpec, group: str, options: list[str]) -> GpuSpec:
         except ValueError:
             raise ValueError(
                 f"cannot simulate {group.strip()!r}: the option {option!r} is not one of seed=N, "
-                "setter_ms=MS, gain_sigma=SHARE, unprivileged, counts_all, partitions=1 to 8 on "
-                "AMD's MI300, and mig=1g+2g (at most 7 slices) on NVIDIA's A100 and later"
+                "setter_ms=MS, gain_sigma=SHARE, unprivileged, counts_all, lacks=power, counter "
+                "or limit, partitions=1 to 8 on AMD's MI300, and mig=1g+2g (at most 7 slices) on "
+                "NVIDIA's A100 and later"
             ) from None
     return spec
