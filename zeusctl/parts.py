@@ -72,9 +72,9 @@ class Devices:
 
 
 def number_of(file: str) -> int | None:
-    """The number at the end of a device file's name."""
-    found = re.search(r"[0-9]+$", file)
-    return None if found is None else int(found[0])
+    """The number of a device file, from 0: of `/dev/nvidia3`, and of `/dev/dri/renderD131`."""
+    found = re.search(r"(renderD)?([0-9]+)$", file, re.IGNORECASE)
+    return None if found is None else int(found[2]) - (128 if found[1] else 0)
 
 
 def on_the_bus(root: str = "/") -> dict[str, int | None]:

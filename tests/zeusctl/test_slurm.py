@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from zeusctl.commands.allocate import holdings
 from zeusctl.exits import CommandError
 from zeusctl.parts import Devices, Part, on_the_bus
 from zeusctl.slurm import SlurmJob, job_of, parts_of
@@ -205,6 +206,22 @@ def test_shares_of_a_gpu_are_parts(root: Path, monkeypatch: pytest.MonkeyPatch) 
     mps = {**job, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
     assert parts(root, **mps) == [Part("GPU-1", 25, 100)]
     assert parts(root, **job, SLURM_SHARDS_ON_NODE="4") == [Part("GPU-1", 4)]
+
+
+def test_a_folder_of_indices_names_no_gpu_that_is_counted_anew(tmp_path: Path) -> None:
+    """GPU 2 is lost, and the driver counts the third one as 2 since."""
+    for name in "0123":
+        (tmp_path / name).write_text(f"job{name}\n")
+
+    def held(*gpus: Gpu) -> dict[str, str]:
+        return {one.job: one.gpu for one in holdings(tmp_path, cast("list[GpuInfo]", gpus))}
+
+    assert held(*REVERSED) == {f"job{name}": f"GPU-{name}" for name in "0123"}
+    assert held(GPUS[0], GPUS[1], GPUS[3]) == {"job0": "GPU-0", "job1": "GPU-1", "job3": "GPU-3"}
+    assert held(GPUS[0], GPUS[1], Gpu(2, 3)) == {"job0": "GPU-0", "job1": "GPU-1"}
+    amd = Gpu(0, 0)
+    amd.device_file = "/dev/dri/renderD128"
+    assert held(amd) == {"job0": "GPU-0"}
 
 
 def test_a_run_is_identified_by_sluid_or_else_by_restarts() -> None:

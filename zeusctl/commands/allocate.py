@@ -44,12 +44,19 @@ class Holding:
 
 
 def holdings(folder: Path, gpus: Sequence[GpuInfo]) -> set[Holding]:
-    """Reads the files. Names that are not an index, and lines that are not a job id, are ignored.
+    """Reads the files. Names that are not an index, and lines that are not a job id, are ignored;
+    so is an index that may be of another GPU, as one was lost since the batch system counted them.
 
     Raises:
         OSError: The folder cannot be read.
     """
-    by_name = {str(gpu.index): gpu.uuid for gpu in gpus} | {gpu.uuid: gpu.uuid for gpu in gpus}
+    from zeusctl.parts import number_of
+
+    numbers = {gpu.uuid: number_of(gpu.device_file) for gpu in gpus}
+    counted = {*numbers.values()} == {gpu.index for gpu in gpus}
+    by_name = {gpu.uuid: gpu.uuid for gpu in gpus} | {
+        str(gpu.index): gpu.uuid for gpu in gpus if counted or numbers[gpu.uuid] == gpu.index
+    }
     found: set[Holding] = set()
     for path in folder.iterdir():
         uuid = by_name.get(path.name)
