@@ -219,7 +219,12 @@ _ELSEWHERE = {
 
 def _here(error: click.NoSuchOption) -> str:
     """What the verb has instead of another program's option; empty: nothing."""
-    names = [name for one in error.ctx.command.params for name in one.opts] if error.ctx else []
+    if error.ctx is None:
+        return ""
+    if isinstance(error.ctx.command, click.Group):
+        known = error.option_name in ("-i", "--gpus", "--id")
+        return f"it after a command: zeusctl status {error.option_name}" if known else ""
+    names = [name for one in error.ctx.command.params for name in one.opts]
     forms = _ELSEWHERE.get(error.option_name, ())
     return next((one for one in forms if one.split()[0] in names), "")
 

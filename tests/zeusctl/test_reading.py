@@ -378,6 +378,8 @@ def test_without_a_daemon_every_verb_reports_it_in_one_sentence(ctl: Ctl, tmp_pa
             Exit.USAGE,
             "write -- before the command: zeusctl measure -- train.py --epochs 3",
         ),
+        (("set", "0", "-p", "200", "--"), Exit.USAGE, "nothing follows --"),
+        (("-i", "0", "status"), Exit.USAGE, "write it after a command: zeusctl status -i"),
         (("status", "0", "-i", "1"), Exit.USAGE, "GPUs are named twice, 0 and 1"),
         (("status", "-n", "1"), Exit.USAGE, "there is no -n here; write --watch SECONDS"),
         (("audit", "-d", "1"), Exit.USAGE, "No such option"),

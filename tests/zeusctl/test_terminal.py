@@ -234,7 +234,7 @@ def test_each_verb_to_which_keys_are_typed(
         plain = ESCAPE.sub("", session.text)
         assert shown in plain
         assert "Traceback" not in plain
-        if verb in ("top", "watch"):
+        if verb == "top":
             assert session.text.rindex("\x1b[?1049l") > session.text.rindex("\x1b[?1049h"), (
                 "the terminal's own screen is back"
             )

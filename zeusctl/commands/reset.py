@@ -268,7 +268,8 @@ def release(
         for pid in pids:
             _must_be_own(session, pid)
     report = ReleaseReport(at=now(), released=released)
-    session.answer(report, [_released(released, pids, job, admin or everybody)])
+    everyones, there = admin or everybody, "" if gpus == "all" else " there"
+    session.answer(report, [_released(released, pids, job, everyones) + there * (not released)])
 
 
 def _must_be_own(session: Session, pid: int) -> None:
