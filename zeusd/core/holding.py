@@ -218,7 +218,7 @@ class LeaseState:
             return Failure(
                 ErrorCode.LEASE_EXPIRED,
                 f"this process lost its lease on {name} of {gpu}, because "
-                f"{loss.reason}, and the old value is back; acquire it again if you still want it",
+                f"{loss.reason}, and zeusd restores the old value; acquire it again to set it",
             )
         if (lease := self.current) is not None:
             if lease.holder == peer.process:
@@ -231,7 +231,7 @@ class LeaseState:
             return Failure(
                 ErrorCode.LEASE_HELD,
                 f"{name} of {gpu} is held by {process}user {lease.uid} "
-                f"for {held_s} s; wait until it ends, or let it release",
+                f"for {held_s} s; wait for it to end, or ask its owner to release it",
             )
         if attempts := self._control.failed_attempts:
             return Failure(
