@@ -23,6 +23,7 @@ from zeus.utils.atomic import write_text
 from zeus_ipc.client import Client
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.options import FILE
+from zeus_ipc.tables import distinct
 
 log = logging.getLogger(__name__)
 
@@ -160,6 +161,7 @@ def tune(
     if not 0.0 < minutes < MOST_MINUTES:
         raise click.ClickException(f"--minutes must be a positive number, not {minutes:g}")
     try:
+        distinct((), (out, picture))
         Tuner([1], slo_ttft, slo_tpot, window_s=window, requests=requests)
         control = ClockControl(find_gpus(gpus), slo_ttft, slo_tpot, energy=True, policy=make)
     except (ValueError, ZeusIpcError) as error:

@@ -65,8 +65,10 @@ def plot(
         without_effect("with --recording", "--profile", "--last")
     if profile is not None:
         without_effect("with --profile", "GPUS", "--last")
+    from zeus_ipc.tables import distinct
     from zeusctl.reports import Done
 
+    distinct((recording, profile), (output,))
     plots.check_available()
     if profile is not None:
         drawn = plots.draw_profile(_measurements(profile), output)
