@@ -383,11 +383,7 @@ def _sampling(session: Session, node: NodeInfo) -> Check:
         if age_s > LATE_S + 10 * source.tick_ns / 1e9:
             late.append(f"{names.get(source.source, source.source)} ({duration(age_s)})")
     seen = {source.source for source in metrics.sources}
-    blind = [
-        gpu
-        for gpu in node.gpus
-        if not (gpu.uuid in seen or gpu.supports.energy_counter or gpu.supports.power_instant)
-    ]
+    blind = [gpu for gpu in node.gpus if gpu.uuid not in seen and not gpu.has_sensor]
     seen.update(gpu.uuid for gpu in blind)
     if (metrics.t_ns - metrics.started_ns) / 1e9 > LATE_S:  # else it has only just started
         late += [name for uuid, name in names.items() if uuid not in seen]

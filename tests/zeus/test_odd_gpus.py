@@ -185,3 +185,12 @@ def test_the_simulated_node_has_such_gpus(virtual_node: Callable[[str], VirtualN
         monitor.gpus.get_power_management_limit_constraints(1)
     with pytest.raises(ValueError, match="lacks=power, counter or limit"):
         SimulatedBackend("a40:lacks=fans")
+
+
+def test_a_gpu_whose_sensors_are_silent_at_the_moment_is_not_left_out(use: Use) -> None:
+    """As at a slow start: training would not be measured for good."""
+    double = use(A100, A100)
+    for symbol in ("nvmlDeviceGetFieldValues", "nvmlDeviceGetTotalEnergyConsumption", *NO_POWER):
+        double.inject(1, symbol, Return.NOT_SUPPORTED)
+    with pytest.raises(ZeusGPUNotSupportedError, match="neither energy nor power at the moment"):
+        ZeusMonitor()

@@ -45,7 +45,9 @@ def test_measure_counts_the_gpus_that_can_be_measured(
     assert "gpu:0" in said.err
     assert "gpu:1" not in said.err
     assert "all GPUs: " in said.err
-    assert "all GPUs are counted, not only CUDA_VISIBLE_DEVICES=0; see --gpus" in said.err
-    named = ctl("--socket", socket, "measure", "--gpus", "0,1", "--", "true")
+    assert (
+        "all GPUs are counted, not only CUDA_VISIBLE_DEVICES=0; name some before `--`" in said.err
+    )
+    named = ctl("--socket", socket, "measure", "0,1", "--", "true")
     assert "reports neither energy nor power" in named.err
     assert "all GPUs are counted" not in named.err

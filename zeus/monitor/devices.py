@@ -65,9 +65,12 @@ def _with_sensors(indices: list[int], gpus: GPUs, error: ZeusIpcError) -> list[i
     Raises:
         ZeusBaseGPUError: The error has another cause.
     """
-    errors = error.errors if isinstance(error, SeveralGpusFailed) else {}
-    failed = [i for i in indices if not errors or gpus[i].uuid in errors]
-    if any(one.code != ErrorCode.NOT_SUPPORTED for one in errors.values() or [error]):
+    errors = (
+        error.errors if isinstance(error, SeveralGpusFailed) else {gpus[indices[0]].uuid: error}
+    )
+    failed = [index for index in indices if gpus[index].uuid in errors]
+    other = any(one.code != ErrorCode.NOT_SUPPORTED for one in errors.values())
+    if other or any(gpus[index].info.has_sensor for index in failed):
         raise from_ipc(error) from error
     found = [index for index in indices if index not in failed]
     names = ", ".join(f"GPU {index} ({gpus[index].get_name()})" for index in failed)

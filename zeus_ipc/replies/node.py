@@ -102,6 +102,11 @@ class GpuInfo(Message):
     module: int | None = None
     """The superchip that it is part of, such as a GB200: source `module:NUMBER`; None: none."""
 
+    @property
+    def has_sensor(self) -> bool:
+        """Whether it has a sensor of energy or power, which a display card may lack."""
+        return self.supports.energy_counter or self.supports.power_instant
+
 
 class CpuInfo(Message):
     """A CPU package whose energy is measured."""

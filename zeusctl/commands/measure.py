@@ -91,7 +91,9 @@ def measure(
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     note = ""
     if gpus == "all" and len(session.node.gpus) > 1 and listed is not None:
-        note = f"all GPUs are counted, not only CUDA_VISIBLE_DEVICES={listed}; see --gpus"
+        note = (
+            f"all GPUs are counted, not only CUDA_VISIBLE_DEVICES={listed}; name some before `--`"
+        )
     _answer(session, command, code, seconds, sources, output, note)
     click.get_current_context().exit(code)
 
@@ -102,7 +104,7 @@ def _sources(session: Session, gpus: str, cpu: bool) -> dict[str, str]:
     Raises:
         CommandError, ZeusIpcError: Nothing can be measured.
     """
-    from zeus_ipc.errors import ErrorCode, SeveralGpusFailed
+    from zeus_ipc.errors import SeveralGpusFailed
 
     chosen = session.gpus(gpus)
     if session.node.quiesced_ns is not None:
@@ -121,9 +123,9 @@ def _sources(session: Session, gpus: str, cpu: bool) -> dict[str, str]:
     except SeveralGpusFailed as error:
         if len(error.errors) == len(names):
             raise
-        for source, failure in error.errors.items():
-            if gpus == "all" and failure.code == ErrorCode.NOT_SUPPORTED:
-                del names[source]  # a display card without a sensor
+        for gpu in chosen if gpus == "all" else ():
+            if gpu.uuid in error.errors and not gpu.has_sensor:
+                del names[gpu.uuid]  # a display card
     return names
 
 
