@@ -209,8 +209,8 @@ MUTATIONS = (
     Mutation(
         "capture before the first write",
         "zeusd.core.control.ControlMachine._set",
-        never("reads", "_found"),
-        ("tests/zeusd/core/test_core.py",),
+        never("values"),
+        ("tests/zeusd/core/test_ceilings.py",),
     ),
     Mutation(
         "compare before restore",

@@ -269,7 +269,7 @@ class Device:
     ) -> WriteResult:
         """The driver rounds up. If `above` was there before, it may also be late: then a second has
         passed, and the largest step is taken."""
-        late = [above] if above == before else []
+        late = [asked, above] if above == before else []
         for steps in range(ROUNDED_UP_TRIES if late else 1, ROUNDED_UP_TRIES + 1):
             less = tuple(part - steps * self.rounding // ROUNDED_UP_TRIES for part in above)
             if less >= asked:
@@ -339,7 +339,7 @@ class Device:
         if last is not None and near(asked, last, self.rounding) and not others:
             # Or it is late, and may still round to another value.
             self.rounded = (asked, last) if last <= asked else None
-            return Holds(last, (last,))
+            return Holds(last, (asked, last))
         return Unknown(trouble, last)
 
 

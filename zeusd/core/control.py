@@ -27,7 +27,7 @@ that may be in force now.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -497,7 +497,7 @@ class ControlMachine:
     ) -> None:
         """Restores a control that nobody holds. `left` is what zeusd left in force, if it did."""
         self.holding.lease = lease
-        self.values = Values(() if left is None else (left,))
+        self.values = self.values.after(self.out.now_ns, *(() if left is None else (left,)))
         self._restoration = restoration
         if left is not None:
             self.record()
@@ -540,7 +540,7 @@ class ControlMachine:
         if self.life.state is State.FREE:
             lease = self._stand_in(process, item.peer.uid, item.peer.command)
             lease.client, lease.ttl_ns, lease.job = item.client, item.ttl_ns, item.peer.job
-            self._found, self.values = None, Values()
+            self._found, self.values = None, self.values.after(now_ns)
             self.life.on(Event.TAKE)
             self.holding.begin(lease, now_ns)
         assert self.lease is not None
@@ -694,7 +694,7 @@ class ControlMachine:
                 break
             # What zeusd wrote before is not in force any more.
             kept = (found,) if self.bounds.override else ()
-            self.values = self.values.replaced(*kept, now_ns=self.out.now_ns)
+            self.values = self.values.after(self.out.now_ns, *kept)
             if self.bounds.pinned:
                 self._note_outside(possible[-1], found, "noticed")
             if self.holding.current is not lease:
@@ -778,7 +778,7 @@ class ControlMachine:
                 try:
                     step = steps.send(answer)
                 except StopIteration as stop:
-                    result = stop.value
+                    result = self._settled(stop.value)
                     break
                 wanted = self.target, self._overwrites
                 if isinstance(step, WriteControl) and (plan.target, plan.overwrite) != wanted:
@@ -788,6 +788,11 @@ class ControlMachine:
                     return
             if result is not None and not self._again(restoration, plan, result):
                 return
+
+    def _settled(self, result: Result) -> Result:
+        """The result of an attempt; it is not over while another write may still take effect."""
+        late = self.values.settles_ns(self.target) > self.out.now_ns
+        return replace(result, kind="settling") if result.kind == "restored" and late else result
 
     def _again(self, restoration: Restoration, plan: Plan, result: Result) -> bool:
         """Ends an attempt. Returns whether the target has changed meanwhile."""
@@ -804,7 +809,7 @@ class ControlMachine:
         if kind in ("restored", "already_back"):
             bounds.rest(in_force if self._rests else None)
             if plan.target != self.target:
-                self.values = Values((*self.values.doubts, in_force), self.values.doubts)
+                self.values = self.values.after(self.out.now_ns, in_force)
                 restoration.required = True
                 return True
             if in_force != plan.target and not bounds.active:
@@ -832,7 +837,7 @@ class ControlMachine:
             self.out.add(Note("lease_ended", fields))
         self.life.on(Event.DONE)
         self.holding.lease = None
-        self.values = Values()
+        self.values = self.values.after(self.out.now_ns)
         self.trouble = trouble
         self._restoration = None
         if kind == "untouched":

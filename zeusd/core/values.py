@@ -31,7 +31,7 @@ class Values:
 
     def asking(self, value: ControlValue, *before: ControlValue, doubted: bool = True) -> Values:
         """A write of this value begins; these may be in force just before."""
-        values = _last(value, (*self.values, *before))
+        values = _last(value, (*self.doubts, *self.values, *before))
         if not doubted:
             return Values(values, self.doubts)
         doubts = {one: ns for one, ns in self.doubts.items() if one != value}
@@ -57,10 +57,9 @@ class Values:
         doubts = {**self.doubts, asked: until_ns} if asked in self.doubts else self.doubts
         return Values(values, doubts)
 
-    def replaced(self, *found: ControlValue, now_ns: int) -> Values:
-        """Someone else has set another value. Writes that may still take effect are not over."""
-        doubts = {one: ns for one, ns in self.doubts.items() if ns > now_ns}
-        return Values((*doubts, *found), doubts)
+    def after(self, now_ns: int, *known: ControlValue) -> Values:
+        """Of all values only these are in force. Writes that may still take effect are not over."""
+        return Values(known, {one: ns for one, ns in self.doubts.items() if ns > now_ns})
 
     def settles_ns(self, target: ControlValue | None = None) -> int:
         """When no write of another value than the target can take effect any more; 0: there is

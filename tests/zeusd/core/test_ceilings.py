@@ -466,3 +466,13 @@ def test_a_device_that_cannot_go_as_low_is_not_written_again_and_again() -> None
     writes = len(world.writes)
     world.look_around()
     assert len(world.writes) == writes
+
+
+def test_a_value_that_zeusd_left_in_force_is_no_outside_change(world: World) -> None:
+    world.odd[GPU0] = Odd(round_to_mw=4000)
+    bound(world, 190)
+    assert world.limit_w() == 188
+    assert world.set_power(ALICE, 160) == {}
+    assert world.events("outside_change") == []
+    world.call(ALICE, "release")
+    assert world.limit_w() == 188
