@@ -880,21 +880,26 @@ class ControlMachine:
         )
         self.record(soon=True)
 
+    @property
+    def only_lowers(self) -> bool:
+        """Whether an idle control is brought under a limit: no holder's value is to be restored."""
+        restoration = self._restoration
+        return restoration is not None and restoration.reason in (CEILING, SITE_LIMIT)
+
     def _failed(self, restoration: Restoration, failure: Failure) -> None:
         self.trouble = failure
         restoration.attempts += 1
         attempt = restoration.attempts
         pause_ns = min(RETRY_FIRST_NS * 2 ** min(attempt - 1, 10), RETRY_MAX_NS)
         self.out.due_ns[self] = self.out.now_ns + pause_ns
-        if attempt & (attempt - 1) == 0:  # a lost GPU must not fill the log
-            fields = {
-                "gpu": self.gpu,
-                "control": self.control.value,
-                "attempt": attempt,
-                "retry_in_s": pause_ns / 1e9,
-                "error": failure.message,
-            }
-            self.out.add(Note("restore_failed", fields, warning=True))
+        fields = {
+            "gpu": self.gpu,
+            "control": self.control.value,
+            "attempt": attempt,
+            "retry_in_s": pause_ns / 1e9,
+            "error": failure.message,
+        }
+        self.out.add(Note("restore_failed", fields, warning=True))
         self._refuse_waiting()
 
     # --------------------------------------------------------------------------------- internals

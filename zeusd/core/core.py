@@ -378,7 +378,7 @@ class Core:
             *(
                 (machine.gpu, machine.control)
                 for machine in self.node.machines()
-                if machine.phase is not Phase.FREE
+                if machine.phase is not Phase.FREE and not machine.only_lowers
             ),
             *self.node.pending,
         ]
@@ -426,7 +426,10 @@ class Core:
     @property
     def restoring(self) -> bool:
         """Whether it was stopped, and some control is still to be restored."""
-        left = any(machine.phase is not Phase.FREE for machine in self.node.machines())
+        left = any(
+            machine.phase is not Phase.FREE and not machine.only_lowers
+            for machine in self.node.machines()
+        )
         return self.node.stopping and not self._silent and left
 
     def summary(self) -> tuple[int, int, int]:

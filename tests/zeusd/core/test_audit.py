@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from tests.zeusd.core.test_administration import ADMIN, ALICE, BOB, POWER, make_world
 from tests.zeusd.core.world import GPU0, World
 from zeusd.core.audit_log import KEPT, REPEATED_NS, AuditLog
 from zeusd.core.effects import Note
 from zeusd.core.outbox import Outbox
+from zeusd.core.policy import GpuRule, SitePolicy
+
+FAILED = "restore_failed"
 
 
 def test_a_revoked_lease_names_who_revoked_it() -> None:
@@ -130,3 +137,31 @@ def test_a_repeated_warning_whose_record_is_gone_is_recorded_again() -> None:
         log.note(1, Note("set", {"gpu": GPU0, "lease": str(number), "result": "ok"}))
     log.note(2, Note("gpu_lost", {"gpu": GPU0}, warning=True))
     assert log.newest(0, 2**62, 1)[0].event == "gpu_lost"
+
+
+def test_each_failed_attempt_of_a_restore_counts_in_one_record() -> None:
+    world = World()
+    holder = world.connect(1)
+    world.set_power(1, 200)
+    world.faults[POWER] = 10
+    world.kill(holder)
+    world.advance(600)
+    (failed,) = (one for one in world.core.audit_log.newest(0, 2**62, 1000) if one.event == FAILED)
+    assert failed.count > 100
+    assert dict(world.core.audit_log.total(FAILED)) == {("power_limit",): failed.count}
+    assert len(world.events(FAILED)) < 10
+    assert len(world.core.audit_log.newest(0, 2**62, 1000)) < 10
+
+
+@pytest.mark.parametrize("code", [3, 10, 999])
+def test_a_limit_that_cannot_be_enforced_delays_no_stop(code: int) -> None:
+    world = World()
+    world.faults[POWER] = code
+    rule = GpuRule("*", power_limit_mw=200_000, enforce=True)
+    settings = replace(world.settings, site=SitePolicy(rules=(rule,)))
+    world.apply(world.core.reconfigure(world.now_ns, settings))
+    world.advance(60)
+    assert world.values[POWER] == (300_000,)
+    world.apply(world.core.stop(world.now_ns))
+    assert not world.core.restoring
+    assert world.core.unrestored == []
