@@ -39,7 +39,7 @@ def page() -> str:
     found = _LEAD
     rows = [
         (
-            f"[`zeusctl.{name}/{one.VERSION}`](#{_anchor(one)})",
+            f"[`zeusctl.{name}/1`](#{_anchor(one)})",
             prose((one.__doc__ or "").rstrip(".")),
             f"[{name}.json](schema/{name}.json)",
         )
@@ -48,7 +48,7 @@ def page() -> str:
     found += table(("schema", "printed by", "JSON schema"), rows)
     found += heading(2, "In every report") + _fields(reports.Report)
     for name, one in reports.REPORTS.items():
-        found += heading(2, f"zeusctl.{name}/{one.VERSION}", _anchor(one))
+        found += heading(2, f"zeusctl.{name}/1", _anchor(one))
         found += paragraphs(one.__doc__ or "") + "\n"
         found += _fields(one, without=set(reports.Report.model_fields))
     found += heading(2, "Parts")
