@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import socket
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -61,6 +60,8 @@ def _is_served(path: str) -> bool:
     """Whether there is a socket that a zeusd has not left behind when it ended."""
     if not os.path.exists(path):
         return False
+    import socket  # where no zeusd is installed, nothing needs it
+
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

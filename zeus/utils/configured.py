@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import pickle
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -23,6 +22,8 @@ class Configured:
             cls.__init__ = _recorded(vars(cls)["__init__"])  # type: ignore[method-assign]
 
     def __reduce__(self) -> tuple[Any, ...]:
+        import pickle  # with what asks for this, so that zeus itself is imported sooner
+
         kind, args, kwargs = _configuration(self)
         for name, value in (*enumerate(args, 1), *kwargs.items()):
             if isinstance(value, (Configured, FunctionType)):
