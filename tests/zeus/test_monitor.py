@@ -287,7 +287,7 @@ def test_windows_ended_long_ago_are_looked_up_together(
 
 
 def test_a_window_that_nobody_reads_delays_nobody(node: VirtualNode) -> None:
-    """The node's time passes only while somebody waits."""
+    """The node's time passes only while a read waits."""
     monitor = node.monitor()
     with monitor.window("read") as read:
         node.clock.sleep(1)
@@ -372,6 +372,31 @@ def test_a_gpu_that_is_lost_makes_energies_unknown_and_not_late(node: VirtualNod
     node.clock.sleep(3)
     assert monitor.available(window.measurement)
     assert window.measurement.so_far[1] == pytest.approx(5 * 26, rel=0.02)
+
+
+def test_of_a_gpu_that_is_lost_only_one_reader_asks(
+    node: VirtualNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = node.monitor(gpu_indices=[0])
+    node.clock.sleep(1)
+    node.nvml.lose(0)
+    node.clock.sleep(5)
+    windows, asked = node.client.windows, []
+    monkeypatch.setattr(
+        node.client, "windows", lambda *given: asked.append(given) or windows(*given)
+    )
+    monitor._lookup.wake = lambda: None  # the thread has not retried yet
+    with pytest.warns(UserWarning, match="fallen off the bus") as told:
+        for _ in range(20):
+            with monitor.window("step") as window:
+                node.clock.sleep(0.1)
+            assert math.isnan(window.total_energy)
+    assert len(asked) == len(told) == 1
+    node.nvml.clear_faults()
+    node.clock.sleep(3)
+    assert not window.known
+    monitor._lookup.round(node.clock())
+    assert window.known
 
 
 def test_an_open_window_can_be_estimated_and_stays_open(node: VirtualNode) -> None:

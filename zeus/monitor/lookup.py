@@ -2,11 +2,11 @@
 
 1. A look-up includes only windows that ended no later than the wanted one, or so long ago that
    their energy exists: it waits for no other's update.
-2. A thread looks up what somebody asks for ahead (`available`), and all that nobody has read, as
+2. A thread looks up what is requested in advance (`available`), and all that nobody has read, as
    zeusd keeps every update for minutes only. Deleted measurements are left out.
 3. Only reading an energy waits: for the window's own update, and in all no longer than
-   `zeus_ipc.circuit` allows. If there is no answer by then, reads fail at once until the thread
-   has received one.
+   `zeus_ipc.circuit` allows. If there is no answer by then, or no GPU can be read, reads fail at
+   once until the thread has received the newest energies in time.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class WindowLookup:
                 try:
                     self._look_up(due[first : first + BATCH])
                 except ZeusBaseError:
-                    self._put_back(due[first + BATCH :])
+                    self._requeue(due[first + BATCH :])
                     raise
         finally:
             self._looking.release()
@@ -244,12 +244,14 @@ class WindowLookup:
         Args:
             until_ns: The latest end of a window to look up.
         """
+        outage = self._outage
         try:
-            if self._outage is not None:
-                self._probe(self._outage)
+            lasts = outage is not None and not self._recovered()
             latest_ns = max(self._wanted_ns, self.clock_ns() - AVAILABLE_NS)
             self.look_up_ended(min(until_ns, latest_ns))
-            self._outage, self._logged = None, False
+            if not lasts and self._outage is outage:
+                self._outage = None
+            self._logged = False
         except ZeusBaseError as error:
             if not self._logged:
                 self._logged = True
@@ -290,18 +292,22 @@ class WindowLookup:
             self.wake()
 
     def _raise_outage(self) -> None:
-        """Raises the error of a request that got no answer, until the thread has received one."""
+        """Raises the error of a request that got no energies, until the thread has got some."""
         if self._outage is not None:
             self._awaken()
         if self._outage is not None:
             raise self._outage
 
-    def _probe(self, outage: ZeusBaseError) -> None:
-        """Asks for the newest energies. Raises unless they come as soon as a reader waits."""
+    def _recovered(self) -> bool:
+        """Whether the newest energies come while a reader would wait.
+
+        Raises:
+            ZeusBaseGPUError: There is no answer.
+        """
         end_ns, began_s = self.clock_ns(), time.monotonic()
-        self._ask([(end_ns - TICK_NS, end_ns, False)], self._sources)
-        if time.monotonic() - began_s > WAIT_S + TICK_NS / 1e9:
-            raise outage
+        found, failed = self._ask([(end_ns - TICK_NS, end_ns, False)], self._sources)
+        late = time.monotonic() - began_s > WAIT_S + TICK_NS / 1e9
+        return not late and (failed is None or bool(found))
 
     def _take(self, until_ns: int, limit: int) -> list[Measurement]:
         """Removes unread windows that ended by a time, oldest first; the caller has the guard."""
@@ -316,7 +322,7 @@ class WindowLookup:
             self._unread.popleft()
         return taken
 
-    def _put_back(self, measurements: Sequence[Measurement]) -> None:
+    def _requeue(self, measurements: Sequence[Measurement]) -> None:
         with self._guard:
             room = MAX_PENDING - len(self._unread)
             self._unread.extendleft(map(weakref.ref, measurements[: -room - 1 : -1]))
@@ -331,8 +337,10 @@ class WindowLookup:
         except ZeusBaseError as error:
             if unanswered(error.__cause__):
                 self._outage = error
-            self._put_back(batch)
+            self._requeue(batch)
             raise
+        if failed is not None and not found:
+            self._outage = failed
         patient_ns = self.clock_ns() - PATIENCE_NS
         again = []
         for position, (measurement, pending) in enumerate(waiting):
@@ -345,7 +353,7 @@ class WindowLookup:
             pending.settled = failed is None or pending.end_ns < patient_ns
             if not pending.settled:
                 again.append(measurement)
-        self._put_back(again)
+        self._requeue(again)
 
     def _measured(
         self, window: Measurement, found: dict[str, WindowEnergies], position: int

@@ -12,6 +12,8 @@ import pytest
 from tests.support import wait_for
 from tests.zeus.node import VirtualNode, train
 from zeus.callback import Callback, CallbackSet
+from zeus.measure import EnergyCallback
+from zeus.monitor import Measurement
 from zeus.optimizer import GlobalPowerLimitOptimizer
 from zeus.optimizer.power_limit import (
     Done,
@@ -722,3 +724,45 @@ def test_a_search_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None
     gpus: Any = BoundGpus(10**9)
     others.borrow(gpus, [0], wait_s=0.0)
     assert gpus.looks > 10**9 - 5
+
+
+def test_other_uses_of_its_monitor_do_not_disturb_a_search(
+    virtual_node: Callable[[str], VirtualNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows that nobody reads and callbacks take none of the node's time. Reads make some steps
+    longer, as anything in the loop does.
+    """
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    taken: dict[str, tuple[int, int]] = {}
+    for beside in ("nothing", "windows", "callback", "reads"):
+        node = virtual_node("a100-sxm-80:setter_ms=0")
+        monitor = node.monitor()
+        plo = GlobalPowerLimitOptimizer(monitor, Energy())
+        callback = EnergyCallback(
+            monitor, log=lambda figures, step: None, log_every=1, print_summary=False
+        )
+        work = node.nvml.open_work([0], "model/compute")
+        plo.on_epoch_begin()
+        kept: list[Measurement] = []
+        steps = 0
+        while not isinstance(plo.state, Done):
+            plo.on_step_begin()
+            if beside == "callback":
+                callback.on_step_begin()
+            elif beside != "nothing":
+                monitor.begin_window("step")
+            work.run(1)
+            work.wait()
+            if beside == "callback":
+                callback.on_step_end()
+            elif beside != "nothing":
+                kept.append(monitor.end_window("step"))
+            if beside == "reads" and steps % 10 == 9:
+                assert kept[-1].total_energy > 0
+            plo.on_step_end()
+            steps += 1
+        taken[beside] = steps, plo.state.optimal_power_limit
+        plo.close()
+    assert taken["windows"] == taken["callback"] == taken["nothing"]
+    assert taken["reads"][1] == taken["nothing"][1]
+    assert taken["reads"][0] < 300, "alone, it is 90 to 240 by the noise of the sensors"
