@@ -503,6 +503,9 @@ class Engine:
         self._reactor.call_later(JOBS_S, self._check_jobs)
 
     def _look_around(self) -> None:
+        with contextlib.suppress(OSError):  # reported as the journal's failure
+            self._journal.verify()
+        self._check_journal()
         self.apply(self.core.look_around(time.monotonic_ns()))
         self._reactor.call_later(LOOK_AROUND_S, self._look_around)
 

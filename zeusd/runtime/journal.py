@@ -189,6 +189,24 @@ class Journal:
         newest = self._entries.get(key)
         return [self._late[key], newest] if key in self._late else [newest]
 
+    def verify(self) -> None:
+        """Writes the file again if it was removed or replaced.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if self._fd < 0:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.lstat(self._path), os.fstat(self._fd)):
+                return
+        log.error(
+            "the journal %s was removed or replaced; zeusd writes it again",
+            self._path,
+            extra={"event": "journal_removed"},
+        )
+        self._create()
+
     def close(self) -> None:
         """Unlocks the journal for another process."""
         if self._late:
@@ -267,6 +285,7 @@ class Journal:
         """Writes records at the end of the file, and returns them; all of them or none."""
         if self._fd < 0:
             self._create()
+        self.verify()
         lines = [self._line(change.key, change.entry) for change in changes]
         self._write(b"".join(lines), sync)
         self._records += len(lines)

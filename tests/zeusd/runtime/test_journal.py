@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -224,6 +225,28 @@ def test_a_state_directory_that_was_moved_and_linked_is_used(tmp_path: Path) -> 
     state.symlink_to(tmp_path / "nowhere")
     with pytest.raises(JournalError, match="choose another with --state-dir"):
         opened(state)
+
+
+@pytest.mark.parametrize("kind", ["removed", "replaced", "moved", "directory"])
+def test_a_journal_that_is_gone_while_zeusd_runs_is_written_again(
+    tmp_path: Path, kind: str
+) -> None:
+    state = tmp_path / "state"
+    for check in (lambda journal: journal.verify(), lambda journal: put(journal, "b", {"x": 2})):
+        journal = opened(state)
+        put(journal, "a", {"x": 1})
+        if kind == "directory":
+            shutil.rmtree(state)
+        elif kind == "moved":
+            journal.path.rename(state / "elsewhere")
+        else:
+            journal.path.unlink()
+            if kind == "replaced":
+                journal.path.write_text("something else")
+        check(journal)
+        found = replay(journal.path.read_bytes(), BOOT)
+        assert "a" in found.entries
+        journal.close()
 
 
 def test_a_directory_that_others_recreate_is_abandoned(
