@@ -24,7 +24,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
@@ -33,6 +33,7 @@ from typing import IO, Annotated, Any, NoReturn, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from zeus_ipc.atomic import replacing
 from zeus_ipc.wire import sentence
 
 _CHUNK = 20_000
@@ -209,7 +210,9 @@ def write(
     """
     if is_parquet is None:
         is_parquet = path.suffix.lower() in (".parquet", ".pq")
-    with replacing(path, only_files=is_parquet) as aside:
+    if is_parquet:
+        needs_file(path)
+    with replacing(path) as aside:
         if is_parquet:
             arrow, parquet = pyarrow()
             columns = [*zip(*rows, strict=True)] or [()] * len(kinds)
@@ -229,34 +232,10 @@ def write(
             table.writerows(rows)
 
 
-@contextmanager
-def replacing(path: Path, *, only_files: bool = False) -> Iterator[Path]:
-    """Gives the name under which to write a file, and then gives that its own: nothing but the
-    whole file is ever there. What is not a regular file, such as a pipe, is written to as it is.
-
-    Args:
-        path: The file.
-        only_files: Whether that is refused, as for Parquet.
-
-    Raises:
-        OSError: It cannot be written; with the path.
-        TableError: It is not a file.
-    """
-    special = path.exists() and not path.is_file()
-    if special and only_files:
+def needs_file(path: Path) -> None:
+    """Raises TableError if Parquet cannot be written there, as to a pipe."""
+    if path.exists() and not path.is_file():
         raise TableError(f"{path} is not a file; name one for Parquet, or write CSV")
-    aside = path if special else path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield aside
-        if not special:
-            os.replace(aside, path)
-    except BaseException as error:
-        if not special:
-            with suppress(OSError):
-                aside.unlink()
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
-        raise
 
 
 def distinct(reads: Iterable[Path | None], writes: Iterable[Path | None]) -> None:

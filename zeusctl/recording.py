@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
 from zeus_ipc import tables
+from zeus_ipc.atomic import replacing
 from zeus_ipc.overriding import override
 from zeusctl.exits import CommandError
 
@@ -89,10 +90,11 @@ class ParquetWriter(Writer):
 
     def __init__(self, path: Path) -> None:
         pyarrow, parquet = tables.pyarrow()
+        tables.needs_file(path)
         self._schema = tables.schema(COLUMNS)
         self._table = pyarrow.Table
         self._whole = ExitStack()
-        aside = self._whole.enter_context(tables.replacing(path, only_files=True))
+        aside = self._whole.enter_context(replacing(path))
         self._file = parquet.ParquetWriter(aside, self._schema, compression="zstd")
         self._rows: list[Row] = []
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
 from pathlib import Path
+
+from zeus_ipc.atomic import replacing
 
 
 def write_text(path: Path, text: str) -> None:
@@ -15,17 +15,8 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
+    with replacing(path) as aside:
         aside.write_text(text, encoding="utf-8")
-        os.replace(aside, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def append_text(path: Path, text: str) -> None:
