@@ -93,7 +93,7 @@ class _Verbs(click.Group):
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Name GPUs by index (0,2 or 0-3), UUID, PCI address, or all. For exit codes, files and "
-    "environment, see man zeusctl.",
+    "environment, run `zeusctl man`.",
 )
 @click.option(
     "--socket",

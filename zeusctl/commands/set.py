@@ -152,6 +152,7 @@ def set_(
         without_effect("without a command after --", "--best-effort")
     try:
         chosen = session.gpus(gpus)
+        _check_memory_clocks(chosen, controls.get(Control.MEMORY_CLOCKS.value))
         settings = _apply(session, chosen, controls, together)
         if confirm_within is not None:
             _confirm(session, settings, confirm_within)
@@ -194,6 +195,25 @@ def _refuse_mig_devices() -> None:
             Exit.NOT_SUPPORTED,
             "not_supported",
         )
+
+
+def _check_memory_clocks(gpus: Sequence[GpuInfo], value: ControlValue | None) -> None:
+    """Refuses a clock between those of a GPU: drivers silently use the nearest one.
+
+    Raises:
+        CommandError: A GPU has no memory clock in this range.
+    """
+    spec = SPECS[Control.MEMORY_CLOCKS]
+    for gpu in gpus if value else ():
+        clocks = sorted(gpu.memory_clocks_mhz)
+        if clocks and value and not any(value[0] <= mhz <= value[1] for mhz in clocks):
+            there = f"{', '.join(map(str, clocks))} {spec.unit}"
+            raise CommandError(
+                f"GPU {gpu.index} ({gpu.name}) has no {spec.title} of {spec.text(value)}; choose "
+                f"from {there}",
+                Exit.OUT_OF_RANGE,
+                "out_of_range",
+            )
 
 
 def _set_ceiling(

@@ -137,6 +137,8 @@ def _describe(
     profiles = attempt(nvml.power_profiles, gpu) if Control.POWER_PROFILE in offered else None
     memory_mhz = attempt(nvml.supported_memory_clocks, gpu) or []
     gpu_mhz = attempt(nvml.supported_gpu_clocks, gpu, memory_mhz[0]) if memory_mhz else None
+    if len(gpu_mhz or ()) < 2:  # some drivers (570) list a single clock, and accept others
+        gpu_mhz = None
     return GpuInfo(
         uuid=nvml.uuid(gpu),
         index=index,

@@ -106,3 +106,17 @@ def test_the_finder_looks_again_until_everything_is_known(started: list[DeviceFi
     finder.start()
     assert known.wait(30)
     assert "power_limit" not in found[0].gpus[0][0].info.controls
+
+
+def test_a_driver_that_lists_a_single_clock_bounds_nothing(
+    nvml: SimulatedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clocks() -> list[int]:
+        facts, _ = Inspector(nvml, 0).look() or (None, None)
+        assert facts is not None
+        return facts.info.gpu_clock_range_mhz
+
+    low, high = clocks()
+    assert low < high
+    monkeypatch.setattr(nvml, "supported_gpu_clocks", lambda gpu, mhz: [high])
+    assert clocks() == []
