@@ -34,6 +34,9 @@ GRACE_NS = 100_000_000
 RETRY_NS = 20_000_000
 """Pause between two attempts to connect."""
 
+REFUSED_NS = 100_000_000
+"""The same if zeusd closes the connection: this user may have too many."""
+
 MAX_IDLE = 4
 """Connections that are kept for later requests."""
 
@@ -230,14 +233,15 @@ class SocketTransport(Transport):
             reason = None if self.used and self.patient else unreachable(self.path, error)
             if reason is not None:
                 raise reason from None
-            _pause(until_ns)
+            closed = isinstance(error, (BrokenPipeError, ConnectionResetError))
+            _pause(until_ns, REFUSED_NS if closed else RETRY_NS)
             return None
         self.used = True
         return connection
 
 
-def _pause(until_ns: int) -> None:
-    time.sleep(max(0, min(RETRY_NS, until_ns - time.monotonic_ns())) / 1e9)
+def _pause(until_ns: int, pause_ns: int = RETRY_NS) -> None:
+    time.sleep(max(0, min(pause_ns, until_ns - time.monotonic_ns())) / 1e9)
 
 
 def _not_zeusd(error: Exception) -> DaemonUnavailable:

@@ -85,7 +85,8 @@ def _pass_on(job: int, numbers: Sequence[int], witness: _Witness) -> _Witness:
     witness.end()
     for number in numbers:
         if number not in reached:
-            os.kill(job, number)  # it is waited for later, so the pid is the job's
+            with contextlib.suppress(PermissionError):  # it is root's, as sudo is
+                os.kill(job, number)  # it is waited for later, so the pid is the job's
     return following
 
 

@@ -353,7 +353,10 @@ class _LossWatch:
     """A thread that reports lost leases at once, until the end of the block."""
 
     def __init__(self, session: Session, settings: Sequence[Setting]) -> None:
-        self._client = session.client
+        from zeus_ipc.client import Client
+
+        # Its own connection, as it waits for long: where a user may have no more, heartbeats go on.
+        self._client = Client(session.socket, heartbeat=False)
         self._index = {one.uuid: one.gpu for one in settings}
         self._held = {(one.uuid, one.control) for one in settings}
         self._ended = threading.Event()
@@ -362,7 +365,11 @@ class _LossWatch:
         threading.Thread(target=self._run, name="zeusctl-watch", daemon=True).start()
 
     def __exit__(self, *error: object) -> None:
+        from zeus_ipc.circuit import bounded
+
         self._ended.set()
+        with bounded(0.0):
+            self._client.close(patient=False)
 
     def _run(self) -> None:
         from zeus_ipc.errors import RequestTimeout, ZeusIpcError
