@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import queue
 import socket
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,6 +72,8 @@ class SocketTransport(Transport):
         self._guard = threading.RLock()  # a signal handler may interrupt its holder
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._idle: list[Connection] = []
+        self._waiters: deque[queue.SimpleQueue[Connection]] = deque()
+        self._open_after_ns = 0
         self._line: Connection | None = None
 
     @override
@@ -85,8 +89,8 @@ class SocketTransport(Transport):
                 reply = connection.exchange(message["id"], data, until_ns)
             except OSError:
                 # All operations may be repeated safely.
-                if not connection.used_ns:
-                    _pause(until_ns)  # zeusd has closed a new connection
+                if not connection.used_ns:  # a new one
+                    self._open_after_ns = time.monotonic_ns() + RETRY_NS
                 continue
             except (ProtocolError, Malformed) as error:
                 raise _not_zeusd(error) from None
@@ -202,14 +206,34 @@ class SocketTransport(Transport):
             try:
                 return self._idle.pop()
             except IndexError:
-                connection = self._open(until_ns)
+                connection = self._open(until_ns) or self._handed(until_ns)
             if connection is not None:
                 return connection
             check_deadline(self.path, until_ns, False, timeout_s)
 
+    def _handed(self, until_ns: int) -> Connection | None:
+        """Waits for a connection that another thread has used, until one may be opened."""
+        mine: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        self._waiters.append(mine)
+        with contextlib.suppress(IndexError):  # it may have come before that
+            mine.put(self._idle.pop())
+        wait_ns = min(self._open_after_ns, until_ns) - time.monotonic_ns()
+        try:
+            return mine.get(timeout=max(0, wait_ns) / 1e9)
+        except queue.Empty:
+            try:
+                self._waiters.remove(mine)
+            except ValueError:  # it comes now
+                return mine.get()
+            return None
+
     def _put(self, connection: Connection) -> None:
         """Keeps a connection for the next request, and closes one that is not needed."""
         connection.used_ns = now_ns = time.monotonic_ns()
+        if self._waiters:
+            with contextlib.suppress(IndexError):  # it has given up
+                self._waiters.popleft().put(connection)
+                return
         idle = self._idle
         idle.append(connection)
         with contextlib.suppress(IndexError):  # another thread took it
@@ -219,7 +243,9 @@ class SocketTransport(Transport):
             idle.clear()
 
     def _open(self, until_ns: int) -> Connection | None:
-        """Opens a connection; None, after a pause: zeusd accepts none now."""
+        """Opens a connection; None: zeusd accepts none now, or did so only just now."""
+        if time.monotonic_ns() < self._open_after_ns:
+            return None
         try:
             connection = Connection(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             with self._guard:
@@ -234,14 +260,11 @@ class SocketTransport(Transport):
             if reason is not None:
                 raise reason from None
             closed = isinstance(error, (BrokenPipeError, ConnectionResetError))
-            _pause(until_ns, REFUSED_NS if closed else RETRY_NS)
+            pause_ns = REFUSED_NS if closed else RETRY_NS
+            self._open_after_ns = time.monotonic_ns() + pause_ns
             return None
         self.used = True
         return connection
-
-
-def _pause(until_ns: int, pause_ns: int = RETRY_NS) -> None:
-    time.sleep(max(0, min(pause_ns, until_ns - time.monotonic_ns())) / 1e9)
 
 
 def _not_zeusd(error: Exception) -> DaemonUnavailable:

@@ -171,6 +171,54 @@ def test_idle_connections_are_closed_but_one(path: str, monkeypatch: pytest.Monk
         wait_for(lambda: sum(thread.is_alive() for thread in serving) == 1, "one to be closed")
 
 
+def test_threads_take_turns_where_zeusd_allows_one_connection(path: str) -> None:
+    threads, asked = 4, 200
+    together = threading.Barrier(threads)
+
+    def serve() -> None:
+        open_ = 0
+        with contextlib.suppress(OSError):
+            while True:
+                stream, _ = server.accept()
+                open_ += 1
+                if open_ > 1:
+                    stream.close()
+                else:
+                    pool.submit(one, stream)
+
+    def one(stream: socket.socket) -> None:
+        with stream, contextlib.suppress(ConnectionError):
+            shake(stream)
+            while True:
+                answer(stream, next_request(stream))
+
+    def ask() -> int:
+        together.wait(20)
+        for number in range(asked):
+            assert "result" in transport.request({"op": "state"}, 20.0)
+            if not ended:
+                most[threading.get_ident()] = number
+        ended.append(threading.get_ident())
+        return asked
+
+    ended: list[int] = []
+    most: dict[int, int] = {}
+    with (
+        ThreadPoolExecutor(threads + 2) as pool,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server,
+        transport_to(path) as transport,
+    ):
+        server.bind(path)
+        server.listen()
+        accepting = pool.submit(serve)
+        for asking in [pool.submit(ask) for _ in range(threads)]:
+            assert asking.result() == asked
+        server.shutdown(socket.SHUT_RDWR)
+        accepting.result()
+        transport.close()
+    assert min(most.values()) > asked // 20, f"one waited while others asked again: {most}"
+
+
 def test_a_late_reply_is_not_taken_for_that_of_the_next_request(path: str) -> None:
     late = threading.Event()
 
