@@ -114,7 +114,7 @@ def test_a_card_of_two_dies_is_counted_and_limited_once(
     assert optimizer.state.chosen
     assert optimizer.power_limits == [560_000, 360_000, 160_000, 100_000]
     gpus = get_gpus()
-    with pytest.raises(ZeusGPUNotSupportedError, match="shares its power limit with GPU-"):
+    with pytest.raises(ZeusGPUNotSupportedError, match="shares its power limit with GPU 0"):
         gpus.set_power_management_limit(1, 300_000)
 
 

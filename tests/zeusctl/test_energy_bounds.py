@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 from tests.zeusctl.test_exporter import one
+from zeus_ipc import tables
 from zeus_ipc.replies import Estimate, LedgerState, LedgerTotal, NodeInfo, Usage, UsageSum
-from zeusctl.day_files import METERS, Row, _write, read, usage_of
+from zeusctl.day_files import METERS, Row, read, usage_of
 from zeusctl.exporter.accounting import families
 from zeusctl.usage import label, lines, reported, summary_line, tightened
 
@@ -98,7 +99,8 @@ def test_a_job_of_two_nodes_is_one_sum_however_often_their_files_came(tmp_path: 
     def write(name: str, node: str, uj: int) -> None:
         amounts = (uj, 0, uj, uj, 1, "allocated")
         rows = [Row(node, 0, kind, job, "", 7, *amounts) for kind, job in (("job", "7"), METER)]
-        _write(tmp_path / f"energy-{name}.csv", rows)
+        path = tmp_path / f"energy-{name}.csv"
+        tables.write(path, tables.kinds(Row), rows)
 
     for name, node, uj in (("1", "n1", 10), ("2", "n2", 20), ("3", "n1", 10), ("4", "n2", 15)):
         write(name, node, uj)  # the last one was made before its quarter of an hour was over
