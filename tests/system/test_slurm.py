@@ -375,7 +375,7 @@ def test_refused_clocks_are_the_jobs_error(cluster: Cluster) -> None:
     cluster.wait_state(job, "FAILED", "CANCELLED")
     cluster.machine.run("zeusctl", "resume")
     said = cluster.output(job)
-    assert "GPU limits not applied: --gpu-clocks=600,900: an administrator made zeusd" in said
+    assert "GPU limits not applied: --gpu-clocks=600,900: zeusd is quiesced by" in said
     assert "ran" not in said
 
 
@@ -473,7 +473,7 @@ def test_a_suspended_job_is_charged_for_the_gpu_that_it_keeps(cluster: Cluster) 
 
     def charged() -> dict[str, float]:
         said = run("zeusctl", "energy", "--job", job, "--json", check=False).stdout
-        sums = json.loads(said)["sums"] if said else []
+        sums = json.loads(said).get("sums") if said else []
         return sums[0] if sums else {"energy_j": 0.0}
 
     wait_for(lambda: charged()["energy_j"], "the job to be charged")
