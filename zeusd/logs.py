@@ -92,7 +92,10 @@ class Repeats(logging.Filter):
         """Whether to log a record."""
         if record.levelno < logging.WARNING or record.name == AUDIT:
             return True
-        key, now_s = _said(record), self._clock_s()
+        try:
+            key, now_s = _said(record), self._clock_s()
+        except Exception:  # noqa: BLE001 - the handler reports what cannot be formatted
+            return True
         with self._guard:
             since_s, count = self._known.get(key, (now_s, 0))
             dropped = max(0, count - MOST)

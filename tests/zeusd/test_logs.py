@@ -55,6 +55,15 @@ def test_equal_warnings_and_failures_are_counted(kept: Kept) -> None:
     assert "repeated" not in vars(kept.records[-1])
 
 
+def test_what_cannot_be_formatted_is_the_handlers_trouble(kept: Kept) -> None:
+    class Odd:
+        def __repr__(self) -> str:
+            raise RecursionError
+
+    logging.getLogger("zeusd.test").warning("a field", extra={"odd": Odd()})
+    assert len(kept.records) == 1
+
+
 def test_records_that_differ_and_audit_records_are_all_logged(kept: Kept) -> None:
     log, audit = logging.getLogger("zeusd.test"), logging.getLogger(AUDIT)
     for number in range(20):

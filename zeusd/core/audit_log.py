@@ -77,7 +77,7 @@ class AuditLog:
         self.failing: dict[tuple[str | None, str | None], int] = {}
         self._records: deque[Record] = deque(maxlen=KEPT)
         self._newest: dict[tuple[str | None, str | None], Record] = {}
-        self._warnings: dict[tuple[object, ...], Record] = {}
+        self._warnings: dict[str, Record] = {}
         self._next = 1
 
     def note(self, now_ns: int, note: Note) -> int:
@@ -91,7 +91,7 @@ class AuditLog:
         fields: dict[str, Any] = {name: said[name] for name in _FIELDS if name in said}
         if "error" in said:
             fields["result"] = said["error"]
-        key = (note.event, *fields.items())
+        key = f"{note.event} {fields}" if note.warning else ""
         before = self._warnings.get(key)
         if before is not None and self._lasts(before, now_ns):
             return self._again(before, now_ns, before.new)
