@@ -76,6 +76,9 @@ RETRY_FIRST_NS = 500_000_000
 RETRY_MAX_NS = 4_000_000_000
 """Longest pause between attempts to restore."""
 
+MAX_DOUBTS = 64
+"""Writes under one lease of which nobody knows what they did."""
+
 _HOPELESS = frozenset({Outcome.INVALID, Outcome.UNSUPPORTED, Outcome.DENIED})
 
 Procedure: TypeAlias = Generator[Step, Any, None]
@@ -712,7 +715,14 @@ class ControlMachine:
         item.done(failure or shown)
 
     def _no_longer_allowed(self, asked: ControlValue, over: str) -> Failure | None:
-        """A ceiling, or what someone else set, may be lower by now than when it was asked."""
+        """Too many values may be in force already, all of which the journal lists; or a ceiling, or
+        what someone else set, is lower by now than when it was asked."""
+        if len(self.values.doubts) >= MAX_DOUBTS and asked not in self.values.doubts:
+            return Failure(
+                ErrorCode.DEVICE_BUSY,
+                f"the driver confirmed none of {MAX_DOUBTS} writes of the {self.spec.title} of "
+                f"{self.gpu}; see its log, and release the lease",
+            )
         if not self.spec.ceilings or asked <= self.bounds.highest(over):
             return None
         highest = describe(self.control, self.bounds.highest(over))

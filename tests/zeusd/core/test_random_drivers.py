@@ -101,6 +101,24 @@ def test_the_bound_of_late_drivers_is_a_setting(world: World) -> None:
     assert not [key for key in world.journal if key.startswith("pending/")]
 
 
+def test_writes_that_no_driver_confirms_do_not_fill_the_journal(world: World) -> None:
+    world.connect(1)
+    world.faults[POWER] = 999
+    for watts in range(101, 290):
+        assert "error" in world.set_power(1, watts)
+    entry = world.journal[f"pending/{GPU0}/power_limit"]
+    assert len(entry["values"]) < 70
+    assert "confirmed none of 64" in world.set_power(1, 290)["error"]["message"]
+    world.faults.clear()
+    assert world.set_power(1, 120) == {}, "one of those"
+    assert world.set_power(1, 290)["error"]["code"] == "device_busy"
+    world.advance(SETTLE_S)
+    assert world.set_power(1, 121) == {}
+    assert world.set_power(1, 290) == {}, "all others are settled"
+    world.kill(Process(1, 77))
+    assert world.limit_w() == 300
+
+
 class Driver:
     """A power limit: what it makes of each write, in turn."""
 
