@@ -367,9 +367,9 @@ class Store:
     def _report(self, unreadable: Mapping[str, str]) -> None:
         """Logs nodes when they begin to be unreadable, and when they are readable again."""
         for node in unreadable.keys() - self._unreadable.keys():
-            log.warning("%s is left out: %s", node, unreadable[node])
+            log.warning("%r is left out: %s", node, unreadable[node])
         for node in self._unreadable.keys() - unreadable.keys():
-            log.warning("%s can be read again", node)
+            log.warning("%r can be read again", node)
         self._unreadable = unreadable
 
     def _node(self, item: Any) -> str:

@@ -168,7 +168,7 @@ def test_what_one_node_writes_stops_neither_the_budget_of_the_others_nor_status(
             assert snapshot is not None
             view = Watcher().look(snapshot, 0.0, 0.0)
             assert [node.state for node in view.nodes] == ["unreadable", "ok"]
-            assert 'node_state{node="a",state="unreadable"} 1.0' in text(view, True).decode()
+            assert 'node_state{fleet_node="a",state="unreadable"} 1.0' in text(view, True).decode()
             said = await asyncio.to_thread(status)
             assert "left out: what it wrote is not" in said
             less = replace(BUDGET.site, limit_mw=600_000)
