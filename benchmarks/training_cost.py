@@ -6,7 +6,8 @@
     python benchmarks/training_cost.py --search
 
 1. Each row is a process: a bare loop, then the same loop with one way to measure (front). It shows
-   the ratio of the two mean step times, the longest step of both beyond the bare loop's mean, and
+   the ratio of the two mean step times, the processor time that it adds (of one core; beside other
+   work this says more than the ratio), the longest step of both beyond the bare loop's mean, and
    how long the end of training takes. Without options: steps of 10 ms, sleeping and computing, 1
    GPU, with and without zeusd. GPUs are the C stand-in for libnvidia-ml (update period 100 ms).
 2. `--failures`: the driver fails in the middle of a loop of 10 ms steps. Shows the longest delay of
@@ -218,14 +219,15 @@ def worker(options: argparse.Namespace) -> None:
     if options.failures:
         seen = _failing(step, front[options.worker](options.gpus_of))
     else:
-        bare, bare_longest = _timed(step, Front(), options.seconds)
+        bare, bare_longest, bare_cpu = _timed(step, Front(), options.seconds)
         measured = front[options.worker](options.gpus_of)
         _timed(step, measured, WARM_UP_S)
-        mean, longest = _timed(step, measured, options.seconds)
+        mean, longest, cpu = _timed(step, measured, options.seconds)
         began = time.perf_counter()
         measured.close()
         seen = {
             "ratio": mean / bare,
+            "cpu": cpu - bare_cpu,
             "longest": longest - bare,
             "bare_longest": bare_longest - bare,
             "end": time.perf_counter() - began,
@@ -252,9 +254,10 @@ def _step(seconds: float, computes: bool) -> Hook:
     return lambda: spin(rounds)
 
 
-def _timed(step: Hook, front: Front, seconds: float) -> tuple[float, float]:
-    """The mean and the longest time of a step."""
+def _timed(step: Hook, front: Front, seconds: float) -> tuple[float, float, float]:
+    """The mean and the longest time of a step, and the process's share of a core."""
     began = last = time.perf_counter()
+    used = time.process_time()
     longest, count = 0.0, 0
     while last - began < seconds:
         front.begin()
@@ -262,11 +265,12 @@ def _timed(step: Hook, front: Front, seconds: float) -> tuple[float, float]:
         front.end()
         now = time.perf_counter()
         longest, last, count = max(longest, now - last), now, count + 1
-    return (last - began) / count, longest
+    took = last - began
+    return took / count, longest, (time.process_time() - used) / took
 
 
 def _failing(step: Hook, front: Front) -> dict[str, Any]:
-    bare, _ = _timed(step, Front(), 1.0)
+    bare, *_ = _timed(step, Front(), 1.0)
     events = {FAILS_S, BACK_S}
     delays = []
     error = ""
@@ -373,7 +377,7 @@ def run(
 def costs(options: argparse.Namespace) -> None:
     """Prints the cost of each front."""
     print(
-        f"{'node':8} {'GPUs':>4} {'loop':8} {'step':>6} {'front':15} {'ratio':>6} "
+        f"{'node':8} {'GPUs':>4} {'loop':8} {'step':>6} {'front':15} {'ratio':>6} {'CPU':>6} "
         f"{'longest':>9} {'(bare)':>9} {'end':>9}"
     )
     fronts = [*options.front, *(PEERS if options.peers else [])]
@@ -397,7 +401,7 @@ def costs(options: argparse.Namespace) -> None:
                             continue
                         ms = [seen[name] * 1000 for name in ("longest", "bare_longest", "end")]
                         figures = " ".join(f"{one:6.1f} ms" for one in ms)
-                        print(f"{row}{seen['ratio']:6.3f} {figures}", flush=True)
+                        print(f"{row}{seen['ratio']:6.3f} {seen['cpu']:6.1%} {figures}", flush=True)
 
 
 def failures(options: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ Third-party web services are asked with the user's own key.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -41,6 +42,8 @@ class JsonService:
         self._name = name
         self._url = url.rstrip("/")
         self._timeout_s = timeout_s
+        with contextlib.suppress(ImportError):
+            import httpx  # noqa: F401 - now, as it would delay training
 
     def get(
         self,
