@@ -296,7 +296,7 @@ class WindowLookup:
         if self._outage is not None:
             self._awaken()
         if self._outage is not None:
-            raise self._outage
+            raise self._outage.with_traceback(None)
 
     def _recovered(self) -> bool:
         """Whether the newest energies come while a reader would wait.
@@ -394,6 +394,7 @@ class WindowLookup:
             return self._client.windows(sources, windows), None
         except ZeusIpcError as error:
             failed = from_ipc(error)
+            error.__traceback__ = None  # it would keep the connection while the error is kept
             if unanswered(error):
                 raise failed from error
             failed.__cause__ = error
