@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -205,11 +203,23 @@ def _load() -> tuple[dict[str, DeviceModel], dict[str, str]]:
     given: dict[str, dict[str, Any]] = {}
     for key, table in tables["devices"].items():
         given[key] = {**given.get(table.pop("like", ""), {}), **table, "key": key}
-    for table in given.values():
-        table["clocks_mhz"] = _grid(**table["clocks_mhz"])
-        table["architecture"] = ARCHITECTURES[table["architecture"]]
-        table["sensor"] = tables["sensors"][table["sensor"]]
-    return TypeAdapter(dict[str, DeviceModel]).validate_python(given), tables["aliases"]
+    models = {key: _model(tables["sensors"], **table) for key, table in given.items()}
+    return models, tables["aliases"]
+
+
+def _model(sensors: dict[str, dict[str, Any]], **table: Any) -> DeviceModel:
+    table["architecture"] = ARCHITECTURES[table["architecture"]]
+    table["clocks_mhz"] = _grid(**table["clocks_mhz"])
+    table["sensor"] = Sensor(**_frozen(sensors[table["sensor"]]))
+    if "superchip" in table:
+        table["superchip"] = Superchip(**table["superchip"])
+    table["profiles"] = tuple(Profile(**_frozen(one)) for one in table.get("profiles", ()))
+    return DeviceModel(**_frozen(table))
+
+
+def _frozen(table: dict[str, Any]) -> dict[str, Any]:
+    """The table with tuples for lists."""
+    return {key: tuple(one) if isinstance(one, list) else one for key, one in table.items()}
 
 
 DEVICES, ALIASES = _load()
