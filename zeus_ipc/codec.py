@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 
 from zeus_ipc.errors import RequestRejected
-from zeus_ipc.parsing import Malformed, bounded
+from zeus_ipc.parsing import MAX_DEPTH, Malformed, bounded
 from zeus_ipc.wire import MAX_REQUEST_BYTES, Message
 
 _unpack = partial(msgpack.unpackb, raw=False, strict_map_key=True, max_bin_len=0, max_ext_len=0)
@@ -18,6 +18,8 @@ _unpack_request = partial(
     _unpack, max_str_len=MAX_REQUEST_BYTES, max_array_len=1024, max_map_len=32
 )
 _unpack_reply = partial(_unpack, max_str_len=65536, max_array_len=65536, max_map_len=4096)
+_CONTAINERS = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
+"""With what maps and lists begin in MessagePack; numbers and text beyond ASCII have them, too."""
 
 
 def encode(message: Mapping[str, Any] | Message) -> bytes:
@@ -77,7 +79,11 @@ def _decode(
     unpack: Callable[[bytes | memoryview], Any], data: bytes | memoryview
 ) -> dict[str, Any]:
     try:
-        value = bounded(unpack(data))
+        value = unpack(data)
+        raw = bytes(data)
+        # Almost no message has enough containers to be too deep; so most are not walked.
+        if len(raw) - len(raw.translate(None, _CONTAINERS)) > MAX_DEPTH:
+            bounded(value)
     except Exception as error:  # noqa: BLE001 - msgpack raises five unrelated types on bad input
         why = str(error)[:200] or type(error).__name__
         raise Malformed(f"not a valid message: {why}") from None

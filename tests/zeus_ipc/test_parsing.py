@@ -63,9 +63,12 @@ def test_toml_has_the_same_bounds(text: str) -> None:
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 500, 980, 1000, 1023, 5000])
 def test_a_message_has_the_same_depth(depth: int) -> None:
-    body = b"\x83\xa1v\x01\xa2id\x07\xa2op" + b"\x91" * depth + b"\xc0"
-    with pytest.raises(Malformed):
-        decode_request(body)
+    start, end = b"\x83\xa1v\x01\xa2id\x07\xa2op", b"\xc0"
+    for level in (b"\x91", b"\x81\xa0", b"\xdc\x00\x01", b"\xdf\x00\x00\x00\x01\xa0"):
+        with pytest.raises(Malformed):
+            decode_request(start + level * depth + end)
+        deepest = memoryview(start + level * (MAX_DEPTH - 1) + end)  # one level is the message
+        assert decode_request(deepest)["id"] == 7
     assert decode_request(msgpack.packb({"op": [[]]})) == {"op": [[]]}
 
 
