@@ -162,6 +162,7 @@ def _basic(credentials: str) -> dict[str, str]:
     """The header with `user:password`, if there is one."""
     if not credentials:
         return {}
+    credentials += "" if ":" in credentials else ":"
     return {"Authorization": f"Basic {base64.b64encode(credentials.encode()).decode()}"}
 
 

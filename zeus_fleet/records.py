@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from zeus_fleet.view import View
-from zeus_ipc.tables import Amount, read_lines
+from zeus_ipc.tables import Amount, Seconds, read_lines
 
 BEFORE_S = 900.0
 """Length of the reference interval before an event."""
@@ -23,7 +23,7 @@ GAP_S = 60.0
 class Record:
     """A record of one instant. Power in W."""
 
-    at_s: Amount
+    at_s: Seconds
     limit_w: Amount
     standing_w: Amount
     granted_w: Amount

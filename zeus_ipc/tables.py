@@ -50,6 +50,8 @@ _EMPTY = frozenset({"", "nan", "NaN", "NAN", "null", "None", None})
 Text = Annotated[str, Field(min_length=1, description="text")]
 Amount = Annotated[float, Field(ge=0, le=1e30, description="a number from 0 to 1e+30")]
 """Squares and products of amounts are finite."""
+Seconds = Annotated[float, Field(ge=0, le=1e11, description="a time in s since 1970")]
+"""Milliseconds since 1970 are more."""
 Nanoseconds = Annotated[
     int, Field(gt=-(2**62), lt=2**62, description="a time in whole nanoseconds")
 ]
@@ -151,6 +153,8 @@ def read_lines(path: PathLike, *kinds: Any) -> Iterator[tuple[str, Any]]:
     ]
     with _reading(path) as file:
         for number, line in enumerate(_text(path, file), 1):
+            if not line.strip():
+                continue
             place = f"{path}, line {number}"
             adapter = next((one for name, one in adapters if f'"{name}":' in line), adapters[-1][1])
             try:
@@ -224,7 +228,7 @@ def write(
                 arrow.Table.from_arrays(arrays, schema=schema(kinds)), aside, compression="zstd"
             )
             return
-        module = {".gz": "gzip", ".xz": "lzma"}.get(path.suffix)
+        module = {".gz": "gzip", ".xz": "lzma"}.get(path.suffix.lower())
         opened: Any = open if module is None else import_module(module).open
         with opened(aside, "wt", encoding="utf-8", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
@@ -301,12 +305,12 @@ class _Column:
         return self.default is inspect.Parameter.empty
 
     def checked(self, cells: Sequence[Any]) -> list[Any]:
+        if self.kind in (int, float) and "_" in "".join(c for c in cells if isinstance(c, str)):
+            cells = [str(c).replace("_", "?") for c in cells]  # pydantic reads 1_0 as 10
         if self.may_be_empty:
             empty, default = _EMPTY if self.kind in (int, float) else ("", None), self.default
             default = None if self.required else default
             cells = [default if c in empty or c != c else c for c in cells]
-        elif self.kind in (int, float) and isinstance(cells[0], str) and "_" in "".join(cells):
-            cells = [c.replace("_", "?") for c in cells]  # pydantic reads 1_0 as 10
         return self.adapter.validate_python(cells)
 
     def fault(self, value: Any) -> str:
@@ -314,7 +318,7 @@ class _Column:
             return f"{self.name} is empty; it must be {self.wanted}"
         said = f"{self.name} is {value!r:.60}; it must be {self.wanted}"
         if isinstance(value, str) and re.fullmatch(r"\s*-?[\d.]*,\d+\s*", value):
-            said += ", with a decimal point"
+            said += ", with a decimal point and no comma"
         return said
 
 

@@ -119,12 +119,15 @@ NOW = datetime(2026, 11, 28, tzinfo=timezone.utc)
         (HEAD + "0,a,1,1,5\n", ", line 2: it has 5 fields, the header has 4; are there decimal"),
         (HEAD + "0\n", ", line 2: it has 1 field, the header has 4"),
         (HEAD + '\n0,a,1,"1,5"\n', ", line 3: energy is '1,5'; it must be a number from 0 to 1e+30,"
-                                   " with a decimal point"),
+                                   " with a decimal point and no comma"),
         (HEAD + '0,"a\nb",1,1\n0,a,1,x\n', ", line 4: energy is 'x'"),
         (HEAD + "0,a,1,-1\n", ", line 2: energy is '-1'; it must be a number from 0 to 1e+30"),
         (HEAD + "0,a,1,nan\n", ", line 2: energy is 'nan'"),
         (HEAD + "0,a,1,inf\n", ", line 2: energy is 'inf'"),
         (HEAD + "0,a,1,1_0.5\n", ", line 2: energy is '1_0.5'"),
+        ("clock," + HEAD + ",0,a,1,1\n1_0,0,a,1,1\n", ", line 3: clock is '1_0'"),
+        (arrow({"stage": [0, 0], "name": ["a", "b"], "begin_ns": [1, 1], "energy": [1, 1],
+                "clock": [None, "1_0"]}), ", row 2: clock is '1_0'"),
         (HEAD + "1_0,a,1,1\n", ", line 2: stage is '1_0'; it must be a whole number at least 0"),
         (HEAD + "0,a,1,\n", ", line 2: energy is empty; it must be a number from 0 to 1e+30"),
         (HEAD + "0,,1,1\n", ", line 2: name is empty"),
@@ -211,12 +214,13 @@ def test_many_rows_are_read_in_parts_with_their_lines(tmp_path: Path) -> None:
     assert found == [0, f"{path}, line 2", 20_000, f"{path}, line 20002"]
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.csv.xz", "t.parquet"])
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "T.CSV.GZ", "t.csv.xz", "t.parquet"])
 def test_a_table_is_written_whole_or_not_at_all(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     write(path, kinds(Row), ROWS)
     assert [row for _, row in read(path, Row)] == ROWS
     before = path.read_bytes()
+    assert before.startswith(b"\x1f\x8b") == name.lower().endswith(".gz")
 
     def torn() -> Any:
         yield ROWS[0]
@@ -239,7 +243,7 @@ def test_an_error_of_writing_has_the_files_name(tmp_path: Path) -> None:
 
 def test_lines_of_json_are_read_with_their_places(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    path.write_text('{"stage": 1, "begin_ns": 2}\n{"name": "a"}\n{"sta')
+    path.write_text('{"stage": 1, "begin_ns": 2}\n\n{"name": "a"}\n{"sta')
 
     @dataclass
     class Named:
@@ -251,7 +255,7 @@ def test_lines_of_json_are_read_with_their_places(tmp_path: Path) -> None:
         begin_ns: Nanoseconds
 
     found = list(read_lines(path, Named, Staged))
-    assert found == [(f"{path}, line 1", Staged(1, 2)), (f"{path}, line 2", Named("a"))]
+    assert found == [(f"{path}, line 1", Staged(1, 2)), (f"{path}, line 3", Named("a"))]
     for text, says in (
         ('{"sta\n{"name": "a"}', "line 1: this is not a line of JSON"),
         ('{"stage": 1}', "line 1: begin_ns is missing"),

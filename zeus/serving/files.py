@@ -21,10 +21,14 @@ SHORTEST_UPDATE_NS = 1e6
 """Most updates of a sensor are longer; those of GPUs take 20 ms and more."""
 USUAL_NS = (1e7, 1e11)
 """A step or update in the right unit probably takes from 10 ms to 100 s."""
+LONGEST_NS = 1e12
+"""Most steps and updates are shorter."""
 POWER_W = (1.0, 20_000.0)
 """Power of the GPUs of an engine."""
-COUNTED = 20
+COUNTED = 8
 """So many updates whose energies only grow are readings of a counter."""
+SILENT_S = 2.0
+"""Power below the least for longer is that of a sensor that failed."""
 
 SHIFT_S = 2.0
 """A smaller shift may be the sensor's own delay."""
@@ -89,7 +93,7 @@ def read_steps(path: Path) -> tuple[StepColumns, list[str]]:
     in_steps = np.argsort(step, kind="stable")
     first = np.searchsorted(step[in_steps], np.arange(len(labels) + 1))
     heads = in_steps[first[:-1]]
-    _not_shorter(path, "steps", end[heads] - begin[heads], SHORTEST_STEP_NS)
+    _usual(path, "steps", end[heads] - begin[heads], SHORTEST_STEP_NS)
     steps = StepColumns(
         begin[heads],
         end[heads],
@@ -130,7 +134,7 @@ def read_updates(path: Path) -> Updates:
         table.wrong(later, f"the update overlaps the one of {table.word} {table.lines[earlier]}")
     clock = table.columns.get("clock_mhz", np.full(begin.size, np.nan))
     updates = Updates(*(part[order] for part in (begin, end, joules, first, last, clock)))
-    _not_shorter(path, "updates", end - begin, SHORTEST_UPDATE_NS)
+    _usual(path, "updates", end - begin, SHORTEST_UPDATE_NS)
     _possible(table, updates, order)
     return updates
 
@@ -225,10 +229,10 @@ def _consistent(table: Part, names: list[str]) -> None:
             table.wrong(n, what.format(names[request[n]]))
 
 
-def _not_shorter(path: Path, what: str, lengths_ns: Ints, least_ns: float) -> None:
+def _usual(path: Path, what: str, lengths_ns: Ints, least_ns: float) -> None:
     """Checks the unit of times by the usual length of what they delimit."""
     length_ns = float(np.median(lengths_ns))
-    if length_ns >= least_ns:
+    if least_ns <= length_ns <= LONGEST_NS:
         return
     likely = next(
         (
@@ -236,7 +240,7 @@ def _not_shorter(path: Path, what: str, lengths_ns: Ints, least_ns: float) -> No
             for unit, factor in (("microseconds", 1e3), ("milliseconds", 1e6), ("seconds", 1e9))
             if USUAL_NS[0] <= length_ns * factor <= USUAL_NS[1]
         ),
-        "are they of another unit?",
+        "are they of another unit? Or are starts and ends of two clocks?",
     )
     raise TableError(
         f"{path}: {what} are {length_ns:.3g} ns long, but times are in nanoseconds; {likely}"
@@ -272,6 +276,15 @@ def _possible(table: Part, updates: Updates, order: Ints) -> None:
     )
     if usual_w < POWER_W[0]:
         raise TableError(f"{table.path}: the power is {usual_w:.3g} W, which is too low for a GPU")
+    silent = np.concatenate([[False], power_w < POWER_W[0], [False]])
+    for first, end in np.flatnonzero(np.diff(silent)).reshape(-1, 2).tolist():
+        length_s = (updates.end_ns[end - 1] - updates.begin_ns[first]) / 1e9
+        if length_s > SILENT_S:
+            table.wrong(
+                order[first],
+                f"the power is below {POWER_W[0]:g} W for {length_s:.3g} s from here; leave out "
+                "updates in which the sensor failed",
+            )
 
 
 def _shift_s(steps: StepColumns, updates: Updates, begin: int, end: int) -> float:

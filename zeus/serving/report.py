@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from zeus_ipc.tables import Amount, Nanoseconds, read_lines
+from zeus_ipc.tables import Nanoseconds, Seconds, read_lines
 
 BY = ("model", "tenant", "hour")
 
@@ -39,8 +39,8 @@ class LogRow:
     method: str
     end_ns: Nanoseconds
     settled_ns: Nanoseconds
-    settled_s: Amount
-    decode_tokens: int = 0
+    settled_s: Seconds
+    decode_tokens: Annotated[int, Field(ge=0)] = 0
     model: str = ""
     tenant: str = ""
     engine: str = ""

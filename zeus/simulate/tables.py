@@ -2,8 +2,9 @@
 
 Both tables are CSV (plain or compressed) or Parquet files, or pandas.DataFrames, of these columns:
 
-- training runs: dataset, network, batch_size, optimizer, run, target_metric, target_epoch (empty
-  where the run never reached the target);
+- training runs: dataset, network, batch_size, optimizer, target_metric, target_epoch (empty where
+  the run never reached the target), and run, its number, by which a run that is there twice counts
+  once (may be missing);
 - power: dataset, network, batch_size, optimizer, power_limit (W), time_per_epoch (s),
   average_power (W).
 """
@@ -35,6 +36,7 @@ class TrainRow(NamedTuple):
     batch_size: Count
     target_metric: float
     target_epoch: Count | None
+    run: str = ""
 
 
 class PowerRow(NamedTuple):
@@ -166,7 +168,16 @@ def _power(table: Table) -> dict[_Key, PowerTable]:
 
 def _target_epochs(table: Table) -> dict[_Key, dict[float, NDArray[np.float64]]]:
     found: dict[_Key, dict[float, list[float]]] = {}
-    for _, row in _read(table, TrainRow):
+    runs: dict[tuple[object, ...], TrainRow] = {}
+    for place, row in _read(table, TrainRow):
+        known = runs.setdefault((row[:5], row.run or place), row)
+        if known != row:
+            raise TableError(
+                f"{place}: another row has another target_epoch for run {row.run} of batch size "
+                f"{row.batch_size} with target_metric {row.target_metric:g}; leave one of them out"
+            )
+        if known is not row:
+            continue
         epochs = found.setdefault(row[:4], {}).setdefault(row.target_metric, [])
         epochs.append(math.nan if row.target_epoch is None else row.target_epoch)
     return {

@@ -135,13 +135,16 @@ def test_a_gateway_that_trickles_holds_a_push_no_longer(
         one.close()
 
 
+@pytest.mark.parametrize(
+    ("given", "sent"), [("alice:p%40ss:w", b"alice:p@ss:w"), ("p%40ss", b"p@ss:")]
+)
 def test_a_user_and_password_reach_the_gateway_and_no_log(
-    node: VirtualNode, double: Double, caplog: pytest.LogCaptureFixture
+    node: VirtualNode, double: Double, caplog: pytest.LogCaptureFixture, given: str, sent: bytes
 ) -> None:
-    one = histogram(double.address.replace("http://", "http://alice:p%40ss:w@"))
+    one = histogram(double.address.replace("http://", f"http://{given}@"))
     spend(node, one, "step", 1)
     wait_for(lambda: double.authorizations, "a push")
-    assert base64.b64decode(double.authorizations[0].removeprefix("Basic ")) == b"alice:p@ss:w"
+    assert base64.b64decode(double.authorizations[0].removeprefix("Basic ")) == sent
     double.does = "refuse"
     spend(node, one, "step", 1)
     wait_for(lambda: told(caplog), "a warning")

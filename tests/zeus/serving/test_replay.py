@@ -341,6 +341,12 @@ NOT_POSSIBLE = {
     "a counter": (_energies(lambda j: [*itertools.accumulate(j)]), "joules only grow"),
     "a counter since boot": (
         _energies(lambda j: [*itertools.accumulate(j, initial=28e6)][1:]), "joules only grow"),
+    "a short counter": (lambda steps, energy: (steps, _energies(
+        lambda j: [*itertools.accumulate(j)])(steps, energy[:9])[1]), "joules only grow"),
+    "a sensor that fails": (_energies(lambda j: [*j[:100], *[0.0] * 30, *j[130:]]),
+                            "line 102: the power is below 1 W for 3 s from here"),
+    "starts of another clock": (
+        lambda steps, energy: (_times(steps, (1,), lambda t: "0"), energy), "of two clocks?"),
     "millijoules": (_energies(lambda j: [1e3 * one for one in j]), "are the joules millijoules?"),
     "kilojoules": (_energies(lambda j: [one / 1e3 for one in j]), "are the joules kilojoules?"),
     "one row": (_energies(lambda j: [28e6, *j[1:]]), "line 2: joules is 2.8e+07, in an update"),

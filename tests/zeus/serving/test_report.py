@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,8 @@ def test_a_line_that_is_none_is_named(tmp_path):
         (whole + "[1]\n", "line 6: "),
         (whole.replace('"joules": 10.0', '"joules": -10.0'), "line 1: joules: Input should be "),
         (whole.replace('"joules": 10.0', '"joules": NaN'), "line 1: joules: Input should be a"),
+        (re.sub('"settled_s": [0-9.e+]+', '"settled_s": 1.7e12', whole), "settled_s: Input"),
+        (re.sub('"decode_tokens": [0-9]+', '"decode_tokens": -1', whole), "decode_tokens: Input"),
         (whole.replace('"idle_j": 100.0', '"idle_j": -100.0'), "line 5: settled.idle_j: Input"),
         (whole + whole, "line 6: this line was there before; give each log once"),
         ("", "has no settled requests yet"),

@@ -272,6 +272,10 @@ POWER = "dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average
             POWER + "a,b,8,sgd,150,10,100\na,b,8,sgd,150,11,100\n",
             "line 3: another row has other figures for batch size 8 at 150 W",
         ),
+        (
+            "run," + TRAIN + "1,a,b,8,sgd,1,3\n2,a,b,8,sgd,1,4\n1,a,b,8,sgd,1,5\n",
+            "line 4: another row has another target_epoch for run 1 of batch size 8",
+        ),
     ],
 )
 def test_a_bad_table_is_reported_with_its_place(tmp_path: Path, text: str, message: str) -> None:
@@ -286,11 +290,12 @@ def test_a_bad_table_is_reported_with_its_place(tmp_path: Path, text: str, messa
 
 def test_whole_numbers_may_have_decimals_and_equal_rows_count_once(tmp_path: Path) -> None:
     train, power = tmp_path / "train.csv", tmp_path / "power.csv"
-    train.write_text(TRAIN + "a,b,16.0,sgd,1,3.0\na,b,16,sgd,1,\n")
+    train.write_text("run," + TRAIN + "1,a,b,16.0,sgd,1,3.0\n2,a,b,16,sgd,1,\n1,a,b,16,sgd,1,3\n")
     power.write_text(POWER + "a,b,16,sgd,150.0,10,100\n" * 2)
     (table,) = Measurements(train, power).of(Job("a", "b", "sgd", 1.0, 5, 16)).values()
     assert table.power.limits == (150,)
     epochs = table.target_epochs[1.0]
+    assert len(epochs) == 2
     assert epochs[0] == 3
     assert math.isnan(epochs[1])
 
