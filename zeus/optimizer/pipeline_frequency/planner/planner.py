@@ -174,13 +174,13 @@ class Planner:
         """
         if points is not None and points < 1:
             raise PipelineFrequencyError(f"a frontier has at least one plan, not {points}")
-        told = 0
+        reached = 0
 
         def tell(done: int, of: int) -> None:
-            nonlocal told
-            told = max(told, 100 * done // of)
+            nonlocal reached
+            reached = max(reached, 100 * done // of)
             if progress is not None:
-                progress(told, 100)
+                progress(reached, 100)
 
         self._finder.everywhere(lambda done, of: tell(done, 2 * of))
         if self._exactly and points != 1:
