@@ -506,6 +506,7 @@ class Engine:
         with contextlib.suppress(OSError):  # reported as the journal's failure
             self._journal.verify()
         self._check_journal()
+        self._locks.verify()
         self.apply(self.core.look_around(time.monotonic_ns()))
         self._reactor.call_later(LOOK_AROUND_S, self._look_around)
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 
 from zeus_ipc.errors import ErrorCode
 from zeusd.core.model import Failure
+
+log = logging.getLogger(__name__)
 
 LOCK_DIR = "/run/zeusd/gpus"
 LOCK_DIR_ENV = "ZEUSD_LOCK_DIR"
@@ -35,10 +38,16 @@ class GpuLocks:
         self._held: dict[str, int] = {}
 
     def take(self, gpu: str) -> Failure | None:
-        """Takes a GPU's lock. Returns why not; None: this engine has it."""
-        if self._directory is None or gpu in self._held:
+        """Takes a GPU's lock, again if its file was removed. Returns why not; None: this engine
+        has it."""
+        if self._directory is None:
             return None
         path = os.path.join(self._directory, gpu.replace("/", "_"))
+        if gpu in self._held:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.lstat(path), os.fstat(self._held[gpu])):
+                    return None
+            self.release(gpu)
         try:
             os.makedirs(self._directory, mode=0o755, exist_ok=True)
             flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -59,6 +68,18 @@ class GpuLocks:
         self._held[gpu] = fd
         _owners[os.getpid(), path] = self
         return None
+
+    def verify(self) -> None:
+        """Takes locks again whose files were removed."""
+        for gpu in [*self._held]:
+            if (taken := self.take(gpu)) is not None:
+                log.error(
+                    "the lock of %s was removed from %s: %s",
+                    gpu,
+                    self._directory,
+                    taken.message,
+                    extra={"event": "lock_removed", "gpu": gpu},
+                )
 
     def release(self, gpu: str) -> None:
         """Returns a GPU's lock, if this engine has it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,40 @@ def test_a_lock_excludes_engines_of_this_process_and_of_others(tmp_path: Path) -
         other.wait()
         assert first.take("GPU-1") is None, "the kernel frees it"
     first.close()
+
+
+def test_a_lock_whose_file_is_removed_is_taken_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with all of /run/zeusd."""
+    directory = tmp_path / "gpus"
+    first, second = GpuLocks(str(directory)), GpuLocks(str(directory))
+    for again in (first.verify, lambda: first.take("GPU-0")):
+        assert first.take("GPU-0") is None
+        shutil.rmtree(directory)
+        again()
+        assert (directory / "GPU-0").exists()
+        command = [sys.executable, "-c", OTHER.replace("GPU-1", "GPU-0"), str(directory)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert "AssertionError" in done.stderr
+    shutil.rmtree(directory)
+    other = subprocess.Popen(
+        [sys.executable, "-c", OTHER, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "taken\n"
+        (directory / "GPU-1").rename(directory / "GPU-0")
+        first.verify()
+        first.verify()
+        other.kill()
+    (record,) = caplog.records
+    assert f"changed by another zeusd or training process (pid {other.pid})" in record.message
+    assert second.take("GPU-0") is None
+    second.close()
 
 
 def test_where_no_lock_can_be_made_nothing_is_refused(tmp_path: Path) -> None:
