@@ -23,6 +23,8 @@ class Method(str, Enum):
     """Idle, or unattributed."""
     SLICES = "slices"
     """Several accounts on MIG instances with unknown utilization: by the instances' sizes."""
+    UNREAD = "unread"
+    """Accounts changed while the GPU could not be read: as if its power had been constant."""
 
 
 class Bounds(str, Enum):
@@ -45,6 +47,7 @@ BOUNDS: dict[Method, Bounds] = {
     Method.EQUAL: Bounds.PRESENCE,
     Method.NONE: Bounds.EXACT,
     Method.SLICES: Bounds.PRESENCE,
+    Method.UNREAD: Bounds.PRESENCE,
 }
 """The basis of each method's bounds."""
 
@@ -53,6 +56,7 @@ REASONS: dict[Method, str] = {
     Method.UTILIZATION: "several used it",
     Method.SLICES: "several had processes on MIG instances and their use was not measured",
     Method.EQUAL: "several had processes and their use was not measured",
+    Method.UNREAD: "its users changed while it could not be read",
 }
 """Returns why a method gives an estimate; without commas, for tables."""
 

@@ -453,7 +453,7 @@ class UsedEnergy(_Part):
     idle_j: float
     """While the driver reported the GPU as idle."""
     basis: list[str]
-    """allocated, exclusive, weights, utilization, slices, equal."""
+    """allocated, exclusive, weights, utilization, slices, equal, unread."""
     exact: bool
     bounds: str
     """The basis of lower_j and upper_j: exact, presence or activity; the least certain one if there

@@ -34,7 +34,7 @@ class UsageSum(Message):
     ns: int
     """GPU time."""
     methods: list[str]
-    """allocated, exclusive (exact), weights, utilization, slices, equal (estimates);
+    """allocated, exclusive (exact), weights, utilization, slices, equal, unread (estimates);
     `charging.bounds_of` gives the basis of the bounds."""
     begin_s: int = 0
     """When a job or pod began to hold its first GPU, or a process started, UTC; 0: unknown."""

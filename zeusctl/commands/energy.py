@@ -110,6 +110,7 @@ def energy(
     weights      several held parts of it: by their size
     slices       MIG instances: by their size
     equal        several had processes on it: in equal parts
+    unread       its users changed while it could not be read: by time
 
     Bounds follow from activity (who used it when), or from presence: each may have used everything,
     or nothing. --by-method prints a sum for each basis.

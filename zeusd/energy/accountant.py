@@ -14,7 +14,16 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from zeus_ipc.charging import Method
-from zeusd.energy.split import Account, Charge, ChargedProcess, Claim, Situation, divide, split
+from zeusd.energy.split import (
+    Account,
+    Charge,
+    ChargedProcess,
+    Claim,
+    Situation,
+    divide,
+    split,
+    unread,
+)
 
 SECOND_NS = 1_000_000_000
 BUCKET_S = 900
@@ -133,6 +142,26 @@ class Settlement:
 
 
 @dataclass(slots=True)
+class _Part:
+    """The charges of an interval in which nothing changes."""
+
+    begin_ns: int
+    drawn_uj: int
+    spans: list[Span]
+    charges: list[Charge]
+
+
+def _doubt(gap: list[_Part]) -> None:
+    """Widens the charges of a time whose power is not known, if the charged accounts change."""
+    if len({frozenset(one.account for one in part.charges) for part in gap}) < 2:
+        return
+    whole_uj = sum(part.drawn_uj for part in gap)
+    for part in gap:
+        others_uj = whole_uj - part.drawn_uj
+        part.charges = [unread(charge, others_uj) for charge in part.charges]
+
+
+@dataclass(slots=True)
 class Accountant:
     """The account of one GPU.
 
@@ -164,11 +193,12 @@ class Accountant:
             until_ns: A time that the meter's readings cover.
             energy_uj: The meter at any time up to then.
             offset_ns: UTC minus CLOCK_MONOTONIC, for the names of the buckets.
-            observed: Further facts about this time.
+            observed: Further facts about this time; UNKNOWN: the meter was not read.
             idle_uw: The GPU's power when nobody uses it; 0: not known.
         """
         begin_ns, begin_uj = self.position
         until_ns = max(begin_ns, until_ns)
+        observed = [*observed]
         spans = [*self.spans, *observed]
         end_uj = max(begin_uj, energy_uj(until_ns))
         readings = {begin_ns: begin_uj, until_ns: end_uj}
@@ -188,23 +218,30 @@ class Accountant:
         divided: dict[Key, Row] = {}
         metered: dict[int, int] = {}
         borders = [*_borders(begin_ns, until_ns, offset_ns)]
+        parts = []
         for first_ns, last_ns, active in _pieces(begin_ns, until_ns, spans, borders):
             before_uj = meter(first_ns)
             drawn_uj = meter(last_ns) - before_uj
-            bucket = (first_ns + offset_ns) // BUCKET_NS
-            present = _processes(active)
+            charges = split(drawn_uj, last_ns - first_ns, _situation(active, idle_uw))
+            parts.append(_Part(first_ns, drawn_uj, [*active], charges))
+        for gap in observed:
+            if gap.fact is Fact.UNKNOWN:
+                _doubt([one for one in parts if gap.begin_ns <= one.begin_ns < gap.end_ns])
+        for part in parts:
+            bucket = (part.begin_ns + offset_ns) // BUCKET_NS
+            present = _processes(part.spans)
             several = any(len(some) > 1 for some in present.values())
-            uses = [_uses(active, fact) if several else {} for fact in (Fact.USED, Fact.SLICES)]
-            for charge in split(drawn_uj, last_ns - first_ns, _situation(active, idle_uw)):
+            uses = [_uses(part.spans, fact) if several else {} for fact in (Fact.USED, Fact.SLICES)]
+            for charge in part.charges:
                 key = Key(bucket, charge.account, charge.method)
                 rows.setdefault(key, Row()).add(charge)
                 found = present.get(charge.account)
                 if found is None or not self._has_room(bucket, found):
                     continue
                 divided.setdefault(key, Row()).add(charge)
-                for process, part in divide(charge, found, *uses):
-                    detail = ProcessKey(bucket, charge.account, process, part.method)
-                    processes.setdefault(detail, Row()).add(part)
+                for process, share in divide(charge, found, *uses):
+                    detail = ProcessKey(bucket, charge.account, process, share.method)
+                    processes.setdefault(detail, Row()).add(share)
         edges = [begin_ns, *borders, until_ns]
         for first_ns, last_ns in pairwise(edges):
             bucket = (first_ns + offset_ns) // BUCKET_NS

@@ -33,6 +33,10 @@ AROUND = 8
 NEAR = 2 * AROUND
 """Ticks on each side of a window's end that matter for its energy."""
 
+STALL_NS = 1_500 * MS
+"""Ticks further apart than any sensor's: it could not be read. The powers around say nothing about
+the power between them."""
+
 OUTSIDE = 3
 """Ticks before and after a window of which the lowest power counts as that of the idle GPU: the
 others may contain work that is not measured, or another window."""
@@ -453,7 +457,7 @@ class EnergyCurve:
         if unseen_ns > 0:
             ticks = span_ns / tick_ns
             parts.append(UNSEEN * rough_mw * min(unseen_ns, span_ns) * math.sqrt(max(ticks, 0.2)))
-        elif not snapped:
+        if not snapped:
             parts.append(self._leeway_mwns(h, begin_ns, first) + self._leeway_mwns(h, end_ns, last))
         if snapped:
             # Part of its energy may belong to work around it.
@@ -505,7 +509,13 @@ class EnergyCurve:
         anything between the powers of the ticks around."""
         if not 0 < number < len(h.t_ns):
             return 0.0
+        span_ns = h.t_ns[number] - h.t_ns[number - 1]
+        stalled = span_ns > STALL_NS
+        if not stalled and self._seen_ns(h, number) < span_ns:
+            return 0.0  # see UNSEEN
         least, most = self._range_mw(h, number)
+        if stalled:
+            least, most = min(least, self._least_mw), max(most, self._ceiling_mw)
         here_mw, last_mw = h.level_mw[number], h.level_mw[number - 1]
         next_mw = h.level_mw[number + 1] if number + 1 < len(h.t_ns) else last_mw
         if self._contrast(here_mw, last_mw) and self._contrast(here_mw, next_mw):
@@ -514,7 +524,6 @@ class EnergyCurve:
                 most = max(most, self._ceiling_mw)
             elif here_mw < min(last_mw, next_mw):
                 least = 0
-        span_ns = h.t_ns[number] - h.t_ns[number - 1]
         before_ns, after_ns = t_ns - h.t_ns[number - 1], h.t_ns[number] - t_ns
         total = h.level_mw[number] * span_ns
         highest = min(most * before_ns, total - least * after_ns)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from zeus_ipc.charging import Method
+from zeus_ipc.charging import BOUNDS, Bounds, Method
 
 
 class Kind(str, Enum):
@@ -263,6 +263,18 @@ def _nobody(account: Account, energy_uj: int, ns: int) -> Charge:
     idle_uj = energy_uj if account is IDLE else 0
     active_uj = energy_uj - idle_uj
     return Charge(account, Method.NONE, active_uj, idle_uj, energy_uj, energy_uj, ns)
+
+
+def unread(charge: Charge, others_uj: int) -> Charge:
+    """A charge for a part of a time of which only the whole energy is known.
+
+    Args:
+        charge: As if the power had been constant.
+        others_uj: What the other parts are charged.
+    """
+    certain = BOUNDS[charge.method] is Bounds.EXACT
+    method = Method.UNREAD if certain else charge.method
+    return replace(charge, method=method, lower_uj=0, upper_uj=charge.upper_uj + others_uj)
 
 
 class ChargedProcess(NamedTuple):

@@ -103,6 +103,26 @@ def test_over_long_windows_it_is_what_the_counter_says(
     assert abs(energy_uj - counted_uj) <= 400_000 * 50  # half a tick
 
 
+@pytest.mark.parametrize("window_ns", [None, 25 * MS])
+def test_a_window_that_ends_while_the_sensor_is_not_read_may_have_any_energy(
+    window_ns: int | None,
+) -> None:
+    """As while a call of the driver takes 38 s: the energy may be of its first half, or second."""
+    curve = curve_of([150_000] * 30, window_ns)
+    last, raw = curve._h.last() or pytest.fail("no ticks")
+    t_ns, energy_uj = last.t_ns + 38_000 * MS, last.energy_uj + 5_700_000_000
+    steady = curve.window(BEGIN + TICK, BEGIN + 20 * TICK, False)
+    for number in range(9):
+        uj = energy_uj + number * 15_000_000
+        curve._h.add(Edge(t_ns + number * TICK, uj, 150_000, 150_000, uj), raw, window_ns, Slow())
+    assert 20 * steady.uncertainty_uj < steady.energy_uj
+    within = curve.window(BEGIN + TICK, last.t_ns + 19_000 * MS, False)
+    assert within.energy_uj - steady.energy_uj == pytest.approx(3_000_000_000, rel=0.02)
+    assert within.uncertainty_uj > 2_850_000_000
+    over = curve.window(BEGIN + TICK, t_ns + 4 * TICK, False)
+    assert 20 * over.uncertainty_uj < over.energy_uj
+
+
 @settings(max_examples=seeds.tries(300), deadline=None)
 @given(powers, windows, st.booleans(), st.data())
 def test_any_window_has_an_energy_and_an_uncertainty(

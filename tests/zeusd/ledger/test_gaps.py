@@ -8,8 +8,9 @@ from tests.zeusd.ledger.test_accounts import allocate, deallocate, usage
 from tests.zeusd.ledger.test_shared import ALL, GPU, IDLE_W, Shared
 from tests.zeusd.ledger.test_shared import shared as shared
 from tests.zeusd.ledger.world import World
+from zeus_ipc.charging import Bounds, bounds_of
 from zeus_ipc.replies import Usage, UsageSum
-from zeus_ipc.requests import GetUsage
+from zeus_ipc.requests import Allocate, Deallocate, GetUsage
 from zeusd.core.effects import Activity, Listed, PidUse
 from zeusd.energy.history import SECOND_NS
 from zeusd.energy.split import Account, Kind
@@ -34,6 +35,38 @@ def test_a_gpu_that_is_lost_has_its_own_gap_and_the_others_none(tmp_path: Path) 
     world.tick(100, 20, idle=True)
     assert usage(accounts) == {"idle": 200 + 200, "not sampled": 500, "7": 200 + 3000 + 200}
     assert usage(accounts, "gpu") == {"GPU-0": 900, "GPU-1": 3400}
+
+
+def test_jobs_that_change_while_a_gpu_is_not_read_are_charged_between_bounds(
+    tmp_path: Path,
+) -> None:
+    """As while a call of the driver takes 38 s: only the energy of the whole time is known."""
+    world = World(tmp_path)
+    accounts = world.accounts()
+    (gpu,) = world.gpus.values()
+    allocate(accounts, world, "7")
+    world.tick(150, 100)
+    began_ns = world.now_ns
+    gpu.tick(150, every_ns=38 * SECOND_NS)
+    accounts.deallocate(Deallocate(id=1, name="7"), began_ns + 3 * SECOND_NS)
+    request = Allocate(id=1, gpus=[GPU], name="8", kind="job", uid=1000)
+    accounts.allocate(request, began_ns + 9 * SECOND_NS)
+    world.tick(150, 100)
+    gpu.tick(150, every_ns=38 * SECOND_NS)  # nobody changes
+    world.tick(150, 100)
+    assert usage(accounts) == {"7": 1500 + 450, "8": 150 * 29 + 3000 + 5700, "not sampled": 900}
+    answer = accounts.usage(GetUsage(id=1, edges=ALL, by="job", by_method=True), None)
+    found = {(one.name, *one.methods): one for one in answer.sums}
+    gap_uj = 38 * 150_000_000
+    assert {key for key in found if key[0] in "78"} == {
+        (name, method) for name in "78" for method in ("allocated", "unread")
+    }
+    for (_, method), one in found.items():
+        spread_uj = one.upper_uj - one.lower_uj
+        assert spread_uj >= gap_uj if method == "unread" else spread_uj == 0
+        assert (bounds_of([method], not spread_uj) is Bounds.EXACT) is (method != "unread")
+    assert found["7", "unread"].lower_uj == 0
+    assert sum(one.active_uj + one.idle_uj for one in answer.sums) == gpu.energy_uj
 
 
 def test_a_reboot_costs_the_last_minute_at_most(tmp_path: Path) -> None:
