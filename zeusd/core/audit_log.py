@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -11,6 +11,7 @@ from zeus_ipc.replies import AuditRecord
 from zeusd.core.effects import Note
 
 KEPT = 1000
+"""Records that are kept. Of more, the oldest one of the user who has most goes."""
 
 PRIVATE = ("pid", "lease", "command", "job")
 """Fields that only the record's user and administrators may see."""
@@ -75,7 +76,8 @@ class AuditLog:
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, ...]] = Counter()
         self.failing: dict[tuple[str | None, str | None], int] = {}
-        self._records: deque[Record] = deque(maxlen=KEPT)
+        self._records: dict[int, Record] = {}
+        self._numbers: defaultdict[int | None, deque[int]] = defaultdict(deque)
         self._newest: dict[tuple[str | None, str | None], Record] = {}
         self._warnings: dict[str, Record] = {}
         self._next = 1
@@ -99,13 +101,20 @@ class AuditLog:
         self._count(record)
         self._next += 1
         self._newest[where] = record
-        self._records.append(record)
+        self._keep(record)
         if note.warning:
             self._warnings[key] = record
             if len(self._warnings) > 2 * KEPT:
                 found = self._warnings.items()
                 self._warnings = {key: one for key, one in found if self._lasts(one, now_ns)}
         return 1
+
+    def _keep(self, record: Record) -> None:
+        self._records[record.number] = record
+        self._numbers[record.uid].append(record.number)
+        if len(self._records) > KEPT:
+            most = max(self._numbers.values(), key=len)
+            del self._records[most.popleft()]
 
     def _follow(self, t_ns: int, event: str, where: tuple[str | None, str | None]) -> None:
         if event == "restore_failed":
@@ -121,7 +130,7 @@ class AuditLog:
 
     def _lasts(self, record: Record, now_ns: int) -> bool:
         """Whether a repetition belongs to this record: it is kept, and not long ago."""
-        return record.number > self.dropped and now_ns - record.last_ns < REPEATED_NS
+        return record.number in self._records and now_ns - record.last_ns < REPEATED_NS
 
     def _count(self, record: Record) -> None:
         control, result = record.control or "", record.result or ""
@@ -147,7 +156,7 @@ class AuditLog:
     def newest(self, after: int, before: int, limit: int) -> list[Record]:
         """The newest records with a number between these two, at most `limit`, oldest first."""
         found: list[Record] = []
-        for record in reversed(self._records):
+        for record in reversed(self._records.values()):
             if record.number <= after or len(found) == limit:
                 break
             if record.number < before:
@@ -166,7 +175,7 @@ class AuditLog:
 
     def dump(self) -> list[dict[str, Any]]:
         """All records, for the next zeusd."""
-        return [asdict(record) for record in self._records]
+        return [asdict(record) for record in self._records.values()]
 
     def load(self, records: Iterable[dict[str, Any]]) -> None:
         """Adds the records that an earlier zeusd of this boot has dumped, before the present ones.
@@ -175,13 +184,14 @@ class AuditLog:
             TypeError, ValueError: These are not records.
         """
         valid = [AuditRecord.model_validate(fields) for fields in records]
-        earlier, present = [Record(**vars(one)) for one in valid], [*self._records]
+        earlier, present = [Record(**vars(one)) for one in valid], [*self._records.values()]
         last = max((record.number for record in earlier), default=0)
         for record in present:
             record.number += last
         self._next += last
         self._records.clear()
-        self._records.extend([*earlier, *present])
+        self._numbers.clear()
         self.failing.clear()
-        for record in self._records:
+        for record in [*earlier, *present]:
+            self._keep(record)
             self._follow(record.t_ns, record.event, (record.gpu, record.control))

@@ -139,6 +139,25 @@ def test_a_repeated_warning_whose_record_is_gone_is_recorded_again() -> None:
     assert log.newest(0, 2**62, 1)[0].event == "gpu_lost"
 
 
+def test_a_user_who_acquires_and_releases_for_ever_pushes_out_only_own_records() -> None:
+    world = make_world()
+    world.set_power(ALICE, 200)
+    world.call(ALICE, "release")
+    records = world.core.audit_log.newest(0, 2**62, KEPT)
+    for _ in range(2 * KEPT):
+        world.now_ns += 10_000_000  # below the rate limit
+        world.call(BOB, "acquire", gpus=[GPU0], controls=["power_limit"])
+        world.call(BOB, "release")
+    later = world.core.audit_log.newest(0, 2**62, 2 * KEPT)
+    assert len(later) == KEPT
+    assert later[: len(records)] == records
+    assert world.core.audit_log.dropped > KEPT / 2
+    kept, again = AuditLog(), AuditLog()
+    kept.load(world.core.audit_log.dump())
+    again.load(kept.dump())
+    assert again.newest(0, 2**62, 2 * KEPT) == later
+
+
 def test_each_failed_attempt_of_a_restore_counts_in_one_record() -> None:
     world = World()
     holder = world.connect(1)
