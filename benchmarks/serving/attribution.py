@@ -79,9 +79,6 @@ def columns(run: Run) -> StepColumns:
         run.prefill,
         run.tokens.astype(float),
         run.context.astype(float),
-        run.tokens * 16e9 + run.tokens * (run.context + run.tokens / 2.0) * 5.2e5,
-        (run.context + run.tokens) * 131e3
-        + 16.1e9 / np.repeat(np.diff(run.first_row), np.diff(run.first_row)),
     )
 
 
@@ -212,10 +209,6 @@ def cells(world: World, *, with_live: bool) -> Iterator[tuple[list[str], list[st
             np.array([row.joules for row in settled(run, steps, seen, "tokens")])[counted],
             true[counted],
         )
-        roofline = error(
-            np.array([row.joules for row in settled(run, steps, seen, "roofline")])[counted],
-            true[counted],
-        )
         others = [
             error(overlap(run, seen)[counted], true[counted]),
             error(counter_difference(run, seen)[counted], true[counted]),
@@ -261,7 +254,6 @@ def cells(world: World, *, with_live: bool) -> Iterator[tuple[list[str], list[st
                 live_text,
                 front_text,
                 shown(tokens),
-                shown(roofline),
                 shown(others[0]),
                 shown(others[1]),
                 f"{100 * inside.mean():.0f}",
@@ -273,7 +265,7 @@ def cells(world: World, *, with_live: bool) -> Iterator[tuple[list[str], list[st
 
 
 HEAD = (
-    "world", "batch", "n", "seen", "settled", "live", "front end", "tokens", "roofline",
+    "world", "batch", "n", "seen", "settled", "live", "front end", "tokens",
     "overlap", "counter", "covers %", "width %", "tenants %",
 )  # fmt: skip
 

@@ -13,12 +13,11 @@ from typing import Any
 
 import vllm_engine
 
-from zeus.serving.accountant import of_rows
 from zeus.serving.front_end import FrontEnd
 from zeus.serving.in_flight import InFlight
 from zeus.serving.receiver import Receiver
 from zeus.serving.vllm.probe import MODE_ENV
-from zeus.serving.wire import SOCKET_ENV, Arrival, EngineStep, Finish, Message, Work
+from zeus.serving.wire import SOCKET_ENV, Arrival, EngineStep, Finish, Message
 
 BLOCKS = 32
 """Of the KV cache, of 128 tokens: few enough for preemptions."""
@@ -31,7 +30,6 @@ class Listened:
     steps: list[EngineStep] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
-    work: list[Work] = field(default_factory=list)
 
     def take(self, message: Message) -> bool:
         if isinstance(message, EngineStep):
@@ -40,8 +38,6 @@ class Listened:
             self.arrivals.append(message)
         elif isinstance(message, Finish):
             self.finished.append(message.request)
-        elif isinstance(message, Work):
-            self.work.append(message)
         return True
 
 
@@ -50,7 +46,6 @@ class Said:
     """Statistics of vLLM's front end."""
 
     details: list[Any] = field(default_factory=list)
-    work: list[Any] = field(default_factory=list)
     finished: dict[str, Any] = field(default_factory=dict)
     front: FrontEnd = field(default_factory=FrontEnd)
     rows: list[Any] = field(default_factory=list)
@@ -106,7 +101,6 @@ async def _drive(home: Path, *, ahead: bool) -> tuple[Said, dict[str, tuple[int,
             self.plugin.record(scheduler_stats, iteration_stats)
             if scheduler_stats is not None and scheduler_stats.iteration_details is not None:
                 said.details.append(scheduler_stats.iteration_details)
-                said.work.append(scheduler_stats.perf_stats)
             if iteration_stats is not None:
                 said.generated += iteration_stats.num_generation_tokens
                 said.computed += iteration_stats.prompt_token_stats.computed
@@ -120,7 +114,6 @@ async def _drive(home: Path, *, ahead: bool) -> tuple[Said, dict[str, tuple[int,
         vllm_engine.model(home),
         async_scheduling=ahead,
         num_gpu_blocks_override=BLOCKS,
-        enable_mfu_metrics=True,
     )
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[Logger])
     scheduler = engine.vllm_config.scheduler_config
@@ -200,11 +193,6 @@ def _compare(listened: Listened, said: Said, outputs: dict[str, tuple[int, int, 
     if len(steps) != len(details) or differing:
         yield "steps differ from vLLM's details"
 
-    if len(listened.work) != 1:
-        yield f"the model's FLOPs and bytes were told {len(listened.work)} times"
-    else:
-        yield from _compare_work(listened, said)
-
     prefilled, decoded, reached, again = Counter(), Counter(), {}, Counter()
     for step in steps:
         rows = zip(step.ids, step.prefill, step.tokens, step.context, strict=True)
@@ -255,21 +243,3 @@ def _compare(listened: Listened, said: Said, outputs: dict[str, tuple[int, int, 
     print(f"front end alone: {len(said.rows)} steps, tokens of {len(known)} requests compared")
     if apart:
         yield f"the front end's tokens differ: {apart}"
-
-
-def _compare_work(listened: Listened, said: Said):
-    """FLOPs and bytes of requests, summed over each step, against vLLM's own of the step."""
-    pairs = []
-    said_of = [w for w, one in zip(said.work, said.details, strict=True) if not one.is_dummy]
-    for step, theirs in zip(listened.steps, said_of, strict=False):
-        flops, moved = (float(one.sum()) for one in of_rows(listened.work[0], step))
-        bytes_ = theirs.num_read_bytes_per_gpu + theirs.num_write_bytes_per_gpu
-        pairs.append((flops / theirs.num_flops_per_gpu - 1, moved / bytes_ - 1))
-    for name, apart in zip(("FLOPs", "bytes"), zip(*pairs, strict=True), strict=True):
-        apart = sorted(map(abs, apart))
-        print(
-            f"{name} of steps: {100 * apart[len(apart) // 2]:.2f} % (median) from vLLM's own, "
-            f"at most {100 * apart[-1]:.2f} %"
-        )
-        if apart[len(apart) // 2] > 0.01:
-            yield f"{name} of steps differ from vLLM's"

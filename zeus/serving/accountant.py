@@ -14,14 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from zeus.serving.columns import Floats
 from zeus.serving.front_end import WAIT_NS
 from zeus.serving.ledger import Ledger
 from zeus.serving.prior import Weights
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
-from zeus.serving.wire import Arrival, EngineStep, Finish, Owner, Work
+from zeus.serving.wire import Arrival, EngineStep, Finish, Owner
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import Sample
@@ -37,13 +34,6 @@ MOST_KEPT = 100_000
 """Most finished requests whose energy is kept for queries."""
 GAP_NS = 10**9
 """Longest time between samples of one GPU; a longer one is a gap."""
-
-
-NO_WORK = (
-    "the engine does not report how many FLOPs and bytes its steps need; "
-    "start the ledger with --method regression or tokens"
-)
-
 NEAR_NS = 5_000_000
 """Steps with a shorter gap form one busy interval."""
 MOST_BUSY = 100_000
@@ -205,8 +195,6 @@ class Accountant:
     ) -> None:
         self.gpus = list(gpus)
         self._front_end = front_end
-        self._method = method
-        self._work: Work | None = None
         self._ledger = Ledger(method, prior=prior)
         self._meter = Meter(gpus)
         self._rows: OrderedDict[str, RequestEnergy] = OrderedDict()
@@ -250,7 +238,6 @@ class Accountant:
         self._number = step.number
         self._end_ns = max(self._end_ns, step.end_ns)
         self._idle.step(step.begin_ns, step.end_ns)
-        flops, moved = self._costs(step) if self._method == "roofline" else (None, None)
         self._ledger.step(
             step.begin_ns,
             step.end_ns,
@@ -258,15 +245,9 @@ class Accountant:
             step.prefill,
             step.tokens,
             step.context,
-            flops,
-            moved,
         )
         for prefill, tokens in zip(step.prefill, step.tokens, strict=True):
             self.tokens["prefill" if prefill else "decode"] += tokens
-
-    def work(self, message: Work) -> None:
-        """Sets the engine's description of its model, for the method `roofline`."""
-        self._work = message
 
     def finish(self, message: Finish) -> None:
         """Adds the end of a request."""
@@ -339,15 +320,6 @@ class Accountant:
         """Weights of the newest fit at each clock, as a prior for the next ledger."""
         return self._ledger.weights
 
-    def _costs(self, step: EngineStep) -> tuple[Sequence[float] | Floats, Sequence[float] | Floats]:
-        """FLOPs and bytes of a step's requests; refuses the requests if they are not known."""
-        if step.flops is not None and step.bytes is not None:
-            return step.flops, step.bytes
-        if self._work is not None:
-            return of_rows(self._work, step)
-        self._ledger.foreign(step.begin_ns, step.end_ns, NO_WORK)
-        return [0.0] * len(step.ids), [0.0] * len(step.ids)
-
     def _take_updates(self) -> None:
         for update in self._meter.updates():
             self._ledger.update(*update)
@@ -412,25 +384,3 @@ def _count(sums: dict[str, float], rows: Sequence[RequestEnergy]) -> None:
             sums["prefill"] += row.prefill_j
             sums["decode"] += row.decode_j
             sums["shared"] += row.shared_j
-
-
-def of_rows(work: Work, step: EngineStep) -> tuple[Floats, Floats]:
-    """FLOPs and bytes of each request. Weights are read once, and divided equally among
-    requests."""
-    tokens = np.asarray(step.tokens, np.float64)
-    attended = np.asarray(step.context, np.float64) + tokens
-    outputs = np.where(np.asarray(step.prefill, bool), 1.0, tokens)
-    flops = (
-        work.token_flops * tokens
-        + work.attention_flops * tokens * attended
-        + work.output_flops * outputs
-    )
-    at, moved = zip(*work.weights, strict=True)
-    weights = np.interp(tokens.sum(), at, moved) / max(1, tokens.size)
-    own = (
-        work.token_bytes * tokens
-        + work.context_bytes * attended
-        + work.output_bytes * outputs
-        + weights
-    )
-    return flops, own

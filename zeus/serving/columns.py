@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,14 +31,16 @@ class StepColumns:
     """Tokens computed in this step."""
     context: Floats
     """Tokens in the KV cache at the start of the step."""
-    flops: Floats | None = None
-    """FLOPs and bytes of each row, if the engine reports them."""
-    bytes: Floats | None = None
 
     @property
     def count(self) -> int:
         """Number of steps."""
         return int(self.begin_ns.size)
+
+    @property
+    def rows(self) -> tuple[NDArray[Any], ...]:
+        """The columns with one value per row, in the order of the arguments."""
+        return self.request, self.prefill, self.tokens, self.context
 
     @property
     def step_of_row(self) -> Ints:
@@ -51,12 +54,7 @@ class StepColumns:
             self.begin_ns[begin:end],
             self.end_ns[begin:end],
             self.first_row[begin : end + 1] - self.first_row[begin],
-            self.request[rows],
-            self.prefill[rows],
-            self.tokens[rows],
-            self.context[rows],
-            None if self.flops is None else self.flops[rows],
-            None if self.bytes is None else self.bytes[rows],
+            *(column[rows] for column in self.rows),
         )
 
 
@@ -98,17 +96,7 @@ def clipped(steps: StepColumns) -> StepColumns:
     end_ns = end_ns + _ties(end_ns)
     begin_ns = np.maximum(steps.begin_ns, np.concatenate([steps.begin_ns[:1], end_ns[:-1]]))
     begin_ns = np.minimum(begin_ns, end_ns - 1)
-    return StepColumns(
-        begin_ns,
-        end_ns,
-        steps.first_row,
-        steps.request,
-        steps.prefill,
-        steps.tokens,
-        steps.context,
-        steps.flops,
-        steps.bytes,
-    )
+    return replace(steps, begin_ns=begin_ns, end_ns=end_ns)
 
 
 def _ties(end_ns: Ints) -> Ints:
@@ -130,18 +118,8 @@ def joined(parts: list[StepColumns]) -> StepColumns:
         np.concatenate([part.begin_ns for part in parts]),
         np.concatenate([part.end_ns for part in parts]),
         np.concatenate([[0], np.cumsum(counts)]),
-        np.concatenate([part.request for part in parts]),
-        np.concatenate([part.prefill for part in parts]),
-        np.concatenate([part.tokens for part in parts]),
-        np.concatenate([part.context for part in parts]),
-        _joined_columns([part.flops for part in parts]),
-        _joined_columns([part.bytes for part in parts]),
+        *map(np.concatenate, zip(*(part.rows for part in parts), strict=True)),
     )
-
-
-def _joined_columns(parts: list[Floats | None]) -> Floats | None:
-    known = [part for part in parts if part is not None]
-    return np.concatenate(known) if len(known) == len(parts) else None
 
 
 def joined_updates(parts: list[Updates]) -> Updates:
@@ -164,10 +142,5 @@ def by_end(steps: StepColumns) -> StepColumns:
         steps.begin_ns[order],
         steps.end_ns[order],
         first,
-        steps.request[rows],
-        steps.prefill[rows],
-        steps.tokens[rows],
-        steps.context[rows],
-        None if steps.flops is None else steps.flops[rows],
-        None if steps.bytes is None else steps.bytes[rows],
+        *(column[rows] for column in steps.rows),
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -16,15 +15,17 @@ from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.options import FILE
 from zeus_ipc.tables import distinct
 
-METHODS = ("regression", "tokens", "roofline")
+METHODS = ("regression", "tokens")
 IDLE = ("exclude", "proportional", "owner")
 
 
-def _method(text: str) -> Callable[[Any], Any]:
-    """The option --method with this help."""
-    return click.option(
-        "--method", type=click.Choice(METHODS), default=METHODS[0], show_default=True, help=text
-    )
+_method = click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default=METHODS[0],
+    show_default=True,
+    help="Method of attribution; tokens is a simple baseline for comparisons.",
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -38,7 +39,7 @@ def main() -> None:
 @click.option("--energy", type=FILE, required=True, help="The sensor's updates, CSV or Parquet.")
 @click.option("--out", type=FILE, required=True, help="One row per request, CSV or Parquet.")
 @click.option("--totals", type=FILE, required=True, help="Sums, JSON.")
-@_method("Method of attribution.")
+@_method
 @click.option(
     "--idle",
     type=click.Choice(IDLE),
@@ -88,7 +89,7 @@ def replay(
 @click.option("--log", "log_path", type=FILE, help="Append settled requests as JSON lines.")
 @click.option("--listen", default="", help="HOST:PORT for /energy/{request id} and /metrics.")
 @click.option("--weights", type=FILE, help="File that keeps the fit's weights for the next start.")
-@_method("Method of attribution; roofline needs an engine that reports FLOPs and bytes.")
+@_method
 @click.option(
     "--feed",
     default="",

@@ -43,7 +43,7 @@ class Condensed:
     Attributes:
         request, block, level: Keys of the rows of requests.
         features: Each row's share of the features, in the time that updates cover; rows x features.
-            For methods without a fit: J of prefill and of decode.
+            For the method `tokens`: J of prefill and of decode.
         block_s: Length of a block; block `n` starts at `n * block_s` s of the steps' clock.
         observed: The updates, for the fit.
         joules: Energy of each update.
@@ -83,7 +83,6 @@ class Digest:
     """
 
     def __init__(self, method: str = METHODS[0]) -> None:
-        self._method = method
         self._spread = None if method == METHODS[0] else Spread()
         self._width = _WIDTH if self._spread is None else 2
         self._steps: list[StepColumns] = []
@@ -286,7 +285,7 @@ class Digest:
 
     def _split(self, steps: StepColumns, joules: Floats) -> None:
         step = steps.step_of_row
-        row_j = row_shares(steps, self._method) * joules[step]
+        row_j = row_shares(steps) * joules[step]
         split = np.stack([row_j * steps.prefill, row_j * ~steps.prefill], axis=1)
         none = np.zeros(step.size, np.int64)
         self._keep(steps.request, none, none, split)

@@ -47,8 +47,6 @@ class StepRow(NamedTuple):
     phase: Literal["prefill", "decode"]
     tokens: Amount
     context: Amount
-    flops: Amount | None = None
-    bytes: Amount | None = None
 
 
 class UpdateRow(NamedTuple):
@@ -86,10 +84,6 @@ def read_steps(path: Path) -> tuple[StepColumns, list[str]]:
     step, request, begin, end = (of[name] for name in ("step", "request", "begin_ns", "end_ns"))
     _each(begin <= end, table, lambda n: f"begin_ns {begin[n]} is after end_ns {end[n]}")
     _consistent(table, list(names))
-    work = "flops" in of and "bytes" in of
-    if work:
-        for name in ("flops", "bytes"):
-            _each(~np.isnan(of[name]), table, lambda _: "flops or bytes is empty")
     in_steps = np.argsort(step, kind="stable")
     first = np.searchsorted(step[in_steps], np.arange(len(labels) + 1))
     heads = in_steps[first[:-1]]
@@ -102,8 +96,6 @@ def read_steps(path: Path) -> tuple[StepColumns, list[str]]:
         (of["phase"] == "prefill")[in_steps],
         of["tokens"][in_steps],
         of["context"][in_steps],
-        of["flops"][in_steps] if work else None,
-        of["bytes"][in_steps] if work else None,
     )
     return by_end(steps), list(names)
 

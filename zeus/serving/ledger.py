@@ -48,7 +48,7 @@ class Ledger:
     at most a million rows in total; beyond 200,000 unfinished requests, the oldest are dropped.
 
     Args:
-        method: `regression`, `tokens` or `roofline`.
+        method: `regression` or `tokens`.
         prior: Weights of an earlier fit of the same GPU, engine and model, by clock in MHz
             (`weights`), which help until there are enough updates.
 
@@ -64,7 +64,6 @@ class Ledger:
         self._requests = Requests()
         self._prior = WeightPrior(prior or {})
         self._steps: list[tuple[int, int, Sequence[str], object, object, object]] = []
-        self._costs: list[tuple[object, object]] = []
         self._updates: list[tuple[int, int, float, int, int, float]] = []
         self._finished: list[tuple[int, str, str]] = []
         self._end_ns = -(2**62)  # end of the newest step
@@ -83,8 +82,6 @@ class Ledger:
         prefill: Sequence[bool] | Floats,
         tokens: Sequence[float] | Floats,
         context: Sequence[float] | Floats,
-        flops: Sequence[float] | Floats | None = None,
-        bytes: Sequence[float] | Floats | None = None,
     ) -> None:
         """Adds a step of the engine. Steps must be in the order of their ends.
 
@@ -95,14 +92,11 @@ class Ledger:
             prefill: Whether each request is in its prefill.
             tokens: Tokens computed in this step, accepted or not.
             context: Tokens in the KV cache at the start of the step.
-            flops: FLOPs of each request in this step, for the method `roofline`.
-            bytes: Bytes read and written for each, for the method `roofline`.
         """
         if not len(ids):
-            ids, prefill, tokens, context, flops, bytes = (DUMMY,), (False,), (1,), (0,), (0,), (0,)
+            ids, prefill, tokens, context = (DUMMY,), (False,), (1,), (0,)
         self._end_ns = max(self._end_ns, end_ns)
         self._steps.append((begin_ns, end_ns, ids, prefill, tokens, context))
-        self._costs.append((flops, bytes))
         if len(self._steps) >= MOST_PENDING:
             self._flush_steps()
 
@@ -249,11 +243,7 @@ class Ledger:
         begins, ends, ids, prefill, tokens, context = zip(*self._steps, strict=True)
         counts = [len(one) for one in ids]
         numbers = self._requests.numbers([name for one in ids for name in one])
-        flops, moved = None, None
-        if all(a is not None and b is not None for a, b in self._costs):
-            flops = np.concatenate([np.asarray(a, np.float64) for a, _ in self._costs])
-            moved = np.concatenate([np.asarray(b, np.float64) for _, b in self._costs])
-        self._steps, self._costs = [], []
+        self._steps = []
         steps = StepColumns(
             np.array(begins, np.int64),
             np.array(ends, np.int64),
@@ -262,8 +252,6 @@ class Ledger:
             np.concatenate([np.asarray(one, bool) for one in prefill]),
             np.concatenate([np.asarray(one, np.float64) for one in tokens]),
             np.concatenate([np.asarray(one, np.float64) for one in context]),
-            flops,
-            moved,
         )
         self._digest.add(by_end(steps))
 
@@ -290,7 +278,7 @@ class Ledger:
             fitted = fit(what.observed, what.levels, self._prior.of(what))
             if fitted.refusal:
                 return self._requests.rows_of(wanted, None, self.method, fitted.refusal)
-        found = predict(what, fitted, self.method)
+        found = predict(what, fitted)
         return self._requests.rows_of(wanted, found, self.method, "")
 
     def _settle(self, *, final: bool) -> Settlement:
@@ -300,7 +288,7 @@ class Ledger:
             fitted = fit(what.observed, what.levels, self._prior.of(what))
             if not fitted.refusal:
                 self._prior.learn(what, fitted)
-        found = split(what, fitted, self.method)
+        found = split(what, fitted)
         foreign = [*self._foreign, *find_foreign(what)]
         totals = self._requests.charge(found, foreign, DUMMY)
         rows = self._requests.take(self.method, DUMMY, final=final)

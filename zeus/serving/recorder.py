@@ -12,13 +12,11 @@ from collections.abc import Sequence
 import msgpack
 
 from zeus.serving.wire import (
-    Work,
     pack_arrival,
     pack_batches,
     pack_finish,
     pack_owner,
     pack_step,
-    pack_work,
     socket_paths,
 )
 
@@ -82,8 +80,6 @@ class Recorder:
         prefill: Sequence[bool],
         tokens: Sequence[float],
         context: Sequence[float],
-        flops: Sequence[float] | None = None,
-        bytes: Sequence[float] | None = None,
     ) -> None:
         """Sends a step; arguments as for `Ledger.step`, instants of CLOCK_MONOTONIC."""
         self._pack_batch()
@@ -100,17 +96,10 @@ class Recorder:
                     tokens,
                     context,
                     self._pack,
-                    None if flops is None or bytes is None else (flops, bytes),
                 )
             )
         except Exception as error:  # noqa: BLE001 - never raise into the engine
             self._fail(error)
-
-    def introduce(self, work: Work) -> None:
-        """Sends the model's FLOPs and bytes to every listener, now or when it connects."""
-        data = pack_work(work)
-        for one in self._listeners:
-            one.introduce(data)
 
     def batch(
         self,
@@ -231,14 +220,7 @@ class _Listener:
         self._path = path
         self._socket: socket.socket | None = None
         self._tried_s = -RETRY_S
-        self._first = b""
         self.sent = self.dropped = 0
-
-    def introduce(self, data: bytes) -> None:
-        """Sets a message that is sent first on this and each later connection."""
-        self._first = data
-        if self._socket is not None:
-            self.send(data)
 
     def send(self, data: bytes) -> None:
         if self._socket is None:
@@ -270,8 +252,6 @@ class _Listener:
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
             connection.connect(self._path)
-            if self._first:
-                connection.send(self._first)
         except OSError:
             connection.close()
         else:

@@ -111,12 +111,6 @@ def run(options: Options) -> None:
     from zeus.serving.accountant import Accountant
     from zeus.serving.service import Sensors, Service
 
-    if options.method == "roofline" and (options.feed or options.front_end):
-        source = "forward-pass metrics do" if options.feed else "vLLM's front end does"
-        raise ValueError(
-            f"--method roofline needs the FLOPs and bytes of each request, which {source} not "
-            "state; use --method regression or tokens"
-        )
     if options.log is not None:
         options.log.open("a").close()  # now, not after an hour
     with Client() as client:

@@ -22,7 +22,7 @@ from zeus.serving.accountant import Accountant
 from zeus.serving.receiver import MOST_ENGINES, Receiver
 from zeus.serving.rows import RequestEnergy
 from zeus.serving.tenants import EVERY_S, Tenants
-from zeus.serving.wire import Arrival, EngineStep, Message, Owner, Work
+from zeus.serving.wire import Arrival, EngineStep, Message, Owner
 from zeus.utils.atomic import append_text
 from zeus_ipc.errors import ZeusIpcError
 
@@ -216,8 +216,6 @@ class Service:
             accountant.step(message)
         elif isinstance(message, Arrival):
             accountant.arrived(message)
-        elif isinstance(message, Work):
-            accountant.work(message)
         else:
             accountant.finish(message)
         return True

@@ -10,7 +10,7 @@ from zeus.serving.columns import Flags, Floats, Ints
 from zeus.serving.digest import Condensed
 from zeus.serving.features import DECODE, NAMES, PREFILL, SHARED
 from zeus.serving.fit import IDLE, Fit
-from zeus.serving.spread import METHODS, RULE_ERROR, SENSOR_ERROR
+from zeus.serving.spread import RULE_ERROR, SENSOR_ERROR
 
 RULE = 0.035
 """Error of the regression's rule with a perfect fit, relative, one sigma."""
@@ -57,39 +57,37 @@ class Split:
         return self.prefill_j + self.decode_j + self.shared_j
 
 
-def split(what: Condensed, fit: Fit | None, method: str) -> Split:
+def split(what: Condensed, fit: Fit | None) -> Split:
     """Splits a period's energy.
 
     Args:
         what: The period.
-        fit: The fit, for the method `regression`.
-        method: Which.
+        fit: The fit; None: the method `tokens`.
     """
     found, where = _blank(what)
-    if method != METHODS[0]:
-        _take(found, what, where, method)
-    elif fit is not None and not fit.refusal:
+    if fit is None:
+        _take(found, what, where)
+    elif not fit.refusal:
         _apply(found, what, where, fit)
     else:
-        found.refusal = fit.refusal if fit is not None else "nothing was fitted"
+        found.refusal = fit.refusal
         _idle_only(found, what)
     return found
 
 
-def predict(what: Condensed, fit: Fit | None, method: str) -> Split:
+def predict(what: Condensed, fit: Fit | None) -> Split:
     """Energy of requests before a period is complete, not scaled to the measured energy.
 
     Args:
         what: The rows of the requests in question.
-        fit: The fit so far, for the method `regression`.
-        method: Which.
+        fit: The fit so far; None: the method `tokens`.
     """
     found, where = _blank(what)
     if fit is not None:
         _attribute(found, what, where, fit)
         found.rule_j = LIVE_RULE * found.joules
     else:
-        _sum(found, what, where, method)
+        _sum(found, what, where)
     return found
 
 
@@ -114,18 +112,18 @@ def _blank(what: Condensed) -> tuple[Split, Ints]:
     return found, where
 
 
-def _sum(found: Split, what: Condensed, where: Ints, method: str) -> None:
-    """Energy of the requests by methods without a fit, with its uncertainties."""
+def _sum(found: Split, what: Condensed, where: Ints) -> None:
+    """Energy of the requests by tokens, with its uncertainties."""
     size = found.request.size
     found.prefill_j = np.bincount(where, what.features[:, 0], size).astype(np.float64)
     found.decode_j = np.bincount(where, what.features[:, 1], size).astype(np.float64)
     found.covered = found.joules > 0
     found.variance = (SENSOR_ERROR * found.joules) ** 2
-    found.rule_j = RULE_ERROR[method] * found.joules
+    found.rule_j = RULE_ERROR * found.joules
 
 
-def _take(found: Split, what: Condensed, where: Ints, method: str) -> None:
-    _sum(found, what, where, method)
+def _take(found: Split, what: Condensed, where: Ints) -> None:
+    _sum(found, what, where)
     attributed_j = float(found.joules.sum())
     found.idle_j = float(what.idle_j.sum())
     found.startup_j = _before_first(what, what.idle_j)

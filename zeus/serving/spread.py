@@ -1,7 +1,7 @@
-"""Energy of single steps directly from the updates, for methods without a fit.
+"""Energy of single steps from the updates, for `tokens`: a baseline without a fit.
 
 An update's energy above idle is spread evenly over its time with steps, and a step's energy is
-split among its requests by tokens or by work.
+split among its requests by tokens.
 """
 
 from __future__ import annotations
@@ -10,15 +10,11 @@ import numpy as np
 
 from zeus.serving.columns import Floats, StepColumns, Updates
 
-METHODS = ("regression", "tokens", "roofline")
+METHODS = ("regression", "tokens")
 """Methods of attribution; the first is the default."""
 
-JOULES_PER_FLOP = 0.8e-12
-JOULES_PER_BYTE = 45e-12
-"""Energy per FLOP and byte of a GPU of about 2022 at full clocks; only the ratio matters."""
-
-RULE_ERROR = {"tokens": 0.15, "roofline": 0.10}
-"""Error of a split, relative, one sigma."""
+RULE_ERROR = 0.15
+"""Error of a split by tokens, relative, one sigma."""
 SENSOR_ERROR = 0.05
 """Error of one step's energy, relative, one sigma."""
 
@@ -60,22 +56,9 @@ class Spread:
         return found - np.interp(begins, self._axis_s, self._axis_j)
 
 
-def row_shares(steps: StepColumns, method: str) -> Floats:
-    """Each row's share of its step's energy, from 0 to 1.
-
-    Raises:
-        ValueError: The method needs data that the steps do not have.
-    """
-    if method == "tokens":
-        weight = steps.tokens
-    elif steps.flops is None or steps.bytes is None:
-        raise ValueError(
-            "the method roofline needs the FLOPs and bytes of each request in each step; "
-            "use regression or tokens"
-        )
-    else:
-        weight = steps.flops * JOULES_PER_FLOP + steps.bytes * JOULES_PER_BYTE
+def row_shares(steps: StepColumns) -> Floats:
+    """Each row's share of its step's tokens, from 0 to 1."""
     step = steps.step_of_row
-    total = np.bincount(step, weight, steps.count)[step]
+    total = np.bincount(step, steps.tokens, steps.count)[step]
     head = 1.0 / np.diff(steps.first_row)[step]
-    return np.divide(weight, total, out=head, where=total > 0)
+    return np.divide(steps.tokens, total, out=head, where=total > 0)

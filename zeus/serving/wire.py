@@ -25,8 +25,6 @@ MOST_BYTES = 180_000
 """Largest size of a packet; longer ones are truncated, and rejected."""
 MOST_STEPS = 1000
 """Of one message."""
-MOST_WEIGHTS = 100
-"""Pairs of `Work.weights`."""
 
 Pack = Callable[[object], bytes]
 """Packs a message. A sender has its own `msgpack.Packer`, which reuses its buffer: `packb`
@@ -51,7 +49,6 @@ class EngineStep:
         prefill: Whether each is in its prefill.
         tokens: Tokens computed for each.
         context: Tokens in the KV cache of each at the start.
-        flops, bytes: FLOPs and bytes of each, if the engine reports them by request.
     """
 
     engine: str
@@ -62,32 +59,6 @@ class EngineStep:
     prefill: Sequence[bool]
     tokens: Sequence[float]
     context: Sequence[float]
-    flops: Sequence[float] | None = None
-    bytes: Sequence[float] | None = None
-
-
-@dataclass(frozen=True)
-class Work:
-    """An engine's description of its model's FLOPs and bytes, per GPU.
-
-    Attributes:
-        engine: Which engine of the instance.
-        token_flops: FLOPs of a token.
-        attention_flops: FLOPs of a token for each token that it attends to.
-        output_flops: FLOPs of a token whose logits are needed.
-        token_bytes, context_bytes, output_bytes: Read and written for a token, for each token in
-            the KV cache, and for a token whose logits are needed.
-        weights: Bytes of weights that a step reads, by its tokens: pairs, tokens rising.
-    """
-
-    engine: str
-    token_flops: float
-    attention_flops: float
-    output_flops: float
-    token_bytes: float
-    context_bytes: float
-    output_bytes: float
-    weights: Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -126,7 +97,7 @@ class Owner:
     tenant: str
 
 
-Message = EngineStep | Arrival | Finish | Owner | Work
+Message = EngineStep | Arrival | Finish | Owner
 
 
 def pack_step(
@@ -139,17 +110,9 @@ def pack_step(
     tokens: Sequence[float],
     context: Sequence[float],
     pack: Pack = msgpack.packb,
-    work: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> bytes:
-    """A step as bytes; `work`: FLOPs and bytes of each request."""
-    fields = ("s", engine, number, begin_ns, end_ns, ids, prefill, tokens, context)
-    found: bytes = pack(fields if work is None else (*fields, *work))
-    return found
-
-
-def pack_work(work: Work) -> bytes:
-    """A model's description, as bytes."""
-    found: bytes = msgpack.packb(("w", *vars(work).values()))
+    """A step as bytes."""
+    found: bytes = pack(("s", engine, number, begin_ns, end_ns, ids, prefill, tokens, context))
     return found
 
 
@@ -286,36 +249,8 @@ def _step(rest: list[Any]) -> list[Message]:
     if len(set(names)) != len(names):
         raise ValueError
     flags = [bool(one) for one in prefill]
-    flops = moved = None
-    if len(rest) > 9:
-        flops, moved = rest[8:10]
-        if not len(flops) == len(moved) == len(ids):
-            raise ValueError
-        if not all(0 <= one < math.inf for one in (*flops, *moved)):
-            raise ValueError
     where = _text(engine), number, begin_ns, end_ns
-    return [EngineStep(*where, names, flags, tokens, context, flops, moved)]
-
-
-def _work(rest: list[Any]) -> list[Message]:
-    engine, *numbers, weights = rest[:8]
-    pairs = [(float(tokens), float(moved)) for tokens, moved in weights[:MOST_WEIGHTS]]
-    figures = [float(one) for one in numbers]
-    if not pairs or not all(0 <= one < math.inf for pair in (figures, *pairs) for one in pair):
-        raise ValueError
-    token, attention, output, token_bytes, context_bytes, output_bytes = figures
-    return [
-        Work(
-            _text(engine),
-            token,
-            attention,
-            output,
-            token_bytes,
-            context_bytes,
-            output_bytes,
-            sorted(pairs),
-        )
-    ]
+    return [EngineStep(*where, names, flags, tokens, context)]
 
 
 def _text(value: Any) -> str:
@@ -330,5 +265,4 @@ _MESSAGES: dict[str, Callable[[list[Any]], list[Message]]] = {
     "f": _finish,
     "o": _owner,
     "s": _step,
-    "w": _work,
 }

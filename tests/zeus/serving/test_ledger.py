@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,21 +81,8 @@ def test_tokens_spread_each_step_by_tokens():
     assert found.sum() == pytest.approx(expected.sum(), rel=0.01)
 
 
-def test_roofline_spreads_by_work_and_needs_it():
-    served = serve(seeds.fresh(), seconds=10, rate=6)
-    with pytest.raises(ValueError, match="FLOPs and bytes"):
-        _settled(served, "roofline")
-
-    work = np.where(served.steps.request % 2 == 0, 1.0, 3.0)
-    served.steps = replace(served.steps, flops=work, bytes=np.zeros(work.size))
-    done = _settled(served, "roofline")
-
-    _adds_up(done, served.measured_j)
-    assert {row.method for row in done.rows} == {"roofline"}
-
-
 def test_an_unknown_method_is_refused():
-    with pytest.raises(ValueError, match="regression, tokens, roofline"):
+    with pytest.raises(ValueError, match="regression, tokens"):
         Ledger("guess")
 
 

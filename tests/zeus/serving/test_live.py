@@ -28,7 +28,7 @@ from zeus.serving import accountant as accountant_module
 from zeus.serving import digest as digest_module
 from zeus.serving import recorder as recorder_module
 from zeus.serving import service as service_module
-from zeus.serving.accountant import Accountant, Meter, of_rows
+from zeus.serving.accountant import Accountant, Meter
 from zeus.serving.metrics import EnergyCollector
 from zeus.serving.receiver import Receiver
 from zeus.serving.recorder import Recorder
@@ -41,14 +41,12 @@ from zeus.serving.wire import (
     EngineStep,
     Finish,
     Owner,
-    Work,
     pack_arrival,
     pack_batches,
     pack_finish,
     pack_owner,
     pack_request,
     pack_step,
-    pack_work,
     unpack,
 )
 from zeus_ipc.errors import RequestRejected
@@ -98,10 +96,6 @@ def test_messages_survive_the_wire():
         pack_batches("1", 7, [10, 20], pack_request("a", 5), [1], [1], -1),
         pack_batches("1", 7, [10, 20] * 1001, pack_request("a", 5), [1], [1]),
         pack_batches("1", 7, 5, pack_request("a", 5), [1], [1]),
-        pack_step("1", 7, 10, 20, ["a"], [True], [1], [0], work=([1.0], [1.0, 2.0])),
-        pack_step("1", 7, 10, 20, ["a"], [True], [1], [0], work=([1.0], [math.nan])),
-        pack_work(Work("1", *[1.0] * 6, [])),
-        pack_work(Work("1", *[-1.0] * 6, [(1, 1)])),
         pack_finish("1", 5),
         pack_arrival("1", "a", 5, -1),
         pack_owner("a", None),
@@ -374,74 +368,6 @@ def test_the_owner_of_a_request_covers_all_its_sequences(request_id):
         request_id: "search",
         "other": "",
     }
-
-
-WORK = Work("0", 100.0, 2.0, 30.0, 5.0, 3.0, 7.0, [(1, 1000), (101, 2000)])
-
-
-def test_work_of_rows_counts_tokens_context_outputs_and_weights():
-    step = EngineStep("0", 1, 0, 1, ["a", "b"], [True, False], [50, 1], [200, 400])
-
-    flops, moved = of_rows(WORK, step)
-
-    assert flops.tolist() == [50 * 100 + 50 * 250 * 2 + 30, 100 + 401 * 2 + 30]
-    # Weights for 51 tokens are between those for 1 and for 101: 1500, half for each request.
-    assert moved.tolist() == [50 * 5 + 250 * 3 + 7 + 750, 5 + 401 * 3 + 7 + 750]
-
-
-@pytest.mark.parametrize("told", ["by the model", "by each step", "not"])
-def test_roofline_needs_an_engine_that_reports_flops_and_bytes(told):
-    served = serve(seeds.fresh(), seconds=20)
-    accountant = Accountant(["x"], method="roofline")
-    if told == "by the model":
-        accountant.work(WORK)
-    if told == "by each step":
-        plain = accountant.step
-
-        def step(one: EngineStep) -> None:
-            plain(replace(one, flops=one.tokens, bytes=[0.0] * len(one.ids)))
-
-        accountant.step = step
-    _tell(accountant, served)
-    rows = accountant.close()
-
-    totals = accountant.totals
-    parts = totals.requests_j + totals.idle_j + totals.unattributed_j
-    assert parts == pytest.approx(totals.measured_j)
-    assert {row.method for row in rows} == {"roofline"}
-    if told == "not":
-        assert all("does not report how many FLOPs and bytes" in row.reason for row in rows)
-        assert totals.requests_j == 0
-    else:
-        # The energy before the first update is not known.
-        began_ns = served.updates.end_ns[0]
-        for row in rows:
-            assert row.refused == (row.end_ns <= began_ns)
-            assert row.reason == "no sensor update covers its steps" * row.refused
-        assert totals.unattributed_j < 0.02 * totals.measured_j
-
-
-@pytest.mark.parametrize("source", [{"feed": "tcp://127.0.0.1:1"}, {"front_end": True}])
-def test_roofline_is_refused_at_once_without_flops(source):
-    options = {"feed": "", "front_end": False} | source
-    with pytest.raises(ValueError, match="use --method regression or tokens"):
-        run(Options("m", (), None, None, "", None, "roofline", **options))
-
-
-def test_a_new_listener_gets_the_work_first(tmp_path):
-    path = str(tmp_path / "steps.sock")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(path)
-        listener.listen()
-        recorder = Recorder(path=path)
-        recorder.introduce(WORK)
-        recorder.step(0, 1, ["a"], [True], [1], [0], [5.0], [6.0])
-        recorder.introduce(WORK)  # to one that is connected: now
-        engine, _ = listener.accept()
-        with engine:
-            messages = [unpack(engine.recv(9999))[0] for _ in range(3)]
-    assert messages[0] == messages[2] == WORK
-    assert messages[1] == EngineStep("0", 1, 0, 1, ["a"], [True], [1], [0], [5.0], [6.0])
 
 
 def test_idle_energy_is_counted_before_its_hour_is_settled():
