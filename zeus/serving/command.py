@@ -24,7 +24,7 @@ _method = click.option(
     type=click.Choice(METHODS),
     default=METHODS[0],
     show_default=True,
-    help="Method of attribution; tokens is a simple baseline for comparisons.",
+    help="Method of attribution; tokens is simple, and less accurate.",
 )
 
 

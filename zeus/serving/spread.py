@@ -1,4 +1,4 @@
-"""Energy of single steps from the updates, for `tokens`: a baseline without a fit.
+"""Energy of single steps from the updates, for the method `tokens`, which has no fit.
 
 An update's energy above idle is spread evenly over its time with steps, and a step's energy is
 split among its requests by tokens.
