@@ -136,6 +136,8 @@ class Observation:
     honest: Phase
     busy: Phase
     """The same beside a busy loop instead; nothing where it was not run."""
+    after: Phase
+    """The same from the attacker's death on; nothing where the busy loop was not run."""
     lost: list[str]
     """GPUs whose leases living holders lost."""
     cpu_percent: float
@@ -149,9 +151,13 @@ class Observation:
     def ratio(self, share: float) -> float:
         return self.honest.set_us(share) / self.busy.set_us(share)
 
+    def ratio_after(self, share: float) -> float:
+        return self.after.set_us(share) / self.busy.set_us(share)
+
     def faults(self) -> list[str]:
         """What must never happen, however busy the machine is."""
-        faults = [f"honest users: {error}" for error in self.honest.errors[:3]]
+        errors = self.honest.errors + self.after.errors
+        faults = [f"honest users: {error}" for error in errors[:3]]
         faults += [f"a living holder lost its lease on {gpu}" for gpu in self.lost]
         most = 1 + int(self.seconds // 60)
         if self.attack.breaks_protocol and not self.named:
@@ -298,12 +304,13 @@ def beside(
         daemon: The daemon under attack.
         uid: The attacker's uid.
         seconds: How long they are observed.
-        compare: Whether a busy loop takes turns with the attack.
+        compare: Whether a busy loop takes turns with the attack, and the time after the attacker's
+            death is measured, too.
     """
     turns = max(1, int(seconds // TURN_S)) if compare else 1
     newest = honest.newest_record()
     began = time.monotonic()
-    seen = busy = NOTHING
+    seen = busy = dead = NOTHING
     cpu_s = observed_s = 0.0
     with daemon.new_log_lines() as lines, contextlib.ExitStack() as running:
         enemy, *others = [
@@ -312,7 +319,7 @@ def beside(
         for one in (enemy, *others):
             running.callback(one.kill)
             one.rest()
-        for _ in range(turns):
+        for turn in range(turns):
             for burner in others:
                 burner.work()
                 time.sleep(WARM_UP_S)
@@ -326,6 +333,11 @@ def beside(
             after = daemon.usage()
             cpu_s += after.cpu_s - before.cpu_s
             observed_s += time.monotonic() - started
+            if compare and turn == turns - 1:
+                enemy.kill()
+                for burner in others:  # the machine is as busy as before
+                    burner.work()
+                dead = honest.observe(max(TURN_S, seconds / turns))
             enemy.rest()
         lost = honest.lost(newest)
         lasted_s = time.monotonic() - began
@@ -334,6 +346,7 @@ def beside(
         attack=attack,
         honest=seen,
         busy=busy,
+        after=dead,
         lost=lost,
         cpu_percent=100 * cpu_s / observed_s,
         peak_mib=after.peak_mib,

@@ -30,7 +30,8 @@ NOT_RUN = (
     "can arrange; run it as root (sudo)"
 )
 HEADER = (
-    "| beside a user without rights who sends | p50 µs | p99 µs | p50 / busy | p99 / busy | max ms "
+    "| beside a user without rights who sends | p50 µs | p99 µs | p50 / busy | p99 / busy "
+    "| p50 after its death / busy | p99 after its death / busy | max ms "
     "| new connection ms | dead restored ms | errors | leases lost | zeusd CPU % | peak MiB "
     "| lines that name the user |"
 )
@@ -43,10 +44,11 @@ def row(seen: Observation) -> str:
         seen.attack.name,
         *(f"{honest.set_us(share):,.0f}" for share in SHARES),
         *(f"{seen.ratio(share):.2f}" for share in SHARES),
+        *(f"{seen.ratio_after(share):.2f}" for share in SHARES),
         f"{max(honest.sets_ns) / 1e6:.1f}",
         f"{honest.connect_ms:.0f}",
         f"{max(honest.restored_s) * 1e3:.0f}",
-        str(len(honest.errors)),
+        str(len(honest.errors) + len(seen.after.errors)),
         str(len(seen.lost)),
         f"{seen.cpu_percent:.0f}",
         f"{seen.peak_mib:.0f}",
@@ -82,13 +84,16 @@ def print_table(
         print(row(seen), flush=True)
         short += [f"{name}: {fault}" for fault in seen.faults()]
         for share in SHARES:
-            if seen.ratio(share) > RATIO:
-                text = f"p{share * 100:g} is {seen.ratio(share):.2f} times the busy loop's"
-                short.append(f"{name}: {text}")
-    print(
-        f"\nGoal: at most {RATIO:g} times the busy loop's p50 and p99, no error, no lease lost, one"
-    )
-    print("line a minute with the user of each client that violates the protocol.")
+            for when, ratio in (
+                ("", seen.ratio(share)),
+                (" after the attacker's death", seen.ratio_after(share)),
+            ):
+                if ratio > RATIO:
+                    text = f"p{share * 100:g}{when} is {ratio:.2f} times the busy loop's"
+                    short.append(f"{name}: {text}")
+    print(f"\nGoal: at most {RATIO:g} times the busy loop's p50 and p99, also after the attacker's")
+    print("death, no error, no lease lost, one line a minute with the user of each client that")
+    print("violates the protocol.")
     print("\n".join(f"- missed: {line}" for line in short) or "- all meet it")
     return len(short)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.adversary import ATTACKS, SUBUIDS
-from benchmarks.attack import GPUS, attacker, others_may_be_played, quantile
+from benchmarks.attack import GPUS, HONEST_UID, attacker, others_may_be_played, quantile
 from benchmarks.attack_table import NOT_RUN, add_options, attack_installed, print_table
 from benchmarks.processes import FIRST_ATTACKER, Daemon, OwnDaemon
 from tests.fake_nvml.double import NvmlDouble
@@ -45,6 +45,11 @@ from tests.support import (
     script,
     wait_for,
 )
+from zeus_ipc.charging import Method
+from zeusd.energy.accountant import BUCKET_S, Key, Position, Row, Settlement
+from zeusd.energy.split import Account, Kind
+from zeusd.ledger.schema import open_ledger
+from zeusd.ledger.store import BUCKETS_PER_DAY, Store
 
 SET_LIMIT = "nvmlDeviceSetPowerManagementLimit"
 LIMIT = 250_000
@@ -124,10 +129,30 @@ def measure_restore(runs: int) -> None:
         )
 
 
+def fill_ledger(directory: Path) -> None:
+    """Writes a year of a busy node: each GPU has another job every six hours."""
+    store = Store(open_ledger(directory), "an earlier boot")
+    last = int(time.time()) // BUCKET_S
+    buckets = range(last - 365 * BUCKETS_PER_DAY, last)
+    uj = 300 * BUCKET_S * 1_000_000
+    used = Row(uj, 0, uj, uj, BUCKET_S * 1_000_000_000)
+    for gpu in range(GPUS):
+        rows = {}
+        for bucket in buckets:
+            job = GPUS * (bucket // (BUCKETS_PER_DAY // 4)) + gpu
+            account = Account(Kind.JOB, str(job), "0", HONEST_UID + job % 50)
+            rows[Key(bucket, account, Method.ALLOCATED)] = used
+        metered = dict.fromkeys(buckets, uj)
+        position = Position(1, len(buckets) * uj)
+        store.settle({f"GPU-of-the-past-{gpu}": Settlement(rows, metered, position)}, 0)
+    store.close()
+
+
 @contextlib.contextmanager
-def attacked_site() -> Iterator[Daemon]:
-    """A daemon for each attack."""
+def attacked_site(past: Path) -> Iterator[Daemon]:
+    """A daemon for each attack, with a ledger of earlier times."""
     with TemporaryDirectory(prefix="zeusd-ledger-") as ledger:
+        shutil.copytree(past, ledger, dirs_exist_ok=True)
         accounts = f"[accounting]\ndirectory = {ledger!r}\n"
         with site(GPUS, 0.0, accounts) as (daemon, _):
             yield OwnDaemon(daemon.socket, daemon.process.pid, daemon.log_path)
@@ -140,7 +165,9 @@ def measure_attack(names: list[str], seconds: float, socket: str | None) -> int:
         return 0
     if socket is not None:
         return attack_installed(names, seconds, socket)
-    return print_table(names, seconds, attacked_site)
+    with TemporaryDirectory(prefix="zeusd-ledger-") as past:
+        fill_ledger(Path(past))
+        return print_table(names, seconds, lambda: attacked_site(Path(past)))
 
 
 @contextlib.contextmanager
