@@ -101,8 +101,11 @@ def test_a_display_card_without_a_power_sensor_is_left_out_with_one_warning(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert kind(gpu_indices=[0]).gpu_indices == [0]
-    with pytest.raises(ZeusGPUNotSupportedError, match="neither energy nor power"):
-        kind(gpu_indices=[0, 1])
+    for given, others in ([0, 1], "[0] to measure only the others"), ([1], "[] to measure none"):
+        with pytest.raises(ZeusGPUNotSupportedError) as raised:
+            kind(gpu_indices=given)
+        assert "GPU 1 (Quadro P400) is not measured: no sensor reports" in str(raised.value)
+        assert f"Give gpu_indices={others}." in str(raised.value)
 
 
 def test_a_callback_measures_the_others_too(use: Use) -> None:

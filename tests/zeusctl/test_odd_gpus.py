@@ -44,10 +44,12 @@ def test_measure_counts_the_gpus_that_can_be_measured(
     said = ctl("--socket", socket, "measure", "--", "sleep", "0.2")
     assert "gpu:0" in said.err
     assert "gpu:1" not in said.err
+    lacking = "GPU 1 (Quadro P400) has no sensor of energy or power, and is not counted"
+    assert lacking in said.err
     assert "all GPUs: " in said.err
     assert (
         "all GPUs are counted, not only CUDA_VISIBLE_DEVICES=0; name some before `--`" in said.err
     )
     named = ctl("--socket", socket, "measure", "0,1", "--", "true")
-    assert "reports neither energy nor power" in named.err
+    assert "GPU 1 reports neither energy nor power" in named.err
     assert "all GPUs are counted" not in named.err

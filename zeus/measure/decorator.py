@@ -179,8 +179,13 @@ def measure_energy(
         wait: Print the default report before the call returns: after the sensors' next update.
 
     Raises:
-        TypeError: The function is a generator, whose work is done after the call.
+        TypeError: The function is a generator, whose work is done after the call, or none.
     """
     if callable(name):
         return _Measured(None, monitor, report, sync_execution, wait)(name)
+    if not isinstance(name, str | None):
+        raise TypeError(
+            f"measure_energy measures functions and blocks, and got a {type(name).__name__}; write "
+            "@measure_energy next to the function, below @classmethod and others"
+        )
     return _Measured(name, monitor, report, sync_execution, wait)

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 
 from zeus import _node
 from zeus.device import EmptyGPUs, get_gpus
-from zeus.exceptions import ZeusArgumentError, ZeusGPUInitError, from_ipc
+from zeus.exceptions import (
+    ZeusArgumentError,
+    ZeusGPUInitError,
+    ZeusGPUNotSupportedError,
+    from_ipc,
+)
 from zeus.utils.warn import warn
 from zeus_ipc.errors import ErrorCode, SeveralGpusFailed, ZeusIpcError
 
@@ -50,20 +55,20 @@ def resolve_gpus(gpu_indices: Sequence[int] | None) -> tuple[GPUs, list[int], Cl
     try:
         client.windows(list(dict.fromkeys(gpus[index].uuid for index in indices)))
     except ZeusIpcError as error:
-        if gpu_indices is not None:
-            raise from_ipc(error) from error
-        indices = _with_sensors(indices, gpus, error)
+        indices = _with_sensors(indices, gpus, error, are_given=gpu_indices is not None)
     if gpu_indices is None and "CUDA_VISIBLE_DEVICES" not in os.environ:
         for sentence in gpus.unusable:
             warn(f"{sentence}; the energy of the others is measured.")
     return gpus, indices, client
 
 
-def _with_sensors(indices: list[int], gpus: GPUs, error: ZeusIpcError) -> list[int]:
+def _with_sensors(
+    indices: list[int], gpus: GPUs, error: ZeusIpcError, *, are_given: bool
+) -> list[int]:
     """Selects the GPUs that have a sensor, and warns about the others, such as a display card.
 
     Raises:
-        ZeusBaseGPUError: The error has another cause.
+        ZeusBaseGPUError: The error has another cause, or the user gave the indices.
     """
     errors = (
         error.errors if isinstance(error, SeveralGpusFailed) else {gpus[indices[0]].uuid: error}
@@ -74,10 +79,13 @@ def _with_sensors(indices: list[int], gpus: GPUs, error: ZeusIpcError) -> list[i
         raise from_ipc(error) from error
     found = [index for index in indices if index not in failed]
     names = ", ".join(f"GPU {index} ({gpus[index].get_name()})" for index in failed)
-    warn(
+    sentence = (
         f"The energy of {names} is not measured: no sensor reports its energy or power. Give "
-        f"gpu_indices={found} to measure only the others."
+        f"gpu_indices={found} to measure {'only the others' if found else 'none'}."
     )
+    if are_given:
+        raise ZeusGPUNotSupportedError(sentence)
+    warn(sentence)
     return found
 
 

@@ -69,7 +69,7 @@ def measure(
             check_writable(output)
         names = _sources(session, gpus, cpu)
     except (CommandError, ZeusIpcError, OSError) as error:
-        message = getattr(error, "message", None) or str(error)
+        message = session.readable(getattr(error, "message", None) or str(error))
         if isinstance(error, OSError):
             message = f"{output}: {error.strerror}"
         if not best_effort:
@@ -89,12 +89,19 @@ def measure(
             _measured(session, source, name, begin_ns, end_ns) for source, name in names.items()
         ]
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    note = ""
-    if gpus == "all" and len(session.node.gpus) > 1 and listed is not None:
-        note = (
-            f"all GPUs are counted, not only CUDA_VISIBLE_DEVICES={listed}; name some before `--`"
-        )
-    _answer(session, command, code, seconds, sources, output, note)
+    notes = []
+    if gpus == "all":
+        notes = [
+            f"GPU {gpu.index} ({gpu.name}) has no sensor of energy or power, and is not counted"
+            for gpu in session.node.gpus
+            if gpu.uuid not in names
+        ]
+        if len(session.node.gpus) > 1 and listed is not None:
+            notes.append(
+                f"all GPUs are counted, not only CUDA_VISIBLE_DEVICES={listed}; name some before "
+                "`--`"
+            )
+    _answer(session, command, code, seconds, sources, output, notes)
     click.get_current_context().exit(code)
 
 
@@ -145,7 +152,7 @@ def _measured(session: Session, source: str, name: str, begin_ns: int, end_ns: i
             uncertainty_j = found.uncertainty_uj[0] / 1e6
             power_w = energy_j / max(1e-9, (end_ns - begin_ns) / 1e9)
     except ZeusIpcError as error:
-        trouble = error.message
+        trouble = session.readable(error.message)
     return Measured(
         source=name,
         uuid=source if name.startswith("gpu:") else None,
@@ -163,7 +170,7 @@ def _answer(
     seconds: float,
     sources: list[Measured],
     output: Path | None,
-    note: str,
+    notes: Sequence[str],
 ) -> None:
     from zeusctl.reports import MeasureReport
 
@@ -178,14 +185,14 @@ def _answer(
         gpu_energy_j=sum(known) if len(known) == len(gpus) else None,
     )
     if output is None:
-        session.answer(report, lambda: _lines(report, note), err=True)
+        session.answer(report, lambda: _lines(report, notes), err=True)
     else:
-        lines = [report.model_dump_json(by_alias=True)] if session.json else _lines(report, note)
+        lines = [report.model_dump_json(by_alias=True)] if session.json else _lines(report, notes)
         with writing(output):
             output.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _lines(report: MeasureReport, note: str) -> Iterator[str]:
+def _lines(report: MeasureReport, notes: Sequence[str]) -> Iterator[str]:
     yield ""
     yield f"  {' '.join(report.command)}"
     yield ""
@@ -209,8 +216,7 @@ def _lines(report: MeasureReport, note: str) -> Iterator[str]:
         yield f"  all GPUs: {report.gpu_energy_j:.2f} J in {report.time_s:.3f} s"
     else:
         yield f"  {report.time_s:.3f} s"
-    if note:
-        yield f"  {note}"
+    yield from (f"  {note}" for note in notes)
     if report.exit_code:
         yield f"  the command ended with code {report.exit_code}"
     yield ""

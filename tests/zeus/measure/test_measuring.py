@@ -157,6 +157,12 @@ def test_threads_and_tasks_that_share_a_block_measure_their_own_time(node: Virtu
     }
 
 
+@pytest.mark.parametrize("what", [classmethod(len), 5])
+def test_what_is_no_function_is_refused(what: Any) -> None:
+    with pytest.raises(TypeError, match="next to the function, below @classmethod"):
+        measure_energy(what)
+
+
 def test_a_generator_is_refused() -> None:
     """Its work is done after the call that would be measured."""
 
