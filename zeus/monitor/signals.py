@@ -11,7 +11,6 @@ offset is local. A line of names may come first. As text, providers are
 
 from __future__ import annotations
 
-import csv
 import logging
 import time as clock
 from collections.abc import Callable
@@ -81,9 +80,8 @@ def signal_of(source: SignalSource, every_s: float = 0.0) -> Relative:
         every_s: As in `FollowedSignal`.
 
     Raises:
-        ValueError: A file is not a signal, or the text of a provider is wrong; the message says
-            where.
-        OSError: A file cannot be read.
+        ValueError: A file cannot be read or is not a signal, or the text of a provider is wrong;
+            the message says where.
     """
     if isinstance(source, str):
         source = _provider(source) or source
@@ -124,26 +122,30 @@ def read_signal(path: str | Path) -> Signal:
     """Reads a CSV file.
 
     Raises:
-        ValueError: It is not a signal; the message says where.
-        OSError: It cannot be read.
+        ValueError: It cannot be read, or is not a signal; the message says where.
     """
+    from zeus_ipc.tables import rows
+
     points: list[tuple[float, float]] = []
     of_day: set[bool] = set()
-    with Path(path).open(encoding="utf-8-sig", newline="") as file:
-        for number, row in enumerate(csv.reader(file), start=1):
-            if not row:
+    width = 2
+    for number, row in enumerate(rows(path), start=1):
+        if not any(row):
+            continue
+        try:
+            begin_s, daily = _time(row[0].strip())
+            if len(row) != width or "_" in row[1]:  # 0,21 is not 0, nor 1_0 ten
+                raise ValueError
+            points.append((begin_s, float(row[1])))
+            of_day.add(daily)
+        except (ValueError, IndexError):
+            if number == 1 and not row[0].strip()[:1].isdigit():  # names
+                width = len(row)
                 continue
-            try:
-                begin_s, daily = _time(row[0].strip())
-                points.append((begin_s, float(row[1])))
-                of_day.add(daily)
-            except (ValueError, IndexError):
-                if number == 1:
-                    continue
-                raise ValueError(
-                    f"{path}, line {number} must be a time and a value, such as "
-                    f"2026-11-23T08:00,0.21 or 08:00,0.21, not {','.join(row)!r}"
-                ) from None
+            raise ValueError(
+                f"{path}, line {number} must be a time and a value, such as "
+                f"2026-11-23T08:00,0.21 or 08:00,0.21, not {','.join(row)!r}"
+            ) from None
     if len(of_day) > 1:
         raise ValueError(f"{path} has both dates and times of day; give one of them")
     try:

@@ -53,8 +53,7 @@ class ZeusMaster:
 
     Raises:
         ValueError: A path is not absolute, a number is out of range, there are a signal and a
-            deadline, one of them cannot be understood, or no GPU is visible.
-        OSError: The signal's file cannot be read.
+            deadline, one of them cannot be read or understood, or no GPU is visible.
         ZeusGPUInitError: The GPUs cannot be reached.
     """
 

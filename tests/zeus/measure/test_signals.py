@@ -19,7 +19,9 @@ NOON = datetime(2026, 11, 23, 12, tzinfo=timezone.utc)
 
 def test_a_file_of_dates(tmp_path: Path) -> None:
     path = tmp_path / "price.csv"
-    path.write_text("time,price\n2026-11-23T12:00Z,0.30\n\n2026-11-23T15:00+02:00,0.10\n")
+    path.write_text(
+        "time,price,unit\n2026-11-23T12:00Z,0.30,EUR\n\n2026-11-23T15:00+02:00,0.10,EUR\n"
+    )
     signal = read_signal(path)
     assert signal.at(NOON.timestamp() + 1) == 0.30
     assert signal.at(NOON.timestamp() + HOUR_S) == 0.10
@@ -41,6 +43,11 @@ def test_a_file_of_times_of_day_is_of_every_day_in_local_time(tmp_path: Path) ->
     ("text", "why"),
     [
         ("time,price\n08:00,cheap\n", "line 2"),
+        ("08:00,0,21\n16:00,0,40\n", "line 1 must be a time and a value, .* not '08:00,0,21'"),
+        ("time,price\n08:00,0,21\n", "line 2"),
+        ("8:00,1\n16:00,1\n", "line 1 must be a time"),
+        ("08:00,1_0\n", "line 1"),
+        ("08:00,\xff\n", "line 1: it is not text in UTF-8"),
         ("08:00,1\n2026-11-23T12:00,1\n", "both dates and times"),
         ("08:00,1\n08:00,2\n", "same time"),
         ("time,price\n", "at least one value"),
@@ -48,7 +55,7 @@ def test_a_file_of_times_of_day_is_of_every_day_in_local_time(tmp_path: Path) ->
 )
 def test_a_file_that_is_no_signal_says_why(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "price.csv"
-    path.write_text(text)
+    path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=why):
         signal_of(path)
 
