@@ -185,7 +185,7 @@ def _outside(
         yield DriverAnswer(
             control.value,
             value,
-            setters.call(control),
+            outside.CALLS[control],
             error.code if error else 0,
             error.text if error else "accepted",
             _readable(client, gpu, control),

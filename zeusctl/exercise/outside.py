@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
 
 from zeus_ipc.controls import SPECS, Control
-from zeus_ipc.overriding import override
+from zeusctl.probe.backend import called
 from zeusctl.probe.driver import CallError, NoDriverError
 from zeusctl.probe.nvml import NvmlDriver
 
-Ranges = dict[Control, list[list[int]]]
-"""Valid values of each control."""
-
-_CALLS = {
+CALLS = {
     Control.POWER_LIMIT: "nvmlDeviceSetPowerManagementLimit",
     Control.GPU_CLOCKS: "nvmlDeviceSetGpuLockedClocks",
     Control.MEMORY_CLOCKS: "nvmlDeviceSetMemoryLockedClocks",
@@ -30,21 +26,8 @@ class NotAskedError(Exception):
     """The driver cannot be asked; the message says why."""
 
 
-class Setters(Protocol):
-    """A vendor's setters, without anything in between."""
-
-    def call(self, control: Control) -> str:
-        """Name of the control's setter."""
-
-    def ask(self, uuid: str, control: Control, value: Sequence[int]) -> CallError | None:
-        """Sets a value; None: the driver accepted it."""
-
-    def close(self) -> None:
-        """Closes the driver."""
-
-
-class NvmlSetters(Setters):
-    """NVIDIA's.
+class Setters(NvmlDriver):
+    """The driver's own setters, without anything in between.
 
     Args:
         library: The libnvidia-ml to load; None: libnvidia-ml.so.1 as the system finds it.
@@ -53,26 +36,15 @@ class NvmlSetters(Setters):
         NoDriverError: NVML cannot be initialised.
     """
 
-    def __init__(self, library: str | None) -> None:
-        self._driver = NvmlDriver(library)
-
-    @override
-    def call(self, control: Control) -> str:
-        return _CALLS[control]
-
-    @override
     def ask(self, uuid: str, control: Control, value: Sequence[int]) -> CallError | None:
-        nvml: Any = self._driver.binding
+        """Sets a value; None: the driver accepted it."""
+        call = self.backend.call
         try:
-            handle = self._driver.checked(nvml.nvmlDeviceGetHandleByUUID, uuid)
-            self._driver.checked(getattr(nvml, _CALLS[control]), handle, *value)
+            handle = called(call, "nvmlDeviceGetHandleByUUID", uuid)
+            called(call, CALLS[control], handle, *value)
         except CallError as error:
             return error
         return None
-
-    @override
-    def close(self) -> None:
-        self._driver.close()
 
 
 def setters(simulated: bool, library: str | None) -> Setters:
@@ -86,7 +58,7 @@ def setters(simulated: bool, library: str | None) -> Setters:
     if os.geteuid() != 0:
         raise NotAskedError("that needs root; run `sudo zeusctl exercise`")
     try:
-        return NvmlSetters(library)
+        return Setters(library)
     except NoDriverError as error:
         raise NotAskedError(str(error)) from None
 

@@ -1,23 +1,16 @@
-"""Drivers and GPUs as a probe sees them through one of zeusd's backends: simulated, or AMD's."""
+"""Drivers and GPUs as a probe sees them: through zeusd's backends, opened in this process. Only
+reads are made.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from zeus_ipc.controls import Control
-from zeus_ipc.overriding import override
-from zeusctl.probe.driver import (
-    CallError,
-    Clock,
-    Driver,
-    GpuReader,
-    NoDriverError,
-    Question,
-    Reading,
-)
+from zeusctl.probe.driver import CallError, Clock, NoDriverError, Question, Reading
 from zeusd.devices.amd.backend import AmdBackend
 from zeusd.devices.port import Backend, DeviceError
 from zeusd.devices.vendors import AMD, NVIDIA, SYSFS, has_gpu
@@ -33,55 +26,87 @@ _OF_SENSORS = {
 }
 """The field of `zeusd.devices.port.Sensors` for each sensor."""
 
+_SAME = (
+    *("name", "architecture", "memory_mib", "uuid", "pci_address", "enforced_power_limit_mw"),
+    *("gpu_clock_mhz", "memory_clock_mhz", "temperature_c", "throttle_reasons"),
+    *("utilization_percent", "memory_used_mib"),
+)
+"""Questions that are methods of the port."""
+
 _NOT_SUPPORTED = 3
 
 
+def call_error(error: DeviceError) -> CallError:
+    """Converts a backend's error to the probe's."""
+    return CallError(error.code or 0, error.text.partition(" (NVML")[0])
+
+
+def called(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a backend.
+
+    Raises:
+        CallError: It failed.
+    """
+    try:
+        return call(*arguments)
+    except DeviceError as error:
+        raise call_error(error) from None
+
+
 class BackendGpu:
-    """Implements `zeusctl.probe.driver.GpuReader`.
+    """One GPU.
 
     Args:
         backend: The vendor's.
         handle: The GPU.
         clock: The probe's time.
+
+    Attributes:
+        questions: The questions it may be asked, by name.
     """
 
-    def __init__(self, backend: Backend, handle: Any, clock: Clock) -> None:
-        self._backend = backend
-        self._clock = clock
-        self._handle = handle
-        limits = self._limits
+    def __init__(self, backend: Any, handle: Any, clock: Clock) -> None:
+        self.backend = backend
+        self.handle = handle
+        self.clock = clock
+        self.questions = self.all_questions()
 
-        def question(call: str, then: Callable[[Any], Any] = lambda found: found) -> Question:
-            return Question(call, lambda: then(self._call(call)))
+    def all_questions(self) -> Mapping[str, Question]:
+        """What the device port has: each by the port's name."""
 
-        self.questions: dict[str, Question] = {
-            **{name: question(name) for name in ("name", "architecture", "memory_mib", "uuid")},
-            "pci_address": question("pci_address"),
-            "persistence_mode": Question("persistence_mode", self._persistence),
-            "mig_mode": question("mig_enabled", lambda on: [int(on), int(on)]),
-            "power_limit_range_mw": Question("power_limits", lambda: list(limits()[:2])),
-            "default_power_limit_mw": Question("power_limits", lambda: limits()[2]),
-            "power_limit_mw": Question("power_limit_mw", self._power_limit),
-            "enforced_power_limit_mw": question("enforced_power_limit_mw"),
+        def question(call: str, *arguments: Any, then: Callable[[Any], Any] = _same) -> Question:
+            return Question(call, lambda: then(self.call(call, *arguments)))
+
+        first = partial(question, "read_control", then=lambda value: int(value[0]))
+        return {
+            **{name: question(name) for name in _SAME},
+            "persistence_mode": first(Control.PERSISTENCE_MODE)._replace(call="persistence_mode"),
+            "mig_mode": question("mig_enabled", then=lambda on: [int(on), int(on)]),
+            "power_limit_range_mw": question("power_limits", then=lambda found: [*found[:2]]),
+            "default_power_limit_mw": question("power_limits", then=lambda found: found[2]),
+            "power_limit_mw": first(Control.POWER_LIMIT)._replace(call="power_limit_mw"),
             "supported_clocks_mhz": Question("supported_gpu_clocks", self._supported),
-            "gpu_clock_mhz": question("gpu_clock_mhz"),
-            "memory_clock_mhz": question("memory_clock_mhz"),
-            "temperature_c": question("temperature_c"),
-            "throttle_reasons": question("throttle_reasons"),
-            "utilization_percent": question("utilization_percent"),
-            "memory_used_mib": question("memory_used_mib"),
             "compute_processes": question(
-                "processes", lambda found: [(one.pid, one.memory_bytes) for one in found]
+                "processes", then=lambda found: [(one.pid, one.memory_bytes) for one in found]
             ),
-            **{name: Question("sensors", partial(self._sensor, name)) for name in _OF_SENSORS},
+            **{name: Question("sensors", partial(self.sensor, name)) for name in _OF_SENSORS},
         }
 
-    def read(self, sensors: Sequence[str]) -> dict[str, Reading]:
-        """Reads several of `SENSORS` in one call."""
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Calls the backend for this GPU.
+
+        Raises:
+            CallError: It failed.
+        """
+        return called(getattr(self.backend, name), self.handle, *arguments)
+
+    def read(self, sensors: Sequence[str]) -> Mapping[str, Reading]:
+        """Reads several of `SENSORS`, in as few calls as the driver allows. A call that may take
+        milliseconds reads one."""
         try:
-            found = self._backend.sensors(self._handle)
-        except DeviceError as error:
-            return dict.fromkeys(sensors, Reading(self._clock.now_ns(), call_error(error)))
+            found = self.call("sensors")
+        except CallError as error:
+            return dict.fromkeys(sensors, Reading(self.clock.now_ns(), error))
         read: dict[str, Reading] = {}
         for name in sensors:
             where = _OF_SENSORS[name]
@@ -94,67 +119,74 @@ class BackendGpu:
             read[name] = Reading(found.t_ns, absent if value is None else value)
         return read
 
-    def _sensor(self, name: str) -> int:
+    def sensor(self, name: str) -> int:
+        """Reads one of `SENSORS`."""
         value = self.read([name])[name].value
         if isinstance(value, CallError):
             raise value
         return value
 
-    def _persistence(self) -> int:
-        return int(self._call("read_control", Control.PERSISTENCE_MODE)[0])
-
-    def _power_limit(self) -> int:
-        return int(self._call("read_control", Control.POWER_LIMIT)[0])
-
-    def _limits(self) -> tuple[int, int, int]:
-        return tuple(self._call("power_limits"))
-
     def _supported(self) -> dict[int, list[int]]:
         return {
-            memory: self._call("supported_gpu_clocks", memory)
-            for memory in self._call("supported_memory_clocks")
+            memory: self.call("supported_gpu_clocks", memory)
+            for memory in self.call("supported_memory_clocks")
         }
 
-    def _call(self, name: str, *arguments: Any) -> Any:
-        try:
-            return getattr(self._backend, name)(self._handle, *arguments)
-        except DeviceError as error:
-            raise call_error(error) from None
+
+def _same(found: Any) -> Any:
+    return found
 
 
-def call_error(error: DeviceError) -> CallError:
-    """Converts a backend's error to the probe's."""
-    return CallError(error.code or 0, error.text.partition(" (NVML")[0])
+class Driver:
+    """A node.
 
-
-class BackendDriver(Driver):
-    """The part of `zeusctl.probe.driver.Driver` that is the same for all of zeusd's backends.
+    Args:
+        backend: The vendor's.
+        clock: The time.
+        needs: What the backend opens, which module that needs, and how to see that it works.
 
     Attributes:
-        backend: The vendor's, initialised.
-        binding: Its name in the report.
+        simulated: The simulated node; None: real GPUs.
+
+    Raises:
+        NoDriverError: It cannot be opened.
     """
 
-    backend: Backend
-    binding: str
+    simulated: str | None = None
+    binding = "zeusd's"
+    gpu = BackendGpu
 
-    @override
+    def __init__(
+        self, backend: Backend, clock: Clock | None, needs: tuple[str, str, str] = ("", "", "")
+    ) -> None:
+        self.clock = clock or Clock(time.monotonic_ns, time.sleep)
+        self.backend: Any = backend
+        library, module, command = needs
+        try:
+            backend.init()
+        except DeviceError as error:
+            raise NoDriverError(
+                f"{library} cannot be initialised: {error.text}; load the {module} driver, and "
+                f"check that `{command}` works as this user"
+            ) from None
+
     def versions(self) -> dict[str, str]:
+        """Versions of driver, library and binding."""
         return {"driver": self.backend.driver_version(), "binding": self.binding}
 
-    @override
-    def gpus(self) -> dict[int, GpuReader | CallError]:
-        found: dict[int, GpuReader | CallError] = {}
-        for index in range(self.backend.device_count()):
+    def gpus(self) -> dict[int, BackendGpu | CallError]:
+        """Each GPU by index, or why it cannot be opened."""
+        found: dict[int, BackendGpu | CallError] = {}
+        for index in range(called(self.backend.device_count)):
             try:
-                handle = self.backend.device_handle(index)
-                found[index] = BackendGpu(self.backend, handle, self.clock)
-            except DeviceError as error:
-                found[index] = call_error(error)
+                handle = called(self.backend.device_handle, index)
+                found[index] = self.gpu(self.backend, handle, self.clock)
+            except CallError as error:
+                found[index] = error
         return found
 
-    @override
     def close(self) -> None:
+        """Frees what was opened."""
         self.backend.shutdown()
 
 
@@ -170,27 +202,13 @@ def is_amd(library: str | None, sysfs: str = SYSFS) -> bool:
     return has_gpu(sysfs, AMD) and not has_gpu(sysfs, NVIDIA)
 
 
-class AmdDriver(BackendDriver):
-    """Implements `zeusctl.probe.driver.Driver`.
+class AmdDriver(Driver):
+    """AMD's GPUs of this machine.
 
     Args:
         library: The libamd_smi to load; None: the one that is found.
         sysfs: Where sysfs is.
-
-    Raises:
-        NoDriverError: It cannot be initialised.
     """
 
-    simulated: str | None = None
-    binding = "zeusd's"
-
     def __init__(self, library: str | None = None, sysfs: str = SYSFS) -> None:
-        self.clock = Clock(time.monotonic_ns, time.sleep)
-        self.backend = AmdBackend(library, sysfs)
-        try:
-            self.backend.init()
-        except DeviceError as error:
-            raise NoDriverError(
-                f"libamd_smi cannot be initialised: {error.text}; load the amdgpu driver, and "
-                "check that `amd-smi list` works as this user"
-            ) from None
+        super().__init__(AmdBackend(library, sysfs), None, (LIBRARY, "amdgpu", "amd-smi list"))

@@ -1,4 +1,4 @@
-"""The probe's view of a node: the smallest interface that NVML and a simulated node share.
+"""The probe's terms: questions, answers, readings, and the time.
 
 A question is a read, under a name of its own (`Question`), that a GPU answers or refuses. Which
 questions there are depends on the driver; those below have a meaning for the report.
@@ -22,8 +22,8 @@ questions there are depends on the driver; those below have a meaning for the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 SENSORS = (
     *("power_instant_mw", "power_average_mw", "power_usage_mw"),
@@ -68,37 +68,8 @@ class Reading(NamedTuple):
     value: int | CallError
 
 
-class GpuReader(Protocol):
-    """One GPU."""
-
-    @property
-    def questions(self) -> Mapping[str, Question]:
-        """The questions it may be asked, by name."""
-
-    def read(self, sensors: Sequence[str]) -> Mapping[str, Reading]:
-        """Reads several of `SENSORS`, in as few calls as the driver allows. A call that may take
-        milliseconds reads one."""
-
-
 class Clock(NamedTuple):
     """The probe's time: `time.monotonic_ns` and `time.sleep`, or a simulated node's."""
 
     now_ns: Callable[[], int]
     sleep: Callable[[float], None]
-
-
-class Driver(Protocol):
-    """A node."""
-
-    clock: Clock
-    simulated: str | None
-    """The simulated node; None: real GPUs."""
-
-    def versions(self) -> dict[str, str]:
-        """Versions of driver, library and binding."""
-
-    def gpus(self) -> dict[int, GpuReader | CallError]:
-        """Each GPU by index, or why it cannot be opened."""
-
-    def close(self) -> None:
-        """Frees what was opened."""

@@ -10,8 +10,10 @@ from typing import Any
 
 from zeusctl.exits import check_writable
 from zeusctl.probe import sandbox
-from zeusctl.probe.driver import CallError, Driver, NoDriverError
+from zeusctl.probe.backend import AmdDriver, Driver, is_amd
+from zeusctl.probe.driver import CallError, NoDriverError
 from zeusctl.probe.load import Load, TorchLoad, torch_loads
+from zeusctl.probe.nvml import NvmlDriver
 from zeusctl.probe.report import ProbeReport
 from zeusctl.probe.run import Loads, ProbeTiming, probe
 
@@ -71,7 +73,7 @@ def _indices(text: str | None) -> list[int] | None:
 
 def _open(options: Mapping[str, Any]) -> tuple[Driver, Loads | None]:
     if options["simulate"] is not None:
-        try:
+        try:  # only this needs more than a bare checkout has
             from zeusctl.probe.simulated import SimulatedDriver
         except ImportError as error:
             raise NoDriverError(
@@ -79,22 +81,9 @@ def _open(options: Mapping[str, Any]) -> tuple[Driver, Loads | None]:
             ) from None
         simulated = SimulatedDriver(options["simulate"])
         return simulated, simulated.load_on
-    driver = _real(options["library"])
+    library = options["library"]
+    driver = AmdDriver(library) if is_amd(library) else NvmlDriver(library)
     return driver, None if options["no_load"] else _torch_on(driver)
-
-
-def _real(library: str | None) -> Driver:
-    """Opens the driver of this machine; without zeusd's packages, only NVIDIA's."""
-    try:
-        from zeusctl.probe.backend import AmdDriver, is_amd
-    except ImportError:
-        pass
-    else:
-        if is_amd(library):
-            return AmdDriver(library)
-    from zeusctl.probe.nvml import NvmlDriver
-
-    return NvmlDriver(library)
 
 
 def _torch_on(driver: Driver) -> Loads | None:

@@ -15,9 +15,10 @@ from typing import Any
 
 from zeus_ipc._version import __version__
 from zeusctl.probe import report as reports
+from zeusctl.probe.backend import BackendGpu, Driver
 from zeusctl.probe.counter import compare_energy, find_resolution, window_errors
 from zeusctl.probe.doubts import find_doubts
-from zeusctl.probe.driver import IDENTITY, SENSORS, CallError, Driver, GpuReader, NoDriverError
+from zeusctl.probe.driver import IDENTITY, SENSORS, CallError, NoDriverError
 from zeusctl.probe.load import Load, Wave
 from zeusctl.probe.period import date, find_period
 from zeusctl.probe.sampling import Latency, Series, sample, time_calls, time_together
@@ -58,7 +59,7 @@ class ProbeTiming:
 class _Probed:
     """What is known about one GPU so far."""
 
-    gpu: GpuReader
+    gpu: BackendGpu
     values: dict[str, Any]
     answers: dict[str, reports.Answer]
     sensors: list[str]
@@ -164,7 +165,7 @@ def probe(
 # ------------------------------------------------------------------------------------- measuring
 
 
-def _ask(gpu: GpuReader, plan: ProbeTiming) -> _Probed:
+def _ask(gpu: BackendGpu, plan: ProbeTiming) -> _Probed:
     """Asks every question once."""
     values: dict[str, Any] = {}
     answers = {}

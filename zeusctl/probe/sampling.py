@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from zeusctl.probe.driver import CallError, Clock, GpuReader, Question
+from zeusctl.probe.backend import BackendGpu
+from zeusctl.probe.driver import CallError, Clock, Question
 
 
 class Change(NamedTuple):
@@ -99,7 +100,7 @@ def summarize(durations_ns: Sequence[int]) -> Latency | None:
 
 
 def sample(
-    gpus: Mapping[int, GpuReader],
+    gpus: Mapping[int, BackendGpu],
     sensors: Mapping[int, Sequence[str]],
     clock: Clock,
     seconds: float,

@@ -4,7 +4,7 @@ only as long as their computation. Calls take no time.
 
 from __future__ import annotations
 
-from zeusctl.probe.backend import BackendDriver
+from zeusctl.probe.backend import Driver
 from zeusctl.probe.driver import Clock
 from zeusctl.probe.load import Load, SimulatedLoad
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock
@@ -13,8 +13,8 @@ WORKLOAD = "model/compute"
 """The workload that serves as load."""
 
 
-class SimulatedDriver(BackendDriver):
-    """Implements `zeusctl.probe.driver.Driver`.
+class SimulatedDriver(Driver):
+    """A simulated node.
 
     Args:
         spec: The node, in the syntax of `zeusd serve --simulate`.
@@ -23,15 +23,13 @@ class SimulatedDriver(BackendDriver):
         ValueError: The spec is not valid; the message says what is.
     """
 
-    backend: SimulatedBackend
     binding = "zeusd's simulated node"
 
     def __init__(self, spec: str) -> None:
         time = VirtualClock()
-        self.simulated: str | None = spec
-        self.backend = SimulatedBackend(spec, clock_ns=time, sleep=time.sleep)
-        self.clock = Clock(time, time.sleep)
-        self.backend.init()
+        self.simulated = spec
+        backend = SimulatedBackend(spec, clock_ns=time, sleep=time.sleep)
+        super().__init__(backend, Clock(time, time.sleep))
 
     def load_on(self, index: int) -> Load:
         """Work on one GPU."""

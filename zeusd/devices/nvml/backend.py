@@ -187,7 +187,7 @@ class NvmlBackend(TabledControls):
         self._get_field_values: Any = None
         self._inits = 0
         self._guard = threading.Lock()
-        self._instances = Instances(self._call, lambda: self._pynvml)
+        self._instances = Instances(self.call, lambda: self._pynvml)
         self.controls = self._control_calls()
 
     def _control_calls(self) -> dict[Control, ControlCalls]:
@@ -237,50 +237,50 @@ class NvmlBackend(TabledControls):
                 self._pynvml = pynvml
             if self._library is not None:
                 self._load(self._library)
-        self._call("nvmlInit")
+        self.call("nvmlInit")
         with self._guard:
             if self._inits == 0:
                 # The driver may have changed, and handles are addresses that may be reused.
                 self._plans.clear()
                 self._plan_of.clear()
-                self._instances = Instances(self._call, lambda: self._pynvml)
+                self._instances = Instances(self.call, lambda: self._pynvml)
             self._inits += 1
 
     @override
     def shutdown(self) -> None:
         with self._guard:  # also if it fails: a session that has died is over
             self._inits = max(0, self._inits - 1)
-        self._call("nvmlShutdown")
+        self.call("nvmlShutdown")
 
     @override
     def driver_version(self) -> str:
-        return _text(self._call("nvmlSystemGetDriverVersion"))
+        return _text(self.call("nvmlSystemGetDriverVersion"))
 
     @override
     def device_count(self) -> int:
-        return int(self._call("nvmlDeviceGetCount"))
+        return int(self.call("nvmlDeviceGetCount"))
 
     @override
     def device_handle(self, index: int) -> Handle:
-        return self._call("nvmlDeviceGetHandleByIndex", index)
+        return self.call("nvmlDeviceGetHandleByIndex", index)
 
     # ----------------------------------------------------------------------------- identity
 
     @override
     def uuid(self, gpu: Handle) -> str:
-        return _text(self._call("nvmlDeviceGetUUID", gpu))
+        return _text(self.call("nvmlDeviceGetUUID", gpu))
 
     @override
     def name(self, gpu: Handle) -> str:
-        return _text(self._call("nvmlDeviceGetName", gpu))
+        return _text(self.call("nvmlDeviceGetName", gpu))
 
     @override
     def pci_address(self, gpu: Handle) -> str:
-        return _text(self._call("nvmlDeviceGetPciInfo", gpu).busId)
+        return _text(self.call("nvmlDeviceGetPciInfo", gpu).busId)
 
     @override
     def device_file(self, gpu: Handle) -> str:
-        return f"/dev/nvidia{int(self._call('nvmlDeviceGetMinorNumber', gpu))}"
+        return f"/dev/nvidia{int(self.call('nvmlDeviceGetMinorNumber', gpu))}"
 
     @override
     def architecture(self, gpu: Handle) -> int:
@@ -291,14 +291,14 @@ class NvmlBackend(TabledControls):
         """
         call = "nvmlDeviceGetArchitecture"
         try:
-            architecture = int(self._call(call, gpu))
+            architecture = int(self.call(call, gpu))
         except DeviceError as error:
             if error.code != Return.FUNCTION_NOT_FOUND:
                 raise
         else:
             if architecture != _NONE:
                 return architecture
-        major, minor = self._call("nvmlDeviceGetCudaComputeCapability", gpu)
+        major, minor = self.call("nvmlDeviceGetCudaComputeCapability", gpu)
         if major == 7:
             return 6 if minor >= 5 else 5
         if major == 8:
@@ -312,12 +312,12 @@ class NvmlBackend(TabledControls):
 
     @override
     def memory_mib(self, gpu: Handle) -> int:
-        return int(self._call("nvmlDeviceGetMemoryInfo", gpu).total) // (1024 * 1024)
+        return int(self.call("nvmlDeviceGetMemoryInfo", gpu).total) // (1024 * 1024)
 
     @override
     def mig_enabled(self, gpu: Handle) -> bool:
         try:
-            current, _pending = self._call("nvmlDeviceGetMigMode", gpu)
+            current, _pending = self.call("nvmlDeviceGetMigMode", gpu)
         except DeviceError as error:
             if error.code in _ABSENT:
                 return False
@@ -352,21 +352,21 @@ class NvmlBackend(TabledControls):
 
     @override
     def power_limits(self, gpu: Handle) -> PowerLimits:
-        low, high = self._call("nvmlDeviceGetPowerManagementLimitConstraints", gpu)
-        default = self._call("nvmlDeviceGetPowerManagementDefaultLimit", gpu)
+        low, high = self.call("nvmlDeviceGetPowerManagementLimitConstraints", gpu)
+        default = self.call("nvmlDeviceGetPowerManagementDefaultLimit", gpu)
         return PowerLimits(int(low), int(high), int(default))
 
     def power_limit_mw(self, gpu: Handle) -> int:
         """The power limit, mW."""
-        return int(self._call("nvmlDeviceGetPowerManagementLimit", gpu))
+        return int(self.call("nvmlDeviceGetPowerManagementLimit", gpu))
 
     @override
     def enforced_power_limit_mw(self, gpu: Handle) -> int:
-        return int(self._call("nvmlDeviceGetEnforcedPowerLimit", gpu))
+        return int(self.call("nvmlDeviceGetEnforcedPowerLimit", gpu))
 
     def set_power_limit(self, gpu: Handle, power_limit_mw: int) -> None:
         """Sets the power limit, mW."""
-        self._call("nvmlDeviceSetPowerManagementLimit", gpu, power_limit_mw)
+        self.call("nvmlDeviceSetPowerManagementLimit", gpu, power_limit_mw)
 
     # ------------------------------------------------------------------------------- profiles
 
@@ -394,47 +394,47 @@ class NvmlBackend(TabledControls):
 
     @override
     def supported_memory_clocks(self, gpu: Handle) -> list[int]:
-        clocks = self._call("nvmlDeviceGetSupportedMemoryClocks", gpu)
+        clocks = self.call("nvmlDeviceGetSupportedMemoryClocks", gpu)
         return sorted((int(mhz) for mhz in clocks), reverse=True)
 
     @override
     def supported_gpu_clocks(self, gpu: Handle, memory_clock_mhz: int) -> list[int]:
-        clocks = self._call("nvmlDeviceGetSupportedGraphicsClocks", gpu, memory_clock_mhz)
+        clocks = self.call("nvmlDeviceGetSupportedGraphicsClocks", gpu, memory_clock_mhz)
         return sorted((int(mhz) for mhz in clocks), reverse=True)
 
     def set_gpu_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
         """Locks the graphics clock to a range, MHz."""
-        self._call("nvmlDeviceSetGpuLockedClocks", gpu, min_mhz, max_mhz)
+        self.call("nvmlDeviceSetGpuLockedClocks", gpu, min_mhz, max_mhz)
 
     def reset_gpu_clocks(self, gpu: Handle) -> None:
         """Unlocks the graphics clock."""
-        self._call("nvmlDeviceResetGpuLockedClocks", gpu)
+        self.call("nvmlDeviceResetGpuLockedClocks", gpu)
 
     def set_memory_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
         """Locks the memory clock to a range, MHz."""
-        self._call("nvmlDeviceSetMemoryLockedClocks", gpu, min_mhz, max_mhz)
+        self.call("nvmlDeviceSetMemoryLockedClocks", gpu, min_mhz, max_mhz)
 
     def reset_memory_clocks(self, gpu: Handle) -> None:
         """Unlocks the memory clock."""
-        self._call("nvmlDeviceResetMemoryLockedClocks", gpu)
+        self.call("nvmlDeviceResetMemoryLockedClocks", gpu)
 
     @override
     def gpu_clock_mhz(self, gpu: Handle) -> int:
-        return int(self._call("nvmlDeviceGetClockInfo", gpu, self._pynvml.NVML_CLOCK_SM))
+        return int(self.call("nvmlDeviceGetClockInfo", gpu, self._pynvml.NVML_CLOCK_SM))
 
     @override
     def memory_clock_mhz(self, gpu: Handle) -> int:
-        return int(self._call("nvmlDeviceGetClockInfo", gpu, self._pynvml.NVML_CLOCK_MEM))
+        return int(self.call("nvmlDeviceGetClockInfo", gpu, self._pynvml.NVML_CLOCK_MEM))
 
     # ------------------------------------------------------------------------------ the state
 
     def persistence_mode(self, gpu: Handle) -> bool:
         """Whether persistence mode is on."""
-        return bool(self._call("nvmlDeviceGetPersistenceMode", gpu))
+        return bool(self.call("nvmlDeviceGetPersistenceMode", gpu))
 
     def set_persistence_mode(self, gpu: Handle, enabled: bool) -> None:
         """Turns persistence mode on or off."""
-        self._call("nvmlDeviceSetPersistenceMode", gpu, int(enabled))
+        self.call("nvmlDeviceSetPersistenceMode", gpu, int(enabled))
 
     @override
     def sensors(self, gpu: Handle, counter: bool = True, averages: bool = True) -> Sensors:
@@ -492,18 +492,18 @@ class NvmlBackend(TabledControls):
     def temperature_c(self, gpu: Handle) -> int:
         sensor = self._pynvml.NVML_TEMPERATURE_GPU
         try:
-            return int(self._call("nvmlDeviceGetTemperatureV", gpu, sensor))
+            return int(self.call("nvmlDeviceGetTemperatureV", gpu, sensor))
         except DeviceError as error:
             if error.code not in (*_ABSENT, Return.ARGUMENT_VERSION_MISMATCH):
                 raise
-        return int(self._call("nvmlDeviceGetTemperature", gpu, sensor))
+        return int(self.call("nvmlDeviceGetTemperature", gpu, sensor))
 
     @override
     def processes(self, gpu: Handle) -> list[GpuProcess]:
         """Only compute processes if the driver cannot list graphics processes."""
-        computing = self._call("nvmlDeviceGetComputeRunningProcesses", gpu)
+        computing = self.call("nvmlDeviceGetComputeRunningProcesses", gpu)
         try:
-            drawing = self._call("nvmlDeviceGetGraphicsRunningProcesses", gpu)
+            drawing = self.call("nvmlDeviceGetGraphicsRunningProcesses", gpu)
         except DeviceError as error:
             if error.code not in _ABSENT:
                 raise
@@ -525,7 +525,7 @@ class NvmlBackend(TabledControls):
     @override
     def process_utilization(self, gpu: Handle, since_us: int) -> list[ProcessUse]:
         try:
-            samples = self._call("nvmlDeviceGetProcessUtilization", gpu, since_us)
+            samples = self.call("nvmlDeviceGetProcessUtilization", gpu, since_us)
         except DeviceError as error:
             # nvidia-ml-py also raises "success": there is no sample.
             if error.code in (Return.NOT_FOUND, Return.SUCCESS):
@@ -543,20 +543,20 @@ class NvmlBackend(TabledControls):
 
     @override
     def utilization_percent(self, gpu: Handle) -> int:
-        return int(self._call("nvmlDeviceGetUtilizationRates", gpu).gpu)
+        return int(self.call("nvmlDeviceGetUtilizationRates", gpu).gpu)
 
     @override
     def memory_used_mib(self, gpu: Handle) -> int:
-        return int(self._call("nvmlDeviceGetMemoryInfo", gpu).used) // (1024 * 1024)
+        return int(self.call("nvmlDeviceGetMemoryInfo", gpu).used) // (1024 * 1024)
 
     @override
     def throttle_reasons(self, gpu: Handle) -> int:
         try:
-            return int(self._call("nvmlDeviceGetCurrentClocksEventReasons", gpu))
+            return int(self.call("nvmlDeviceGetCurrentClocksEventReasons", gpu))
         except DeviceError as error:
             if error.code != Return.FUNCTION_NOT_FOUND:
                 raise
-        return int(self._call("nvmlDeviceGetCurrentClocksThrottleReasons", gpu))
+        return int(self.call("nvmlDeviceGetCurrentClocksThrottleReasons", gpu))
 
     # -------------------------------------------------------------------------------- internals
 
@@ -574,7 +574,7 @@ class NvmlBackend(TabledControls):
         self._pynvml._nvmlGetFunctionPointer_cache.clear()
         self._get_field_values = None
 
-    def _call(self, name: str, *args: Any) -> Any:
+    def call(self, name: str, *args: Any) -> Any:
         """Calls nvidia-ml-py, and converts its exceptions to `DeviceError`."""
         if self._pynvml is None:
             raise nvml_error(Return.UNINITIALIZED, name)
@@ -684,7 +684,7 @@ class NvmlBackend(TabledControls):
 
     def _or_none(self, name: str, gpu: Handle, too_much: int) -> int | None:
         try:
-            number = int(self._call(name, gpu))
+            number = int(self.call(name, gpu))
             return number if number < too_much else None
         except DeviceError as error:
             if error.code in _ABSENT:

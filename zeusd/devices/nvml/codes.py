@@ -32,7 +32,7 @@ class Return:
 
 _TEXTS: dict[int, str] = {
     1: "NVML is not initialised",
-    2: "an argument is invalid",
+    2: "invalid argument",
     3: "not supported by this GPU or driver",
     4: "insufficient permissions",
     6: "not found",
