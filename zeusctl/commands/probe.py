@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -37,8 +36,7 @@ def _declared(command: Any) -> Any:
 def probe(session: Session, /, **options: Any) -> None:
     """Probe the GPUs; the help text is `ABOUT`."""
     from zeusctl.probe.driver import NoDriverError
-    from zeusctl.probe.main import run
-    from zeusctl.probe.page import lines
+    from zeusctl.probe.main import finish, run
 
     try:
         report = run(options, lambda text: click.echo(text, err=True))
@@ -46,11 +44,4 @@ def probe(session: Session, /, **options: Any) -> None:
         raise CommandError(str(error), Exit.NOT_SUPPORTED, "no_driver") from None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    text = report.to_json()
-    Path(options["output"]).write_text(text + "\n", encoding="utf-8")
-    if session.json:
-        click.echo(text)
-        return
-    for line in lines(report):
-        click.echo(line)
-    click.echo(f"\nwrote {options['output']}; send it with a description of the machine")
+    finish(report, options, session.json, click.echo)

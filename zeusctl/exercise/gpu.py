@@ -188,7 +188,7 @@ def _outside(
             outside.CALLS[control],
             error.code if error else 0,
             error.text if error else "accepted",
-            _readable(client, gpu, control),
+            held(client, gpu).of(control.value),
         )
         if error is None:
             for one in valid[:2]:
@@ -284,16 +284,6 @@ def _eventually(read: Callable[[], S], good: Callable[[S], bool], within_s: floa
         if good(found) or time.monotonic() > end_s:
             return found
         time.sleep(_LOOK_S)
-
-
-def _readable(client: Client, gpu: GpuInfo, control: Control) -> list[int] | None:
-    """What a control reads; None: it cannot be read."""
-    now = held(client, gpu)
-    if control is Control.POWER_LIMIT:
-        return None if now.power_limit_mw is None else [now.power_limit_mw]
-    if control is Control.PERSISTENCE_MODE:
-        return None if now.persistence_mode is None else [int(now.persistence_mode)]
-    return None
 
 
 def _limit(client: Client, gpu: GpuInfo) -> int | None:

@@ -90,6 +90,15 @@ class ControlValues:
     power_profiles: list[int] | None = None
     """Workload power profiles that are requested."""
 
+    def of(self, control: str) -> list[int] | None:
+        """What a control holds; None: it cannot be read."""
+        values = {
+            Control.POWER_LIMIT.value: self.power_limit_mw,
+            Control.PERSISTENCE_MODE.value: self.persistence_mode,
+        }
+        value = values.get(control)
+        return None if value is None else [int(value)]
+
 
 @dataclass(frozen=True)
 class ExercisedGpu:

@@ -210,16 +210,12 @@ def _acquire(client: Client, gpu: GpuInfo, found: ControlValues) -> None:
         CommandError: It is not.
     """
     back = client.acquire(gpu.uuid, gpu.controls, together=True)[gpu.uuid]
-    readable = {
-        Control.POWER_LIMIT.value: found.power_limit_mw,
-        Control.PERSISTENCE_MODE.value: found.persistence_mode,
-    }
     for name, target in back.items():
-        holds = readable.get(name)
-        if holds is not None and [int(holds)] != list(target.value):
+        holds = found.of(name)
+        if holds is not None and holds != list(target.value):
             client.release(gpu.uuid)
             raise CommandError(
-                f"GPU {gpu.index} holds {name} {value_text(name, [int(holds)])}, and zeusd would "
+                f"GPU {gpu.index} holds {name} {value_text(name, holds)}, and zeusd would "
                 f"restore {value_text(name, target.value)}; run `zeusctl reset {gpu.index}` first",
                 Exit.FAILED,
                 "not_at_target",

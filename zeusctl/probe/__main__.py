@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from zeus_ipc import __version__
 from zeusctl.probe.driver import NoDriverError
-from zeusctl.probe.main import run
+from zeusctl.probe.main import finish, run
 from zeusctl.probe.options import ABOUT, OPTIONS
-from zeusctl.probe.page import lines
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -43,20 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = vars(command_line().parse_args(arguments))
     try:
         report = run(options, lambda text: print(text, file=sys.stderr, flush=True))
-        text = report.to_json()
-        Path(options["output"]).write_text(text + "\n", encoding="utf-8")
+        finish(report, options, options["json"], print)
     except (NoDriverError, ValueError) as error:
         print(f"zeusctl.probe: {error}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"zeusctl.probe: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
-    if options["json"]:
-        print(text)
-    else:
-        for line in lines(report):
-            print(line)
-        print(f"\nwrote {options['output']}; send it with a description of the machine")
     return 0
 
 

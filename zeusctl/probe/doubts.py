@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from zeusctl.probe.report import Doubt, ProbedGpu
+from zeusctl.probe.report import Doubt, ProbedGpu
 
 IDLE_W = 2.0
 """Power that every GPU draws at least."""
@@ -17,8 +15,6 @@ ABOVE_LIMIT = 1.5
 
 def find_doubts(gpu: ProbedGpu) -> list[Doubt]:
     """Yields all doubts about one GPU's answers."""
-    from zeusctl.probe.report import Doubt
-
     found = [*_limits(gpu), *_power(gpu), *_counter(gpu), *_rest(gpu)]
     return [Doubt(subject, text) for subject, text in found]
 
@@ -34,15 +30,12 @@ def _limits(gpu: ProbedGpu) -> Iterator[tuple[str, str]]:
     for name, value in (("default", limits.default_w), ("requested", limits.requested_w)):
         if value is not None and not low <= value <= high:
             yield "power limit", f"the {name} limit ({value:g} W) is outside {low:g} to {high:g} W"
-    if None not in (limits.enforced_w, limits.requested_w):
-        assert limits.enforced_w is not None
-        assert limits.requested_w is not None
-        if limits.enforced_w > limits.requested_w:
-            yield (
-                "power limit",
-                f"the limit in force ({limits.enforced_w:g} W) is above the requested one "
-                f"({limits.requested_w:g} W)",
-            )
+    enforced_w, requested_w = limits.enforced_w, limits.requested_w
+    if enforced_w is not None and requested_w is not None and enforced_w > requested_w:
+        yield (
+            "power limit",
+            f"the limit in force ({enforced_w:g} W) is above the requested one ({requested_w:g} W)",
+        )
 
 
 def _power(gpu: ProbedGpu) -> Iterator[tuple[str, str]]:
@@ -51,7 +44,6 @@ def _power(gpu: ProbedGpu) -> Iterator[tuple[str, str]]:
         return
     sensor = gpu.sensors[name]
     assert sensor.largest is not None
-    assert sensor.smallest is not None
     largest_w = gpu.power_limits.largest_w if gpu.power_limits else None
     if sensor.largest < IDLE_W * 1000:
         yield "power", f"{name} never exceeded {sensor.largest / 1000:g} W"
@@ -102,8 +94,6 @@ def _rest(gpu: ProbedGpu) -> Iterator[tuple[str, str]]:
         )
     if state.temperature_c is not None and not 0 < state.temperature_c < 120:
         yield "temperature", f"it is {state.temperature_c} C"
-    if None not in (state.memory_used_mib, gpu.memory_mib):
-        assert state.memory_used_mib is not None
-        assert gpu.memory_mib is not None
-        if state.memory_used_mib > gpu.memory_mib:
-            yield "memory", f"{state.memory_used_mib} of {gpu.memory_mib} MiB are in use"
+    used_mib, memory_mib = state.memory_used_mib, gpu.memory_mib
+    if used_mib is not None and memory_mib is not None and used_mib > memory_mib:
+        yield "memory", f"{used_mib} of {memory_mib} MiB are in use"

@@ -14,6 +14,7 @@ from zeusctl.probe.backend import AmdDriver, Driver, is_amd
 from zeusctl.probe.driver import CallError, NoDriverError
 from zeusctl.probe.load import Load, TorchLoad, torch_loads
 from zeusctl.probe.nvml import NvmlDriver
+from zeusctl.probe.page import lines
 from zeusctl.probe.report import ProbeReport
 from zeusctl.probe.run import Loads, ProbeTiming, probe
 
@@ -60,6 +61,24 @@ def run(options: Mapping[str, Any], say: Callable[[str], None]) -> ProbeReport:
         body = sandbox.inside(sandbox.unit_file(), library)
         report = replace(report, sandbox=sandbox.compare(report, body))
     return report
+
+
+def finish(
+    report: ProbeReport, options: Mapping[str, Any], as_json: bool, show: Callable[[str], None]
+) -> None:
+    """Writes the report, and shows it.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    text = report.to_json()
+    Path(options["output"]).write_text(text + "\n", encoding="utf-8")
+    if as_json:
+        show(text)
+        return
+    for line in lines(report):
+        show(line)
+    show(f"\nwrote {options['output']}; send it with a description of the machine")
 
 
 def _indices(text: str | None) -> list[int] | None:

@@ -18,7 +18,7 @@ from zeusctl.probe import report as reports
 from zeusctl.probe.backend import BackendGpu, Driver
 from zeusctl.probe.counter import compare_energy, find_resolution, window_errors
 from zeusctl.probe.doubts import find_doubts
-from zeusctl.probe.driver import IDENTITY, SENSORS, CallError, NoDriverError
+from zeusctl.probe.driver import IDENTITY, SENSORS, CallError, NoDriverError, Question
 from zeusctl.probe.load import Load, Wave
 from zeusctl.probe.period import date, find_period
 from zeusctl.probe.sampling import Latency, Series, sample, time_calls, time_together
@@ -112,12 +112,17 @@ def probe(
     if not opened and not unopened:
         raise NoDriverError("this node has no GPUs; check `nvidia-smi -L`")
     for index, probed in opened.items():
-        say(f"GPU {index}: latency of {len(_timed(probed))} calls")
-        probed.latency_alone = _time(driver, probed, plan.calls)
+        say(f"GPU {index}: latency of {len(probed.values)} calls")
+        probed.latency_alone = {
+            **time_calls(_timed(probed), driver.clock, plan.calls),
+            **time_calls(_timed(probed, slow=True), driver.clock, max(1, plan.calls // 10)),
+        }
     if len(opened) > 1:
         say(f"latency on all {len(opened)} GPUs at once")
-        _time_all(driver, opened, plan.calls)
+        timed = {index: _timed(probed) for index, probed in opened.items()}
+        latencies = time_together(timed, driver.clock, plan.calls)
         for index, probed in opened.items():
+            probed.latency_together = latencies[index]
             say(f"GPU {index}: sensors for {plan.alone_seconds:g} s")
             probed.alone = sample(
                 {index: probed.gpu}, {index: probed.sensors}, driver.clock, plan.alone_seconds
@@ -183,29 +188,9 @@ def _ask(gpu: BackendGpu, plan: ProbeTiming) -> _Probed:
     return _Probed(gpu, values, answers, sensors, {}, {}, {}, {})
 
 
-def _timed(probed: _Probed) -> dict[str, Any]:
-    return {
-        name: question for name, question in probed.gpu.questions.items() if name in probed.values
-    }
-
-
-def _time(driver: Driver, probed: _Probed, calls: int) -> dict[str, Latency | None]:
-    timed = _timed(probed)
-    fast = {name: one for name, one in timed.items() if name not in _SLOW}
-    slow = {name: one for name, one in timed.items() if name in _SLOW}
-    return {
-        **time_calls(fast, driver.clock, calls),
-        **time_calls(slow, driver.clock, max(1, calls // 10)),
-    }
-
-
-def _time_all(driver: Driver, opened: Mapping[int, _Probed], calls: int) -> None:
-    fast = {
-        index: {name: one for name, one in _timed(probed).items() if name not in _SLOW}
-        for index, probed in opened.items()
-    }
-    for index, latencies in time_together(fast, driver.clock, calls).items():
-        opened[index].latency_together = latencies
+def _timed(probed: _Probed, slow: bool = False) -> dict[str, Question]:
+    """The questions that were answered: the fast ones, or those of `_SLOW`."""
+    return {name: probed.gpu.questions[name] for name in probed.values if (name in _SLOW) == slow}
 
 
 def _load(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -156,14 +156,6 @@ def time_together(
     questions: Mapping[int, Mapping[str, Question]], clock: Clock, calls: int
 ) -> dict[int, dict[str, Latency | None]]:
     """How long each call takes while one thread per GPU makes calls."""
-    found: dict[int, dict[str, Latency | None]] = {}
-
-    def work(index: int) -> None:
-        found[index] = time_calls(questions[index], clock, calls)
-
-    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in questions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    with ThreadPoolExecutor(len(questions)) as pool:
+        found = pool.map(lambda one: time_calls(one, clock, calls), questions.values())
+        return dict(zip(questions, found, strict=True))
