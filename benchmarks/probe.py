@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.zeusctl.probe.stand_in import START_NS, StandInLoad, stand_in
 from zeusctl.probe.driver import Clock
-from zeusctl.probe.report import ProbedGpu, ProbeReport
 from zeusctl.probe.run import ProbeTiming, probe
 from zeusctl.probe.simulated import SimulatedDriver
 from zeusd.devices.simulated.models import DEVICES
+from zeusd.energy.probed.report import ProbedGpu, ProbeReport
 
 LIES: dict[str, dict[str, Any]] = {
     "counter 40 % too high": {"counter_permille": 1400},

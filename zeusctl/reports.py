@@ -636,7 +636,7 @@ REPORTS: dict[str, type[Report]] = {
 def schemas() -> dict[str, Callable[[], dict[str, Any]]]:
     """The class of each published JSON schema, including those of probe and exercise."""
     from zeusctl.exercise import report as exercise
-    from zeusctl.probe import report as probe
+    from zeusd.energy.probed import report as probe
 
     found = {name: kind.published for name, kind in REPORTS.items()}
     found["probe"] = partial(_of_dataclass, probe.ProbeReport, probe.SCHEMA)

@@ -15,8 +15,8 @@ from zeusctl.probe.driver import CallError, NoDriverError
 from zeusctl.probe.load import Load, TorchLoad, torch_loads
 from zeusctl.probe.nvml import NvmlDriver
 from zeusctl.probe.page import lines
-from zeusctl.probe.report import ProbeReport
 from zeusctl.probe.run import Loads, ProbeTiming, probe
+from zeusd.energy.probed.report import ProbeReport
 
 
 def run(options: Mapping[str, Any], say: Callable[[str], None]) -> ProbeReport:

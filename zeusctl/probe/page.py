@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from zeusctl.probe.compare import compare, model_of
+from zeusd.energy.probed.compare import compare, model_of
 
 if TYPE_CHECKING:
-    from zeusctl.probe.period import UpdatePeriod
-    from zeusctl.probe.report import ProbedGpu, ProbeReport
+    from zeusd.energy.probed.period import UpdatePeriod
+    from zeusd.energy.probed.report import ProbedGpu, ProbeReport
 
 _LATENCIES = (
     *("power_usage_mw", "power_instant_mw", "energy_counter_mj", "temperature_c"),

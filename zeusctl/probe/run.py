@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from zeus_ipc._version import __version__
-from zeusctl.probe import report as reports
 from zeusctl.probe.backend import BackendGpu, Driver
-from zeusctl.probe.counter import compare_energy, find_resolution, window_errors
-from zeusctl.probe.doubts import find_doubts
 from zeusctl.probe.driver import IDENTITY, SENSORS, CallError, NoDriverError, Question
 from zeusctl.probe.load import Load, Wave
-from zeusctl.probe.period import date, find_period
-from zeusctl.probe.sampling import Latency, Series, sample, time_calls, time_together
-from zeusctl.probe.visible import VisibleWindow, find_window
+from zeusctl.probe.sampling import sample, time_calls, time_together
+from zeusd.energy.probed import report as reports
+from zeusd.energy.probed.counter import compare_energy, find_resolution, window_errors
+from zeusd.energy.probed.doubts import find_doubts
+from zeusd.energy.probed.period import date, find_period
+from zeusd.energy.probed.report import Latency
+from zeusd.energy.probed.series import Series
+from zeusd.energy.probed.window import VisibleWindow, find_window
 
 Loads = Callable[[int], Load | None]
 """Makes a load on a GPU, by index; None: no load."""

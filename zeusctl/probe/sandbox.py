@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zeusctl.probe.driver import NoDriverError
-from zeusctl.probe.report import ProbeReport, from_json
+from zeusd.energy.probed.report import ProbeReport, from_json
 
 SHORT = ("--seconds", "1", "--alone", "0.2", "--calls", "3", "--no-load", "--json")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import TypeAdapter
 
-from zeusctl.probe.report import ProbeReport, from_json
+from zeusd.energy.probed.report import ProbeReport, from_json
 
 
 def read(text: str) -> ProbeReport:

@@ -17,8 +17,8 @@ import pytest
 from tests.fake_nvml.double import NvmlDouble
 from zeusctl.probe.driver import Clock
 from zeusctl.probe.nvml import NvmlDriver
-from zeusctl.probe.report import ProbeReport
 from zeusctl.probe.run import ProbeTiming, probe
+from zeusd.energy.probed.report import ProbeReport
 
 START_NS = 5_000_000_000_000
 LOAD_MW, IDLE_MW = 220_000, 60_000

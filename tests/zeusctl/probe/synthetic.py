@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from zeusctl.probe.sampling import Series
+from zeusd.energy.probed.series import Series
 
 MS = 1_000_000
 

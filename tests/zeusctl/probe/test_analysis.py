@@ -13,10 +13,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.zeusctl.probe.synthetic import MS, boxcar, polls, read, ticks
-from zeusctl.probe.counter import compare_energy, find_resolution, window_errors
-from zeusctl.probe.period import find_period
-from zeusctl.probe.sampling import Series, summarize
-from zeusctl.probe.visible import VisibleWindow, find_window
+from zeusctl.probe.sampling import summarize
+from zeusd.energy.probed.counter import compare_energy, find_resolution, window_errors
+from zeusd.energy.probed.period import find_period
+from zeusd.energy.probed.series import Series
+from zeusd.energy.probed.window import VisibleWindow, find_window
 
 SEEDS = (101, 102, 103)
 

@@ -16,12 +16,12 @@ from tests.zeusctl.probe.parsed import read
 from tests.zeusctl.probe.ship import HARDWARE
 from tests.zeusctl.probe.stand_in import probed
 from tests.zeusctl.probe.test_stand_in import ODD
-from zeusctl.probe.compare import compare, model_of
-from zeusctl.probe.report import ProbedGpu, ProbeReport
 from zeusctl.probe.run import ProbeTiming, probe
 from zeusctl.probe.simulated import SimulatedDriver
 from zeusd.devices.simulated.models import DEVICES
 from zeusd.devices.simulated.spec import parse_spec
+from zeusd.energy.probed.compare import compare, model_of
+from zeusd.energy.probed.report import ProbedGpu, ProbeReport
 
 SHIPPED = sorted(HARDWARE.rglob("*.json"))
 SHORT = ProbeTiming(seconds=8, calls=1, load_scale=0.5)

@@ -18,7 +18,7 @@ from zeusctl.probe.driver import NoDriverError
 from zeusctl.probe.main import run
 from zeusctl.probe.options import OPTIONS
 from zeusctl.probe.page import lines
-from zeusctl.probe.report import from_json
+from zeusd.energy.probed.report import from_json
 
 nvml_double = fixtures.nvml_double
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from zeusctl.probe.compare import compare, model_of
 from zeusctl.probe.page import lines
-from zeusctl.probe.report import ProbeReport
 from zeusctl.probe.run import ProbeTiming, probe
 from zeusctl.probe.simulated import SimulatedDriver
 from zeusd.devices.simulated.models import DEVICES
+from zeusd.energy.probed.compare import compare, model_of
+from zeusd.energy.probed.report import ProbeReport
 
 SHORT = ProbeTiming(seconds=6, alone_seconds=2, calls=1, load_scale=0.4)
 

@@ -14,11 +14,11 @@ import pytest
 from tests.fake_nvml.double import H100
 from tests.zeusctl.probe.parsed import read
 from tests.zeusctl.probe.stand_in import START_NS, probed, stand_in
-from zeusctl.probe.compare import compare
 from zeusctl.probe.driver import CallError, Clock
 from zeusctl.probe.page import lines
 from zeusctl.probe.run import ProbeTiming, probe
 from zeusd.devices.simulated.models import DEVICES
+from zeusd.energy.probed.compare import compare
 
 SHORT = ProbeTiming(seconds=8, alone_seconds=2, calls=20, load_scale=0.4)
 

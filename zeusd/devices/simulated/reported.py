@@ -6,21 +6,16 @@ product of the same name in the table, or else from the newest one of the same a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zeusd.devices.simulated.models import DEVICES, DeviceModel, Sensor
-
-SCHEMA = "zeusctl.probe/1"
+from zeusd.energy.probed.report import COUNTERS, POWERS, from_json
 
 ALL_SEEN = 0.95
 """A window of a larger share of the update period counts as the whole period."""
-
-_POWERS = ("power_instant_mw", "module_power_instant_mw", "power_usage_mw")
-_COUNTERS = ("energy_field_mj", "energy_counter_mj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +40,11 @@ def read_report(path: str) -> list[ReportedGpu]:
         ValueError: The file cannot be read or is not a report; the message says which.
     """
     try:
-        body = json.loads(Path(path).read_text(encoding="utf-8"))
+        body = from_json(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"cannot read the report {path}: {error.strerror or error}") from None
-    except ValueError:
-        raise ValueError(f"{path} is not a report of `zeusctl probe`: it is not JSON") from None
-    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
-        raise ValueError(f"{path} is not a report of `zeusctl probe`: its schema is not {SCHEMA}")
+    except ValueError as error:
+        raise ValueError(f"{path} is not a report of `zeusctl probe`: {error}") from None
     try:
         driver = str(body["software"]["driver"])
         found = [_gpu(one, driver) for one in body["gpus"]]
@@ -70,8 +63,8 @@ def _gpu(gpu: Mapping[str, Any], driver: str) -> ReportedGpu:
     clocks = clocks or {mhz: like.clocks_at(mhz) for mhz in like.memory_clocks_mhz}
     memory = tuple(sorted(clocks, reverse=True))
     sensors = gpu["sensors"]
-    power = next((one for one in _POWERS if one in sensors), None)
-    counter = next((one for one in _COUNTERS if one in sensors), None)
+    power = next((one for one in POWERS if one in sensors), None)
+    counter = next((one for one in COUNTERS if one in sensors), None)
     model = replace(
         like,
         key=like.key if name == like.name else "report",

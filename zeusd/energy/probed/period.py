@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zeusctl.probe.sampling import Change
+from zeusd.energy.probed.series import Change
 
 MS = 1e6
 

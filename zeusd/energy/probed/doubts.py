@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zeusctl.probe.report import Doubt, ProbedGpu
+from zeusd.energy.probed.report import Doubt, ProbedGpu
 
 IDLE_W = 2.0
 """Power that every GPU draws at least."""

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zeusctl.probe.sampling import Series
-from zeusctl.probe.visible import VisibleWindow
+from zeusd.energy.probed.series import Series
+from zeusd.energy.probed.window import VisibleWindow
 
 SAME_SCOPE = 0.1
 """If counter and power differ by more than this share, they measure different parts of the

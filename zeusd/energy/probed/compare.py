@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from zeusd.devices.simulated.models import DEVICES, DeviceModel
 
 if TYPE_CHECKING:
-    from zeusctl.probe.report import ProbedGpu
+    from zeusd.energy.probed.report import ProbedGpu
 
 Verdict = Literal["ok", "differs", "not supported", "not known"]
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from zeusctl.probe.counter import CounterEnergy, WindowError
-from zeusctl.probe.period import UpdatePeriod
-from zeusctl.probe.sampling import Latency
-from zeusctl.probe.visible import VisibleWindow
+from zeusd.energy.probed.counter import CounterEnergy, WindowError
+from zeusd.energy.probed.period import UpdatePeriod
+from zeusd.energy.probed.window import VisibleWindow
 
 SCHEMA = "zeusctl.probe/1"
 
@@ -100,6 +99,16 @@ class State:
     throttle_reasons: int | None
     utilization_percent: int | None
     memory_used_mib: int | None
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How long one call took, over `calls` calls; microseconds."""
+
+    p50_us: float
+    p99_us: float
+    max_us: float
+    calls: int
 
 
 @dataclass(frozen=True)
@@ -258,14 +267,14 @@ def from_json(text: str) -> dict[str, Any]:
     """Reads a report that someone sent, as plain data.
 
     Raises:
-        ValueError: It is not a report; the message says so.
+        ValueError: It is not a report; the message says why.
     """
     try:
         body = json.loads(text)
     except ValueError:
-        raise ValueError("this is not JSON") from None
+        raise ValueError("it is not JSON") from None
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:
-        raise ValueError(f"this is not a report of `zeusctl probe`: its schema is not {SCHEMA}")
+        raise ValueError(f"its schema is not {SCHEMA}")
     return body
 
 
