@@ -8,6 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
+MEAN_POINTS = 256
+"""Most points of a mean of profiles, about evenly taken from all."""
+
+
 @dataclass(frozen=True)
 class Profile:
     """Relative progress of a job by its GPUs' power limit.
@@ -81,6 +85,7 @@ def mean(profiles: Iterable[Profile]) -> Profile | None:
     if not known:
         return None
     limits = sorted({limit for profile in known for limit in profile.limits_mw})
+    limits = [*limits[: -1 : 1 + len(limits) // MEAN_POINTS], limits[-1]]
     sums = [sum(profile.at(limit) for profile in known) / len(known) for limit in limits]
     return Profile(tuple(limits), tuple(monotone(sums)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 from binascii import crc32
@@ -26,6 +27,12 @@ MAX_SHARED = 2 << 20
 
 MAX_NAME = 200
 """Most characters of a job's name that are kept."""
+
+MAX_WORKS = 256
+"""Most jobs of a node, and most points of a job's profile."""
+
+MAX_REPORTED = 2**61
+"""Largest number and epoch of a heartbeat. Those of plans go on from it, and may be larger."""
 
 MAX_TIME_S = 2.5e11
 """Latest time of an event, in the year 9892."""
@@ -55,7 +62,9 @@ def heartbeat_from(data: bytes) -> Heartbeat:
         number, (epoch, *powers_mw) = data[:DIGITS], parse(data[DIGITS:])
         if len(number) != DIGITS or not number.isdigit():
             raise Malformed("it has no number")
-        return Heartbeat(int(number), _whole(epoch, -1, 2**62), *map(_mw, powers_mw))
+        beat = Heartbeat(int(number), _whole(epoch, -1, MAX_REPORTED), *map(_mw, powers_mw))
+        _whole(beat.number, 0, MAX_REPORTED)
+        return beat
 
 
 def works_bytes(works: Iterable[Work]) -> bytes:
@@ -82,7 +91,10 @@ def works_from(data: bytes) -> tuple[Work, ...]:
         Malformed: It is not a result of `works_bytes`.
     """
     with _reading("the work of a node"):
-        return tuple(_work_of(row) for row in parse(data))
+        rows = parse(data)
+        if len(rows) > MAX_WORKS:
+            raise Malformed(f"it has more than {MAX_WORKS} jobs")
+        return tuple(_work_of(row) for row in rows)
 
 
 def _work_of(row: dict[str, Any]) -> Work:
@@ -107,7 +119,9 @@ def profile_of(limits_mw: Iterable[int], progress: Iterable[float]) -> Profile |
     If a higher limit has less progress, which is noise, both get their mean.
     """
     try:
-        rates = monotone(map(float, progress))
+        rates = monotone(map(float, itertools.islice(progress, MAX_WORKS + 1)))
+        if len(rates) > MAX_WORKS:
+            return None
         if not all(map(math.isfinite, rates)):
             return None
         return Profile(tuple(map(_mw, limits_mw)), tuple(rate / rates[-1] for rate in rates))

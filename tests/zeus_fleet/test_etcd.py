@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import os
 import re
 import subprocess
@@ -132,6 +133,11 @@ POISON = {
     "digits of another script": "٧".encode() * 10 + b"[0,0,0,0,0,0,0]",
     "no UTF-8": NUMBER + b'[0,0,0,0,0,0,"\xff"]',
     "half a surrogate": rb'[{"job":"\ud800","kind":"","gpus":[0],"min_mw":1,"max_mw":2}]',
+    "the last number": b"9" * 20 + b"[0,0,0,0,0,0,0]",
+    "the last epoch of a plan": NUMBER + b"[%d,0,1,1,1,0,0]" % 2**62,
+    "thousands of jobs": json.dumps(
+        [{"job": f"{n}", "kind": "", "gpus": [n], "min_mw": 1, "max_mw": 2} for n in range(3000)]
+    ).encode(),
     "above all numbers": b"~",
 }
 

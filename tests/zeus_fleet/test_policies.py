@@ -11,7 +11,7 @@ import pytest
 from tests.seeds import fresh
 from zeus_fleet.levels import level, level_by_want
 from zeus_fleet.policies import POLICIES, Job, busy, max_min, uniform, water_filling
-from zeus_fleet.profiles import Profile, mean, monotone
+from zeus_fleet.profiles import MEAN_POINTS, Profile, mean, monotone
 
 LOW, HIGH = 100_000, 300_000
 LIMITS = tuple(range(LOW, HIGH + 1, 25_000))
@@ -209,6 +209,13 @@ def test_a_profile_is_read_both_ways() -> None:
     assert both is not None
     assert both.progress == pytest.approx((0.5, 0.75, 1.0))
     assert mean([]) is None
+    many = [Profile((100 + n, 5000 + n, 9000 + n), (0.5, 0.9, 1.0)) for n in range(3000)]
+    found = mean(many)
+    assert found is not None
+    assert len(found.limits_mw) <= MEAN_POINTS + 1, "what one node reports costs not its square"
+    assert (found.limits_mw[0], found.limits_mw[-1], found.progress[-1]) == (100, 11_999, 1.0)
+    exact = sum(one.at(6_500) for one in many) / len(many)
+    assert found.at(6_500) == pytest.approx(exact, abs=0.001)
 
 
 @pytest.mark.parametrize(
