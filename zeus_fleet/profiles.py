@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-
 MEAN_POINTS = 256
 """Most points of a mean of profiles, about evenly taken from all."""
 

@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from socketserver import ThreadingMixIn
@@ -32,7 +33,8 @@ TIMEOUT_S = 5.0
 
 MOST_CONNECTIONS = 32
 LEAST_S = 1.0
-"""A connection this old is ended where a new one would be too many."""
+"""Where a new connection would be too many, one this old is ended, or any one of a host that has
+more than the new one's."""
 
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -85,7 +87,8 @@ class _Handler(WSGIRequestHandler):
 class WebServer(ThreadingMixIn, WSGIServer):
     """Serves a WSGI application, with a bounded number of connections, each on its thread.
 
-    Slow clients delay nobody: beyond the bound, the oldest connection makes room.
+    Slow clients delay nobody: beyond the bound, the oldest connection of the host with most makes
+    room.
 
     Args:
         host: The address to listen on.
@@ -101,7 +104,7 @@ class WebServer(ThreadingMixIn, WSGIServer):
 
     def __init__(self, host: str, port: int, app: App) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._open: dict[socket.socket, float] = {}
+        self._open: dict[socket.socket, tuple[float, bytes]] = {}
         self._guard = threading.Lock()
         super().__init__((host, port), _Handler)
         self.set_app(self._answer)
@@ -124,17 +127,18 @@ class WebServer(ThreadingMixIn, WSGIServer):
 
     @override
     def process_request(self, request: Any, client_address: Any) -> None:
-        now_s = time.monotonic()
+        now_s, host = time.monotonic(), _host(client_address[0])
         with self._guard:
-            full = len(self._open) >= MOST_CONNECTIONS
-            oldest = min(self._open, key=self._open.__getitem__) if full else None
-            if oldest is not None and now_s - self._open[oldest] < LEAST_S:
-                self.shutdown_request(request)
-                return
-            if oldest is not None:
+            if len(self._open) >= MOST_CONNECTIONS:
+                counts = Counter(one for _, one in self._open.values())
+                ((most, count),) = counts.most_common(1)
+                oldest = next(one for one, (_, its) in self._open.items() if its == most)
+                if count <= counts[host] + 1 and now_s - self._open[oldest][0] < LEAST_S:
+                    self.shutdown_request(request)
+                    return
                 del self._open[oldest]
                 _end(oldest)
-            self._open[request] = now_s
+            self._open[request] = now_s, host
         super().process_request(request, client_address)
 
     @override
@@ -148,6 +152,12 @@ class WebServer(ThreadingMixIn, WSGIServer):
     @override
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is nobody's trouble."""
+
+
+def _host(address: str) -> bytes:
+    """What one host cannot have several of: this machine has all of 127.0.0.0/8, others a /64."""
+    packed = ipaddress.ip_address(address.partition("%")[0]).packed
+    return packed[:8] if len(packed) > 4 else packed[:1] if packed[0] == 127 else packed
 
 
 def _end(connection: socket.socket) -> None:

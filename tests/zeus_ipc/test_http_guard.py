@@ -98,6 +98,25 @@ def test_slow_clients_hold_a_bounded_number_of_threads_and_delay_nobody(
         one.close()
 
 
+def test_a_host_with_many_connections_refuses_those_of_others_nothing(
+    server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Young or old: a scrape of another host is answered."""
+    monkeypatch.setattr(http_guard, "LEAST_S", 3600.0)
+    held = [
+        socket.create_connection(
+            ("127.0.0.1", server.server_port), source_address=(f"127.0.{number}.9", 0)
+        )
+        for number in range(2 * MOST_CONNECTIONS)
+    ]
+    held[-1].settimeout(10)
+    assert held[-1].recv(1) == b"", "its own are refused"
+    monkeypatch.setattr(http_guard, "_host", lambda address: b"another")
+    assert get(server) == (200, "/metrics")
+    for one in held:
+        one.close()
+
+
 def test_a_new_client_never_ends_one_that_has_just_come(server: WebServer) -> None:
     held = [
         socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(MOST_CONNECTIONS)

@@ -113,7 +113,8 @@ class AuditLog:
         self._records[record.number] = record
         self._numbers[record.uid].append(record.number)
         if len(self._records) > KEPT:
-            most = max(self._numbers.values(), key=len)
+            some = (one for one in self._numbers.values() if one)
+            most = max(some, key=lambda one: (len(one), -one[0]))
             del self._records[most.popleft()]
 
     def _follow(self, t_ns: int, event: str, where: tuple[str | None, str | None]) -> None:
