@@ -12,11 +12,13 @@ from collections.abc import Sequence
 import msgpack
 
 from zeus.serving.wire import (
-    pack_arrival,
-    pack_batches,
-    pack_finish,
-    pack_owner,
-    pack_step,
+    Arrival,
+    Batch,
+    EngineStep,
+    Finish,
+    Message,
+    Owner,
+    pack,
     socket_paths,
 )
 
@@ -84,22 +86,9 @@ class Recorder:
         """Sends a step; arguments as for `Ledger.step`, instants of CLOCK_MONOTONIC."""
         self._pack_batch()
         self._number += 1
-        try:
-            self._send(
-                pack_step(
-                    self._engine,
-                    self._number,
-                    begin_ns,
-                    end_ns,
-                    ids,
-                    prefill,
-                    tokens,
-                    context,
-                    self._pack,
-                )
-            )
-        except Exception as error:  # noqa: BLE001 - never raise into the engine
-            self._fail(error)
+        self._send(
+            EngineStep(self._engine, self._number, begin_ns, end_ns, ids, prefill, tokens, context)
+        )
 
     def batch(
         self,
@@ -155,12 +144,7 @@ class Recorder:
         self._instants = []
         count = len(instants) // 2
         first = self._number - count + 1
-        try:
-            self._held.append(
-                pack_batches(self._engine, first, instants, *self._batch, self._ahead, self._pack)
-            )
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail(error)
+        self._add(Batch(self._engine, first, instants, *self._batch, self._ahead))
         self._ahead += count
 
     def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:
@@ -172,26 +156,15 @@ class Recorder:
             prompt: Tokens of its prompt, including cached ones.
             trace: Its `traceparent` of W3C Trace Context; empty: it is not traced.
         """
-        self._pack_batch()
-        try:
-            self._send(pack_arrival(self._engine, request, at_ns, prompt, trace, self._pack))
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail(error)
+        self._send(Arrival(self._engine, request, at_ns, prompt, trace))
 
     def finish(self, request: str, tenant: str = "") -> None:
         """Sends the end of a request."""
-        self._pack_batch()
-        try:
-            self._send(pack_finish(self._engine, request, tenant, self._pack))
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail(error)
+        self._send(Finish(self._engine, request, tenant))
 
     def owner(self, request: str, tenant: str) -> None:
         """Sends the tenant of a request, from a process that does not know its steps."""
-        try:
-            self._send(pack_owner(request, tenant))
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail(error)
+        self._send(Owner(request, tenant))
 
     def close(self) -> None:
         """Sends the collected messages, and nothing after that."""
@@ -200,10 +173,17 @@ class Recorder:
         for one in self._listeners:
             one.disconnect()
 
-    def _send(self, data: bytes) -> None:
-        self._held.append(data)
+    def _send(self, message: Message) -> None:
+        self._pack_batch()
+        self._add(message)
         if not self._hold or len(self._held) >= MOST_HELD:
             self.flush()
+
+    def _add(self, message: Message | Batch) -> None:
+        try:
+            self._held.append(pack(message, self._pack))
+        except Exception as error:  # noqa: BLE001 - never raise into the engine
+            self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         self._unsent += 1

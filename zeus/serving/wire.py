@@ -1,20 +1,20 @@
 """Messages from an engine's process to the ledger's process, in packets of msgpack.
 
 An engine must not wait, so a message is sent or dropped. Steps are numbered: a gap shows how many
-were dropped, and when.
+were dropped, and when. A message is an array of its kind's letter and its fields; further fields,
+of newer senders, are ignored.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from operator import lt, sub
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import msgpack
+from pydantic import ConfigDict, Field, NonNegativeInt, Strict, TypeAdapter
 
 from zeus_ipc.errors import RequestRejected
 
@@ -37,8 +37,10 @@ def socket_paths() -> list[str]:
     return [one for one in named if one] or [DEFAULT_SOCKET]
 
 
-@dataclass(frozen=True)
-class EngineStep:
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class EngineStep(NamedTuple):
     """A step of one engine.
 
     Attributes:
@@ -56,13 +58,12 @@ class EngineStep:
     begin_ns: int
     end_ns: int
     ids: Sequence[str]
-    prefill: Sequence[bool]
-    tokens: Sequence[float]
-    context: Sequence[float]
+    prefill: Sequence[Annotated[bool, Strict(False)]]
+    tokens: Sequence[Amount]
+    context: Sequence[Amount]
 
 
-@dataclass(frozen=True)
-class Arrival:
+class Arrival(NamedTuple):
     """The arrival of a request.
 
     Attributes:
@@ -76,12 +77,11 @@ class Arrival:
     engine: str
     request: str
     at_ns: int
-    prompt: int
+    prompt: NonNegativeInt
     trace: str = ""
 
 
-@dataclass(frozen=True)
-class Finish:
+class Finish(NamedTuple):
     """The end of a request."""
 
     engine: str
@@ -89,52 +89,17 @@ class Finish:
     tenant: str = ""
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(NamedTuple):
     """The tenant of a request, from the front end, which does not know the engine."""
 
     request: str
     tenant: str
 
 
-Message = EngineStep | Arrival | Finish | Owner
+class Batch(NamedTuple):
+    """Steps of the same requests, without data that the receiver can derive.
 
-
-def pack_step(
-    engine: str,
-    number: int,
-    begin_ns: int,
-    end_ns: int,
-    ids: Sequence[str],
-    prefill: Sequence[bool],
-    tokens: Sequence[float],
-    context: Sequence[float],
-    pack: Pack = msgpack.packb,
-) -> bytes:
-    """A step as bytes."""
-    found: bytes = pack(("s", engine, number, begin_ns, end_ns, ids, prefill, tokens, context))
-    return found
-
-
-def pack_request(request: str, prompt: int, pack: Pack = msgpack.packb) -> bytes:
-    """A request of a batch, and the tokens of its prompt: packed once for many batches."""
-    found: bytes = pack(request) + pack(prompt)
-    return found
-
-
-def pack_batches(
-    engine: str,
-    number: int,
-    instants: Sequence[int],
-    roster: bytes,
-    tokens: Sequence[int],
-    computed: Sequence[int],
-    ahead: int = 0,
-    pack: Pack = msgpack.packb,
-) -> bytes:
-    """Steps of the same requests as bytes, without data that the receiver can derive.
-
-    Args:
+    Attributes:
         engine: See `EngineStep`.
         number: Number of the first step.
         instants: Start and end of each step, alternating, CLOCK_MONOTONIC.
@@ -143,37 +108,40 @@ def pack_batches(
         computed: Tokens of each request that are computed by the end of a first step.
         ahead: How many steps after that one these start.
     """
-    found: bytes = pack(("b", engine, number, instants, roster, tokens, computed, ahead))
-    return found
+
+    engine: str
+    number: int
+    instants: Annotated[Sequence[int], Field(min_length=2, max_length=2 * MOST_STEPS)]
+    roster: bytes
+    tokens: Sequence[NonNegativeInt]
+    computed: Sequence[NonNegativeInt]
+    ahead: NonNegativeInt = 0
 
 
-def pack_finish(engine: str, request: str, tenant: str = "", pack: Pack = msgpack.packb) -> bytes:
-    """The end of a request as bytes."""
-    found: bytes = pack(("f", engine, request, tenant))
-    return found
+Message = EngineStep | Arrival | Finish | Owner
+
+_KINDS: dict[str, type[Message | Batch]] = {
+    "a": Arrival,
+    "b": Batch,
+    "f": Finish,
+    "o": Owner,
+    "s": EngineStep,
+}
+_LETTERS = {kind: letter for letter, kind in _KINDS.items()}
 
 
-def pack_arrival(
-    engine: str,
-    request: str,
-    at_ns: int,
-    prompt: int,
-    trace: str = "",
-    pack: Pack = msgpack.packb,
-) -> bytes:
-    """The arrival of a request as bytes."""
-    found: bytes = pack(("a", engine, request, at_ns, prompt, trace))
-    return found
+def pack(message: Message | Batch, packer: Pack = msgpack.packb) -> bytes:
+    """A message as bytes."""
+    return packer((_LETTERS[type(message)], *message))
 
 
-def pack_owner(request: str, tenant: str) -> bytes:
-    """The owner of a request as bytes."""
-    found: bytes = msgpack.packb(("o", request, tenant))
-    return found
+def pack_request(request: str, prompt: int, packer: Pack = msgpack.packb) -> bytes:
+    """A request of a batch, and the tokens of its prompt: packed once for many batches."""
+    return packer(request) + packer(prompt)
 
 
 def unpack(data: bytes) -> list[Message]:
-    """Yields the messages of a packet.
+    """The messages of a packet; those of a batch are its steps.
 
     Raises:
         RequestRejected: Part of it is not valid.
@@ -183,47 +151,51 @@ def unpack(data: bytes) -> list[Message]:
     try:
         unpacker.feed(data)
         while not found or unpacker.tell() < len(data):
-            kind, *rest = unpacker.unpack()
-            found += _MESSAGES[kind](rest)
+            letter, *fields = unpacker.unpack()
+            known = len(_KINDS[letter]._fields)
+            message = _adapter(letter).validate_python(fields[:known])
+            found += _steps(message) if isinstance(message, Batch) else [_checked(message)]
         return found
     except (ValueError, TypeError, LookupError, msgpack.UnpackException):
         raise RequestRejected("this is not a message about a step or a request") from None
 
 
-def _finish(rest: list[Any]) -> list[Message]:
-    return [Finish(*(_text(one) for one in rest[:3]))]
+@lru_cache
+def _adapter(letter: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_KINDS[letter], config=ConfigDict(strict=True))
 
 
-def _owner(rest: list[Any]) -> list[Message]:
-    return [Owner(_text(rest[0]), _text(rest[1]))]
+def _checked(message: Message) -> Message:
+    if isinstance(message, EngineStep):
+        _, _, begin_ns, end_ns, ids, *rows = message
+        if begin_ns > end_ns or {len(set(ids)), *map(len, rows)} != {len(ids)}:
+            raise ValueError
+    return message
 
 
-def _arrival(rest: list[Any]) -> list[Message]:
-    engine, request, at_ns, prompt, trace = rest[:5]
-    if not isinstance(at_ns, int) or not isinstance(prompt, int) or prompt < 0:
+def _steps(batch: Batch) -> Iterator[EngineStep]:
+    names, prompts = _roster(batch.roster)
+    begins, ends = batch.instants[::2], batch.instants[1::2]
+    context = [one + batch.ahead for one in map(sub, batch.computed, batch.tokens)]
+    if not len(names) == len(batch.tokens) == len(batch.computed) or min(context, default=0) < 0:
         raise ValueError
-    return [Arrival(_text(engine), _text(request), at_ns, prompt, _text(trace))]
-
-
-def _batches(rest: list[Any]) -> list[Message]:
-    engine, number, instants, roster, tokens, computed, ahead = rest[:7]
-    names, prompts = _roster(roster)
-    if not len(names) == len(tokens) == len(computed) or not isinstance(ahead, int):
+    if len(begins) + batch.ahead > 1 and any(one != 1 for one in batch.tokens):
         raise ValueError
-    count = len(instants) // 2
-    if len(instants) != 2 * count or not 0 < count <= MOST_STEPS or ahead < 0:
-        raise ValueError
-    if count + ahead > 1 and any(one != 1 for one in tokens):
-        raise ValueError
-    found: list[Message] = []
-    context = [one + ahead for one in map(sub, computed, tokens)]
-    for position in range(count):
-        begin_ns, end_ns = instants[2 * position : 2 * position + 2]
+    for position, (begin_ns, end_ns) in enumerate(zip(begins, ends, strict=True)):
+        if begin_ns > end_ns:
+            raise ValueError
         prefill = list(map(lt, context, prompts))
-        where = (engine, number + position, begin_ns, end_ns)
-        found += _step([*where, names, prefill, tokens, context])
+        yield EngineStep(
+            batch.engine,
+            batch.number + position,
+            begin_ns,
+            end_ns,
+            names,
+            prefill,
+            batch.tokens,
+            context,
+        )
         context = [one + 1 for one in context]
-    return found
 
 
 @lru_cache(maxsize=64)
@@ -232,37 +204,9 @@ def _roster(data: bytes) -> tuple[list[str], list[int]]:
     unpacker = msgpack.Unpacker()
     unpacker.feed(data)
     found = list(unpacker)
-    if len(found) % 2:
+    names, prompts = found[::2], found[1::2]
+    if not len(set(names)) == len(names) == len(prompts):
         raise ValueError
-    return found[::2], found[1::2]
-
-
-def _step(rest: list[Any]) -> list[Message]:
-    engine, number, begin_ns, end_ns, ids, prefill, tokens, context = rest[:8]
-    if not all(isinstance(one, int) for one in (number, begin_ns, end_ns)):
-        raise ValueError
-    if not len(ids) == len(prefill) == len(tokens) == len(context) or begin_ns > end_ns:
-        raise ValueError
-    if not all(0 <= one < math.inf for one in (*tokens, *context)):
-        raise ValueError
-    names = [_text(one) for one in ids]
-    if len(set(names)) != len(names):
-        raise ValueError
-    flags = [bool(one) for one in prefill]
-    where = _text(engine), number, begin_ns, end_ns
-    return [EngineStep(*where, names, flags, tokens, context)]
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
+    if {*map(type, names)} - {str} or {*map(type, prompts)} - {int}:
         raise TypeError
-    return value
-
-
-_MESSAGES: dict[str, Callable[[list[Any]], list[Message]]] = {
-    "a": _arrival,
-    "b": _batches,
-    "f": _finish,
-    "o": _owner,
-    "s": _step,
-}
+    return names, prompts

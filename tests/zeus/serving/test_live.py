@@ -38,15 +38,12 @@ from zeus.serving.service import Service
 from zeus.serving.web import Web
 from zeus.serving.wire import (
     Arrival,
+    Batch,
     EngineStep,
     Finish,
     Owner,
-    pack_arrival,
-    pack_batches,
-    pack_finish,
-    pack_owner,
+    pack,
     pack_request,
-    pack_step,
     unpack,
 )
 from zeus_ipc.errors import RequestRejected
@@ -58,18 +55,18 @@ MS = 10**6
 
 
 def test_messages_survive_the_wire():
-    (step,) = unpack(pack_step("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9]))
+    (step,) = unpack(pack(EngineStep("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9])))
 
     assert step == EngineStep("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9])
     roster = pack_request("a", 5) + pack_request("b", 7)
-    assert unpack(pack_batches("1", 7, [10, 20], roster, [5, 1], [5, 10])) == [step]
-    assert unpack(pack_batches("1", 8, [10, 20, 20, 30], roster, [1, 1], [4, 9], 1)) == [
+    assert unpack(pack(Batch("1", 7, [10, 20], roster, [5, 1], [5, 10]))) == [step]
+    assert unpack(pack(Batch("1", 8, [10, 20, 20, 30], roster, [1, 1], [4, 9], 1))) == [
         EngineStep("1", 8, 10, 20, ["a", "b"], [True, False], [1, 1], [4, 9]),
         EngineStep("1", 9, 20, 30, ["a", "b"], [False, False], [1, 1], [5, 10]),
     ]
-    assert unpack(pack_finish("1", "a", "x")) == [Finish("1", "a", "x")]
-    assert unpack(pack_arrival("1", "a", 5, 9, "00-1")) == [Arrival("1", "a", 5, 9, "00-1")]
-    assert unpack(pack_owner("a", "x")) == [Owner("a", "x")]
+    assert unpack(pack(Finish("1", "a", "x"))) == [Finish("1", "a", "x")]
+    assert unpack(pack(Arrival("1", "a", 5, 9, "00-1"))) == [Arrival("1", "a", 5, 9, "00-1")]
+    assert unpack(pack(Owner("a", "x"))) == [Owner("a", "x")]
 
 
 @pytest.mark.parametrize(
@@ -77,28 +74,31 @@ def test_messages_survive_the_wire():
     [
         b"",
         b"\xff" * 40,
-        pack_finish("1", "a") + b"\x93",
-        pack_finish("1", "a") + pack_finish("1", 5),
-        pack_step("1", 7, 30, 20, [], [], [], []),
-        pack_step("1", 7, 10, 20, ["a"], [True], [-1], [0]),
-        pack_step("1", 7, 10, 20, ["a"], [True], [math.nan], [0]),
-        pack_step("1", 7, 10, 20, ["a", "a"], [True] * 2, [1] * 2, [0] * 2),
-        pack_step("1", 7, 10, 20, ["a"], [True], [1, 2], [0]),
-        pack_step(1, 7, 10, 20, [], [], [], []),
-        pack_batches("1", 7, [10, 20], pack_request("a", 5), [1], [0]),
-        pack_batches("1", 7, [10, 20], pack_request("a", 5) * 2, [1] * 2, [1] * 2),
-        pack_batches("1", 7, [10, 20], pack_request("a", 5), [1, 2], [1, 2]),
-        pack_batches("1", 7, [10, 20], b"\x05", [], []),
-        pack_batches("1", 7, [10, 20], "", [], []),
-        pack_batches("1", 7, [], pack_request("a", 5), [1], [1]),
-        pack_batches("1", 7, [10, 20, 20], pack_request("a", 5), [1], [1]),
-        pack_batches("1", 7, [10, 20, 20, 30], pack_request("a", 5), [2], [2]),
-        pack_batches("1", 7, [10, 20], pack_request("a", 5), [1], [1], -1),
-        pack_batches("1", 7, [10, 20] * 1001, pack_request("a", 5), [1], [1]),
-        pack_batches("1", 7, 5, pack_request("a", 5), [1], [1]),
-        pack_finish("1", 5),
-        pack_arrival("1", "a", 5, -1),
-        pack_owner("a", None),
+        pack(Finish("1", "a")) + b"\x93",
+        pack(Finish("1", "a")) + pack(Finish("1", 5)),
+        pack(EngineStep("1", 7, 30, 20, [], [], [], [])),
+        pack(EngineStep("1", 7, 10, 20, ["a"], [True], [-1], [0])),
+        pack(EngineStep("1", 7, 10, 20, ["a"], [True], [math.nan], [0])),
+        pack(EngineStep("1", 7, 10, 20, ["a", "a"], [True] * 2, [1] * 2, [0] * 2)),
+        pack(EngineStep("1", 7, 10, 20, ["a"], [True], [1, 2], [0])),
+        pack(EngineStep(1, 7, 10, 20, [], [], [], [])),
+        pack(Batch("1", 7, [10, 20], pack_request("a", 5), [1], [0])),
+        pack(Batch("1", 7, [10, 20], pack_request("a", 5) * 2, [1] * 2, [1] * 2)),
+        pack(Batch("1", 7, [10, 20], pack_request("a", 5), [1, 2], [1, 2])),
+        pack(Batch("1", 7, [10, 20], b"\x05", [], [])),
+        pack(Batch("1", 7, [10, 20], "", [], [])),
+        pack(Batch("1", 7, [], pack_request("a", 5), [1], [1])),
+        pack(Batch("1", 7, [10, 20, 20], pack_request("a", 5), [1], [1])),
+        pack(Batch("1", 7, [10, 20, 20, 30], pack_request("a", 5), [2], [2])),
+        pack(Batch("1", 7, [10, 20], pack_request("a", 5), [1], [1], -1)),
+        pack(Batch("1", 7, [10, 20] * 1001, pack_request("a", 5), [1], [1])),
+        pack(Batch("1", 7, 5, pack_request("a", 5), [1], [1])),
+        pack(EngineStep("1", 7, 10, 20, ["a"], [True], ["1"], [0])),
+        pack(Batch("1", 7, [10, 20], pack_request("a", "5"), [1], [1])),
+        pack(Batch("1", 7, [20, 10], pack_request("a", 5), [1], [1])),
+        pack(Finish("1", 5)),
+        pack(Arrival("1", "a", 5, -1)),
+        pack(Owner("a", None)),
     ],
 )
 def test_an_invalid_message_is_rejected(data):
