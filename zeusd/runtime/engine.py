@@ -132,6 +132,7 @@ class Engine:
         self._soon: dict[str, Recorded] = {}
         self._locks = GpuLocks(locks)
         self._reply = reply
+        self._charge = charge
         self._boot = boot
         self._orphan_directories = orphan_directories
         self._processes = ProcessWatch(reactor, self._process_gone)
@@ -488,8 +489,15 @@ class Engine:
     def _device_done(self, ticket: int, result: object) -> None:
         if ticket < 0:
             self._reads.done(ticket, result)
-        else:
-            self.apply(self.core.device_done(time.monotonic_ns(), ticket, result))
+            return
+        began_ns = time.thread_time_ns()
+        effects = self.core.device_done(time.monotonic_ns(), ticket, result)
+        if isinstance(result, Measured):  # the ledger of thousands of users takes milliseconds
+            spent_ns = time.thread_time_ns() - began_ns
+            for reply in effects:
+                if isinstance(reply, Reply):
+                    self._charge(reply.conn, spent_ns)
+        self.apply(effects)
 
     def _process_gone(self, process: Process) -> None:
         self.apply(self.core.process_gone(time.monotonic_ns(), process))

@@ -45,12 +45,18 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 @pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
+def charged() -> list[tuple[int, int]]:
+    """Connections, and processor time of the loop that was spent for them later."""
+    return []
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch, charged: list[tuple[int, int]]) -> list[Engine]:
     """Those that were made for a client."""
     found: list[Engine] = []
 
     def noted(**options: Any) -> Engine:
-        found.append(Engine(**options))
+        found.append(Engine(**options, charge=lambda *spent: charged.append(spent)))
         return found[-1]
 
     monkeypatch.setattr(embed, "Engine", noted)
@@ -124,6 +130,16 @@ def test_changes_of_one_request_on_several_gpus_are_synced_once(client: Client, 
     client.set_gpu_clocks(gpus, 600, 900)
     assert disk.syncs == before + 1
     assert {f"pending/{gpu}/gpu_clocks" for gpu in gpus} <= {*disk.entries()}
+
+
+def test_what_metrics_cost_is_charged_to_who_asks(
+    client: Client, charged: list[tuple[int, int]]
+) -> None:
+    client.state([gpu.uuid for gpu in client.node().gpus])
+    assert charged == []
+    client.metrics()
+    ((_, spent_ns),) = charged
+    assert spent_ns > 0
 
 
 def test_an_engine_in_this_process_takes_what_a_daemon_takes(client: Client) -> None:
