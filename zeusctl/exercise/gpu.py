@@ -90,7 +90,7 @@ def exercise(
         index=gpu.index,
         name=gpu.name,
         found=found,
-        left=_eventually(lambda: held(client, gpu), lambda now: now == found),
+        left=eventually(lambda: held(client, gpu), lambda now: now == found),
         trials=trials,
         power_limit_rounding=rounding(of_limit),
         settling=settling,
@@ -266,17 +266,17 @@ def _settle(
     def read() -> GpuState:
         return client.state(gpu.uuid)[gpu.uuid]
 
-    if shows(_eventually(read, lambda state: not shows(state))):
+    if shows(eventually(read, lambda state: not shows(state))):
         return
     begin_s = time.monotonic()
     _trial(client, gpu, control, value)
-    state = _eventually(read, shows)
+    state = eventually(read, shows)
     took_ms = round((time.monotonic() - begin_s) * 1000, 3)
     _reset(client, gpu, control)
     yield Settling(control.value, value, took_ms if shows(state) else None)
 
 
-def _eventually(read: Callable[[], S], good: Callable[[S], bool], within_s: float = SETTLE_S) -> S:
+def eventually(read: Callable[[], S], good: Callable[[S], bool], within_s: float = SETTLE_S) -> S:
     """Reads until the value is as wanted or the time is over; returns the last reading."""
     end_s = time.monotonic() + within_s
     while True:

@@ -22,10 +22,6 @@ CALLS = {
 }
 
 
-class NotAskedError(Exception):
-    """The driver cannot be asked; the message says why."""
-
-
 class Setters(NvmlDriver):
     """The driver's own setters, without anything in between.
 
@@ -51,16 +47,13 @@ def setters(simulated: bool, library: str | None) -> Setters:
     """The setters of this machine's driver.
 
     Raises:
-        NotAskedError: There are none for this process.
+        NoDriverError: There are none for this process; the message says why.
     """
     if simulated:
-        raise NotAskedError("the GPUs are simulated")
+        raise NoDriverError("the GPUs are simulated")
     if os.geteuid() != 0:
-        raise NotAskedError("that needs root; run `sudo zeusctl exercise`")
-    try:
-        return Setters(library)
-    except NoDriverError as error:
-        raise NotAskedError(str(error)) from None
+        raise NoDriverError("that needs root; run `sudo zeusctl exercise`")
+    return Setters(library)
 
 
 def values(control: Control, valid: Sequence[Sequence[int]]) -> Iterator[list[int]]:

@@ -14,9 +14,10 @@ from zeus_ipc import __version__
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ZeusIpcError
 from zeusctl.exercise import outside
-from zeusctl.exercise.gpu import exercise, held
+from zeusctl.exercise.gpu import eventually, exercise, held
 from zeusctl.exercise.report import Condition, ControlValues, ExercisedGpu, ExerciseReport
 from zeusctl.exits import CommandError, Exit
+from zeusctl.probe.driver import NoDriverError
 from zeusctl.session import now
 from zeusctl.text import count, value_text
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 WITHIN_S = 30.0
 """How long a restore, or zeusd's return, may take."""
-
-_LOOK_S = 0.01
 
 
 def kill_holder(client: Client, socket: str, gpu: GpuInfo, found: ControlValues) -> Condition:
@@ -96,15 +95,14 @@ def _value(client: Client, gpu: GpuInfo, pid: int) -> list[int] | None:
 
 def _wait(condition: Callable[[], bool]) -> bool:
     """Whether a condition became true in time; zeusd may be down meanwhile."""
-    end_s = time.monotonic() + WITHIN_S
-    while time.monotonic() < end_s:
+
+    def met() -> bool:
         try:
-            if condition():
-                return True
+            return condition()
         except ZeusIpcError:
-            pass
-        time.sleep(_LOOK_S)
-    return False
+            return False
+
+    return eventually(met, bool, WITHIN_S)
 
 
 def refuse_unless_free(client: Client, gpus: Sequence[GpuInfo]) -> None:
@@ -172,7 +170,7 @@ def run(
     not_asked = setters = None
     try:
         setters = outside.setters(node.simulated is not None, library)
-    except outside.NotAskedError as error:
+    except NoDriverError as error:
         not_asked = str(error)
     try:
         for gpu in gpus:

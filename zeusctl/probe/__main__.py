@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from zeus_ipc import __version__
 from zeusctl.probe.driver import NoDriverError
@@ -21,17 +22,11 @@ def command_line() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     for option in OPTIONS:
-        if option.kind is None:
-            parser.add_argument(option.name, action="store_true", help=option.help)
-        else:
-            shown = "" if option.default is None else f"  [default: {option.default}]"
-            parser.add_argument(
-                option.name,
-                type=option.kind,
-                metavar=option.metavar,
-                default=option.default,
-                help=option.help + shown,
-            )
+        more: dict[str, Any] = {"action": "store_true"}
+        if option.kind is not None:
+            more = {"type": option.kind, "metavar": option.metavar, "default": option.default}
+        shown = "" if option.default is None else f"  [default: {option.default}]"
+        parser.add_argument(option.name, help=option.help + shown, **more)
     parser.add_argument("--json", action="store_true", help="Print the report as JSON.")
     return parser
 

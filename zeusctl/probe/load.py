@@ -216,13 +216,10 @@ def torch_loads(bus_ids: Sequence[str | None]) -> dict[int, int]:
         return {}
     found = {}
     for number in range(torch.cuda.device_count()):
-        properties: Any = torch.cuda.get_device_properties(number)
-        bus = getattr(properties, "pci_bus_id", None)
-        domain = getattr(properties, "pci_domain_id", 0)
-        device = getattr(properties, "pci_device_id", 0)
-        if bus is None:
+        one: Any = torch.cuda.get_device_properties(number)
+        if getattr(one, "pci_bus_id", None) is None:
             continue
-        address = f"{domain:08X}:{bus:02X}:{device:02X}.0"
+        address = f"{one.pci_domain_id:08X}:{one.pci_bus_id:02X}:{one.pci_device_id:02X}.0"
         for index, known in enumerate(bus_ids):
             if known is not None and known.upper() == address:
                 found[index] = number

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from zeusd.energy.probed.compare import compare, model_of
-
-if TYPE_CHECKING:
-    from zeusd.energy.probed.period import UpdatePeriod
-    from zeusd.energy.probed.report import ProbedGpu, ProbeReport
+from zeusd.energy.probed.period import UpdatePeriod
+from zeusd.energy.probed.report import ProbedGpu, ProbeReport
 
 _LATENCIES = (
     *("power_usage_mw", "power_instant_mw", "energy_counter_mj", "temperature_c"),
@@ -90,10 +87,7 @@ def _gpu(gpu: ProbedGpu, uptime_s: float | None) -> Iterator[str]:
     yield from _table(
         ("  CALL", "p50 us", "p99 us", "max us", "p50 us, all GPUs", "p99 us, all GPUs"),
         [
-            (
-                f"  {gpu.latency[name].call}",
-                *_latency(gpu, name),
-            )
+            (f"  {gpu.latency[name].call}", *_latency(gpu, name))
             for name in _LATENCIES
             if _takes_time(gpu, name)
         ],
@@ -160,16 +154,10 @@ def _sees(gpu: ProbedGpu, name: str) -> str:
 
 
 def _latency(gpu: ProbedGpu, name: str) -> tuple[str, ...]:
-    found = gpu.latency[name]
-    assert found.alone is not None
-    together = found.together
-    return (
-        f"{found.alone.p50_us:.0f}",
-        f"{found.alone.p99_us:.0f}",
-        f"{found.alone.max_us:.0f}",
-        "" if together is None else f"{together.p50_us:.0f}",
-        "" if together is None else f"{together.p99_us:.0f}",
-    )
+    alone, together = gpu.latency[name].alone, gpu.latency[name].together
+    cells = [(alone, one) for one in ("p50_us", "p99_us", "max_us")]
+    cells += [(together, one) for one in ("p50_us", "p99_us")]
+    return tuple("" if found is None else f"{getattr(found, one):.0f}" for found, one in cells)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -4,7 +4,6 @@ results.
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 import sys
@@ -19,23 +18,21 @@ from zeusctl.probe.driver import IDENTITY, SENSORS, CallError, NoDriverError, Qu
 from zeusctl.probe.load import Load, Wave
 from zeusctl.probe.sampling import sample, time_calls, time_together
 from zeusd.energy.probed import report as reports
-from zeusd.energy.probed.counter import compare_energy, find_resolution, window_errors
+from zeusd.energy.probed.counter import compare_energy
 from zeusd.energy.probed.doubts import find_doubts
-from zeusd.energy.probed.period import date, find_period
 from zeusd.energy.probed.report import Latency
+from zeusd.energy.probed.sensor import describe, describe_load
 from zeusd.energy.probed.series import Series
-from zeusd.energy.probed.window import VisibleWindow, find_window
 
 Loads = Callable[[int], Load | None]
 """Makes a load on a GPU, by index; None: no load."""
 
+_PRODUCT = (
+    *("name", "vbios_version", "architecture", "compute_capability", "pci_device_id"),
+    "memory_mib",
+)
 _SLOW = frozenset({"power_samples", "compute_processes", "graphics_processes"})
 """Calls that take milliseconds: they are timed a tenth as often."""
-
-
-DATED_SHARE = 0.25
-"""An update in an interval longer than this share of the period says nothing about the window: the
-machine was busy."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +62,11 @@ class _Probed:
     values: dict[str, Any]
     answers: dict[str, reports.Answer]
     sensors: list[str]
-    latency_alone: dict[str, Latency | None]
-    latency_together: dict[str, Latency | None]
-    alone: dict[str, Series]
-    together: dict[str, Series]
+    latency_alone: dict[str, Latency | None] = field(default_factory=dict)
+    latency_together: dict[str, Latency | None] = field(default_factory=dict)
+    alone: dict[str, Series] = field(default_factory=dict)
+    together: dict[str, Series] = field(default_factory=dict)
     under_load: dict[str, Series] = field(default_factory=dict)
-    begin_ns: int = 0
     loaded: reports.Loaded | None = None
 
 
@@ -126,26 +122,18 @@ def probe(
         for index, probed in opened.items():
             probed.latency_together = latencies[index]
             say(f"GPU {index}: sensors for {plan.alone_seconds:g} s")
-            probed.alone = sample(
-                {index: probed.gpu}, {index: probed.sensors}, driver.clock, plan.alone_seconds
-            )[index]
+            probed.alone = _sample(driver, {index: probed}, plan.alone_seconds)[index]
     together_ns = driver.clock.now_ns()
     if opened:
         say(f"sensors of {'all GPUs' if len(opened) > 1 else 'the GPU'} for {plan.seconds:g} s")
         together_ns = driver.clock.now_ns()
-        sampled = sample(
-            {index: probed.gpu for index, probed in opened.items()},
-            {index: probed.sensors for index, probed in opened.items()},
-            driver.clock,
-            plan.seconds,
-        )
+        sampled = _sample(driver, opened, plan.seconds)
         for index, probed in opened.items():
-            probed.begin_ns = together_ns
             probed.together = sampled[index]
     for index, probed in opened.items():
         if load_on is not None:
             probed.loaded = _load(driver, index, probed, plan, load_on, say)
-    versions = driver.versions()
+    versions: dict[str, Any] = {"nvml": None, "cuda_driver": None, **driver.versions()}
     return reports.ProbeReport(
         at=reports.now(),
         simulated=driver.simulated,
@@ -155,16 +143,13 @@ def probe(
         uptime_s=None if driver.simulated else _uptime_s(),
         software=reports.Software(
             zeusd=__version__,
-            binding=versions["binding"],
-            driver=versions["driver"],
-            nvml=versions.get("nvml"),
-            cuda_driver=versions.get("cuda_driver"),
+            **versions,
             python=platform.python_version(),
             kernel=platform.release().partition("-")[0],
             machine=platform.machine(),
             root=os.geteuid() == 0,
         ),
-        gpus=[_report(index, probed, plan) for index, probed in opened.items()],
+        gpus=[_report(index, probed, plan, together_ns) for index, probed in opened.items()],
         unopened=unopened,
     )
 
@@ -187,7 +172,18 @@ def _ask(gpu: BackendGpu, plan: ProbeTiming) -> _Probed:
     sensors = [name for name in SENSORS if name in values]
     if "memory_power_average_mw" in values and not values["memory_power_average_mw"]:
         sensors.remove("memory_power_average_mw")  # boards without it return zero and success
-    return _Probed(gpu, values, answers, sensors, {}, {}, {}, {})
+    return _Probed(gpu, values, answers, sensors)
+
+
+def _sample(
+    driver: Driver,
+    opened: Mapping[int, _Probed],
+    seconds: float,
+    *meanwhile: Callable[[int], None],
+) -> dict[int, dict[str, Series]]:
+    gpus = {index: probed.gpu for index, probed in opened.items()}
+    sensors = {index: probed.sensors for index, probed in opened.items()}
+    return sample(gpus, sensors, driver.clock, seconds, *meanwhile)
 
 
 def _timed(probed: _Probed, slow: bool = False) -> dict[str, Question]:
@@ -210,60 +206,34 @@ def _load(
     say(f"GPU {index}: bursts of load for {seconds:g} s ({load.name})")
     try:
         wave = Wave(load, driver.clock.now_ns() + 200_000_000, plan.load_scale)
-        sampled = sample(
-            {index: probed.gpu}, {index: probed.sensors}, driver.clock, seconds + 0.5, wave.drive
-        )[index]
+        sampled = _sample(driver, {index: probed}, seconds + 0.5, wave.drive)[index]
         bursts = load.bursts()
     finally:
         load.close()
     probed.under_load = sampled
-    windows: dict[str, VisibleWindow] = {}
-    for name, series in sampled.items():
-        widths = sorted(change.width_ns for change in series.changes()) or [0]
-        window = find_window(_powers(name, series), bursts, widths[len(widths) // 2] / 2e6)
-        if window is not None:
-            windows[name] = window
-    power = next((windows[name] for name in reports.POWERS if name in windows), None)
-    counter = next((sampled[name] for name in reports.COUNTERS if name in sampled), None)
-    errors = [] if power is None or counter is None else window_errors(counter, bursts, power)
-    return reports.Loaded(load.name, len(bursts), windows, errors)
-
-
-def _powers(name: str, series: Series) -> list[tuple[float, float]]:
-    """Returns the power of each update, W; for a counter, the mean since the last update."""
-    changes = series.changes()
-    begin_ns = series.t_ns[0] if series.t_ns else 0
-    period = find_period(changes, begin_ns)
-    period_ns = (period.period_ms if period else 100.0) * 1e6
-    dated = [
-        (date(change, period, begin_ns), change.value, change.width_ns <= DATED_SHARE * period_ns)
-        for change in changes
-    ]
-    if not name.startswith("energy"):
-        return [(t_ns, value / 1000) for t_ns, value, good in dated if good]
-    return [
-        (later_ns, (later - earlier) * 1e6 / (later_ns - earlier_ns))
-        for (earlier_ns, earlier, first), (later_ns, later, second) in itertools.pairwise(dated)
-        if first and second and 0 < later_ns - earlier_ns < 1.5 * period_ns
-    ]
+    return describe_load(load.name, sampled, bursts)
 
 
 # ------------------------------------------------------------------------------------- reporting
 
 
-def _report(index: int, probed: _Probed, plan: ProbeTiming) -> reports.ProbedGpu:
+def _report(index: int, probed: _Probed, plan: ProbeTiming, together_ns: int) -> reports.ProbedGpu:
     values = probed.values
+    none = Series()
     sensors = {
-        name: _sensor(probed, name) for name in probed.sensors if probed.together[name].values
+        name: describe(
+            series,
+            together_ns,
+            probed.alone.get(name, none),
+            probed.under_load.get(name, none),
+        )
+        for name, series in probed.together.items()
+        if series.values
     }
+    product: dict[str, Any] = {name: values.get(name) for name in _PRODUCT}
     gpu = reports.ProbedGpu(
         index=index,
-        name=values.get("name"),
-        vbios_version=values.get("vbios_version"),
-        architecture=values.get("architecture"),
-        compute_capability=values.get("compute_capability"),
-        pci_device_id=values.get("pci_device_id"),
-        memory_mib=values.get("memory_mib"),
+        **product,
         modes={name: one for name, one in values.items() if name.endswith("_mode")},
         power_limits=_limits(values),
         clocks=[
@@ -307,44 +277,14 @@ def _report(index: int, probed: _Probed, plan: ProbeTiming) -> reports.ProbedGpu
     return replace(gpu, doubts=find_doubts(gpu))
 
 
-def _sensor(probed: _Probed, name: str) -> reports.Sensor:
-    series = probed.together[name]
-    alone, loaded = probed.alone.get(name, Series()), probed.under_load.get(name, Series())
-    values, every = series.values, series.values + alone.values + loaded.values
-    gaps = sorted(b - a for a, b in zip(series.t_ns, series.t_ns[1:], strict=False)) or [0]
-    return reports.Sensor(
-        readings=len(values),
-        failures={str(code): count for code, count in series.failures.items()},
-        reading_gap_ms=gaps[len(gaps) // 2] / 1e6,
-        longest_gap_ms=gaps[-1] / 1e6,
-        first=values[0],
-        last=values[-1],
-        smallest=min(every),
-        largest=max(every),
-        mean=sum(values) / len(values),
-        resolution=find_resolution(every),
-        alone=find_period(alone.changes(), alone.t_ns[0] if alone.t_ns else 0),
-        together=find_period(series.changes(), probed.begin_ns),
-        under_load=find_period(loaded.changes(), loaded.t_ns[0] if loaded.t_ns else 0),
-    )
-
-
 def _limits(values: Mapping[str, Any]) -> reports.PowerLimits | None:
     limits = values.get("power_limit_range_mw")
     if limits is None:
         return None
-
-    def watts(name: str) -> float | None:
-        found = values.get(name)
-        return None if found is None else found / 1000
-
-    return reports.PowerLimits(
-        smallest_w=limits[0] / 1000,
-        largest_w=limits[1] / 1000,
-        default_w=watts("default_power_limit_mw"),
-        requested_w=watts("power_limit_mw"),
-        enforced_w=watts("enforced_power_limit_mw"),
-    )
+    names = ("default_power_limit_mw", "power_limit_mw", "enforced_power_limit_mw")
+    found = (*limits, *(values.get(name) for name in names))
+    watts: list[Any] = [None if mw is None else mw / 1000 for mw in found]
+    return reports.PowerLimits(*watts)
 
 
 def _processes(values: Mapping[str, Any]) -> reports.Processes:

@@ -8,22 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from zeusctl.probe.backend import BackendGpu
 from zeusctl.probe.driver import CallError, Clock, Question
 from zeusd.energy.probed.report import Latency
+from zeusd.energy.probed.sensor import summarize
 from zeusd.energy.probed.series import Series
 
 PAUSE_S = 0.001
 """Pause after each reading: without it, some drivers fail, and the GPU's work slows down."""
-
-
-def summarize(durations_ns: Sequence[int]) -> Latency | None:
-    """Median, 99th percentile (the nearest rank) and maximum; None without calls."""
-    if not durations_ns:
-        return None
-    ordered = sorted(durations_ns)
-
-    def rank(share: float) -> float:
-        return ordered[max(0, -(-len(ordered) * round(share * 100) // 100) - 1)] / 1000
-
-    return Latency(rank(0.5), rank(0.99), ordered[-1] / 1000, len(ordered))
 
 
 def sample(

@@ -6,10 +6,11 @@ those outside. This needs systemd and root, and has never run on a GPU.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +83,9 @@ def unit_file() -> str:
     Raises:
         NoDriverError: There is neither.
     """
-    try:
-        done = subprocess.run(
-            ["systemctl", "cat", "zeusd.service"], capture_output=True, text=True, check=False
-        )
-    except OSError:
-        pass
-    else:
+    with contextlib.suppress(OSError):
+        command = ["systemctl", "cat", "zeusd.service"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return done.stdout
     shipped = Path(__file__).resolve().parents[2] / "systemd" / "zeusd.service"
@@ -107,29 +104,21 @@ def compare(outside: ProbeReport, body: Mapping[str, Any]) -> dict[str, list[str
     Returns:
         `same`: names of reads; `differs`: sentences.
     """
-    found: dict[str, list[str]] = {"same": [], "differs": []}
+    same: list[str] = []
+    differs: list[str] = []
     gpus = {one["index"]: one for one in body["gpus"]}
+    unopened = {one["index"]: one["text"] for one in body["unopened"]}
     for gpu in outside.gpus:
-        other = gpus.get(gpu.index)
-        if other is None:
-            why = next((o["text"] for o in body["unopened"] if o["index"] == gpu.index), "gone")
-            found["differs"].append(f"GPU {gpu.index} cannot be opened inside: {why}")
+        if gpu.index not in gpus:
+            why = unopened.get(gpu.index, "gone")
+            differs.append(f"GPU {gpu.index} cannot be opened inside: {why}")
             continue
-        answers = {name: (one.call, one.code, one.text) for name, one in gpu.answers.items()}
-        for name, text in _differing(answers, other["answers"]):
-            if text is None:
-                found["same"].append(f"GPU {gpu.index} {name}")
+        within = gpus[gpu.index]["answers"]
+        for name, one in gpu.answers.items():
+            other = within.get(name)
+            if other is None or other["code"] == one.code:
+                same.append(f"GPU {gpu.index} {name}")
             else:
-                found["differs"].append(f"GPU {gpu.index} {text}")
-    return found
-
-
-def _differing(
-    outside: Mapping[str, tuple[str, int, str]], within: Mapping[str, Mapping[str, Any]]
-) -> Iterator[tuple[str, str | None]]:
-    for name, (call, code, text) in outside.items():
-        other = within.get(name)
-        if other is None or other["code"] == code:
-            yield name, None
-        else:
-            yield name, f"{call}: {text} outside, {other['text']} ({other['code']}) inside"
+                inside = f"{other['text']} ({other['code']}) inside"
+                differs.append(f"GPU {gpu.index} {one.call}: {one.text} outside, {inside}")
+    return {"same": same, "differs": differs}

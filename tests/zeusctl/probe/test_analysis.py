@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.zeusctl.probe.synthetic import MS, boxcar, polls, read, ticks
-from zeusctl.probe.sampling import summarize
 from zeusd.energy.probed.counter import compare_energy, find_resolution, window_errors
 from zeusd.energy.probed.period import find_period
+from zeusd.energy.probed.sensor import summarize
 from zeusd.energy.probed.series import Series
 from zeusd.energy.probed.window import VisibleWindow, find_window
 
