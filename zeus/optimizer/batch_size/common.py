@@ -47,6 +47,9 @@ Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
+MOST_W = 20_000.0
+"""More than a GPU draws."""
+
 
 class _Message(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -187,6 +190,15 @@ class GpuConfig(_Message):
     number_of_gpus: int = Field(gt=0)
     gpu_model: str = Field(min_length=1, max_length=200)
     power_limits: tuple[Positive, Positive] | None = None
+
+    @model_validator(mode="after")
+    def _in_watts(self) -> GpuConfig:
+        if self.max_power > MOST_W * self.number_of_gpus:
+            raise ValueError(
+                f"max_power is {self.max_power:g} W for {self.number_of_gpus} GPU(s), but no GPU "
+                "has such a limit, so give it in W"
+            )
+        return self
 
     @property
     def place(self) -> Place:

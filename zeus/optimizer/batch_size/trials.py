@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from zeus.optimizer.batch_size.common import (
+    MOST_W,
     CreatedJob,
     Reason,
     ReportResponse,
@@ -158,9 +159,19 @@ def reported(
 
     Returns:
         The updated trial, and the reply.
+
+    Raises:
+        ZeusBSORuntimeError: No GPUs draw such power (422).
     """
     if trial.status == "ok":
         return trial, _answer(job, trial, True, f"trial {trial.number} was already reported")
+    power_w = result.energy / max(result.time, 1.0)
+    if power_w > MOST_W * job.spec.number_of_gpus:
+        raise ZeusBSORuntimeError(
+            f"{result.energy:g} J in {result.time:g} s is {power_w:.3g} W, which no GPU draws; "
+            "give energy in joules and time in seconds",
+            422,
+        )
     heard = replace(trial, heard_s=now_s)
     if result.current_epoch >= trial.epochs:
         # A report that arrives after a later one adds nothing.

@@ -236,6 +236,7 @@ def test_pages_of_other_sites_change_nothing(serve: Serve) -> None:
         ({"eta_knob": 1.5}, "eta_knob"),
         ({"beta_knob": 0}, "beta_knob"),
         ({"max_power": 0}, "max_power"),
+        ({"max_power": 250_000}, "no GPU has such a limit, so give it in W"),
         ({"policy": "guess"}, "policy"),
         ({"job_id": "a/b"}, "job_id: 'a/b' is not valid; use 1 to 400 characters"),
         ({"job_id": "job-\ud800"}, "lone surrogates, which are no characters"),
@@ -265,6 +266,8 @@ def test_invalid_reports_change_nothing(serve: Serve) -> None:
         text = json.dumps(epoch(trial, 1, **{name: value}))
         refused(http.post("/report", content=text), 422)
     refused(http.post("/report", content="{"), 422)
+    millijoules = epoch(trial, 1, time=10, energy=2_500_000)
+    assert "which no GPU draws" in refused(http.post("/report", json=millijoules), 422)
     # A loss that exploded is no error, and no target.
     answer = ok(http.post("/report", content=json.dumps(epoch(trial, 1, metric=float("nan")))))
     assert not answer["stop_train"]
