@@ -11,7 +11,7 @@ import math
 import re
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zeus.serving.front_end import WAIT_NS
@@ -46,15 +46,6 @@ _PROMPT = re.compile(r"-\d+$")
 PHASES = ("prefill", "decode", "shared", "idle")
 
 
-@dataclass
-class _Gpu:
-    """Newest sample of a GPU, and its energy since the instance's beginning."""
-
-    t_ns: int
-    energy_uj: int
-    number: int
-
-
 class Meter:
     """Adds the energies of several GPUs over the sensor updates of the first.
 
@@ -65,26 +56,26 @@ class Meter:
     def __init__(self, gpus: Sequence[str]) -> None:
         self._gpus = list(gpus)
         self._points: dict[str, deque[tuple[int, float]]] = {gpu: deque() for gpu in gpus}
-        self._last: dict[str, _Gpu] = {}
+        self._last: dict[str, Sample] = {}
         self._lead: dict[int, tuple[float, int | None]] = {}
         self.boards_j = dict.fromkeys(gpus, 0.0)
         """Energy of each GPU since its first sample, J, without gaps."""
 
     def sample(self, one: Sample) -> None:
         """Adds a sample; ignores samples of other GPUs."""
-        gpu, t_ns, energy_uj, number = one.gpu, one.t_ns, one.energy_uj, one.number
+        gpu, t_ns, energy_uj = one.gpu, one.t_ns, one.energy_uj
         if gpu not in self._points:
             return
         last = self._last.get(gpu)
         if last is not None:
             if t_ns <= last.t_ns:
                 return
-            restarted = number <= last.number or energy_uj < last.energy_uj
+            restarted = one.number <= last.number or energy_uj < last.energy_uj
             if restarted or t_ns - last.t_ns > GAP_NS:
                 self._reset()
             else:
                 self.boards_j[gpu] += (energy_uj - last.energy_uj) / 1e6
-        self._last[gpu] = _Gpu(t_ns, energy_uj, number)
+        self._last[gpu] = one
         self._points[gpu].append((t_ns, energy_uj / 1e6))
         if gpu == self._gpus[0]:
             mhz = one.gpu_clock_mhz
@@ -183,6 +174,10 @@ class Accountant:
         prior: See `Ledger`.
         front_end: Whether steps are reconstructed from a front end's statistics: they arrive late,
             and the figures are less accurate.
+
+    Attributes:
+        ledger: Its ledger, with the totals of all settled periods.
+        meter: Its GPUs' energy.
     """
 
     def __init__(
@@ -195,8 +190,8 @@ class Accountant:
     ) -> None:
         self.gpus = list(gpus)
         self._front_end = front_end
-        self._ledger = Ledger(method, prior=prior)
-        self._meter = Meter(gpus)
+        self.ledger = Ledger(method, prior=prior)
+        self.meter = Meter(gpus)
         self._rows: OrderedDict[str, RequestEnergy] = OrderedDict()
         self._tenants: OrderedDict[str, str] = OrderedDict()
         self._traces: OrderedDict[str, str] = OrderedDict()
@@ -232,26 +227,19 @@ class Accountant:
         lost = step.number - self._number - 1
         if self._number and lost > 0:
             self.steps_lost += lost
-            self._ledger.foreign(self._end_ns, step.begin_ns + 1, f"{lost} steps were not received")
+            self.ledger.foreign(self._end_ns, step.begin_ns + 1, f"{lost} steps were not received")
         if step.number <= self._number:  # the engine was restarted: its requests have ended
-            self._ledger.finish_all()
+            self.ledger.finish_all()
         self._number = step.number
         self._end_ns = max(self._end_ns, step.end_ns)
         self._idle.step(step.begin_ns, step.end_ns)
-        self._ledger.step(
-            step.begin_ns,
-            step.end_ns,
-            step.ids,
-            step.prefill,
-            step.tokens,
-            step.context,
-        )
+        self.ledger.step(*step[2:])  # all but its engine and number
         for prefill, tokens in zip(step.prefill, step.tokens, strict=True):
             self.tokens["prefill" if prefill else "decode"] += tokens
 
     def finish(self, message: Finish) -> None:
         """Adds the end of a request."""
-        self._ledger.finish(message.request, message.tenant or self._tenant(message.request))
+        self.ledger.finish(message.request, message.tenant or self._tenant(message.request))
 
     def arrived(self, message: Arrival) -> None:
         """Adds the arrival of a request, with its trace."""
@@ -270,11 +258,7 @@ class Accountant:
         """Adds a sample that zeusd published."""
         if one.gpu_clock_mhz is not None:
             self.clock_hz = one.gpu_clock_mhz * 1e6
-        self._meter.sample(one)
-
-    def foreign(self, begin_ns: int, end_ns: int, reason: str) -> None:
-        """Excludes a span from attribution, such as one in which another process used the GPU."""
-        self._ledger.foreign(begin_ns, end_ns, reason)
+        self.meter.sample(one)
 
     def poll(self, now_ns: int) -> list[RequestEnergy]:
         """Does the periodic work.
@@ -290,8 +274,8 @@ class Accountant:
             self._settled_ns = until_ns
         if until_ns - self._settled_ns >= PERIOD_NS:
             self._settled_ns = until_ns
-            return self._settle(self._ledger.settle(until_ns))
-        rows = self._stated(self._ledger.advance(until_ns))
+            return self._settle(self.ledger.settle(until_ns))
+        rows = self._stated(self.ledger.advance(until_ns))
         _count(self._provisional, rows)
         self._keep(rows)
         return rows
@@ -299,30 +283,15 @@ class Accountant:
     def close(self) -> list[RequestEnergy]:
         """Settles everything; returns the final rows of all requests."""
         self._take_updates()
-        return self._settle(self._ledger.settle())
+        return self._settle(self.ledger.settle())
 
     def energy(self, request: str) -> RequestEnergy | None:
         """A request's energy; None: it has not finished, or finished too long ago."""
         return self._rows.get(request)
 
-    @property
-    def boards_j(self) -> dict[str, float]:
-        """Energy of each GPU since the first sample, J, by UUID, without gaps."""
-        return dict(self._meter.boards_j)
-
-    @property
-    def totals(self) -> Totals:
-        """Totals of all settled periods."""
-        return replace(self._ledger.totals)
-
-    @property
-    def weights(self) -> Weights:
-        """Weights of the newest fit at each clock, as a prior for the next ledger."""
-        return self._ledger.weights
-
     def _take_updates(self) -> None:
-        for update in self._meter.updates():
-            self._ledger.update(*update)
+        for update in self.meter.updates():
+            self.ledger.update(*update)
             self._idle.update(*update[:3])
 
     def _tenant(self, request: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,7 +26,6 @@ class Open:
     name: str
     tenant: str = ""
     finished: bool = False
-    shown: bool = False
     begin_ns: int = 2**62
     end_ns: int = 0
     prefill_tokens: float = 0.0
@@ -43,6 +42,15 @@ class Open:
     def joules(self) -> float:
         """Energy of settled periods."""
         return self.prefill_j + self.decode_j + self.shared_j
+
+    def add(self, found: Split, at: int) -> None:
+        """Adds a period's energy, which is at this position of the split."""
+        self.prefill_j += float(found.prefill_j[at])
+        self.decode_j += float(found.decode_j[at])
+        self.shared_j += float(found.shared_j[at])
+        self.variance += float(found.variance[at])
+        self.rule_j += float(found.rule_j[at])
+        self.covered |= bool(found.covered[at])
 
 
 class Requests:
@@ -136,23 +144,9 @@ class Requests:
             if reason or found is None or at is None or not found.covered[at]:
                 rows.append(_row(one, method, reason or one.reason or NEVER, provisional=True))
                 continue
-            sum_of = Open(
-                one.name,
-                one.tenant,
-                one.finished,
-                True,
-                one.begin_ns,
-                one.end_ns,
-                one.prefill_tokens,
-                one.decode_tokens,
-                one.prefill_j + float(found.prefill_j[at]),
-                one.decode_j + float(found.decode_j[at]),
-                one.shared_j + float(found.shared_j[at]),
-                one.variance + float(found.variance[at]),
-                one.rule_j + float(found.rule_j[at]),
-                True,
-            )
-            rows.append(_row(sum_of, method, one.reason, provisional=True))
+            now = replace(one)
+            now.add(found, at)
+            rows.append(_row(now, method, one.reason, provisional=True))
         return rows
 
     def charge(self, found: Split, foreign: Sequence[Interval], dummy: str) -> Totals:
@@ -183,12 +177,7 @@ class Requests:
                 totals.unattributed_j += own_j
                 continue
             totals.requests_j += own_j
-            one.prefill_j += float(found.prefill_j[at])
-            one.decode_j += float(found.decode_j[at])
-            one.shared_j += float(found.shared_j[at])
-            one.variance += float(found.variance[at])
-            one.rule_j += float(found.rule_j[at])
-            one.covered |= bool(found.covered[at])
+            one.add(found, at)
         return totals
 
     def take(self, method: str, dummy: str, *, final: bool) -> list[RequestEnergy]:

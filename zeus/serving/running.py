@@ -134,7 +134,7 @@ def run(options: Options) -> None:
         from zeus.serving.telemetry import over_http
 
         def boards() -> dict[str, float]:
-            return {u: j for one in accountants.values() for u, j in one.boards_j.items()}
+            return {u: j for one in accountants.values() for u, j in one.meter.boards_j.items()}
 
         telemetry = over_http(options.otlp, boards, options.model)
     counted: dict[str, set[str]] = {name: set() for name in accountants}
@@ -148,7 +148,7 @@ def run(options: Options) -> None:
             telemetry.finished(engine, new, accountants[engine].trace)
         if rows and not rows[0].provisional:
             seen.clear()
-            weights = accountants[engine].weights
+            weights = accountants[engine].ledger.weights
             if store is not None and weights:
                 store.put(weights, *keys[engine])
         else:

@@ -183,7 +183,7 @@ class Service:
             for gpu, begin_ns, end_ns, reason in self._sensors.take_shared():
                 for accountant in self._accountants.values():
                     if gpu in accountant.gpus:
-                        accountant.foreign(begin_ns, end_ns, reason)
+                        accountant.ledger.foreign(begin_ns, end_ns, reason)
             for sample in self._sensors.take():
                 for accountant in self._accountants.values():
                     accountant.sample(sample)

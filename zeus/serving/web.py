@@ -70,7 +70,7 @@ class Web(WebServer):
             )
         if path == "/totals":
             with self._service.guard:
-                sums = {name: vars(one.totals) for name, one in self._accountants.items()}
+                sums = {name: vars(one.ledger.totals) for name, one in self._accountants.items()}
             return 200, json_type, json.dumps(sums).encode()
         if path == "/metrics":
             if self._registry is None:

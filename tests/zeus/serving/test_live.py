@@ -344,7 +344,7 @@ def test_an_accountant_answers_provisionally_and_then_finally():
     late = accountant.energy(served.names[0])
     assert late is not None
     assert not late.provisional
-    totals = accountant.totals
+    totals = accountant.ledger.totals
     parts = totals.requests_j + totals.idle_j + totals.unattributed_j
     assert parts == pytest.approx(totals.measured_j)
     assert sum(row.joules for row in rows) == pytest.approx(totals.requests_j)
@@ -395,7 +395,7 @@ def test_lost_steps_refuse_the_requests_beside_them():
 
     assert accountant.steps_lost == 3
     assert {row.reason for row in rows if row.refused} == {"3 steps were not received"}
-    totals = accountant.totals
+    totals = accountant.ledger.totals
     parts = totals.requests_j + totals.idle_j + totals.unattributed_j
     assert parts == pytest.approx(totals.measured_j)
 
@@ -406,12 +406,12 @@ def test_an_accountant_without_zeusd_continues_in_bounded_memory(monkeypatch):
     accountant = Accountant(["x"])
     _tell(accountant, served, gap=range(10**9))
 
-    waiting = accountant._ledger._digest._steps
+    waiting = accountant.ledger._digest._steps
     assert sum(part.count for part in waiting) < 123 * 100
     rows = accountant.close()
 
     assert all(row.refused for row in rows)
-    assert accountant.totals.measured_j == 0
+    assert accountant.ledger.totals.measured_j == 0
 
 
 def test_weights_survive_and_shorten_the_start(tmp_path):
@@ -420,12 +420,12 @@ def test_weights_survive_and_shorten_the_start(tmp_path):
     accountant = Accountant(["x"])
     _tell(accountant, serve(seeds.fresh(), seconds=50))
     accountant.close()
-    assert accountant.weights
-    store.put(accountant.weights, "H100", "1", "m")
+    assert accountant.ledger.weights
+    store.put(accountant.ledger.weights, "H100", "1", "m")
     store.put({1980.0: [1.0]}, "H100", "1", "other")
 
     prior = store.get("H100", "1", "m")
-    assert prior == accountant.weights
+    assert prior == accountant.ledger.weights
     served = serve(seeds.fresh(), seconds=10)
     late = Accountant(["x"], prior=prior)
     _tell(late, served)

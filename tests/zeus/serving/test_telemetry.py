@@ -28,7 +28,7 @@ def test_a_finished_request_is_a_span_of_its_own_trace() -> None:
     begin_ns = time.monotonic_ns() - 10**9
     accountant = Accountant(["GPU-1"], method="tokens")
     telemetry = Telemetry(
-        tracers, MeterProvider(metric_readers=[metrics]), lambda: accountant.boards_j, "llama"
+        tracers, MeterProvider(metric_readers=[metrics]), lambda: accountant.meter.boards_j, "llama"
     )
     accountant.arrived(Arrival("0", "a", begin_ns, 5, f"00-{TRACE}-{PARENT}-01"))
     for n in range(11):

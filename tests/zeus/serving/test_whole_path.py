@@ -61,13 +61,13 @@ def test_a_killed_zeusd_leaves_a_gap_and_the_rest_adds_up(tmp_path: Path) -> Non
         sensors = Sensors(lambda: Client(daemon.socket), [gpu])
         path = str(tmp_path / "steps.sock")
         taken: list[float] = []
-        update = accountant._ledger.update
+        update = accountant.ledger.update
 
         def spy(begin_ns: int, end_ns: int, joules: float, *more: object) -> None:
             taken.append(joules)
             update(begin_ns, end_ns, joules, *more)
 
-        accountant._ledger.update = spy
+        accountant.ledger.update = spy
         service = Service(path, {"0": accountant}, sensors, tmp_path / "log.jsonl")
         thread = threading.Thread(target=service.run)
         thread.start()
@@ -88,7 +88,7 @@ def test_a_killed_zeusd_leaves_a_gap_and_the_rest_adds_up(tmp_path: Path) -> Non
         finally:
             service.stop()
             thread.join()
-    totals = accountant.totals
+    totals = accountant.ledger.totals
     parts = totals.requests_j + totals.idle_j + totals.unattributed_j
     assert parts == pytest.approx(totals.measured_j, rel=1e-9)
     assert totals.measured_j == pytest.approx(math.fsum(taken))
