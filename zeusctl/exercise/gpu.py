@@ -66,24 +66,21 @@ def exercise(
         simulated: Where work is put on it, if it is simulated.
         setters: The driver's own, for values that zeusd refuses; None: they cannot be called.
     """
-    trials: list[Trial] = []
-    settling: list[Settling] = []
+    run = _Exercise(client, gpu)
     checks: list[Condition] = []
     answers: list[DriverAnswer] = []
-    for control in map(Control, gpu.controls):
-        valid = _values(client, gpu, control)
-        swept = [_trial(client, gpu, control, value) for value in valid]
-        trials += swept
-        checks.append(_all_taken(control, swept))
-        checks += _refusals(client, gpu, control, trials)
+    for control, valid in run.values.items():
+        swept = [run.tried(control, value) for value in valid]
+        checks += [_all_taken(control, swept), *run.refusals(control)]
         if setters is not None and any(trial.applied is not None for trial in swept):
-            answers += _outside(client, gpu, control, valid, setters)
-        _reset(client, gpu, control)
-    checks += _order(client, gpu)
-    checks += _persistence(client, gpu)
+            answers += run.beyond(control, setters)
+        run.reset(control)
+    trials = run.trials
+    checks += [*run.order(), *run.persistence()]
+    settling: list[Settling] = []
     with load(simulated, gpu) as loaded:
         if loaded:
-            settling += _settling(client, gpu)
+            settling += run.settling()
     client.release(gpu.uuid)
     of_limit = [trial for trial in trials if trial.control == Control.POWER_LIMIT.value]
     return ExercisedGpu(
@@ -99,24 +96,154 @@ def exercise(
     )
 
 
-def _trial(client: Client, gpu: GpuInfo, control: Control, value: Sequence[int]) -> Trial:
-    begin_s = time.monotonic()
+class _Exercise:
+    """One GPU's exercise.
 
-    def took_ms() -> float:
-        return round((time.monotonic() - begin_s) * 1000, 3)
+    Attributes:
+        values: Values within the range of each control.
+        trials: Those that the report lists.
+    """
 
-    try:
-        applied = client.set(gpu.uuid, control, value)[gpu.uuid]
-    except ZeusIpcError as error:
-        code = error.device_code
-        return Trial(control.value, list(value), None, took_ms(), str(error.code), code)
-    return Trial(control.value, list(value), applied, took_ms())
+    def __init__(self, client: Client, gpu: GpuInfo) -> None:
+        self._client = client
+        self._gpu = gpu
+        self.trials: list[Trial] = []
+        self.values = {control: self._values(control) for control in map(Control, gpu.controls)}
 
+    def _values(self, control: Control) -> list[list[int]]:
+        gpu = self._gpu
+        if control is Control.POWER_LIMIT:
+            low, high = gpu.power_limit_min_mw, gpu.power_limit_max_mw
+            highest = gpu.power_limit_highest_mw
+            if low is None or high is None:
+                return []
+            return [[mw] for mw in power_limits(low, min(high, highest or high))]
+        if control is Control.PERSISTENCE_MODE:
+            return [[1], [0], [1]]
+        if control is Control.POWER_PROFILE:
+            profiles = [one.profile for one in gpu.power_profiles]
+            return [*([profile] for profile in profiles), profiles, []]
+        clocks = self._client.clocks(gpu.uuid)
+        if control is Control.MEMORY_CLOCKS:
+            return [[mhz, mhz] for mhz in clocks.memory_mhz]
+        return clock_ranges(clocks.gpu_mhz[str(clocks.memory_mhz[0])])
 
-def _reset(client: Client, gpu: GpuInfo, control: Control) -> None:
-    """Restores a control and keeps its lease; a failed restore is found at the end."""
-    with contextlib.suppress(ZeusIpcError):
-        client.reset(gpu.uuid, control)
+    def tried(self, control: Control, value: Sequence[int]) -> Trial:
+        """Sets a value, for the report."""
+        self.trials.append(self._set(control, value))
+        return self.trials[-1]
+
+    def _set(self, control: Control, value: Sequence[int]) -> Trial:
+        begin_s = time.monotonic()
+        applied = error = code = None
+        try:
+            applied = self._client.set(self._gpu.uuid, control, value)[self._gpu.uuid]
+        except ZeusIpcError as raised:
+            error, code = str(raised.code), raised.device_code
+        took_ms = round((time.monotonic() - begin_s) * 1000, 3)
+        return Trial(control.value, list(value), applied, took_ms, error, code)
+
+    def reset(self, *controls: Control) -> None:
+        """Restores controls and keeps their leases; a failed restore is found at the end."""
+        for control in controls:
+            with contextlib.suppress(ZeusIpcError):
+                self._client.reset(self._gpu.uuid, control)
+
+    def _state(self) -> GpuState:
+        return self._client.state(self._gpu.uuid)[self._gpu.uuid]
+
+    def refusals(self, control: Control) -> Iterator[Condition]:
+        """Values outside the range are refused and change nothing."""
+        low, high = self._gpu.power_limit_min_mw, self._gpu.power_limit_max_mw
+        if control is not Control.POWER_LIMIT or low is None or high is None:
+            return
+        for mw in (low - 1000, high + 1000):
+            before = self._state().power_limit_mw
+            trial = self.tried(control, [mw])
+            unchanged = self._state().power_limit_mw == before
+            refused = f"refused ({trial.error})" if trial.applied is None else "taken"
+            yield Condition(
+                f"a power limit of {mw / 1000:g} W is refused and changes nothing",
+                trial.applied is None and unchanged,
+                refused + ("" if unchanged else ", and the limit changed"),
+            )
+
+    def beyond(self, control: Control, setters: outside.Setters) -> Iterator[DriverAnswer]:
+        """Records the driver's own answers; zeusd overwrites what the driver accepts, and restores
+        it later.
+        """
+        valid = self.values[control]
+        for value in outside.values(control, valid):
+            self._set(control, valid[0])
+            error = setters.ask(self._gpu.uuid, control, value)
+            yield DriverAnswer(
+                control.value,
+                value,
+                outside.CALLS[control],
+                error.code if error else 0,
+                error.text if error else "accepted",
+                held(self._client, self._gpu).of(control.value),
+            )
+            if error is None:
+                for one in valid[:2]:
+                    self._set(control, one)
+
+    def order(self) -> Iterator[Condition]:
+        """Checks that limit and clock do not change each other, in either order."""
+        limit, clocks = Control.POWER_LIMIT, Control.GPU_CLOCKS
+        if not self.values.keys() >= {limit, clocks}:
+            return
+        values = {limit: self.values[limit][0], clocks: self.values[clocks][2]}
+        for order in ((limit, clocks), (clocks, limit)):
+            applied = {control: self._set(control, values[control]).applied for control in order}
+            shown = self._state().power_limit_mw
+            yield Condition(
+                f"limit and clocks hold together, {order[0].value} first",
+                None not in applied.values() and applied[limit] == [shown],
+                f"the limit reads {shown} mW",
+            )
+            self.reset(*order)
+
+    def persistence(self) -> Iterator[Condition]:
+        """A limit survives persistence mode off, because zeusd keeps the driver open."""
+        if not self.values.keys() >= {Control.POWER_LIMIT, Control.PERSISTENCE_MODE}:
+            return
+        applied = self._set(Control.POWER_LIMIT, self.values[Control.POWER_LIMIT][2]).applied
+        for on in (1, 0):
+            self._set(Control.PERSISTENCE_MODE, [on])
+        shown = self._state().power_limit_mw
+        what = "a power limit survives persistence mode off"
+        yield Condition(what, applied == [shown], f"it reads {shown} mW")
+        self.reset(Control.PERSISTENCE_MODE, Control.POWER_LIMIT)
+
+    def settling(self) -> Iterator[Settling]:
+        """Measures how long a new limit or clock takes to show in the readings."""
+        if Control.POWER_LIMIT in self.values:
+            limit = self.values[Control.POWER_LIMIT][0]
+            most_mw = limit[0] * (1 + _SLACK)
+            yield from self._settle(
+                Control.POWER_LIMIT,
+                limit,
+                lambda state: state.power_mw is not None and state.power_mw <= most_mw,
+            )
+        if Control.GPU_CLOCKS in self.values:
+            clock = self.values[Control.GPU_CLOCKS][2]
+            yield from self._settle(
+                Control.GPU_CLOCKS, clock, lambda state: state.gpu_clock_mhz == clock[0]
+            )
+
+    def _settle(
+        self, control: Control, value: list[int], shows: Callable[[GpuState], bool]
+    ) -> Iterator[Settling]:
+        """Sets a value that the GPU's load does not already satisfy."""
+        if shows(eventually(self._state, lambda state: not shows(state))):
+            return
+        begin_s = time.monotonic()
+        self._set(control, value)
+        state = eventually(self._state, shows)
+        took_ms = round((time.monotonic() - begin_s) * 1000, 3)
+        self.reset(control)
+        yield Settling(control.value, value, took_ms if shows(state) else None)
 
 
 def _all_taken(control: Control, trials: Sequence[Trial]) -> Condition:
@@ -131,151 +258,6 @@ def _all_taken(control: Control, trials: Sequence[Trial]) -> Condition:
     return Condition(what, not refused, text or f"{len(trials)} of {len(trials)}")
 
 
-def _values(client: Client, gpu: GpuInfo, control: Control) -> list[list[int]]:
-    if control is Control.POWER_LIMIT:
-        low, high = gpu.power_limit_min_mw, gpu.power_limit_max_mw
-        highest = gpu.power_limit_highest_mw
-        if low is None or high is None:
-            return []
-        return [[mw] for mw in power_limits(low, min(high, highest or high))]
-    if control is Control.PERSISTENCE_MODE:
-        return [[1], [0], [1]]
-    if control is Control.POWER_PROFILE:
-        profiles = [one.profile for one in gpu.power_profiles]
-        return [*([profile] for profile in profiles), profiles, []]
-    clocks = client.clocks(gpu.uuid)
-    if control is Control.MEMORY_CLOCKS:
-        return [[mhz, mhz] for mhz in clocks.memory_mhz]
-    return clock_ranges(clocks.gpu_mhz[str(clocks.memory_mhz[0])])
-
-
-def _refusals(
-    client: Client, gpu: GpuInfo, control: Control, trials: list[Trial]
-) -> Iterator[Condition]:
-    """Values outside the range are refused and change nothing."""
-    if control is not Control.POWER_LIMIT or gpu.power_limit_min_mw is None:
-        return
-    assert gpu.power_limit_max_mw is not None
-    for mw in (gpu.power_limit_min_mw - 1000, gpu.power_limit_max_mw + 1000):
-        before = _limit(client, gpu)
-        trial = _trial(client, gpu, control, [mw])
-        trials.append(trial)
-        unchanged = _limit(client, gpu) == before
-        refused = f"refused ({trial.error})" if trial.applied is None else "taken"
-        yield Condition(
-            f"a power limit of {mw / 1000:g} W is refused and changes nothing",
-            trial.applied is None and unchanged,
-            refused + ("" if unchanged else ", and the limit changed"),
-        )
-
-
-def _outside(
-    client: Client,
-    gpu: GpuInfo,
-    control: Control,
-    valid: list[list[int]],
-    setters: outside.Setters,
-) -> Iterator[DriverAnswer]:
-    """Records the driver's own answers; zeusd overwrites what the driver accepts, and restores it
-    later.
-    """
-    for value in outside.values(control, valid):
-        _trial(client, gpu, control, valid[0])
-        error = setters.ask(gpu.uuid, control, value)
-        yield DriverAnswer(
-            control.value,
-            value,
-            outside.CALLS[control],
-            error.code if error else 0,
-            error.text if error else "accepted",
-            held(client, gpu).of(control.value),
-        )
-        if error is None:
-            for one in valid[:2]:
-                _trial(client, gpu, control, one)
-
-
-def _order(client: Client, gpu: GpuInfo) -> Iterator[Condition]:
-    """Checks that limit and clock do not change each other, in either order."""
-    names = set(gpu.controls)
-    if not {Control.POWER_LIMIT.value, Control.GPU_CLOCKS.value} <= names:
-        return
-    pairs = (
-        (Control.POWER_LIMIT, _values(client, gpu, Control.POWER_LIMIT)[0]),
-        (Control.GPU_CLOCKS, _values(client, gpu, Control.GPU_CLOCKS)[2]),
-    )
-    for order in (pairs, pairs[::-1]):
-        applied = {control: _trial(client, gpu, control, value).applied for control, value in order}
-        wanted = applied[Control.POWER_LIMIT]
-        shown = _limit(client, gpu)
-        first = order[0][0].value
-        yield Condition(
-            f"limit and clocks hold together, {first} first",
-            None not in applied.values() and wanted == [shown],
-            f"the limit reads {shown} mW",
-        )
-        for control, _ in order:
-            _reset(client, gpu, control)
-
-
-def _persistence(client: Client, gpu: GpuInfo) -> Iterator[Condition]:
-    """A limit survives persistence mode off, because zeusd keeps the driver open."""
-    names = set(gpu.controls)
-    if not {Control.POWER_LIMIT.value, Control.PERSISTENCE_MODE.value} <= names:
-        return
-    applied = _trial(
-        client, gpu, Control.POWER_LIMIT, _values(client, gpu, Control.POWER_LIMIT)[2]
-    ).applied
-    for on in (1, 0):
-        _trial(client, gpu, Control.PERSISTENCE_MODE, [on])
-    shown = _limit(client, gpu)
-    yield Condition(
-        "a power limit survives persistence mode off", applied == [shown], f"it reads {shown} mW"
-    )
-    for control in (Control.PERSISTENCE_MODE, Control.POWER_LIMIT):
-        _reset(client, gpu, control)
-
-
-def _settling(client: Client, gpu: GpuInfo) -> Iterator[Settling]:
-    """Measures how long a new limit or clock takes to show in the readings."""
-    if Control.POWER_LIMIT.value in gpu.controls:
-        value = _values(client, gpu, Control.POWER_LIMIT)[0]
-
-        def under(state: GpuState) -> bool:
-            return state.power_mw is not None and state.power_mw <= value[0] * (1 + _SLACK)
-
-        yield from _settle(client, gpu, Control.POWER_LIMIT, value, under)
-    if Control.GPU_CLOCKS.value in gpu.controls:
-        clock = _values(client, gpu, Control.GPU_CLOCKS)[2]
-
-        def locked(state: GpuState) -> bool:
-            return state.gpu_clock_mhz == clock[0]
-
-        yield from _settle(client, gpu, Control.GPU_CLOCKS, clock, locked)
-
-
-def _settle(
-    client: Client,
-    gpu: GpuInfo,
-    control: Control,
-    value: list[int],
-    shows: Callable[[GpuState], bool],
-) -> Iterator[Settling]:
-    """Sets a value that the GPU's load does not already satisfy."""
-
-    def read() -> GpuState:
-        return client.state(gpu.uuid)[gpu.uuid]
-
-    if shows(eventually(read, lambda state: not shows(state))):
-        return
-    begin_s = time.monotonic()
-    _trial(client, gpu, control, value)
-    state = eventually(read, shows)
-    took_ms = round((time.monotonic() - begin_s) * 1000, 3)
-    _reset(client, gpu, control)
-    yield Settling(control.value, value, took_ms if shows(state) else None)
-
-
 def eventually(read: Callable[[], S], good: Callable[[S], bool], within_s: float = SETTLE_S) -> S:
     """Reads until the value is as wanted or the time is over; returns the last reading."""
     end_s = time.monotonic() + within_s
@@ -284,10 +266,6 @@ def eventually(read: Callable[[], S], good: Callable[[S], bool], within_s: float
         if good(found) or time.monotonic() > end_s:
             return found
         time.sleep(_LOOK_S)
-
-
-def _limit(client: Client, gpu: GpuInfo) -> int | None:
-    return client.state(gpu.uuid)[gpu.uuid].power_limit_mw
 
 
 _OFFSETS_MW = (1, 7, 50, 137, 250, 333, 500, 777, 900, 999, 1234, 2718, 4321)
