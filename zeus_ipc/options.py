@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
+from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.overriding import override
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Converts errors to a message of one sentence and an exit code."""
+    try:
+        yield
+    except ZeusIpcError as error:
+        raise click.ClickException(error.message) from None
+    except (ValueError, ImportError) as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(
+            f"{error.filename} cannot be used: {error.strerror}" if error.filename else str(error)
+        ) from None
 
 
 class Number(click.FloatRange):

@@ -21,8 +21,7 @@ from zeus.serving.clock_feed import listen as listen_on
 from zeus.serving.running import chosen
 from zeus.utils.atomic import write_text
 from zeus_ipc.client import Client
-from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.options import FILE
+from zeus_ipc.options import FILE, one_sentence
 from zeus_ipc.tables import distinct
 
 log = logging.getLogger(__name__)
@@ -93,14 +92,12 @@ def clocks(
 ) -> None:
     """Hold the lowest clock that meets the latency objectives, until Ctrl-C."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    try:
+    with one_sentence():
         uuids = find_gpus(gpus)
         stretch = load_stretch(state)
         control = ClockControl(
             uuids, slo_ttft, slo_tpot, floor_mhz=floor, dry_run=dry_run, stretch=stretch
         )
-    except (ValueError, ZeusIpcError) as error:
-        raise click.ClickException(str(error)) from None
     if metrics_port is not None:
         serve_metrics(control, metrics_port, model, engine)
     try:
@@ -160,12 +157,10 @@ def tune(
 
     if not 0.0 < minutes < MOST_MINUTES:
         raise click.ClickException(f"--minutes must be a positive number, not {minutes:g}")
-    try:
+    with one_sentence():
         distinct((), (out, picture))
         Tuner([1], slo_ttft, slo_tpot, window_s=window, requests=requests)
         control = ClockControl(find_gpus(gpus), slo_ttft, slo_tpot, energy=True, policy=make)
-    except (ValueError, ZeusIpcError) as error:
-        raise click.ClickException(str(error)) from None
     ended = threading.Event()
     timer = threading.Timer(60.0 * minutes, ended.set)
     timer.daemon = True
@@ -184,16 +179,10 @@ def tune(
     click.echo(table(rows))
     if not tuner.done():
         click.echo("Not complete: clocks below those listed were not judged. Run it for longer.")
-    try:
+    with one_sentence():
         write_text(out, json.dumps(tuner.profile(), indent=1) + "\n")
         if picture is not None:
             plot(rows, picture, slo_ttft, slo_tpot)
-    except OSError as error:
-        raise click.ClickException(f"cannot write {error.filename}: {error.strerror}") from None
-    except ImportError:
-        raise click.ClickException(
-            "the picture needs matplotlib: pip install 'zeusd[plot]'"
-        ) from None
 
 
 def listen(feed: str, control: ClockControl, rank: int | None, ended: threading.Event) -> None:

@@ -352,9 +352,11 @@ def plot(rows: Sequence[TuneRow], path: Path, ttft_s: float, tpot_s: float) -> N
         ImportError: matplotlib is not installed.
         OSError: The file cannot be written.
     """
-    from matplotlib.figure import Figure
+    from zeus.utils.lazy import needed
 
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    figure = needed("matplotlib.figure", "a picture", "plot").Figure(
+        figsize=(11, 3.6), layout="constrained"
+    )
     panels = figure.subplots(1, 3)
     for panel, title, limit in zip(
         panels,

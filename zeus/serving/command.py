@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -11,8 +9,7 @@ import click
 from zeus.serving.clock_command import clocks, tune
 from zeus.utils.lazy import needed
 from zeus_ipc import __version__
-from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.options import FILE
+from zeus_ipc.options import FILE, one_sentence
 from zeus_ipc.tables import distinct
 
 METHODS = ("regression", "tokens")
@@ -192,21 +189,6 @@ def bench(gpus: tuple[str, ...], path: Path | None, command: tuple[str, ...]) ->
             err=True,
         )
     raise SystemExit(status)
-
-
-@contextmanager
-def one_sentence() -> Iterator[None]:
-    """Converts errors to a message of one sentence and an exit code."""
-    try:
-        yield
-    except ZeusIpcError as error:
-        raise click.ClickException(error.message) from None
-    except (ValueError, ImportError) as error:
-        raise click.ClickException(str(error)) from None
-    except OSError as error:
-        raise click.ClickException(
-            f"{error.filename} cannot be used: {error.strerror}" if error.filename else str(error)
-        ) from None
 
 
 main.add_command(clocks)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -14,7 +12,7 @@ from zeus.simulate.results import RunRow, read_rows
 from zeus.simulate.summary import tables
 from zeus.simulate.workloads import WORKLOADS
 from zeus_ipc import __version__
-from zeus_ipc.options import FILE
+from zeus_ipc.options import FILE, one_sentence
 from zeus_ipc.tables import distinct
 
 
@@ -30,7 +28,7 @@ def main() -> None:
 @click.option("-o", "--output", type=FILE, required=True, help="CSV file; .gz and .xz compress.")
 def synthetic_groups(groups: int, seed: int, output: Path) -> None:
     """Generate groups of recurring jobs."""
-    with _errors_in_one_sentence():
+    with one_sentence():
         jobs = groups_of_jobs.synthetic_groups(groups, seed)
         groups_of_jobs.write_groups(jobs, output)
     _tell_of(jobs, output)
@@ -46,7 +44,7 @@ def make_groups(jobs: Path, tags: Path, least_jobs: int, output: Path) -> None:
 
     The tables: https://github.com/alibaba/clusterdata, cluster-trace-gpu-v2020.
     """
-    with _errors_in_one_sentence():
+    with one_sentence():
         distinct((jobs, tags), (output,))
         made = groups_of_jobs.make_groups(jobs, tags, least_jobs=least_jobs)
         groups_of_jobs.write_groups(made, output)
@@ -60,7 +58,7 @@ def show(results: tuple[Path, ...]) -> None:
 
     RESULTS are what simulations wrote with --output: CSV or Parquet.
     """
-    with _errors_in_one_sentence():
+    with one_sentence():
         click.echo(tables(_rows(results)))
 
 
@@ -81,7 +79,7 @@ def plot(results: tuple[Path, ...], output: Path, kind: tuple[str, ...]) -> None
     """
     from zeus.simulate.plots import draw
 
-    with _errors_in_one_sentence():
+    with one_sentence():
         distinct(results, (output,))
         draw(_rows(results), output, kind or KINDS)
     click.echo(f"{output} is drawn.")
@@ -108,15 +106,3 @@ def _tell_of(jobs: list[groups_of_jobs.GroupJob], path: Path) -> None:
             click.echo(
                 f"{workload.dataset:<14} {count:>7} groups {len(some):>8} jobs, mean {mean:.0f} s"
             )
-
-
-@contextmanager
-def _errors_in_one_sentence() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, ImportError) as error:
-        raise click.ClickException(str(error)) from None
-    except OSError as error:
-        raise click.ClickException(
-            f"{error.filename} cannot be used: {error.strerror}" if error.filename else str(error)
-        ) from None

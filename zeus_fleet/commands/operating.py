@@ -15,7 +15,7 @@ from zeus.utils.atomic import append_text
 from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
 from zeus_fleet.records import Record, Report, read, reports, svg
 from zeus_fleet.view import NodeView, View, Watcher
-from zeus_ipc.options import FILE, Number
+from zeus_ipc.options import FILE, Number, one_sentence
 from zeus_ipc.paths import host_and_port
 from zeus_ipc.tables import distinct
 
@@ -165,15 +165,11 @@ def serve(reach: Reach[Any], listen: str, record: Path | None) -> None:
 @click.argument("file", type=FILE)
 def report(picture: Path | None, file: Path) -> None:
     """Print promised and delivered reductions, from a file of watch --record."""
-    try:
+    with one_sentence():
         distinct((file,), (picture,))
         records = read(file)
         if picture is not None:
             picture.write_text(svg(records), encoding="utf-8")
-    except OSError as error:
-        raise click.ClickException(f"{error.filename}: {error.strerror}") from None
-    except ValueError as error:
-        raise click.ClickException(str(error)) from None
     found = reports(records)
     if not found:
         click.echo("The limit was never below the standing limit.")
