@@ -105,21 +105,13 @@ class Row:
     upper_uj: int = 0
     ns: int = 0
 
-    def add(self, charge: Charge) -> None:
-        """Adds the charge of a part of the bucket."""
-        self.active_uj += charge.active_uj
-        self.idle_uj += charge.idle_uj
-        self.lower_uj += charge.lower_uj
-        self.upper_uj += charge.upper_uj
-        self.ns += charge.ns
-
-    def add_row(self, row: Row) -> None:
-        """Adds another row."""
-        self.active_uj += row.active_uj
-        self.idle_uj += row.idle_uj
-        self.lower_uj += row.lower_uj
-        self.upper_uj += row.upper_uj
-        self.ns += row.ns
+    def add(self, more: Charge | Row) -> None:
+        """Adds the charge of a part of the bucket, or another row."""
+        self.active_uj += more.active_uj
+        self.idle_uj += more.idle_uj
+        self.lower_uj += more.lower_uj
+        self.upper_uj += more.upper_uj
+        self.ns += more.ns
 
 
 @dataclass(slots=True)

@@ -271,22 +271,11 @@ class Store:
         for key, row in settlement.rows.items():
             account, parent = self._account(key.account), self._account(parent_of(key.account))
             values = _values(key.method, row)
-            self._db.execute(
-                f"INSERT INTO energy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) {_ADD}",
-                (key.bucket, gpu, account, *values),
-            )
-            self._db.execute(
-                f"INSERT INTO day VALUES (?, ?, ?, ?, ?, ?, ?, ?) {_ADD}",
-                (key.bucket // BUCKETS_PER_DAY, parent, *values),
-            )
-            self._db.execute(
-                f"INSERT INTO total VALUES (?, ?, ?, ?, ?, ?, ?) {_ADD}",
-                (parent, gpu, *values[1:]),
-            )
+            self._add("energy", key.bucket, gpu, account, *values)
+            self._add("day", key.bucket // BUCKETS_PER_DAY, parent, *values)
+            self._add("total", parent, gpu, *values[1:])
             if BOUNDS[key.method] is not Bounds.EXACT:
-                self._db.execute(
-                    f"INSERT INTO estimate VALUES (?, ?, ?, ?, ?, ?, ?) {_ADD}", (parent, *values)
-                )
+                self._add("estimate", parent, *values)
         counted_uj = 0
         for bucket, drawn_uj in settlement.metered.items():
             counted_uj += drawn_uj
@@ -309,16 +298,17 @@ class Store:
 
     def _detail(self, gpu: int, settlement: Settlement, booted_s: int) -> None:
         for key, row in settlement.divided.items():
-            self._db.execute(
-                f"INSERT INTO divided VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) {_ADD}",
-                (key.bucket, gpu, self._account(key.account), *_values(key.method, row)),
-            )
+            account = self._account(key.account)
+            self._add("divided", key.bucket, gpu, account, *_values(key.method, row))
         for detail, row in settlement.processes.items():
             process = self._process(detail.account, detail.process, booted_s)
-            self._db.execute(
-                f"INSERT INTO process_energy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) {_ADD}",
-                (detail.bucket, gpu, process, *_values(detail.method, row)),
-            )
+            values = _values(detail.method, row)
+            self._add("process_energy", detail.bucket, gpu, process, *values)
+
+    def _add(self, table: str, *values: int) -> None:
+        """Adds amounts to a row."""
+        places = ", ".join("?" * len(values))
+        self._db.execute(f"INSERT INTO {table} VALUES ({places}) {_ADD}", values)
 
     # --------------------------------------------------------------------------------- retention
 

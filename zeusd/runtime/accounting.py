@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from zeus_ipc.errors import ErrorCode
@@ -304,7 +305,7 @@ class Accounting:
                 if next_one is None:
                     break
                 if isinstance(next_one, Listed):
-                    self._list(accounts, next_one)
+                    self._try(partial(accounts.listed, next_one))
                 elif isinstance(next_one, _Refresh):
                     self._store(accounts, cpus.accounts, next_one)
                 else:
@@ -378,9 +379,6 @@ class Accounting:
             self._failed(error)
             asked.failure = self._failure(error)
         asked.done.set()
-
-    def _list(self, accounts: Accounts, found: Listed) -> None:
-        self._try(lambda: accounts.listed(found))
 
     def _finish_endings(self, accounts: Accounts, cpus: Accounts) -> None:
         """Answers deallocations that the sensors' ticks now cover, after settling them."""

@@ -57,7 +57,7 @@ class Workloads:
                     self._begin(name, t_ns)
                 else:
                     known.seen_ns = t_ns
-                    known.parts.setdefault(key.method, Row()).add_row(row)
+                    known.parts.setdefault(key.method, Row()).add(row)
 
     def holding(self, accounts: Iterable[Account], t_ns: int) -> None:
         """Adds counters for present holders, so that each is seen to start at 0."""
@@ -120,7 +120,7 @@ def sum_of(rows: Iterable[Row]) -> Row:
     """The sum of rows."""
     found = Row()
     for row in rows:
-        found.add_row(row)
+        found.add(row)
     return found
 
 
