@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from zeus.serving.clock_command import clocks, tune
+from zeus.serving.rows import METHODS
 from zeus.utils.lazy import needed
 from zeus_ipc import __version__
 from zeus_ipc.options import FILE, one_sentence
 from zeus_ipc.tables import distinct
 
-METHODS = ("regression", "tokens")
 IDLE = ("exclude", "proportional", "owner")
 
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from zeus.serving.columns import Floats, Ints, StepColumns, Updates, clipped, joined, joined_updates
 from zeus.serving.features import NAMES, shares
 from zeus.serving.fit import IDLE, Observed
-from zeus.serving.spread import METHODS, Spread, row_shares
+from zeus.serving.rows import METHODS
+from zeus.serving.spread import Spread, row_shares
 
 BLOCK_S = 0.5
 """Length of a block; doubled when there are too many rows."""

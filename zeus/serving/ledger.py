@@ -26,9 +26,8 @@ from zeus.serving.digest import Digest, Interval, find_foreign
 from zeus.serving.fit import fit
 from zeus.serving.prior import WeightPrior, Weights
 from zeus.serving.requests import Requests
-from zeus.serving.rows import RequestEnergy, Settlement, Totals
+from zeus.serving.rows import METHODS, RequestEnergy, Settlement, Totals
 from zeus.serving.settlement import predict, split
-from zeus.serving.spread import METHODS
 
 MOST_PENDING = 50_000
 """Number of steps, or updates, that are condensed automatically."""

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from zeus.serving.fit import Fit
 
+METHODS = ("regression", "tokens")
+"""Methods of attribution; the first is the default."""
+
 
 @dataclass(frozen=True)
 class RequestEnergy:

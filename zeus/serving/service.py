@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zeus.serving.accountant import Accountant
 from zeus.serving.receiver import MOST_ENGINES, Receiver
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from zeus_ipc.replies import Sample
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 POLL_S = 0.5
 RECEIVE_S = 0.1
@@ -65,18 +67,12 @@ class Sensors:
 
     def take(self) -> list[Sample]:
         """Samples that arrived since the last call."""
-        found = []
-        while self._samples:
-            found.append(self._samples.popleft())
-        return found
+        return _drained(self._samples)
 
     def take_shared(self) -> list[tuple[str, int, int, str]]:
         """Spans since the last call in which another tenant computed: GPU, start, end and
         tenant."""
-        found = []
-        while self._shared:
-            found.append(self._shared.popleft())
-        return found
+        return _drained(self._shared)
 
     def close(self) -> None:
         """Ends the thread."""
@@ -106,6 +102,10 @@ class Sensors:
                 shared, now_ns = watch.look(client), time.monotonic_ns()
                 if shared is not None:
                     self._shared.append((gpu, now_ns - SHARED_NS, now_ns, shared))
+
+
+def _drained(queue: deque[T]) -> list[T]:
+    return [queue.popleft() for _ in range(len(queue))]
 
 
 class Service:

@@ -10,9 +10,6 @@ import numpy as np
 
 from zeus.serving.columns import Floats, StepColumns, Updates
 
-METHODS = ("regression", "tokens")
-"""Methods of attribution; the first is the default."""
-
 RULE_ERROR = 0.15
 """Error of a split by tokens, relative, one sigma."""
 SENSOR_ERROR = 0.05
