@@ -76,4 +76,4 @@ def test_nothing_is_read_of_a_request_that_may_not_ask() -> None:
 def test_a_body_beyond_a_bound_is_one_sentence(body: bytes) -> None:
     status, reply, _ = post(body)
     assert status == 422
-    assert reply["detail"].startswith("the body is no JSON that can be used: ")
+    assert reply["detail"].startswith("the JSON in the body cannot be used: ")

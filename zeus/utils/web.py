@@ -185,7 +185,7 @@ class _Bounded(Request):
         try:
             return await asyncio.to_thread(read) if len(body) > LARGE_BYTES else read()
         except Malformed as error:
-            raise HTTPException(422, f"the body is no JSON that can be used: {error}") from None
+            raise HTTPException(422, f"the JSON in the body cannot be used: {error}") from None
 
 
 class _Route(APIRoute):
