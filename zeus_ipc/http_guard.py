@@ -116,12 +116,10 @@ class WebServer(ThreadingMixIn, WSGIServer):
         self.shutdown()
         self.server_close()
 
-    def _answer(
-        self, environ: dict[str, Any], start_response: Callable[..., Any]
-    ) -> Iterable[bytes]:
-        fault = wrong_host(environ.get("HTTP_HOST", ""))
+    def _answer(self, wsgi: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        fault = wrong_host(wsgi.get("HTTP_HOST", ""))
         if fault is None:
-            return self._app(environ, start_response)
+            return self._app(wsgi, start_response)
         start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
         return [fault.encode()]
 

@@ -41,10 +41,8 @@ class Web(WebServer):
         self._service, self._accountants, self._registry = service, accountants, registry
         super().__init__(*address, self._respond)
 
-    def _respond(
-        self, environ: dict[str, Any], start_response: Callable[..., Any]
-    ) -> Iterable[bytes]:
-        path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
+    def _respond(self, wsgi: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = wsgi["PATH_INFO"].encode("latin-1").decode(errors="replace")
         status, kind, body = self.answer(path)
         headers = [("Content-Type", kind), ("Content-Length", str(len(body)))]
         start_response(f"{status} {HTTPStatus(status).phrase}", headers)

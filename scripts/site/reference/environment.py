@@ -16,6 +16,7 @@ from zeus.serving.relay import URL_ENV
 from zeus.serving.vllm.probe import MODE_ENV
 from zeus.serving.wire import DEFAULT_SOCKET
 from zeus.serving.wire import SOCKET_ENV as SERVING_SOCKET_ENV
+from zeus_ipc.http_guard import HOSTS
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH, SOCKET_ENV
 from zeusctl.exporter.__main__ import DEFAULT_LISTEN
 from zeusd.embed import STATE_DIR_ENV
@@ -109,6 +110,13 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
             TENANT_ENV: (
                 "",
                 "For the ASGI middleware: the header whose value is a request's tenant in reports.",
+            ),
+        },
+        "HTTP servers": {
+            HOSTS: (
+                "",
+                "Further names of a server, separated by commas; `*`: any. It answers by "
+                "addresses, names without a dot, names of private networks and the machine's own.",
             ),
         },
         "Emissions and cost": {
