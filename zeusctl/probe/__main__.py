@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"zeusctl.probe: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"zeusctl.probe: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"zeusctl.probe: {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
         return 1
     return 0
 

@@ -16,15 +16,16 @@ from zeusd.devices.port import Backend, DeviceError
 from zeusd.devices.vendors import AMD, NVIDIA, SYSFS, has_gpu
 
 _OF_SENSORS = {
-    "power_instant_mw": "power_instant_mw",
-    "power_average_mw": "power_average_mw",
-    "power_usage_mw": None,
-    "energy_counter_mj": "energy_mj",
-    "energy_field_mj": "energy_mj",
-    "module_power_instant_mw": "module_power_mw",
-    "memory_power_average_mw": "memory_power_average_mw",
+    "power_instant_mw": ("power_instant_mw",),
+    "power_average_mw": ("power_average_mw",),
+    "power_usage_mw": ("power_average_mw", "power_instant_mw"),
+    "energy_counter_mj": ("energy_mj",),
+    "energy_field_mj": ("energy_mj",),
+    "module_power_instant_mw": ("module_power_mw",),
+    "memory_power_average_mw": ("memory_power_average_mw",),
 }
-"""The field of `zeusd.devices.port.Sensors` for each sensor."""
+"""The fields of `zeusd.devices.port.Sensors` for each sensor: the first one that there is. The call
+for power returns the average where there is one."""
 
 _SAME = (
     *("name", "architecture", "memory_mib", "uuid", "pci_address", "enforced_power_limit_mw"),
@@ -85,7 +86,7 @@ class BackendGpu:
             "power_limit_range_mw": question("power_limits", then=lambda found: [*found[:2]]),
             "default_power_limit_mw": question("power_limits", then=lambda found: found[2]),
             "power_limit_mw": first(Control.POWER_LIMIT)._replace(call="power_limit_mw"),
-            "supported_clocks_mhz": Question("supported_gpu_clocks", self._supported),
+            "supported_clocks_mhz": self.clocks("supported_memory_clocks", "supported_gpu_clocks"),
             "compute_processes": question(
                 "processes", then=lambda found: [(one.pid, one.memory_bytes) for one in found]
             ),
@@ -107,16 +108,12 @@ class BackendGpu:
             found = self.call("sensors")
         except CallError as error:
             return dict.fromkeys(sensors, Reading(self.clock.now_ns(), error))
+        absent = CallError(_NOT_SUPPORTED, "not supported")
         read: dict[str, Reading] = {}
         for name in sensors:
-            where = _OF_SENSORS[name]
-            if where is None:  # on these boards the call returns the average, if there is one
-                value = found.power_average_mw
-                value = found.power_instant_mw if value is None else value
-            else:
-                value = getattr(found, where)
-            absent = CallError(_NOT_SUPPORTED, "not supported")
-            read[name] = Reading(found.t_ns, absent if value is None else value)
+            values = (getattr(found, field) for field in _OF_SENSORS[name])
+            value = next((one for one in values if one is not None), absent)
+            read[name] = Reading(found.t_ns, value)
         return read
 
     def sensor(self, name: str) -> int:
@@ -126,11 +123,9 @@ class BackendGpu:
             raise value
         return value
 
-    def _supported(self) -> dict[int, list[int]]:
-        return {
-            memory: self.call("supported_gpu_clocks", memory)
-            for memory in self.call("supported_memory_clocks")
-        }
+    def clocks(self, of_memory: str, at: str) -> Question:
+        """The supported clocks: memory clock to graphics clocks."""
+        return Question(at, lambda: {mhz: self.call(at, mhz) for mhz in self.call(of_memory)})
 
 
 def _same(found: Any) -> Any:

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from zeus_ipc.overriding import override
 
@@ -86,11 +86,6 @@ class Wave:
                 return
 
 
-class _Queued(NamedTuple):
-    begin: Any
-    end: Any
-
-
 class TorchLoad(Load):
     """Matrix products on one GPU, by PyTorch with CUDA or HIP. It ran on an H100 and an H200.
 
@@ -130,7 +125,7 @@ class TorchLoad(Load):
         self._base.synchronize()
         self._base_ns = (before_ns + time.monotonic_ns()) // 2
         self._wanted: queue.Queue[float | None] = queue.Queue()
-        self._queued: list[_Queued] = []
+        self._queued: list[tuple[Any, Any]] = []
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -142,11 +137,11 @@ class TorchLoad(Load):
     def _work(self) -> None:
         while (seconds := self._wanted.get()) is not None:
             event = self._torch.cuda.Event
-            queued = _Queued(event(enable_timing=True), event(enable_timing=True))
-            queued.begin.record(self._stream)
+            begin, end = event(enable_timing=True), event(enable_timing=True)
+            begin.record(self._stream)
             self._multiply(max(1, round(seconds / self._each_s)))
-            queued.end.record(self._stream)
-            self._queued.append(queued)
+            end.record(self._stream)
+            self._queued.append((begin, end))
 
     @override
     def burst(self, seconds: float) -> None:
@@ -157,7 +152,7 @@ class TorchLoad(Load):
         self._wanted.put(None)
         self._thread.join()
         self._stream.synchronize()
-        return [(self._at_ns(queued.begin), self._at_ns(queued.end)) for queued in self._queued]
+        return [(self._at_ns(begin), self._at_ns(end)) for begin, end in self._queued]
 
     def _at_ns(self, event: Any) -> int:
         return self._base_ns + int(self._base.elapsed_time(event) * 1e6)

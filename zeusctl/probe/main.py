@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,16 +36,12 @@ def run(options: Mapping[str, Any], say: Callable[[str], None]) -> ProbeReport:
     only = _indices(options["gpus"])
     if options["seconds"] <= 0 or options["alone"] <= 0 or options["calls"] < 1:
         raise ValueError("--seconds and --alone are above 0, and --calls at least 1")
-    plan = ProbeTiming(
-        seconds=options["seconds"],
-        alone_seconds=options["alone"],
-        calls=options["calls"],
-        identify=options["identify"],
-    )
+    lengths = (options["seconds"], options["alone"], options["calls"])
+    plan = ProbeTiming(*lengths, identify=options["identify"])
     if options["in_unit"] and options["simulate"] is not None:
         raise ValueError("--in-unit is for real GPUs: a simulated node has no sandbox")
     driver, load_on = _open(options)
-    try:
+    with closing(driver):
         report = probe(
             driver,
             plan,
@@ -53,8 +50,6 @@ def run(options: Mapping[str, Any], say: Callable[[str], None]) -> ProbeReport:
             stand_in=options["library"] is not None,
             say=say,
         )
-    finally:
-        driver.close()
     if options["in_unit"]:
         say("all reads again inside zeusd's sandbox")
         library = [] if options["library"] is None else ["--library", options["library"]]
@@ -90,7 +85,7 @@ def _indices(text: str | None) -> list[int] | None:
         raise ValueError(f"--gpus takes indices such as 0,2, not {text!r}") from None
 
 
-def _open(options: Mapping[str, Any]) -> tuple[Driver, Loads | None]:
+def _open(options: Mapping[str, Any]) -> tuple[Driver, Loads]:
     if options["simulate"] is not None:
         try:  # only this needs more than a bare checkout has
             from zeusctl.probe.simulated import SimulatedDriver
@@ -102,34 +97,27 @@ def _open(options: Mapping[str, Any]) -> tuple[Driver, Loads | None]:
         return simulated, simulated.load_on
     library = options["library"]
     driver = AmdDriver(library) if is_amd(library) else NvmlDriver(library)
-    return driver, None if options["no_load"] else _torch_on(driver)
+    return driver, torch_on(driver)
 
 
-def _torch_on(driver: Driver) -> Loads | None:
-    """Makes bursts with PyTorch, on GPUs where no other process computes."""
-    found = driver.gpus()
-    addresses: list[str | None] = []
-    busy = set()
-    for index, gpu in found.items():
-        addresses.append(None)
-        if isinstance(gpu, CallError):
-            continue
-        try:
-            addresses[index] = gpu.questions["pci_address"].ask()
-            pids = {pid for pid, _ in gpu.questions["compute_processes"].ask()}
-        except CallError:
-            continue
-        if pids - {os.getpid()}:
-            busy.add(index)
-    numbers = torch_loads(addresses)
-    if not numbers:
-        return None
+def torch_on(driver: Driver) -> Loads:
+    """Makes bursts with PyTorch, on GPUs where no other process computes. PyTorch is loaded at the
+    first one: its context draws power."""
 
     def load_on(index: int) -> Load | None:
+        gpu = driver.gpus()[index]
+        if isinstance(gpu, CallError):
+            return None
+        try:
+            address = gpu.questions["pci_address"].ask()
+            listed = gpu.questions["compute_processes"].ask()
+        except CallError:
+            return None
+        number = torch_loads([address]).get(0)
+        if number is None or {pid for pid, _ in listed} - {os.getpid()}:
+            return None
         import torch
 
-        if index in busy or index not in numbers:
-            return None
-        return TorchLoad(numbers[index], torch)
+        return TorchLoad(number, torch)
 
     return load_on

@@ -93,8 +93,8 @@ class NvmlGpu(BackendGpu):
             "default_power_limit_mw": plain(f"{limit}DefaultLimit"),
             "power_limit_mw": plain(f"{limit}Limit"),
             "enforced_power_limit_mw": plain("nvmlDeviceGetEnforcedPowerLimit"),
-            "supported_clocks_mhz": Question(
-                "nvmlDeviceGetSupportedGraphicsClocks", self._supported_clocks
+            "supported_clocks_mhz": self.clocks(
+                "nvmlDeviceGetSupportedMemoryClocks", "nvmlDeviceGetSupportedGraphicsClocks"
             ),
             "gpu_clock_mhz": plain("nvmlDeviceGetClockInfo", 1),
             "memory_clock_mhz": plain("nvmlDeviceGetClockInfo", 2),
@@ -118,12 +118,6 @@ class NvmlGpu(BackendGpu):
                 )
                 for name, (number, scope) in FIELDS.items()
             },
-        }
-
-    def _supported_clocks(self) -> dict[int, list[int]]:
-        return {
-            mhz: self.call("nvmlDeviceGetSupportedGraphicsClocks", mhz)
-            for mhz in self.call("nvmlDeviceGetSupportedMemoryClocks")
         }
 
 
@@ -190,5 +184,4 @@ def _text(value: str | bytes) -> str:
 
 
 def _cuda_version(number: int) -> str:
-    major, minor = divmod(number // 10, 100)
-    return f"{major}.{minor}"
+    return f"{number // 1000}.{number % 1000 // 10}"

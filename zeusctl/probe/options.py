@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-DEFAULT_OUTPUT = "zeus-probe.json"
-
 
 class Option(NamedTuple):
     """One option: a switch where `kind` is None."""
@@ -20,7 +18,7 @@ class Option(NamedTuple):
 
 
 OPTIONS = (
-    Option("--output", str, "FILE", DEFAULT_OUTPUT, "Write the report (JSON) to this file."),
+    Option("--output", str, "FILE", "zeus-probe.json", "Write the report (JSON) to this file."),
     Option("--gpus", str, "INDICES", None, "Probe only these GPUs: 0,2."),
     Option("--seconds", float, "S", 30.0, "Sample all GPUs at once for this time."),
     Option(

@@ -99,14 +99,13 @@ def probe(
         if missing:
             raise NoDriverError(f"there is no GPU {missing[0]}; this node has {len(found)}")
         found = {index: found[index] for index in only}
-    opened = {
-        index: _ask(gpu, plan) for index, gpu in found.items() if not isinstance(gpu, CallError)
-    }
-    unopened = [
-        reports.Unopened(index, gpu.code, gpu.text)
-        for index, gpu in found.items()
-        if isinstance(gpu, CallError)
-    ]
+    opened: dict[int, _Probed] = {}
+    unopened = []
+    for index, gpu in found.items():
+        if isinstance(gpu, CallError):
+            unopened.append(reports.Unopened(index, gpu.code, gpu.text))
+        else:
+            opened[index] = _ask(gpu, plan)
     if not opened and not unopened:
         raise NoDriverError("this node has no GPUs; check `nvidia-smi -L`")
     for index, probed in opened.items():
@@ -219,14 +218,9 @@ def _load(
 
 def _report(index: int, probed: _Probed, plan: ProbeTiming, together_ns: int) -> reports.ProbedGpu:
     values = probed.values
-    none = Series()
+    none, alone, loaded = Series(), probed.alone, probed.under_load
     sensors = {
-        name: describe(
-            series,
-            together_ns,
-            probed.alone.get(name, none),
-            probed.under_load.get(name, none),
-        )
+        name: describe(series, together_ns, alone.get(name, none), loaded.get(name, none))
         for name, series in probed.together.items()
         if series.values
     }
@@ -259,21 +253,15 @@ def _report(index: int, probed: _Probed, plan: ProbeTiming, together_ns: int) ->
         loaded=probed.loaded,
     )
     power, counter = gpu.power_sensor, gpu.counter_sensor
+    more: dict[str, Any] = {}
     if power is not None and counter is not None:
-        period = sensors[counter].period
-        gpu = replace(
-            gpu,
-            counter=compare_energy(
-                probed.together[counter],
-                probed.together[power],
-                None if period is None else period.period_ms,
-            ),
-            counter_total_j=probed.together[counter].values[-1] / 1000,
-        )
+        period, counted = sensors[counter].period, probed.together[counter]
+        period_ms = None if period is None else period.period_ms
+        more["counter"] = compare_energy(counted, probed.together[power], period_ms)
+        more["counter_total_j"] = counted.values[-1] / 1000
     if plan.identify:
-        gpu = replace(
-            gpu, identity=reports.Identity(**{name: values.get(name) for name in IDENTITY})
-        )
+        more["identity"] = reports.Identity(*(values.get(name) for name in IDENTITY))
+    gpu = replace(gpu, **more)
     return replace(gpu, doubts=find_doubts(gpu))
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from zeusctl.probe import main
+from zeusctl.probe.backend import Driver
+from zeusctl.probe.driver import CallError, Question
 from zeusctl.probe.load import WAVES, TorchLoad, Wave, torch_loads
 
 
@@ -96,6 +101,26 @@ def test_torch_numbers_are_found_by_pci_address(monkeypatch: pytest.MonkeyPatch)
     assert torch_loads(addresses) == {0: 1, 2: 0}
     monkeypatch.setitem(sys.modules, "torch", None)
     assert torch_loads(addresses) == {}
+
+
+def test_only_a_gpu_on_which_no_other_process_computes_gets_a_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gpu(*pids: int) -> Any:
+        listed = [(pid, None) for pid in pids]
+        asks = {"pci_address": "00000000:07:00.0", "compute_processes": listed}
+        return SimpleNamespace(
+            questions={name: Question(name, partial(asks.get, name)) for name in asks}
+        )
+
+    gpus = {0: gpu(), 1: gpu(os.getpid(), 1), 2: CallError(4, "no permission"), 3: gpu(os.getpid())}
+    load_on = main.torch_on(cast("Driver", SimpleNamespace(gpus=lambda: gpus)))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert [load_on(index) for index in gpus] == [None] * 4
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    monkeypatch.setattr(main, "torch_loads", lambda addresses: {0: 7})
+    monkeypatch.setattr(main, "TorchLoad", lambda number, torch: number)
+    assert [load_on(index) for index in gpus] == [7, None, None, 7]
 
 
 class _Noted:
