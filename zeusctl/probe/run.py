@@ -231,11 +231,11 @@ def _report(index: int, probed: _Probed, plan: ProbeTiming, together_ns: int) ->
         modes={name: one for name, one in values.items() if name.endswith("_mode")},
         power_limits=_limits(values),
         clocks=[
-            reports.Clocks(memory, sorted(clocks, reverse=True))
+            reports.ProbedClocks(memory, sorted(clocks, reverse=True))
             for memory, clocks in sorted(values.get("supported_clocks_mhz", {}).items())[::-1]
         ],
-        state=reports.State(
-            **{name: values.get(name) for name in reports.State.__dataclass_fields__}
+        state=reports.ProbedState(
+            **{name: values.get(name) for name in reports.ProbedState.__dataclass_fields__}
         ),
         processes=_processes(values),
         answers=probed.answers,
@@ -260,19 +260,19 @@ def _report(index: int, probed: _Probed, plan: ProbeTiming, together_ns: int) ->
         more["counter"] = compare_energy(counted, probed.together[power], period_ms)
         more["counter_total_j"] = counted.values[-1] / 1000
     if plan.identify:
-        more["identity"] = reports.Identity(*(values.get(name) for name in IDENTITY))
+        more["identity"] = reports.ProbedIdentity(*(values.get(name) for name in IDENTITY))
     gpu = replace(gpu, **more)
     return replace(gpu, doubts=find_doubts(gpu))
 
 
-def _limits(values: Mapping[str, Any]) -> reports.PowerLimits | None:
+def _limits(values: Mapping[str, Any]) -> reports.ProbedPowerLimits | None:
     limits = values.get("power_limit_range_mw")
     if limits is None:
         return None
     names = ("default_power_limit_mw", "power_limit_mw", "enforced_power_limit_mw")
     found = (*limits, *(values.get(name) for name in names))
     watts: list[Any] = [None if mw is None else mw / 1000 for mw in found]
-    return reports.PowerLimits(*watts)
+    return reports.ProbedPowerLimits(*watts)
 
 
 def _processes(values: Mapping[str, Any]) -> reports.Processes:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zeusd.energy.probed.series import Change
+from zeusd.energy.probed.series import ShownUpdate
 
 MS = 1e6
 
@@ -74,7 +74,7 @@ class _Lattice:
     residuals: tuple[float, ...]
 
 
-def find_period(changes: Sequence[Change], begin_ns: int) -> UpdatePeriod | None:
+def find_period(changes: Sequence[ShownUpdate], begin_ns: int) -> UpdatePeriod | None:
     """Returns the period of updates; None if they show none.
 
     Args:
@@ -97,7 +97,7 @@ def find_period(changes: Sequence[Change], begin_ns: int) -> UpdatePeriod | None
     return _drifting(times, widths, typical)
 
 
-def date(change: Change, period: UpdatePeriod | None, begin_ns: int) -> float:
+def date(change: ShownUpdate, period: UpdatePeriod | None, begin_ns: int) -> float:
     """Returns the time of an update (ns): its point of the lattice, within its interval.
 
     Args:

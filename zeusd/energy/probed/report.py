@@ -50,7 +50,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Clocks:
+class ProbedClocks:
     """Graphics clocks at one memory clock, descending."""
 
     memory_mhz: int
@@ -58,7 +58,7 @@ class Clocks:
 
 
 @dataclass(frozen=True)
-class PowerLimits:
+class ProbedPowerLimits:
     """Power limits, watts."""
 
     smallest_w: float
@@ -69,7 +69,7 @@ class PowerLimits:
 
 
 @dataclass(frozen=True)
-class Identity:
+class ProbedIdentity:
     """Identity of a board: only with `--identify`."""
 
     uuid: str | None
@@ -90,7 +90,7 @@ class Processes:
 
 
 @dataclass(frozen=True)
-class State:
+class ProbedState:
     """State of the GPU when the probe began."""
 
     gpu_clock_mhz: int | None
@@ -121,7 +121,7 @@ class CallLatency:
 
 
 @dataclass(frozen=True)
-class Sensor:
+class ProbedSensor:
     """Observations of one sensor.
 
     Powers are in mW and energies in mJ, as NVML has them. `alone` is its updates while only this
@@ -191,20 +191,20 @@ class ProbedGpu:
     """Device and vendor, hexadecimal."""
     memory_mib: int | None
     modes: dict[str, int | list[int]]
-    power_limits: PowerLimits | None
-    clocks: list[Clocks]
-    state: State
+    power_limits: ProbedPowerLimits | None
+    clocks: list[ProbedClocks]
+    state: ProbedState
     processes: Processes
     answers: dict[str, Answer]
     latency: dict[str, CallLatency]
-    sensors: dict[str, Sensor]
+    sensors: dict[str, ProbedSensor]
     counter: CounterEnergy | None
     """The energy counter beside integrated power, while all GPUs were read."""
     counter_total_j: float | None
     """The counter at the end, counted from its own epoch."""
     loaded: Loaded | None
     doubts: list[Doubt] = field(default_factory=list)
-    identity: Identity | None = None
+    identity: ProbedIdentity | None = None
 
     @property
     def power_sensor(self) -> str | None:

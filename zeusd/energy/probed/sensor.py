@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from zeusd.energy.probed.counter import find_resolution, window_errors
 from zeusd.energy.probed.period import UpdatePeriod, date, find_period
-from zeusd.energy.probed.report import COUNTERS, POWERS, Latency, Loaded, Sensor
+from zeusd.energy.probed.report import COUNTERS, POWERS, Latency, Loaded, ProbedSensor
 from zeusd.energy.probed.series import Series
 from zeusd.energy.probed.window import VisibleWindow, find_window
 
@@ -16,7 +16,7 @@ DATED_SHARE = 0.25
 machine was busy."""
 
 
-def describe(together: Series, begin_ns: int, alone: Series, loaded: Series) -> Sensor:
+def describe(together: Series, begin_ns: int, alone: Series, loaded: Series) -> ProbedSensor:
     """Describes one sensor.
 
     Args:
@@ -27,7 +27,7 @@ def describe(together: Series, begin_ns: int, alone: Series, loaded: Series) -> 
     """
     values, every = together.values, together.values + alone.values + loaded.values
     gaps = sorted(b - a for a, b in itertools.pairwise(together.t_ns)) or [0]
-    return Sensor(
+    return ProbedSensor(
         readings=len(values),
         failures={str(code): count for code, count in together.failures.items()},
         reading_gap_ms=gaps[len(gaps) // 2] / 1e6,

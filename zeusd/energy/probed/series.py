@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class Change(NamedTuple):
+class ShownUpdate(NamedTuple):
     """An observed update.
 
     Attributes:
@@ -58,11 +58,11 @@ class Series:
         """Counts a reading that failed with a return code."""
         self.failures[code] = self.failures.get(code, 0) + 1
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[ShownUpdate]:
         """Every observed update."""
         t_ns, values = self.t_ns, self.values
         return [
-            Change(t_ns[number - 1], t_ns[number], values[number])
+            ShownUpdate(t_ns[number - 1], t_ns[number], values[number])
             for number in range(1, len(values))
             if values[number] != values[number - 1]
         ]
