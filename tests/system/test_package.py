@@ -261,7 +261,7 @@ class TestPackage:
         assert machine.systemctl("is-active", "zeusd-exporter", check=False) == "inactive"
         checks = {check["name"]: check for check in node.zeusctl("doctor")["checks"]}
         assert checks["systemd"]["found"] == "zeusd's units are active"
-        assert checks["policy"]["found"] == "you may read, but change nothing"
+        assert checks["policy"]["found"] == "read-only for you"
         metrics = machine.run("zeusd-exporter", "--once", user=str(NOBODY)).stdout
         assert metrics.count("zeusd_gpu_power_watts{") == 2
         events = machine.run("journalctl", "-u", "zeusd", "-o", "cat", "EVENT=started", check=False)
