@@ -102,13 +102,12 @@ def _restore_one(
 
 def _plan(entry: dict[str, Any]) -> Plan:
     doubts = tuple(tuple(value) for value in entry["doubts"])
-    target = tuple(entry["target"])
     return Plan(
         SPECS[Control(entry["control"])],
-        target,
+        tuple(entry["target"]),
         tuple(tuple(value) for value in entry["values"]),
         doubts,
-        any(value != target for value in doubts),
+        bool(doubts),
         not doubts,
         str(entry.get("overwrite", OURS)),
     )
@@ -299,6 +298,7 @@ def _settle(
         left = len(pending)
         say(f"{journal.path}: the driver cannot be reached ({error}); {left} restores pending")
         return left
+    journal.announce(pending)
     failed = _each_gpu(
         pending,
         lambda restore: _restore_one(opened, journal, restore, say),

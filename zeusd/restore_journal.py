@@ -36,13 +36,11 @@ class PendingEntry:
         key: Its key in the journal.
         entry: Its entry in the journal.
         holder_lives: Whether the holder is still running, and must be told that it lost the lease.
-        then: The key's entry after the restore; None: none.
     """
 
     key: str
     entry: Entry
     holder_lives: bool
-    then: Entry | None = None
 
 
 class OwnerlessJournal:
@@ -56,6 +54,7 @@ class OwnerlessJournal:
         self._entries = entries
         self._say = say
         self._guard = threading.Lock()
+        self._changes: dict[str, Entry | None] = {}
 
     @property
     def driver(self) -> Entry:
@@ -73,6 +72,8 @@ class OwnerlessJournal:
     ) -> tuple[list[PendingEntry], list[str]]:
         """The restores that are due, and the keys of entries that are not understood."""
         everything = everything or "stopping" in self._entries
+        if everything:
+            self._fall_back()
         found, strange = [], []
         for key, entry in self._entries.items():
             if not key.startswith("pending/"):
@@ -88,7 +89,16 @@ class OwnerlessJournal:
                 found.append(
                     PendingEntry(key, self._bounded(entry), holder_lives=pidfd is not None)
                 )
-        return [*found, *(self._lowered() if everything else ())], strange
+        return found, strange
+
+    def announce(self, due: list[PendingEntry]) -> None:
+        """Records fallen ceilings, and in each entry what is written next, as zeusd does."""
+        for one in due:
+            target, written = [*one.entry["target"]], one.entry["values"]
+            if target not in written and (written or one.entry.get("overwrite") == HIGHER):
+                listed = {name: [*one.entry[name], target] for name in ("values", "doubts")}
+                self._changes[one.key] = {**self._entries[one.key], **listed}
+        self._put(self._changes)
 
     def _bounded(self, restore: Entry) -> Entry:
         """A pending restore with its target bounded by the ceilings, which may have been set after
@@ -100,18 +110,22 @@ class OwnerlessJournal:
                 target = _least(target, entry, restore["control"])
         return {**restore, "target": [*target]}
 
-    def _lowered(self) -> Iterator[PendingEntry]:
-        """Restores for ceilings that reach a deadline which no zeusd will enforce."""
-        for key, entry in self._entries.items():
+    def _fall_back(self) -> None:
+        """Applies the fallbacks of all ceilings, because no zeusd will enforce their deadlines. A
+        limit is lowered to one like a lease that ends."""
+        for key, entry in [*self._entries.items()]:
             kind, *names = key.split("/", 3)
             if kind != "ceiling" or len(names) != 3 or entry.get("deadline_ns") is None:
                 continue
             fallback = entry.get("fallback")
-            lower: Entry = {"gpu": names[0], "control": names[1], "target": fallback}
-            lower |= {"values": [], "doubts": [], "overwrite": HIGHER, "holder": [0, 0]}
+            lower: Entry = {"gpu": names[0], "control": names[1], "holder": [0, 0], "uid": 0}
+            lower |= {"client": "", "since_ns": 0, "ttl_ns": 0, "target": fallback}
+            lower |= {"values": [], "doubts": [], "overwrite": HIGHER, "ending": "ceiling"}
             if _is_complete(lower):
                 then = {**entry, "value": fallback, "deadline_ns": None, "fallback": None}
-                yield PendingEntry(key, lower, holder_lives=False, then=then)
+                pending = f"pending/{names[0]}/{names[1]}"
+                self._entries |= {key: then, pending: self._entries.get(pending, lower)}
+                self._changes |= {key: then, pending: self._entries[pending]}
 
     def settle(self, one: PendingEntry, holds: Value | None = None) -> None:
         """Mark as restored. The next zeusd tells a running holder that it lost the lease.
@@ -122,15 +136,21 @@ class OwnerlessJournal:
                 follows a target that is another then. None: it is another program's.
         """
         key, restore = one.key, one.entry
-        data = record(self._boot, key, one.then)
-        if holds is not None and SPECS[Control(restore["control"])].ceilings:
-            name = f"resting/{restore['gpu']}/{restore['control']}"
-            data = record(self._boot, name, {"value": [*holds]}) + data
+        changes: dict[str, Entry | None] = {}
         if one.holder_lives:
             gpu, control, (pid, cookie) = (restore[name] for name in ("gpu", "control", "holder"))
             reason = "zeusd had failed, and everything was restored"
             loss = {"gpu": gpu, "control": control, "process": [pid, cookie], "reason": reason}
-            data = record(self._boot, f"loss/{gpu}/{control}/{pid}.{cookie}", loss) + data
+            changes[f"loss/{gpu}/{control}/{pid}.{cookie}"] = loss
+        if holds is not None and SPECS[Control(restore["control"])].ceilings:
+            changes[f"resting/{restore['gpu']}/{restore['control']}"] = {"value": [*holds]}
+        self._put({**changes, key: None})
+
+    def _put(self, changes: dict[str, Entry | None]) -> None:
+        """Appends records, in order."""
+        if not changes:
+            return
+        data = b"".join(record(self._boot, key, entry) for key, entry in changes.items())
         try:
             with self._guard:
                 fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -141,7 +161,8 @@ class OwnerlessJournal:
                     os.close(fd)
         except OSError as error:
             # The next reader finds the control at its target, and does not write.
-            self._say(f"{self.path}: cannot be written ({error.strerror}); {key} stays in it")
+            keys = ", ".join(changes)
+            self._say(f"{self.path}: cannot be written ({error.strerror}), so it keeps {keys}")
 
 
 def _least(target: Value, ceiling: Entry, control: str) -> Value:

@@ -83,7 +83,7 @@ class Plan:
         values: Values that zeusd may have left in force, newest last; empty: none.
         doubts: Those of `values` whose write was never confirmed: the device may have rounded one
             or moved it into its range.
-        unsettled: Whether a write of another value than the target may still take effect.
+        unsettled: Whether an earlier write may still take effect.
         confirmed: Whether the last write, of the newest value, was.
         overwrite: OURS, HIGHER or ALL.
     """
@@ -176,8 +176,13 @@ def near(one: Value, other: Value, rounding: int) -> bool:
 
 
 def is_rounded(found: Value, doubts: Iterable[Value], rounding: int) -> bool:
-    """Whether this value may result from a write that was never confirmed."""
-    return any(near(doubt, found, rounding) for doubt in doubts)
+    """Whether this value may result from a write that was never confirmed: rounded, also after a
+    lower one was written instead (`Device._write_lower`)."""
+    return any(
+        near(one, found, rounding)
+        for doubt in doubts
+        for one in (doubt, tuple(part - rounding for part in doubt))
+    )
 
 
 def is_moved(found: Value, doubts: Iterable[Value], ends: tuple[int, int]) -> bool:

@@ -195,6 +195,20 @@ def test_ceilings_bound_restores_and_fall_to_their_fallback_without_a_zeusd(
         assert wreck.limits() == [LIMIT, LIMIT]
 
 
+def test_what_it_writes_is_in_the_journal_before(wreck: Wreck) -> None:
+    """It may be killed, or the driver come late; the next zeusd must know whose value it finds."""
+    with wreck.daemon.client() as client:
+        gpus = [gpu.uuid for gpu in client.node().gpus]
+        until_ns = _boot_ns() + 60_000_000_000
+        client.set_ceiling(gpus, "fleet", 220_000, until_boot_ns=until_ns, fallback_mw=160_000)
+    wreck.kill()
+    wreck.double.inject(0, SET_LIMIT, 999)
+    assert wreck.run("--all").returncode == 1
+    said = replay((wreck.daemon.state_dir / "journal").read_bytes(), boot_id()).entries
+    assert [160_000] in said[f"pending/{gpus[0]}/power_limit"]["doubts"]
+    assert said[f"ceiling/{gpus[0]}/power_limit/fleet"]["value"] == [160_000]
+
+
 def _boot_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 

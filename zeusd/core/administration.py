@@ -78,7 +78,7 @@ class Administration:
         self._track = track
         self._describe_node = describe_node
         self._change: str | None = None
-        self._restoring: set[ControlMachine] = set()
+        self._restoring: list[ControlMachine] = []
         self._askers: list[tuple[ClientState, int]] = []
         self.ceilings = CeilingRequests(node, outbox, track)
         self.connections: Callable[[], int] = lambda: 0
@@ -241,7 +241,7 @@ class Administration:
         self._out.add(Put(QUIESCED, Mark(self._out.now_ns)))
         self._note("quiesced", connection.peer)
         self._out.due_ns[self] = self._out.now_ns + PATIENCE_NS
-        self._restoring = {*self._node.machines()}
+        self._restoring = self._node.machines()
         self._node.closed = why
         for machine in self._node.machines():
             machine.close(why)
@@ -257,7 +257,7 @@ class Administration:
             self._close_if_settled()
 
     def _suspend(self, machine: ControlMachine) -> None:
-        self._restoring.discard(machine)
+        self._restoring.remove(machine)
         machine.suspend()
 
     def tick(self, now_ns: int) -> None:

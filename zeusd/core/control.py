@@ -159,6 +159,9 @@ class ControlMachine:
         self._behind: list[Then] | None = None
         self._brought_down = object()  # key of the time at which that is tried again
         self._enforces_later = False
+        # Until when a write of the last zeusd may take effect. Also one of the target: it may have
+        # given the driver less to round up.
+        self._taken_over_ns = 0
         # What it held before the first write of this lease, and when nobody held it.
         self._found: ControlValue | None = None
         self._seen: ControlValue | None = None
@@ -307,6 +310,7 @@ class ControlMachine:
         )
         until_ns = now_ns + self._settle_ns
         self.values = Values(restore.values, dict.fromkeys(restore.doubts, until_ns))
+        self._taken_over_ns = until_ns if restore.doubts else 0
         moved = restore.target not in (*restore.values, self.target) and not self.spec.merges
         if self.spec.readable and restore.values and moved:
             # The site's target was another then, and writing it needed no record of its own; nor is
@@ -653,6 +657,11 @@ class ControlMachine:
             self.values = self.values.holding(step.value, holds, now_ns, late, until_ns)
 
     @property
+    def _settles_ns(self) -> int:
+        """When no earlier write can spoil a restore any more."""
+        return max(self.values.settles_ns(self.target), self._taken_over_ns)
+
+    @property
     def _settle_ns(self) -> int:
         return round(self.node.settings.site.settle_s * 1e9)
 
@@ -778,7 +787,7 @@ class ControlMachine:
                 self.target,
                 self.values.values,
                 tuple(self.values.doubts),
-                self.values.settles_ns(self.target) > self.out.now_ns,
+                self._settles_ns > self.out.now_ns,
                 self.values.confirmed,
                 self._overwrites,
             )
@@ -801,7 +810,7 @@ class ControlMachine:
 
     def _settled(self, result: Result) -> Result:
         """The result of an attempt; it is not over while another write may still take effect."""
-        late = self.values.settles_ns(self.target) > self.out.now_ns
+        late = self._settles_ns > self.out.now_ns
         return replace(result, kind="settling") if result.kind == "restored" and late else result
 
     def _again(self, restoration: Restoration, plan: Plan, result: Result) -> bool:
@@ -880,9 +889,8 @@ class ControlMachine:
 
     def _settle(self) -> None:
         """Looks again when no earlier write can take effect any more; sets wait until then."""
-        settles_ns = self.values.settles_ns(self.target)
-        self.out.due_ns[self] = settles_ns + 1
-        left_s = max(0, settles_ns - self.out.now_ns) / 1e9
+        self.out.due_ns[self] = self._settles_ns + 1
+        left_s = max(0, self._settles_ns - self.out.now_ns) / 1e9
         self.trouble = Failure(
             ErrorCode.RESTORE_PENDING,
             f"the driver may still apply an earlier write of {self.control.value} to {self.gpu}; "
@@ -928,11 +936,12 @@ class ControlMachine:
 
     @property
     def _overwrites(self) -> str:
-        """What a restore may overwrite, see `restore_rule`; if zeusd wrote the control, the site
-        decides."""
+        """What a restore may overwrite, see `restore_rule`. If zeusd wrote the control, the site
+        decides; and rule 8 holds, also of a GPU that was reset meanwhile."""
         asked = OURS if self._restoration is None else self._restoration.overwrite
-        ours = asked == OURS and self.bounds.override and self.values.values
-        return ALL if ours else asked
+        if asked != OURS or not self.values.values:
+            return asked
+        return ALL if self.bounds.override else HIGHER if self.bounds.active else OURS
 
     def pending_restore(self) -> PendingRestore:
         """The journal's entry for the present state."""

@@ -61,7 +61,7 @@ class Values:
         """Of all values only these are in force. Writes that may still take effect are not over."""
         return Values(known, {one: ns for one, ns in self.doubts.items() if ns > now_ns})
 
-    def settles_ns(self, target: ControlValue | None = None) -> int:
+    def settles_ns(self, target: ControlValue) -> int:
         """When no write of another value than the target can take effect any more; 0: there is
         none in doubt."""
         return max((ns for one, ns in self.doubts.items() if one != target), default=0)

@@ -24,13 +24,12 @@ from zeus_ipc.controls import SPECS, Control, ControlValue
 from zeusd import restore
 from zeusd.core.access import Access, AllowRule
 from zeusd.core.effects import Effect, Read, Reading, Watch, Write
-from zeusd.core.entries import RESTING, key_of
 from zeusd.core.lifecycle import Phase
 from zeusd.core.model import Failure, Process, device_failure
 from zeusd.core.policy import GpuRule, LeaseTerms, SitePolicy
 from zeusd.devices.nvml.codes import nvml_error
 from zeusd.devices.port import DeviceError
-from zeusd.restore_journal import OwnerlessJournal, PendingEntry
+from zeusd.restore_journal import OwnerlessJournal
 from zeusd.restore_rule import Device, Refused, Unknown, near, read_settled
 from zeusd.runtime.workers import write_checked
 
@@ -174,13 +173,12 @@ class _Journal(OwnerlessJournal):
         super().__init__(Path(), "boot", world.journal, lambda line: None)
         self._world = world
 
-    def settle(self, one: PendingEntry, holds: ControlValue | None = None) -> None:
-        if holds is not None and one.entry["control"] == LIMIT.value:
-            self._world.journal[key_of(RESTING, one.entry["gpu"], LIMIT)] = {"value": [*holds]}
-        if one.then is None:
-            self._world.journal.pop(one.key)
-        else:
-            self._world.journal[one.key] = one.then
+    def _put(self, changes: dict[str, dict[str, Any] | None]) -> None:
+        for key, entry in changes.items():
+            if entry is None:
+                self._world.journal.pop(key)
+            else:
+                self._world.journal[key] = entry
 
 
 class _HelperDriver:
@@ -383,6 +381,7 @@ class DriverWorld(World):
         """The helper runs, when no zeusd does and nobody holds anything."""
         journal, driver = _Journal(self), _HelperDriver(self)
         found, _ = journal.pending(True, False)
+        journal.announce(found)
         ends_ns = self.now_ns
         for gpu in self.gpus.values():
             gpu.now_ns = self.now_ns

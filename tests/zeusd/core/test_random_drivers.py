@@ -8,9 +8,10 @@ import pytest
 
 from tests import seeds
 from tests.zeusd.core.drivers import run_round
-from tests.zeusd.core.world import GPU0, Odd, World
+from tests.zeusd.core.world import GPU0, UUIDS, Odd, World
 from zeus_ipc.controls import Control
 from zeusd.core.model import Process
+from zeusd.core.policy import GpuRule, SitePolicy
 from zeusd.devices.nvml.codes import nvml_error
 from zeusd.devices.port import DeviceError
 from zeusd.restore_rule import SETTLE_S, Device, Holds, Refused, Unknown
@@ -170,3 +171,52 @@ def test_readings_of_a_restore_are_as_far_apart_as_the_longest_settling() -> Non
     slept.clear()
     assert device.write_verified((250,), (200,), sure=True) == Holds((250,))
     assert slept == [device.settling_s]
+
+
+def test_what_the_last_zeusd_asked_of_the_driver_may_still_be_rounded(world: World) -> None:
+    """It was killed while it restored, and may have given the driver less to round up."""
+    world.connect(1)
+    world.set_power(1, 200)
+    world.hold = True
+    world.kill(Process(1, 77))
+    world.core.device_done(world.now_ns, world.held.pop(0).ticket, (200_000,))
+    world.journal["pending/GPU-0000/power_limit"] |= {"doubts": [[300_000]]}
+    world.values[POWER], world.hold = (300_000,), False
+    world.start_core(alive=set())
+    world.advance(1)
+    world.values[POWER] = (298_500,)
+    world.advance(SETTLE_S + 1)
+    assert world.limit_w() == 300
+    assert not [key for key in world.journal if key.startswith("pending/")]
+
+
+def test_a_lower_value_that_was_rounded_down_is_zeusds(world: World) -> None:
+    """A late driver looks like one that rounds up, and is given up to 5 W less."""
+    world.connect(1)
+    world.read_backs = [999] * 99
+    assert "error" in world.set_power(1, 187)
+    world.read_backs.clear()
+    world.values[POWER] = (182_000,)
+    assert world.set_power(1, 150) == {}
+    assert not world.events("outside_change")
+
+
+def test_a_gpu_that_was_reset_is_brought_under_the_sites_limit_with_the_restore() -> None:
+    world = World(SitePolicy(rules=(GpuRule("*", power_limit_mw=250_000, enforce=True),)))
+    world.connect(1)
+    world.set_power(1, 200)
+    world.values[POWER] = (300_000,)
+    world.kill(Process(1, 77))
+    assert world.limit_w() == 250
+
+
+def test_quiescing_restores_in_the_order_of_all_restores() -> None:
+    world = World(limits_mw=(300_000,) * 4)
+    world.connect(1, groups=frozenset({0}), uid=0)
+    for gpu in UUIDS:
+        world.set_power(1, 200, gpu)
+        world.call(1, "set_gpu_clocks", gpus=[gpu], min_mhz=300, max_mhz=900)
+    world.writes.clear()
+    assert "result" in world.call(1, "quiesce")
+    order = [Control.GPU_CLOCKS, Control.POWER_LIMIT]
+    assert [control for _, control, _ in world.writes] == order * 4
