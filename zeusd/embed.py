@@ -278,7 +278,7 @@ class _Running:
 
     def close(self) -> None:
         self._reactor.post(lambda: self._engine.stop(_STOP_S, then=self._reactor.stop))
-        self._thread.join(_STOP_S + 1.0)
+        self._thread.join(_STOP_S + self._engine.settle_s + 1.0)
         settled = self._journal.empty
         self._engine.close()
         if settled:

@@ -47,6 +47,9 @@ each."""
 NOT_RESTORED = 1
 """Exit code of an orderly stop that could not restore everything."""
 
+STOP_MARGIN_S = 5.0
+"""Time that systemd gives a stop beyond the longest that it may take."""
+
 STATUS_S = 1.0
 SWITCH_S = 0.0005
 
@@ -208,13 +211,15 @@ class Daemon:
             return
         self._stopping = True
         restore = not keep and self._config.restore.on_stop == "restore"
-        sd_notify("STOPPING=1")
+        timeout_s = self._config.daemon.stop_timeout_s
+        # systemd's own limit is for a zeusd that hangs, whatever the configuration says.
+        most_s = timeout_s + self._engine.settle_s + STOP_MARGIN_S
+        sd_notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={most_s * 1e6:.0f}")
         log.info(
             "stopping: %s",
             "restoring everything" if restore else "keeping all leases for the next zeusd",
             extra={"event": "stopping", "restore": restore},
         )
-        timeout_s = self._config.daemon.stop_timeout_s
         self._engine.stop(timeout_s, then=self._reactor.stop, restore=restore)
 
     def _reload(self) -> None:

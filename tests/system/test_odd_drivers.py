@@ -68,7 +68,7 @@ def site() -> Iterator[Site]:
         daemon = stack.enter_context(
             running_daemon(
                 *("--nvml-library", double.library, "--socket-mode", "0666"),
-                *configuration(directory, "[lease]\nttl_s = 1.0\n"),
+                *configuration(directory, "[lease]\nttl_s = 1.0\n[daemon]\nstop_timeout_s = 2\n"),
                 gpus=1,
                 env=double.env,
                 directory=directory,
@@ -144,6 +144,15 @@ def test_a_stop_that_cannot_restore_names_what_and_fails(site: Site) -> None:
     finally:
         holder.kill()
         holder.wait()
+
+
+def test_a_stop_waits_until_no_write_can_take_effect_any_more(site: Site) -> None:
+    """For longer than its timeout: nobody restores what takes effect after the end."""
+    site.double.misbehave(0, ignored_sets=1)
+    with site.daemon.client() as client, pytest.raises(ValueUnchanged):
+        client.set_power_limit(client.node().gpus[0].uuid, 150_000)
+    assert site.daemon.stop() == 0
+    assert not site.daemon.records("restore_abandoned")
 
 
 @pytest.mark.parametrize("code", [3, 4, 10, 15, 16, 999])

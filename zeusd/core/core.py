@@ -371,6 +371,11 @@ class Core:
         return self._out.in_flight == 0
 
     @property
+    def settling(self) -> bool:
+        """Whether a restore only waits until no earlier write can take effect any more."""
+        return any(machine.settling for machine in self.node.machines())
+
+    @property
     def unrestored(self) -> list[tuple[str, Control]]:
         """Controls that are leased, being restored, waiting for another attempt, or not known yet
         although the journal says that something is to be restored."""

@@ -174,6 +174,11 @@ class Engine:
         return self._driver.finder
 
     @property
+    def settle_s(self) -> float:
+        """How much longer than its timeout a stop may take."""
+        return self.core.node.settings.site.settle_s
+
+    @property
     def first_look_over(self) -> bool:
         """Whether clients may be told which GPUs there are."""
         quiesced = self.core.node.quiesced_ns is not None
@@ -223,12 +228,14 @@ class Engine:
         self._reactor.run(self.core.next_deadline_ns, self._on_time)
 
     def stop(self, timeout_s: float, then: Callable[[], None], restore: bool = True) -> None:
-        """Restores everything, then calls `then`; after `timeout_s` at the latest.
+        """Restores everything, then calls `then`; after `timeout_s` at the latest, or as long after
+        that as an earlier write may still take effect.
 
         What could not be restored by then stays in the journal. Without `restore` everything does.
         A stop during the start waits until the GPUs are known.
         """
         give_up_ns = time.monotonic_ns() + int(timeout_s * 1e9)
+        settled_ns = give_up_ns + int(self.settle_s * 1e9)
         if self._accounting is not None:
             self._accounting.refuse_all()
         looking = restore and not self.first_look_over
@@ -243,7 +250,7 @@ class Engine:
                 looking = False
                 self._reactor.post(begin)
                 return
-            late = time.monotonic_ns() > give_up_ns
+            late = time.monotonic_ns() > (settled_ns if self.core.settling else give_up_ns)
             if (looking or self.core.restoring or not self.core.settled) and not late:
                 self._reactor.call_later(0.002, check)
                 return
