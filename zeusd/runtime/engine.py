@@ -10,11 +10,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from zeus_ipc import replies
-from zeus_ipc.controls import Control
+from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import Envelope, ErrorBody, Problem, UserLoad
 from zeus_ipc.requests import Request
@@ -40,7 +41,7 @@ from zeusd.core.effects import (
     Write,
 )
 from zeusd.core.entries import PENDING, Loss, PendingRestore, Recorded
-from zeusd.core.model import Failure, Peer, Process
+from zeusd.core.model import Failure, GpuFacts, Peer, Process
 from zeusd.core.policy import Settings
 from zeusd.devices.metered import MeteredBackend
 from zeusd.devices.port import Backend
@@ -367,7 +368,7 @@ class Engine:
             needed = False
             if isinstance(effect, Write):
                 entry = effect.restore
-                if (taken := self._locks.take(effect.gpu)) is not None:
+                if (taken := self._locks.take(effect.gpu, self._initial(effect.gpu))) is not None:
                     self._done_on_thread(effect.ticket, taken)
                     continue
                 rest.append(effect)
@@ -405,6 +406,11 @@ class Engine:
             if change.entry is None and change.key.startswith(PENDING):
                 self._unlock(change.key.split("/")[1])
         return rest
+
+    def _initial(self, gpu: str) -> dict[Control, ControlValue]:
+        machines = self.core.node.gpus[gpu].machines
+        found = {control: machine.bounds.initial for control, machine in machines.items()}
+        return {control: value for control, value in found.items() if value is not None}
 
     def _unlock(self, gpu: str) -> None:
         """Returns a GPU's lock, if nothing is pending on it any more."""
@@ -542,7 +548,7 @@ class Engine:
             self.core.gpus_found(
                 time.monotonic_ns(),
                 found.driver_version,
-                [facts for facts, _ in found.gpus],
+                [self._as_before(facts) for facts, _ in found.gpus],
                 found.driver,
                 self._driver_entry,
                 found.unusable,
@@ -553,6 +559,10 @@ class Engine:
                 self._processes.unwatch(process)
                 self._processes.detach(process)
             self._recovered.clear()
+
+    def _as_before(self, facts: GpuFacts) -> GpuFacts:
+        """A GPU, as it was before another engine changed it."""
+        return replace(facts, values={**facts.values, **self._locks.initial(facts.info.uuid)})
 
     def _recover(self, entries: dict[str, Recorded]) -> None:
         holders = {one.holder for one in entries.values() if isinstance(one, PendingRestore)}

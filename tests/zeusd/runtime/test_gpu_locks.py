@@ -12,6 +12,7 @@ import pytest
 
 from tests.fake_nvml.double import NvmlDouble
 from tests.support import public_directory, running_daemon, wait_for
+from zeus_ipc.controls import Control
 from zeus_ipc.errors import LeaseHeld
 from zeusd import embed
 from zeusd.devices.vendors import Options
@@ -38,6 +39,9 @@ def test_a_lock_excludes_engines_of_this_process_and_of_others(tmp_path: Path) -
     first.release("GPU-0")
     assert second.take("GPU-0") is None
     second.close()
+    assert second.initial("GPU-0") == {}
+    assert first.take("GPU-0", {Control.POWER_LIMIT: (250_000,)}) is None
+    assert second.initial("GPU-0") == {Control.POWER_LIMIT: (250_000,)}
     with subprocess.Popen(
         [sys.executable, "-c", OTHER, directory],
         stdin=subprocess.PIPE,
@@ -118,11 +122,11 @@ def test_a_second_zeusd_and_an_embedded_engine_leave_a_changed_gpu_alone(
                 with pytest.raises(LeaseHeld, match=words):
                     other.set_power_limit(uuid, 150_000)
                 node = real_node(options=Options(nvidia_library=double.library))
-                with (
-                    embed.connect(node, state_dir=str(folder / "embedded")) as embedded,
-                    pytest.raises(LeaseHeld, match="let all processes of this node use one"),
-                ):
-                    embedded.set_power_limit(uuid, 150_000)
+                with embed.connect(node, state_dir=str(folder / "embedded")) as embedded:
+                    (gpu,) = embedded.node().gpus
+                    assert gpu.power_limit_highest_mw == 250_000, "not the value of another"
+                    with pytest.raises(LeaseHeld, match="let all processes of this node use one"):
+                        embedded.set_power_limit(uuid, 150_000)
                 assert double.limit_mw(0) == 200_000
             wait_for(lambda: double.limit_mw(0) == 250_000, "the limit to be back")
             other.set_power_limit(uuid, 150_000)
