@@ -60,7 +60,7 @@ class GpuLocks:
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.lstat(self._path(gpu)), os.fstat(self._held[gpu])):
                     return None
-            says = _owners[os.getpid(), self._path(gpu)]
+            says = _owners.get((os.getpid(), self._path(gpu)), says)
             self.release(gpu)
         fd, owner = self._lock(gpu)
         if owner is not None:
