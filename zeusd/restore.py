@@ -166,7 +166,7 @@ def _carry_out(plan: Plan, gpu: RestoredControl, settle_s: float) -> Result:
     if result.kind == "settling":
         gpu.sleep(settle_s)
         wrote = result.wrote
-        if not plan.spec.merges:  # zeusd's values do not include other programs' choices
+        if wrote and not plan.spec.merges:  # others' choices are not zeusd's values
             plan = replace(plan, values=(*plan.values, result.in_force))
         result = _attempt(replace(plan, unsettled=False), gpu)
         if wrote and result.kind == "already_back":

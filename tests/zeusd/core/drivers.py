@@ -181,11 +181,11 @@ class _Journal(OwnerlessJournal):
                 self._world.journal[key] = entry
 
 
-class _HelperDriver:
+class HelperDriver:
     """The driver, as the helper calls it."""
 
-    def __init__(self, world: DriverWorld) -> None:
-        self._gpus = world.gpus
+    def __init__(self, gpus: dict[str, RandomGpu]) -> None:
+        self._gpus = gpus
 
     def handle(self, uuid: str) -> RandomGpu:
         return self._gpus[uuid]
@@ -379,7 +379,7 @@ class DriverWorld(World):
 
     def help(self) -> None:
         """The helper runs, when no zeusd does and nobody holds anything."""
-        journal, driver = _Journal(self), _HelperDriver(self)
+        journal, driver = _Journal(self), HelperDriver(self.gpus)
         found, _ = journal.pending(True, False)
         journal.announce(found)
         ends_ns = self.now_ns

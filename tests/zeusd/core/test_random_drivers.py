@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 
 import pytest
 
 from tests import seeds
-from tests.zeusd.core.drivers import run_round
+from tests.zeusd.core.drivers import HelperDriver, RandomGpu, run_round
 from tests.zeusd.core.world import GPU0, UUIDS, Odd, World
 from zeus_ipc.controls import Control
+from zeusd import restore
 from zeusd.core.model import Process
 from zeusd.core.policy import GpuRule, SitePolicy
 from zeusd.devices.nvml.codes import nvml_error
@@ -220,3 +222,13 @@ def test_quiescing_restores_in_the_order_of_all_restores() -> None:
     assert "result" in world.call(1, "quiesce")
     order = [Control.GPU_CLOCKS, Control.POWER_LIMIT]
     assert [control for _, control, _ in world.writes] == order * 4
+
+
+def test_the_helper_leaves_a_value_of_others_alone_also_while_a_write_is_in_doubt() -> None:
+    gpu = RandomGpu(random.Random(0), 0, 1, False, 0, values={Control.POWER_LIMIT: (200_000,)})
+    driver = HelperDriver({GPU0: gpu})
+    entry = {"control": "power_limit", "target": [300_000], "values": [[300_000], [150_000]]}
+    plan = restore._plan(entry | {"doubts": [[150_000]]})
+    called = restore.RestoredControl(driver, gpu, Control.POWER_LIMIT, gpu.sleep)
+    assert restore._carry_out(plan, called, SETTLE_S).kind == "changed_outside"
+    assert gpu.values[Control.POWER_LIMIT] == (200_000,)
