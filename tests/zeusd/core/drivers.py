@@ -400,7 +400,7 @@ class DriverWorld(World):
         """Something happens."""
         rng = self.rng
         names = ("set", "release", "die", "zeusd", "ceiling", "reload", "lost", "clocks", "both")
-        name = rng.choices(names, (12, 4, 5, 2, 3, 1, 1, 3, 2))[0]
+        name = rng.choices(names, (12, 4, 5, 2, 4, 1, 1, 3, 2))[0]
         uuid = rng.choice(UUIDS)
         if name == "die" and self.alive:
             self.kill_process(rng.choice([*self.alive]))
@@ -424,7 +424,10 @@ class DriverWorld(World):
             self._die_at(self.now_ns)
         elif name == "ceiling":
             value = rng.choice((None, [150_000], [187_300], [240_000]))
-            self.ask(1, "set_ceiling", gpus=[uuid], name="fleet", value=value)
+            ends = {"ttl_ms": rng.randrange(100, 9000), "fallback": rng.choice((None, [150_000]))}
+            ceiling = {"name": rng.choice(("fleet", "job:7")), "value": value}
+            more = ends if value == [240_000] else {}
+            self.ask(1, "set_ceiling", gpus=[uuid], **ceiling, **more)
         elif name == "reload":
             self.reload(rng.choice(POLICIES))
 
