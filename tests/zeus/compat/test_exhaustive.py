@@ -75,10 +75,25 @@ def published(case: Case) -> list[list[Step]]:
     return epochs
 
 
-def trained(case: Case, node: VirtualNode, epochs: int, between: str) -> list[list[Step]]:
-    """The kind of each step here."""
+def trained(
+    case: Case, node: VirtualNode, epochs: int, between: str, at_once: bool
+) -> list[list[Step]]:
+    """The kind of each step here.
+
+    Args:
+        case: Its lengths.
+        node: The node.
+        epochs: Their number.
+        between: What interrupts training.
+        at_once: Whether a window's energy is known when it ends; otherwise, as in training, after
+            the sensors' next update.
+    """
+    monitor = node.monitor()
+    lookup = monitor._lookup
+    if at_once:
+        lookup.wake = lambda: lookup.round(node.clock())
     plo = GlobalPowerLimitOptimizer(
-        node.monitor(),
+        monitor,
         Energy(),
         wait_steps=case.wait,
         warmup_steps=case.warmup,
@@ -110,19 +125,37 @@ def trained(case: Case, node: VirtualNode, epochs: int, between: str) -> list[li
             plo.on_epoch_begin()
         found.append(steps)
     assert [one.power_limit for one in plo.measurements] == LIMITS_W
-    for one in plo.measurements:
+    for one in plo.measurements[: None if at_once else -1]:
         assert one.time == pytest.approx(case.profile * STEP_S, rel=1e-3), "measured in one piece"
     plo.close()
     return found
 
 
+def _interruption(number: int) -> str:
+    return ("epoch", "pause", "evaluation")[number % 3]
+
+
 def test_every_step_is_spent_as_published(node: VirtualNode) -> None:
+    """Its monitor knows the energy of a window when it ends."""
     assert len(CASES) > 40
     interrupted = 0
     for number, case in enumerate(CASES):
         expected = published(case)
         interrupted += len(expected) > 1
         assert len(expected) <= MOST_EPOCHS
-        between = ("epoch", "pause", "evaluation")[number % 3]
-        assert trained(case, node, len(expected), between) == expected, (case, between)
+        between = _interruption(number)
+        assert trained(case, node, len(expected), between, True) == expected, (case, between)
     assert interrupted > 30
+
+
+def test_energies_that_come_later_only_prolong_the_last_limit(node: VirtualNode) -> None:
+    for number, case in enumerate(CASES):
+        epochs = published(case)
+        expected = [step for epoch in epochs for step in epoch if step[0] != "Done"]
+        between = _interruption(number)
+        found = sum(trained(case, node, len(epochs) + 2, between, False), [])
+        assert found[: len(expected)] == expected, (case, between)
+        assert found[-1] == ("Done", 0)
+        rest = found[len(expected) : found.index(("Done", 0))]
+        assert {limit for _, limit in rest} <= {LIMITS_W[-1]}, (case, between)
+        assert len(rest) * STEP_S < 0.3, (case, between)

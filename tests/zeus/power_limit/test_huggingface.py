@@ -406,17 +406,17 @@ def test_an_internal_error_ends_the_search_and_not_the_training(
 def figures_while_training(plo: power_limit.HFGlobalPowerLimitOptimizer) -> None:
     """More figures, at the two times that suit a log least."""
     optimizer = plo.optimizer
-    pause, end = optimizer.on_pause, optimizer.on_train_end
+    pause, close = optimizer.on_pause, optimizer.close
 
     def on_pause() -> None:
         pause()
         optimizer.on_metrics({"zeus/test_limit_w": optimizer.power_limits[0] / 1000})
 
-    def on_train_end() -> None:
-        end()
+    def at_the_end() -> None:
+        close()
         optimizer.on_metrics({"zeus/test_end": 1.0})
 
-    vars(optimizer).update(on_pause=on_pause, on_train_end=on_train_end)
+    vars(optimizer).update(on_pause=on_pause, close=at_the_end)
 
 
 @pytest.mark.parametrize("by", ["steps", "epoch"])
