@@ -153,7 +153,8 @@ def test_energies_that_come_later_only_prolong_the_last_limit(node: VirtualNode)
         epochs = published(case)
         expected = [step for epoch in epochs for step in epoch if step[0] != "Done"]
         between = _interruption(number)
-        found = sum(trained(case, node, len(epochs) + 2, between, False), [])
+        late = trained(case, node, len(epochs) + 2, between, False)
+        found = list(itertools.chain.from_iterable(late))
         assert found[: len(expected)] == expected, (case, between)
         assert found[-1] == ("Done", 0)
         rest = found[len(expected) : found.index(("Done", 0))]
