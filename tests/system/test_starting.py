@@ -48,7 +48,7 @@ def test_a_killed_zeusd_is_started_again_at_once_every_time() -> None:
     ("options", "words"),
     [
         (("--socket", "/proc/zeusd.sock"), "cannot listen at /proc/zeusd.sock"),
-        (("--socket", "/" + "x" * 120), "longer than 106 bytes"),
+        (("--socket", "/" + "x" * 120), "write a path of 1 to 98 bytes"),
         (("--socket-group", "nobody-has-this"), "the group nobody-has-this does not exist"),
         (("--socket-group", "99999999999"), "the group 99999999999 does not exist"),
         (("--simulate", "4xabacus"), "abacus"),
