@@ -14,6 +14,9 @@ from zeusd import embed
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock, Work
 from zeusd.nodes import OpenedNode
 
+PATIENCE_S = 5.0
+"""Real time in which the engine's thread answers, on a busy machine: no time of the node passes."""
+
 
 class VirtualNode:
     """A node, an engine embedded in this process, and `zeus` pointed at it.
@@ -28,6 +31,9 @@ class VirtualNode:
         self.nvml = SimulatedBackend(spec, clock_ns=self.clock, sleep=self.clock.sleep)
         node = OpenedNode(self.nvml, "simulated", lambda: None, self.clock)
         self.client = embed.connect(node, state_dir=str(state_dir))
+        transport = self.client._transport
+        request = transport.request
+        transport.request = lambda message, timeout_s: request(message, max(timeout_s, PATIENCE_S))
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(_node.use(self.client))
 
