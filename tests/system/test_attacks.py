@@ -13,15 +13,17 @@ import pytest
 from benchmarks.adversary import ATTACKS
 from benchmarks.attack import TURN_S, Honest, beside
 from benchmarks.processes import Daemon
-from benchmarks.reliability import attacked_site
+from benchmarks.reliability import attacked_site, fill_ledger
 
 pytestmark = pytest.mark.needs("two users")
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    """One daemon that all attack in turn."""
-    with attacked_site() as running:
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One daemon, with a ledger of a year, that all attack in turn."""
+    past = tmp_path_factory.mktemp("past")
+    fill_ledger(past)
+    with attacked_site(past) as running:
         yield running
 
 
