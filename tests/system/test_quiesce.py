@@ -16,7 +16,7 @@ from tests.fake_nvml import fixtures
 from tests.fake_nvml.double import ALWAYS, NvmlDouble
 from tests.fake_nvml.fixtures import MakeDouble
 from tests.support import RunningDaemon, public_directory, running_daemon, wait_for
-from zeus_ipc.errors import DeviceFailure, LeaseExpired, NodeQuiesced
+from zeus_ipc.errors import LeaseExpired, NodeQuiesced, PermissionRefused
 from zeus_ipc.simulation import SimulatedNode
 from zeusd.identity import boot_id
 from zeusd.runtime import driver
@@ -177,9 +177,9 @@ def test_all_of_a_long_audit_log_reaches_its_reader() -> None:
             gpu = client.node()
             assert gpu.simulated is not None
             simulated = SimulatedNode(gpu.simulated)
-            simulated.inject(0, "set_power_limit", 10)
+            simulated.inject(0, "set_power_limit", 4)
             for number in range(600):
-                with contextlib.suppress(DeviceFailure):
+                with contextlib.suppress(PermissionRefused):
                     client.set_power_limit(gpu.gpus[0].uuid, 150_000 + 10 * number)
             page = client.audit(limit=1000)
         assert len(page.records) >= 600
