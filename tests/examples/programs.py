@@ -89,6 +89,10 @@ def limits_set(daemon: RunningDaemon, gpus: int) -> list[list[str]]:
     """
     with daemon.client() as client:
         uuids = [gpu.uuid for gpu in client.node().gpus[:gpus]]
-    records = [one for one in daemon.records("set") if one["control"] == "power_limit"]
+    records = [
+        one
+        for one in daemon.records("set")
+        if one["control"] == "power_limit" and one["result"] == "ok"
+    ]
     every = [[one["new"] for one in records if one["gpu"] == uuid] for uuid in uuids]
     return [[limit for limit, _ in itertools.groupby(limits)] for limits in every]
