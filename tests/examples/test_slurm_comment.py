@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from zeusctl.day_files import Row, _write
+from zeus_ipc import tables
+from zeusctl.day_files import Row
 
 SCRIPT = Path(__file__).parents[2] / "examples/slurm/energy/comment.sh"
 BEGIN_S = 1_790_000_100
@@ -30,13 +31,13 @@ def test_a_jobs_nodes_and_runs_are_one_comment_and_others_words_stay(tmp_path: P
             row(node, "job", "8", 30_000_000, 10_000_000, "weights", run=node),
             row(node, "meters", "", 80_000_000, 80_000_000, ""),
         ]
-        _write(files / f"energy-{node}-2026-09-21.csv", rows)
+        tables.write(files / f"energy-{node}-2026-09-21.csv", tables.kinds(Row), rows)
         rows = [
             row(node, "job", "6", 10_000_000, 10_000_000, "allocated", day=-5),  # has ended
             row(node, "job", "7", 70_000_000, 70_000_000, "allocated", day=-5),
             row(node, "meters", "", 80_000_000, 80_000_000, "", day=-5),
         ]
-        _write(files / f"energy-{node}-2026-09-16.csv", rows)
+        tables.write(files / f"energy-{node}-2026-09-16.csv", tables.kinds(Row), rows)
     written = tmp_path / "written"
     for name, text in (
         ("zeusctl", f'exec "{sys.executable}" -m zeusctl "$@"'),
