@@ -73,7 +73,8 @@ class Connection:
         self._stream.close()
 
     def open(self, path: str, until_ns: int) -> None:
-        """Connects, and waits for the daemon's part of the handshake.
+        """Connects, and waits for the daemon's part of the handshake. If it fails, the socket is
+        closed at once: the error's frames keep this object until the next garbage collection.
 
         Args:
             path: The daemon's socket.
@@ -83,6 +84,13 @@ class Connection:
             OSError: It cannot be reached, or has closed the connection.
             ProtocolError: The listener is not zeusd.
         """
+        try:
+            self._connect(path, until_ns)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, path: str, until_ns: int) -> None:
         stream = self._stream
         stream.setblocking(True)  # whatever the program's default timeout
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
