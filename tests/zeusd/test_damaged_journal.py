@@ -171,7 +171,10 @@ def test_the_helper_restores_although_it_can_write_nothing(
     said: list[str] = []
     assert restore.restore([str(tmp_path)], say=said.append) == 0
     assert devices.values == TARGETS
-    assert sum("cannot be written" in line for line in said) == 3
+    announced, *settled = (line for line in said if "cannot be written" in line)
+    assert said[0] == announced, "what is written next is recorded before the driver is called"
+    assert announced.endswith(f"so it keeps pending/{GPU1}/power_limit")
+    assert len(settled) == 3
     assert restore.restore([str(tmp_path)], say=said.append) == 0
     assert devices.values == TARGETS
 
