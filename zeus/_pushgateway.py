@@ -34,18 +34,7 @@ RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 class Group:
-    """One group at a push gateway.
-
-    Args:
-        prometheus: The module prometheus_client.
-        url: The gateway; it may contain a user and password.
-        job: See `zeus.metric.Metric`.
-        kind: See `zeus.metric.Metric`.
-
-    Attributes:
-        url: The gateway, without user and password.
-        registry: The metrics to push.
-    """
+    """One group at a push gateway."""
 
     def __init__(self, prometheus: Any, url: str, job: str, kind: str) -> None:
         self.url, credentials = checked(url)

@@ -70,34 +70,17 @@ class Callback:
         """
 
     def on_evaluate(self, metric: float) -> None:
-        """The model was evaluated.
-
-        Args:
-            metric: The validation metric.
-        """
+        """The model was evaluated."""
 
     def on_instruction_begin(self, name: str) -> None:
-        """A pipeline instruction begins.
-
-        Args:
-            name: Such as `forward`.
-        """
+        """A pipeline instruction begins."""
 
     def on_instruction_end(self, name: str) -> None:
-        """A pipeline instruction has ended.
-
-        Args:
-            name: Such as `forward`.
-        """
+        """A pipeline instruction has ended."""
 
 
 class Steps(Iterator[Item]):
-    """The batches of an epoch, as `Callback.steps` passes them on.
-
-    Args:
-        callback: Called for each step.
-        batches: Any iterable.
-    """
+    """The batches of an epoch, as `Callback.steps` passes them on."""
 
     def __init__(self, callback: Callback, batches: Iterable[Item]) -> None:
         self._callback = callback
@@ -136,11 +119,7 @@ class Steps(Iterator[Item]):
 
 
 class CallbackSet(Callback):
-    """Calls several callbacks, in order.
-
-    Args:
-        callbacks: The callbacks.
-    """
+    """Calls several callbacks, in order."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = list(callbacks)

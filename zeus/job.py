@@ -67,12 +67,6 @@ class Job:
     ) -> list[str]:
         """The command of one run.
 
-        Args:
-            batch_size: Its batch size.
-            learning_rate: Its learning rate.
-            seed: Its seed.
-            rec_i: The recurrence, from 1.
-
         Raises:
             ValueError: The job has no command.
         """

@@ -85,8 +85,6 @@ class Metric(Configured, Closing):
     Args:
         gpu_indices: GPUs, as the framework numbers them; None: all it sees.
         cpu_indices: CPU packages, with their memory; None: all that can be measured.
-        period_s: Seconds between updates.
-        pushgateway_url: Such as `http://gateway:9091`.
         job: Names the group at the gateway, with the node, the rank and the kind of metric.
 
     Raises:
@@ -138,7 +136,6 @@ class Metric(Configured, Closing):
         """Closes a window. Its energy is pushed with the next update.
 
         Args:
-            name: Its name.
             sync_execution: First wait for the GPU work that the framework has launched.
 
         Raises:
@@ -303,7 +300,6 @@ class EnergyHistogram(_EnergyMetric):
     Args:
         cpu_indices: CPU packages, with their memory; None: all that can be measured.
         gpu_indices: GPUs, as the framework numbers them; None: all it sees.
-        pushgateway_url: Such as `http://gateway:9091`.
         job: Names the group at the gateway.
         gpu_bucket_range: Upper ends of the buckets for GPUs, joules, ascending.
         cpu_bucket_range: The same for CPU packages.
@@ -354,8 +350,6 @@ class EnergyCumulativeCounter(_EnergyMetric):
     Args:
         cpu_indices: CPU packages, with their memory; None: all that can be measured.
         gpu_indices: GPUs, as the framework numbers them; None: all it sees.
-        update_period: Seconds between updates.
-        pushgateway_url: Such as `http://gateway:9091`.
         job: Names the group at the gateway.
     """
 
@@ -428,8 +422,6 @@ class PowerGauge(Metric):
 
     Args:
         gpu_indices: GPUs, as the framework numbers them; None: all it sees.
-        update_period: Seconds between updates.
-        pushgateway_url: Such as `http://gateway:9091`.
         job: Names the group at the gateway.
     """
 

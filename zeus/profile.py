@@ -129,8 +129,6 @@ def measure(
     """Measure the energy of an iteration in one trial.
 
     Args:
-        target_function: Runs one iteration.
-        zeus_monitor: The GPUs.
         measurement_duration: Time to measure, s.
         cooldown_duration: Time to wait before, s.
         num_warmup_iterations: Iterations before calibration and measurement.
@@ -168,14 +166,10 @@ def profile_measurement_duration(
     """Finds how long to measure.
 
     Args:
-        target_function: Runs one iteration.
-        zeus_monitor: The GPUs.
         measurement_duration_search_range: Times to measure, s; None: 1 to 10.
         cooldown_duration: Time to wait before each trial, s.
-        num_trials: Trials of each time.
         num_warmup_trials: Trials before these, which do not count and do not wait.
         trial_stddev_threshold: Standard deviation, J, below which a time is valid.
-        num_warmup_iterations: Iterations before the measurement.
         num_calibration_iterations: Iterations to determine how long one takes.
         iteration_duration: How long one takes, s; None: measure it.
     """
@@ -203,8 +197,6 @@ def profile_cooldown_duration(
     """Finds how long to wait before a trial.
 
     Args:
-        target_function: Runs one iteration.
-        zeus_monitor: The GPUs.
         cooldown_duration_search_range: Times to wait, s; None: 1 to 10.
         measurement_duration: Time to measure, s.
         num_trials: For this and all others, see `profile_measurement_duration`.
@@ -260,17 +252,7 @@ class _Counts:
 
 
 class _Trials:
-    """Runs trials of one function.
-
-    Args:
-        target: Runs one iteration.
-        monitor: The GPUs.
-        calibration: Iterations to warm up, and to determine how long one takes. iteration_s: How
-            long one takes; None: measure it.
-
-    Attributes:
-        iteration_s: How long one takes.
-    """
+    """Runs trials of one function."""
 
     def __init__(
         self,

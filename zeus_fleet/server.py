@@ -29,12 +29,7 @@ STATES = ("ok", "waits", "leaving", "stuck", "silent", "absent", "unreadable")
 
 
 class FleetMetrics(Collector):
-    """All metric families.
-
-    Args:
-        view: The newest view; None: etcd has not responded yet.
-        up: Whether the last request to etcd succeeded.
-    """
+    """All metric families."""
 
     def __init__(self, view: View | None, up: bool) -> None:
         self._view = view
@@ -126,13 +121,7 @@ class Reader(Protocol):
 
 
 class FleetServer(web.Application):
-    """The web application.
-
-    Args:
-        store: The store with the budget.
-        every_s: Period of reading.
-        keep: Called with each view.
-    """
+    """The web application."""
 
     def __init__(
         self, store: Reader, every_s: float = 1.0, keep: Callable[[View], None] | None = None

@@ -48,12 +48,7 @@ PING = command(b"PING", b"\0\0")
 
 
 class Replies:
-    """The bodies of the messages that a ROUTER sends, from the bytes of one connection.
-
-    Attributes:
-        ready: Whether the handshake is over.
-        pongs: Number of received PONG commands.
-    """
+    """The bodies of the messages that a ROUTER sends, from the bytes of one connection."""
 
     def __init__(self) -> None:
         self.ready = False

@@ -21,12 +21,7 @@ _FROM_OPTION = "zeusctl.gpus"
 
 
 def gpus_argument(required: bool = False, default: str = "all") -> Callable[[F], F]:
-    """The GPUS of a verb: an argument, or `-i` as in nvidia-smi.
-
-    Args:
-        required: Whether the verb needs them.
-        default: Else: which ones it is about without any.
-    """
+    """The GPUS of a verb: an argument, or `-i` as in nvidia-smi."""
 
     def remember(context: click.Context, _: click.Parameter, text: str | None) -> None:
         context.meta[_FROM_OPTION] = text
@@ -117,10 +112,6 @@ def command_argument(required: bool) -> Callable[[F], F]:
 
 def without_effect(why: str, *names: str) -> None:
     """Refuses options and arguments that have no effect in this combination.
-
-    Args:
-        why: The end of the sentence.
-        names: Options, or arguments in capitals.
 
     Raises:
         UsageError: One of them was given.

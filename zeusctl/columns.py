@@ -46,7 +46,6 @@ class Column(Generic[E]):
         text: Its text in the table; None: that of the value, in the unit of the name.
         get: Its value; None: the attribute of that name.
         spare: Which columns a narrow terminal drops first: the highest; 0: none.
-        number: Whether the table aligns it to the right, also if its name has no unit.
     """
 
     name: str = ""
@@ -88,13 +87,7 @@ def plain(*names: str) -> Iterable[Column[Any]]:
 
 
 def lines(columns: Columns[E], items: Iterable[E], width: int | None = None) -> list[str]:
-    """A table of items.
-
-    Args:
-        columns: All columns of such items.
-        items: A row each.
-        width: Characters of a line; 0: any number; None: the terminal's.
-    """
+    """A table of items."""
     there = with_headings(columns)
     return table(
         [one.heading for one in there],
@@ -154,15 +147,7 @@ def output_options(columns: Columns[Any]) -> Callable[[F], F]:
 
 
 class Output(Generic[E]):
-    """Prints a verb's result, once or repeatedly.
-
-    Args:
-        json_wanted: `--json`.
-        names: Names of columns; empty: the verb's own table, or all columns for CSV.
-        form: `table`, `csv`, `json` or None.
-        watch_s: Seconds between updates; None: print once.
-        columns: All columns, in order.
-    """
+    """Prints a verb's result, once or repeatedly."""
 
     def __init__(
         self,
@@ -187,13 +172,7 @@ class Output(Generic[E]):
         text: Callable[[Any], Iterable[str]],
         items: Callable[[Any], Iterable[E]],
     ) -> None:
-        """Gets and prints the report.
-
-        Args:
-            look: Returns the report.
-            text: The report as text.
-            items: What the report lists.
-        """
+        """Gets and prints the report."""
         first = True
         while True:
             report = look()

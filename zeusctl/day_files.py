@@ -60,14 +60,6 @@ def export(
 ) -> list[Path]:
     """Writes a file for each UTC day from one time to another. Returns their paths.
 
-    Args:
-        client: The node's zeusd.
-        node: Its name.
-        folder: Where.
-        since: From this day on.
-        until: Until this time.
-        ending: `.csv` or `.parquet`.
-
     Raises:
         CommandError: This user may not see whose energy it is.
     """

@@ -44,14 +44,7 @@ svg { width: 100%; height: auto; } svg text { font-size: 12px; fill: currentColo
 def page(
     days: Sequence[UsedEnergy], jobs: Sequence[UsedEnergy], title: str, metered_j: float
 ) -> str:
-    """Returns the page.
-
-    Args:
-        days: Sums by user, day by day.
-        jobs: Sums by job, over all days.
-        title: What it is about.
-        metered_j: The GPUs' counters for the same time.
-    """
+    """Returns the page."""
     total_j = sum(one.energy_j for one in days)
     factor, unit = (KWH_J, "kWh") if total_j >= KWH_FROM_J else (1, "J")
     users: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)

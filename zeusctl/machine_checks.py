@@ -16,12 +16,7 @@ MOUNTS = "/proc/self/mounts"
 
 
 def accounting_checks(slurm_conf: str = SLURM_CONF, mounts: str = MOUNTS) -> Iterator[Check]:
-    """Yields a check for each problem; nothing if all is well.
-
-    Args:
-        slurm_conf: Slurm's configuration; need not exist.
-        mounts: The table of mounts.
-    """
+    """Yields a check for each problem; nothing if all is well."""
     flags = _setting(slurm_conf, "prologflags")
     if flags is not None and "contain" not in flags.lower().split(","):
         yield Check(

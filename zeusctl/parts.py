@@ -29,7 +29,6 @@ class Part:
     """A part of a GPU.
 
     Attributes:
-        gpu: Its UUID.
         weight: Its size beside other parts; 0: all of the GPU.
         parts: Of how many parts the GPU consists; 0: not known.
         instance: The GPU instance of a MIG device; None: it is none, or several.
@@ -42,12 +41,7 @@ class Part:
 
 
 class Devices:
-    """The devices of a node by the names that resource managers have for them.
-
-    Args:
-        gpus: The GPUs that zeusd knows.
-        split: Their MIG devices, by UUID.
-    """
+    """The devices of a node by the names that resource managers have for them."""
 
     def __init__(self, gpus: Sequence[GpuInfo], split: Mapping[str, Part] | None = None) -> None:
         self.gpus = gpus

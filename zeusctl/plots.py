@@ -148,12 +148,7 @@ def _legend(axes: Any, clocks: Any) -> None:
 
 
 def draw_profile(measurements: Sequence[tuple[float, float, float]], path: Path) -> int:
-    """Draws the cost of each limit: energy against time, and both against the limit.
-
-    Args:
-        measurements: Limit (W), time (s) and energy (J), in the order of the limits.
-        path: The output file.
-    """
+    """Draws the cost of each limit: energy against time, and both against the limit."""
     from matplotlib.figure import Figure
 
     limits = [limit for limit, _, _ in measurements]
@@ -191,11 +186,6 @@ SHOWN = 7
 
 def draw_energy(sums: Sequence[UsedEnergy], names: Sequence[str], path: Path) -> int:
     """Draws energy by day as stacked bars, the largest accounts first. Returns the sums drawn.
-
-    Args:
-        sums: By day.
-        names: The label of each.
-        path: The output file.
 
     Raises:
         CommandError: There is nothing to draw.

@@ -645,12 +645,7 @@ def schemas() -> dict[str, Callable[[], dict[str, Any]]]:
 
 
 def _of_dataclass(report: type, name: str) -> dict[str, Any]:
-    """The schema of a report, with `$id` and the field `schema`.
-
-    Args:
-        report: The dataclass.
-        name: Name and version, such as `zeusctl.probe/1`.
-    """
+    """The schema of a report, with `$id` and the field `schema`."""
     schema = TypeAdapter(report).json_schema(mode="serialization")
     own = {"schema": {"const": name, "title": "Schema", "type": "string"}}
     return {"$id": name, **schema, "properties": own | schema["properties"]}

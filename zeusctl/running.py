@@ -35,9 +35,6 @@ def run(command: Sequence[str]) -> int:
     Every signal that reaches this process reaches the command, once. This process outlives it, to
     restore its leases, and stops and continues with it.
 
-    Args:
-        command: Program and arguments.
-
     Returns:
         Its exit code; 128 and the signal's number if a signal ended it, as shells have it.
 

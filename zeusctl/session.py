@@ -71,14 +71,7 @@ def _find(part: str, gpus: Sequence[GpuInfo]) -> list[GpuInfo]:
 
 
 class Session:
-    """The options before the verb, and the connection that they select.
-
-    Args:
-        socket: The daemon's socket; None: the default.
-        json_wanted: Print JSON.
-        timeout_s: Time limit for each reply.
-        arguments: The whole command line.
-    """
+    """The options before the verb, and the connection that they select."""
 
     def __init__(
         self,
@@ -144,9 +137,6 @@ class Session:
     def slurm_parts(self, shares: bool = True) -> list[Part]:
         """Returns what the Slurm job of this Prolog or Epilog has of the node's GPUs.
 
-        Args:
-            shares: Whether the size of shares matters.
-
         Raises:
             CommandError: It cannot be known which GPUs the job has.
         """
@@ -163,12 +153,7 @@ class Session:
         return named(text, {gpu.uuid: gpu.index for gpu in gpus})
 
     def denied(self, what: str, act: str) -> CommandError:
-        """What an ordinary user's command did not do, with the command that would.
-
-        Args:
-            what: What is in the way.
-            act: What only administrators may do.
-        """
+        """What an ordinary user's command did not do, with the command that would."""
         elsewhere = os.environ.get(SOCKET_ENV) and not any(
             one.startswith("--socket") for one in self._arguments
         )

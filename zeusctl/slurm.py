@@ -43,10 +43,7 @@ class SlurmJob(NamedTuple):
     """The job that a Prolog or Epilog is about.
 
     Attributes:
-        name: Its id.
-        run: Its SLUID (from Slurm 25.11 on), else its restart count.
         uid: Its user; None: unknown.
-        control_group: Its SLUID, if control groups are named by it.
     """
 
     name: str
@@ -86,13 +83,6 @@ def parts_of(
     shares: bool = True,
 ) -> list[Part]:
     """Returns what the job has of the node's GPUs, which may be nothing.
-
-    Args:
-        environment: That of the Prolog or Epilog.
-        devices: Of the node.
-        hostname: The node, as gres.conf may name it.
-        root: Where /etc, /proc and /sys are.
-        shares: Whether the size of shares matters, for which Slurm's controller may be asked.
 
     Raises:
         CommandError: A GPU of the job is not known here, or it cannot be known which one it is.
@@ -219,10 +209,7 @@ class Gres:
     """What gres.conf says about this node.
 
     Attributes:
-        path: The file.
         slots: The device file at each position; empty for a MIG device.
-        detected: Whether Slurm also detects devices, and sorts them.
-        shared: Whether jobs may share a GPU (shards, MPS).
     """
 
     path: Path

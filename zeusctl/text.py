@@ -164,13 +164,6 @@ def fitting(
 ) -> tuple[list[int], list[int], list[str]]:
     """Chooses a table's columns.
 
-    Args:
-        header: Names of the columns.
-        rows: Cells.
-        spare: Positions of columns that may be dropped, the first one first; before them go those
-            without content.
-        room: Characters of a line; 0: any number.
-
     Returns:
         Positions of the columns to show, the widths of all, and names of those with content that
         have no room.
@@ -201,13 +194,6 @@ def table(
 ) -> list[str]:
     """Lines of aligned columns, which fit the terminal: columns without content and spare ones are
     dropped, and the last one is wrapped, or set below the others.
-
-    Args:
-        header: Names of the columns.
-        rows: Cells; may be colored.
-        right: Positions of columns that are aligned to the right.
-        spare: Positions of columns that may be dropped, the first one first.
-        width: Characters of a line; 0: any number; None: the terminal's.
     """
     room = screen_width() if width is None else width
     shown, widths, dropped = fitting(header, rows, spare, room)
@@ -270,12 +256,6 @@ def resample(
 ) -> list[float | None]:
     """Returns the mean of each of `width` spans of time; a span without a value repeats the one
     before.
-
-    Args:
-        points: Times and values, in order.
-        begin: Where the first span begins.
-        end: Where the last one ends.
-        width: How many.
     """
     each = (end - begin) / width
     found: list[float | None] = []

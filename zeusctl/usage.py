@@ -200,11 +200,6 @@ def label(one: UsedEnergy, gpus: dict[str, int]) -> str:
 def lines(sums: Sequence[UsedEnergy], gpus: dict[str, int], metered_j: float | None) -> list[str]:
     """Returns the table, with idle and unattributed energy below it, and the sum compared with the
     meters.
-
-    Args:
-        sums: By interval.
-        gpus: Indices by UUID.
-        metered_j: The meters' readings; None: the request excluded something.
     """
     from zeus_ipc.charging import reason_of
 

@@ -14,12 +14,7 @@ from zeusd.core.policy import Settings
 
 
 def findings(config: Config, gpus: Sequence[GpuInfo] | None) -> list[str]:
-    """Yield one sentence for each setting that has no effect, or a different one than it says.
-
-    Args:
-        config: A valid configuration.
-        gpus: The node's GPUs; None: not known, so only users and groups are checked.
-    """
+    """Yield one sentence for each setting that has no effect, or a different one than it says."""
     found = [*_unknown_names(config)]
     if gpus is not None:
         found += findings_on(config, gpus)

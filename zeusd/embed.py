@@ -66,11 +66,6 @@ def connect(node: OpenedNode | None = None, *, state_dir: str | None = None) -> 
 
     Where zeusd runs, it is a client of zeusd instead: a GPU has one engine.
 
-    Args:
-        node: The devices; None: this machine's.
-        state_dir: Where the journal is kept; None: `$ZEUSD_STATE_DIR`, else `/run/zeusd/embedded`
-            for root and a folder of the user's otherwise.
-
     Raises:
         DaemonUnavailable: No devices are available; the message says why.
     """

@@ -77,9 +77,6 @@ class Repeats(logging.Filter):
     next one that says the same.
 
     A failure of zeusd itself, with its traceback, repeats where it was raised.
-
-    Args:
-        clock_s: CLOCK_MONOTONIC.
     """
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -153,14 +150,7 @@ class _BoundedQueue(QueueHandler):
 
 
 def configure(level: str, form: str, identifier: str = "zeusd") -> None:
-    """Sets up logging for the daemon.
-
-    Args:
-        level: debug, info, warning or error.
-        form: json, text, journal, or auto: chosen by standard error: the journal with its fields
-            under systemd, text on a terminal, else JSON.
-        identifier: Name of the program in the journal.
-    """
+    """Sets up logging for the daemon."""
     handler: logging.Handler
     if form == "journal" or (form == "auto" and systemd.logs_to_journal()):
         handler = _BoundedQueue()

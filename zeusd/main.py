@@ -63,10 +63,6 @@ RESTART = signal.SIGUSR1
 class Daemon:
     """zeusd: an engine, and the server that passes requests to it.
 
-    Args:
-        config: The command line and `zeusd.toml`.
-        reload: Reads the command line and `zeusd.toml` again.
-
     Raises:
         ListenError, JournalError, ValueError: It cannot start; the message says what to do.
     """

@@ -19,9 +19,7 @@ class OpenedNode:
     """An opened node.
 
     Attributes:
-        nvml: Its devices.
         device_socket: Socket through which work is put on simulated devices; None on real ones.
-        close: Frees what was opened.
         clock: Simulated time; None: the system's.
         driver: The journal's entry on how to reach the driver; set when the devices are first
             initialised.
@@ -44,22 +42,13 @@ class OpenedNode:
 
 
 def real_node(library: str | None = None, options: Options | None = None) -> OpenedNode:
-    """The GPUs of this machine.
-
-    Args:
-        library: The libnvidia-ml to load, if there are no `options`.
-        options: The vendors' configuration.
-    """
+    """The GPUs of this machine."""
     backend = FoundBackend(options or Options(nvidia_library=library))
     return OpenedNode(cast("Backend", backend), None, lambda: None, driver=backend.driver)
 
 
 def simulated_node(spec: str, device_socket: str | None) -> OpenedNode:
     """GPUs that exist only in this process.
-
-    Args:
-        spec: Such as `4xv100-pcie`.
-        device_socket: Path of the socket on which other processes put work on them, or None.
 
     Raises:
         ValueError: The spec is not valid; the message says what is.

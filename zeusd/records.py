@@ -47,22 +47,12 @@ _to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def header(boot: str) -> bytes:
-    """The first line of a journal.
-
-    Args:
-        boot: Name of the present boot.
-    """
+    """The first line of a journal."""
     return _line("", {"boot": boot, "format": FORMAT}) + b"\n"
 
 
 def record(boot: str, key: str, entry: Entry | None) -> bytes:
-    """One record.
-
-    Args:
-        boot: Name of the present boot.
-        key: The key whose entry changes.
-        entry: The new entry; None deletes it.
-    """
+    """One record."""
     return b"\n" + _line(boot, [key] if entry is None else [key, entry]) + b"\n"
 
 
@@ -71,10 +61,8 @@ class Replayed:
     """The contents of a journal.
 
     Attributes:
-        entries: By key.
         unread: Numbers of lines that could not be read; the others are valid.
         format: Format of its first line; None: that line could not be read.
-        old_boot: Whether it is from another boot, so that its entries are void.
         torn: Whether its last line is incomplete: zeusd never acted on that record.
     """
 
@@ -101,12 +89,7 @@ class Replayed:
 
 
 def replay(data: bytes, boot: str) -> Replayed:
-    """Reads a journal. Accepts any data.
-
-    Args:
-        data: The whole file.
-        boot: Name of the present boot.
-    """
+    """Reads a journal. Accepts any data."""
     said = Replayed()
     lines = data.split(b"\n")
     said.format, written_in = _read_header(lines[0])

@@ -114,14 +114,7 @@ def _plan(entry: dict[str, Any]) -> Plan:
 
 
 class RestoredControl:
-    """One control of one GPU, called step by step.
-
-    Args:
-        driver: The driver.
-        handle: The GPU.
-        control: The control.
-        sleep: Sleeps for some seconds.
-    """
+    """One control of one GPU, called step by step."""
 
     def __init__(
         self,
@@ -219,13 +212,6 @@ def restore(
     say: Callable[[str], None] = print,
 ) -> int:
     """Finish the pending restores in journals that no zeusd owns.
-
-    Args:
-        state_dirs: Directories of journals.
-        library: The libnvidia-ml or libamd_smi to load; None: the one that zeusd loaded.
-        everything: Include leases of running processes.
-        dry_run: Only print what would be done.
-        say: Receives one line for each control.
 
     Returns:
         How many controls could not be restored.

@@ -30,13 +30,7 @@ CONTROLS = frozenset(control.value for control in SPECS)
 
 @dataclass
 class PendingEntry:
-    """The pending restore of one control.
-
-    Attributes:
-        key: Its key in the journal.
-        entry: Its entry in the journal.
-        holder_lives: Whether the holder is still running, and must be told that it lost the lease.
-    """
+    """The pending restore of one control."""
 
     key: str
     entry: Entry
@@ -128,13 +122,7 @@ class OwnerlessJournal:
                 self._changes |= {key: then, pending: self._entries[pending]}
 
     def settle(self, one: PendingEntry, holds: Value | None = None) -> None:
-        """Mark as restored. The next zeusd tells a running holder that it lost the lease.
-
-        Args:
-            one: The restore.
-            holds: The value that was left in force, of a control with ceilings: it is zeusd's, and
-                follows a target that is another then. None: it is another program's.
-        """
+        """Mark as restored. The next zeusd tells a running holder that it lost the lease."""
         key, restore = one.key, one.entry
         changes: dict[str, Entry | None] = {}
         if one.holder_lives:

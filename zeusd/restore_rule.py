@@ -33,8 +33,6 @@ class Refused:
 
     Attributes:
         trouble: Why; None: because of `found`.
-        found: A value that zeusd did not write, and that was not to be overwritten.
-        invalid: Whether the device does not accept the value.
     """
 
     trouble: Any
@@ -48,7 +46,6 @@ class Holds:
     the driver accepted.
 
     Attributes:
-        value: The value.
         late: What the write may still bring, as the value was in force before; or values close to
             it. While there are some, the value is not settled.
     """
@@ -63,7 +60,6 @@ class Unknown:
 
     Attributes:
         trouble: The error; None: the driver reported success, and the value has not changed yet.
-        holds: The newest reading, if there was one.
     """
 
     trouble: Any
@@ -78,14 +74,9 @@ class Plan:
     """The input of a restore.
 
     Attributes:
-        spec: The control.
-        target: The value that it should have.
         values: Values that zeusd may have left in force, newest last; empty: none.
         doubts: Those of `values` whose write was never confirmed: the device may have rounded one
             or moved it into its range.
-        unsettled: Whether an earlier write may still take effect.
-        confirmed: Whether the last write, of the newest value, was.
-        overwrite: OURS, HIGHER or ALL.
     """
 
     spec: ControlSpec
@@ -107,10 +98,7 @@ class WriteControl:
     """Write this value and read it back; send the outcome.
 
     Attributes:
-        value: The value.
-        found: The value just before, if known.
         expected: Write only if the control has one of these; empty: in any case.
-        sure: Whether readings must be as far apart as the longest settling seen, as for a restore.
     """
 
     value: Value
@@ -137,11 +125,7 @@ class Result:
             look again when no earlier write can take effect any more. failed: try again.
         target: The value written last; not the target if the device refused that.
         holds: The control's value now, if known.
-        found: Its value before, if known.
-        foreign: Whether someone else had set that value.
         trouble: Why it failed; None: the driver accepted the write, and the value did not change.
-        wrote: Whether a write was tried.
-        refused: Whether it failed, and certainly changed nothing.
     """
 
     kind: str
@@ -215,13 +199,7 @@ class Device:
     """One control of one GPU, as its driver was seen to behave.
 
     Attributes:
-        read: Reads the control.
-        write: Writes a value. Both raise `DeviceError`.
         sleep: Sleeps for some seconds.
-        rounding: The driver may round by less than this.
-        settling_s: The longest time that a write was seen to take.
-        rounded: A value that it seemed to round to the one before, and that one.
-        lower: A value that it rounded up too far, and the lower one that was written instead.
     """
 
     read: Callable[[], Value]
@@ -247,12 +225,6 @@ class Device:
 
         If the driver rounds up, writes lower values until the result is not above `asked`, which
         may be a ceiling. What it holds already is not written again.
-
-        Args:
-            asked: The requested value.
-            before: The control's value before.
-            sure: See `WriteControl`.
-            others: Whether an earlier write of another value may still take effect.
         """
         if self.lower is not None and self.lower[0] == asked:
             asked = self.lower[1]
@@ -354,14 +326,7 @@ def refusal(error: DeviceError) -> Refused:
 
 
 def merged(found: Value, before: Iterable[Value], wanted: Value) -> Value:
-    """The new set after zeusd changes its part of it, including concurrent changes by others.
-
-    Args:
-        found: The present set.
-        before: Sets that zeusd may have left in force. A member of all of these that is not in
-            `found` was removed by others and stays out.
-        wanted: zeusd's new part.
-    """
+    """The new set after zeusd changes its part of it, including concurrent changes by others."""
     earlier = [set(value) for value in before]
     everything: set[int] = set().union(*earlier)
     leaves = everything - set(wanted)

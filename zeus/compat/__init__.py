@@ -22,11 +22,7 @@ else:
 
 
 def old_names(module: str) -> Callable[[str], Any]:
-    """Make a module's `__getattr__`.
-
-    Args:
-        module: Its `__name__`, as in the table.
-    """
+    """Make a module's `__getattr__`."""
 
     def find(name: str) -> Any:
         what = NOT_SUPPORTED.get(f"{module}.{name}")

@@ -19,14 +19,6 @@ _WINDOW = "__EarlyStopController_epoch"
 class EarlyStopController(Callback):
     """Ends training at a number of epochs, at a cost, or at a metric, whichever comes first.
 
-    Args:
-        monitor: Measures the cost of epochs; given with `cost_threshold`.
-        eta_knob: 1: cost is energy; 0: cost is time.
-        cost_threshold: Cost, J, which the next epoch must not reach.
-        max_epochs: Number of epochs.
-        target_metric: Metric; given with `higher_is_better`.
-        higher_is_better: Whether a metric above the target reaches it.
-
     Raises:
         ValueError: An argument is not positive, or one of two is missing.
 

@@ -12,11 +12,6 @@ T = TypeVar("T")
 def get_env(name: str, valtype: Callable[[str], T], default: T | None = None) -> T:
     """Read an environment variable.
 
-    Args:
-        name: Its name.
-        valtype: Type to convert its text to. `bool` accepts only `true` and `false`, in any case.
-        default: Value if the variable is not set.
-
     Raises:
         ValueError: The variable is not set and there is no default, or its text is not a valid
             value.
@@ -43,9 +38,6 @@ def resolve_gpu_indices(
     requested_gpu_indices: list[int] | None,
 ) -> tuple[list[int], list[int]]:
     """GPU indices as CUDA counts them, and the same GPUs' indices as NVML counts them.
-
-    Args:
-        requested_gpu_indices: Indices after `CUDA_VISIBLE_DEVICES`; None: all GPUs.
 
     Raises:
         ValueError: The list is empty, or one of them names no GPU.

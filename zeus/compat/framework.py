@@ -14,10 +14,6 @@ from zeus.utils.framework import Framework, synchronize
 def torch_is_available(ensure_available: bool = False, ensure_cuda: bool = True) -> bool:
     """Whether PyTorch can be imported. It is imported.
 
-    Args:
-        ensure_available: Raise where it cannot.
-        ensure_cuda: Raise where it has no CUDA GPU.
-
     Raises:
         RuntimeError: See the arguments.
     """
@@ -55,12 +51,7 @@ def _imports(name: str, ensure: bool) -> bool:
 
 
 def sync_execution(gpu_devices: Sequence[int], sync_with: Framework = "torch") -> None:
-    """Wait until GPUs have done what a framework has launched.
-
-    Args:
-        gpu_devices: GPUs, as the framework numbers them.
-        sync_with: The framework. Nothing happens where it is not imported.
-    """
+    """Wait until GPUs have done what a framework has launched."""
     synchronize(sync_with, gpu_devices)
 
 
@@ -91,7 +82,6 @@ def all_reduce(object: Sequence[float], operation: Literal["sum", "max"]) -> lis
 
     Args:
         object: This rank's values. They are returned where torch.distributed is not initialised.
-        operation: How.
 
     Raises:
         ValueError: The operation is another.

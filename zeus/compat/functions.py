@@ -12,10 +12,6 @@ URL = "http://ipinfo.io/json"
 def get_ip_lat_long(url: str = URL, timeout_s: float = 5.0) -> tuple[float, float]:
     """Latitude and longitude, degrees, from a public service that sees this machine's address.
 
-    Args:
-        url: The service.
-        timeout_s: Time to wait for it.
-
     Raises:
         ConnectionError: The service does not answer, or does not know.
     """
@@ -39,11 +35,6 @@ def get_logger(name: str, level: int = logging.INFO, propagate: bool = False) ->
     """A logger that prints to standard output.
 
     A logger that exists is returned as it is.
-
-    Args:
-        name: Its name.
-        level: Its level, where `$ZEUS_LOG_LEVEL` is not set.
-        propagate: Whether the root logger's handlers get its records, too.
     """
     known = name in logging.Logger.manager.loggerDict
     logger = logging.getLogger(name)

@@ -16,11 +16,6 @@ _NANOSECONDS = 9
 def energy(logfile: str | Path, start: float | None = None, end: float | None = None) -> float:
     """Energy, J, between two times.
 
-    Args:
-        logfile: The file. Its last line is not read: it may be half written.
-        start: Seconds after the file's first sample; negative: before its last.
-        end: The same.
-
     Raises:
         ValueError: The file has fewer than two samples there, or is another kind of file.
     """

@@ -21,13 +21,6 @@ class ReplayZeusMonitor(ZeusMonitor):
 
     Each `end_window` takes the next line, so windows have to end in the file's order. Needs no GPU.
 
-    Args:
-        gpu_indices: Indices of the GPUs; None: as in the file's header.
-        approx_instant_energy: Has no effect.
-        log_file: The file.
-        ignore_sync_execution: Never wait for the framework's work.
-        match_window_name: Have a window's name be that of its line.
-
     Raises:
         ValueError: There is no file, or it is another kind of file.
     """
@@ -85,12 +78,6 @@ class ReplayZeusMonitor(ZeusMonitor):
         sync_cuda: bool | None = None,
     ) -> Measurement:
         """Close a window.
-
-        Args:
-            key: Its name.
-            sync_execution: First wait for the GPU work that the framework has launched.
-            cancel: Take no line; the measurement is all zero.
-            sync_cuda: `sync_execution`, as in `ZeusMonitor`.
 
         Raises:
             RuntimeError: No window of this name is open, the file has no more lines, or its next

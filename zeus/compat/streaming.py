@@ -39,7 +39,6 @@ class ZeusdConfig:
 
     Attributes:
         host_port: Not supported: zeusd opens no port.
-        socket_path: Its socket.
         token: Has no effect: the kernel identifies clients.
         gpu_indices: GPUs, by zeusd's index; None: all; []: none.
         cpu_indices: CPU packages; None: all whose energy is measured; []: none.
@@ -107,8 +106,6 @@ class PowerReadings:
 
     Attributes:
         timestamp_s: When, seconds since the epoch.
-        gpu_power_w: Power, W, by GPU index.
-        cpu_power_w: Power by CPU index.
     """
 
     timestamp_s: float = 0.0
@@ -121,10 +118,6 @@ class PowerStreamingClient:
 
     Read the newest with `get_power`, or iterate, also with `async for`: each item is what
     `get_power` returns after the next update of a sensor.
-
-    Args:
-        servers: The zeusds to follow.
-        reconnect_delay_s: Pause before reconnecting to zeusd, s.
 
     Raises:
         ValueError: A zeusd is named twice, or an index names no GPU or CPU of it.

@@ -8,13 +8,7 @@ PAGE = "https://zeusd-project.github.io/zeusd/migrating/#what-is-missing"
 
 
 class OldModule(NamedTuple):
-    """A module of ml-energy/zeus.
-
-    Attributes:
-        releases: Its releases that have the module, or the names.
-        homes: Modules that have its names here, in the order in which they are searched.
-        begin: A module that is imported with it.
-    """
+    """A module of ml-energy/zeus."""
 
     releases: str
     homes: tuple[str, ...] = ()

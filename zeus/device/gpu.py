@@ -62,8 +62,6 @@ class GPU(OfProcess, _CamelCase):
     """One GPU of this node.
 
     Args:
-        client: Its node.
-        info: Its constant properties.
         seen: Number of its partitions that this process sees; None: all.
 
     Attributes:
@@ -195,9 +193,6 @@ class GPU(OfProcess, _CamelCase):
         """Requests workload power profiles in addition to others' requests; empty: clears this
         process's. A lease on the power limit or on clocks does not prevent this; which of them
         applies in a conflict is undocumented.
-
-        Args:
-            profiles: Names or numbers.
 
         Returns:
             Names of those that are not enforced, because others' requests have priority.

@@ -16,14 +16,7 @@ def owner(info: GpuInfo) -> str:
 
 
 def with_power_limit(infos: Sequence[GpuInfo], indices: Sequence[int], alone: bool) -> list[int]:
-    """Selects one GPU for each power limit that a process sets.
-
-    Args:
-        infos: All GPUs that the process sees; a partitioned GPU occurs several times.
-        indices: The GPUs in question.
-        alone: Whether no other process trains with it. If one does, the process of the first die or
-            partition sets the limit, and the others select none.
-    """
+    """Selects one GPU for each power limit that a process sets."""
     uuids = [info.uuid for info in infos]
 
     def sets(index: int) -> bool:
@@ -55,13 +48,7 @@ def covered(infos: Sequence[GpuInfo], indices: Sequence[int]) -> list[str]:
 
 
 def not_enforced(info: GpuInfo, wanted: Sequence[int], requested: Sequence[int]) -> list[str]:
-    """Names of the workload power profiles that are not enforced because of others.
-
-    Args:
-        info: The GPU.
-        wanted: The profiles.
-        requested: All profiles that are requested on the GPU.
-    """
+    """Names of the workload power profiles that are not enforced because of others."""
     offered = {one.profile: one for one in info.power_profiles}
     rivals = [offered[one] for one in requested if one in offered]
     return [

@@ -96,14 +96,6 @@ class EnergySummary:
 class EnergyAccount:
     """Measures a training run, and starts over when the next begins. Only the end waits, for the
     sensors' next update.
-
-    Args:
-        monitor: The GPUs.
-        price: Cost of a kWh, or an `ElectricityPriceProvider`; None: no cost.
-        currency: Currency of the price.
-        carbon_intensity: gCO2eq/kWh, or a `CarbonIntensityProvider`; None: emissions are not
-            counted.
-        sync_execution: Wait for the GPUs at both ends of each step.
     """
 
     def __init__(
@@ -196,11 +188,7 @@ class EnergyAccount:
         return self._figures()
 
     def end_training(self, interrupted: bool = False) -> tuple[dict[str, float], EnergySummary]:
-        """Training has ended. Returns the last figures and the summary.
-
-        Args:
-            interrupted: It ended when its last step began or ended, at an unknown time after that.
-        """
+        """Training has ended. Returns the last figures and the summary."""
         for key in (self._step, self._epoch):
             if key in self._monitor.measurement_states:
                 self._monitor.end_window(key, sync_execution=False, cancel=True)

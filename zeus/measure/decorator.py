@@ -175,7 +175,6 @@ def measure_energy(
         monitor: The GPUs; None: all that this process sees, determined on first use.
         report: Called with the name and the window after each; None: nothing. The default prints to
             standard error, from a thread, once the energy is known.
-        sync_execution: See `ZeusMonitor.begin_window`.
         wait: Print the default report before the call returns: after the sensors' next update.
 
     Raises:

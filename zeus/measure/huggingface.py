@@ -67,9 +67,6 @@ class HFEnergyCallback(Configured, TrainerCallback):
         """Adds this to a trainer's callbacks, unless it is there, and logs with the trainer's
         `log`. So figures go where the loss goes: the trainer's history, TensorBoard, Weights &
         Biases, MLflow. The process for which `is_world_process_zero()` is true logs.
-
-        Args:
-            trainer: The trainer, before training.
         """
         if not any(one is self for one in trainer.callback_handler.callbacks):
             trainer.add_callback(self)

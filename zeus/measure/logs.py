@@ -25,11 +25,7 @@ class _Run:
     """What is known about a logger's run, in which several trainings may log.
 
     Attributes:
-        before: Steps of earlier trainings. TensorBoard deletes what it has of a name if its steps
-            begin again.
         rows: Of Weights & Biases: what is not in a row of the job yet, ...
-        at: ... the step that its next row has, ...
-        alone: ... and whether nobody else has logged.
     """
 
     def __init__(self) -> None:
@@ -59,9 +55,7 @@ class Log:
         """Log figures.
 
         Args:
-            figures: By name.
             step: Steps of this training so far.
-            end: Whether it has ended.
         """
         self._send(figures, step)
 
@@ -157,11 +151,7 @@ def as_log(target: Any) -> Log:
 
 
 class Once:
-    """Logs figures; an error ends only the logging, with one warning.
-
-    Args:
-        log: The target.
-    """
+    """Logs figures; an error ends only the logging, with one warning."""
 
     def __init__(self, log: Log) -> None:
         self._log: Log | None = log

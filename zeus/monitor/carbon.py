@@ -51,11 +51,9 @@ class ElectrictyMapsClient(CarbonIntensityProvider):
     """Carbon intensity from Electricity Maps (https://www.electricitymaps.com/).
 
     Args:
-        location: Latitude and longitude, degrees.
         estimate: Use the service's estimates where nothing was measured.
         emission_factor_type: `direct`: generation only; `lifecycle`: also the plants.
         token: Your key; None: `$ELECTRICITYMAPS_TOKEN`.
-        url: The service.
         timeout_s: Time to wait for it.
     """
 
@@ -199,9 +197,6 @@ class CarbonEmissionMonitor(RatedMonitor[CarbonEmissionMeasurement]):
 
     Args:
         carbon_intensity_provider: The source of the intensity.
-        gpu_indices: See `ZeusMonitor`.
-        cpu_indices: See `ZeusMonitor`.
-        sync_execution_with: See `ZeusMonitor`.
 
     Attributes:
         zeus_monitor: The monitor that measures the energy.

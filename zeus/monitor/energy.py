@@ -25,7 +25,6 @@ class MeasurementState:
     """The beginning of a window.
 
     Attributes:
-        t_ns: CLOCK_MONOTONIC.
         aligned: Whether the framework's GPU work was synchronized.
     """
 
@@ -209,7 +208,6 @@ class ZeusMonitor(Configured):
         """Opens a window.
 
         Args:
-            key: Its name.
             sync_execution: First wait for the GPU work that the framework has launched.
             restart: Close and reopen it if it is open.
             sync_cuda: `sync_execution`, as ml-energy/zeus named it before 0.10.
@@ -241,10 +239,8 @@ class ZeusMonitor(Configured):
         """Closes a window.
 
         Args:
-            key: Its name.
             sync_execution: First wait for the GPU work that the framework has launched.
             cancel: Discard it; the measurement is all zero and nothing is logged.
-            sync_cuda: As in `begin_window`.
 
         Raises:
             ValueError: No window of this name is open.

@@ -27,10 +27,6 @@ class MeasurementLog:
 
     If another process writes the file, this process's pid is added to the name. An earlier log of
     this process ends, as when a notebook's cell runs again.
-
-    Args:
-        path: The file; truncated.
-        gpu_indices: One energy column each.
     """
 
     def __init__(self, path: str | Path, gpu_indices: Sequence[int]) -> None:
@@ -72,13 +68,7 @@ class MeasurementLog:
             self._file.close()
 
     def write(self, key: str, begin_s: float, measurement: Measurement) -> None:
-        """Adds a window. An unknown energy is written as `nan`.
-
-        Args:
-            key: Its name.
-            begin_s: Monotonic second of its beginning.
-            measurement: Its measurement.
-        """
+        """Adds a window. An unknown energy is written as `nan`."""
         with self._guard:
             if self._file.closed:
                 return

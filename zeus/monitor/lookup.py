@@ -62,15 +62,7 @@ oldest are looked up only when they are read, and reported without their energy.
 class WindowLookup:
     """The windows of one monitor that await their energy.
 
-    Args:
-        client: The node; None if there is nothing to measure.
-        gpus: UUIDs, by the monitor's index.
-        cpus: CPU indices.
-        drams: CPU indices whose memory is measured.
-        strict: Whether access to an unknown energy raises.
-
     Attributes:
-        clock_ns: CLOCK_MONOTONIC.
         wake: Makes the thread look up what was asked for; None: there is no thread yet.
     """
 
@@ -206,10 +198,6 @@ class WindowLookup:
     def look_up_ended(self, until_ns: int, wait_s: float = -1) -> None:
         """Looks up all unread windows that ended by a time.
 
-        Args:
-            until_ns: The time.
-            wait_s: How long to wait for another look-up of windows; -1: until it has ended.
-
         Raises:
             ZeusBaseGPUError: There is no answer; they remain unread.
         """
@@ -239,11 +227,7 @@ class WindowLookup:
             self.look_up_ended(now_ns, WAIT_S)
 
     def round(self, until_ns: int) -> None:
-        """One round of the thread: looks up what was asked for and what is old, and reports it.
-
-        Args:
-            until_ns: The latest end of a window to look up.
-        """
+        """One round of the thread: looks up what was asked for and what is old, and reports it."""
         outage = self._outage
         try:
             lasts = outage is not None and not self._recovered()

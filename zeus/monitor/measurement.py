@@ -26,8 +26,6 @@ class EndedWindow:
     """A window that has ended and whose energy is not known; times in ns of CLOCK_MONOTONIC.
 
     Attributes:
-        error: Why the last look-up did not find all of it.
-        partial: What it found.
         settled: Whether it is unknown for good, or at least for now.
     """
 
@@ -54,8 +52,6 @@ class Measurement(Shown):
     update of the GPU's sensors (20 to 100 ms), and not at all if it has passed.
 
     Args:
-        time: Seconds.
-        gpu_energy: Joules by GPU index.
         cpu_energy: Joules by CPU index; None where it is not measured.
         dram_energy: Joules of the memory by CPU index; None where it is not measured.
         soc_energy: Always None: no system-on-chip is supported.

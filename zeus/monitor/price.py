@@ -52,12 +52,9 @@ class OpenEIClient(ElectricityPriceProvider):
     """Prices of utilities in the United States from OpenEI (https://openei.org/).
 
     Args:
-        location: Latitude and longitude, degrees.
         label: The rate's identifier at OpenEI.
-        sector: The class of customers.
         radius: Search radius around the location.
         api_key: Your key; None: `$OPENEI_API_KEY`.
-        url: The service.
         timeout_s: Time to wait for it.
     """
 
@@ -177,9 +174,6 @@ class EnergyCostMonitor(RatedMonitor[EnergyCostMeasurement]):
 
     Args:
         electricity_price_provider: The source of the price.
-        gpu_indices: See `ZeusMonitor`.
-        cpu_indices: See `ZeusMonitor`.
-        sync_execution_with: See `ZeusMonitor`.
 
     Attributes:
         zeus_monitor: The monitor that measures the energy.

@@ -30,13 +30,7 @@ class ServiceError(ZeusBaseError):
 
 
 class JsonService:
-    """A service that answers with JSON.
-
-    Args:
-        name: Its name, for messages.
-        url: Where it is.
-        timeout_s: Time to wait for it.
-    """
+    """A service that answers with JSON."""
 
     def __init__(self, name: str, url: str, timeout_s: float) -> None:
         self._name = name
@@ -53,12 +47,6 @@ class JsonService:
         hint: str,
     ) -> Any:
         """Returns its answer.
-
-        Args:
-            path: Path of the request.
-            parameters: Query parameters.
-            headers: Headers.
-            hint: What to do if it refuses.
 
         Raises:
             ServiceError: It cannot be reached, refuses, or does not answer with JSON. The message
@@ -121,12 +109,7 @@ class Rate(ABC):
 
 
 class FetchedRate:
-    """A rate that a thread fetches: at once, and in each hour.
-
-    Args:
-        rate: The rate.
-        what: Its name, for the warning.
-    """
+    """A rate that a thread fetches: at once, and in each hour."""
 
     def __init__(self, rate: Rate, what: str) -> None:
         self._rate = rate
@@ -181,13 +164,7 @@ def _fetch_hourly(rate_ref: weakref.ref[FetchedRate], forgotten: threading.Event
 
 
 def by_hour(begin_ns: int, end_ns: int, shift_ns: int) -> Iterator[tuple[datetime, int, int]]:
-    """Splits a span by hour: yields the hour's beginning, and the part's two ends.
-
-    Args:
-        begin_ns: Its beginning, CLOCK_MONOTONIC.
-        end_ns: Its end.
-        shift_ns: What to add to get the time since the epoch.
-    """
+    """Splits a span by hour: yields the hour's beginning, and the part's two ends."""
     while True:
         hour = (begin_ns + shift_ns) // HOUR_NS
         until_ns = min(end_ns, (hour + 1) * HOUR_NS - shift_ns)
@@ -207,12 +184,7 @@ class Later:
 
     @classmethod
     def later(cls: type[L], seconds: float, compute: Callable[[], tuple[Any, ...]]) -> L:
-        """Creates one.
-
-        Args:
-            seconds: The time.
-            compute: Returns all fields.
-        """
+        """Creates one."""
         self = cls.__new__(cls)
         self.time, self._compute = seconds, compute
         return self
@@ -235,12 +207,8 @@ class RatedMonitor(Configured, Generic[L]):
     is measured as usual.
 
     Args:
-        rate: The rate.
         what: Name of the rate, for the warning.
         make: Class of the measurement of a window.
-        gpu_indices: See `ZeusMonitor`.
-        cpu_indices: See `ZeusMonitor`.
-        sync_execution_with: See `ZeusMonitor`.
 
     Attributes:
         zeus_monitor: The monitor that measures the energy.

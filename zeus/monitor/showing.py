@@ -73,10 +73,6 @@ def as_text(measured: _Measured, kind: str) -> str:
     """Time and energies on one line.
 
     Looks up energies; an energy that cannot be known is shown as unknown.
-
-    Args:
-        measured: The measurement.
-        kind: Name of its class.
     """
     parts = [f"time={measured.time!r}"]
     try:

@@ -75,10 +75,6 @@ class FollowedSignal:
 def signal_of(source: SignalSource, every_s: float = 0.0) -> Relative:
     """Creates a signal to follow.
 
-    Args:
-        source: Its source.
-        every_s: As in `FollowedSignal`.
-
     Raises:
         ValueError: A file cannot be read or is not a signal, or the text of a provider is wrong;
             the message says where.

@@ -23,14 +23,7 @@ def offset_ns() -> int:
 
 
 class Timelines:
-    """Reads timelines of GPUs.
-
-    Args:
-        client: The node; None if there are no GPUs.
-        uuids: GPUs by the monitor's index.
-        update_period: Minimum seconds between samples; None: all samples.
-        max_samples: Maximum number of samples of each GPU, the newest ones; None: all.
-    """
+    """Reads timelines of GPUs."""
 
     def __init__(
         self,

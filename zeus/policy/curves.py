@@ -33,7 +33,6 @@ class Prior:
         deviations: Hypotheses about what the shape leaves out: standard deviation of the smooth
             deviation, standard deviation of what each size has of its own, and log weight.
         noises: Standard deviations of one value's noise, one a hypothesis.
-        octaves: How far the smooth deviation goes together.
     """
 
     shapes: Array
@@ -45,12 +44,7 @@ class Prior:
 
 @dataclass(frozen=True)
 class Hint:
-    """What is thought of a curve's value at one size, without having seen it.
-
-    Attributes:
-        value: Its mean.
-        variance: Its variance.
-    """
+    """What is thought of a curve's value at one size, without having seen it."""
 
     value: float
     variance: float
@@ -76,12 +70,7 @@ class Tally:
 
 
 class CurveModel:
-    """What is known of a curve, over the sizes of a job.
-
-    Args:
-        x: Octaves (log2) from the default size, shape (sizes,).
-        prior: Before anything was seen.
-    """
+    """What is known of a curve, over the sizes of a job."""
 
     def __init__(self, x: Array, prior: Prior) -> None:
         apart = (x[:, None] - x[None, :]) / prior.octaves
@@ -105,14 +94,7 @@ class CurveModel:
         evidence: Array | float = 0.0,
         hints: Mapping[int, Hint] | None = None,
     ) -> Belief:
-        """What is believed after some values.
-
-        Args:
-            seen: Values seen at each size, by its index; at least one.
-            evidence: Further log likelihood of the shapes, shape (shapes,).
-            hints: What is thought of sizes, by their indices. They do not count as evidence for
-                a hypothesis.
-        """
+        """What is believed after some values."""
         at = np.array([*sorted(seen), *sorted(hints or {})])
         tallies = [seen[i] for i in sorted(seen)]
         counts = np.array([tally.count for tally in tallies])
@@ -164,14 +146,7 @@ class CurveModel:
 
 
 class Belief:
-    """A mixture of Gaussian processes.
-
-    Args:
-        weights: Of the hypotheses, shape (deviations, noises, shapes); their sum is 1.
-        courses: Mean of each, shape (deviations, noises, shapes, sizes).
-        covariances: Of each, shape (deviations, noises, sizes, sizes).
-        noise_variance: Of one value.
-    """
+    """A mixture of Gaussian processes."""
 
     def __init__(
         self, weights: Array, courses: Array, covariances: Array, noise_variance: float
@@ -209,10 +184,6 @@ def saturating(x: Array, knees: Array) -> Array:
 
     Below its knee an epoch's cost is in inverse proportion to the batch size, beyond it constant.
 
-    Args:
-        x: Octaves from the default, shape (sizes,).
-        knees: Where the curve bends, octaves from the default, shape (shapes,).
-
     Returns:
         Shape (shapes, sizes); 0 at the default.
     """
@@ -221,10 +192,6 @@ def saturating(x: Array, knees: Array) -> Array:
 
 def critical(x: Array, knees: Array) -> Array:
     """Logarithm of the epochs to a target, if larger batches help up to a critical size.
-
-    Args:
-        x: Octaves from the default, shape (sizes,).
-        knees: The critical size, octaves from the default, shape (shapes,).
 
     Returns:
         Shape (shapes, sizes); 0 at the default.

@@ -56,7 +56,6 @@ class GPBatchSizeOptimizer(BatchSizeOptimizer):
 
     Args:
         window_size: So many of each size's last runs count; 0 for all.
-        seed: Of its draws.
         verbose: Whether to print what is chosen.
     """
 
@@ -432,14 +431,7 @@ def _nearest(batch_sizes: Sequence[int], among: Sequence[int]) -> dict[int, int]
 
 
 def _paid(reached: Array, missed: Array, reach: Array, noise: float) -> Array:
-    """What a run is expected to cost, with the run that has to follow where it misses the target.
-
-    Args:
-        reached: Logarithm of the cost of a run that reaches the target, in costs of the best size.
-        missed: Logarithm of the cost of a run that takes all its epochs.
-        reach: Probability that the target is reached, whatever it costs.
-        noise: Standard deviation of the logarithm of a run's cost.
-    """
+    """What a run is expected to cost, with the run that must follow where it misses the target."""
     # The normal distribution function, nearly: whether the epochs suffice.
     within = reach / (1 + np.exp(np.clip(1.702 * (reached - missed) / noise, -50, 50)))
     if_reached = np.exp(reached)
@@ -449,12 +441,7 @@ def _paid(reached: Array, missed: Array, reach: Array, noise: float) -> Array:
 
 
 def most_informative(paid: Array) -> int:
-    """Which of the sizes has the least regret for what its run tells about the best one.
-
-    Args:
-        paid: Draws of what runs are believed to cost, in costs of the best size, shape (draws,
-            sizes).
-    """
+    """Which of the sizes has the least regret for what its run tells about the best one."""
     best = paid.argmin(axis=1)
     expected = paid.mean(axis=0)
     regret = expected - paid.min(axis=1).mean()

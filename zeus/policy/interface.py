@@ -114,16 +114,12 @@ class Forecast:
     """What a policy expects of a run that begins now, with a batch size and a power limit.
 
     Attributes:
-        batch_size: The batch size.
-        eta_knob: That which chooses its power limit.
         energy: Expected energy of a run that reaches the target, J (its median).
         log_time: Expected logarithm of its time, s.
-        log_time_sd: Standard deviation of that, between runs and for want of knowledge.
         log_most_time: Expected logarithm of the time that all epochs take, s; infinite where that
             is not known.
         max_power: As in `zeus.utils.metric.zeus_cost`, W.
         reach: Probability that a run reaches the target at all; 1 while no run of the job missed.
-        proven: Whether a run of this size has reached it.
     """
 
     batch_size: int
@@ -225,8 +221,6 @@ class BatchSizeOptimizer(ABC):
         """A run has ended.
 
         Args:
-            job: Its job.
-            batch_size: Its batch size.
             cost: What it cost, J.
             converged: Whether it reached the target; None where the policy need not know.
         """
@@ -239,7 +233,6 @@ class BatchSizeOptimizer(ABC):
         """The batch size for a run that begins while others of the job still train.
 
         Args:
-            job: The job.
             in_flight: Batch sizes of the runs that have not ended.
         """
         return self.predict(job)
@@ -248,7 +241,6 @@ class BatchSizeOptimizer(ABC):
         """Cost at which the next run is to be given up, J; infinite for never.
 
         Args:
-            job: The job.
             beta_knob: So many times the lowest cost is too much.
             failures: Runs that have failed since the last that converged.
 
@@ -262,7 +254,6 @@ class BatchSizeOptimizer(ABC):
         """Counts all runs, before and after, with another eta.
 
         Args:
-            job: The job.
             eta_knob: 1 counts energy only, 0 time only.
             profile_of: What each power limit does to a batch size; None where that is not known.
 
@@ -332,7 +323,6 @@ class PowerLimitOptimizer(ABC):
         """A power limit was profiled.
 
         Args:
-            job: The job.
             batch_size: Batch size it was profiled with.
             power_limit: The limit, W.
             cost: Cost of an epoch with it, J.

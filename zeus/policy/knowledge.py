@@ -35,14 +35,9 @@ class Knowledge:
 
     Attributes:
         batch_sizes: The sizes, ascending.
-        log_epochs: Of each the logarithm of the epochs to the target.
         log_epoch_cost: Of each the logarithm of an epoch's cost, J.
-        reached: Of each the runs that reached the target.
         missed: Of each the runs that did not, for another reason than their cost; need not be
             whole.
-        best: The size of the lowest expected cost that has reached the target.
-        place: What it was learnt on.
-        same_gpu: Whether that is the GPU model on which it is used.
     """
 
     batch_sizes: tuple[int, ...]
@@ -100,11 +95,6 @@ def _of(given: Any) -> Knowledge:
 def by_nearness(place: Place, here: Place, runs: float) -> tuple[bool, bool, float]:
     """Sorts what is known of a job by how much it says here, the most first: of this GPU model, of
     these power limits, of many runs.
-
-    Args:
-        place: What it was learnt on.
-        here: What the job trains on now.
-        runs: How many runs it is from.
     """
     same_gpu = place.gpu_model == here.gpu_model != ""
     return not same_gpu, place.power_limits != here.power_limits, -runs

@@ -48,12 +48,6 @@ def reach_probability(
 ) -> float:
     """Probability that a run reaches its target in some more epochs.
 
-    Args:
-        metrics: One an epoch; None, or no finite number, where there is none.
-        target: What the metric is to reach.
-        higher_is_better: Whether a larger metric is better.
-        more: Epochs that the run may train yet.
-
     Returns:
         1 where too little is known to say.
     """

@@ -22,13 +22,11 @@ class GaussianTS:
     """Draws each arm's mean from what is believed of it, and takes the largest.
 
     Args:
-        arms: The arms.
         reward_precision: Precision (1 / variance) of an arm's rewards, of all arms or of each;
             infinite for rewards without noise.
         prior_mean: Mean reward expected of an arm.
         prior_precision: Precision of that; 0 for nothing known.
         num_exploration: Observations of each arm before the first draw.
-        seed: Of the draws.
         verbose: Whether to print what is drawn.
 
     Source: Thompson, "On the likelihood that one unknown probability exceeds another in view of
@@ -83,7 +81,6 @@ class GaussianTS:
         """Learns from one arm's observations.
 
         Args:
-            arm: The arm.
             rewards: What it brought, shape (n,).
             reset: Whether to forget what was learnt of it.
         """
@@ -143,13 +140,7 @@ def precision_of(rewards: Array) -> float:
 def of_arms(
     mab: GaussianTS | None, batch_sizes: Sequence[int], runs: Mapping[int, int]
 ) -> list[Estimate]:
-    """What a bandit believes of the cost of each batch size.
-
-    Args:
-        mab: The bandit; None while there is none.
-        batch_sizes: All sizes, also those that have no arm (any more).
-        runs: Runs observed of each size.
-    """
+    """What a bandit believes of the cost of each batch size."""
     arms = [arm for arm in mab.arms if mab.arm_num_observations[arm]] if mab else []
     best: dict[int, float] = {}
     if mab and arms:

@@ -30,10 +30,6 @@ def make_policy(
             published one) or `gts` (`GTSBatchSizeOptimizer`, without pruning).
         seed: Of its draws; None for the policy's default.
         window_size: So many of each size's last runs count; 0 for all.
-        prior_mean: Of `pruning-gts` and `gts`.
-        prior_precision: Of `pruning-gts` and `gts`.
-        num_exploration: Of `pruning-gts` and `gts`.
-        num_pruning_rounds: Of `pruning-gts`.
         concurrency: Whether runs may end in another order than they were asked for.
         replay: Whether runs are observed that were not asked for just before: for who recomputes a
             policy from a log.

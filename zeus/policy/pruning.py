@@ -29,9 +29,7 @@ class PruningExploreManager:
     its direction. The next round is over the sizes that are left, from the cheapest of this one.
 
     Args:
-        batch_sizes: The sizes.
         default: Where the first round begins.
-        num_pruning_rounds: How many rounds.
 
     Raises:
         ValueError: The default is none of the sizes.
@@ -73,7 +71,6 @@ class PruningExploreManager:
         """The result of the size that is expected.
 
         Args:
-            batch_size: The size.
             cost: What its run cost, J.
             reached: Whether it reached the target.
 
@@ -119,15 +116,10 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
     An arm's precision is that of its own rewards.
 
     Args:
-        prior_mean: See `GaussianTS`.
-        prior_precision: See `GaussianTS`.
         window_size: So many of each size's last runs count; 0 for all.
         concurrency: Whether runs may end in another order than they were asked for. A result that
             the walk does not expect then counts for its arm only; otherwise it is an error.
-        seed: See `GaussianTS`.
         verbose: Whether to print what is chosen.
-        num_pruning_rounds: Rounds of the walk.
-        num_exploration: See `GaussianTS`.
         replay: Whether results count for the walk though nobody asked in between: for who
             recomputes the policy from a log. Implies `concurrency`.
     """
@@ -270,11 +262,6 @@ class GTSBatchSizeOptimizer(PruningGTSBatchSizeOptimizer):
 
     Args:
         learn_reward_precision: Whether an arm's precision is that of its rewards so far.
-        reward_precision: The precision otherwise.
-        prior_mean: See `GaussianTS`.
-        prior_precision: See `GaussianTS`.
-        num_exploration: See `GaussianTS`.
-        seed: See `GaussianTS`.
         verbose: Whether to print what is chosen.
         replay: Whether it is recomputed from a log; see `predict_beside`.
     """

@@ -37,14 +37,11 @@ class Start:
     """What a run begins with.
 
     Attributes:
-        batch_size: Its batch size.
         cost_bound: Cost at which it is to be given up, J; infinite for never.
         rerun_cost: What a run of the best batch size is expected to cost, J. None where no learning
             curve is to end the run: nothing has reached the target yet, or its batch size has,
             which says more than the shape of a curve.
         eta_knob: The eta of its cost; None: the job's.
-        recurrence: Its recurrence, from 1, if one run follows the other.
-        number: Which try of the recurrence, from 1.
         best: The size with the lowest estimated cost, where that was asked for; None while no run
             has converged.
     """
@@ -64,13 +61,6 @@ class Runs:
     A policy may have a rule of its own for the cost at which a run is given up
     (`BatchSizeOptimizer.cost_bound`). Else it is `beta_knob` times the lowest cost at which the
     target was reached: by a single run here, by a recurrence with all its tries in `Recurrences`.
-
-    Args:
-        policy: Chooses batch sizes; the job must be registered with it.
-        job: The job.
-        beta_knob: So many times the lowest cost is too much; infinite or None for never.
-        trade_off: What decides which eta each run has; None: one for all.
-        profile_of: With `trade_off`: what each power limit does to a batch size.
 
     Raises:
         ValueError: The policy stores costs only, which mean nothing under another eta, and there is
@@ -112,14 +102,7 @@ class Runs:
         in_flight: Sequence[int] = (),
         chosen: tuple[int, float] | None = None,
     ) -> Start:
-        """The next run.
-
-        Args:
-            now_s: The time, s since 1970; only a trade-off has a use for it.
-            began_s: When its recurrence began, likewise; None: now.
-            in_flight: Batch sizes of the runs that have not ended.
-            chosen: Batch size and eta of a run that has begun before, which is gone on with.
-        """
+        """The next run."""
         trade_off = self._trade_off
         if trade_off is None:
             return self._start(self._asked(in_flight), None)
@@ -144,12 +127,7 @@ class Runs:
         self.count(run)
 
     def count(self, run: Run, before: float = 0.0) -> None:
-        """A run has ended that the policy is not told of.
-
-        Args:
-            run: The run.
-            before: What earlier tries of its recurrence cost, J.
-        """
+        """A run has ended that the policy is not told of."""
         if not run.converged:
             self._failures += 1
             return
@@ -170,15 +148,7 @@ class Runs:
         expected_cost: float = 0.0,
         most_cost: float = math.inf,
     ) -> Start:
-        """The policy counts with the run's eta from now on.
-
-        Args:
-            size: Its batch size.
-            eta_knob: Its eta; None: the job's.
-            expected_cost: Expected cost, J, where the run is not to be given up for costing more
-                than the best one would under its eta: time counts first.
-            most_cost: It is given up at this cost, J, as there must be time for another run.
-        """
+        """The policy counts with the run's eta from now on."""
         if eta_knob is not None:
             self.price(eta_knob)
         bound = self._policy.cost_bound(self._job, self._beta, self._failures)
@@ -237,16 +207,7 @@ class Runs:
         safe_s: float,
         on_time: float,
     ) -> Start | None:
-        """A run for energy, of a size other than the best, that puts the deadline at no risk.
-
-        Args:
-            forecasts: Of all sizes.
-            wanted: The size that the policy asks for.
-            best: Of what is known.
-            within_s: Time that is left, s.
-            safe_s: What a run that is safe takes of it at most, s.
-            on_time: Probability with which it is to be done by then.
-        """
+        """A run for energy, of a size other than the best, that puts the deadline at no risk."""
         trials = options([one for one in forecasts if one.batch_size == wanted], self._profile_of)
         if not trials:
             return None

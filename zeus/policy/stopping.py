@@ -21,7 +21,6 @@ class Used:
         energy: Energy, J.
         overhead_time: Of the time what was spent on finding the power limit, s.
         overhead_energy: Of the energy the same, J.
-        limits: Energy and time of a step at each power limit that was measured, once one is chosen.
     """
 
     time: float = 0.0
@@ -34,10 +33,6 @@ class Used:
 def after_another_epoch(used: Used, epochs: int) -> tuple[float, float]:
     """Energy, J, and time, s, after another epoch like those before, without what finding a power
     limit took.
-
-    Args:
-        used: What the run has used.
-        epochs: In how many epochs.
     """
     epochs = max(1, epochs)
     return (
@@ -51,11 +46,8 @@ class Verdict:
     """Whether to go on.
 
     Attributes:
-        stop: Whether training ends here.
-        reached: Whether the target is reached.
         next_cost: Where the run is given up for its cost: what another epoch would take it to, J;
             by its learning curve, what reaching the target would take it to at least.
-        by_curve: Whether the run is given up by its learning curve.
     """
 
     stop: bool
@@ -82,8 +74,6 @@ class LearningCurve:
 
     Attributes:
         metrics: One an epoch; None where there is none.
-        target: What the metric is to reach.
-        higher_is_better: Whether a larger metric is better.
         rerun_cost: What a run of the best batch size is expected to cost, J: a run that needs more
             than that yet is not worth it.
     """
@@ -104,18 +94,7 @@ def judge(
     cost: float = 0.0,
     curve: LearningCurve | None = None,
 ) -> Verdict:
-    """The verdict after an epoch.
-
-    Args:
-        reached: Whether the target is reached.
-        epochs: Epochs that were trained.
-        max_epochs: The run is given up after so many.
-        next_cost: What another epoch would take the run's cost to, J; None: that is not known, or
-            no cost interrupts the run now.
-        cost_bound: Cost at which the run is given up, J; None or infinite for never.
-        cost: What the run has cost, J. Used with `curve`.
-        curve: The run's learning curve; None: it ends no run.
-    """
+    """The verdict after an epoch."""
     if reached:
         return Verdict(stop=True, reached=True)
     if epochs >= max_epochs:
@@ -130,15 +109,7 @@ def judge(
 def _by_curve(
     curve: LearningCurve, epochs: int, cost: float, epoch_cost: float, cost_bound: float | None
 ) -> Verdict:
-    """The verdict of a learning curve.
-
-    Args:
-        curve: The curve.
-        epochs: Epochs that the run may have yet.
-        cost: What it has cost, J.
-        epoch_cost: What an epoch costs, J.
-        cost_bound: As for `judge`.
-    """
+    """The verdict of a learning curve."""
     from zeus.policy.learning_curve import hopeless
 
     left = math.inf if cost_bound is None else cost_bound - cost

@@ -61,7 +61,6 @@ def options(forecasts: Sequence[Forecast], profile_of: ProfileOf) -> list[Foreca
 
     Args:
         forecasts: Of the policy, under one eta.
-        profile_of: What power limits do.
     """
     found = []
     for one in forecasts:
@@ -90,7 +89,6 @@ def least_energy(
     """The option of least energy that is done in time, else the fastest.
 
     Args:
-        found: At least one.
         within_s: Time that is left, s.
         on_time: Probability with which it is to be done by then.
 

@@ -33,13 +33,6 @@ def run_script(
     It does not outlive this function: an error here, such as KeyboardInterrupt, ends it, too. If
     this process is killed, it keeps running; see `follow`.
 
-    Args:
-        command: Its words.
-        env: The whole environment.
-        workdir: Where it runs; None: here.
-        log_path: File that gets its standard output and standard error.
-        started: Called with its process id.
-
     Returns:
         Its exit code; negative: the signal that killed it.
 
@@ -77,14 +70,7 @@ def run_script(
 def follow(
     alive: Callable[[], bool], log_path: Path, begin: int = os.SEEK_END, pause_s: float = POLL_S
 ) -> None:
-    """Prints the output of a script until it ends.
-
-    Args:
-        alive: Whether it runs.
-        log_path: File with its output.
-        begin: `os.SEEK_SET` to print all of it, `os.SEEK_END` without its present contents.
-        pause_s: Time from one look to the next, besides that which `alive` takes, s.
-    """
+    """Prints the output of a script until it ends."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with log_path.open("rb") as output:
         output.seek(0, begin)

@@ -176,7 +176,6 @@ class ZeusDataLoader(DataLoader[Any]):
         `dp`, that of the first process applies, so reduce it over all processes before.
 
         Args:
-            metric: The validation metric.
             higher_is_better: Whether a larger one is better.
 
         Raises:

@@ -120,7 +120,6 @@ class ZeusMaster:
         """Makes the folder for the files of a job.
 
         Args:
-            job: The job.
             num_recurrence: How many times it recurs.
             eta_knob: 1 counts energy only, 0 time only.
             beta_knob: Runs are stopped at this multiple of the lowest cost.
@@ -232,12 +231,6 @@ class ZeusMaster:
         """Trains a job once.
 
         Args:
-            job: The job.
-            batch_size: Its batch size.
-            learning_rate: Its learning rate.
-            seed: Its seed.
-            logdir: Folder for its files.
-            rec_i: The recurrence, from 1.
             tries: Which try of the recurrence, from 1.
             eta_knob: 1 counts energy only, 0 time only.
             cost_ub: Cost at which it is stopped, J; infinite for never.

@@ -23,9 +23,7 @@ class Script:
     """A process, identified even if its pid is reused.
 
     Attributes:
-        pid: Its number.
         started: When it started, clock ticks since the machine's start.
-        boot: Id of the boot.
     """
 
     pid: int
@@ -69,17 +67,12 @@ class Script:
 class Records:
     """The file, open and locked.
 
-    Args:
-        folder: The job's folder.
-
     Raises:
         BlockingIOError: Another process writes it.
         OSError: It cannot be written.
 
     Attributes:
         job: The job's arguments; None in a new file.
-        rows: The other records when the file was opened, in order.
-        over: Whether the job was complete then.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -128,11 +121,6 @@ class Records:
 
 def unfinished(log_base: str, prefix: str, job: dict[str, Any]) -> tuple[str, Records] | None:
     """Finds the newest folder of a job with the same arguments that is not complete.
-
-    Args:
-        log_base: Folder of all jobs' folders.
-        prefix: Prefix of the job's folders.
-        job: The job's arguments.
 
     Returns:
         The folder and its records; None if there is none, or another process has it.

@@ -46,20 +46,12 @@ Metrics = tuple[Sequence[float | None], bool]
 class RunSession:
     """Measurements and decisions of `ZeusDataLoader`, in the process that makes them.
 
-    Args:
-        settings: How the run trains.
-        batch_size: Batch size of all processes together; files are named after it.
-        max_epochs: The run is stopped after this many epochs.
-        gpu_indices: The GPUs that it trains on.
-
     Raises:
         ValueError: The GPUs do not exist or have no common limit, or the folder cannot be created.
         ZeusGPUInitError: The GPUs cannot be reached.
         ZeusBaseGPUError: A GPU has no energy sensor or power limit.
 
     Attributes:
-        epochs: Epochs that have ended.
-        used: Their time and energy.
         optimizer: Finds the power limit; None until the first epoch of training begins.
         max_power: The highest limits of all GPUs together, W.
     """
@@ -110,11 +102,7 @@ class RunSession:
 
     @guarded
     def begin_train(self, iterations: int | None) -> None:
-        """The train loader begins to yield batches.
-
-        Args:
-            iterations: Their number, if the loader knows it.
-        """
+        """The train loader begins to yield batches."""
         if not self._in_epoch:
             return
         self._training = True
@@ -162,13 +150,7 @@ class RunSession:
             self._evaluated.append((ended, iterations))
 
     def end_epoch(self, reached: bool, metrics: Metrics | None = None) -> Verdict:
-        """The epoch has ended. Never raises.
-
-        Args:
-            reached: Whether the target is reached.
-            metrics: One for each epoch so far, or None; and whether a larger one is better. None:
-                unknown.
-        """
+        """The epoch has ended. Never raises."""
         self.end_train()
         self.end_eval(0)
         self._in_epoch = False
@@ -327,11 +309,6 @@ def fitted(warmup: int, measure: int, iterations: int | None) -> tuple[int, int]
     """Returns the iterations to warm up and to measure, fewer if an epoch is too short for them.
 
     Both shrink by the same factor, and one iteration of each is kept.
-
-    Args:
-        warmup: Iterations that are not measured after a change of the limit.
-        measure: Iterations that are measured.
-        iterations: Those of an epoch; None: unknown.
     """
     if iterations is None or warmup + measure < iterations:
         return warmup, measure

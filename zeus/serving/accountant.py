@@ -47,11 +47,7 @@ PHASES = ("prefill", "decode", "shared", "idle")
 
 
 class Meter:
-    """Adds the energies of several GPUs over the sensor updates of the first.
-
-    Args:
-        gpus: UUIDs.
-    """
+    """Adds the energies of several GPUs over the sensor updates of the first."""
 
     def __init__(self, gpus: Sequence[str]) -> None:
         self._gpus = list(gpus)
@@ -166,19 +162,7 @@ class IdleTime:
 
 
 class Accountant:
-    """One instance's ledger, and queries on it.
-
-    Args:
-        gpus: UUIDs of the instance's GPUs.
-        method: See `Ledger`.
-        prior: See `Ledger`.
-        front_end: Whether steps are reconstructed from a front end's statistics: they arrive late,
-            and the figures are less accurate.
-
-    Attributes:
-        ledger: Its ledger, with the totals of all settled periods.
-        meter: Its GPUs' energy.
-    """
+    """One instance's ledger, and queries on it."""
 
     def __init__(
         self,

@@ -36,7 +36,6 @@ class EnergyHeader:
     """The middleware.
 
     Args:
-        app: The application to wrap.
         engine_id: The engine's name of a request, with `{}` for the id. None: by the path, as in
             vLLM: `chatcmpl-{}` for chats, `cmpl-{}-0` for a single completion.
     """

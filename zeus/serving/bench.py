@@ -32,11 +32,6 @@ def result_path(command: Sequence[str]) -> Path | None:
 def run(command: Sequence[str], client: Client, gpus: Sequence[str]) -> tuple[int, dict[str, Any]]:
     """Runs a command, and measures GPUs while it runs.
 
-    Args:
-        command: Program and arguments.
-        client: Client of the node whose GPUs serve.
-        gpus: UUIDs.
-
     Returns:
         The command's exit status, as a shell has it, and energy fields.
 

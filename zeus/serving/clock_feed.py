@@ -47,12 +47,7 @@ class PassSink(StepSink, Protocol):
 
 
 class ForwardPassFeed:
-    """Forwards the messages of one worker.
-
-    Args:
-        sink: The receiver.
-        rank: Only this data parallel rank; None: the first one that sends.
-    """
+    """Forwards the messages of one worker."""
 
     def __init__(self, sink: PassSink, rank: int | None = None) -> None:
         self._sink = sink
@@ -115,12 +110,7 @@ RECEIVE_S = 0.02
 
 
 class RecordedFeed:
-    """Forwards the messages of one engine.
-
-    Args:
-        sink: The receiver.
-        engine: Only this engine, with data parallelism; None: the first one that sends.
-    """
+    """Forwards the messages of one engine."""
 
     def __init__(self, sink: Sink, engine: str | None = None) -> None:
         self._requests = RequestFeed(sink)

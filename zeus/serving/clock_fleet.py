@@ -91,10 +91,6 @@ class FleetNeed:
     """Publishes the power that an instance needs if its GPUs are under a fleet's ceiling.
 
     Acquires the leases on their power limits for this, and sets none. Never raises.
-
-    Args:
-        gpus: UUIDs of the instance's GPUs.
-        ttl_s: TTL of the leases.
     """
 
     def __init__(self, gpus: Sequence[str], ttl_s: float) -> None:
@@ -107,13 +103,7 @@ class FleetNeed:
         self._refused = False
 
     def seen(self, client: Client, now_s: float, states: Sequence[GpuState]) -> None:
-        """Updates the states of the GPUs.
-
-        Args:
-            client: Client of their zeusd; its heartbeats keep the leases.
-            now_s: Time on a monotonic clock.
-            states: The states of all of them.
-        """
+        """Updates the states of the GPUs."""
         known = [(one.power_mw, one.power_limit_mw) for one in states]
         pairs = [(watts / 1000, limit / 1000) for watts, limit in known if watts and limit]
         self._need.seen(now_s, pairs)

@@ -18,15 +18,12 @@ class Load:
     """Rates of the open load, and the present batch.
 
     Attributes:
-        sequences: Decoding sequences expected soon, including those of queued requests.
         context: Their context, tokens.
         each_context: Context of one sequence, tokens.
         backlog: Prompt tokens not yet computed.
-        oldest_s: Wait of the oldest request, s.
         prompt_rate: Arrival rate of prompt tokens, 1/s: the higher of the fast and the slow mean.
         output_rate: Demand of output tokens, 1/s.
         chunk: Most prompt tokens in a recent step.
-        output_tokens: Approximate output tokens of one request.
     """
 
     def __init__(self) -> None:
@@ -62,18 +59,7 @@ class Load:
         backlog: float,
         oldest_s: float,
     ) -> None:
-        """Adds one step, or an interval without steps.
-
-        Args:
-            passed_s: Time since the previous step, s.
-            busy_s: The step's part of it, s.
-            prompt: Prompt tokens that it computed.
-            sequences: Sequences that decoded.
-            context: Their context, tokens.
-            waiting: Waiting requests.
-            backlog: Prompt tokens not yet computed.
-            oldest_s: Wait of the oldest, s.
-        """
+        """Adds one step, or an interval without steps."""
         fast = passed_s / (FAST_S + passed_s)
         slow = passed_s / (SLOW_S + passed_s)
         arrived = prompt + backlog - self._backlog

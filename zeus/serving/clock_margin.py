@@ -17,24 +17,14 @@ miss in 50 requests, or one miss in 200: misses often occur in clusters."""
 
 
 class Margin:
-    """The share of one objective that a prediction may use.
-
-    Args:
-        objective_s: The objective, s.
-    """
+    """The share of one objective that a prediction may use."""
 
     def __init__(self, objective_s: float) -> None:
         self._objective_s = objective_s
         self.value = FIRST
 
     def finished(self, seen_s: float, ours: float) -> None:
-        """One request.
-
-        Args:
-            seen_s: Its latency, s.
-            ours: Share of the time before in which the clock was below the highest: no margin can
-                avoid misses at the highest clock.
-        """
+        """One request."""
         if seen_s > NEAR * self._objective_s:
             fall = MISS_FALL if seen_s > self._objective_s else NEAR_FALL
             self.value = max(LOWEST, self.value - fall * ours)
@@ -62,12 +52,7 @@ WINDOW_S = 60.0
 
 
 class RateBound:
-    """A limit of changes in any minute, with one reserved to reach the highest clock.
-
-    Args:
-        highest_mhz: The highest clock.
-        per_minute: Most changes; at least 2.
-    """
+    """A limit of changes in any minute, with one reserved to reach the highest clock."""
 
     def __init__(self, highest_mhz: int, per_minute: int = 200) -> None:
         if per_minute < 2:

@@ -18,11 +18,6 @@ from zeus.serving.clock_control import ClockControl
 class ClockCollector:
     """Prometheus collector of one engine instance.
 
-    Args:
-        model: Label `model_name`.
-        engine: Label `engine`.
-        control: The source of the figures.
-
     Raises:
         ImportError: prometheus_client is not installed.
     """

@@ -156,11 +156,7 @@ class StepTime:
 
 
 class Stretch:
-    """Stretch: how much longer a decode step is at each clock than at the highest.
-
-    Args:
-        ratios: Each clock's share of the highest, from 1 down.
-    """
+    """Stretch: how much longer a decode step is at each clock than at the highest."""
 
     def __init__(self, ratios: Sequence[float]) -> None:
         self._ratios = list(ratios)

@@ -50,13 +50,9 @@ FLAT, VOLTS = 0.55, 0.70
 class PowerFit:
     """Splits the board's power into four parts.
 
-    Args:
-        generic: The prior: idle, base, memory, clock; in any unit.
-
     Attributes:
         parts: Power, in any unit: constant; while busy; for memory that steps read, at the rate of
             the highest clock; for the highest clock while busy.
-        windows: Number of windows used.
     """
 
     def __init__(self, generic: Sequence[float]) -> None:
@@ -183,11 +179,7 @@ def longer_busy(busy: float, longer: float) -> float:
 
 
 class Floor:
-    """The lowest level worth its time.
-
-    Args:
-        ratios: Each level's share of the highest clock, from 1 down.
-    """
+    """The lowest level worth its time."""
 
     def __init__(self, ratios: Sequence[float]) -> None:
         self._powers = [clock_power(r) for r in ratios]
@@ -196,14 +188,7 @@ class Floor:
     def level(
         self, stretch: Sequence[float], known: Sequence[bool], busy: float, worth: float = WORTH
     ) -> int:
-        """The lowest level that is worth it, or the first one below whose stretch is not known.
-
-        Args:
-            stretch: Stretch of each level.
-            known: Whether each stretch was measured.
-            busy: Share of time in which steps would run at the highest clock.
-            worth: See `WORTH`.
-        """
+        """The lowest level that is worth it, or the first one below whose stretch is not known."""
         level = 0
         before = self._energy(0, stretch[0], busy)
         for lower in range(1, len(self._powers)):

@@ -59,8 +59,6 @@ class RequestFeed:
         """Handles the arrival of a request.
 
         Args:
-            request: Its id.
-            at_s: Time of arrival, s.
             prompt_tokens: Tokens of its prompt, including cached ones.
         """
         self._forget(request)
@@ -81,12 +79,8 @@ class RequestFeed:
         """Handles one step, with a row for each request in it.
 
         Args:
-            begin_s: When it began, s.
-            end_s: When it ended, s.
             requests: Ids. A request without a known arrival is assumed to arrive here.
             prefill: Whether the tokens belong to the prompt.
-            tokens: Computed in this step.
-            context: Tokens computed before.
         """
         known, queued = self._requests, self._queued
         computed, sequences, length = 0.0, 0, 0.0

@@ -23,14 +23,7 @@ _RIDGE = 1e-4
 
 
 def find_cuts(columns: Floats, joules: Floats, weight: Floats, busy: Flags) -> Ints:
-    """Positions of the first update after each cut, ascending.
-
-    Args:
-        columns: Features of the updates.
-        joules: Energies of the updates.
-        weight: Inverse variances.
-        busy: Whether each update has a step; only these count.
-    """
+    """Positions of the first update after each cut, ascending."""
     where = np.flatnonzero(busy)
     found: list[int] = []
     pieces = [(0, where.size)]

@@ -77,11 +77,7 @@ class Condensed:
 
 
 class Digest:
-    """Collects steps and updates in the order of their ends; see the module.
-
-    Args:
-        method: One of `METHODS`.
-    """
+    """Collects steps and updates in the order of their ends; see the module."""
 
     def __init__(self, method: str = METHODS[0]) -> None:
         self._spread = None if method == METHODS[0] else Spread()
@@ -113,10 +109,6 @@ class Digest:
 
     def advance(self, until_ns: int | None = None) -> StepColumns | None:
         """Condenses complete data.
-
-        Args:
-            until_ns: All steps that ended before this time have arrived; None: all steps and
-                updates have.
 
         Returns:
             The condensed steps; None if there are none.

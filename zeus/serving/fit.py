@@ -47,11 +47,7 @@ class Observed:
     """The observations of each update.
 
     Attributes:
-        joules: Energy in the measured part.
         features: Features of the steps in it, with idle seconds last; updates x columns.
-        center_s: Middle of the measured part.
-        busy: Whether it has a step.
-        level: Clock level.
     """
 
     joules: Floats
@@ -118,13 +114,7 @@ class Fit:
 
 
 def fit(seen: Observed, levels: int, prior: Floats | None = None) -> Fit:
-    """Fits weights and ratio.
-
-    Args:
-        seen: The updates, sorted by time.
-        levels: Number of clock levels.
-        prior: Weights of earlier fits of the same model, as a prior; levels x columns.
-    """
+    """Fits weights and ratio."""
     busy = seen.busy
     count = int(busy.sum())
     if count < 2:

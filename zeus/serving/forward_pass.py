@@ -107,7 +107,6 @@ class Subscriber:
 
     Args:
         address: Such as `tcp://127.0.0.1:20380` or `ipc:///tmp/fpm`.
-        clock_ns: CLOCK_MONOTONIC.
 
     Attributes:
         rejected: Invalid messages.

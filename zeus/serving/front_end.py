@@ -34,16 +34,7 @@ class _Iteration:
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished request.
-
-    Attributes:
-        request: Its id.
-        prefill_s: Time from its first step to its first token.
-        decode_s: Time from its first token to its last.
-        prompt: Tokens of its prompt that were computed.
-        cached: Tokens of its prompt from a cache.
-        generated: Tokens that it generated.
-    """
+    """A finished request."""
 
     request: str
     prefill_s: float
@@ -68,11 +59,6 @@ class FrontEnd:
 
     def iteration(self, end_ns: int, running: int, finished: list[Finished]) -> list[str]:
         """Handles the output of a step.
-
-        Args:
-            end_ns: Time of the output.
-            running: Requests in it.
-            finished: Requests whose last token was in it.
 
         Returns:
             Their names in steps: the id, prefixed with a number if another request with this id ran

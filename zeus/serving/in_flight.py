@@ -21,11 +21,7 @@ MOST_AHEAD = 64
 
 
 class InFlight(Generic[T]):
-    """Steps in flight.
-
-    Args:
-        clock_ns: CLOCK_MONOTONIC.
-    """
+    """Steps in flight."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock_ns = clock_ns
@@ -56,11 +52,7 @@ class InFlight(Generic[T]):
 
 
 class Silent:
-    """Runs a probe's code without harm to the engine.
-
-    Args:
-        name: The probed program, for the warning.
-    """
+    """Runs a probe's code without harm to the engine."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -86,7 +86,6 @@ class Ledger:
 
         Args:
             begin_ns: Its start, on the clock of the updates.
-            end_ns: Its end.
             ids: Its requests; empty: a dummy step, whose energy counts as idle.
             prefill: Whether each request is in its prefill.
             tokens: Tokens computed in this step, accepted or not.
@@ -104,7 +103,6 @@ class Ledger:
 
         Args:
             steps: `request` has positions in `names`; each step has at least one row.
-            names: The requests.
         """
         self._flush_steps()
         if steps.count:
@@ -125,8 +123,6 @@ class Ledger:
         """Adds an update of the sensor. Updates must be sorted by time and must not overlap.
 
         Args:
-            begin_ns: Its start.
-            end_ns: Its end.
             joules: Its energy for all of this time.
             seen_begin_ns: Start of the measured part; None: the start of the update.
             seen_end_ns: End of the measured part; None: the end of the update.

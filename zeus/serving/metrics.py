@@ -53,8 +53,6 @@ class EnergyCollector:
     added later, so a counter never decreases.
 
     Args:
-        model: Label `model_name`.
-        engine: Label `engine`.
         accountant: The source of the figures.
     """
 

@@ -17,11 +17,7 @@ Weights = Mapping[float, Sequence[float]]
 
 
 class WeightPrior:
-    """Weights of earlier fits, used as a prior.
-
-    Args:
-        weights: Weights of an earlier ledger.
-    """
+    """Weights of earlier fits, used as a prior."""
 
     def __init__(self, weights: Weights) -> None:
         self._by_clock = {

@@ -101,8 +101,6 @@ class Recorder:
         """Sends a step at a lower cost than `step`, for many sequences that stay together.
 
         Args:
-            begin_ns: When it began, CLOCK_MONOTONIC.
-            end_ns: When it ended.
             roster: Its requests, each packed by `wire.pack_request`, concatenated.
             tokens: Tokens of each that are computed in this step.
             computed: Tokens of each that are computed by the end of the step.
@@ -113,12 +111,7 @@ class Recorder:
         self.again(begin_ns, end_ns)
 
     def again(self, begin_ns: int, end_ns: int) -> None:
-        """Sends the last `batch` again, with one more token for each sequence.
-
-        Args:
-            begin_ns: When it began, CLOCK_MONOTONIC.
-            end_ns: When it ended.
-        """
+        """Sends the last `batch` again, with one more token for each sequence."""
         self._number += 1
         self._instants += begin_ns, end_ns
         if not self._hold or end_ns - self._sent_ns >= HOLD_NS:
@@ -151,8 +144,6 @@ class Recorder:
         """Sends the arrival of a request, for clock control.
 
         Args:
-            request: Its id.
-            at_ns: Time of arrival, CLOCK_MONOTONIC.
             prompt: Tokens of its prompt, including cached ones.
             trace: Its `traceparent` of W3C Trace Context; empty: it is not traced.
         """

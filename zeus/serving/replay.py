@@ -42,10 +42,7 @@ class Bill:
     """A settled run with its idle energy distributed.
 
     Attributes:
-        rows: Requests.
         totals: Sums; requests + idle + unattributed = measured.
-        idle: One of `IDLE`.
-        idle_measured_j: Idle energy before any of it was added to requests.
     """
 
     rows: list[RequestEnergy]

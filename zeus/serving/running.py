@@ -40,9 +40,6 @@ VERSION = 2
 class WeightStore:
     """A JSON file of weights by GPU model, number of GPUs, model, and clock, so that a server's
     first requests need not wait for a new fit.
-
-    Args:
-        path: The file; it need not exist.
     """
 
     def __init__(self, path: Path) -> None:

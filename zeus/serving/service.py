@@ -45,12 +45,7 @@ SHARED_NS = round(2 * EVERY_S * 1e9)
 
 
 class Sensors:
-    """Receives samples of GPUs from zeusd in a thread, across its restarts.
-
-    Args:
-        connect: Makes a connection.
-        gpus: UUIDs.
-    """
+    """Receives samples of GPUs from zeusd in a thread, across its restarts."""
 
     def __init__(self, connect: Callable[[], Client], gpus: Sequence[str]) -> None:
         self._connect = connect
@@ -110,14 +105,6 @@ def _drained(queue: deque[T]) -> list[T]:
 
 class Service:
     """Receives messages, accounts energy, and writes the log.
-
-    Args:
-        path: Socket to listen on; replaces one that was left behind.
-        accountants: Accountants by engine.
-        sensors: The source of samples.
-        log_path: JSON lines, one per settled request; None: no log.
-        model: Name of the model in the log.
-        on_rows: Receives an engine's provisional and settled rows.
 
     Raises:
         OSError: The socket cannot be listened on.

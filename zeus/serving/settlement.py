@@ -58,12 +58,7 @@ class Split:
 
 
 def split(what: Condensed, fit: Fit | None) -> Split:
-    """Splits a period's energy.
-
-    Args:
-        what: The period.
-        fit: The fit; None: the method `tokens`.
-    """
+    """Splits a period's energy."""
     found, where = _blank(what)
     if fit is None:
         _take(found, what, where)
@@ -76,12 +71,7 @@ def split(what: Condensed, fit: Fit | None) -> Split:
 
 
 def predict(what: Condensed, fit: Fit | None) -> Split:
-    """Energy of requests before a period is complete, not scaled to the measured energy.
-
-    Args:
-        what: The rows of the requests in question.
-        fit: The fit so far; None: the method `tokens`.
-    """
+    """Energy of requests before a period is complete, not scaled to the measured energy."""
     found, where = _blank(what)
     if fit is not None:
         _attribute(found, what, where, fit)

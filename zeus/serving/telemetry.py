@@ -21,14 +21,7 @@ SCOPE = "zeus.serving"
 
 
 class Telemetry:
-    """Sends to two OpenTelemetry providers.
-
-    Args:
-        tracers: A `TracerProvider`.
-        meters: A `MeterProvider`.
-        boards: Energy of each GPU so far, J, by UUID.
-        model: Attribute `gen_ai.request.model`.
-    """
+    """Sends to two OpenTelemetry providers."""
 
     def __init__(
         self,
@@ -56,13 +49,7 @@ class Telemetry:
     def finished(
         self, engine: str, rows: Sequence[RequestEnergy], trace: Callable[[str], str]
     ) -> None:
-        """Sends a span for each request.
-
-        Args:
-            engine: The engine.
-            rows: Requests, each once.
-            trace: The `traceparent` of a request; empty: it has none.
-        """
+        """Sends a span for each request."""
         wall_ns = time.time_ns() - time.monotonic_ns()
         for row in rows:
             parent = trace(row.request)
@@ -102,11 +89,6 @@ class Telemetry:
 
 def over_http(endpoint: str, boards: Callable[[], Mapping[str, float]], model: str) -> Telemetry:
     """Telemetry for a collector that speaks OTLP over HTTP.
-
-    Args:
-        endpoint: Such as `http://localhost:4318`.
-        boards: See `Telemetry`.
-        model: See `Telemetry`.
 
     Raises:
         ImportError: OpenTelemetry is not installed; the message says what to install.

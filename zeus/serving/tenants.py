@@ -25,10 +25,6 @@ def shared_by(
 
     A tenant is a user, or one of several jobs of a user; an engine's processes belong to one. If
     zeusd does not report the job of a process, all processes of its user are one tenant.
-
-    Args:
-        found: As `Client.processes` returns it.
-        name_of: The name of a user.
     """
     for gpu, listed in found.items():
         tenants = {
@@ -47,11 +43,7 @@ def shared_by(
 
 
 class Tenants:
-    """Checks for other tenants periodically.
-
-    Args:
-        gpus: UUIDs of an engine's GPUs.
-    """
+    """Checks for other tenants periodically."""
 
     def __init__(self, gpus: Sequence[str]) -> None:
         self._gpus = list(gpus)

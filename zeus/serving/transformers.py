@@ -66,11 +66,7 @@ def install(recorder: Any = None) -> bool:
 
 
 class BatchProbe:
-    """Records one processor's batches.
-
-    Args:
-        recorder: Receives steps.
-    """
+    """Records one processor's batches."""
 
     def __init__(self, recorder: Any) -> None:
         self.silent = Silent("transformers")

@@ -21,12 +21,6 @@ class Web(WebServer):
     `GET /energy/{request id}`: the energy of a finished request, 404 if it is not known (yet).
     `GET /totals`: sums of settled periods by engine. `GET /metrics`: for Prometheus.
 
-    Args:
-        address: Host and port.
-        service: The service that owns the accountants.
-        accountants: Accountants by engine.
-        registry: A `prometheus_client.CollectorRegistry`; None: there are no metrics.
-
     Raises:
         OSError: The address cannot be listened on.
     """

@@ -26,9 +26,6 @@ class Zeusd:
     """The state of the daemon.
 
     Attributes:
-        path: Its socket.
-        wanted: Whether `zeus` would use it, or raise an error.
-        problem: Why `info` is missing.
         found: The doctor's findings.
     """
 

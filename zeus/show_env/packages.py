@@ -66,11 +66,7 @@ def system() -> list[Row]:
 
 
 def rights(zeusd: bool) -> list[Row]:
-    """The user, and whether the driver lets this process change settings.
-
-    Args:
-        zeusd: Whether one answers.
-    """
+    """The user, and whether the driver lets this process change settings."""
     groups = [f"{group_name(gid)} ({gid})" for gid in sorted({os.getegid(), *os.getgroups()})]
     hint = "zeusd does it for you" if zeusd else "run zeusd to do it for you"
     try:

@@ -15,7 +15,6 @@ class Expected:
     """The mean recurrence, from its first run to the one that reaches the target.
 
     Attributes:
-        batch_size: Batch size of all its runs.
         power_limit: Their power limit, W.
         energy: Energy, J.
         time: Time, s.

@@ -28,7 +28,6 @@ def kmeans_1d(values: Sequence[float], k: int) -> list[int]:
 
     Args:
         values: The numbers; the order does not matter.
-        k: Number of clusters.
 
     Returns:
         For each value its cluster; clusters are numbered from 0 in ascending order.
@@ -136,10 +135,6 @@ def synthetic_groups(num_groups: int = 60, seed: int = 20) -> list[GroupJob]:
     most 150). Run times vary by 0.4 (lognormal) about the workload's usual time on a V100. Jobs
     arrive at random, in some groups often and in some rarely: about 44 % of them begin while an
     earlier one of their group still runs.
-
-    Args:
-        num_groups: Number of groups.
-        seed: The random seed.
 
     Returns:
         Their jobs, by group and start.

@@ -34,9 +34,7 @@ def draw(
     run; a cross is a run that did not reach the target.
 
     Args:
-        rows: The runs.
         path: Its extension selects the format: `.png`, `.svg` or `.pdf`.
-        kinds: Some of `KINDS`.
 
     Raises:
         ImportError: matplotlib is not installed.

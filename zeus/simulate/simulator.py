@@ -36,9 +36,6 @@ class Simulator:
         summary_train: Training runs: path of a CSV file, or a pandas.DataFrame; see
             `zeus.simulate.tables`.
         summary_power: Power by power limit, in the same form.
-        batch_size_optimizer: Chooses batch sizes.
-        power_limit_optimizer: Chooses power limits.
-        seed: Random seed.
         verbose: Whether to print what happens.
 
     Raises:
@@ -85,7 +82,6 @@ class Simulator:
         """Simulates a recurring job, one run after the other.
 
         Args:
-            job: The job.
             num_recurrence: How many times it recurs.
             beta_knob: A run is stopped before it costs this multiple of the best; infinite for
                 never.
@@ -141,7 +137,6 @@ class Simulator:
         """Simulates a group of jobs on a cluster, where one may begin before another has ended.
 
         Args:
-            job: The job.
             group_df: Table of the group's jobs by start time (a pandas.DataFrame, or a sequence of
                 mappings) with columns start_time and end_time (s) and runtime_ratio: the job's run
                 time over the mean of its data set.
@@ -171,10 +166,7 @@ class Simulator:
         """Like `simulate_one_alibaba_group`; yields each run with its runtime_ratio.
 
         Args:
-            job: The job.
             group: The group's jobs (start_time, end_time, runtime_ratio), by start.
-            beta_knob: See there.
-            eta_knob: See there.
         """
         play = _Group(self, job, beta_knob, eta_knob)
         for start, end, ratio in group:

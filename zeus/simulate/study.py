@@ -83,9 +83,6 @@ def workload_job(
 
     Args:
         dataset: The workload's data set (`zeus.simulate.workloads.WORKLOADS`).
-        gpu: As in `Case`.
-        summary_train: As in `Case`.
-        summary_power: As in `Case`.
 
     Raises:
         ValueError: There are no measurements of it.
@@ -171,7 +168,6 @@ def run_study(
     "__main__":`.
 
     Args:
-        cases: The jobs.
         processes: Number of processes; None: one per core.
         tell: Called with the numbers of finished and of all jobs.
 

@@ -80,7 +80,6 @@ class BatchSizeTable:
     """Measurements of one batch size.
 
     Attributes:
-        power: By power limit.
         target_epochs: For each target metric, epochs that each run took to reach it; NaN for never.
     """
 
@@ -90,10 +89,6 @@ class BatchSizeTable:
 
 class Measurements:
     """Measurements of workloads on one GPU: only sizes that are in both tables.
-
-    Args:
-        summary_train: Training runs.
-        summary_power: Power.
 
     Raises:
         TableError: A table cannot be read, lacks a column, or has a value that is not possible; the

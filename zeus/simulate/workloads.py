@@ -87,9 +87,6 @@ def power_trace(gpu: str) -> Path:
     """File of measured epochs: time and average power, by batch size and power limit; xz, a column
     in each line.
 
-    Args:
-        gpu: One of `GPUS`.
-
     Raises:
         ValueError: There is no such file.
     """

@@ -89,7 +89,6 @@ def all_reduce(values: Sequence[float], operation: Literal["sum", "max"]) -> lis
 
     Args:
         values: This process's. Returned as they are if torch.distributed is not initialised.
-        operation: The reduction.
     """
     global _last_work
     distributed = _distributed()

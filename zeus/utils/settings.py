@@ -37,13 +37,7 @@ def log_level(value: str) -> str:
 
 
 def sentence(prefix: str, model: type[BaseModel], error: ValidationError) -> str:
-    """Describes the first invalid setting.
-
-    Args:
-        prefix: Prefix of the variables.
-        model: The settings.
-        error: Pydantic's error.
-    """
+    """Describes the first invalid setting."""
     first = error.errors()[0]
     name = prefix + str(first["loc"][0]).upper() if first["loc"] else ""
     if first["type"] == "extra_forbidden":

@@ -45,10 +45,8 @@ class Application(FastAPI):
     Whether a request may be answered is decided before its body is read.
 
     Args:
-        title: Its title.
         hosts: Other names, with port if it is not the usual one, by which browsers reach it.
         prefix: Prefix of its paths behind a proxy that keeps it.
-        options: Other options of FastAPI.
 
     Attributes:
         most_bytes: Maximum size of a request.
@@ -244,11 +242,6 @@ def needs_json(request: Request) -> None:
 
 def check_token(request: Request, tokens: Collection[str], setting: str) -> None:
     """Requires one of the tokens.
-
-    Args:
-        request: The request.
-        tokens: The valid tokens.
-        setting: The server's environment variable for it.
 
     Raises:
         HTTPException: The request has none of them (401).

@@ -79,13 +79,7 @@ def user_of(job: str) -> int | None:
 
 
 class Mapping:
-    """Keeps zeusd's allocations in step with the folder.
-
-    Args:
-        client: A client of zeusd; its user must be an administrator.
-        folder: The folder.
-        user: Returns the user of a job.
-    """
+    """Keeps zeusd's allocations in step with the folder."""
 
     def __init__(
         self, client: Client, folder: Path, user: Callable[[str], int | None] = user_of

@@ -57,15 +57,7 @@ def exercise(
     simulated: str | None,
     setters: outside.Setters | None = None,
 ) -> ExercisedGpu:
-    """Exercises every control of a GPU, and releases them.
-
-    Args:
-        client: Holds the leases on all controls of the GPU.
-        gpu: Which.
-        found: What it held before.
-        simulated: Where work is put on it, if it is simulated.
-        setters: The driver's own, for values that zeusd refuses; None: they cannot be called.
-    """
+    """Exercises every control of a GPU, and releases them."""
     run = _Exercise(client, gpu)
     checks: list[Condition] = []
     answers: list[DriverAnswer] = []
@@ -97,12 +89,7 @@ def exercise(
 
 
 class _Exercise:
-    """One GPU's exercise.
-
-    Attributes:
-        values: Values within the range of each control.
-        trials: Those that the report lists.
-    """
+    """One GPU's exercise."""
 
     def __init__(self, client: Client, gpu: GpuInfo) -> None:
         self._client = client
@@ -286,11 +273,7 @@ def power_limits(smallest_mw: int, largest_mw: int) -> list[int]:
 
 
 def clock_ranges(clocks: Sequence[int]) -> list[list[int]]:
-    """Ranges of clocks: each end, the middle, the lower half, and a clock off the grid.
-
-    Args:
-        clocks: Supported clocks, MHz.
-    """
+    """Ranges of clocks: each end, the middle, the lower half, and a clock off the grid."""
     low, middle, high = min(clocks), sorted(clocks)[len(clocks) // 2], max(clocks)
     wanted = [(high, high), (low, low), (middle, middle), (low, middle)]
     if len(clocks) > 1:

@@ -25,9 +25,6 @@ CALLS = {
 class Setters(NvmlDriver):
     """The driver's own setters, without anything in between.
 
-    Args:
-        library: The libnvidia-ml to load; None: libnvidia-ml.so.1 as the system finds it.
-
     Raises:
         NoDriverError: NVML cannot be initialised.
     """
@@ -57,12 +54,7 @@ def setters(simulated: bool, library: str | None) -> Setters:
 
 
 def values(control: Control, valid: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Returns values beyond both ends of a control's range, and reversed pairs.
-
-    Args:
-        control: Which.
-        valid: Values within its range, both ends among them.
-    """
+    """Returns values beyond both ends of a control's range, and reversed pairs."""
     if SPECS[control].merges:
         return  # a set has no ends, and its setters overwrite nothing
     low, high = min(one[0] for one in valid), max(one[-1] for one in valid)

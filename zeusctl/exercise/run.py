@@ -30,14 +30,7 @@ WITHIN_S = 30.0
 
 
 def kill_holder(client: Client, socket: str, gpu: GpuInfo, found: ControlValues) -> Condition:
-    """SIGKILL to a process that holds a power limit: zeusd restores it.
-
-    Args:
-        client: Of this process, which holds nothing on this GPU.
-        socket: The daemon's.
-        gpu: Which.
-        found: What it held before.
-    """
+    """SIGKILL to a process that holds a power limit: zeusd restores it."""
     assert gpu.power_limit_min_mw is not None
     what = f"the power limit of GPU {gpu.index} is restored when its holder is killed"
     watts = gpu.power_limit_min_mw / 1000
@@ -64,13 +57,7 @@ def kill_holder(client: Client, socket: str, gpu: GpuInfo, found: ControlValues)
 
 
 def kill_daemon(client: Client, gpu: GpuInfo, pid: int) -> Condition:
-    """SIGKILL to zeusd while this process holds a limit: it returns, and the lease with it.
-
-    Args:
-        client: Of this process.
-        gpu: Which GPU's limit to hold.
-        pid: Zeusd's; something else must start it again.
-    """
+    """SIGKILL to zeusd while this process holds a limit: it returns, and the lease with it."""
     assert gpu.power_limit_min_mw is not None
     what = "a killed zeusd returns, and live holders keep their leases"
     wanted = client.set(gpu.uuid, Control.POWER_LIMIT, [gpu.power_limit_min_mw])[gpu.uuid]
@@ -148,14 +135,6 @@ def run(
     say: Callable[[str], None] = lambda text: None,
 ) -> ExerciseReport:
     """Exercises GPUs, one after another.
-
-    Args:
-        client: Of an administrator.
-        socket: The daemon's.
-        gpus: Which; none of them in use (`refuse_unless_free`).
-        daemon_pid: Zeusd's process, to be killed once; None: it is left alone.
-        library: The driver's library, for values that zeusd refuses; None: as the system finds it.
-        say: Called with a line about each next step.
 
     Raises:
         CommandError: A GPU would not be left as it is.

@@ -25,13 +25,7 @@ _Estimated = tuple[tuple[str, ...], Estimate]
 
 
 def families(node: NodeInfo, ledger: LedgerState, workloads: bool) -> Iterator[Metric]:
-    """The metrics of a ledger.
-
-    Args:
-        node: Its GPUs.
-        ledger: As zeusd last settled it.
-        workloads: Also jobs and pods one by one, while they run.
-    """
+    """The metrics of a ledger."""
     yield from _accounts(ledger)
     yield from _cpus(ledger)
     yield from _unused(node, ledger)

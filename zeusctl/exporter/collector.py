@@ -42,13 +42,7 @@ GPU = ("gpu", "uuid")
 
 
 class ZeusdCollector(Collector):
-    """Queries zeusd at each scrape; `zeusd_up` is 0 if it does not answer.
-
-    Args:
-        client: The connection; it finds zeusd again after a restart by itself.
-        workloads: Also the energy of each job and pod that runs.
-        otel: Also energy by OpenTelemetry's names.
-    """
+    """Queries zeusd at each scrape; `zeusd_up` is 0 if it does not answer."""
 
     def __init__(self, client: Client, workloads: bool = False, otel: bool = False) -> None:
         self._client = client

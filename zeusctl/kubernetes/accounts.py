@@ -31,9 +31,7 @@ class PodHolding:
     """A part of a GPU, and the pod that holds it.
 
     Attributes:
-        name: `namespace/pod`.
         control_group: The uid by which control groups name the pod; empty: not known.
-        part: What it holds.
     """
 
     name: str
@@ -46,13 +44,7 @@ def holdings(
     pods: Iterable[Pod],
     node: Devices,
 ) -> tuple[set[PodHolding], set[str]]:
-    """Returns what each pod holds, and the ids of devices that do not belong to this node.
-
-    Args:
-        devices: From kubelet.
-        pods: As far as the Kubernetes API knows them.
-        node: Of this node.
-    """
+    """Returns what each pod holds, and the ids of devices that do not belong to this node."""
     known = {(pod.namespace, pod.name): pod for pod in pods}
     found: set[PodHolding] = set()
     unknown: set[str] = set()
@@ -108,15 +100,7 @@ def _unlisted(
 
 
 class Accounts:
-    """Keeps zeusd's allocations in step with kubelet. Its user must be an administrator of zeusd.
-
-    Args:
-        zeusd: The node's zeusd.
-        sources: The pods of each namespace, for their uids.
-        kubelet: The node's kubelet.
-        uuid: The UUID of a device of a resource claim, called `driver/pool/name`; None: not known.
-        period_s: How often kubelet is asked.
-    """
+    """Keeps zeusd's allocations in step with kubelet. Its user must be an administrator there."""
 
     def __init__(
         self,

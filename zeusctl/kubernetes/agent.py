@@ -47,12 +47,7 @@ log = logging.getLogger("zeusd_kubernetes")
 
 
 class Events:
-    """Writes events about pods, each text once.
-
-    Args:
-        api: The API server.
-        node: The node's name.
-    """
+    """Writes events about pods, each text once."""
 
     def __init__(self, api: client.CoreV1Api, node: str) -> None:
         self._api = api
@@ -113,9 +108,6 @@ class HasDevices(Protocol):
     def devices(self, claims: bool = False) -> PodDevices:
         """Returns the ids of GPUs by pod namespace and name.
 
-        Args:
-            claims: Also devices of resource claims.
-
         Raises:
             KubeletUnavailable: It does not say.
         """
@@ -135,16 +127,7 @@ class Tells(Protocol):
 
 
 class Agent:
-    """The agent of one node. Its user must be an administrator of zeusd.
-
-    Args:
-        zeusd: The node's zeusd.
-        sources: The pods of each namespace that counts.
-        kubelet: The node's kubelet.
-        events: Reports to users.
-        changed: Set when a pod has changed.
-        resync_s: Interval between full comparisons while no pod changes.
-    """
+    """The agent of one node. Its user must be an administrator of zeusd."""
 
     def __init__(
         self,

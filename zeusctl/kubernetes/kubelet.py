@@ -34,11 +34,7 @@ class KubeletUnavailable(Exception):
 
 
 class Kubelet:
-    """The kubelet of this node.
-
-    Args:
-        path: Its socket; only root may open it.
-    """
+    """The kubelet of this node."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -48,9 +44,6 @@ class Kubelet:
 
     def devices(self, claims: bool = False) -> dict[tuple[str, str], list[str]]:
         """The ids of GPUs, by a pod's namespace and name.
-
-        Args:
-            claims: Also devices of resource claims, see `devices_of`.
 
         Raises:
             KubeletUnavailable: It did not answer, or its answer is malformed.
@@ -74,11 +67,6 @@ class Kubelet:
 
 def devices_of(answer: bytes, claims: bool = False) -> dict[tuple[str, str], list[str]]:
     """The ids of GPUs in a ListPodResourcesResponse, by a pod's namespace and name.
-
-    Args:
-        answer: The message.
-        claims: Also devices of resource claims: by UUID where their CDI names have one, else as
-            `driver/pool/name`.
 
     Raises:
         ValueError: It is not such a message.

@@ -29,8 +29,6 @@ class Plan:
     """The wanted ceilings.
 
     Attributes:
-        bounds: The ceilings.
-        pods: The pod of each ceiling.
         refusals: By pod: why it gets none, for its user.
         waiting: Ceilings of pods whose GPUs kubelet does not list: before it admits the pod, and
             for a while after its device plugin restarts.
@@ -43,13 +41,7 @@ class Plan:
 
 
 def plan(pods: Iterable[Pod], devices: PodDevices, gpus: Sequence[GpuInfo]) -> Plan:
-    """Returns the ceilings that these pods request.
-
-    Args:
-        pods: Of this node, in the namespaces that count.
-        devices: From kubelet.
-        gpus: Of this node.
-    """
+    """Returns the ceilings that these pods request."""
     found = Plan()
     for pod in pods:
         if pod.asked is None or pod.ended:

@@ -26,12 +26,7 @@ class Pod:
     Attributes:
         uid: The API's uid.
         job: The uid by which kubelet names its control group; it differs for static pods.
-        namespace: Its namespace.
-        name: Its name.
         asked: The annotation; None: it has none.
-        resources: Whether a container asks for a GPU of a device plugin.
-        claims: Whether it has resource claims (DRA).
-        ended: Whether it has succeeded or failed.
     """
 
     uid: str

@@ -27,13 +27,7 @@ log = logging.getLogger("zeusd_kubernetes")
 
 
 class Slices:
-    """The devices of a node's drivers.
-
-    Args:
-        api: The API server.
-        node: The node's name.
-        monotonic_s: A clock.
-    """
+    """The devices of a node's drivers."""
 
     def __init__(
         self,
@@ -49,11 +43,7 @@ class Slices:
         self._trouble = ""
 
     def uuid(self, device: str) -> str | None:
-        """The UUID of a device; None: not known, as for a MIG device that does not exist yet.
-
-        Args:
-            device: `driver/pool/name`.
-        """
+        """The UUID of a device; None: not known, as for a MIG device that does not exist yet."""
         now_s = self._monotonic_s()
         if device not in self._known and (
             self._asked_s is None or now_s - self._asked_s >= PAUSE_S

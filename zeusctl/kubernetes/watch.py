@@ -28,15 +28,7 @@ log = logging.getLogger("zeusd_kubernetes")
 
 
 class PodWatch:
-    """The pods of this node in one namespace, on a thread of its own.
-
-    Args:
-        api: The API server.
-        node: The node's name.
-        namespace: The namespace; `*`: all.
-        changed: Called after each change.
-        pause_s: Pause before the retry after a failure, doubled each time.
-    """
+    """The pods of this node in one namespace, on a thread of its own."""
 
     def __init__(
         self,

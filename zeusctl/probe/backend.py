@@ -55,16 +55,7 @@ def called(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class BackendGpu:
-    """One GPU.
-
-    Args:
-        backend: The vendor's.
-        handle: The GPU.
-        clock: The probe's time.
-
-    Attributes:
-        questions: The questions it may be asked, by name.
-    """
+    """One GPU."""
 
     def __init__(self, backend: Any, handle: Any, clock: Clock) -> None:
         self.backend = backend
@@ -135,11 +126,6 @@ def _same(found: Any) -> Any:
 class Driver:
     """A node.
 
-    Args:
-        backend: The vendor's.
-        clock: The time.
-        needs: What the backend opens, which module that needs, and how to see that it works.
-
     Attributes:
         simulated: The simulated node; None: real GPUs.
 
@@ -198,12 +184,7 @@ def is_amd(library: str | None, sysfs: str = SYSFS) -> bool:
 
 
 class AmdDriver(Driver):
-    """AMD's GPUs of this machine.
-
-    Args:
-        library: The libamd_smi to load; None: the one that is found.
-        sysfs: Where sysfs is.
-    """
+    """AMD's GPUs of this machine."""
 
     def __init__(self, library: str | None = None, sysfs: str = SYSFS) -> None:
         super().__init__(AmdBackend(library, sysfs), None, (LIBRARY, "amdgpu", "amd-smi list"))

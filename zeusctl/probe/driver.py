@@ -61,7 +61,6 @@ class Reading(NamedTuple):
 
     Attributes:
         t_ns: Midway through the call, on the probe's clock.
-        value: A `CallError` where it failed.
     """
 
     t_ns: int

@@ -50,13 +50,7 @@ class Load(Protocol):
 
 
 class Wave:
-    """Drives a load through `WAVES`, one after another.
-
-    Args:
-        load: The load.
-        begin_ns: When the first begins.
-        scale: Factor for the length of each wave.
-    """
+    """Drives a load through `WAVES`, one after another."""
 
     def __init__(self, load: Load, begin_ns: int, scale: float = 1.0) -> None:
         self._load = load
@@ -91,10 +85,6 @@ class TorchLoad(Load):
 
     Bursts are dated by stream events, against an event that was recorded while the device was idle
     and the clock had just been read. A thread queues them: a full queue must not delay readings.
-
-    Args:
-        index: The GPU, as PyTorch numbers it.
-        torch: The module.
     """
 
     _SIZES = (8192, 4096, 2048)
@@ -165,12 +155,7 @@ class TorchLoad(Load):
 
 
 class SimulatedLoad(Load):
-    """Work on one GPU of a simulated node.
-
-    Args:
-        work: Of one GPU, as `SimulatedBackend.open_work` opens it.
-        rate: Units of it per second at full clock.
-    """
+    """Work on one GPU of a simulated node."""
 
     name = "simulated work"
 
@@ -197,12 +182,7 @@ class SimulatedLoad(Load):
 
 
 def torch_loads(bus_ids: Sequence[str | None]) -> dict[int, int]:
-    """Returns PyTorch's number of each GPU that it sees, by NVML index; empty without CUDA or HIP.
-
-    Args:
-        bus_ids: PCI address of each GPU, by NVML index: PyTorch may number them differently, or
-            hide some.
-    """
+    """PyTorch's number of each GPU that it sees, by NVML index; empty without CUDA or HIP."""
     try:
         import torch
     except ImportError:
@@ -223,12 +203,7 @@ def torch_loads(bus_ids: Sequence[str | None]) -> dict[int, int]:
 
 @contextlib.contextmanager
 def load(simulated: str | None, gpu: GpuInfo) -> Iterator[bool]:
-    """Puts load on a GPU that nobody uses. Yields whether there is one.
-
-    Args:
-        simulated: Socket of the simulated devices; None on a real node.
-        gpu: Which.
-    """
+    """Puts load on a GPU that nobody uses. Yields whether there is one."""
     if simulated is not None:
         from zeus_ipc.simulation import SimulatedWork  # the probe runs without any package
 

@@ -23,10 +23,6 @@ from zeusd.energy.probed.report import ProbeReport
 def run(options: Mapping[str, Any], say: Callable[[str], None]) -> ProbeReport:
     """Probes with the given options.
 
-    Args:
-        options: By the names of `options.OPTIONS`, with underscores and without the dashes.
-        say: Called with a line about each next step.
-
     Raises:
         NoDriverError: There is nothing to probe.
         ValueError: An option is wrong.

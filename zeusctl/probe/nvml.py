@@ -124,10 +124,6 @@ class NvmlGpu(BackendGpu):
 class NvmlDriver(Driver):
     """NVIDIA's GPUs of this machine.
 
-    Args:
-        library: The libnvidia-ml to load; None: libnvidia-ml.so.1 as the system finds it.
-        clock: The time.
-
     Raises:
         NoDriverError: The binding is missing, or NVML cannot be initialised.
     """

@@ -37,15 +37,7 @@ _SLOW = frozenset({"power_samples", "compute_processes", "graphics_processes"})
 
 @dataclass(frozen=True)
 class ProbeTiming:
-    """How long a probe takes.
-
-    Attributes:
-        seconds: Sampling of all GPUs at once.
-        alone_seconds: Sampling of each GPU by itself, where there are several.
-        calls: How often each call is timed.
-        load_scale: Factor for the time under load.
-        identify: Whether to report what identifies a board.
-    """
+    """How long a probe takes."""
 
     seconds: float = 30.0
     alone_seconds: float = 8.0
@@ -80,14 +72,6 @@ def probe(
     say: Callable[[str], None] = lambda text: None,
 ) -> reports.ProbeReport:
     """Probes a node.
-
-    Args:
-        driver: The node.
-        plan: How long each part takes.
-        only: Indices of the GPUs to probe; None: all.
-        load_on: Makes the load on a GPU; None: no load.
-        stand_in: Whether the library may be a stand-in.
-        say: Called with a line about each next step.
 
     Raises:
         NoDriverError: There is no GPU that can be probed.

@@ -24,13 +24,6 @@ def sample(
 ) -> dict[int, dict[str, Series]]:
     """Reads each GPU in turn.
 
-    Args:
-        gpus: By index.
-        sensors: The sensors to read.
-        clock: The time.
-        seconds: How long.
-        meanwhile: Called before each round with the time.
-
     Returns:
         The readings by index and sensor.
     """

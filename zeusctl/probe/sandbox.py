@@ -30,11 +30,7 @@ _SANDBOX = (
 
 
 def properties(unit: str) -> list[str]:
-    """The sandbox of a unit, as `systemd-run -p` takes it.
-
-    Args:
-        unit: Text of the unit file.
-    """
+    """The sandbox of a unit, as `systemd-run -p` takes it."""
     section, found = "", []
     for line in map(str.strip, unit.splitlines()):
         if line.startswith("["):
@@ -46,10 +42,6 @@ def properties(unit: str) -> list[str]:
 
 def inside(unit: str, arguments: Sequence[str]) -> dict[str, Any]:
     """The report of a short probe inside a unit's sandbox.
-
-    Args:
-        unit: Text of the unit file.
-        arguments: Further options of the probe.
 
     Raises:
         NoDriverError: It did not run; the message says why.
@@ -96,10 +88,6 @@ def unit_file() -> str:
 
 def compare(outside: ProbeReport, body: Mapping[str, Any]) -> dict[str, list[str]]:
     """Sorts reads by whether the sandbox changes their answers.
-
-    Args:
-        outside: The report without it.
-        body: The report inside, as plain data.
 
     Returns:
         `same`: names of reads; `differs`: sentences.

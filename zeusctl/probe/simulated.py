@@ -16,9 +16,6 @@ WORKLOAD = "model/compute"
 class SimulatedDriver(Driver):
     """A simulated node.
 
-    Args:
-        spec: The node, in the syntax of `zeusd serve --simulate`.
-
     Raises:
         ValueError: The spec is not valid; the message says what is.
     """

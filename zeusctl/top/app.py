@@ -78,13 +78,7 @@ def _aligned(cell: Cell, column: TopColumn, width: int) -> Text:
 
 
 class TopApp(App[int]):
-    """`zeusctl top`.
-
-    Args:
-        source: Queries the node.
-        interval_s: Seconds between updates.
-        frames: Number of updates; None: until a key ends it.
-    """
+    """`zeusctl top`."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """

@@ -39,11 +39,7 @@ class TopColumn:
     """A column of the GPU table.
 
     Attributes:
-        name: Sort key.
-        title: Its heading.
         width: Characters; 0: what is left.
-        from_width: Minimum width of the terminal to show it.
-        right: Whether it is aligned to the right.
     """
 
     name: str
@@ -99,10 +95,6 @@ class View:
     """The visible part of a report.
 
     Attributes:
-        report: The node at the last update.
-        power: Power of the last minutes, by UUID.
-        sort: Column by which GPUs are ordered.
-        inverted: Whether the order is reversed.
         pattern: Hides GPUs, leases and processes without this text; empty: hides none.
     """
 
@@ -173,13 +165,7 @@ class View:
     # ---------------------------------------------------------------------------------- how
 
     def row(self, gpu: Gpu, columns: Sequence[tuple[TopColumn, int]], now_s: float) -> list[Cell]:
-        """Returns one GPU's row.
-
-        Args:
-            gpu: The GPU.
-            columns: What `fitting` returned.
-            now_s: CLOCK_MONOTONIC.
-        """
+        """Returns one GPU's row."""
         return [self._cell(gpu, column.name, width, now_s) for column, width in columns]
 
     def _cell(self, gpu: Gpu, name: str, width: int, now_s: float) -> Cell:
@@ -218,14 +204,7 @@ def listed(
     width: int,
     style: Callable[[E], str] = lambda _: "",
 ) -> tuple[list[tuple[TopColumn, int]], list[tuple[str, list[Cell]]]]:
-    """Returns the columns that fit a table of this width, with their widths, and its rows.
-
-    Args:
-        columns: All columns of such items.
-        items: Keys and items, a row each.
-        width: Of the table.
-        style: Of an item's row.
-    """
+    """Returns the columns that fit a table of this width, with their widths, and its rows."""
     there = with_headings(columns)
     cells = [[plain(one.cell(item)) for one in there] for _, item in items]
     shown, widths, _ = fit([one.heading for one in there], cells, spare(there), width)

@@ -86,12 +86,7 @@ class HelpScreen(Overlay):
 
 
 class GpuScreen(Overlay):
-    """One GPU, kept up to date.
-
-    Args:
-        source: Queries the node.
-        gpu: The GPU.
-    """
+    """One GPU, kept up to date."""
 
     def __init__(self, source: Source, gpu: Gpu) -> None:
         super().__init__(f"GPU {gpu.index}: {gpu.name}")

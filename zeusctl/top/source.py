@@ -31,12 +31,7 @@ Points = list[tuple[float, float]]
 class Source:
     """The node, updated on request.
 
-    Args:
-        session: The connection.
-        gpus: The GPUS argument.
-
     Attributes:
-        report: The last report.
         trouble: Why the last query failed; empty: it succeeded.
         power: Power of the last minutes, watts by UUID.
         asked_s: When the query in progress began, CLOCK_MONOTONIC; None: there is none.

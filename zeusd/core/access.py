@@ -26,15 +26,8 @@ class AllowRule:
     """Lets some users change some controls of some GPUs, within ranges.
 
     Attributes:
-        uids: Users that it applies to.
-        gids: Groups that it applies to.
-        everyone: Whether it applies to all users.
-        gpus: Shell patterns for UUID or product name, or NVML indices.
-        controls: Controls that may be leased.
         power_limit_mw: Smallest and largest limit; the site limit applies as well.
         gpu_clocks_mhz: Range for locked graphics clocks.
-        memory_clocks_mhz: The same for memory clocks.
-        group_names: The groups' names, for messages.
     """
 
     uids: frozenset[int] = frozenset()
@@ -82,13 +75,8 @@ class Right:
     """One user's permissions for one control of one GPU.
 
     Attributes:
-        uid: The user.
-        gpu: The GPU, as found.
-        control: The control.
-        admin: Whether the user is an administrator.
         refusal: Why the user may not lease the control; None: allowed.
         rules: The rules that allow it; an administrator needs none.
-        must_compute: Whether the user needs a compute process on the GPU.
     """
 
     uid: int
@@ -128,10 +116,7 @@ class Access:
 
     Attributes:
         rules: Rules for ordinary users; one that covers a request and its value is enough.
-        admin_uids: Users who may change everything and revoke any lease.
-        admin_gids: Groups of such users.
         root: Whether uid 0 is an administrator: only outside containers, always, or never.
-        require_compute_process: Whether a user must have a compute process on a GPU to lease it.
         writes_per_second: Sets, acquires and releases of one user; a burst may have twice as many.
         leases_per_user: Leases that one user's processes may hold at a time.
         losses_per_user: Leases that one user's processes may have lost without having acquired or

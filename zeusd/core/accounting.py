@@ -68,18 +68,7 @@ _AMOUNTS = ("active_uj", "idle_uj", "lower_uj", "upper_uj")
 
 
 class AccountingRequests:
-    """Answers `allocate`, `deallocate`, `usage` and `forget_user`.
-
-    Args:
-        node: The GPUs and the access rules.
-        outbox: Collects effects.
-        track: Starts a request for several GPUs.
-        for_admins: Makes a handler that refuses everyone but administrators; takes a description of
-            the action.
-
-    Attributes:
-        handlers: Handlers by request class.
-    """
+    """Answers `allocate`, `deallocate`, `usage` and `forget_user`."""
 
     def __init__(
         self,

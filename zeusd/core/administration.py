@@ -54,17 +54,7 @@ DRIVER_CLOSED = "an administrator made zeusd close the driver"
 
 
 class Administration:
-    """Answers `restore`, `persist`, `quiesce`, `resume`, `policy`, `audit` and `metrics`.
-
-    Args:
-        node: The node.
-        outbox: Collects effects.
-        track: Starts a request for several GPUs.
-        describe_node: Returns the reply of `hello`.
-
-    Attributes:
-        handlers: Handlers by request class.
-    """
+    """Answers `restore`, `persist`, `quiesce`, `resume`, `policy`, `audit` and `metrics`."""
 
     def __init__(
         self,

@@ -66,12 +66,7 @@ _ALL = tuple(field.name for field in fields(Record))
 
 
 class AuditLog:
-    """Adds records, keeps the newest, and counts all.
-
-    Attributes:
-        counts: Number of events, by name and the values that distinguish their kinds.
-        failing: Since when a restore has failed, by GPU and control.
-    """
+    """Adds records, keeps the newest, and counts all."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, ...]] = Counter()

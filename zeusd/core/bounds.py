@@ -15,18 +15,8 @@ from zeusd.core.policy import Target
 class Bounds:
     """The restore target of a control, and its upper bounds.
 
-    Args:
-        gpu: UUID of the GPU.
-        control: The control.
-        site: The site's restore target.
-        outbox: Collects effects.
-        override: Whether a restore overwrites outside changes.
-
     Attributes:
-        initial: The initial value, if known.
-        observed: The restore target if the site configured none, if it is known.
         ceilings: Upper bounds other than the site's.
-        resting: The value that zeusd left in force, because of ceilings, while nobody holds it.
     """
 
     def __init__(

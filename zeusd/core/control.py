@@ -87,17 +87,7 @@ Then: TypeAlias = Callable[[], None]
 
 @dataclass(slots=True, eq=False)
 class Restoration:
-    """A restore in progress.
-
-    Attributes:
-        reason: Why, for the log.
-        overwrite: What it may overwrite, see `restore_rule`.
-        required: Whether zeusd changed something that must be restored. Otherwise only an
-            administrator requested it, and a refusal ends it.
-        wrote: Whether an attempt has written.
-        attempts: Number of failed attempts.
-        waiting: Called after the next attempt, whatever its result.
-    """
+    """A restore in progress."""
 
     reason: str
     overwrite: str = OURS
@@ -116,19 +106,7 @@ class Restoration:
 class ControlMachine:
     """A control: its states are `lifecycle.TABLE`'s, its events the methods below.
 
-    Args:
-        gpu: UUID of the GPU.
-        control: Which control.
-        site: What the site wants it restored to.
-        outbox: Collects effects.
-        node: What it shares with the node's other controls.
-        override: Whether a restore overwrites what someone else set.
-
     Attributes:
-        key: Key of its journal entry.
-        bounds: Its restore target and ceilings.
-        holding: Its lease, and who lost one.
-        values: What zeusd has written and may be in force.
         trouble: Why the last attempt to restore it failed; None: it succeeded.
     """
 
@@ -243,9 +221,6 @@ class ControlMachine:
 
         Nothing is written twice in one boot. What zeusd once left in force, and the site wants no
         more, is taken back.
-
-        Args:
-            again: The GPU may have been reset: what zeusd left in force is written once more.
         """
         if self.spec.readable:
             return
@@ -268,11 +243,7 @@ class ControlMachine:
         return ceiling
 
     def ceilings_moved(self, then: Then | None = None) -> None:
-        """A ceiling was put, lowered, raised or removed: the device follows.
-
-        Args:
-            then: Called when it has, or when the first attempt has failed.
-        """
+        """A ceiling was put, lowered, raised or removed: the device follows."""
         self._behind = self._behind or []
         self.out.due_ns.pop(self._brought_down)
         waits = [] if then is None else [then]
@@ -286,12 +257,7 @@ class ControlMachine:
     # ----------------------------------------------------------------------------------- events
 
     def recover(self, restore: PendingRestore, ending: str | None) -> None:
-        """Takes over what the journal says was pending when the last zeusd ended.
-
-        Args:
-            restore: The entry.
-            ending: Why the lease ends at once, such as `holder_gone`; None: it goes on.
-        """
+        """Takes over what the journal says was pending when the last zeusd ended."""
         now_ns = self.out.now_ns
         lease = Lease(
             restore.holder,
@@ -327,14 +293,7 @@ class ControlMachine:
     def revoke(
         self, reason: str, clause: str, then: Then | None = None, overwrite: str | None = None
     ) -> None:
-        """The holder loses its lease without having asked.
-
-        Args:
-            reason: For the log: `expired`, `revoked`.
-            clause: For the holder: `its heartbeat stopped for 15 s`.
-            then: As for `release`.
-            overwrite: What the restore may overwrite; None: as for `release`.
-        """
+        """The holder loses its lease without having asked."""
         lease = self.holding.current
         if lease is None:
             self.release(reason, then)
@@ -348,14 +307,7 @@ class ControlMachine:
     def reset(
         self, peer: Peer, clause: str, then: Then | None = None, written: ControlValue | None = None
     ) -> None:
-        """An administrator wants the target in force, also over the settings of others.
-
-        Args:
-            peer: The administrator.
-            clause: For the holder, as for `revoke`.
-            then: Called after the first attempt; `phase` and `trouble` tell its outcome.
-            written: What zeusd itself wrote without a lease; None: nothing. Then a refusal ends it.
-        """
+        """An administrator wants the target in force, also over the settings of others."""
         bounds, waiting = self.bounds, [] if then is None else [then]
         keeps = bounds.pinned or self.spec.merges  # what others have chosen meanwhile stays
         if bounds.initial is not None and not keeps and self.target != bounds.initial:

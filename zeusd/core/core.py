@@ -63,15 +63,7 @@ STALL_NS = SECOND_NS
 
 
 class Core:
-    """All state about leases and controls of one node.
-
-    Args:
-        settings: The site's wishes.
-        daemon_version: Told to clients.
-        simulated: Socket of the simulated devices, told to clients; None on real ones.
-        stream: Socket of the samples, told to clients; None: there is none.
-        started_ns: When the daemon started, told to clients.
-    """
+    """All state about leases and controls of one node."""
 
     def __init__(
         self,
@@ -107,12 +99,7 @@ class Core:
     # ----------------------------------------------------------------------------------- events
 
     def recover(self, entries: dict[str, Recorded], alive: set[Process]) -> None:
-        """What the journal holds, before any GPU is known.
-
-        Args:
-            entries: Its entries.
-            alive: Holders, and processes with a loss, that still run.
-        """
+        """What the journal holds, before any GPU is known."""
         node, values = self.node, [*entries.values()]
         self._entries = dict(entries)
         quiesced = entries.get(QUIESCED)
@@ -134,16 +121,7 @@ class Core:
         reached_by: dict[str, Any] | None = None,
         unusable: Sequence[str] = (),
     ) -> list[Effect]:
-        """The driver's GPUs, at start and whenever they were enumerated again.
-
-        Args:
-            now_ns: Time.
-            driver_version: For people.
-            found: The GPUs.
-            driver: Names this very load of the driver: limits do not survive another.
-            reached_by: How the helper reaches it, see `DriverEntry`.
-            unusable: A sentence for each other GPU that it lists.
-        """
+        """The driver's GPUs, at start and whenever they were enumerated again."""
         self._out.now_ns = now_ns
         self.node.unusable = [*unusable]
         self.node.driver_version = driver_version
@@ -341,13 +319,7 @@ class Core:
         return self._effects()
 
     def stop(self, now_ns: int, restore: bool = True) -> list[Effect]:
-        """zeusd is being stopped: nothing new is accepted.
-
-        Args:
-            now_ns: Time.
-            restore: Restore everything. Else all stays, in the journal, for the next zeusd, and
-                what is asked meanwhile stays unanswered: clients ask the next one again.
-        """
+        """zeusd is being stopped: nothing new is accepted."""
         self._out.now_ns = now_ns
         self.node.stopping = True
         restore = restore and self.node.quiesced_ns is None  # else the GPUs are out of reach

@@ -49,7 +49,6 @@ class PidUse(NamedTuple):
 
     Attributes:
         pid: The process; 0: one that the driver does not list.
-        end_ns: End of the measurement, CLOCK_MONOTONIC.
         weight: Weight relative to other processes.
     """
 
@@ -60,13 +59,7 @@ class PidUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The use of a GPU by its processes over an interval.
-
-    Attributes:
-        begin_ns: Start of the interval, CLOCK_MONOTONIC.
-        uses: Use by process. A process that is not listed used nothing.
-        measured: Whether the weights are measured by the driver, or only sizes of MIG instances.
-    """
+    """The use of a GPU by its processes over an interval."""
 
     begin_ns: int
     uses: tuple[PidUse, ...]
@@ -78,9 +71,6 @@ class Listed:
     """A list of a GPU's processes; None: it could not be read.
 
     Attributes:
-        gpu: Its UUID.
-        t_ns: Time of the list, CLOCK_MONOTONIC.
-        pids: The processes.
         activity: Their use of the GPU; None: not known, or only one process.
     """
 
@@ -127,12 +117,7 @@ class Write:
     control is read back.
 
     Attributes:
-        restore: What the journal must have first.
         expected: Values that may be overwritten; empty: any.
-        before: The value just before, if known.
-        doubts: Earlier values whose write was never confirmed.
-        others: Whether one of them may still take effect.
-        sure: See `restore_rule.WriteControl`.
     """
 
     ticket: int
@@ -207,10 +192,7 @@ class LedgerCall:
     """Change or query the energy ledger. Returns with its result, or a `Failure`.
 
     Attributes:
-        request: The request, limited to present GPUs.
         reader: A user who may see only the user's own energy; None: everything is visible.
-        uid: The user who asks.
-        conn: The connection on which it was asked.
     """
 
     ticket: int

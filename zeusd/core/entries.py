@@ -76,12 +76,7 @@ class Mark(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class DriverEntry(Recorded):
-    """The load of the driver that all other entries are about, and how the helper reaches it.
-
-    Attributes:
-        id: Names the load.
-        settle_s: How long after a write it may apply it.
-    """
+    """The load of the driver that all other entries are about, and how the helper reaches it."""
 
     id: str
     settle_s: float
@@ -108,8 +103,6 @@ class Ceiling(Recorded):
     """One upper bound.
 
     Attributes:
-        value: The bound.
-        uid: The user who set it.
         deadline_ns: CLOCK_BOOTTIME time at which `fallback` replaces `value`; None: never.
         fallback: The bound after the deadline; None: the ceiling ends.
     """
@@ -125,9 +118,6 @@ class Loss(Recorded):
     """A process whose lease on a control was revoked or expired: it must acquire it again.
 
     Attributes:
-        gpu: UUID.
-        control: Which control.
-        process: The process that lost it.
         reason: Why, as a clause: `its heartbeat stopped for 15 s`.
         uid: That process's user.
     """
@@ -149,20 +139,10 @@ class PendingRestore(Recorded):
     """One control that is, or may be, away from its restore target.
 
     Attributes:
-        gpu: UUID.
-        control: Which control.
-        holder: The process whose end causes the restore.
         uid: That process's user.
-        client: Client object within the process (see `Request.client`).
-        since_ns: When the lease was acquired, CLOCK_MONOTONIC of this boot.
-        ttl_ns: TTL of the lease.
         target: The control's restore target.
         values: Values that zeusd may have written; empty if none.
-        doubts: Those that were never confirmed by reading, newest last.
-        overwrite: What a restore may overwrite, see `restore_rule`.
         ending: Why the lease has ended, even if its holder is running; empty while it has not.
-        acquired: See `leasing.Lease`.
-        recoveries: See `leasing.Lease`.
         command: Name of the holder's program.
         job: The holder's job, empty if none.
     """

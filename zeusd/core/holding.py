@@ -32,8 +32,6 @@ class SharedState(Protocol):
     Attributes:
         settings: The site's settings, with its lease TTLs.
         closed: Why new leases are refused now; None: they are accepted.
-        watched: Lists a control under each process that it watches.
-        losers: Processes that lost a lease in the present event.
     """
 
     settings: Settings
@@ -43,14 +41,7 @@ class SharedState(Protocol):
 
 
 class LeaseState:
-    """The lease of a control, and the losses of those who held it.
-
-    Args:
-        control: The control.
-
-    Attributes:
-        lease: The present lease, or the one whose value is being restored.
-    """
+    """The lease of a control, and the losses of those who held it."""
 
     def __init__(self, control: ControlMachine) -> None:
         self._control = control

@@ -29,7 +29,6 @@ class Workload:
     """The workload of a process.
 
     Attributes:
-        kind: The kind of workload.
         name: A job's id, or its SLUID from Slurm 26.05 on; a pod's uid; a container's id; a user's
             number; a service's unit.
     """
@@ -43,7 +42,6 @@ class ControlGroup:
     """A process's place in one hierarchy.
 
     Attributes:
-        path: The path from the root of the hierarchy, as far as root owns it.
         checked: Whether the owners are known. They are not if zeusd runs in its own control group
             namespace: then the path is complete, and starts with `/..` for everything outside.
     """
@@ -93,9 +91,6 @@ def workload_of(groups: Iterable[ControlGroup]) -> Workload | None:
 
     Supports the layouts of Slurm 22.05 to 26.05 with both versions of control groups, of kubelet
     with both cgroup drivers, of Docker, Podman and systemd.
-
-    Args:
-        groups: The process's place in each hierarchy.
     """
     groups = [*groups]
     for checked, unchecked in zip(_CHECKED, _UNCHECKED, strict=True):
@@ -111,11 +106,7 @@ def workload_of(groups: Iterable[ControlGroup]) -> Workload | None:
 
 
 def job_of(groups: Iterable[ControlGroup]) -> str:
-    """The name of a process's job or pod; empty if there is none.
-
-    Args:
-        groups: As for `workload_of`.
-    """
+    """The name of a process's job or pod; empty if there is none."""
     workload = workload_of(groups)
     if workload is None or workload.kind not in (WorkloadKind.JOB, WorkloadKind.POD):
         return ""

@@ -41,18 +41,7 @@ def back_of(machine: ControlMachine) -> Back:
 
 
 class LeaseRequests:
-    """Answers `release`, `goodbye`, `leases` and `heartbeat`.
-
-    Args:
-        node: The node.
-        outbox: Collects effects.
-        ceilings: Removes a job's ceilings.
-        too_fast: Why a user may not make more changes in this second.
-        track: Starts a request for several GPUs.
-
-    Attributes:
-        handlers: Handlers by request class.
-    """
+    """Answers `release`, `goodbye`, `leases` and `heartbeat`."""
 
     def __init__(
         self,

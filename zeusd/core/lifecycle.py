@@ -84,12 +84,7 @@ OUT_OF_REACH = frozenset({S.AWAY, S.AWAY_PENDING, S.AWAY_BUSY})
 
 
 class Lifecycle:
-    """The state of one control.
-
-    Attributes:
-        state: The present one.
-        phase: Its meaning to clients.
-    """
+    """The state of one control."""
 
     __slots__ = ("phase", "state")
 

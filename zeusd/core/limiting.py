@@ -24,13 +24,7 @@ JOB_GRACE_NS = 60_000_000_000
 
 
 class CeilingRequests:
-    """Answers `set_ceiling`, and ends ceilings whose deadline has passed or whose job has ended.
-
-    Args:
-        node: The node.
-        outbox: Collects effects.
-        track: Starts a request for several GPUs.
-    """
+    """Answers `set_ceiling`, and ends ceilings whose deadline has passed or whose job has ended."""
 
     def __init__(self, node: NodeState, outbox: Outbox, track: Callable[..., PerGpu]) -> None:
         self._node = node

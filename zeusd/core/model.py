@@ -19,7 +19,6 @@ class Process(NamedTuple):
 
     Attributes:
         pid: Process id in zeusd's pid namespace.
-        cookie: Number that tells it from all other processes of this boot with that pid.
     """
 
     pid: int
@@ -28,14 +27,7 @@ class Process(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """A process's activity, from the kernel.
-
-    Attributes:
-        t_ns: Time of the reading, CLOCK_MONOTONIC.
-        cpu_ns: CPU time that its threads have used, plus the time that its first one waited for a
-            CPU.
-        stopped: Whether it is stopped, as by SIGSTOP or a debugger.
-    """
+    """A process's activity, from the kernel."""
 
     t_ns: int
     cpu_ns: int
@@ -47,13 +39,7 @@ class Peer:
     """The process at the other end of a connection, identified by the kernel.
 
     Attributes:
-        conn: The connection.
-        process: The process that connected.
-        uid: Its user.
-        gid: Its primary group.
-        groups: All its groups, including the primary one.
         on_host: Whether it is in zeusd's own pid namespace, not in a container.
-        command: Name of its program, for display only.
         job: The job or pod in its control groups, see `jobs.job_of`; empty: none.
     """
 
@@ -74,7 +60,6 @@ class GpuFacts:
     Attributes:
         info: Constant properties; the core sets `power_limit_site_mw`. `info.controls` has the
             controls that it is known to offer.
-        values: Present values of the readable controls.
     """
 
     info: GpuInfo
@@ -86,11 +71,8 @@ class Failure:
     """Why a device call, or the journal entry that must precede it, failed.
 
     Attributes:
-        code: See `errors.ErrorCode`.
-        message: One sentence for a person.
         outcome: The device's outcome; None: the device was not called.
         details: The vendor's own code and text, for people to look up.
-        gpu: UUID of the GPU, if any.
     """
 
     code: str
@@ -121,13 +103,7 @@ _REMEDIES = {
 
 
 def device_failure(what: str, gpu: str, error: DeviceError) -> Failure:
-    """The failure for a call that a device or its driver refused.
-
-    Args:
-        what: The attempted operation, such as `setting power_limit`.
-        gpu: UUID of the GPU.
-        error: The backend's error.
-    """
+    """The failure for a call that a device or its driver refused."""
     remedy = _REMEDIES.get(error.outcome, "see the driver's log")
     details: dict[str, Any] = {"outcome": error.outcome.value, "device_call": error.call}
     if error.code is not None:

@@ -40,11 +40,7 @@ class Gpu:
 
 
 class NodeState:
-    """The state that requests refer to and events change.
-
-    Args:
-        settings: The site's settings.
-    """
+    """The state that requests refer to and events change."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

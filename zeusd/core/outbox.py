@@ -18,9 +18,6 @@ class Outbox:
     """Effects of the present event, and continuations of device calls.
 
     Attributes:
-        now_ns: Time of the present event.
-        due_ns: Due times of wake-ups, by their owner.
-        audit_log: The audit log.
         boot_offset_ns: CLOCK_BOOTTIME minus CLOCK_MONOTONIC: how long the machine was suspended.
     """
 

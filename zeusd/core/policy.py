@@ -25,11 +25,9 @@ class GpuRule:
 
     Attributes:
         match: Shell pattern for the GPU's UUID or product name.
-        power_limit_mw: The site limit.
         enforce: Whether the rule applies even if nobody ever leased the control: zeusd lowers a
             power limit above the site limit whenever it sees one, and writes clocks once.
         gpu_clocks_mhz: Range that a restore writes to the graphics clock; None: unlocked.
-        memory_clocks_mhz: The same for the memory clock.
     """
 
     match: str
@@ -71,13 +69,7 @@ class SitePolicy:
     def target(
         self, control: Control, facts: GpuFacts, observed: ControlValue | None
     ) -> Target | None:
-        """The restore target of one control, or None if the GPU does not have the control.
-
-        Args:
-            control: Which control.
-            facts: The GPU, as found.
-            observed: The last observed value without a lease, if known.
-        """
+        """The restore target of one control, or None if the GPU does not have the control."""
         rule = next((rule for rule in self.rules if rule.applies(facts)), None)
         if control is Control.POWER_LIMIT:
             return self._power_target(facts, observed, rule)
@@ -131,12 +123,7 @@ class LeaseTerms:
 
 @dataclass(frozen=True, slots=True)
 class LedgerAccess:
-    """Who may see whose energy; administrators see all of it.
-
-    Attributes:
-        everybody: Whether everyone sees all of it.
-        gids: Groups whose members see all of it.
-    """
+    """Who may see whose energy; administrators see all of it."""
 
     everybody: bool = False
     gids: frozenset[int] = frozenset()

@@ -80,12 +80,7 @@ MAX_BUCKETS = 4096
 
 
 class RateLimiter:
-    """One token bucket for each key, such as a uid.
-
-    Args:
-        per_second: Tokens added per second.
-        burst: Tokens of a full bucket.
-    """
+    """One token bucket for each key, such as a uid."""
 
     def __init__(self, per_second: float, burst: float) -> None:
         self.per_second = per_second
@@ -125,19 +120,7 @@ def asked_of(request: SetRequest) -> tuple[Control, ControlValue | None]:
 
 
 class Requests:
-    """Answers requests, now or when devices have answered.
-
-    Args:
-        node: What they are about.
-        outbox: Where effects go.
-        daemon_version: Told to clients.
-        simulated: Socket of the simulated devices, told to clients; None on real ones.
-        stream: Socket of the samples, told to clients; None: there is none.
-
-    Attributes:
-        handlers: What serves each kind of request.
-        waiting: When those that wait for devices are to be answered in any case, see `expire`.
-    """
+    """Answers requests, now or when devices have answered."""
 
     def __init__(
         self,

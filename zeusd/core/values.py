@@ -15,9 +15,6 @@ class Values:
 
     Attributes:
         values: The values, newest last; empty: none was written.
-        doubts: Those whose write was never confirmed, newest last, and until when each may still
-            take effect, CLOCK_MONOTONIC.
-        confirmed: Whether the last write was.
     """
 
     values: tuple[ControlValue, ...] = ()

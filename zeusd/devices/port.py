@@ -44,12 +44,9 @@ class DeviceError(Exception):
     """A call to a device failed.
 
     Attributes:
-        outcome: The kind of failure.
         call: The vendor's function, or the backend's operation.
         text: The vendor's message.
         code: The vendor's code; None: there is none.
-        command: What an administrator should run, if that is known.
-        written: Whether a setter has worked before in the same operation.
     """
 
     def __init__(
@@ -277,13 +274,7 @@ class Backend(Protocol):
         """Current memory clock, MHz."""
 
     def sensors(self, gpu: Handle, counter: bool = True, averages: bool = True) -> Sensors:
-        """Energy counter and power sensors in one driver call.
-
-        Args:
-            gpu: The GPU.
-            counter: Whether the counter is of interest: reading it takes Hopper some milliseconds.
-            averages: Whether averages over time are: each field costs time.
-        """
+        """Energy counter and power sensors in one driver call."""
 
     def power_samples(self, gpu: Handle, since_ns: int) -> list[tuple[int, int]]:
         """What the driver has recorded of the GPU's power by itself, oldest first: when a sample
@@ -311,21 +302,12 @@ class Backend(Protocol):
     def process_utilization(self, gpu: Handle, since_us: int) -> list[ProcessUse]:
         """The driver's newest sample of each process that used the GPU; empty if none did.
 
-        Args:
-            gpu: The GPU.
-            since_us: Only samples after this time, microseconds since the epoch.
-
         Raises:
             DeviceError: Also `UNSUPPORTED`, as in MIG mode.
         """
 
     def mig_instances(self, gpu: Handle, measure: bool = False) -> list[MigInstance]:
-        """The MIG devices of a GPU, by their instances; empty if it is not split.
-
-        Args:
-            gpu: The GPU.
-            measure: Also measure how busy they were since they were last measured.
-        """
+        """The MIG devices of a GPU, by their instances; empty if it is not split."""
 
     def utilization_percent(self, gpu: Handle) -> int:
         """Share of the last sample period (0.17 to 1 s) in which a kernel ran.

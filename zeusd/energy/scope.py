@@ -33,11 +33,7 @@ class Scope(str, Enum):
 
 
 class ScopeTest:
-    """Compares a counter with the GPU's and the module's power.
-
-    Attributes:
-        verdict: What the counter counts. It is valid until the counter is reset.
-    """
+    """Compares a counter with the GPU's and the module's power."""
 
     def __init__(self) -> None:
         self.verdict = Scope.GPU

@@ -35,15 +35,10 @@ class Holding:
     """The allocation of one GPU.
 
     Attributes:
-        id: Its row.
-        uuid: The GPU.
-        account: The holder.
         weight: Its weight relative to other holders.
         parts: Number of parts of the GPU; 0: the sum of the weights.
         control_group: The job or pod whose control group's end ends it.
-        begin_ns: Start, CLOCK_MONOTONIC.
         end_ns: End; None: it has not ended.
-        seen: Whether the control group has existed.
     """
 
     id: int
@@ -59,10 +54,6 @@ class Holding:
 
 class Store:
     """The ledger of one node, during one boot. Belongs to one thread.
-
-    Args:
-        connection: Opened by `schema.open_ledger`.
-        boot: Name of the present boot.
 
     Every method may raise `sqlite3.Error`; the ledger is then as it was before the call.
     """
@@ -251,13 +242,7 @@ class Store:
     def settle(
         self, settlements: dict[str, Settlement], offset_ns: int, slept_ns: int | None = None
     ) -> None:
-        """Stores settlements by GPU, with their new positions.
-
-        Args:
-            settlements: The settlements.
-            offset_ns: UTC minus CLOCK_MONOTONIC.
-            slept_ns: CLOCK_BOOTTIME minus CLOCK_MONOTONIC; None: no rows by process are kept.
-        """
+        """Stores settlements by GPU, with their new positions."""
         with self._transaction():
             for uuid, settlement in settlements.items():
                 gpu = self._gpu(uuid)
@@ -313,14 +298,7 @@ class Store:
     # --------------------------------------------------------------------------------- retention
 
     def expire(self, utc_s: int, bucket_days: int, day_days: int, process_days: int = 0) -> None:
-        """Deletes rows older than their retention.
-
-        Args:
-            utc_s: The present time.
-            bucket_days: Retention of rows by bucket.
-            day_days: Retention of sums by day, and of the meter's rows.
-            process_days: Retention of rows by process.
-        """
+        """Deletes rows older than their retention."""
         today = utc_s // DAY_S
         (earlier,) = self._db.execute("SELECT max(day) FROM day WHERE day < ?", (today,)).fetchone()
         # A clock that is years ahead for some hours, as at boot, must not empty the ledger.

@@ -43,20 +43,12 @@ class Sum:
     """Energy of one account, or GPU, in one interval; microjoules and ns.
 
     Attributes:
-        interval: Index of the interval.
         kind: An account's kind, `gpu`, `total` or OTHERS.
         name: The account's name, or a GPU's UUID.
         run: The account's run.
         uid: The user; NOBODY: none.
-        active_uj: Energy while the GPU worked.
-        idle_uj: Energy while the driver reported it as idle.
-        lower_uj: Lower bound of the energy.
-        upper_uj: Upper bound of the energy.
-        ns: GPU time.
-        methods: How it was determined.
         begin_s: When a job got its first GPU, UTC; 0: not known.
         end_s: When it released the last one; 0: it has not, or not known.
-        workload: The job, pod, service or container of a process.
     """
 
     interval: int
@@ -76,12 +68,7 @@ class Sum:
 
 
 class Usage(NamedTuple):
-    """The result of a query.
-
-    Attributes:
-        sums: Sums by interval, largest first.
-        metered_uj: Energy that the meters counted in each interval.
-    """
+    """The result of a query."""
 
     sums: list[Sum]
     metered_uj: list[int]
@@ -124,11 +111,7 @@ _Rows = Iterator["_Row | None"]
 
 
 class Reader:
-    """Answers questions about a ledger.
-
-    Args:
-        connection: An open ledger.
-    """
+    """Answers questions about a ledger."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
@@ -143,15 +126,6 @@ class Reader:
         by_method: bool = False,
     ) -> Generator[None, None, Usage]:
         """Sums by interval. Yields now and then, so that others can have their turn.
-
-        Args:
-            edges: Edges of the intervals, UTC seconds, ascending, multiples of BUCKET_S.
-            by: What to sum by.
-            reader: The requesting user, for whom others' energy is only one sum; None: the energy
-                of all users is itemized.
-            uid: Only this user; `metered_uj` still includes all.
-            name: Only the job or pod with this name, or the run with this SLUID.
-            by_method: Return one sum per method, so that bounds are of one kind.
 
         Raises:
             TooManySums: The answer would be too long.

@@ -48,12 +48,6 @@ class CpuAccounts:
     """The accounts of CPU packages, in a separate ledger, so that sums of GPUs never include their
     energy. Belongs to one thread.
 
-    Args:
-        accounts: The packages' accounts.
-        use: Reads the packages' use by account.
-        monotonic_ns: CLOCK_MONOTONIC.
-        named: Finds the job or pod that an account stands for, by its GPUs.
-
     Attributes:
         accounts: The accounts; each of their methods may raise `sqlite3.Error`.
     """
@@ -130,18 +124,7 @@ class _Ending:
 
 
 class Accounting:
-    """The service. All methods may be called from any thread, and return at once.
-
-    Args:
-        directory: Directory of the ledger.
-        boot: Name of the present boot.
-        names: Returns the names of the sampled sources.
-        find: Returns the source of a name.
-        retention: How long the ledger keeps each kind of row.
-        ignored_units: See `Accounts`.
-        clocks: The clocks.
-        groups: Finds the control groups of jobs.
-    """
+    """The service. All methods may be called from any thread, and return at once."""
 
     def __init__(
         self,
@@ -193,12 +176,7 @@ class Accounting:
         self._thread.join(timeout=1.0)
 
     def submit(self, effect: LedgerCall, done: Done) -> None:
-        """Carries out a request.
-
-        Args:
-            effect: The request.
-            done: Receives its ticket and a message, or a `Failure`, on any thread.
-        """
+        """Carries out a request."""
         with self._guard:
             self._open[effect.ticket] = done
         if self._refusing:

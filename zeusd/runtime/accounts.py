@@ -50,8 +50,6 @@ class Retention:
     """How long the ledger keeps each kind of row, in days.
 
     Attributes:
-        rows: Rows by quarter of an hour, jobs and pods.
-        days: Sums by user and day.
         processes: Rows by process; 0: none are kept.
     """
 
@@ -75,20 +73,6 @@ class Clocks:
 
 class Accounts:
     """The accounts.
-
-    Args:
-        store: Writes the ledger.
-        names: Returns the names of the sampled sources.
-        find: Returns the source of a name.
-        clocks: The clocks.
-        groups: Finds the control groups of jobs.
-        retention: How long the ledger keeps each kind of row.
-        ignored_units: Services that are charged only if they are alone; None: processes are not
-            listed.
-        cpus: Whether these are the accounts of CPU packages, and not of GPUs.
-
-    Attributes:
-        stored: Counts the changes stored in the ledger.
 
     Every method may raise `sqlite3.Error`; a later call stores the same data.
     """

@@ -34,14 +34,7 @@ _WEIGHT = 1000
 
 
 class ActivityReader:
-    """Reads the use of one GPU. Belongs to one thread.
-
-    Args:
-        nvml: The library.
-        gpu: The GPU.
-        monotonic_ns: CLOCK_MONOTONIC.
-        utc_ns: The clock of the driver's timestamps.
-    """
+    """Reads the use of one GPU. Belongs to one thread."""
 
     def __init__(
         self,

@@ -32,13 +32,7 @@ class _Open:
 
 
 class Allocations:
-    """The holdings of this boot. Each change is stored in the ledger before it takes effect.
-
-    Args:
-        store: The ledger.
-        add: Adds a span to a GPU's account.
-        utc_s: The wall clock.
-    """
+    """The holdings of this boot. Each change is stored in the ledger before it takes effect."""
 
     def __init__(
         self, store: Store, add: Callable[[str, Span], None], utc_s: Callable[[], int]

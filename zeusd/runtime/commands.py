@@ -42,12 +42,7 @@ def printable(text: str) -> str:
 
 
 def describe(words: Sequence[str], name: str) -> str:
-    """A command line in readable form.
-
-    Args:
-        words: The command line; one word with blanks if the process overwrote it.
-        name: The program's name in the kernel (proc(5), comm).
-    """
+    """A command line in readable form."""
     if not words or not words[0]:
         return name
     wrapped = _wrapped(words)

@@ -24,12 +24,7 @@ class _Mount:
 
 
 class ControlGroups:
-    """The hierarchies of control groups on this machine.
-
-    Args:
-        mounts: A table of mounts, as in /proc/PID/mountinfo.
-        owner: The user whose groups are trusted.
-    """
+    """The hierarchies of control groups on this machine."""
 
     def __init__(self, mounts: str | os.PathLike[str] = MOUNTS, owner: int = 0) -> None:
         # Unbuffered: it is read again from the start.
@@ -41,11 +36,7 @@ class ControlGroups:
         self._owner = owner
 
     def of(self, memberships: str) -> list[ControlGroup]:
-        """A process's control group, as far down as the trusted user owns it.
-
-        Args:
-            memberships: Contents of /proc/PID/cgroup: `hierarchy:controllers:path` in each line.
-        """
+        """A process's control group, as far down as the trusted user owns it."""
         return [*self._each(memberships)]
 
     def _each(self, memberships: str) -> Iterator[ControlGroup]:

@@ -29,11 +29,6 @@ class CpuUse:
 
     With version 1 of control groups, the hierarchy of the controller cpuacct is used; a job of
     Slurm has a group there with `JobAcctGatherType=jobacct_gather/cgroup` only.
-
-    Args:
-        root: Where control groups are mounted.
-        owner: The user whose groups are trusted.
-        uid_of: Returns the user of a process; None: it has exited.
     """
 
     def __init__(

@@ -33,9 +33,6 @@ class Found:
 
     Attributes:
         driver_version: The driver's version, for display.
-        driver: Identifies this load of the driver.
-        gpus: The GPUs, with their handles.
-        unusable: A sentence for each GPU that cannot be read.
     """
 
     driver_version: str | None
@@ -57,10 +54,6 @@ def attempt(call: Callable[..., T], *args: Any) -> T | None:
 
 class Inspector:
     """Reads one GPU repeatedly until each control is known to be supported or unsupported.
-
-    Args:
-        nvml: The backend.
-        index: The GPU's index.
 
     Attributes:
         missing: Why the GPU cannot even be named, as a sentence; None: it can.
@@ -186,14 +179,7 @@ _NAMED = (
 
 
 class DeviceFinder:
-    """Initialises NVML on its own thread, and reports the GPUs that it finds.
-
-    Args:
-        nvml: The library.
-        on_found: Called on that thread with the result.
-        driver_id: Identifies the present load of the driver.
-        retry_s: Pause between attempts while there is no driver.
-    """
+    """Initialises NVML on its own thread, and reports the GPUs that it finds."""
 
     def __init__(
         self,

@@ -42,17 +42,6 @@ class Driver:
     """Everything that calls NVML, and its end.
 
     Methods belong to the reactor's thread.
-
-    Args:
-        nvml: The library.
-        sampling: What reads the sensors.
-        done: Called on any thread with the ticket and the result of each call.
-        found: Called on any thread with the GPUs.
-        driver_id: Names the present load of the driver.
-        retry_s: Pause between looks for a driver while there is none.
-
-    Attributes:
-        finder: What looks for GPUs at present.
     """
 
     def __init__(

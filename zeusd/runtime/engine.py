@@ -84,26 +84,6 @@ class Engine:
     """Carries out what the core decides, and tells it what happened.
 
     All methods but `close` belong to the reactor's thread.
-
-    Args:
-        core: The rules.
-        reactor: The loop.
-        nvml: The devices.
-        journal: Where pending restores are kept; opened by `start`.
-        reply: Takes a connection and a complete reply, to send or to drop.
-        boot: Name of the present boot.
-        orphan_directories: Where embedded engines leave journals; what they owe is taken over.
-        retry_s: Pause between looks for a driver while there is none.
-        driver_id: Names the present load of the driver.
-        driver_entry: What the journal should say about how the driver is reached.
-        sampling: Makes the sampler, given the library and the loop.
-        users: What the server refused whom.
-        charge: Takes a connection, and processor time that was spent for it later, ns.
-        accounting: Makes the keeper of the energy ledger, given the sampler; None: there is none.
-        locks: Directory of the GPUs' locks; None: nobody else can change them.
-
-    Attributes:
-        abandoned: What an orderly stop could not restore.
     """
 
     def __init__(

@@ -35,11 +35,7 @@ _owners: dict[tuple[int, str], dict[str, Any]] = {}
 
 
 class GpuLocks:
-    """The locks of one engine.
-
-    Args:
-        directory: The directory; None: the GPUs exist in this process only, and need no locks.
-    """
+    """The locks of one engine."""
 
     def __init__(self, directory: str | None) -> None:
         self._directory = directory
@@ -48,10 +44,6 @@ class GpuLocks:
     def take(self, gpu: str, initial: dict[Control, ControlValue] | None = None) -> Failure | None:
         """Takes a GPU's lock, again if its file was removed. Returns why not; None: this engine
         has it.
-
-        Args:
-            gpu: The GPU.
-            initial: Its initial values, for engines that start meanwhile; None: as before.
         """
         if self._directory is None:
             return None

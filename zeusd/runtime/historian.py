@@ -115,16 +115,9 @@ class LookUp:
     """One query about the past of one or several sources.
 
     Attributes:
-        names: The sources.
-        query: The query for each source.
-        done: Called when all sources have a result.
-        user: The user who asked.
         spent: Called with the processor time of each turn, ns.
         wanted: Whether a client waits for it; if not, `done` is not called.
         results: The results: a message, or a `Failure`.
-        lacking: The sources whose tick has not arrived.
-        until_ns: The tick that it waits for.
-        awaited: The source that it waits for.
     """
 
     names: tuple[str, ...]
@@ -145,12 +138,6 @@ class Historian:
 
     A look-up waits for one source at a time, the one that ticks last, and is answered for all at
     once.
-
-    Args:
-        sampler: The sampler, which has the histories.
-        reactor: The loop.
-        clock_ns: CLOCK_MONOTONIC.
-        hurry: Called while a query waits for a tick; advances simulated time.
     """
 
     def __init__(

@@ -25,8 +25,6 @@ class Identity:
     """A process that was alive when it was read.
 
     Attributes:
-        start_ticks: When it started, in clock ticks of CLOCK_BOOTTIME.
-        account: The account that is charged for it.
         pidfd: Becomes readable when it ends; the receiver closes it.
     """
 
@@ -81,10 +79,5 @@ class Identities:
 
 
 def is_ignored(account: Account, units: Iterable[str]) -> bool:
-    """Whether an account is a service that is charged only if it is alone.
-
-    Args:
-        account: The account of a process.
-        units: Shell patterns.
-    """
+    """Whether an account is a service that is charged only if it is alone."""
     return account.kind is Kind.SERVICE and any(fnmatchcase(account.name, unit) for unit in units)

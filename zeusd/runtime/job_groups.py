@@ -23,12 +23,7 @@ _USERS = "user.slice"
 
 
 class JobGroups:
-    """Finds the control groups of jobs and pods, and caches their paths.
-
-    Args:
-        root: Where control groups are mounted: one tree, or one for each controller.
-        owner: The user whose groups are trusted.
-    """
+    """Finds the control groups of jobs and pods, and caches their paths."""
 
     def __init__(self, root: str = ROOT, owner: int = 0) -> None:
         self._root = root
@@ -39,9 +34,6 @@ class JobGroups:
         """The jobs among these that have a control group with a process.
 
         Version 1 of control groups does not report empty groups; there the group only has to exist.
-
-        Args:
-            jobs: Slurm's job ids or SLUIDs, or the uids of pods.
         """
         wanted = set(jobs)
         self._known = {job: path for job, path in self._known.items() if job in wanted}

@@ -51,10 +51,7 @@ class Change:
     """A change of one entry.
 
     Attributes:
-        key: The key of the entry.
         entry: The new entry; None deletes it.
-        intent: Whether it announces a device write, which is not done if this cannot be written.
-            Other changes are written later.
     """
 
     key: str
@@ -64,13 +61,6 @@ class Change:
 
 class Journal:
     """A durable map from keys to entries, with one owner at a time.
-
-    Args:
-        directory: Created if absent, with mode 0700.
-        name: File name in it.
-        boot: Name of the present boot.
-        wait_s: How long `open` waits for another process that has the journal, such as
-            `zeusd restore`.
 
     Attributes:
         failure: Why the last record could not be written; None: it could.
@@ -121,10 +111,6 @@ class Journal:
 
     def commit(self, changes: Sequence[Change] = (), sync: bool = True) -> None:
         """Appends changes together, in order, after those still to be written.
-
-        Args:
-            changes: The changes.
-            sync: Whether to wait for the disk. A record that is only in the file survives zeusd.
 
         Raises:
             OSError: Intents are discarded; the others will be written later. Only deletions may be

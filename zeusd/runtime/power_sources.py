@@ -38,13 +38,7 @@ covers the cores' rail, which is part of the socket's power and not added to it.
 
 @dataclass(frozen=True, slots=True)
 class PowerMeter:
-    """A CPU's power meter in hwmon.
-
-    Attributes:
-        info: The CPU.
-        path: File with its power, microwatts.
-        period_ns: How often it is read.
-    """
+    """A CPU's power meter in hwmon."""
 
     info: CpuInfo
     path: Path

@@ -28,12 +28,7 @@ CEILING_MW = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """One counter of the tree.
-
-    Attributes:
-        path: Its directory.
-        range_uj: Value at which the counter wraps around.
-    """
+    """One counter of the tree."""
 
     path: Path
     range_uj: int
@@ -84,14 +79,7 @@ def _zone(path: Path) -> Zone | None:
 
 
 class PolledSource:
-    """A device that is read at a fixed period.
-
-    Args:
-        history: History for its energy.
-        period_ns: How often it is read.
-        ceiling_mw: Highest power that it may draw.
-        clock_ns: CLOCK_MONOTONIC.
-    """
+    """A device that is read at a fixed period."""
 
     aligns = False
     slow = Slow()

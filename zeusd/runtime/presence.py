@@ -56,11 +56,7 @@ class _Listed:
 
 
 class Exits:
-    """Records when processes end, on its own thread.
-
-    Args:
-        clock_ns: CLOCK_MONOTONIC.
-    """
+    """Records when processes end, on its own thread."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock_ns = clock_ns
@@ -101,15 +97,7 @@ class Exits:
 
 
 class Presence:
-    """The processes of the listed GPUs. Belongs to one thread.
-
-    Args:
-        add: Adds a span to a GPU's account.
-        identities: Identifies the accounts of processes.
-        exits: Records when they ended.
-        ignored_units: Patterns of services that are charged only if they are alone.
-        boot_offset_ns: CLOCK_BOOTTIME minus CLOCK_MONOTONIC.
-    """
+    """The processes of the listed GPUs. Belongs to one thread."""
 
     def __init__(
         self,
@@ -134,15 +122,7 @@ class Presence:
         activity: Activity | None = None,
         charged: Callable[[Account], Account] = lambda account: account,
     ) -> None:
-        """Processes a list of a GPU's processes.
-
-        Args:
-            uuid: The GPU.
-            t_ns: When they were listed.
-            pids: The processes.
-            activity: Their use since the last list, if known.
-            charged: Maps an account of processes to the account that is charged.
-        """
+        """Processes a list of a GPU's processes."""
         known = self._gpus.get(uuid)
         if known is None or t_ns - known.t_ns > STALE_NS:
             self.stop(uuid, t_ns if known is None else known.t_ns)

@@ -46,10 +46,6 @@ def _control_groups() -> ControlGroups:
 def identify_peer(conn: int, connection: socket.socket) -> tuple[Peer, int]:
     """The peer's identity from the kernel, and a pidfd of the process, which the caller owns.
 
-    Args:
-        conn: Number of the connection.
-        connection: Its stream.
-
     Raises:
         NoSuchPeer: It has exited, or is invisible in this pid namespace.
     """
@@ -180,12 +176,7 @@ def owner_of(pid: int) -> int | None:
 
 
 class ProcessWatch:
-    """Keeps a pidfd for each process that is connected or holds a lease, and reports their ends.
-
-    Args:
-        reactor: Waits for the pidfds.
-        on_gone: Called once when a watched process ends.
-    """
+    """Keeps a pidfd for each process that is connected or holds a lease, and reports their ends."""
 
     def __init__(self, reactor: Reactor, on_gone: Callable[[Process], None]) -> None:
         self._reactor = reactor

@@ -29,9 +29,6 @@ class Wake:
     Unlike Python's locks and queues it releases the interpreter lock while it wakes. If both
     threads share a core, the woken one would otherwise only wait for that lock.
 
-    Args:
-        flags: Additional flags of eventfd, such as `os.EFD_SEMAPHORE`.
-
     Attributes:
         fd: The descriptor, to wait for; -1: closed.
     """
@@ -59,11 +56,7 @@ class Wake:
 
 
 class Reactor:
-    """Waits for file descriptors, calls posted by other threads, and timers.
-
-    Args:
-        clock_ns: CLOCK_MONOTONIC in nanoseconds.
-    """
+    """Waits for file descriptors, calls posted by other threads, and timers."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock_ns = clock_ns
@@ -80,13 +73,7 @@ class Reactor:
         self._running = False
 
     def add(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
-        """Calls `callback` with epoll's events for `fd` until it is removed.
-
-        Args:
-            fd: The descriptor.
-            events: Bits of epoll(7), such as `select.EPOLLIN`.
-            callback: Receives the event bits.
-        """
+        """Calls `callback` with epoll's events for `fd` until it is removed."""
         self._epoll.register(fd, events)
         self._handlers[fd] = callback
 
@@ -130,12 +117,7 @@ class Reactor:
         self._running = False
 
     def run(self, next_deadline_ns: Callable[[], int | None], on_time: Callback) -> None:
-        """Runs the loop until `stop`.
-
-        Args:
-            next_deadline_ns: Returns when `on_time` is next due; None: never.
-            on_time: Called at that time.
-        """
+        """Runs the loop until `stop`."""
         self._running = True
         handlers, timers, soon, posted = self._handlers, self._timers, self._soon, self._posted
         while self._running:
@@ -169,12 +151,7 @@ class Reactor:
 
 
 class Alarm:
-    """Calls back once, at the earliest of the times that it is set to.
-
-    Args:
-        reactor: The loop.
-        callback: Sets it again if need be.
-    """
+    """Calls back once, at the earliest of the times that it is set to."""
 
     def __init__(self, reactor: Reactor, callback: Callback) -> None:
         self._reactor = reactor

@@ -47,14 +47,7 @@ def idle_uw(history: History) -> int | None:
 
 
 def observed(history: History, begin_ns: int, end_ns: int, started_ns: int) -> Iterator[Span]:
-    """Spans in which the GPU was idle, or was not sampled.
-
-    Args:
-        history: Its ticks and rows.
-        begin_ns: Start of the time of interest.
-        end_ns: End of the time of interest.
-        started_ns: When this zeusd began to sample.
-    """
+    """Spans in which the GPU was idle, or was not sampled."""
     ring = history.tiers[0]
     times, reasons = ring.column(0), ring.column(_REASONS)
     first = max(ring.start, times.first_at_least(begin_ns, ring.start, ring.end) - 1)

@@ -84,18 +84,7 @@ class _Call:
 
 
 class Reads:
-    """Answers requests that read. All methods belong to the reactor's thread.
-
-    Args:
-        core: Knows the GPUs, and which clocks are locked.
-        reactor: The loop.
-        sampling: Knows the past.
-        submit: Passes a call on to the GPU's worker; its result comes back through `done`. Tickets
-            are below zero: those of the core are not.
-        reply: Sends a reply on a connection.
-        charge: Takes a connection, and the processor time that a look-up for it took, ns.
-        clock_ns: CLOCK_MONOTONIC.
-    """
+    """Answers requests that read. All methods belong to the reactor's thread."""
 
     def __init__(
         self,

@@ -24,16 +24,7 @@ STUCK_NS = 1_000_000_000
 
 
 class Sampler:
-    """Reads each source when it is due.
-
-    Args:
-        on_tick: Called on the sampler's thread after each awaited tick.
-        publish: Called on that thread with each sample of a source in `streamed`.
-        clock_ns: CLOCK_MONOTONIC.
-
-    Attributes:
-        streamed: Names of sources whose samples are published.
-    """
+    """Reads each source when it is due."""
 
     def __init__(
         self,

@@ -53,12 +53,7 @@ class Clock(Protocol):
 
 
 class Histories:
-    """Memory for histories: files that outlive this process, or plain memory.
-
-    Args:
-        directory: Directory of the files; None: in memory.
-        boot: Name of the present boot, whose clock the files use.
-    """
+    """Memory for histories: files that outlive this process, or plain memory."""
 
     def __init__(self, directory: str | None, boot: str) -> None:
         self._directory = directory
@@ -102,18 +97,7 @@ class Histories:
 
 
 class Sampling:
-    """Samples the GPUs and CPUs, and answers queries about the past.
-
-    Args:
-        nvml: The library.
-        reactor: The loop.
-        histories: Memory for the histories.
-        publish: Called with the samples of streamed GPUs, on the sampler's thread.
-        lazy: Sample a GPU only after the first request for it.
-        powercap: Root of the powercap tree; None: do not use it.
-        hwmon: Root of the hwmon tree, used if powercap has no CPU; None: do not use it.
-        clock: Simulated time; None: the system's, on a thread.
-    """
+    """Samples the GPUs and CPUs, and answers queries about the past."""
 
     def __init__(
         self,

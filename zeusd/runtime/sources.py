@@ -111,13 +111,6 @@ class Source(Protocol):
 class GpuSource:
     """One GPU.
 
-    Args:
-        nvml: The library.
-        handle: The GPU.
-        info: What it is.
-        history: History for its ticks.
-        clock_ns: CLOCK_MONOTONIC.
-
     Attributes:
         module_reading: Time and power, mW, of the last reading of its superchip.
         next_tick_ns, next_read_ns, latest_read_ns: See `Source`; CLOCK_MONOTONIC.

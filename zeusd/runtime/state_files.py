@@ -67,10 +67,6 @@ def _was_zeusds(directory: Path) -> bool:
 def take_lock(path: Path, wait_s: float) -> int:
     """Locks a file, and returns its descriptor.
 
-    Args:
-        path: The file; created if absent.
-        wait_s: How long to wait for the process that has it.
-
     Raises:
         OSError: It cannot be opened.
         JournalError: Another process has it, or a file in its place cannot be moved away.
@@ -139,12 +135,7 @@ def _report(what: str, path: Path) -> None:
 
 
 class AuditFile:
-    """Saves the newest records of the audit log, which survive a restart of zeusd.
-
-    Args:
-        directory: Directory of the file.
-        boot: Name of the present boot, whose clock the records use.
-    """
+    """Saves the newest records of the audit log, which survive a restart of zeusd."""
 
     def __init__(self, directory: str, boot: str) -> None:
         self._path = Path(directory, "audit.json")

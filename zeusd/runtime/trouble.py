@@ -14,9 +14,6 @@ from zeusd.devices.port import DeviceError
 class Trouble:
     """Remembers a failure, and since when, until the part works again. Any thread may ask.
 
-    Args:
-        part: See `Problem.part`.
-
     Attributes:
         problem: The failure; None: the part works.
     """

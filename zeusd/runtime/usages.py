@@ -65,9 +65,7 @@ class _User:
     """A user's queries.
 
     Attributes:
-        waiting: The queries, the oldest first.
         steps: The remaining slices of the oldest one; None: it has not begun.
-        due_ns: When the time that its queries took is paid for.
     """
 
     waiting: deque[LedgerCall] = field(default_factory=deque)
@@ -76,14 +74,7 @@ class _User:
 
 
 class Usages:
-    """The thread. All methods may be called from any thread, and return at once.
-
-    Args:
-        directories: Directories of the ledgers, by device.
-        refresh: Stores the newest readings; returns why they are not stored, None: they are.
-        answer: Called on the thread with each query and its result.
-        clock_ns: CLOCK_MONOTONIC.
-    """
+    """The thread. All methods may be called from any thread, and return at once."""
 
     def __init__(
         self,

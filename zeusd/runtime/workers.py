@@ -171,13 +171,7 @@ _READERS: dict[Reading, Callable[[Backend, Handle], object]] = {
 def write_checked(
     call: Write, device: Device, limits: Callable[[], tuple[int, int]]
 ) -> WriteResult:
-    """Compares, writes and reads back, as far as the control can be read.
-
-    Args:
-        call: The write.
-        device: The control's driver.
-        limits: Reads the smallest and largest value that the device accepts.
-    """
+    """Compares, writes and reads back, as far as the control can be read."""
     spec = SPECS[call.control]
     if not spec.readable:
         return device.attempt(call.value) or Holds(call.value)
@@ -208,14 +202,7 @@ def _is_ours(call: Write, found: ControlValue, limits: Callable[[], tuple[int, i
 
 
 class GpuWorker:
-    """One GPU's thread. Writes and what restores need come before all other reads.
-
-    Args:
-        nvml: The backend.
-        uuid: The GPU's UUID.
-        handle: Its handle.
-        done: Called on the worker's thread with the ticket and the result of each call.
-    """
+    """One GPU's thread. Writes and what restores need come before all other reads."""
 
     def __init__(
         self, nvml: Backend, uuid: str, handle: Handle, done: Callable[[int, object], None]

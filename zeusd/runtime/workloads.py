@@ -34,9 +34,6 @@ class _Counter:
 class Workloads:
     """The counters. They start at the ledger's values, so that a restart of zeusd does not reset
     them.
-
-    Args:
-        stored: Returns the ledger's rows of an account, given its kind, name and user, by method.
     """
 
     def __init__(self, stored: Callable[[Kind, str, int], Estimates]) -> None:
@@ -85,15 +82,7 @@ def _name(account: Account) -> Name:
 
 
 def total_of(kind: str, name: str, uid: int, row: Row, parts: Estimates) -> LedgerTotal:
-    """The counter of one account.
-
-    Args:
-        kind: Kind of the account.
-        name: Its name.
-        uid: Its user.
-        row: Its charge.
-        parts: Parts of the charge by method, at least the estimated ones.
-    """
+    """The counter of one account."""
     total = LedgerTotal(
         kind=kind,
         name=name,
@@ -125,11 +114,7 @@ def sum_of(rows: Iterable[Row]) -> Row:
 
 
 def unused_by_gpu(rows: Iterable[tuple[str, str, str, int, int]]) -> dict[str, GpuTotal]:
-    """Energy of each GPU that nobody used.
-
-    Args:
-        rows: See `Store.unused`.
-    """
+    """Energy of each GPU that nobody used."""
     idle: dict[str, int] = {}
     held_idle: dict[str, int] = {}
     unattributed: dict[str, dict[str, int]] = {}

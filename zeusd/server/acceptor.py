@@ -43,22 +43,7 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
 class Acceptor:
-    """Accepts on listening sockets.
-
-    Args:
-        reactor: The loop.
-        turns: The state per user.
-        reports: Logs refusals.
-        closer: Closes connections that may carry descriptors.
-        accepted: Called with each new connection.
-        soon: Requests a call of `run` after other events were handled.
-        maximum: Limit of connections of all users together.
-
-    Attributes:
-        ready: The listening sockets with pending connections, by descriptor.
-        due_ns: Time at which `run` may accept again.
-        open: Number of open connections.
-    """
+    """Accepts on listening sockets."""
 
     def __init__(
         self,

@@ -27,24 +27,9 @@ class Sent(Enum):
 class Connection:
     """An accepted connection.
 
-    Args:
-        number: Number that is never reused.
-        stream: Its socket.
-        user: The state of its user.
-        uid: The peer's uid, which may be a subordinate uid of `user`.
-        engine: Its protocol engine.
-        guarded: Whether the peer may send descriptors.
-
     Attributes:
-        queued: Whether it is queued to be read.
-        closed: Whether it is closed, or about to be.
         hung_up: Whether the peer has stopped sending; earlier data may still be unread.
-        after_exit: Messages that were read after its process had exited.
-        drained: Whether the last `receive` read everything, so that epoll reports new data.
         refusal: Why none of its requests can be served; None: they can.
-        topics: Its subscriptions.
-        identified: Whether its process was identified and reported to the core.
-        waiting: Bytes that wait until the peer reads.
     """
 
     __slots__ = (

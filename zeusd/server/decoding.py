@@ -17,13 +17,7 @@ from zeus_ipc.wire import PROTOCOL_VERSION, explain
 
 
 class Invalid(Exception):
-    """A request that cannot be served.
-
-    Attributes:
-        error: What is wrong.
-        reply: The reply.
-        awaited: Whether the client waits for it.
-    """
+    """A request that cannot be served."""
 
     def __init__(
         self, request_id: int, code: str, message: str, awaited: bool = True, **details: Any

@@ -64,9 +64,6 @@ class Closer:
     """Closes connections on a separate thread, so that only this thread sleeps in a close.
 
     Signals end such a sleep, one for each descriptor. `prepare` sets their handler.
-
-    Args:
-        closed: Called on that thread after each close, with the second argument of `close`.
     """
 
     def __init__(self, closed: Callable[[object], None]) -> None:

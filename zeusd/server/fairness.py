@@ -26,7 +26,6 @@ class Limits:
         requests_per_second: Request rate; excess requests wait. A request that takes the server's
             time counts as several.
         bytes_per_second: The same for bytes.
-        handshakes: Concurrent connections with an incomplete handshake.
         accepts_per_second: New connections per second; further ones are closed at once.
     """
 
@@ -68,16 +67,7 @@ IDLE_NS = 60_000_000_000
 
 @dataclass(slots=True, eq=False)
 class User(Generic[T]):
-    """One user's connections, token buckets and counts of refusals.
-
-    Attributes:
-        uid: The user, the owner of a subordinate uid.
-        connections: Number of open connections.
-        handshakes: Number of those with an incomplete handshake.
-        limited_ns: Time that its requests have waited for the rate limit.
-        refused: Number of connections that were refused.
-        faults: Number of connections that were closed for a broken rule.
-    """
+    """One user's connections, token buckets and counts of refusals."""
 
     uid: int
     connections: int = 0
@@ -104,11 +94,7 @@ class User(Generic[T]):
 
 
 class Turns(Generic[T]):
-    """Gives turns to users.
-
-    Args:
-        limits: The limits of every user.
-    """
+    """Gives turns to users."""
 
     def __init__(self, limits: Limits) -> None:
         self.configure(limits)
@@ -189,12 +175,7 @@ class Turns(Generic[T]):
             self._runnable.append(user)
 
     def run(self, now_ns: int, read: Callable[[T], tuple[Cost, bool]]) -> int | None:
-        """Gives each runnable user one turn. Returns when to call it again, see `due_ns`.
-
-        Args:
-            now_ns: Time.
-            read: Reads a connection once; returns the cost and whether there is more.
-        """
+        """Gives each runnable user one turn. Returns when to call it again, see `due_ns`."""
         while self._parked and self._parked[0][0] <= now_ns:
             user = heapq.heappop(self._parked)[2]
             if user._waits_since_ns is not None:

@@ -34,11 +34,6 @@ class Listener:
     """A bound, listening Unix socket, and the lock on its path.
 
     The path appears when clients can connect to it, with its mode and owner.
-
-    Args:
-        path: Path of the socket.
-        mode: Permission bits of the socket.
-        group: Name or number of the group that owns it; None: do not change it.
     """
 
     def __init__(self, path: str, mode: int, group: str | None) -> None:
@@ -123,11 +118,7 @@ def take_lock(fd: int, timeout_s: float) -> bool:
 
 
 class InheritedListener:
-    """A listening socket that systemd created and keeps.
-
-    Args:
-        listening: The socket.
-    """
+    """A listening socket that systemd created and keeps."""
 
     def __init__(self, listening: socket.socket) -> None:
         listening.setblocking(False)

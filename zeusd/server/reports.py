@@ -23,10 +23,7 @@ class _User:
     """The pending report of a user.
 
     Attributes:
-        due_ns: Time at which the next record may be written.
         event: Name of the event to report; empty: none.
-        text: The rest of its sentence.
-        left_out: Number of further events since the last record.
     """
 
     due_ns: int = 0
@@ -36,12 +33,7 @@ class _User:
 
 
 class Reports:
-    """Writes the records on its own thread, because looking up a user's name may take long.
-
-    Args:
-        clock_ns: CLOCK_MONOTONIC.
-        every_ns: Time between two records of one user.
-    """
+    """Writes the records on its own thread, because looking up a user's name may take long."""
 
     def __init__(
         self, clock_ns: Callable[[], int] = time.monotonic_ns, every_ns: int = EVERY_NS
@@ -55,13 +47,7 @@ class Reports:
         self._thread.start()
 
     def add(self, uid: int, event: str, text: str) -> None:
-        """Reports an event to the administrator.
-
-        Args:
-            uid: The user.
-            event: The event's name in the log.
-            text: What the user did and the consequence, as the rest of a sentence.
-        """
+        """Reports an event to the administrator."""
         with self._changed:
             user = self._users.setdefault(uid, _User())
             if user.event:

@@ -92,13 +92,7 @@ class Application(Protocol):
 
 
 class Server:
-    """Serves one listening socket for requests and one for subscribers.
-
-    Args:
-        reactor: The loop.
-        limits: What one user may ask for.
-        max_connections: Of all users together.
-    """
+    """Serves one listening socket for requests and one for subscribers."""
 
     def __init__(self, reactor: Reactor, limits: Limits, max_connections: int) -> None:
         self._reactor = reactor

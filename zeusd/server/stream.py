@@ -19,11 +19,7 @@ MAX_WAITING_BYTES = 64 * 1024
 
 
 class Topics:
-    """The subscriptions.
-
-    Args:
-        send: Sends bytes on a connection.
-    """
+    """The subscriptions."""
 
     def __init__(self, send: Callable[[Connection, bytes], None]) -> None:
         self._send = send

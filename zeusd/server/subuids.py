@@ -19,12 +19,7 @@ READ_NS = 10_000_000_000
 
 
 class SubordinateUids:
-    """Maps uids to their owners, from the file's present contents.
-
-    Args:
-        path: The file; one that does not exist delegates nothing.
-        clock_ns: CLOCK_MONOTONIC.
-    """
+    """Maps uids to their owners, from the file's present contents."""
 
     def __init__(self, path: str = SUBUID, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._path = path

@@ -12,12 +12,7 @@ from zeus_ipc.processes import peer_of
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """Why a client cannot be served.
-
-    Attributes:
-        reason: Reason, for programs.
-        message: Message with a remedy, for users.
-    """
+    """Why a client cannot be served."""
 
     reason: str
     message: str

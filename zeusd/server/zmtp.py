@@ -104,11 +104,7 @@ def publication(topic: bytes, payload: bytes) -> bytes:
 class ZmtpEngine:
     """One connection.
 
-    Args:
-        role: What this end is.
-
     Attributes:
-        state: How far the conversation has come.
         unread: Whether received bytes are left that are not part of an event yet.
     """
 

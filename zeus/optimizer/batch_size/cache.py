@@ -22,11 +22,7 @@ MOST_JOBS = 200
 
 
 class KnownJobs:
-    """The most recently used jobs. Thread-safe.
-
-    Args:
-        trade_off: Decides the eta of a job's trials; None: the job's own.
-    """
+    """The most recently used jobs. Thread-safe."""
 
     def __init__(self, trade_off: Callable[[JobRecord], TradeOff | None]) -> None:
         self._trade_off = trade_off
@@ -58,12 +54,7 @@ class KnownJob:
         self._trade_off = trade_off
 
     def now(self, connection: Connection, job: JobRecord) -> Known:
-        """Returns the knowledge about it as of this transaction.
-
-        Args:
-            connection: The transaction.
-            job: The job in the transaction.
-        """
+        """Returns the knowledge about it as of this transaction."""
         known = self.known
         if known is None or not _same(known.job, job):
             known = self.known = Known(job, trade_off=self._trade_off(job))

@@ -46,7 +46,6 @@ class Spent:
     """A job's regret after one trial.
 
     Attributes:
-        trial_number: The trial.
         cost: Its cost, J.
         regret: Cost of all trials that have ended by then, less the best cost for each that reached
             the target, J.
@@ -63,8 +62,6 @@ class Analysis:
 
     Attributes:
         estimates: Estimates by batch size, ascending.
-        excluded: The reason for each excluded size.
-        best: The cheapest batch size that has reached the target.
         best_cost: Its expected cost, J.
         regret: In the order in which the trials ended; empty while no best cost is known.
     """
@@ -77,17 +74,7 @@ class Analysis:
 
 
 class Known:
-    """Knowledge about a job.
-
-    Args:
-        job: The job.
-        trials: All its trials; lost ones must be marked.
-        trade_off: Decides the eta of a new trial; None: the job's.
-
-    Attributes:
-        job: The job, as of the last update.
-        last_trial: The highest number of a trial.
-    """
+    """Knowledge about a job."""
 
     def __init__(
         self,
@@ -113,12 +100,7 @@ class Known:
         return list(self._running.values())
 
     def update(self, job: JobRecord, changed: Iterable[Trial]) -> None:
-        """Updates it with trials that have begun, reported, or ended.
-
-        Args:
-            job: The present job.
-            changed: At least the trials that have changed since the last update.
-        """
+        """Updates it with trials that have begun, reported, or ended."""
         again = job.released != self.job.released
         ended = []
         for trial in changed:
@@ -153,10 +135,6 @@ class Known:
 
     def choose(self, number: int, now_s: float = 0.0) -> Start:
         """Chooses the parameters of the next trial.
-
-        Args:
-            number: Its number. The choice is reproducible.
-            now_s: The time, s since 1970; used only by a trade-off.
 
         Raises:
             ZeusBSORuntimeError: No size is left (409).
@@ -273,12 +251,7 @@ class Known:
     def _best(
         self, policy: BatchSizeOptimizer | None, estimates: Iterable[Estimate] | None
     ) -> tuple[int | None, float | None]:
-        """Returns the cheapest size that has reached the target, and its expected cost, J.
-
-        Args:
-            policy: The policy; None: no size is left.
-            estimates: Its estimates; None: the cost is not needed.
-        """
+        """Returns the cheapest size that has reached the target, and its expected cost, J."""
         best = None if policy is None else policy.best(self._as_known)
         if best is not None and estimates is None:
             return best, None

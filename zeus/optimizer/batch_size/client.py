@@ -345,9 +345,6 @@ class BatchSizeOptimizer(OfProcess, Callback):
 class BestKnown:
     """A JSON file with the last known best batch size of each job. Never raises: the default size
     is used if none is known.
-
-    Args:
-        path: The file; None: `zeus/batch_sizes.json` in the user's cache folder.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:

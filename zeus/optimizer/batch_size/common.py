@@ -345,7 +345,6 @@ class Trials(Protocol):
         """Chooses a batch size.
 
         Args:
-            job_id: The job.
             key: The same key gets the same trial: a request may be repeated.
         """
 

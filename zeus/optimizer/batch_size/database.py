@@ -44,9 +44,6 @@ T = TypeVar("T")
 def url_of(url_or_path: str | Path) -> URL:
     """The URL of a database, with the driver that is used.
 
-    Args:
-        url_or_path: `postgresql://user@host/database`, `sqlite:///bso.db`, or a file's path.
-
     Raises:
         ZeusBSOConfigError: It is neither.
     """
@@ -74,11 +71,6 @@ def url_of(url_or_path: str | Path) -> URL:
 
 class Database:
     """An open database with its tables in place.
-
-    Args:
-        url_or_path: See `url_of`.
-        echo: Whether statements are logged.
-        workers: Number of processes that share PostgreSQL's connections.
 
     Raises:
         ZeusBSOConfigError: The URL is wrong, or its driver is missing.

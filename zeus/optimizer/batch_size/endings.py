@@ -29,11 +29,7 @@ _INTERRUPTED = (KeyboardInterrupt, GeneratorExit)
 
 
 def reason_of(error: BaseException | None) -> Reason:
-    """Classifies a run's end.
-
-    Args:
-        error: Its exception; None: a normal end.
-    """
+    """Classifies a run's end."""
     if error is None or isinstance(error, _INTERRUPTED):
         return "cancelled"
     if isinstance(error, SystemExit):
@@ -71,9 +67,6 @@ class Endings:
 
     A signal that would kill the process still does, after the call. If the program has a handler,
     it is called, and an exit that follows is not a failure.
-
-    Args:
-        on_end: Called with the reason, at most once, and never in a child of fork.
     """
 
     def __init__(self, on_end: Callable[[Reason], None]) -> None:

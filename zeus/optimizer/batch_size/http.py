@@ -46,10 +46,6 @@ Answer = TypeVar("Answer", bound=BaseModel)
 class HttpTrials(Trials):
     """Implements `Trials`. Thread-safe.
 
-    Args:
-        url: URL of the server, such as `http://master:7788`.
-        token: The server's token; None: `ZEUS_BSO_TOKEN`, if set.
-
     Raises:
         ZeusBSOConfigError: It is not a URL, or cannot be used.
     """
@@ -93,11 +89,6 @@ class HttpTrials(Trials):
 
     def ask(self, method: str, path: str, field: str = "") -> Any:
         """Sends a request without a body; returns the reply, from JSON.
-
-        Args:
-            method: The HTTP method.
-            path: The path.
-            field: A field of the reply, or of each item of a list; none: it has none.
 
         Raises:
             ZeusBSORuntimeError: It is refused, or there is no reply.

@@ -46,10 +46,6 @@ def may_pass(error: ZeusBSORuntimeError) -> bool:
 def patiently(ask: Callable[[], T], wait_s: float) -> T:
     """Retries with exponential backoff while there is no reply, with jitter between clients.
 
-    Args:
-        ask: Makes the request; raises ZeusBSORuntimeError.
-        wait_s: How long to retry; 0: never.
-
     Raises:
         ZeusBSORuntimeError: It was refused, or there was no reply in that time.
         ImportError: tenacity is not installed.
@@ -75,13 +71,7 @@ def _asked(ask: Callable[[], T]) -> T:
 
 
 class Link:
-    """The connection, from a trial's start to its end.
-
-    Args:
-        trials: The store. Closed at the end.
-        trial: The trial.
-        wait_s: How long a report waits for its reply, s.
-    """
+    """The connection, from a trial's start to its end."""
 
     def __init__(self, trials: Trials, trial: NewTrial, wait_s: float) -> None:
         self._trials = trials
@@ -100,11 +90,7 @@ class Link:
         self._thread.start()
 
     def report(self, result: TrainingResult) -> ReportResponse | None:
-        """An epoch has ended. Returns None without a reply; the report is then sent later.
-
-        Args:
-            result: The totals so far.
-        """
+        """An epoch has ended. Returns None without a reply; the report is then sent later."""
         self._unsent = result
         if self._refused:
             return None
@@ -119,12 +105,7 @@ class Link:
             return None
 
     def end(self, reason: Reason | None, wait_s: float) -> None:
-        """The run has ended. Sends what is outstanding, and ends the thread.
-
-        Args:
-            reason: How; None if a report has said so, or the run is to be resumed.
-            wait_s: How long to wait, s.
-        """
+        """The run has ended. Sends what is outstanding, and ends the thread."""
         self._reason = reason
         self._deadline = time.monotonic() + 0.8 * wait_s  # leaves the last attempt some time
         self._stop.set()

@@ -18,11 +18,6 @@ _numbers = itertools.count()
 class RunMeter:
     """Measures a run, epoch by epoch. Time between two windows does not count: then this process
     waits for the server, not for its GPUs.
-
-    Args:
-        monitor: Monitor of all GPUs of the run.
-        power_limits: Returns the power limit optimizer of the run, if any.
-        before: Time and energy of the run before.
     """
 
     def __init__(
@@ -56,12 +51,7 @@ class RunMeter:
         self._unread.append(self._monitor.end_window(self._key))
 
     def assume(self, power_w: float, seconds: float) -> None:
-        """Estimates the unknown energy of windows from this power.
-
-        Args:
-            power_w: The power, W.
-            seconds: How long the last window was, s, if not even that was measured.
-        """
+        """Estimates the unknown energy of windows from this power."""
         times = [one.time for one in self._unread] or [seconds]
         self._unread.clear()
         self._time += sum(times)

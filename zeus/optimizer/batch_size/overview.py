@@ -14,11 +14,6 @@ class TrialGroup:
     """The trials of a job with the same batch size and the same end.
 
     Attributes:
-        batch_size: Their batch size.
-        status: Their status.
-        converged: Whether they reached the target.
-        trials: Their number.
-        heard_s: The time of their last message, s since 1970.
         time: Their time, s.
         energy: Their energy, J.
     """
@@ -34,12 +29,7 @@ class TrialGroup:
 
 @dataclass(frozen=True)
 class Overview:
-    """A job and the sums of its trials.
-
-    Attributes:
-        job: The job.
-        groups: The sums.
-    """
+    """A job and the sums of its trials."""
 
     job: JobRecord
     groups: tuple[TrialGroup, ...]

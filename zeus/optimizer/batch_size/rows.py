@@ -24,10 +24,6 @@ class Event:
     """An event of a job.
 
     Attributes:
-        number: From 1 in each job.
-        trial_number: The trial, if it concerns one.
-        at_s: When, s since 1970.
-        kind: Its kind.
         body: Details: the content of a report, the reason of an end.
     """
 
@@ -39,13 +35,7 @@ class Event:
 
 
 class Writing:
-    """A job locked by a transaction.
-
-    Attributes:
-        job: The job at the start of the transaction.
-        now_s: The time of all writes, s since 1970.
-        next_event: Number of the next event.
-    """
+    """A job locked by a transaction."""
 
     def __init__(self, connection: Connection, job: JobRecord, now_s: float) -> None:
         self._connection = connection
@@ -151,13 +141,7 @@ def add_job(connection: Connection, job: JobRecord) -> Writing:
 
 
 def find_job(connection: Connection, job_id: str, *, lock: bool = False) -> JobRecord | None:
-    """Reads a job; None if there is none.
-
-    Args:
-        connection: A transaction.
-        job_id: Its name.
-        lock: Whether to lock it until the end of the transaction.
-    """
+    """Reads a job; None if there is none."""
     query = select(jobs).where(jobs.c.job_id == job_id)
     row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     return None if row is None else job_of(row)
@@ -198,13 +182,7 @@ def find_trial(connection: Connection, which: TrialId) -> Trial:
 
 
 def overviews_of(connection: Connection, now_s: float, job_id: str | None = None) -> list[Overview]:
-    """All jobs, in the order in which they were registered, and sums of their trials.
-
-    Args:
-        connection: A transaction.
-        now_s: The time, s since 1970: trials with an expired lease are lost.
-        job_id: Only this job; None: all.
-    """
+    """All jobs, in the order in which they were registered, and sums of their trials."""
     # As in `trials.lost`.
     gone = (trials.c.status == "running") & (trials.c.heard_s + trials.c.lease_s < now_s)
     all_now = select(trials, case((gone, "lost"), else_=trials.c.status).label("now"))

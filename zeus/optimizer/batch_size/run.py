@@ -45,18 +45,8 @@ _MEANS: dict[Reason, str] = {
 class ActiveRun:
     """One run.
 
-    Args:
-        spec: Its job.
-        trial: Its trial, with earlier reports.
-        meter: Measures it.
-        link: Connection to the store; None: there is none.
-        goes_on: Whether the run will be resumed if it is stopped.
-
     Attributes:
         finished: Whether it is over: its target is reached, or it is stopped early.
-        converged: Whether its target is reached.
-        message: Why it is over.
-        epoch: Number of reported epochs.
     """
 
     def __init__(

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 def open_source(database: str | None, server: str | None) -> Iterator[Source]:
     """Opens the database, or the server if one is given.
 
-    Args:
-        database: Path or URL; None for `bso.db` here.
-        server: URL.
-
     Raises:
         ZeusBSORuntimeError: It cannot be used.
     """
@@ -37,9 +33,6 @@ def open_source(database: str | None, server: str | None) -> Iterator[Source]:
 @contextmanager
 def open_database(database: str | None) -> Iterator[Store]:
     """Opens a database that is there.
-
-    Args:
-        database: Path or URL; None for `bso.db` here.
 
     Raises:
         ZeusBSORuntimeError: It cannot be used.

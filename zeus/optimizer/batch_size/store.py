@@ -87,14 +87,6 @@ changes."""
 class Store(Trials):
     """The trials of jobs, in a database. Safe for use by several threads and processes.
 
-    Args:
-        url_or_path: A SQLite file's path, or a URL: `postgresql://...`, `sqlite:///...`.
-        lease_s: A trial is lost after this time without a message, s; None for never.
-        clock: Returns the time, s since 1970.
-        echo: Whether SQL statements are logged.
-        workers: Number of processes that share PostgreSQL's connections.
-        signals: Signals that jobs may name; None: jobs give the source themselves.
-
     Raises:
         ZeusBSOConfigError: The URL is wrong.
         ZeusBSORuntimeError: The database cannot be used.
@@ -153,13 +145,7 @@ class Store(Trials):
     def begin_trial(
         self, job_id: str, key: str, *, lease_s: float | Literal["usual"] | None = "usual"
     ) -> NewTrial:
-        """See `Trials`.
-
-        Args:
-            job_id: The job.
-            key: Key of the request.
-            lease_s: The trial's lease, if it is not the store's.
-        """
+        """See `Trials`."""
         if not 1 <= len(key) <= _KEY:
             raise ZeusBSORuntimeError(f"a key has 1 to {_KEY} characters", 422)
         lease = self._lease_s if lease_s == "usual" else lease_s
@@ -173,15 +159,7 @@ class Store(Trials):
     def _begin(
         self, job_id: str, key: str, lease_s: float | None, known: KnownJob, *, inside: bool
     ) -> NewTrial | None:
-        """Begins a trial; returns None if the job has changed while its batch size was chosen.
-
-        Args:
-            job_id: The job.
-            key: Key of the request.
-            lease_s: The trial's lease.
-            known: Knowledge about the job.
-            inside: Whether to choose inside the transaction, where nothing changes.
-        """
+        """Begins a trial; returns None if the job has changed while its batch size was chosen."""
         given = (trials.c.job_id == job_id) & (trials.c.key == key)
         chosen: tuple[JobRecord, Start] | None = None
 

@@ -30,9 +30,6 @@ _MYSQL = "mysql+pymysql"
 def read(url_or_path: str) -> list[tuple[CreatedJob, list[Trial]]]:
     """Returns all jobs, each with its trials by number. It changes nothing.
 
-    Args:
-        url_or_path: A SQLite file, or a URL of SQLite, PostgreSQL or MySQL.
-
     Raises:
         ZeusBSOConfigError: The URL is wrong, or its driver is missing.
         ZeusBSORuntimeError: It cannot be read, or is not such a database.

@@ -40,13 +40,8 @@ class JobRecord:
     """A stored job.
 
     Attributes:
-        spec: Its registration.
         seed: Seed of all choices; `spec.mab_seed`, or random.
-        created_s: When it was registered, s since 1970.
-        trials: Number of its trials.
-        events: Number of its events.
         released: Ends up to this event's number exclude no size.
-        knowledge: Knowledge of its family when it was registered.
     """
 
     spec: CreatedJob
@@ -63,13 +58,7 @@ class JobRecord:
         return self.spec.job_id
 
     def cost(self, energy: float, time: float, eta_knob: float | None = None) -> float:
-        """Returns the cost of energy (J) and time (s), J.
-
-        Args:
-            energy: Energy, J.
-            time: Time, s.
-            eta_knob: That of a trial; None: the job's.
-        """
+        """Returns the cost of energy (J) and time (s), J."""
         eta = self.spec.eta_knob if eta_knob is None else eta_knob
         return zeus_cost(energy, time, eta, self.spec.max_power)
 
@@ -79,18 +68,9 @@ class Trial:
     """A run of a job with a batch size.
 
     Attributes:
-        number: From 1 in each job.
-        batch_size: Its batch size.
-        began_s: When it began, s since 1970.
-        heard_s: Time of its last message.
         lease_s: It is lost after this time without a message, s; None for never.
         cost_bound: Cost at which it is stopped early, J; None for never.
-        status: `running`, or how it ended.
-        ended_s: When.
         end_order: Number of the event that ended it: the order in which a job's trials ended.
-        converged: Whether it reached the target.
-        stopped_by_cost: Whether it was stopped for its cost.
-        epochs: Number of reported epochs.
         time: Time up to the end of the last of them, s.
         energy: Energy up to there, J.
         overhead_time: The part of the time spent on finding the power limit, s.
@@ -149,13 +129,6 @@ def reported(
     job: JobRecord, trial: Trial, result: TrainingResult, now_s: float, order: int
 ) -> tuple[Trial, ReportResponse]:
     """Handles a report.
-
-    Args:
-        job: Its job.
-        trial: Its trial.
-        result: The report.
-        now_s: The time, s since 1970.
-        order: Number of its event.
 
     Returns:
         The updated trial, and the reply.

@@ -82,11 +82,7 @@ class Meeting(Protocol):
 
 
 class StoreMeeting(Meeting):
-    """Exchanges values through the processes' common store, without a collective.
-
-    Args:
-        store: A `torch.distributed.Store`.
-    """
+    """Exchanges values through the processes' common store, without a collective."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -103,11 +99,7 @@ class StoreMeeting(Meeting):
 
 
 def meeting(number: int) -> Meeting | None:
-    """The store of this job's processes; None if torch.distributed has none.
-
-    Args:
-        number: Number of the optimizer in this process; all processes must create the same number.
-    """
+    """The store of this job's processes; None if torch.distributed has none."""
     store = framework.store(STORE_TIMEOUT)
     if store is None:
         return None
@@ -135,17 +127,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 class ServerConnection:
-    """The thread.
-
-    Args:
-        url: URL of the server.
-        job: The job that rank 0 registers.
-        rank: This rank, without its clocks.
-        clocks: This rank's supported clocks, MHz, once they are known.
-        meeting: Exchanges the job's id.
-        on_schedule: Called with each new plan, from the thread.
-        state: Returns the present iteration, and the version of the plan in force.
-    """
+    """The thread."""
 
     def __init__(
         self,

@@ -16,7 +16,6 @@ class Schedule:
     Attributes:
         version: Version of the plan; 0: none.
         steps: Instruction and MHz, or another setting's name, in order; 0: do not change it.
-        at_iteration: The first iteration to run under it.
     """
 
     version: int = 0
@@ -31,16 +30,9 @@ class Follower:
     until the next step begins. If a program never calls `begin_step`, each step ends where the next
     begins.
 
-    Args:
-        tell: Called once with a sentence for each kind of misfit.
-
     Attributes:
         iteration: The present step, or the last one; -1 before the first.
-        schedule: The plan in force.
-        count: Instructions of this step so far.
         expected: Number of instructions of a step in the plan; 0: no plan.
-        training: Whether a step is in progress.
-        explicit: Whether the program reports where steps begin.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:

@@ -45,14 +45,7 @@ MOST_WARNINGS = 5
 
 
 class PowerSensor:
-    """One GPU's power readings, tick by tick.
-
-    Args:
-        client: Its node.
-        uuid: The GPU.
-        architecture: NVML's number.
-        name: Product name.
-    """
+    """One GPU's power readings, tick by tick."""
 
     def __init__(self, client: Client, uuid: str, architecture: int, name: str) -> None:
         from zeusd.energy.meter import sensor_timing

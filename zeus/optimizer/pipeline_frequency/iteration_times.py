@@ -33,11 +33,7 @@ class _Stamps:
         self._spare: list[Any] = []
 
     def take(self, used: Any = None) -> Any:
-        """A stamp of now, or of when the stream reaches this point.
-
-        Args:
-            used: A stamp that is no longer needed, to be reused.
-        """
+        """A stamp of now, or of when the stream reaches this point."""
         cuda = cuda_in_use()
         if cuda is None:
             return time.monotonic_ns()
@@ -114,10 +110,7 @@ class Least(NamedTuple):
     """The shortest time of a kind of instruction under one setting in an iteration.
 
     Attributes:
-        iteration: The iteration.
-        name: Name of the instruction.
         setting: MHz or a name; 0: any.
-        seconds: Time from its start to its end.
     """
 
     iteration: int

@@ -27,15 +27,8 @@ ANSWER_S = 0.2
 class NodeReports:
     """One rank among those of its job on this machine.
 
-    Args:
-        job: Identifies the job among those of this user: its server and id.
-        folder: The folder; by default one of this user's in the folder for temporary files.
-
     Raises:
         OSError: The folder cannot be used.
-
-    Attributes:
-        leads: Whether this rank is the leader.
     """
 
     def __init__(self, job: str, folder: Path | None = None) -> None:

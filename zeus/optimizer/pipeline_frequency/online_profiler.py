@@ -154,12 +154,10 @@ class OnlineProfiler:
 
     Args:
         clocks: The clocks to measure, MHz, descending, followed by names of profiles.
-        settings: The settings.
         sensor: The GPU's sensor.
         set_clock: Sets a clock or profile and waits for it; returns whether it is in force.
         in_force: Returns whether it is still in force.
         synchronize: Waits until the GPU has finished launched work.
-        clock_ns: CLOCK_MONOTONIC.
 
     Attributes:
         rows: Results so far.
@@ -371,11 +369,7 @@ class OnlineProfiler:
             self.blocking = power
 
     def _rose(self, clocks: int) -> bool:
-        """Whether to stop, because every instruction took more energy at each of the last clocks.
-
-        Args:
-            clocks: Their number.
-        """
+        """Whether to stop: every instruction took more energy at each of the last clocks."""
         if self._settings.at_least_half and 2 * self._position < clocks:
             return False
         for name in dict.fromkeys(self.instructions):

@@ -54,11 +54,8 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
 
     Args:
         rank: Number of this process in the job.
-        dp_rank: Its pipeline.
-        pp_rank: Its stage.
         tp_rank: Its number among the processes that share the stage.
         device_id: Its GPU, numbered as in torch.
-        dp_degree: Number of pipelines.
         pp_degree: Number of stages of a pipeline.
         tp_degree: Number of processes that share a stage.
         world_size: Number of processes of the job, the product of the three.
@@ -242,11 +239,7 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
             self._failed(error)
 
     def on_instruction_end(self, name: str) -> None:
-        """An instruction has ended, or was launched.
-
-        Args:
-            name: As at its begin.
-        """
+        """An instruction has ended, or was launched."""
         try:
             if self._settings is not None and self._profiler is not None:
                 self._profiler.instruction_end(name)

@@ -44,14 +44,7 @@ _DURATION = {FORWARD: 1, BACKWARD: 2, BACKWARD_INPUT: 1, BACKWARD_WEIGHT: 1}
 
 @dataclass(frozen=True)
 class Way:
-    """The path of some microbatches through the stages.
-
-    Attributes:
-        stages: The stage of each part of the model, from the first part to the last.
-        chunks: The chunk number of each part in its stage.
-        microbatches: The microbatches that take this path.
-        in_flight: Most of these whose activations each stage may hold.
-    """
+    """The path of some microbatches through the stages."""
 
     stages: tuple[int, ...]
     chunks: tuple[int, ...]
@@ -60,12 +53,7 @@ class Way:
 
 
 def arcs_of(ways: Iterable[Way], backward: str) -> list[tuple[Instruction, Instruction]]:
-    """The dependencies on these paths.
-
-    Args:
-        ways: The paths.
-        backward: Name of the part of the backward that the previous part waits for.
-    """
+    """The dependencies on these paths."""
     arcs: list[tuple[Instruction, Instruction]] = []
     for path in ways:
         for n in path.microbatches:
@@ -84,12 +72,6 @@ def ordered(name: str, num_stages: int, ways: Sequence[Way], *, split: bool) -> 
 
     A backward precedes a forward. The weights' part of a backward runs when nothing else is ready
     or too many microbatches are in flight.
-
-    Args:
-        name: The schedule's name.
-        num_stages: Number of stages.
-        ways: Paths of the microbatches.
-        split: Whether a backward is two instructions, for the input and for the weights.
     """
     backward = BACKWARD_INPUT if split else BACKWARD
     last = BACKWARD_WEIGHT if split else BACKWARD
@@ -229,14 +211,6 @@ def from_actions(
     name: str, table: Mapping[int, Sequence[Any]] | Sequence[Sequence[Any]]
 ) -> Pipeline:
     """The schedule of an action table of `torch.distributed.pipelining`.
-
-    Args:
-        name: The schedule's name.
-        table: For each rank its actions in order: `schedule.pipeline_order`, or rows of a CSV file.
-            An action is, or prints as, a part of the model, a letter and a microbatch: `0F3` (or
-            `B` backward, `I` backward for the input, `W` for the weights). Of two that overlap,
-            `(0F3;1B2)OVERLAP_F_B`, the first runs first. Others (communication, sharding) and gaps
-            are left out.
 
     Raises:
         PipelineFrequencyError: It is not such a table, or an action is missing.

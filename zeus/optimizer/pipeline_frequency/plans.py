@@ -216,7 +216,6 @@ class Frontier:
         """Whether a new plan for this time may take less energy than the one found in the list.
 
         Args:
-            time_s: The requested time.
             index: The result of `by_deadline` or `by_straggler`.
         """
         slower = self.plans[index - 1].time_s if index else 0.0

@@ -19,10 +19,6 @@ FORMATS = ("png", "svg")
 def plot_frontier(frontier: Frontier, path: str | os.PathLike[str]) -> list[Path]:
     """Plots energy over time: plans, their bound, and everything at the highest clock.
 
-    Args:
-        frontier: The plans.
-        path: Without an extension: writes a PNG and an SVG.
-
     Returns:
         The written files.
     """
@@ -78,15 +74,7 @@ def plot_timeline(
     index: int,
     path: str | os.PathLike[str],
 ) -> list[Path]:
-    """Plots an iteration at the highest clocks, and under a plan, with a row for each stage.
-
-    Args:
-        profile: The profile.
-        pipeline: The schedule.
-        frontier: The plans.
-        index: Index of the plan.
-        path: Without an extension: writes a PNG and an SVG.
-    """
+    """Plots an iteration at the highest clocks, and under a plan, with a row for each stage."""
     plan = frontier.plans[index]
     before = timeline(profile, pipeline)
     after = timeline(profile, pipeline, plan.stages)

@@ -88,11 +88,6 @@ def mixtures(
 ) -> list[tuple[dict[str, float], float]]:
     """The shares of the kinds in each reading, and its power, W; without readings that cover
     `UNLIKE`.
-
-    Args:
-        spans: Without a gap, in order.
-        readings: Time of each tick, ns, and its power, mW.
-        window_ns: Time before a tick that the sensor measures; None: since the previous tick.
     """
     if not spans or len(readings) < 2:
         return []

@@ -19,11 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class PowerProfiles:
-    """Requests profiles.
-
-    Args:
-        device_id: The GPU, as the framework numbers it.
-    """
+    """Requests profiles."""
 
     def __init__(self, device_id: int) -> None:
         self._device_id = device_id

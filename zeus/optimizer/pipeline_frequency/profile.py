@@ -135,7 +135,6 @@ class InstructionProfile:
         """Joins measurements of several ranks.
 
         Args:
-            rows: The measurements.
             places: Where they are in the file, for messages.
 
         Raises:

@@ -38,10 +38,8 @@ class Pipeline:
     """The graph of one iteration.
 
     Args:
-        name: Such as `1f1b`.
         stages: The instructions of each stage in the order in which they run.
         arcs: Pairs (before, after): dependencies between instructions of different stages.
-        num_microbatches: Microbatches of an iteration.
 
     Attributes:
         instructions: All instructions, stage by stage.
@@ -120,7 +118,6 @@ class Pipeline:
         its chunk. `name` and `num_microbatches` are optional.
 
         Args:
-            data: The parsed JSON.
             name: The schedule's name if the data has none.
 
         Raises:
@@ -191,8 +188,6 @@ def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int = 2
     Using Megatron-LM", SC 2021.
 
     Args:
-        num_stages: Number of stages.
-        num_microbatches: A multiple of `num_stages`.
         num_chunks: Chunks of each stage; the model has `num_stages * num_chunks` parts.
 
     Raises:
@@ -250,7 +245,6 @@ def whole_iteration(
     """Adds instructions that every stage runs once in an iteration.
 
     Args:
-        pipeline: A schedule of microbatches.
         after: Names of each stage's instructions at the end, such as `all_reduce`,
             `optimizer_step`.
         before: Names of each stage's instructions at the beginning, such as `load`.
@@ -300,10 +294,6 @@ def _between(
 
 def levels_of(count: int, arcs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
     """Groups of a graph's nodes, each of which only depends on earlier groups.
-
-    Args:
-        count: Number of nodes.
-        arcs: Pairs (before, after).
 
     Raises:
         PipelineFrequencyError: The graph has a cycle.

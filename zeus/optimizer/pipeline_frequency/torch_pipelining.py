@@ -30,7 +30,6 @@ def instrument(
     under `torch.no_grad()`, another schedule of the same stages. It calls `on_pause`.
 
     Args:
-        schedule: Any schedule of `torch.distributed.pipelining`.
         stages: This process's stage or stages, as passed to the schedule.
         callback: A `PipelineFrequencyOptimizer`, or a `CallbackSet` with more.
         synchronize: On CUDA, wait before an instruction until the GPU has finished launched work,

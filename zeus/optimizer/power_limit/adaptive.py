@@ -74,12 +74,6 @@ class Adaptive(Search):
     resolve; else after a third of the exhaustive search's steps, but not before four limits could
     be tried; after twice as many if the expected excess is still above `EXTEND` or the choice is
     not certain.
-
-    Args:
-        costs: The selector's costs of a curve.
-        choose: Returns the choice, mW, from estimates; cautious or not. Raises ValueError if there
-            is none.
-        gpus: Number of GPUs that train together.
     """
 
     cautious = True

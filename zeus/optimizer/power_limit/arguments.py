@@ -39,10 +39,6 @@ def check_monitor(monitor: Any) -> None:
 def check_selector(selector: Any, kind: type) -> None:
     """Check an `OptimumSelector`.
 
-    Args:
-        selector: The argument; None is valid.
-        kind: `OptimumSelector`.
-
     Raises:
         ZeusArgumentError: It is not valid.
     """
@@ -175,10 +171,6 @@ def _text(given: object) -> str:
 def profiles_to_search(gpus: Sequence[GPU], wanted: bool | Sequence[str]) -> list[int]:
     """Returns the numbers of the workload power profiles to search: those that all GPUs offer, or
     the named ones.
-
-    Args:
-        gpus: The GPUs.
-        wanted: All or none; or names, such as `max-q`.
 
     Raises:
         ZeusArgumentError: A GPU offers none, or not all of the named ones.

@@ -57,14 +57,6 @@ def best(
 ) -> LimitEstimate:
     """Returns the best estimate.
 
-    Args:
-        selector: The criterion.
-        estimates: Estimates by profile and limit; the first is of the highest limit without a
-            profile.
-        steps: Number of steps of the selector's measurements.
-        cautious: Skip a limit that may cost more energy than the highest, or be slower than the
-            constraint by more than `ALLOWANCE`.
-
     Raises:
         ValueError: The selector fails, or chooses what was not measured.
     """

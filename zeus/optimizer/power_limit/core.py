@@ -59,24 +59,11 @@ PATIENCE_STEPS = 3
 class Core:
     """One process of a search.
 
-    Args:
-        hello: The capabilities of this process.
-        wait_steps: Steps to wait before the first limit.
-        warmup_steps: Unmeasured steps after a change of the limit, at most.
-        profile_steps: Measured steps at each limit, at most.
-        adaptive: Whether the search is
-        adaptive: then parts cut off by an interruption are kept, and training is watched after the
-            choice.
-
     Attributes:
-        state: See `states`.
         current_mw: The limit that is set; 0: none, or it may not be in force.
         profile: The workload power profile that is set with it; None: none.
         chosen: The choice; None: there is none.
-        disabled: Whether the search was given up, for `reason`.
-        over: Whether nothing is left to do.
         world: Number of processes that train together; 0: unknown yet.
-        searched: Steps that the search has taken.
     """
 
     def __init__(
@@ -134,13 +121,7 @@ class Core:
         return []
 
     def begin_step(self, now_s: float, answers: bool = True, leases_lost: int = 0) -> Actions:
-        """A step begins. `advance` and `proceed` follow.
-
-        Args:
-            now_s: Monotonic seconds.
-            answers: Whether zeusd answered the last request.
-            leases_lost: Number of leases that this process has lost so far.
-        """
+        """A step begins. `advance` and `proceed` follow."""
         self.step += 1
         self._stretches.step()
         self._due = self._obeyed = False
@@ -195,11 +176,7 @@ class Core:
         return []
 
     def pause(self, trained: bool) -> Actions:
-        """Training is interrupted, or an epoch has ended: the window ends here.
-
-        Args:
-            trained: Whether the step that began last counts.
-        """
+        """Training is interrupted, or an epoch has ended: the window ends here."""
         # The window covers the step it was opened at and those that began since.
         left = self.state.steps - trained if isinstance(self.state, Profiling) else 0
         keep = self._adaptive or self._stretches.short(self._parts.steps)
@@ -249,11 +226,7 @@ class Core:
         self._parts.trial = self._command = None
 
     def joined(self, leads: bool) -> Actions:
-        """The leader can be reached.
-
-        Args:
-            leads: Whether it is in this process.
-        """
+        """The leader can be reached."""
         self._leads = leads
         return [Leave(self.reason)] if self.disabled else [Tell(self._hello)]
 
@@ -320,13 +293,7 @@ class Core:
         return [Tell(message), Show(figures), Collect()]
 
     def unknown(self, part: Part | None, reason: str, lasting: bool) -> Actions:
-        """The measurement of a window is unknown.
-
-        Args:
-            part: The part of the trial.
-            reason: Why.
-            lasting: Whether the next window's energy will be unknown, too.
-        """
+        """The measurement of a window is unknown."""
         if part is None:
             if self._watch is not None:
                 self._watch.drop()

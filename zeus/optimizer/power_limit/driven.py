@@ -61,10 +61,6 @@ class Driven(Configured):
 
     As a context manager, it restores the limits at the end of the block.
 
-    Args:
-        args: Arguments of `GlobalPowerLimitOptimizer`.
-        kwargs: The same.
-
     Attributes:
         optimizer: The optimizer.
     """

@@ -30,11 +30,6 @@ class Sample:
     """Measurement of some steps at one limit, all GPUs together.
 
     Attributes:
-        power_limit_mw: Limit of each GPU.
-        steps: Number of steps.
-        energy_j: Energy of all of them on all GPUs.
-        time_s: Time of all of them, in the slowest process.
-        energy_error_j: Uncertainty of the energy, two standard deviations.
         position: Training steps between the beginning of the search and the sample's middle.
         profile: The workload power profile; None: none was set.
     """
@@ -53,15 +48,9 @@ class LimitEstimate:
     """A limit's time and energy per step as they are now.
 
     Attributes:
-        power_limit_mw: The limit.
-        time_s: Seconds per step.
-        energy_j: Joules per step, of all GPUs together.
         time_error: Standard deviation of `time_s`, as a fraction of it.
-        energy_error: The same of `energy_j`.
-        steps: Number of steps measured at it.
         time_ratio_error: Standard deviation of its time over the highest limit's, as a fraction:
             less than the sum of both errors, as the two limits' errors are correlated.
-        energy_ratio_error: The same of its energy.
         profile: The workload power profile; None: none is set.
     """
 
@@ -235,13 +224,7 @@ def visits(samples: Sequence[Sample]) -> list[list[Sample]]:
 
 
 class Estimates:
-    """Learns from samples.
-
-    Args:
-        limits_mw: All limits, descending.
-        gpus: Number of GPUs included in the energies.
-        horizon: Steps over which `DRIFT` may happen.
-    """
+    """Learns from samples."""
 
     def __init__(self, limits_mw: Sequence[int], gpus: int, horizon: float) -> None:
         self.limits_mw = list(limits_mw)
@@ -286,9 +269,6 @@ class Estimates:
     def fall_at(self, power_limit_mw: int) -> tuple[float, float]:
         """The relative reduction of power compared with the highest limit, and its standard
         deviation.
-
-        Args:
-            power_limit_mw: A limit that was measured.
         """
         highest = self._total(max(one.power_limit_mw for one in self.samples))
         energy_j, time_s, error = self._total(power_limit_mw)
@@ -364,12 +344,7 @@ class Posterior:
     def curves(
         self, normals: Sequence[tuple[Sequence[float], Sequence[float]]]
     ) -> list[LimitCurve]:
-        """Draws random curves from the posterior.
-
-        Args:
-            normals: For each curve, two rows of independent normal numbers, one number for each
-                limit.
-        """
+        """Draws random curves from the posterior."""
         curves = []
         for for_time, for_power in normals:
             time_s = [math.exp(one) for one in self._time.draw(for_time)]

@@ -33,7 +33,6 @@ class Outcome:
     Attributes:
         power_limit_mw: The limit; None: a release.
         error: Why it failed; None: it succeeded.
-        profile: The workload power profile set with it.
     """
 
     power_limit_mw: int | None
@@ -42,12 +41,7 @@ class Outcome:
 
 
 class HeldLimits:
-    """The limits that a process holds on some GPUs.
-
-    Args:
-        gpus: The GPUs of this process.
-        indices: Those to hold limits on.
-    """
+    """The limits that a process holds on some GPUs."""
 
     def __init__(self, gpus: GPUs, indices: Sequence[int]) -> None:
         self._gpus = gpus

@@ -42,9 +42,6 @@ class Participants:
     """All processes that train together, once they have said hello.
 
     Attributes:
-        gpus: The product name of each GPU, all processes' in order.
-        min_mw: The lowest limit that all accept.
-        max_mw: The highest limit that all accept.
         profiles: The workload power profiles to search: those that all offer.
     """
 
@@ -68,15 +65,7 @@ class _Shared:
 
 
 class Leader:
-    """Owns the search.
-
-    Args:
-        world: Number of processes that train together.
-        begin: Creates the search once all are known; raises ValueError if it cannot.
-        choose: Returns the choice from estimates; raises ValueError if there is none.
-        save: Called with the search when it leaves a limit, when measurements arrive, and when the
-            choice is made.
-    """
+    """Owns the search."""
 
     def __init__(
         self,

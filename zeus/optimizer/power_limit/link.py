@@ -49,10 +49,6 @@ class LeaderConnection(ABC):
     def hear(self, now_s: float, step: int) -> list[Command]:
         """Returns the leader's commands since the last call.
 
-        Args:
-            now_s: Monotonic seconds.
-            step: Number of training steps that this process has begun.
-
         Raises:
             LeaderError: It cannot be reached.
         """
@@ -60,11 +56,6 @@ class LeaderConnection(ABC):
     def leave(self, reason: str, now_s: float, step: int) -> None:
         """Notifies the leader, and through it the others, that this process no longer searches.
         Never raises.
-
-        Args:
-            reason: Why.
-            now_s: As for `hear`.
-            step: The same.
         """
         try:
             self.tell(Trouble(reason=reason))
@@ -90,14 +81,7 @@ class Alone(LeaderConnection):
 
 
 class Together(LeaderConnection):
-    """One of several processes, over a key-value store.
-
-    Args:
-        store: A `torch.distributed.Store`.
-        rank: This process's rank.
-        world: Number of processes.
-        leader: The leader, on rank 0.
-    """
+    """One of several processes, over a key-value store."""
 
     def __init__(self, store: Any, rank: int, world: int, leader: Leader | None) -> None:
         self._store = store

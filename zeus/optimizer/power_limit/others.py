@@ -41,24 +41,12 @@ _claims: dict[str, _Claim] = {}
 
 
 def firmly_held(owner: object, gpus: Sequence[str]) -> bool:
-    """Whether an optimizer other than `owner` is training on one of these GPUs.
-
-    Args:
-        owner: An optimizer.
-        gpus: UUIDs.
-    """
+    """Whether an optimizer other than `owner` is training on one of these GPUs."""
     return any(claim.firm for claim in _of_others(owner, gpus))
 
 
 def claim(owner: object, gpus: Sequence[str], *, firm: bool, again: bool) -> bool:
-    """Claims GPUs for an optimizer, as long as it exists. Returns whether that succeeded.
-
-    Args:
-        owner: The optimizer.
-        gpus: UUIDs.
-        firm: Whether training has begun and not ended.
-        again: Whether it has claimed them before: then it does not take them from another.
-    """
+    """Claims GPUs for an optimizer, as long as it exists. Returns whether that succeeded."""
     with _guard:
         others = _of_others(owner, gpus)
         if others and (again or any(one.firm for one in others)):
@@ -107,13 +95,7 @@ def borrow(gpus: GPUs, indices: Sequence[int], wait_s: float = WAIT_S) -> None:
 
 
 def publish(gpus: GPUs, indices: Sequence[int], times_s: Mapping[int, float]) -> None:
-    """Publishes what each limit is worth, and that the measurement is over. Never raises.
-
-    Args:
-        gpus: The GPUs of this process.
-        indices: Those to publish for.
-        times_s: Time per step by limit, mW.
-    """
+    """Publishes what each limit is worth, and that the measurement is over. Never raises."""
     if not times_s or not indices:
         return
     fastest = times_s[max(times_s)]

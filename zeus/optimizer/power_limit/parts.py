@@ -13,7 +13,6 @@ class Parts:
 
     Attributes:
         trial: The command; None: none.
-        target: Steps of the current part.
     """
 
     def __init__(self) -> None:
@@ -49,14 +48,7 @@ class Parts:
 def report(
     part: Part, joules: float, error_j: float, seconds: float
 ) -> tuple[Piece, dict[str, float]]:
-    """Returns the measurement of a part: for the leader, and as figures by name.
-
-    Args:
-        part: The part.
-        joules: Its energy.
-        error_j: Its uncertainty, two standard deviations.
-        seconds: Its time.
-    """
+    """Returns the measurement of a part: for the leader, and as figures by name."""
     message = Piece(
         trial=part.trial.trial,
         index=part.index,
@@ -79,16 +71,7 @@ STARVED = 3
 
 
 class Stretches:
-    """Counts the steps since training was interrupted.
-
-    Args:
-        warmup_steps: Unmeasured steps at each limit.
-        profile_steps: Measured steps at each limit.
-        adaptive: Whether a limit may be measured in parts without a warning.
-
-    Attributes:
-        longest_warmup: Longer warm-ups are shortened to this many steps.
-    """
+    """Counts the steps since training was interrupted."""
 
     def __init__(self, warmup_steps: int, profile_steps: int, adaptive: bool) -> None:
         self._warmup_steps = warmup_steps
@@ -111,11 +94,7 @@ class Stretches:
         self._starved.clear()
 
     def short(self, trial_steps: int | None) -> bool:
-        """Whether this stretch is too short to measure a trial in one piece.
-
-        Args:
-            trial_steps: Measured steps of the trial; None: there is none.
-        """
+        """Whether this stretch is too short to measure a trial in one piece."""
         return self._steps < self._needed(trial_steps)
 
     def cut(self, warming_up: bool, trial_steps: int | None) -> str | None:

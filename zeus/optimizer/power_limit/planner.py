@@ -29,17 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class LimitPlanner:
-    """Creates a search, makes its choice, saves its measurements.
-
-    Args:
-        name: The kind of search.
-        selector: The criterion; None: `ZeusCost(eta_knob=0.5)`.
-        warmup_steps: Unmeasured steps of each trial.
-        profile_steps: Measured steps of each trial, and of the saved measurements.
-        step_mw: Difference between limits.
-        file: The file of the profile, or None.
-        profiles: Workload power profiles to search beside limits.
-    """
+    """Creates a search, makes its choice, saves its measurements."""
 
     def __init__(
         self,
@@ -223,12 +213,6 @@ def costs_of(
 ) -> list[float] | None:
     """Returns the selector's costs of a curve; None if there are none, or it fails, as a user's
     may.
-
-    Args:
-        selector: The criterion.
-        limits_mw: The limits, descending.
-        curve: LimitCurve over these limits.
-        reference: An additional point to compare with.
     """
     candidates = [(one.power_limit_mw, one.energy_j, one.time_s) for one in reference]
     candidates += zip(limits_mw, curve.energy_j, curve.time_s, strict=True)

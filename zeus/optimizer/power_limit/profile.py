@@ -138,15 +138,7 @@ def watts(power_limit_mw: int) -> int | float:
 
 
 class ProfileFile:
-    """Saves a profile for the next run. A subclass may have another format.
-
-    Args:
-        path: The file.
-
-    Attributes:
-        path: The file.
-        partial: The file beside it, for an unfinished search.
-    """
+    """Saves a profile for the next run. A subclass may have another format."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

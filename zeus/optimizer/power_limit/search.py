@@ -33,11 +33,6 @@ class Search(ABC):
     """Measures limits until it knows enough.
 
     `profile` is a workload power profile; None, as in most searches: none.
-
-    Args:
-        limits_mw: The limits, descending.
-        warmup_steps: Unmeasured steps after a change of the limit.
-        profile_steps: Measured steps at each limit, at most or always.
     """
 
     cautious = False
@@ -90,13 +85,7 @@ class Search(ABC):
     def check(  # noqa: B027 - most need no check
         self, chosen_mw: int, position: int, profile: int | None = None
     ) -> None:
-        """The choice is some steps old: measures again what it depends on.
-
-        Args:
-            chosen_mw: The choice.
-            position: Training steps since the search began.
-            profile: The profile of the choice.
-        """
+        """The choice is some steps old: measures again what it depends on."""
 
     def without(self, power_limit_mw: int, profile: int | None = None) -> None:
         """A limit cannot be set: excludes it."""
@@ -104,13 +93,7 @@ class Search(ABC):
 
     @abstractmethod
     def next(self, current_mw: int, position: int, profile: int | None = None) -> LimitTrial | None:
-        """Returns what to run next; None: enough is known, or will be when the last samples arrive.
-
-        Args:
-            current_mw: The limit that is set.
-            position: Training steps since the search began.
-            profile: The workload power profile that is set.
-        """
+        """What to run next; None: enough is known, or will be when the last samples arrive."""
 
     @abstractmethod
     def estimates(self, position: int) -> list[LimitEstimate]:

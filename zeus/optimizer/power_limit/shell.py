@@ -36,19 +36,8 @@ log = logging.getLogger(__name__)
 class Shell:
     """Connects one process's core to GPUs, leader and user.
 
-    Args:
-        core: The core.
-        monitor: The GPUs' monitor.
-        indices: GPUs whose limit this process sets; empty: another process sets it, and counts the
-            energy.
-        planner: Planner for the leader, if it is in this process.
-        highest_mw: The highest limit of the GPUs.
-        together: Whether the processes of torch.distributed search together.
-
     Attributes:
         link: The connection to the leader; None: none, or no longer.
-        leader: The last leader, if it is in this process.
-        show: Called with figures by name, if set.
     """
 
     def __init__(
@@ -255,14 +244,7 @@ def _window(power_limit_mw: int) -> str:
 
 
 def limit_in_force(gpus: GPUs, indices: Sequence[int], highest_mw: int, last_mw: int) -> str:
-    """Returns the rest of the sentence "training continues". Never raises, and hardly waits.
-
-    Args:
-        gpus: The GPUs of this process.
-        indices: Those to describe.
-        highest_mw: The highest limit that this process may set; 0: they have none to set.
-        last_mw: The limit that it set last; 0: none.
-    """
+    """Returns the rest of the sentence "training continues". Never raises, and hardly waits."""
     if not highest_mw:
         return ""
     limits: dict[int, int] = {}

@@ -40,16 +40,7 @@ class _Check(Enum):
 
 
 class Watch:
-    """Schedules and evaluates checks. A check measures some steps at the chosen limit.
-
-    Args:
-        chosen: The estimate of the choice.
-        loaded: Whether the choice came from a file.
-        power: Whether power can be compared: it is of the same GPUs.
-
-    Attributes:
-        steps: Steps since the choice.
-    """
+    """Schedules and evaluates checks. A check measures some steps at the chosen limit."""
 
     def __init__(self, chosen: LimitEstimate, loaded: bool, power: bool) -> None:
         self.steps = 0
@@ -64,12 +55,7 @@ class Watch:
         self._off = False
 
     def follow(self, before: Watch, again: bool) -> None:
-        """Continues another watch.
-
-        Args:
-            before: The other.
-            again: Whether there was another search meanwhile: then checks are half as often.
-        """
+        """Continues another watch."""
         self._every = 2 * before._every if again else before._every
         self._next = FIRST_STEPS if self._loaded else self._every
         self._verified = before._verified
@@ -84,12 +70,7 @@ class Watch:
         self.steps += 1
 
     def look(self, highest_mw: int) -> Actions:
-        """Whether the choice is to be verified, or a check to begin or to end, as of this step.
-
-        Args:
-            highest_mw: The highest limit: a choice of it depends on nothing, unless it is of a
-                file.
-        """
+        """Whether the choice is to be verified, or a check to begin or to end, as of this step."""
         if not self._verified and self.steps >= (FIRST_STEPS if self._loaded else VERIFY_STEPS):
             self._verified = True
             highest = self.limit_mw == highest_mw and self._chosen.profile is None
@@ -163,13 +144,7 @@ class Silence:
         self._since_s, self._since_step, self._reported = now_s, step, False
 
     def go_on(self, now_s: float, limit_mw: int, what: str) -> Actions:
-        """It still does not answer.
-
-        Args:
-            now_s: Monotonic seconds.
-            limit_mw: The limit that was set last; 0: none.
-            what: The pending work.
-        """
+        """It still does not answer."""
         if self._reported or self._since_s is None or now_s - self._since_s < SILENT_S:
             return []
         self._reported = True

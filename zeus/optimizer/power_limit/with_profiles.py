@@ -28,9 +28,6 @@ class _Family:
 
     Attributes:
         profile: The profile; None: none.
-        search: Their search. Its positions count from `begun`.
-        begun: Position at which it began.
-        over: Whether it has ended.
     """
 
     profile: int | None
@@ -45,16 +42,6 @@ class WithProfiles(Search):
     Limits without a profile come first, as in a search without profiles. Then each profile is
     measured at the highest limit. If the best of them is better than none there, lower limits under
     it are searched. The exhaustive search measures all pairs instead.
-
-    Args:
-        limits_mw: The limits, descending.
-        profiles: The profiles.
-        warmup_steps: Unmeasured steps after a change.
-        profile_steps: Measured steps of a candidate, at most or always.
-        make: Creates the search of limits under a profile.
-        best: Makes the choice.
-        brief_steps: Measured steps of each profile at the highest limit; None: all pairs are
-            measured.
     """
 
     def __init__(

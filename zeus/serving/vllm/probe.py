@@ -93,12 +93,7 @@ def install(scheduler: Any) -> bool:
 
 
 class Probe:
-    """Records one scheduler's steps.
-
-    Args:
-        scheduler: Has `requests` by engine id.
-        recorder: Receives steps; None: a new `Recorder`.
-    """
+    """Records one scheduler's steps."""
 
     def __init__(self, scheduler: Any, recorder: Recorder | None = None) -> None:
         self.silent = Silent("vLLM")

@@ -30,12 +30,7 @@ def _base() -> Any:
 
 
 class EnergyStatLogger(_base()):  # type: ignore[misc]  # vLLM's, if there
-    """Records one engine's steps from the front end's statistics.
-
-    Args:
-        vllm_config: vLLM's configuration.
-        engine_index: The engine.
-    """
+    """Records one engine's steps from the front end's statistics."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self._silent = Silent("vLLM's statistics")

@@ -27,12 +27,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """Clock ranges of a GPU, MHz.
-
-    Attributes:
-        limits: Lowest and highest clock that each domain accepts.
-        now: The range in force of each.
-    """
+    """Clock ranges of a GPU, MHz."""
 
     limits: dict[int, Span]
     now: dict[int, Span]

@@ -27,7 +27,6 @@ class Fault:
     Attributes:
         code: The code that it returns instead; None: it works.
         count: How many calls it affects; None: all.
-        latency_s: Additional time of each call, s.
     """
 
     code: int | None
@@ -36,13 +35,7 @@ class Fault:
 
 
 class SimulatedDriver(TabledControls):
-    """The driver's part of `zeusd.devices.port.Backend`.
-
-    Args:
-        specs: The GPUs, by index.
-        clock_ns: The time.
-        sleep: Called by calls that take time.
-    """
+    """The driver's part of `zeusd.devices.port.Backend`."""
 
     def __init__(
         self,

@@ -13,11 +13,7 @@ from zeus.optimizer.batch_size.overview import Overview
 
 
 class BatchSizeJobs(Collector):
-    """Returns all families; those of jobs have no samples without jobs.
-
-    Args:
-        jobs: The jobs.
-    """
+    """Returns all families; those of jobs have no samples without jobs."""
 
     def __init__(self, jobs: Sequence[Overview]) -> None:
         self._jobs = jobs

@@ -52,11 +52,7 @@ _LOGGERS = ("zeus.optimizer.batch_size.server", "zeus.optimizer.batch_size.datab
 
 
 class BSOServer(web.Application):
-    """The application.
-
-    Args:
-        settings: Its settings.
-    """
+    """The application."""
 
     def __init__(self, settings: ServerSettings) -> None:
         # ml-energy/zeus's clients send JSON without its content type; see `_is_json`.

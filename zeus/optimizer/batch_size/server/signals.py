@@ -19,10 +19,6 @@ FIRST_S = 5.0
 class Signals:
     """Signals by name.
 
-    Args:
-        sources: The text of each, as for `zeus.monitor.signals.signal_of`.
-        every_s: Interval of fetching, s.
-
     Raises:
         ZeusBSOConfigError: One cannot be read, or its text is wrong.
     """

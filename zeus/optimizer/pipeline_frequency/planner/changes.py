@@ -39,14 +39,7 @@ _BEST = 16
 
 
 class ChangeSearch:
-    """Finds plans of a problem whose clock changes cost something.
-
-    Args:
-        search: Of the same problem: its linear program and its policies.
-
-    Attributes:
-        pool: The plans.
-    """
+    """Finds plans of a problem whose clock changes cost something."""
 
     def __init__(self, search: PlanSearch) -> None:
         self._problem = search.problem
@@ -65,12 +58,7 @@ class ChangeSearch:
         return np.asarray((self._values_j - self._slopes_w * time_s[:, None]).max(axis=1))
 
     def near(self, limit_s: float, price_w: float = 0.0) -> None:
-        """Slows the best plans down to one time.
-
-        Args:
-            limit_s: The deadline.
-            price_w: Cost of a second of the iteration beside the effective energy.
-        """
+        """Slows the best plans down to one time."""
         self.everywhere(lambda done, total: None)
         pool = self.pool
         fit = pool.fitting(limit_s)
@@ -154,9 +142,6 @@ class ChangeSearch:
     def _cheapest(self, prices: Floats) -> tuple[Ints, Floats]:
         """The plans that cost least with prices, each for itself, and what they cost, J: the
         cheapest sequence of clocks of each stage.
-
-        Args:
-            prices: Of a second of each instruction, W, and last of a change, J (…, plans).
         """
         problem, width = self._problem, prices.shape[1]
         plans = np.repeat(problem.offered.argmax(axis=1)[problem.kind][:, None], width, axis=1)
@@ -189,13 +174,7 @@ class ChangeSearch:
     # ---------------------------------------------------------------------------- slower runs
 
     def _slow_down(self, plans: Ints, limits_s: Floats, turns: int) -> Ints:
-        """Whole runs of equal clocks get slower while that saves energy and the time allows it.
-
-        Args:
-            plans: Plans.
-            limits_s: Of each plan.
-            turns: Slower runs of each plan at most.
-        """
+        """Whole runs of equal clocks get slower while that saves energy and the time allows it."""
         problem, rows = self._problem, self._rows
         kinds = len(problem.kinds)
         times, costs = (

@@ -32,15 +32,7 @@ tolerances: `benchmarks/pipeline_instances.py` misses no plan with both."""
 
 @dataclass(frozen=True)
 class Optimum:
-    """The linear program's optimum for one deadline.
-
-    Attributes:
-        deadline_s: The deadline, or the time that costs least in all if it comes earlier.
-        durations_s: Of each instruction.
-        bound_j: Least effective energy.
-        price_w: Rise of the bound for each second that the deadline comes earlier.
-        prices_w: Its rise for each second that an instruction takes longer.
-    """
+    """The linear program's optimum for one deadline."""
 
     deadline_s: float
     durations_s: Floats
@@ -80,13 +72,7 @@ class _Rows:
 
 
 class Program:
-    """The program of a problem: columns are ends of instructions, steps, changes, and the end.
-
-    Args:
-        problem: The problem.
-        whole: Whether steps are whole.
-        count_changes: Whether changes of clocks are columns.
-    """
+    """The program of a problem: columns are ends of instructions, steps, changes, and the end."""
 
     def __init__(
         self, problem: Problem, *, whole: bool = False, count_changes: bool = False
@@ -242,13 +228,7 @@ class Program:
         return bool(solver.getModelStatus() == self._highspy.HighsModelStatus.kOptimal)
 
     def solve(self, deadline_s: float, time_price_w: float = 0.0) -> Optimum:
-        """The linear program's optimum. Continues from the last one.
-
-        Args:
-            deadline_s: Between `Problem.min_time_s` and `Problem.max_time_s`.
-            time_price_w: Cost of each second of the iteration beside the effective energy: the
-                power of blocking where nobody waits for a straggler.
-        """
+        """The linear program's optimum. Continues from the last one."""
         problem, solver = self._problem, self._solver
         if not self._run(deadline_s, time_price_w):
             solver.clearSolver()  # what it continued from may be at fault
@@ -285,11 +265,6 @@ class Program:
     ) -> tuple[Ints, float] | None:
         """The best plan within a deadline, of a program in whole numbers; of several plans that
         cost the same, the one with the fewest changes of clocks if these are counted.
-
-        Args:
-            deadline_s: The deadline.
-            time_price_w: As for `solve`.
-            time_limit_s: The best plan found so far after this.
 
         Returns:
             The plan, and a bound on what any plan costs in all; None: no plan was found.

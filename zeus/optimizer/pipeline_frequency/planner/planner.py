@@ -116,9 +116,6 @@ class Planner:
     def of_json(cls, problem: Any) -> Planner:
         """A planner for what a frontier was made for.
 
-        Args:
-            problem: `Frontier.problem`.
-
         Raises:
             PipelineFrequencyError: It is something else.
         """
@@ -167,7 +164,6 @@ class Planner:
                 at most 0.1 % in energy, and for a plan every 0.1 % of the time up to 5 % above the
                 fastest; with `exact=True` every plan that no other plan beats, but for those within
                 half a millionth of the longest time of a slower one.
-            progress: Progress callback.
 
         Raises:
             PipelineFrequencyError: No plan changes clocks so seldom.
@@ -305,7 +301,6 @@ class Planner:
         """The best plan of those that are known and those around a deadline.
 
         Args:
-            limit_s: The deadline.
             price_w: Cost of a second of the iteration beside the effective energy.
         """
         self._finder.near(limit_s, price_w)

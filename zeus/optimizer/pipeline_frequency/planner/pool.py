@@ -8,15 +8,7 @@ from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Prob
 
 
 class Pool:
-    """Keeps every plan that no other plan beats, the fastest first.
-
-    Args:
-        problem: The problem that the plans solve.
-
-    Attributes:
-        time_s: Iteration times, rising, s.
-        cost_j: Effective energies, falling, J.
-    """
+    """Keeps every plan that no other plan beats, the fastest first."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -62,12 +54,7 @@ class Pool:
         return int(np.count_nonzero(fits(self.time_s, limit_s)))
 
     def best(self, limit_s: float, price_w: float = 0.0) -> Ints | None:
-        """The plan within a deadline that costs least; None: none is that fast.
-
-        Args:
-            limit_s: The deadline.
-            price_w: Cost of a second of the iteration beside the effective energy.
-        """
+        """The plan within a deadline that costs least; None: none is that fast."""
         fit = self.fitting(limit_s)
         if not fit:
             return None
@@ -75,23 +62,13 @@ class Pool:
         return self.plans(np.array([total_j.argmin()]))[:, 0]
 
     def nearest(self, edges_s: Floats, bound_j: Floats) -> Ints:
-        """Places of the fastest plan, and of each interval's plan that is nearest to the bound.
-
-        Args:
-            edges_s: Where the intervals begin and end, rising.
-            bound_j: Least cost at each plan's time.
-        """
+        """Places of the fastest plan, and of each interval's plan that is nearest to the bound."""
         interval = np.searchsorted(edges_s[1:-1], self.time_s, side="right")
         rank = np.lexsort((self.cost_j - bound_j, interval))
         return np.union1d([0], rank[np.diff(interval[rank], prepend=-1) > 0])
 
     def between(self, chosen: Ints, step_j: float) -> Ints:
-        """Adds plans until neighbours are at most a step apart, as far as there are plans.
-
-        Args:
-            chosen: Places of plans, the fastest first.
-            step_j: Difference of effective energies.
-        """
+        """Adds plans until neighbours are at most a step apart, as far as there are plans."""
         found = [int(chosen[0])]
         for slower in chosen[1:].tolist():
             while self.cost_j[found[-1]] - self.cost_j[slower] > step_j:

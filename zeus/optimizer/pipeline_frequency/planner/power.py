@@ -68,12 +68,7 @@ class PowerBound:
 
 @dataclass(frozen=True)
 class Draw:
-    """Power over one iteration.
-
-    Attributes:
-        at_s: Instants at which it changes, from 0 to the iteration's end.
-        watts: From each to the next.
-    """
+    """Power over one iteration."""
 
     at_s: Floats
     watts: Floats
@@ -129,12 +124,6 @@ def plan_within_power(
     settings; those that pass a bound are repaired, one instruction after the other, where that
     delays least for the power it saves. One clock and one power limit for all GPUs are tried, too,
     so no plan that is returned is worse.
-
-    Args:
-        planner: Of the pipeline.
-        problem: The same as arrays.
-        bounds: All of which are kept.
-        time_s: The deadline, s, for the least energy; None: as fast as possible.
 
     Raises:
         PipelineFrequencyError: No such plan was found.

@@ -67,9 +67,7 @@ class Curve:
 
     Attributes:
         settings: Their columns in the problem's tables.
-        time_s: Rising.
         cost_j: Effective energies of all the stage's GPUs, falling.
-        hull: Places of those on the lower convex hull.
     """
 
     settings: Ints
@@ -104,13 +102,7 @@ def lower_hull(x: Floats, y: Floats) -> list[int]:
 
 @dataclass(frozen=True)
 class Level:
-    """Instructions that do not wait for each other.
-
-    Attributes:
-        span: Their rows.
-        before: For each, the rows of those it waits for, padded with the number of instructions.
-        after: For each, the rows of those that wait for it, padded alike.
-    """
+    """Instructions that do not wait for each other."""
 
     span: slice
     before: Ints
@@ -122,14 +114,6 @@ class Problem:
 
     Rows are instructions, level after level of the graph; columns of tables are settings, the
     fastest first.
-
-    Args:
-        profile: What instructions take.
-        pipeline: The graph.
-        p2p_power_w: What one GPU draws while it is blocked on communication, W.
-        gpus_per_stage: GPUs that share a stage.
-        energy_per: Whether the profile's energies are of one GPU or of all GPUs of a stage.
-        changes: What changes of a clock cost.
 
     Attributes:
         kinds: Stage, name and chunk of each kind of instruction.
@@ -283,12 +267,7 @@ class Problem:
         return cost_j + self.blocking_w * time_s
 
     def finishes(self, durations: Floats, levels: Sequence[Level] | None = None) -> Floats:
-        """When each instruction ends at the earliest, s; the last row is 0.
-
-        Args:
-            durations: (instructions, plans), s.
-            levels: `reverse` for the time from an instruction's beginning to the iteration's end.
-        """
+        """When each instruction ends at the earliest, s; the last row is 0."""
         ends = np.zeros((self.count + 1, durations.shape[1]))
         for level in levels or self.forward:
             np.add(latest(ends, level.before), durations[level.span], out=ends[level.span])
@@ -305,10 +284,6 @@ class Problem:
         """The slowest option of each curve that takes at most so long, else the fastest.
 
         Exact to 1e-13 of the curve's range: callers leave more than that.
-
-        Args:
-            kinds: Of a shape that broadcasts against the budgets.
-            budget_s: Times.
         """
         share = (budget_s - self._first_s[kinds]) * self._per_s[kinds]
         np.clip(share, 0.0, 1.0, out=share)

@@ -29,11 +29,7 @@ _SNAP = 1e-6
 
 
 class Rounding:
-    """Rounds for one problem. Options are numbered through all curves.
-
-    Args:
-        problem: The problem, whose changes of clocks cost nothing.
-    """
+    """Rounds for one problem. Options are numbered through all curves."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -48,10 +44,6 @@ class Rounding:
     def round(self, durations_s: Floats, deadlines_s: Floats) -> Ints:
         """Plans (instructions, 2 * columns) within the deadlines: each column is walked from both
         ends.
-
-        Args:
-            durations_s: (instructions, columns), each within its deadline.
-            deadlines_s: (columns,).
         """
         problem = self._problem
         snapped, ceilings = self._snap(durations_s)

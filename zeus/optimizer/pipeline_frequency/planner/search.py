@@ -34,16 +34,7 @@ _CHUNK = 400_000
 
 
 class PlanSearch:
-    """Finds plans for one problem, and bounds on what any plan takes.
-
-    Args:
-        problem: The problem.
-
-    Attributes:
-        program: Its linear program.
-        policies: Simpler policies' plans.
-        pool: Plans that were found so far.
-    """
+    """Finds plans for one problem, and bounds on what any plan takes."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -58,13 +49,7 @@ class PlanSearch:
             self.pool.add(self._rounding.fill(plans))
 
     def solve(self, deadline_s: float, price_w: float = 0.0) -> Optimum:
-        """The linear program's optimum, which also makes the bound tighter.
-
-        Args:
-            deadline_s: The deadline.
-            price_w: Cost of a second of the iteration beside the effective energy: the optimum may
-                be faster than the deadline.
-        """
+        """The linear program's optimum, which also makes the bound tighter."""
         problem = self.problem
         deadline_s = min(max(deadline_s, problem.min_time_s), problem.max_time_s)
         if price_w or deadline_s not in self._optima:
@@ -104,12 +89,7 @@ class PlanSearch:
         self._complete = True
 
     def near(self, deadline_s: float, price_w: float = 0.0) -> None:
-        """Looks for plans of one time.
-
-        Args:
-            deadline_s: The deadline.
-            price_w: As for `solve`.
-        """
+        """Looks for plans of one time."""
         found = self.solve(deadline_s, price_w)
         self.pool.add(
             self._rounding.round(found.durations_s[:, None], np.array([found.deadline_s]))
@@ -150,12 +130,6 @@ def wanted_times(
     Neighbours are at most `STEP` of the energy apart, and within `NEAR` of the fastest time at most
     `STEP` of that time. Where `points` are too few for that, both are scaled, and the plans near
     the fastest keep a share of them.
-
-    Args:
-        problem: The problem.
-        bound: Least effective energy for a time.
-        ends_s: The first and the last time.
-        points: Plans wanted; None: as many as it takes.
     """
     near_s = min(float(ends_s[1]), (1 + NEAR) * problem.min_time_s)
     dense = np.unique(

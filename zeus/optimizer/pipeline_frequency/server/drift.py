@@ -47,11 +47,7 @@ class DriftRules:
 
 
 class DriftWatch:
-    """Tracks how much longer instructions take than planned.
-
-    Args:
-        rules: Thresholds.
-    """
+    """Tracks how much longer instructions take than planned."""
 
     def __init__(self, rules: DriftRules | None = None) -> None:
         self._rules = rules or DriftRules()

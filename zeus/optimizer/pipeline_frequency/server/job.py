@@ -60,9 +60,6 @@ class InForce:
 
     Attributes:
         version: Number that increases with each change; ranks report theirs.
-        plan: Its index in the frontier.
-        at_iteration: The first iteration under it.
-        lead: Number of iterations until then at the time of the decision.
     """
 
     version: int = 1
@@ -76,9 +73,6 @@ class RankProgress:
     """The last report of a rank.
 
     Attributes:
-        iteration: The iteration that it was in.
-        version: Version of the plan that it ran.
-        heard_s: Time of the report, Unix time.
         time_s: Time of its last finished iteration; None: none yet.
         per_second: Last rate of iterations, 1/s; 0: not known yet.
         moved_s: When it first reported this iteration; None: not known.
@@ -95,13 +89,7 @@ class RankProgress:
 
 
 class TrainingJob:
-    """A training job; see the module.
-
-    Args:
-        info: The job, with its id.
-        now_s: When it was registered.
-        rules: Thresholds of a straggler.
-    """
+    """A training job; see the module."""
 
     def __init__(self, info: JobInfo, now_s: float, rules: Rules | None = None) -> None:
         self.info = info
@@ -291,11 +279,7 @@ class TrainingJob:
             self.choose(choice, now_s)
 
     def lacks(self, choice: Choice | None = None) -> list[Ask]:
-        """Requested times for which the frontier has no close plan.
-
-        Args:
-            choice: A choice about to be made; None: the present choice.
-        """
+        """Requested times for which the frontier has no close plan."""
         frontier = self.frontier
         if frontier is None or frontier.problem is None:
             return []

@@ -45,13 +45,7 @@ MAKE_S = 5.0
 
 
 class JobManager:
-    """The jobs; see the module.
-
-    Args:
-        settings: How the server is set up.
-        storage: Where the state is kept; the jobs that it holds go on.
-        clock: Unix time, s.
-    """
+    """The jobs; see the module."""
 
     def __init__(
         self,

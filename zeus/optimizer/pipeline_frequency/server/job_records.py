@@ -31,12 +31,7 @@ Rounds: TypeAlias = dict[int, dict[int, ProfilingResult]]
 
 
 class JobRecords:
-    """Writes what has changed of jobs. Every `put` raises Refused if it cannot be written.
-
-    Args:
-        storage: The file of the records.
-        settings: Where it is, and whether and where to write files for people.
-    """
+    """Writes what has changed of jobs. Every `put` raises Refused if it cannot be written."""
 
     def __init__(self, storage: Storage, settings: PlanServerSettings) -> None:
         self._storage = storage

@@ -15,11 +15,7 @@ PHASES = ("registering", "profiling", "planning", "running", "failed")
 
 
 class PipelineJobs(Collector):
-    """All families; those of jobs are empty while there are no jobs.
-
-    Args:
-        jobs: Jobs by name.
-    """
+    """All families; those of jobs are empty while there are no jobs."""
 
     def __init__(self, jobs: Mapping[str, TrainingJob]) -> None:
         self._jobs = jobs

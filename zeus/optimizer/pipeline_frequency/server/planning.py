@@ -51,11 +51,6 @@ def problem_of(
 ) -> dict[str, Any]:
     """The planning problem of a job, in JSON-compatible form.
 
-    Args:
-        info: The job.
-        profiles: The profiles of all its ranks.
-        p2p_power_w: Power of a blocked GPU if no rank has measured it, W.
-
     Raises:
         PipelineFrequencyError: Data are missing, or the profiles contradict the schedule.
     """
@@ -199,11 +194,7 @@ class PlannerProcesses:
 
 
 class _Process:
-    """Answers questions about one problem, one after the other.
-
-    Args:
-        problem: As JSON.
-    """
+    """Answers questions about one problem, one after the other."""
 
     def __init__(self, problem: str) -> None:
         self._problem = problem

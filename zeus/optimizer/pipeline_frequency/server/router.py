@@ -42,11 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class PFOServer(web.Application):
-    """The application.
-
-    Args:
-        settings: The settings.
-    """
+    """The application."""
 
     most_bytes = 32 * 2**20  # a profile of a long pipeline
 

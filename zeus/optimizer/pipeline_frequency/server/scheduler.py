@@ -37,8 +37,6 @@ class FrequencyScheduler(ABC):
     restart of the server it is run again and sent the same results.
 
     Args:
-        job_info: The job.
-        rank_infos: All its ranks.
         pfo_settings: The server's settings.
 
     Attributes:
@@ -174,7 +172,6 @@ class PointSolution(FrequencyScheduler):
     """Runs one plan.
 
     Args:
-        job_info: The job.
         rank_infos: All its ranks; those of one stage get the same schedule.
         pfo_settings: The server's settings.
         solution_path: The plan, a file `freqs_pipeline_00042.py`.
@@ -228,8 +225,6 @@ class FrontierSolution(_Choosing):
     """Holds all plans of a frontier; the server chooses, and chooses again as training continues.
 
     Args:
-        job_info: The job.
-        rank_infos: All its ranks.
         pfo_settings: The server's settings.
         solution_path: The folder that `run_optimization.py` wrote.
         deadline_s: Start with the plan of least energy whose iteration takes at most this time, s.
@@ -276,12 +271,7 @@ class OnlineSolution(_Choosing):
 
     Args:
         job_info: The job; its `schedule` (default `1f1b`) and `num_microbatches` say what to plan.
-        rank_infos: All its ranks.
         pfo_settings: The server's settings.
-        deadline_s: As for `FrontierSolution`.
-        max_slowdown: The same.
-        plan: The same.
-        points: How many plans.
         p2p_power_w: What a GPU draws while it is blocked on communication, W, where no rank has
             measured it.
     """

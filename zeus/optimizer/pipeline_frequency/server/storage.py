@@ -32,9 +32,6 @@ Record = tuple[str, str, int, Any]
 class Storage:
     """The file, open and locked.
 
-    Args:
-        path: `:memory:` keeps nothing.
-
     Raises:
         PipelineFrequencyError: It cannot be used, or another server has it.
     """

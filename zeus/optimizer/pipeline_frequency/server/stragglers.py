@@ -48,13 +48,7 @@ class Rules:
 
 
 class StragglerWatch:
-    """Computes the slowdown of each pipeline.
-
-    Args:
-        pipelines: The ranks of each pipeline.
-        rules: Thresholds.
-        slowdowns: Earlier decisions, as after a restart of the server.
-    """
+    """Computes the slowdown of each pipeline."""
 
     def __init__(
         self,
