@@ -127,6 +127,13 @@ def node(daemon: RunningDaemon) -> Iterator[SimulatedNode]:
     simulated.close()
 
 
+def _as_from_a_shell() -> None:
+    """No signal is ignored or blocked, as tests before may have left some in this worker."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
 @contextlib.contextmanager
 def spawn(daemon: RunningDaemon, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`zeusctl ARGUMENTS` in its own process, with pipes; it ends with the block."""
@@ -138,6 +145,7 @@ def spawn(daemon: RunningDaemon, *arguments: str) -> Iterator[subprocess.Popen[s
         text=True,
         env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
         start_new_session=True,
+        preexec_fn=_as_from_a_shell,
     ) as process:
         try:
             yield process
