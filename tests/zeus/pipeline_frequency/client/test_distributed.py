@@ -175,7 +175,6 @@ def test_all_ranks_train_under_the_plan_and_go_over_to_another_with_the_same_ite
 def test_a_job_profiles_itself_and_trains_under_the_plan_of_that(
     tmp_path: Path, daemon: RunningDaemon, server: RunningServer
 ) -> None:
-    needs.package("scipy")
     ranks = seen(start(tmp_path, daemon, server, "profiled"), tmp_path, "profiled")
     device = DEVICES["a100-sxm-80"]
     for stage, one in enumerate(ranks):
