@@ -300,6 +300,7 @@ class EnergyHistogram(_EnergyMetric):
     Args:
         cpu_indices: CPU packages, with their memory; None: all that can be measured.
         gpu_indices: GPUs, as the framework numbers them; None: all it sees.
+        pushgateway_url: Such as `http://gateway:9091`.
         job: Names the group at the gateway.
         gpu_bucket_range: Upper ends of the buckets for GPUs, joules, ascending.
         cpu_bucket_range: The same for CPU packages.
@@ -350,6 +351,8 @@ class EnergyCumulativeCounter(_EnergyMetric):
     Args:
         cpu_indices: CPU packages, with their memory; None: all that can be measured.
         gpu_indices: GPUs, as the framework numbers them; None: all it sees.
+        update_period: Seconds between updates.
+        pushgateway_url: Such as `http://gateway:9091`.
         job: Names the group at the gateway.
     """
 
@@ -422,6 +425,8 @@ class PowerGauge(Metric):
 
     Args:
         gpu_indices: GPUs, as the framework numbers them; None: all it sees.
+        update_period: Seconds between updates.
+        pushgateway_url: Such as `http://gateway:9091`.
         job: Names the group at the gateway.
     """
 

@@ -31,6 +31,7 @@ class EnergyCallback(Configured, Callback):
         log_every: Steps between figures: of the steps whose energy has become known since the last
             ones, after the sensors' next update.
         price: Cost of a kWh, or an `ElectricityPriceProvider`; None: no cost.
+        currency: Currency of the price.
         carbon_intensity: gCO2eq/kWh, or a `CarbonIntensityProvider`; None: emissions are not
             counted.
         sync_execution: Wait for the GPUs at both ends of each step: figures of single steps are

@@ -51,6 +51,7 @@ class ElectrictyMapsClient(CarbonIntensityProvider):
     """Carbon intensity from Electricity Maps (https://www.electricitymaps.com/).
 
     Args:
+        location: Latitude and longitude.
         estimate: Use the service's estimates where nothing was measured.
         emission_factor_type: `direct`: generation only; `lifecycle`: also the plants.
         token: Your key; None: `$ELECTRICITYMAPS_TOKEN`.

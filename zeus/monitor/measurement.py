@@ -52,6 +52,8 @@ class Measurement(Shown):
     update of the GPU's sensors (20 to 100 ms), and not at all if it has passed.
 
     Args:
+        time: Seconds.
+        gpu_energy: Joules by GPU index.
         cpu_energy: Joules by CPU index; None where it is not measured.
         dram_energy: Joules of the memory by CPU index; None where it is not measured.
         soc_energy: Always None: no system-on-chip is supported.

@@ -52,6 +52,7 @@ class OpenEIClient(ElectricityPriceProvider):
     """Prices of utilities in the United States from OpenEI (https://openei.org/).
 
     Args:
+        location: Latitude and longitude.
         label: The rate's identifier at OpenEI.
         radius: Search radius around the location.
         api_key: Your key; None: `$OPENEI_API_KEY`.

@@ -4,8 +4,8 @@
     ledger.step(begin_ns, end_ns, ["a", "b"], [True, False], [512, 1], [0, 830])
     ledger.update(begin_ns, end_ns, joules, clock_mhz=1980)
     ledger.finish("a", tenant="search")
-    ledger.advance(now_ns)        # provisional figures of finished requests ledger.settle().rows
-    # final ones
+    ledger.advance(now_ns)  # provisional figures of finished requests
+    ledger.settle().rows    # final ones
 
 A step's energy has several causes at once, so a request's part of it is attributed, not measured:
 `uncertainty_j` is the error of sensor and fit, `rule_uncertainty_j` that of the rule. This module

@@ -2,7 +2,6 @@
 
 `TABLE[state][event]` is the next state; an event that a state does not list is a bug in zeusd, and
 raises. `control.ControlMachine` decides which event comes next; only this table changes the state.
-The table of states in docs/explain/controls.md is made from it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Chooses the batch size of a job's next run, and estimates its batch sizes. Pure.
 
 A job's state is its specification and its trials; everything else follows from them. `Known` holds
-that, and can be updated with the trials that have changed. - A size for which GPU memory did not
-suffice, and all larger ones, are not chosen again. A size whose last `CRASHES` runs crashed is not
-chosen again, nor one whose last `SILENT` runs were lost before their first epoch. Cancelled runs
-have no effect. A person may release a job: then earlier runs no longer exclude a size.
+that, and can be updated with the trials that have changed.
+
+- A size for which GPU memory did not suffice, and all larger ones, are not chosen again; nor is one
+  whose last `CRASHES` runs crashed, or whose last `SILENT` runs were lost before their first epoch.
+  Cancelled runs have no effect. A person may release a job: its earlier runs then exclude no size.
 - The policy knows only the sizes that are left, and of these all runs that ended by a report, in
   the order in which they ended.
 """

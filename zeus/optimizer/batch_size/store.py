@@ -249,8 +249,10 @@ class Store(Trials):
     # -------------------------------------------------------------------- what operators ask
 
     def adopt(self, spec: CreatedJob, found: Sequence[Trial]) -> bool:
-        """Imports a job with its trials. Running trials get a lease from now. Returns: False if
-        there is a job of this name, and nothing was changed.
+        """Imports a job with its trials; running ones get a lease from now.
+
+        Returns:
+            False if there is a job of this name, and nothing was changed.
         """
         seed = secrets.randbits(63) if spec.mab_seed is None else spec.mab_seed
         ends = sorted(found, key=lambda one: (one.ended_s or math.inf, one.number))

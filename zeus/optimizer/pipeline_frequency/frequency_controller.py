@@ -142,8 +142,7 @@ class FrequencyController:
             raise from_ipc(error) from error
         return PowerSensor(client, self._uuid, self._architecture, self._name)
 
-    # ------------------------------------------------------------------- called by the training
-    # loop
+    # ---------------------------------------------------------------- called by the training loop
 
     def prepare(self, frequencies: Iterable[int]) -> None:
         """Encodes the messages that set these clocks, so that the first of each costs no more.

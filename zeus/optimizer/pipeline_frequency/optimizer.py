@@ -54,8 +54,11 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
 
     Args:
         rank: Number of this process in the job.
+        dp_rank: Its pipeline.
+        pp_rank: Its stage.
         tp_rank: Its number among the processes that share the stage.
         device_id: Its GPU, numbered as in torch.
+        dp_degree: Number of pipelines.
         pp_degree: Number of stages of a pipeline.
         tp_degree: Number of processes that share a stage.
         world_size: Number of processes of the job, the product of the three.

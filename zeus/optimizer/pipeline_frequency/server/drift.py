@@ -1,22 +1,23 @@
 """Detects instructions whose times have drifted from the plan's, and gives the new times. Pure.
 
-A GPU that gets hot, or a profile that was measured under other conditions than training, makes a
-stage slower than planned. Then the plan slows down stages that others wait for now, or misses
-savings. Ranks report the times of each kind of instruction; if one stage deviates from the others,
+A GPU that gets hot, or a profile of other conditions, makes a stage slower than planned; the plan
+then slows down stages that others wait for, or misses savings. Ranks report the times of each kind of instruction; if one stage deviates from the others,
 the job is planned again from its profile with these times.
 
 The rules:
 
-1. In some iterations a rank reports the shortest time of each kind of instruction and setting. The
-shortest one did not wait for anything. Divided by the profile's time it is a pace; the median of
-the last `window` counts. 2. Ranks that share a stage wait for the slowest of them. Of data-parallel
-replicas the fastest counts: a single slow one is a straggler (`stragglers`). 3. If all instructions
-are slower by the same factor, the plan does not change, so the spread counts: the largest pace
-divided by the smallest. A job is planned again when that is above `1 + enter` in `patience`
-iterations in a row, from the profile with times and energies multiplied by the paces. Then the
-spread is small again. 4. If it does not become small, because the measurements do not correspond to
-the profile, each further plan waits twice as many iterations. A pace beyond `most` is not a drift,
-and causes no decision.
+1. In some iterations a rank reports the shortest time of each kind of instruction and setting,
+   which did not wait for anything. Divided by the profile's time it is a pace; the median of the
+   last `window` counts.
+2. Ranks that share a stage wait for the slowest of them. Of data-parallel replicas the fastest
+   counts: a single slow one is a straggler (`stragglers`).
+3. If all instructions are slower by the same factor, the plan does not change, so the spread
+   counts: the largest pace divided by the smallest. A job is planned again when that is above
+   `1 + enter` in `patience` iterations in a row, from the profile with times and energies
+   multiplied by the paces. Then the spread is small again.
+4. If it does not become small, because the measurements do not correspond to the profile, each
+   further plan waits twice as many iterations. A pace beyond `most` is not a drift, and causes no
+   decision.
 """
 
 from __future__ import annotations

@@ -7,18 +7,19 @@ plan. A rank reports the time of its own instructions, without that wait.
 The rules:
 
 1. A rank's pace is the median of its last `window` iterations, each divided by the predicted time
-of the plan in force. A pipeline's pace is that of its slowest rank. 2. Effects that plans do not
-include (communication, a loaded host) delay all pipelines equally. So a pipeline's slowdown is its
-pace divided by the smallest of all paces. 3. A pipeline becomes a straggler when its slowdown is
-above `1 + enter` after each of `patience`
+   of the plan in force. A pipeline's pace is that of its slowest rank.
+2. Effects that plans do not include (communication, a loaded host) delay all pipelines equally. So
+   a pipeline's slowdown is its pace divided by the smallest of all paces.
+3. A pipeline becomes a straggler when its slowdown is above `1 + enter` after each of `patience`
    iterations in a row, and ceases to be one when it is below `1 + leave` as often. Between the two
    nothing changes, which prevents oscillation.
 4. A straggler's slowdown is the smallest of those `patience` values, because the others must not
-become slower than it. It decreases after as many values below `1 - down` times it, because training
-is slower until then; it increases only after `up_patience` values above `1 + up` times it, because
-that saves little and noise must not cause it. 5. After a change of plans everything is measured
-again, from the iteration in which all ranks have them. 6. An iteration counts when every rank has
-reported it; until then nothing is decided.
+   become slower than it. It decreases after as many values below `1 - down` times it, because
+   training is slower until then; it increases only after `up_patience` values above `1 + up` times
+   it, because that saves little and noise must not cause it.
+5. After a change of plans everything is measured again, from the iteration in which all ranks have
+   them.
+6. An iteration counts when every rank has reported it; until then nothing is decided.
 """
 
 from __future__ import annotations
