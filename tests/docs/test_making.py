@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import re
 from collections.abc import Callable
 from typing import Annotated, Literal
 
@@ -107,3 +109,42 @@ def test_a_link_leads_to_where_its_target_is_on_the_site(
     rewritten: Callable[[str], str], link: str, wanted: str
 ) -> None:
     assert rewritten(link) == wanted
+
+
+MELTED = re.compile(
+    r"[.:;] (?:-|\*|\d\.) [A-Z`]"  # an item of a list, in the middle of a line
+    r"|\S (?:Args|Returns|Raises|Attributes|Yields):(?: |$)"
+    r"|^    \S.*# .* \w+\(.*\)[.\w]*$",  # a call of an example, behind the comment of another
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    ["Ends. - The last.", "Ends. 2. The last.", "Does it. Returns: One.", "    a() # b c()"],
+)
+def test_a_list_heading_or_example_that_has_melted_is_found(docstring: str) -> None:
+    assert MELTED.search(docstring)
+
+
+def test_no_docstring_has_melted() -> None:
+    found = []
+    for package in ("zeus", "zeus_fleet", "zeus_ipc", "zeusctl", "zeusd"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                    text = ast.get_docstring(node) or ""
+                    found += [f"{path}: {match[0]}" for match in MELTED.finditer(text)]
+    assert found == []
+
+
+@pytest.mark.parametrize("page", ["reliability", "threat_model"])
+def test_the_tests_that_pages_name_exist(page: str) -> None:
+    text = (ROOT / f"docs/explain/{page}.md").read_text()
+    named = re.findall(r"`(?:tests/)?([\w/]*test_\w+\.py)?((?<!`)(?:::\w+)?)`", text)
+    assert len(named) > 30
+    sources = {path: (ROOT / "tests" / path).read_text() for path, _ in named if path}
+    source = ""
+    for path, name in named:
+        source = sources.get(path, source)
+        assert f"def {name[2:]}" in source, f"{path}{name}"
