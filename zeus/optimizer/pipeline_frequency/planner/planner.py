@@ -304,9 +304,14 @@ class Planner:
             price_w: Cost of a second of the iteration beside the effective energy.
         """
         self._finder.near(limit_s, price_w)
-        if self._exactly:
-            self._add_exact(limit_s, price_w)
-        return self._finder.pool.best(limit_s, price_w)
+        exact = self._add_exact(limit_s, price_w) if self._exactly else None
+        best = self._finder.pool.best(limit_s, price_w)
+        if exact is None or best is None:
+            return best
+        two = np.stack([exact, best], axis=1)
+        exact_j, best_j = self._problem.cost(two) + price_w * self._problem.time(two)
+        # Of plans that cost the same, the program's has the fewest changes.
+        return exact if exact_j <= best_j + self._equal_j else best
 
     def _add_exact(self, limit_s: float, price_w: float = 0.0) -> Ints | None:
         """The best plan within a deadline, which is known from then on; None: there is none."""
