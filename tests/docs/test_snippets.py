@@ -112,6 +112,7 @@ def blocks(*languages: str) -> list[Any]:
 
 def test_each_is_of_a_kind_that_is_checked() -> None:
     assert [f"{one}: {one.language}" for one in BLOCKS if one.language not in LANGUAGES] == []
+    assert [name_of(page) for page in PAGES if "```" in snippets.without_fences(page)] == []
 
 
 # ------------------------------------------------------------------------------------------ Python

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import zeus_ipc
 from tests import snippets
 from tests.snippets import ROOT, Block
 from tests.support import RunningDaemon, running_daemon
@@ -78,7 +77,7 @@ def test_following_samples(daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatc
             raise SeenEnough
 
     with pytest.raises(SeenEnough):
-        MEASURING[1].run(zeus_ipc=zeus_ipc, uuids=uuids, print=note)
+        MEASURING[1].run(print=note)
     assert all(uuid in uuids and power_mw > 0 for uuid, power_mw, _, _ in seen)
 
 
