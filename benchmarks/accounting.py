@@ -31,12 +31,12 @@ from tests.support import RunningDaemon, configuration, running_daemon
 from tests.zeusd.ledger.world import START_S, World
 from zeus_ipc.charging import Method
 from zeus_ipc.requests import Allocate, Deallocate
-from zeusd.core.effects import Activity, Listed, PidUse
 from zeusd.energy.accountant import Key, Position, Row, Settlement
 from zeusd.energy.split import IDLE, Account, Kind
 from zeusd.ledger.schema import FILE, open_ledger
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import By, Reader
+from zeusd.runtime.activity import Activity, Listed, PidUse
 
 GPUS, JOBS, PROCESSES = 8, 2_000, 1_000
 DAYS, BUCKETS_PER_DAY, ROWS_PER_DAY, USERS = 396, 96, 2_660, 50

@@ -40,7 +40,7 @@ CONSERVATION = (
     ),
     Mutation(
         "CPU time is counted in one hierarchy",
-        "zeusd.runtime.cpu_use.CpuUse.read",
+        "zeusd.runtime.cpu_use.CpuUse._groups",
         instead("hierarchy", "self._root"),
         ("tests/zeusd/runtime/test_cpu_use.py::test_version_1_counts_in_one_hierarchy",),
     ),
@@ -298,7 +298,7 @@ SLURM = (
     ),
     Mutation(
         "a group whose processes are gone is gone",
-        "zeusd.runtime.job_groups._is_used",
+        "zeusd.runtime.control_groups._is_used",
         instead("splitlines", "()"),
         (
             "tests/zeusd/ledger/test_accounts.py::"

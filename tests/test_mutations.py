@@ -98,8 +98,8 @@ MUTATIONS = (
     ),
     Mutation(
         "heartbeat expiry",
-        "zeusd.core.holding.LeaseState.tick",
-        always("due_ns"),
+        "zeusd.core.holding.LeaseState._check",
+        always("current"),
         (
             "tests/zeusd/core/test_leases.py::"
             "test_a_holder_that_says_nothing_loses_its_lease_after_the_ttl",
@@ -226,8 +226,8 @@ MUTATIONS = (
     ),
     Mutation(
         "retry of a restore",
-        "zeusd.core.control.ControlMachine.tick",
-        never("retry_at_ns"),
+        "zeusd.core.control.ControlMachine.retry_now",
+        never("PENDING"),
         ("tests/zeusd/core/test_core.py",),
     ),
     Mutation(
@@ -334,8 +334,8 @@ MUTATIONS = (
     ),
     Mutation(
         "writes per user",
-        "zeusd.core.requests.Requests._too_fast",
-        always("_writes"),
+        "zeusd.core.pending.RequestContext.count_change",
+        never("_writes"),
         (
             "tests/zeusd/core/test_access.py::"
             "test_writes_of_one_user_are_bounded_and_others_do_not_notice",
@@ -355,7 +355,7 @@ MUTATIONS = (
     ),
     Mutation(
         "administration is for administrators",
-        "zeusd.core.administration.Administration.for_admins",
+        "zeusd.core.pending.RequestContext.for_admins",
         always("is_admin"),
         ("tests/zeusd/core/test_administration.py::test_only_administrators_may",),
     ),
@@ -458,7 +458,7 @@ MUTATIONS = (
     Mutation(
         "a stop lowers what a deadline would lower later",
         "zeusd.core.core.Core.stop",
-        drop("ceilings", "stop"),
+        drop("_ceilings", "stop"),
         ("tests/zeusd/core/test_ceilings.py",),
     ),
     Mutation(
@@ -527,13 +527,13 @@ MUTATIONS = (
     Mutation(
         "who revoked is on record",
         "zeusd.core.leases.LeaseRequests._end",
-        drop("_note_revoked"),
+        drop("note"),
         ("tests/zeusd/core/test_audit.py",),
     ),
     Mutation(
         "no call to a driver that is closed",
         "zeusd.core.control.ControlMachine.suspend",
-        drop("due_ns", "pop"),
+        drop("due_ns", "drop"),
         (
             "tests/zeusd/core/test_administration.py::"
             "test_a_gpu_that_cannot_be_restored_does_not_keep_the_driver_open",
@@ -583,7 +583,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a job that starts takes nothing from other jobs on its GPU",
-        "zeusd.core.administration.Administration._restore",
+        "zeusd.core.administration.Administration._restore_gpu",
         sets("kept", "[]"),
         (
             "tests/zeusd/core/test_administration.py::"

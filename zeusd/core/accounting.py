@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import Done, Held, LedgerState, LedgerTotal
+from zeus_ipc.replies import Held, LedgerState, LedgerTotal
 from zeus_ipc.requests import NOBODY, Allocate, Deallocate, ForgetUser, GetUsage
-from zeus_ipc.wire import Message
 from zeusd.core.effects import LedgerCall
 from zeusd.core.model import Failure, Peer
-from zeusd.core.node import NodeState
-from zeusd.core.outbox import Outbox
-from zeusd.core.pending import ClientState, PerGpu
+from zeusd.core.pending import ClientState, Handler, RequestContext
 from zeusd.core.policy import Settings
-
-Handler = Callable[[ClientState, Any], None]
 
 ABSENT = Failure(
     ErrorCode.NOT_SUPPORTED,
@@ -70,38 +64,26 @@ _AMOUNTS = ("active_uj", "idle_uj", "lower_uj", "upper_uj")
 class AccountingRequests:
     """Answers `allocate`, `deallocate`, `usage` and `forget_user`."""
 
-    def __init__(
-        self,
-        node: NodeState,
-        outbox: Outbox,
-        track: Callable[..., PerGpu],
-        for_admins: Callable[[str, Handler], Handler],
-    ) -> None:
-        self._node = node
-        self._out = outbox
-        self._track = track
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._node, self._out = context.node, context.out
         self.handlers: dict[type[Any], Handler] = {
-            Allocate: for_admins("allocate GPUs", self._allocate),
-            Deallocate: for_admins("allocate GPUs", self._ask),
-            ForgetUser: for_admins("change the energy ledger", self._ask),
+            Allocate: context.for_admins("allocate GPUs", self._allocate),
+            Deallocate: context.for_admins("allocate GPUs", self._ask),
+            ForgetUser: context.for_admins("change the energy ledger", self._ask),
             GetUsage: self._usage,
         }
 
     def _allocate(self, connection: ClientState, request: Allocate) -> None:
-        pending = self._track(connection, request)
-        known = []
-        for uuid in pending.gpus():
-            if uuid in self._node.gpus:
-                known.append(uuid)
-            else:
-                pending.fail(uuid, self._node.unknown(uuid))
+        pending = self._context.track(connection, request)
+        known = [uuid for uuid in pending.names if uuid in self._node.gpus]
+        for uuid in pending.names:
+            if uuid not in known:
+                pending.put(uuid, self._node.unknown(uuid))
 
         def done(result: object) -> None:
             for uuid in known:
-                if isinstance(result, Failure):
-                    pending.fail(uuid, result)
-                else:
-                    pending.succeed(uuid, Done())
+                pending.put(uuid, result)
 
         if known:
             asked = request.model_copy(update={"gpus": known})
@@ -118,13 +100,6 @@ class AccountingRequests:
         request: Deallocate | ForgetUser | GetUsage,
         reader: int | None = None,
     ) -> None:
-        ticket = self._out.ticket(partial(self._answer, connection, request.id))
+        ticket = self._out.ticket(partial(connection.answer, request.id))
         peer = connection.peer
         self._out.add(LedgerCall(ticket, request, reader, peer.uid, peer.conn))
-
-    def _answer(self, connection: ClientState, request_id: int, result: object) -> None:
-        if isinstance(result, Failure):
-            connection.refuse(self._out, request_id, result)
-        else:
-            assert isinstance(result, Message)
-            connection.reply(self._out, request_id, result)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from zeus_ipc.controls import Control, ControlValue
+from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import (
     AuditRecords,
@@ -34,17 +34,15 @@ from zeusd.core.accounting import for_reader, sees_all
 from zeusd.core.audit_log import PRIVATE
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
-from zeusd.core.effects import CloseDriver, Forget, Measured, Note, OpenDriver, Put, Read, Reading
+from zeusd.core.effects import CloseDriver, Forget, Measured, OpenDriver, Put, Read, Reading
 from zeusd.core.entries import CEILING, QUIESCED, Mark, key_of
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
-from zeusd.core.model import Failure, Peer
-from zeusd.core.node import Gpu, NodeState
-from zeusd.core.outbox import Outbox
-from zeusd.core.pending import ClientState, PerGpu
+from zeusd.core.model import Failure, Peer, Refusal, refuse_if
+from zeusd.core.node import Gpu
+from zeusd.core.outbox import after_all
+from zeusd.core.pending import ClientState, Handler, Pending, RequestContext
 from zeusd.devices.port import Outcome
-
-Track = Callable[..., PerGpu]
 
 PATIENCE_NS = 5_000_000_000
 """Time for all restores before the driver is closed anyway."""
@@ -58,71 +56,50 @@ class Administration:
 
     def __init__(
         self,
-        node: NodeState,
-        outbox: Outbox,
-        track: Track,
+        context: RequestContext,
+        ceilings: CeilingRequests,
         describe_node: Callable[[], NodeInfo],
     ) -> None:
-        self._node = node
-        self._out = outbox
-        self._track = track
+        self._context = context
+        self._node, self._out = context.node, context.out
         self._describe_node = describe_node
         self._change: str | None = None
         self._restoring: list[ControlMachine] = []
         self._askers: list[tuple[ClientState, int]] = []
-        self.ceilings = CeilingRequests(node, outbox, track)
         self.connections: Callable[[], int] = lambda: 0
-        self.handlers: dict[type[Any], Callable[[ClientState, Any], None]] = {
-            Restore: self.for_admins("restore what others set", self._restore),
-            Persist: self.for_admins("persist settings", self._persist),
-            SetCeiling: self.for_admins("set a ceiling", self.ceilings.set_ceiling),
-            Quiesce: self.for_admins("close the driver", self._quiesce),
-            Resume: self.for_admins("open the driver", self._resume),
+        admins = context.for_admins
+        self.handlers: dict[type[Any], Handler] = {
+            Restore: admins("restore what others set", self._restore),
+            Persist: admins("persist settings", self._persist),
+            SetCeiling: admins("set a ceiling", ceilings.set_ceiling),
+            Quiesce: admins("close the driver", self._quiesce),
+            Resume: admins("open the driver", self._resume),
             GetPolicy: self._policy,
             GetAudit: self._audit,
             GetMetrics: self._metrics,
         }
 
-    def for_admins(
-        self, what: str, handler: Callable[[ClientState, Any], None]
-    ) -> Callable[[ClientState, Any], None]:
-        """A handler that refuses everyone but administrators; `what` describes the action."""
-
-        def handle(connection: ClientState, request: Any) -> None:
-            peer = connection.peer
-            if self._node.settings.access.is_admin(peer):
-                handler(connection, request)
-                return
-            failure = Failure(
-                ErrorCode.PERMISSION_DENIED,
-                f"user {peer.uid} may not {what}; ask an administrator of this node's GPUs",
-            )
-            self._out.audit_log.refused(failure.code)
-            connection.refuse(self._out, request.id, failure)
-
-        return handle
-
     # --------------------------------------------------------------------------------- restoring
 
-    def _restore(self, connection: ClientState, request: Restore) -> None:
-        refusal = self._node.quiesced
-        if refusal is not None or not (request.gpus or self._node.gpus):
-            gone = Failure(ErrorCode.UNKNOWN_GPU, "this node has no GPUs; see `zeusctl doctor`")
-            connection.refuse(self._out, request.id, refusal or gone)
-            return
-        pending = self._track(connection, request, request.gpus or [*self._node.gpus])
-        for uuid in pending.gpus():
+    def _restore(self, connection: ClientState, request: Restore) -> Failure | None:
+        refuse_if(self._node.quiesced)
+        if not (request.gpus or self._node.gpus):
+            return Failure(ErrorCode.UNKNOWN_GPU, "this node has no GPUs; see `zeusctl doctor`")
+        names = request.gpus or [*self._node.gpus]
+        pending = self._context.track(connection, request, names)
+
+        def restore(uuid: str) -> Restored | None:
             gpu = self._node.gpus.get(uuid)
             if request.forget:
-                self._forget(connection.peer, pending, uuid)
-            elif gpu is None:
-                pending.fail(uuid, self._node.unknown(uuid))
-            else:
-                machines = _offered(gpu, request.controls or Control)
-                kept = [m for m in machines if request.jobs and _of_other_job(m, request.jobs)]
-                self._restore_gpu(connection.peer, pending, uuid, machines, kept)
+                return self._forget(connection.peer, uuid)
+            if gpu is None:
+                raise Refusal(self._node.unknown(uuid))
+            return self._restore_gpu(connection.peer, pending, gpu, request)
 
-    def _forget(self, peer: Peer, pending: PerGpu, uuid: str) -> None:
+        pending.each(restore)
+        return None
+
+    def _forget(self, peer: Peer, uuid: str) -> Restored:
         """Drops the restores of a GPU that is not there."""
         gpus = self._node.gpus
         waiting = [restore for restore in self._node.pending.values() if restore.gpu == uuid]
@@ -131,87 +108,59 @@ class Administration:
             if not gpus:
                 why = "zeusd has found no GPU at all; see `zeusctl doctor`"
             message = f"only pending restores of missing GPUs can be forgotten, and {why}"
-            pending.fail(uuid, Failure(ErrorCode.BAD_REQUEST, message))
-            return
+            raise Refusal(Failure(ErrorCode.BAD_REQUEST, message))
         for restore in waiting:
             del self._node.pending[uuid, restore.control]
             self._out.add(Forget(restore.key))
-            fields = {"gpu": uuid, "control": restore.control.value, "uid": peer.uid}
-            fields |= {"pid": peer.process.pid, "command": peer.command}
-            self._out.add(Note("restore_forgotten", fields, warning=True))
-        controls = {restore.control.value: "forgotten" for restore in waiting}
-        pending.succeed(uuid, Restored(controls=controls))
+            where = {"gpu": uuid, "control": restore.control.value}
+            self._out.note("restore_forgotten", True, **where, **peer.fields)
+        return Restored(controls={restore.control.value: "forgotten" for restore in waiting})
 
     def _restore_gpu(
-        self,
-        peer: Peer,
-        pending: PerGpu,
-        uuid: str,
-        offered: list[ControlMachine],
-        kept: list[ControlMachine],
-    ) -> None:
+        self, peer: Peer, pending: Pending, gpu: Gpu, request: Restore
+    ) -> Restored | None:
+        uuid, wanted = gpu.info.uuid, {*(request.controls or Control)}
+        offered = [one for one in gpu.machines.values() if one.control in wanted]
+        kept = [one for one in offered if request.jobs and _of_other_job(one, request.jobs)]
         machines = [machine for machine in offered if machine not in kept]
         outcomes = {machine.control.value: "held" for machine in kept}
-        missing = len(machines)
+        if not offered:
+            why = f"{uuid} offers none of these controls; leave it alone"
+            raise Refusal(Failure(ErrorCode.NOT_SUPPORTED, why))
 
-        def back() -> None:
-            nonlocal missing
-            missing -= 1
-            if missing == 0:
-                restored = {m.control.value: _outcome(m) for m in machines}
-                pending.succeed(uuid, Restored(controls=outcomes | restored))
+        def over() -> None:
+            restored = {one.control.value: _outcome(one) for one in machines}
+            pending.put(uuid, Restored(controls=outcomes | restored))
 
-        if not machines and kept:
-            pending.succeed(uuid, Restored(controls=outcomes))
-        elif not machines:
-            failure = Failure(
-                ErrorCode.NOT_SUPPORTED, f"{uuid} offers none of these controls; leave it alone"
-            )
-            pending.fail(uuid, failure)
+        back = after_all(len(machines), over)
         clause = f"an administrator (user {peer.uid}) reset the GPU"
         for machine in machines:
-            persisted = self._unpin(machine)
-            machine.reset(peer, clause, back, persisted)
+            persisted = machine.ceilings.pop(PERSISTED, None)
+            machine.reset(peer, clause, back, None if persisted is None else persisted.value)
             if persisted is not None:
                 # Last: if zeusd is killed before, the journal has either this or the pending
                 # restore.
                 self._out.add(Forget(_persisted_key(machine)))
-
-    def _unpin(self, machine: ControlMachine) -> ControlValue | None:
-        """Makes the site's target the restore target again. Returns the persisted value, if any."""
-        persisted = machine.ceilings.pop(PERSISTED, None)
-        return None if persisted is None else persisted.value
+        return None
 
     # ----------------------------------------------------------------------------------- persist
 
     def _persist(self, connection: ClientState, request: Persist) -> None:
-        pending = self._track(connection, request)
-        for uuid in pending.gpus():
-            machines: list[ControlMachine] = []
-            for control in dict.fromkeys(request.controls):
-                machine = self._node.machine(uuid, control)
-                failure = (
-                    machine if isinstance(machine, Failure) else _unset(machine, connection.peer)
-                )
-                if failure is not None:
-                    pending.fail(uuid, failure)
-                    break
-                assert isinstance(machine, ControlMachine)
-                machines.append(machine)
-            else:
-                self._persist_gpu(pending, uuid, machines, connection.peer.uid)
+        pending, peer = self._context.track(connection, request), connection.peer
+
+        def persist(uuid: str) -> None:
+            controls = dict.fromkeys(request.controls)
+            machines = [self._node.machine(uuid, control) for control in controls]
+            for machine in machines:
+                refuse_if(_unset(machine, peer))
+            self._persist_gpu(pending, uuid, machines, peer.uid)
+
+        pending.each(persist)
 
     def _persist_gpu(
-        self, pending: PerGpu, uuid: str, machines: list[ControlMachine], uid: int
+        self, pending: Pending, uuid: str, machines: list[ControlMachine], uid: int
     ) -> None:
-        missing = len(machines)
-
-        def released() -> None:
-            nonlocal missing
-            missing -= 1
-            if missing == 0:
-                pending.succeed(uuid, Done())
-
+        released = after_all(len(machines), lambda: pending.put(uuid, Done()))
         for machine in machines:
             # Durable before the lease ends: if zeusd is killed in between, the value persists.
             self._out.add(Put(_persisted_key(machine), machine.persist(uid)))
@@ -229,8 +178,8 @@ class Administration:
         why = self._node.quiesced
         assert why is not None
         self._out.add(Put(QUIESCED, Mark(self._out.now_ns)))
-        self._note("quiesced", connection.peer)
-        self._out.due_ns[self] = self._out.now_ns + PATIENCE_NS
+        self._out.note("quiesced", True, **connection.peer.fields)
+        self._out.due_ns[self._close_anyway] = self._out.now_ns + PATIENCE_NS
         self._restoring = self._node.machines()
         self._node.closed = why
         for machine in self._node.machines():
@@ -250,17 +199,14 @@ class Administration:
         self._restoring.remove(machine)
         machine.suspend()
 
-    def tick(self, now_ns: int) -> None:
-        """Closes the driver after the time limit: an unresponsive GPU must not delay the reset."""
-        self.ceilings.tick()
-        due_ns = self._out.due_ns.get(self)
-        if due_ns is not None and now_ns >= due_ns:
-            for machine in [*self._restoring]:
-                self._suspend(machine)
-            self._close_if_settled()
+    def _close_anyway(self) -> None:
+        """The time limit has passed: an unresponsive GPU must not delay the reset."""
+        for machine in [*self._restoring]:
+            self._suspend(machine)
+        self._close_driver()
 
     def _close_if_settled(self) -> None:
-        if not self._restoring and self._out.due_ns.pop(self) is not None:
+        if not self._restoring and self._out.due_ns.drop(self._close_anyway) is not None:
             self._close_driver()
 
     def _close_driver(self) -> None:
@@ -275,17 +221,18 @@ class Administration:
         pending = _named(m for m in self._node.machines() if m.phase is not Phase.FREE)
         return Quiesced(since_ns=self._node.quiesced_ns, open=list(still_open), pending=pending)
 
-    def _resume(self, connection: ClientState, request: Resume) -> None:
+    def _resume(self, connection: ClientState, request: Resume) -> NodeInfo | None:
         if self._node.quiesced_ns is None:
-            connection.reply(self._out, request.id, self._describe_node())
-        elif self._begin(connection, request):
+            return self._describe_node()
+        if self._begin(connection, request):
             self._out.add(OpenDriver(self._out.ticket(partial(self._resumed, connection.peer))))
+        return None
 
     def _resumed(self, peer: Peer, result: object) -> None:
         """Handles the end of the search for GPUs; `Core.gpus_found` has received those present."""
         self._node.quiesced_ns = self._node.closed = None
         self._out.add(Forget(QUIESCED))
-        self._note("resumed", peer)
+        self._out.note("resumed", True, **peer.fields)
         for gpu in self._node.gpus.values():
             for control, machine in gpu.machines.items():
                 machine.resume(gpu.facts.values.get(control))
@@ -296,11 +243,8 @@ class Administration:
     def _begin(self, connection: ClientState, request: Quiesce | Resume) -> bool:
         """Whether to start. A repeated request for an operation in progress waits for it."""
         if self._change not in (None, request.op) or self._node.stopping:
-            failure = Failure(
-                ErrorCode.OVERLOADED, "the driver is being closed or reopened; ask again"
-            )
-            connection.refuse(self._out, request.id, failure)
-            return False
+            why = "the driver is being closed or reopened; ask again"
+            raise Refusal(Failure(ErrorCode.OVERLOADED, why))
         self._askers.append((connection, request.id))
         begins, self._change = self._change is None, request.op
         return begins
@@ -309,15 +253,11 @@ class Administration:
         self._change = None
         askers, self._askers = self._askers, []
         for connection, request_id in askers:
-            connection.reply(self._out, request_id, result)
-
-    def _note(self, event: str, peer: Peer) -> None:
-        fields = {"pid": peer.process.pid, "uid": peer.uid, "command": peer.command}
-        self._out.add(Note(event, fields, warning=True))
+            connection.answer(request_id, result)
 
     # -------------------------------------------------------------------------------- reporting
 
-    def _policy(self, connection: ClientState, request: GetPolicy) -> None:
+    def _policy(self, connection: ClientState, request: GetPolicy) -> Policy:
         peer = connection.peer
         gpus = {
             uuid: {
@@ -326,9 +266,8 @@ class Administration:
             }
             for uuid, gpu in self._node.gpus.items()
         }
-        admin = self._node.settings.access.is_admin(peer)
-        result = Policy(uid=peer.uid, admin=admin, on_host=peer.on_host, gpus=gpus)
-        connection.reply(self._out, request.id, result)
+        admin = self._context.is_admin(peer)
+        return Policy(uid=peer.uid, admin=admin, on_host=peer.on_host, gpus=gpus)
 
     def _permission(self, connection: ClientState, gpu: Gpu, machine: ControlMachine) -> Permission:
         right = connection.right(self._node.settings.access, gpu.info, machine.control)
@@ -340,15 +279,13 @@ class Administration:
             ranges = [(max(low, one[0]), min(high, one[1])) for one in ranges or [bounds]]
         return Permission(allowed=True, why="", ranges=[list(one) for one in ranges])
 
-    def _audit(self, connection: ClientState, request: GetAudit) -> None:
-        peer = connection.peer
-        admin = self._node.settings.access.is_admin(peer)
-        records = []
-        for record in self._out.audit_log.newest(request.after, request.before, request.limit):
-            hidden = () if admin or record.uid == peer.uid else PRIVATE
-            records.append(record.message(hidden))
-        result = AuditRecords(records=records, dropped=self._out.audit_log.dropped)
-        connection.reply(self._out, request.id, result)
+    def _audit(self, connection: ClientState, request: GetAudit) -> AuditRecords:
+        peer, admin = connection.peer, self._context.is_admin(connection.peer)
+        records = [
+            record.message(() if admin or record.uid == peer.uid else PRIVATE)
+            for record in self._out.audit_log.newest(request.after, request.before, request.limit)
+        ]
+        return AuditRecords(records=records, dropped=self._out.audit_log.dropped)
 
     def _metrics(self, connection: ClientState, request: GetMetrics) -> None:
         ticket = self._out.ticket(partial(self._measured, connection, request.id))
@@ -383,13 +320,7 @@ class Administration:
             users=result.users,
             ledger=ledger,
         )
-        connection.reply(self._out, request_id, metrics)
-
-
-def _offered(gpu: Gpu, controls: Iterable[Control]) -> list[ControlMachine]:
-    """Those of these controls that this GPU has."""
-    wanted = {*controls}
-    return [machine for machine in gpu.machines.values() if machine.control in wanted]
+        connection.answer(request_id, metrics)
 
 
 def _of_other_job(machine: ControlMachine, jobs: Iterable[str]) -> bool:

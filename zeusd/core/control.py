@@ -26,19 +26,18 @@ that may be in force now.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zeus_ipc.controls import SPECS, Control, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
 from zeusd.core.bounds import Bounds
 from zeusd.core.ceilings import PERSISTED, Ceilings
-from zeusd.core.effects import Forget, Note, Put, Read, Reading, Write
+from zeusd.core.effects import Forget, Put, Read, Reading, Write
 from zeusd.core.entries import PENDING, Ceiling, Loss, PendingRestore, key_of
-from zeusd.core.holding import LeaseState, SharedState
-from zeusd.core.leasing import MAX_WAITING, ZEUSD, Lease, Set, SetQueue
+from zeusd.core.holding import MAX_WAITING, ZEUSD, Lease, LeaseState, Set, SetQueue
 from zeusd.core.lifecycle import (
     IN_FLIGHT,
     OUT_OF_REACH,
@@ -49,7 +48,7 @@ from zeusd.core.lifecycle import (
     State,
 )
 from zeusd.core.model import Failure, Peer, Process, kept_failure
-from zeusd.core.outbox import Outbox
+from zeusd.core.outbox import Then
 from zeusd.core.policy import Target
 from zeusd.core.values import Values
 from zeusd.devices.port import Outcome
@@ -69,6 +68,9 @@ from zeusd.restore_rule import (
     restore_steps,
 )
 
+if TYPE_CHECKING:
+    from zeusd.core.node import NodeState
+
 CEILING, SITE_LIMIT = "ceiling", "site limit"
 """Reasons of restores that do not end a lease."""
 
@@ -82,7 +84,6 @@ MAX_DOUBTS = 64
 _HOPELESS = frozenset({Outcome.INVALID, Outcome.UNSUPPORTED, Outcome.DENIED})
 
 Procedure: TypeAlias = Generator[Step, Any, None]
-Then: TypeAlias = Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -115,18 +116,17 @@ class ControlMachine:
         gpu: str,
         control: Control,
         site: Target,
-        outbox: Outbox,
-        node: SharedState,
+        node: NodeState,
         override: bool = False,
     ) -> None:
         self.gpu = gpu
         self.control = control
         self.spec = SPECS[control]
         self.key = key_of(PENDING, gpu, control)
-        self.out = outbox
+        self.out = node.out
         self.node = node
         self.life = Lifecycle()
-        self.bounds = Bounds(gpu, control, site, outbox, override)
+        self.bounds = Bounds(gpu, control, site, self.out, override)
         self.holding = LeaseState(self)
         self.values = Values()
         self.trouble: Failure | None = None
@@ -135,7 +135,6 @@ class ControlMachine:
         self._restoration: Restoration | None = None
         # Who waits until the device follows its ceilings; None: it does.
         self._behind: list[Then] | None = None
-        self._brought_down = object()  # key of the time at which that is tried again
         self._enforces_later = False
         # Until when a write of the last zeusd may take effect. Also one of the target: it may have
         # given the driver less to round up.
@@ -185,7 +184,7 @@ class ControlMachine:
     @property
     def retry_at_ns(self) -> int | None:
         """When the next attempt to restore it is due; None: none is."""
-        return self.out.due_ns.get(self)
+        return self.out.due_ns.get(self.retry_now)
 
     @property
     def in_force(self) -> ControlValue:
@@ -237,15 +236,14 @@ class ControlMachine:
         value = self.values.newest
         assert value is not None
         assert self.lease is not None
-        old, new = describe(self.control, self.target), describe(self.control, value)
-        self.out.add(Note("persisted", {**self.who(self.lease), "old": old, "new": new}))
+        self.note_values("persisted", self.target, value, self.lease)
         ceiling = self.ceilings[PERSISTED] = Ceiling(value, uid)
         return ceiling
 
     def ceilings_moved(self, then: Then | None = None) -> None:
         """A ceiling was put, lowered, raised or removed: the device follows."""
         self._behind = self._behind or []
-        self.out.due_ns.pop(self._brought_down)
+        self.out.due_ns.drop(self.ceilings_moved)
         waits = [] if then is None else [then]
         if self.life.state is State.PENDING and self._restoration is not None:
             self._restoration.waiting += waits
@@ -327,7 +325,7 @@ class ControlMachine:
     def suspend(self) -> None:
         """The device goes out of reach: no call is made until `resume`."""
         self._refuse_waiting()
-        self.out.due_ns.pop(self)
+        self.out.due_ns.drop(self.retry_now)
         self.life.on(Event.LEAVE)
 
     def resume(self, found: ControlValue | None) -> None:
@@ -391,15 +389,6 @@ class ControlMachine:
         for item in self._waiting.take_all():
             item.done(why)
 
-    def tick(self, now_ns: int) -> None:
-        """Time has passed: retries what is due, and ends a lease whose holder is silent."""
-        if (due_ns := self.retry_at_ns) is not None and now_ns >= due_ns:
-            self.retry_now()
-        again_ns = self.out.due_ns.get(self._brought_down)
-        if again_ns is not None and now_ns >= again_ns:
-            self.ceilings_moved()
-        self.holding.tick(now_ns)
-
     def retry_now(self) -> None:
         """Retries a restore without waiting for the pause."""
         if self.life.state is State.PENDING:
@@ -415,7 +404,7 @@ class ControlMachine:
         self._restoration = Restoration(
             reason, overwrite or OURS, waiting=[] if then is None else [then]
         )
-        if self.out.due_ns.pop(self._brought_down) is not None:
+        if self.out.due_ns.drop(self.ceilings_moved) is not None:
             self._behind = self._behind or []  # still to be followed
         self.holding.end()
         in_flight = self.life.state in IN_FLIGHT
@@ -720,12 +709,12 @@ class ControlMachine:
             late_ns = [ns for one, ns in self.values.doubts.items() if one > highest]
             again_ns = again_ns or max(late_ns, default=0)
         if again_ns and self.holding.current is lease:
-            self.out.due_ns[self._brought_down] = again_ns
+            self.out.due_ns[self.ceilings_moved] = again_ns
         for then in waiting:
             then()
 
     def _attempt(self) -> None:
-        self.out.due_ns.pop(self)
+        self.out.due_ns.drop(self.retry_now)
         self.life.on(Event.RESTORE)
         self._start(self._restore())
 
@@ -804,8 +793,8 @@ class ControlMachine:
         assert self.lease is not None
         self.out.add(Forget(self.key))
         if restoration.required and restoration.reason not in (CEILING, SITE_LIMIT):
-            fields = {**self.who(self.lease), "reason": restoration.reason, "result": kind}
-            self.out.add(Note("lease_ended", fields))
+            reason = restoration.reason
+            self.note("lease_ended", self.lease, reason=reason, result=kind)
         self.life.on(Event.DONE)
         self.holding.lease = None
         self.values = self.values.after(self.out.now_ns)
@@ -841,7 +830,7 @@ class ControlMachine:
 
     def _settle(self) -> None:
         """Looks again when no earlier write can take effect any more; sets wait until then."""
-        self.out.due_ns[self] = self._settles_ns + 1
+        self.out.due_ns[self.retry_now] = self._settles_ns + 1
         left_s = max(0, self._settles_ns - self.out.now_ns) / 1e9
         self.trouble = Failure(
             ErrorCode.RESTORE_PENDING,
@@ -861,15 +850,9 @@ class ControlMachine:
         restoration.attempts += 1
         attempt = restoration.attempts
         pause_ns = min(RETRY_FIRST_NS * 2 ** min(attempt - 1, 10), RETRY_MAX_NS)
-        self.out.due_ns[self] = self.out.now_ns + pause_ns
-        fields = {
-            "gpu": self.gpu,
-            "control": self.control.value,
-            "attempt": attempt,
-            "retry_in_s": pause_ns / 1e9,
-            "error": failure.message,
-        }
-        self.out.add(Note("restore_failed", fields, warning=True))
+        self.out.due_ns[self.retry_now] = self.out.now_ns + pause_ns
+        what = {"attempt": attempt, "retry_in_s": pause_ns / 1e9, "error": failure.message}
+        self.note("restore_failed", warning=True, **what)
         self._refuse_waiting()
 
     # --------------------------------------------------------------------------------- internals
@@ -924,30 +907,29 @@ class ControlMachine:
 
     # ------------------------------------------------------------------------------ the audit log
 
-    def who(self, lease: Lease) -> dict[str, object]:
-        """The fields of a record about a lease."""
-        return {
-            "gpu": self.gpu,
-            "control": self.control.value,
-            "pid": lease.holder.pid,
-            "uid": lease.uid,
-            "command": lease.command,
-            "job": lease.job,
-            "lease": lease.name,
-        }
+    def note(
+        self, event: str, by: Lease | Peer | None = None, warning: bool = False, **fields: Any
+    ) -> None:
+        """Writes a record about this control, and who is the cause."""
+        who = {} if by is None else by.fields
+        where = {"gpu": self.gpu, "control": self.control.value}
+        self.out.note(event, warning, **{**where, **who, **fields})
 
-    def _note_values(self, event: str, old: ControlValue, new: ControlValue, **more: str) -> None:
-        fields = {
-            "gpu": self.gpu,
-            "control": self.control.value,
-            "old": describe(self.control, old),
-            "new": describe(self.control, new),
-            **more,
-        }
-        self.out.add(Note(event, fields, warning=True))
+    def note_values(
+        self,
+        event: str,
+        old: ControlValue,
+        new: ControlValue,
+        by: Lease | Peer | None = None,
+        warning: bool = False,
+        **more: str,
+    ) -> None:
+        """Writes a record about two values."""
+        values = {"old": describe(self.control, old), "new": describe(self.control, new)}
+        self.note(event, by, warning, **values, **more)
 
     def _note_outside(self, old: ControlValue, new: ControlValue, result: str) -> None:
-        self._note_values("outside_change", old, new, result=result)
+        self.note_values("outside_change", old, new, warning=True, result=result)
 
     def _note_foreign(self, restoration: Restoration, result: Result) -> None:
         assert result.found is not None
@@ -961,7 +943,7 @@ class ControlMachine:
 
     def _note_clamped(self, old: ControlValue, new: ControlValue) -> None:
         reason = "the device does not take the restore target exactly"
-        self._note_values("restore_clamped", old, new, reason=reason)
+        self.note_values("restore_clamped", old, new, warning=True, reason=reason)
 
     def _note_change(
         self,
@@ -975,10 +957,9 @@ class ControlMachine:
         assert lease is not None
         reason = "requested" if self._restoration is None else self._restoration.reason
         fields = {
-            **self.who(lease),
             "old": "unknown" if old is None else describe(self.control, old),
             "new": describe(self.control, new),
             "reason": reason,
             "result": "ok" if failure is None else failure.message,
         }
-        self.out.add(Note(event, fields, warning=failure is not None))
+        self.note(event, lease, failure is not None, **fields)

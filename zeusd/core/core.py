@@ -20,7 +20,7 @@ from zeusd.core.administration import DRIVER_CLOSED
 from zeusd.core.audit_log import AuditLog
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
-from zeusd.core.effects import Effect, Forget, Note, Put, Read, Reading
+from zeusd.core.effects import Effect, Forget, Put, Read, Reading
 from zeusd.core.entries import (
     CEILING,
     DRIVER,
@@ -42,16 +42,9 @@ from zeusd.core.entries import (
 from zeusd.core.lifecycle import Phase
 from zeusd.core.model import Failure, GpuFacts, Peer, Process
 from zeusd.core.node import MISSING, Gpu, NodeState
-from zeusd.core.outbox import Outbox
 from zeusd.core.pending import ClientState, Deferrals
 from zeusd.core.policy import SECOND_NS, Settings, Target
-from zeusd.core.requests import (
-    LATE,
-    MAX_WAITING_REQUESTS,
-    SHUTTING_DOWN,
-    TOO_MANY_WAIT,
-    Requests,
-)
+from zeusd.core.requests import SHUTTING_DOWN, Requests
 from zeusd.devices.port import Outcome
 from zeusd.restore_rule import Refused, Unknown
 
@@ -76,7 +69,7 @@ class Core:
     ) -> None:
         self.node = NodeState(settings)
         self.node.started_ns = started_ns
-        self._out = Outbox()
+        self._out = self.node.out
         self._connections: dict[int, ClientState] = {}
         self._deferrals: WeakValueDictionary[tuple[Process, str], Deferrals] = (
             WeakValueDictionary()  # they end with the last connection
@@ -92,9 +85,9 @@ class Core:
         self._driver: DriverEntry | None = None
         self._was_stopping = False
         self._silent = False
-        self._requests = Requests(self.node, self._out, daemon_version, simulated, stream)
+        self._requests = Requests(self.node, daemon_version, simulated, stream)
         self._requests.administration.connections = lambda: len(self._connections)
-        self._ceilings_due = self._requests.administration.ceilings
+        self._ceilings = self._requests.ceilings
 
     # ----------------------------------------------------------------------------------- events
 
@@ -133,9 +126,9 @@ class Core:
             if known is None:
                 known = self.node.gpus[uuid] = Gpu(facts, {})
                 if f"{GPU}/{uuid}" not in self._entries:  # a restart of zeusd is no news
-                    fields = {"gpu": uuid, "gpu_name": facts.info.name}
                     address = facts.info.pci_address
-                    self._out.add(Note("gpu_found", {**fields, "pci_address": address}))
+                    name = facts.info.name
+                    self._out.note("gpu_found", gpu=uuid, gpu_name=name, pci_address=address)
                     self._out.add(Put(f"{GPU}/{uuid}", Mark()))
             known.facts = facts
             if uuid in self._lost_gpus:
@@ -143,7 +136,7 @@ class Core:
             for machine in [*known.machines.values()]:
                 machine.retry_now()
             self._add_controls(known)
-        self._requests.administration.ceilings.recovered()
+        self._ceilings.recovered()
         if self._was_stopping:
             self._was_stopping = False
             for restore in self.node.pending.values():  # of GPUs that have not been found yet
@@ -160,8 +153,8 @@ class Core:
         for restore in self.node.pending.values():
             where = restore.gpu, restore.control.value
             if self.node.restore_due(restore) and where not in self._out.audit_log.failing:
-                fields = {"gpu": where[0], "control": where[1], "error": MISSING}
-                self._out.add(Note("restore_failed", fields, warning=True))
+                gpu, control = where
+                self._out.note("restore_failed", True, gpu=gpu, control=control, error=MISSING)
 
     def machine_slept(self, boot_offset_ns: int) -> None:
         """How far CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC: ceilings' deadlines are of it."""
@@ -170,12 +163,12 @@ class Core:
     @property
     def jobs(self) -> set[str]:
         """Jobs that have ceilings; `jobs_present` ends them."""
-        return self._requests.administration.ceilings.jobs
+        return self._ceilings.jobs
 
     def jobs_present(self, now_ns: int, present: set[str]) -> list[Effect]:
         """Which of these jobs have a control group now."""
         self._out.now_ns = now_ns
-        self._requests.administration.ceilings.jobs_present(present)
+        self._ceilings.jobs_present(present)
         return self._effects()
 
     def cpus_found(self, cpus: Iterable[CpuInfo]) -> None:
@@ -186,7 +179,7 @@ class Core:
         """The site has new wishes. Leases stay; what they may be set to follows the new rules."""
         self._out.now_ns = now_ns
         self.node.settings = settings
-        self._requests.reconfigured()
+        self._requests.context.reconfigured()
         for gpu in self.node.gpus.values():
             for control, machine in gpu.machines.items():
                 bounds = machine.bounds
@@ -199,7 +192,7 @@ class Core:
     def peer_opened(self, now_ns: int, peer: Peer) -> list[Effect]:
         """A connection, and who the kernel says is at its other end."""
         self._out.now_ns = now_ns
-        self._connections[peer.conn] = ClientState(peer)
+        self._connections[peer.conn] = ClientState(peer, self._out)
         for machine in self.node.held_by(peer.process):
             machine.holding.reconnected()
         return self._effects()
@@ -240,15 +233,10 @@ class Core:
         """A validated request on a connection."""
         self.client(conn, request.client)
         self._out.now_ns = now_ns
-        connection, requests = self._connections.get(conn), self._requests
+        connection = self._connections.get(conn)
         if connection is None or self._silent:
             return []
-        if request.deadline_ns and now_ns > request.deadline_ns:
-            requests.refuse(connection, request, LATE)
-        elif connection.waiting >= MAX_WAITING_REQUESTS:
-            requests.refuse(connection, request, TOO_MANY_WAIT)
-        else:
-            requests.handlers[type(request)](connection, request)
+        self._requests.serve(connection, request)
         return self._effects()
 
     def device_done(self, now_ns: int, ticket: int, result: object) -> list[Effect]:
@@ -265,12 +253,11 @@ class Core:
         self._mute.add(failure.gpu)
         if failure.gpu and failure.gpu not in self._lost_gpus:
             self._lost_gpus.add(failure.gpu)
-            fields = {"gpu": failure.gpu, "result": failure.message}
-            self._out.add(Note("gpu_lost", fields, warning=True))
+            self._out.note("gpu_lost", True, gpu=failure.gpu, result=failure.message)
 
     def _return_gpu(self, uuid: str) -> None:
         self._lost_gpus.discard(uuid)
-        self._out.add(Note("gpu_returned", {"gpu": uuid}))
+        self._out.note("gpu_returned", gpu=uuid)
         for machine in self.node.gpus[uuid].machines.values():
             machine.enforce(again=True)
 
@@ -310,12 +297,9 @@ class Core:
     def tick(self, now_ns: int) -> list[Effect]:
         """Time has passed."""
         self._out.now_ns = now_ns
-        self._requests.expire()
-        self._requests.administration.tick(now_ns)
         self._forgive_own_stall(now_ns)
-        if self._out.due_ns:
-            for machine in self.node.machines():
-                machine.tick(now_ns)
+        self._ceilings.tick()
+        self._out.run_due()
         return self._effects()
 
     def stop(self, now_ns: int, restore: bool = True) -> list[Effect]:
@@ -328,7 +312,7 @@ class Core:
             if self.unrestored:
                 self._out.add(Put(STOPPING, Mark()))
             self.node.closed = SHUTTING_DOWN
-            self._requests.administration.ceilings.stop()
+            self._ceilings.stop()
             for machine in self.node.machines():
                 machine.close(SHUTTING_DOWN)
                 machine.revoke("daemon_stops", "zeusd was stopped")
@@ -418,11 +402,8 @@ class Core:
 
     def next_deadline_ns(self) -> int | None:
         """When `tick` is next needed; None if time alone changes nothing."""
-        earliest_ns = self._out.due_ns.earliest_ns()
-        for due_ns in (self._requests.waiting.earliest_ns(), self._ceilings_due.next_deadline_ns()):
-            if due_ns is not None and (earliest_ns is None or due_ns < earliest_ns):
-                earliest_ns = due_ns
-        return earliest_ns
+        due = (self._out.due_ns.earliest_ns(), self._ceilings.next_deadline_ns())
+        return min((due_ns for due_ns in due if due_ns is not None), default=None)
 
     # ---------------------------------------------------------------------------------- settings
 
@@ -441,7 +422,7 @@ class Core:
         earliest_ns = self._out.due_ns.earliest_ns()
         late_ns = 0 if earliest_ns is None else now_ns - earliest_ns
         if late_ns > STALL_NS:
-            self._out.add(Note("stalled", {"seconds": round(late_ns / 1e9, 3)}, warning=True))
+            self._out.note("stalled", True, seconds=round(late_ns / 1e9, 3))
             for machine in self.node.machines():
                 machine.holding.forgive_stall()
 
@@ -451,9 +432,7 @@ class Core:
         """What another driver held is gone; nothing of it is restored, and nothing counts."""
         before, self._driver = self._driver, driver
         if before is not None and before.id != driver.id:
-            self._out.add(
-                Note("driver_changed", {"old": before.id, "new": driver.id}, warning=True)
-            )
+            self._out.note("driver_changed", True, old=before.id, new=driver.id)
             for restore in self.node.pending.values():
                 self._out.add(Forget(restore.key))
                 if restore.holder in self.node.alive:
@@ -520,7 +499,7 @@ class Core:
     ) -> ControlMachine:
         uuid = gpu.info.uuid
         machine = gpu.machines[control] = ControlMachine(
-            uuid, control, target, self._out, self.node, self._override
+            uuid, control, target, self.node, self._override
         )
         bounds = machine.bounds
         bounds.initial = self._kept(INITIAL, uuid, control)

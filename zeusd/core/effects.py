@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.replies import CallTimes, Envelope, LedgerState, SourceState, UserLoad
@@ -33,51 +33,11 @@ class Reading(Enum):
     PROCESSES = "processes"
     """Processes with a context on the GPU, `replies.GpuProcesses`."""
     PIDS = "pids"
-    """Processes with a context on the GPU, as `Listed`; for the ledger."""
+    """Processes with a context on the GPU, as `runtime.activity.Listed`; for the ledger."""
     SPLIT = "split"
     """Whether the GPU is split (MIG), a bool."""
     METRICS = "metrics"
     """The runtime's counters, `Measured`; not of a GPU."""
-
-
-LISTING = 0
-"""The ticket of a list of processes that no request waits for."""
-
-
-class PidUse(NamedTuple):
-    """One process's use of a GPU.
-
-    Attributes:
-        pid: The process; 0: one that the driver does not list.
-        weight: Weight relative to other processes.
-    """
-
-    pid: int
-    end_ns: int
-    weight: int
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """The use of a GPU by its processes over an interval."""
-
-    begin_ns: int
-    uses: tuple[PidUse, ...]
-    measured: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A list of a GPU's processes; None: it could not be read.
-
-    Attributes:
-        activity: Their use of the GPU; None: not known, or only one process.
-    """
-
-    gpu: str
-    t_ns: int
-    pids: tuple[int, ...] | None
-    activity: Activity | None = None
 
 
 @dataclass(frozen=True, slots=True)

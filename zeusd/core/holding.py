@@ -1,17 +1,19 @@
-"""Who holds a control: heartbeats, expiry, and processes that lost a lease without asking."""
+"""Leases: who holds a control, heartbeats, expiry, lost leases, and sets that wait."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from zeus_ipc.controls import ControlValue
 from zeus_ipc.errors import ErrorCode
-from zeusd.core.effects import Forget, Look, Note, Unwatch, Watch
+from zeusd.core.effects import Forget, Look, Unwatch, Watch
 from zeusd.core.entries import Loss
-from zeusd.core.leasing import Lease
 from zeusd.core.lifecycle import Phase
 from zeusd.core.model import Failure, Peer, Process, ProcessUsage
-from zeusd.core.policy import Settings
 
 if TYPE_CHECKING:
     from zeusd.core.control import ControlMachine
@@ -22,22 +24,117 @@ LOOKS = 5
 BUSY_SHARE = 0.05
 """A silent holder that used at least this share of one CPU between two checks is computing."""
 
-Watched: TypeAlias = dict[Process, list["ControlMachine"]]
-"""Controls by watched process: the holder, and processes that lost a lease."""
+Done: TypeAlias = Callable[["Failure | ControlValue | None"], None]
+"""Takes what came of a set: what the control holds now, None after an acquire, or why not."""
+
+ZEUSD = Process(0, 0)
+"""Stands for zeusd itself, where no process holds what is being restored."""
 
 
-class SharedState(Protocol):
-    """What all controls of a node share.
+@dataclass(slots=True)
+class Lease:
+    """Who may write this control, and until when if it says nothing more."""
 
-    Attributes:
-        settings: The site's settings, with its lease TTLs.
-        closed: Why new leases are refused now; None: they are accepted.
-    """
+    holder: Process
+    uid: int
+    client: str
+    since_ns: int
+    ttl_ns: int
+    expires_ns: int
+    acquired: bool = False
+    """Whether it was asked for by itself, and so outlives a set that failed."""
+    forgiven: bool = False
+    """Whether it was extended since the last heartbeat because zeusd itself stood still."""
+    command: str = ""
+    job: str = ""
+    """See `model.Peer`."""
+    asked: ControlValue | None = None
+    """What the holder asked for last; the control may hold less under a ceiling, or a value that
+    the driver made of it."""
+    over: str = ""
+    """The ceiling that this holder may exceed: an administrator's is replaced next."""
+    recoveries: int = 0
+    """How often a zeusd that was started again took it over since the last heartbeat. Each time the
+    holder has half as long to say something: however often zeusd dies, a hung holder expires."""
+    usage: ProcessUsage | None = None
+    """What the holder was doing when it was last looked at, since its last heartbeat."""
+    heard_ns: int = 0
+    """When the holder last sent a heartbeat."""
+    profile: tuple[tuple[int, ...], tuple[float, ...]] | None = None
+    """What the holder has published: power limits, mW, and its relative speed at each."""
+    measuring: bool = False
+    """Whether the holder says that it measures and needs its highest limit."""
+    needs_mw: int | None = None
+    """The limit below which it says that it misses a latency objective; None: it has none."""
 
-    settings: Settings
-    closed: Failure | None
-    watched: Watched
-    losers: set[Process]
+    @property
+    def name(self) -> str:
+        """Tells this lease from others in logs."""
+        return f"{self.holder.pid}-{self.since_ns}"
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """The fields of a record about it."""
+        return {
+            "pid": self.holder.pid,
+            "uid": self.uid,
+            "command": self.command,
+            "job": self.job,
+            "lease": self.name,
+        }
+
+
+@dataclass(slots=True, eq=False)
+class Set:
+    """A set that waits for its turn. `value` None takes the lease and writes nothing."""
+
+    peer: Peer
+    client: str
+    value: ControlValue | None
+    deadline_ns: int
+    ttl_ns: int
+    block: bool
+    done: Done
+    over: str = ""
+    """See `Lease.over`."""
+
+
+MAX_WAITING = 32
+"""Sets that may wait for one control."""
+
+
+class SetQueue(deque[Set]):
+    """Of several sets that nobody waits for, only the newest is kept."""
+
+    def add(self, item: Set) -> list[Set]:
+        """Adds a set. Returns those that are not wanted any more because of it."""
+        superseded = [] if item.block else self._take(item.peer.process, unwaited=True)
+        self.append(item)
+        return superseded
+
+    def take(self, process: Process, client: str | None = None) -> list[Set]:
+        """Takes those of a process, or of one client object in it."""
+        return self._take(process, client)
+
+    def take_all(self) -> list[Set]:
+        """Takes all."""
+        sets = [*self]
+        self.clear()
+        return sets
+
+    def _take(
+        self, process: Process, client: str | None = None, unwaited: bool = False
+    ) -> list[Set]:
+        taken = [
+            item
+            for item in self
+            if item.peer.process == process
+            and client in (None, item.client)
+            and not (unwaited and (item.block or item.value is None))
+        ]
+        for item in taken:
+            self.remove(item)
+        return taken
 
 
 class LeaseState:
@@ -81,7 +178,7 @@ class LeaseState:
     def end(self) -> None:
         """The lease ends; it stays known until the control is restored."""
         assert self.lease is not None
-        self._out.due_ns.pop(self)
+        self._out.due_ns.drop(self._check)
         self._unwatch(self.lease.holder)
 
     def lose(self, loss: Loss) -> None:
@@ -137,7 +234,7 @@ class LeaseState:
         """Shortens the lease to at most this time from now."""
         if (lease := self.current) is not None:
             until_ns = min(lease.expires_ns, self._out.now_ns + to_ns)
-            lease.expires_ns = self._out.due_ns[self] = until_ns
+            lease.expires_ns = self._out.due_ns[self._check] = until_ns
 
     def forgive_stall(self) -> None:
         """Extends the lease after zeusd or its server was stopped: heartbeats may be waiting to be
@@ -156,17 +253,15 @@ class LeaseState:
         lease.expires_ns = until_ns
         first_look_ns = until_ns - lease.ttl_ns // LOOKS
         looks = self._node.settings.terms.busy_ttl_ns > lease.ttl_ns and lease.usage is None
-        self._out.due_ns[self] = first_look_ns if looks else until_ns
+        self._out.due_ns[self._check] = first_look_ns if looks else until_ns
 
-    def tick(self, now_ns: int) -> None:
+    def _check(self) -> None:
         """Checks whether a holder that sent no heartbeat for most of its TTL is computing."""
-        due_ns = self._out.due_ns.get(self)
-        if due_ns is None or now_ns < due_ns or (lease := self.current) is None:
+        if (lease := self.current) is None:
             return
         if self._node.settings.terms.busy_ttl_ns <= lease.ttl_ns:
             self.expire()
             return
-        self._out.due_ns.pop(self)
         ticket = self._out.ticket(partial(self._looked_at, lease, lease.heard_ns))
         self._out.add(Look(ticket, lease.holder))
 
@@ -177,7 +272,7 @@ class LeaseState:
         usage = result if isinstance(result, ProcessUsage) else None
         before, lease.usage = lease.usage, usage
         if now_ns < lease.expires_ns:
-            self._out.due_ns[self] = lease.expires_ns
+            self._out.due_ns[self._check] = lease.expires_ns
             return
         last_ns = heard_ns + self._node.settings.terms.busy_ttl_ns
         # zeusd was late for its first check; compare the next one with it.
@@ -187,15 +282,15 @@ class LeaseState:
             self.expire()
             return
         lease.expires_ns = min(now_ns + lease.ttl_ns // LOOKS, last_ns)
-        self._out.due_ns[self] = lease.expires_ns
+        self._out.due_ns[self._check] = lease.expires_ns
 
     def expire(self) -> None:
         """Handles a holder that was silent for its TTL."""
         lease = self.lease
         assert lease is not None
-        fields = {**self._control.who(lease), "ttl_s": lease.ttl_ns / 1e9}
-        self._out.add(Note("lease_expired", fields, warning=True))
-        self._control.revoke("expired", f"its heartbeat stopped for {lease.ttl_ns / 1e9:g} s")
+        ttl_s = lease.ttl_ns / 1e9
+        self._control.note("lease_expired", lease, warning=True, ttl_s=ttl_s)
+        self._control.revoke("expired", f"its heartbeat stopped for {ttl_s:g} s")
 
     # ---------------------------------------------------------------------------------- refusals
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from zeus_ipc.controls import Control
@@ -18,15 +18,14 @@ from zeus_ipc.replies import (
 )
 from zeus_ipc.requests import Goodbye, Heartbeat, ListLeases, PublishProfile, Release, Whose
 from zeusd.core.control import ControlMachine
-from zeusd.core.effects import Note
 from zeusd.core.entries import PendingRestore
-from zeusd.core.leasing import Lease
+from zeusd.core.holding import Lease
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
-from zeusd.core.model import Failure, Peer
-from zeusd.core.node import MISSING, NodeState
-from zeusd.core.outbox import Outbox
-from zeusd.core.pending import ClientState, PerGpu
+from zeusd.core.model import Failure, Peer, Refusal
+from zeusd.core.node import MISSING
+from zeusd.core.outbox import after_all
+from zeusd.core.pending import ClientState, Handler, RequestContext
 
 NOT_HELD = Failure(
     ErrorCode.LEASE_EXPIRED,
@@ -43,20 +42,11 @@ def back_of(machine: ControlMachine) -> Back:
 class LeaseRequests:
     """Answers `release`, `goodbye`, `leases` and `heartbeat`."""
 
-    def __init__(
-        self,
-        node: NodeState,
-        outbox: Outbox,
-        ceilings: CeilingRequests,
-        too_fast: Callable[[Peer], Failure | None],
-        track: Callable[..., PerGpu],
-    ) -> None:
-        self._node = node
-        self._out = outbox
+    def __init__(self, context: RequestContext, ceilings: CeilingRequests) -> None:
+        self._context = context
+        self._node, self._out = context.node, context.out
         self._ceilings = ceilings
-        self._too_fast = too_fast
-        self._track = track
-        self.handlers: dict[type[Any], Callable[[ClientState, Any], None]] = {
+        self.handlers: dict[type[Any], Handler] = {
             Release: self._release,
             Goodbye: self._goodbye,
             ListLeases: self._list_leases,
@@ -64,20 +54,15 @@ class LeaseRequests:
             PublishProfile: self._publish,
         }
 
-    def _release(self, connection: ClientState, request: Release) -> None:
-        peer = connection.peer
-        if request.whose is Whose.ALL and not self._node.settings.access.is_admin(peer):
-            failure = Failure(
+    def _release(self, connection: ClientState, request: Release) -> Failure | None:
+        peer, admin = connection.peer, self._context.is_admin(connection.peer)
+        if request.whose is Whose.ALL and not admin:
+            return Failure(
                 ErrorCode.PERMISSION_DENIED,
                 f"user {peer.uid} may not end the leases of others; "
                 "ask an administrator of this node's GPUs",
             )
-            connection.refuse(self._out, request.id, failure)
-            return
-        too_fast = self._too_fast(peer)
-        if too_fast is not None:
-            connection.refuse(self._out, request.id, too_fast)
-            return
+        self._context.count_change(peer)
         named = [
             machine
             for machine in self._node.machines()
@@ -88,10 +73,11 @@ class LeaseRequests:
             machine.holding.forgive(peer.process)
             if not machine.holding.by(peer.process):
                 machine.withdraw(peer.process)
-        if request.job and self._node.settings.access.is_admin(peer):
+        if request.job and admin:
             self._ceilings.release_job(request.job, request.gpus, peer)
         held = [machine for machine in named if _is_meant(machine, peer, request)]
         self._end(connection, request.id, held, "released")
+        return None
 
     def _goodbye(self, connection: ClientState, request: Goodbye) -> None:
         process = connection.peer.process
@@ -108,44 +94,17 @@ class LeaseRequests:
     def _end(
         self, connection: ClientState, request_id: int, machines: list[ControlMachine], reason: str
     ) -> None:
-        missing = len(machines)
-
-        def answer() -> None:
-            connection.reply(self._out, request_id, Released(released=len(machines)))
-
-        def back() -> None:
-            nonlocal missing
-            missing -= 1
-            if missing == 0:
-                answer()
-
-        if not machines:
-            answer()
-        peer = connection.peer
+        count, peer = len(machines), connection.peer
+        back = after_all(count, lambda: connection.answer(request_id, Released(released=count)))
         for machine in machines:
             # Effects of one lease's end may have ended the next lease.
-            if machine.phase is not Phase.HELD or machine.holding.by(peer.process):
+            lease = machine.holding.current
+            if lease is None or lease.holder == peer.process:
                 machine.release(reason, then=back)
-            else:
-                self._note_revoked(machine, peer)
-                machine.revoke("revoked", self._who_ended(machine, peer), then=back)
-
-    def _note_revoked(self, machine: ControlMachine, peer: Peer) -> None:
-        """The user who ended a lease, in addition to the holder."""
-        lease = machine.lease
-        if machine.phase is not Phase.HELD or lease is None:
-            return  # the end of another lease also ended this one
-        fields = {
-            "gpu": machine.gpu,
-            "control": machine.control.value,
-            "uid": peer.uid,
-            "pid": peer.process.pid,
-            "command": peer.command,
-            "job": peer.job,
-            "lease": lease.name,
-            "reason": f"the lease of user {lease.uid}",
-        }
-        self._out.add(Note("revoked", fields))
+                continue
+            by = f"the lease of user {lease.uid}"  # the record of its end has the holder
+            machine.note("revoked", peer, lease=lease.name, reason=by)
+            machine.revoke("revoked", self._who_ended(machine, peer), then=back)
 
     @staticmethod
     def _who_ended(machine: ControlMachine, peer: Peer) -> str:
@@ -153,66 +112,79 @@ class LeaseRequests:
             return f"process {peer.process.pid} of the same user ended it"
         return f"an administrator (user {peer.uid}) ended it"
 
-    def _list_leases(self, connection: ClientState, request: ListLeases) -> None:
-        peer = connection.peer
-        admin = self._node.settings.access.is_admin(peer)
+    def _list_leases(self, connection: ClientState, request: ListLeases) -> LeaseList:
+        peer, admin = connection.peer, self._context.is_admin(connection.peer)
+        machines = [machine for gpu in self._node.gpus.values() for machine in gpu.listed()]
         leases = [
-            _describe_lease(
-                machine,
-                admin or peer.uid == machine.lease.uid,
-                self._out.audit_log.failing.get((machine.gpu, machine.control.value)),
-            )
-            for gpu in self._node.gpus.values()
-            for machine in gpu.listed()
-            if machine.lease is not None
+            self._describe_lease(machine, lease, admin or peer.uid == lease.uid)
+            for machine in machines
+            if (lease := machine.lease) is not None
         ]
         leases += [
-            self._describe_pending(restore, admin or peer.uid == restore.uid)
+            self._describe(restore, admin or peer.uid == restore.uid)
             for restore in self._node.pending.values()
         ]
-        connection.reply(self._out, request.id, LeaseList(leases=leases))
+        return LeaseList(leases=leases)
 
-    def _describe_pending(self, restore: PendingRestore, open_to_reader: bool) -> LeaseInfo:
-        """A lease, or a pending restore, on a GPU that has not been found."""
-        restoring = self._node.restore_due(restore)
+    def _describe(
+        self, restore: PendingRestore, shown: bool, machine: ControlMachine | None = None
+    ) -> LeaseInfo:
+        """A lease, or a pending restore, perhaps on a GPU that has not been found (no machine).
+        Only the holder's user may see which process holds it (`shown`)."""
+        if machine is not None:
+            restoring, back = machine.phase is Phase.RESTORING, back_of(machine)
+            trouble = None if machine.trouble is None else machine.trouble.message
+        else:
+            restoring, trouble = self._node.restore_due(restore), MISSING
+            source = "observed" if restore.target else "unreadable"
+            back = Back(value=list(restore.target), source=source)
+        failing_ns = self._out.audit_log.failing.get((restore.gpu, restore.control.value))
         return LeaseInfo(
             gpu=restore.gpu,
             control=restore.control,
-            pid=restore.holder.pid if open_to_reader else None,
+            pid=restore.holder.pid if shown else None,
             uid=restore.uid,
             since_ns=restore.since_ns,
             value=list(restore.values[-1]) if restore.values else None,
             restoring=restoring,
-            back=Back(
-                value=list(restore.target), source="observed" if restore.target else "unreadable"
-            ),
+            back=back,
             ttl_ms=restore.ttl_ns // 1_000_000,
             expires_ns=self._out.now_ns + restore.ttl_ns,
-            command=(restore.command or None) if open_to_reader else None,
-            job=(restore.job or None) if open_to_reader else None,
-            trouble=MISSING if restoring else None,
-            pending_ns=self._out.audit_log.failing.get((restore.gpu, restore.control.value)),
+            command=(restore.command or None) if shown else None,
+            job=(restore.job or None) if shown else None,
+            trouble=trouble if restoring else None,
+            pending_ns=failing_ns if restoring else None,
         )
 
-    def _publish(self, connection: ClientState, request: PublishProfile) -> None:
-        pending = self._track(connection, request)
-        too_fast = self._too_fast(connection.peer)
-        for uuid in pending.gpus():
-            machine = self._node.machine(uuid, Control.POWER_LIMIT)
-            if isinstance(machine, Failure):
-                pending.fail(uuid, machine)
-            elif too_fast is not None:
-                pending.fail(uuid, too_fast)
-            elif machine.lease is None or not machine.holding.by(connection.peer.process):
-                pending.fail(uuid, NOT_HELD)
-            else:
-                known = tuple(request.limits_mw), tuple(request.progress)
-                machine.lease.profile = known if request.limits_mw else None
-                machine.lease.measuring = request.measuring
-                machine.lease.needs_mw = request.needs_mw
-                pending.succeed(uuid, Done())
+    def _describe_lease(self, machine: ControlMachine, lease: Lease, shown: bool) -> LeaseInfo:
+        profile = None
+        if lease.profile is not None:
+            limits, progress = lease.profile
+            profile = PowerProfile(limits_mw=list(limits), progress=list(progress))
+        more = {
+            "expires_ns": lease.expires_ns,
+            "asked": None if lease.asked is None else list(lease.asked),
+            "profile": profile,
+            "measuring": lease.measuring,
+            "needs_mw": lease.needs_mw,
+        }
+        return self._describe(machine.pending_restore(), shown, machine).model_copy(update=more)
 
-    def _heartbeat(self, connection: ClientState, request: Heartbeat) -> None:
+    def _publish(self, connection: ClientState, request: PublishProfile) -> None:
+        def publish(uuid: str) -> Done:
+            machine = self._node.machine(uuid, Control.POWER_LIMIT)
+            self._context.count_change(connection.peer)
+            if machine.lease is None or not machine.holding.by(connection.peer.process):
+                raise Refusal(NOT_HELD)
+            known = tuple(request.limits_mw), tuple(request.progress)
+            machine.lease.profile = known if request.limits_mw else None
+            machine.lease.measuring = request.measuring
+            machine.lease.needs_mw = request.needs_mw
+            return Done()
+
+        self._context.track(connection, request).each(publish)
+
+    def _heartbeat(self, connection: ClientState, request: Heartbeat) -> HeartbeatResult | None:
         process, held = connection.peer.process, 0
         ttl_ns = self._node.settings.terms.ttl_ns
         lost: list[list[str]] = []
@@ -225,9 +197,8 @@ class LeaseRequests:
                 lost.append([machine.gpu, machine.control.value])
         if request.losses == len(lost):
             connection.watch = request
-            return
-        result = HeartbeatResult(leases=held, ttl_ms=ttl_ns // 1_000_000, lost=lost)
-        connection.reply(self._out, request.id, result)
+            return None
+        return HeartbeatResult(leases=held, ttl_ms=ttl_ns // 1_000_000, lost=lost)
 
     def lost(self, connections: Iterable[ClientState]) -> None:
         """Processes lost leases: answers those of their requests that wait for that."""
@@ -236,13 +207,14 @@ class LeaseRequests:
             request = connection.watch
             if request is not None and connection.peer.process in losers:
                 connection.watch = None
-                self._heartbeat(connection, request)
+                if (result := self._heartbeat(connection, request)) is not None:
+                    connection.answer(request.id, result)
 
 
 def _is_meant(machine: ControlMachine, peer: Peer, request: Release) -> bool:
     """Whether a release applies to the lease, if any, of this control."""
-    lease = machine.lease
-    if machine.phase is not Phase.HELD or lease is None:
+    lease = machine.holding.current
+    if lease is None:
         return False
     if request.whose is Whose.PROCESS and lease.holder != peer.process:
         return False
@@ -251,39 +223,3 @@ def _is_meant(machine: ControlMachine, peer: Peer, request: Release) -> bool:
     if request.pids and lease.holder.pid not in request.pids:
         return False
     return not request.job or lease.job == request.job
-
-
-def _describe_profile(lease: Lease) -> PowerProfile | None:
-    if lease.profile is None:
-        return None
-    limits, progress = lease.profile
-    return PowerProfile(limits_mw=list(limits), progress=list(progress))
-
-
-def _describe_lease(
-    machine: ControlMachine, open_to_reader: bool, pending_ns: int | None
-) -> LeaseInfo:
-    """The lease of a control, as a reply. Only the holder's user may see which process holds it."""
-    lease = machine.lease
-    assert lease is not None
-    restoring = machine.phase is Phase.RESTORING
-    return LeaseInfo(
-        gpu=machine.gpu,
-        control=machine.control,
-        pid=lease.holder.pid if open_to_reader else None,
-        uid=lease.uid,
-        since_ns=lease.since_ns,
-        value=None if machine.values.newest is None else list(machine.values.newest),
-        asked=None if lease.asked is None else list(lease.asked),
-        restoring=restoring,
-        back=back_of(machine),
-        ttl_ms=lease.ttl_ns // 1_000_000,
-        expires_ns=lease.expires_ns,
-        command=(lease.command or None) if open_to_reader else None,
-        job=(lease.job or None) if open_to_reader else None,
-        profile=_describe_profile(lease),
-        measuring=lease.measuring,
-        needs_mw=lease.needs_mw,
-        trouble=machine.trouble.message if restoring and machine.trouble else None,
-        pending_ns=pending_ns if restoring else None,
-    )

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-from zeus_ipc.controls import SPECS, ControlValue, describe
+from zeus_ipc.controls import SPECS
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import CeilingInfo, CeilingSet
 from zeus_ipc.requests import SetCeiling
 from zeusd.core.ceilings import JOB_PREFIX, Ceilings
 from zeusd.core.control import ControlMachine
-from zeusd.core.effects import Forget, Note, Put
+from zeusd.core.effects import Forget, Put
 from zeusd.core.entries import CEILING, Ceiling, key_of
-from zeusd.core.model import Failure, Peer
-from zeusd.core.node import NodeState
-from zeusd.core.outbox import Outbox
-from zeusd.core.pending import ClientState, PerGpu
+from zeusd.core.model import Failure, Peer, refuse_if
+from zeusd.core.pending import ClientState, Pending, RequestContext
 
 JOB_GRACE_NS = 60_000_000_000
 """Time for a job's control group to appear after its ceiling is set: a prolog runs before."""
@@ -26,31 +23,27 @@ JOB_GRACE_NS = 60_000_000_000
 class CeilingRequests:
     """Answers `set_ceiling`, and ends ceilings whose deadline has passed or whose job has ended."""
 
-    def __init__(self, node: NodeState, outbox: Outbox, track: Callable[..., PerGpu]) -> None:
-        self._node = node
-        self._out = outbox
-        self._track = track
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._node, self._out = context.node, context.out
         self._due_boot_ns: int | None = None
         self._job_seen: dict[str, bool] = {}
         self._job_since_ns: dict[str, int] = {}
 
     def set_ceiling(self, connection: ClientState, request: SetCeiling) -> None:
         """Sets, replaces or removes a ceiling; replies when the devices have applied it."""
-        pending = self._track(connection, request)
-        for uuid in pending.gpus():
+        pending = self._context.track(connection, request)
+
+        def set_one(uuid: str) -> None:
             machine = self._node.machine(uuid, request.control)
-            refusal = (
-                machine if isinstance(machine, Failure) else self._refusal(machine, uuid, request)
-            )
-            if refusal is not None:
-                pending.fail(uuid, refusal)
-                continue
-            assert isinstance(machine, ControlMachine)
+            refuse_if(self._refusal(machine, uuid, request))
             then = partial(self._followed, pending, machine)
             if request.value is None:
                 self.remove(machine, request.name, connection.peer, then)
             else:
                 self._put(machine, request, connection.peer, then)
+
+        pending.each(set_one)
 
     def remove(
         self,
@@ -63,7 +56,8 @@ class CeilingRequests:
         before = machine.bounds.highest()
         if machine.ceilings.pop(name, None) is not None:
             self._schedule()
-            self._note("ceiling_removed", machine, name, before, machine.bounds.highest(), peer)
+            after = machine.bounds.highest()
+            machine.note_values("ceiling_removed", before, after, peer, reason=name)
         machine.ceilings_moved(then)
         # Last: by now the journal has the value that the device holds because of it.
         self._out.add(Forget(self._key(machine, name)))
@@ -99,7 +93,8 @@ class CeilingRequests:
                 ceiling = machine.ceilings.get(name)
                 key = self._key(machine, name)
                 self._out.add(Forget(key) if ceiling is None else Put(key, ceiling))
-                self._note("ceiling_expired", machine, name, before, machine.bounds.highest(), None)
+                after = machine.bounds.highest()
+                machine.note_values("ceiling_expired", before, after, reason=name)
                 machine.ceilings_moved()
         self._schedule()
 
@@ -199,42 +194,21 @@ class CeilingRequests:
         machine.ceilings[request.name] = ceiling
         self._schedule()
         self._out.add(Put(self._key(machine, request.name), ceiling))
-        if (
-            machine.bounds.highest() != before
-        ):  # a deadline that is extended every second is not logged
-            self._note("ceiling_set", machine, request.name, before, machine.bounds.highest(), peer)
+        if (after := machine.bounds.highest()) != before:  # a later deadline alone is not logged
+            machine.note_values("ceiling_set", before, after, peer, reason=request.name)
         machine.ceilings_moved(then)
 
     @staticmethod
-    def _followed(pending: PerGpu, machine: ControlMachine) -> None:
-        if machine.trouble is not None and machine.trouble.outcome is not None:
-            pending.fail(machine.gpu, machine.trouble)
+    def _followed(pending: Pending, machine: ControlMachine) -> None:
+        trouble = machine.trouble
+        if trouble is None or trouble.outcome is None:
+            pending.put(machine.gpu, CeilingSet(highest=list(machine.bounds.highest())))
         else:
-            pending.succeed(machine.gpu, CeilingSet(highest=list(machine.bounds.highest())))
+            pending.put(machine.gpu, trouble)
 
     @staticmethod
     def _key(machine: ControlMachine, name: str) -> str:
         return key_of(CEILING, machine.gpu, machine.control, name)
-
-    def _note(
-        self,
-        event: str,
-        machine: ControlMachine,
-        name: str,
-        old: ControlValue,
-        new: ControlValue,
-        peer: Peer | None,
-    ) -> None:
-        fields: dict[str, Any] = {
-            "gpu": machine.gpu,
-            "control": machine.control.value,
-            "old": describe(machine.control, old),
-            "new": describe(machine.control, new),
-            "reason": name,
-        }
-        if peer is not None:
-            fields |= {"uid": peer.uid, "pid": peer.process.pid, "command": peer.command}
-        self._out.add(Note(event, fields))
 
 
 def describe_ceilings(machine: ControlMachine, boot_offset_ns: int) -> list[CeilingInfo]:

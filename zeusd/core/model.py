@@ -40,7 +40,7 @@ class Peer:
 
     Attributes:
         on_host: Whether it is in zeusd's own pid namespace, not in a container.
-        job: The job or pod in its control groups, see `jobs.job_of`; empty: none.
+        job: The job or pod in its control groups, see `runtime.control_groups.job_of`; empty: none.
     """
 
     conn: int
@@ -51,6 +51,16 @@ class Peer:
     on_host: bool = False
     command: str = ""
     job: str = ""
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """The fields of a record about what it did."""
+        return {
+            "pid": self.process.pid,
+            "uid": self.uid,
+            "command": self.command,
+            "job": self.job,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,24 @@ class Failure:
     outcome: Outcome | None = None
     gpu: str = ""
     details: dict[str, Any] = field(default_factory=dict)
+
+
+class Refusal(Exception):
+    """A request, or its part about one GPU, is refused.
+
+    Attributes:
+        failure: Why.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def refuse_if(failure: Failure | None) -> None:
+    """Raises a `Refusal`, if there is a failure."""
+    if failure is not None:
+        raise Refusal(failure)
 
 
 _CODES = {

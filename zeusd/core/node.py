@@ -10,8 +10,8 @@ from zeus_ipc.replies import CpuInfo, GpuInfo, Problem
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.entries import PendingRestore
-from zeusd.core.holding import Watched
-from zeusd.core.model import Failure, GpuFacts, Process
+from zeusd.core.model import Failure, GpuFacts, Process, Refusal
+from zeusd.core.outbox import Outbox
 from zeusd.core.policy import Settings
 
 MISSING = "zeusd does not find this GPU, and restores it when it returns"
@@ -44,6 +44,7 @@ class NodeState:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.out = Outbox()
         self.driver_version: str | None = None
         self.gpus: dict[str, Gpu] = {}
         self.stopping = False
@@ -52,7 +53,8 @@ class NodeState:
         self.closed: Failure | None = None
         self.cpus: list[CpuInfo] = []
         self.unusable: list[str] = []  # GPUs that could not be read yet, and why
-        self.watched: Watched = {}
+        # Controls by watched process: the holder, and processes that lost a lease.
+        self.watched: dict[Process, list[ControlMachine]] = {}
         self.losers: set[Process] = set()
         self.problems: Callable[[], list[Problem]] = list
         # Of GPUs that zeusd has not found since it started, from the journal; processes that run.
@@ -91,24 +93,25 @@ class NodeState:
             return []
         return [machine for machine in self.machines() if machine.holding.by(process)]
 
-    def machine(self, uuid: str, control: Control) -> ControlMachine | Failure:
-        """One control, or why there is none."""
+    def machine(self, uuid: str, control: Control) -> ControlMachine:
+        """One control.
+
+        Raises:
+            Refusal: There is none.
+        """
         gpu = self.gpus.get(uuid)
         if gpu is None:
-            return self.unknown(uuid)
+            raise Refusal(self.unknown(uuid))
         machine = gpu.machines.get(control)
-        if machine is None and control is Control.POWER_LIMIT and gpu.shares_power:
-            return Failure(
-                ErrorCode.NOT_SUPPORTED,
+        if machine is not None:
+            return machine
+        why = f"{gpu.info.name} {uuid} does not offer {control.value}; leave it alone"
+        if control is Control.POWER_LIMIT and gpu.shares_power:
+            why = (
                 f"{gpu.info.name} {uuid} shares its power limit with {gpu.info.power_domain[0]}, "
-                "which has it for both; set that one's",
+                "which has it for both; set that one's"
             )
-        if machine is None:
-            return Failure(
-                ErrorCode.NOT_SUPPORTED,
-                f"{gpu.info.name} {uuid} does not offer {control.value}; leave it alone",
-            )
-        return machine
+        raise Refusal(Failure(ErrorCode.NOT_SUPPORTED, why))
 
     def unreadable(self, uuid: str) -> dict[str, list[int]]:
         """Values of controls that no driver can read back, by name."""

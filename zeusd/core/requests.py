@@ -6,7 +6,6 @@ and restored is `control.ControlMachine`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,16 +39,23 @@ from zeusd.core.accounting import AccountingRequests
 from zeusd.core.administration import Administration
 from zeusd.core.ceilings import PERSISTED, ceiling_text
 from zeusd.core.control import ControlMachine
-from zeusd.core.deadlines import Deadlines
-from zeusd.core.effects import Note, Read, Reading
+from zeusd.core.effects import Read, Reading
+from zeusd.core.holding import Done, Set
 from zeusd.core.leases import LeaseRequests, back_of
-from zeusd.core.leasing import Done, Set
 from zeusd.core.lifecycle import Phase
-from zeusd.core.limiting import describe_ceilings
-from zeusd.core.model import Failure, Peer
+from zeusd.core.limiting import CeilingRequests, describe_ceilings
+from zeusd.core.model import Failure, Peer, Refusal, refuse_if
 from zeusd.core.node import NodeState
-from zeusd.core.outbox import Outbox
-from zeusd.core.pending import ClientState, Deferrals, PerGpu, error_body
+from zeusd.core.outbox import after_all
+from zeusd.core.pending import (
+    ClientState,
+    Deferrals,
+    Handler,
+    Pending,
+    RateLimiter,
+    RequestContext,
+    error_body,
+)
 
 MAX_WAITING_REQUESTS = 64
 """Requests of one connection that may wait for devices."""
@@ -75,40 +81,6 @@ AS_ASKED = replies.Applied()
 _SETS = (SetControl, SetPowerLimit, SetGpuClocks, SetMemoryClocks, SetPersistenceMode, Reset)
 
 
-MAX_BUCKETS = 4096
-"""Beyond this number, full buckets are dropped, so that unused ones take no memory."""
-
-
-class RateLimiter:
-    """One token bucket for each key, such as a uid."""
-
-    def __init__(self, per_second: float, burst: float) -> None:
-        self.per_second = per_second
-        self.burst = max(1.0, burst)
-        self._buckets: dict[Hashable, tuple[float, int]] = {}
-
-    def take(self, key: Hashable, now_ns: int) -> bool:
-        """Takes one token; False if the bucket is empty."""
-        level = self._level(key, now_ns)
-        if level < 1.0:
-            return False
-        self._buckets[key] = (level - 1.0, now_ns)
-        if len(self._buckets) > MAX_BUCKETS:
-            self._drop_full(now_ns)
-        return True
-
-    def _level(self, key: Hashable, now_ns: int) -> float:
-        level, then_ns = self._buckets.get(key, (self.burst, now_ns))
-        return min(self.burst, level + (now_ns - then_ns) * 1e-9 * self.per_second)
-
-    def _drop_full(self, now_ns: int) -> None:
-        self._buckets = {
-            key: bucket
-            for key, bucket in self._buckets.items()
-            if self._level(key, now_ns) < self.burst
-        }
-
-
 def asked_of(request: SetRequest) -> tuple[Control, ControlValue | None]:
     """Which control a set is about, and the value it asks for; None: the restore target."""
     if isinstance(request, Reset):
@@ -123,63 +95,48 @@ class Requests:
     """Answers requests, now or when devices have answered."""
 
     def __init__(
-        self,
-        node: NodeState,
-        outbox: Outbox,
-        daemon_version: str,
-        simulated: str | None,
-        stream: str | None,
+        self, node: NodeState, daemon_version: str, simulated: str | None, stream: str | None
     ) -> None:
-        self._node = node
-        self._out = outbox
+        self._node, self._out = node, node.out
         self._daemon_version = daemon_version
         self._simulated = simulated
         self._stream = stream
-        self.waiting: Deadlines[PerGpu] = Deadlines()
-        self._writes = self._write_limiter()
+        self.context = context = RequestContext(node)
         self._refusals = RateLimiter(REFUSALS_PER_SECOND, 10)
-        self.administration = Administration(node, outbox, self._track, self.describe_node)
-        accounting = AccountingRequests(node, outbox, self._track, self.administration.for_admins)
-        self.leases = LeaseRequests(
-            node, outbox, self.administration.ceilings, self._too_fast, self._track
-        )
-        self.handlers: dict[type[Any], Callable[[ClientState, Any], None]] = {
-            Hello: self._hello,
+        self.ceilings = CeilingRequests(context)
+        self.administration = Administration(context, self.ceilings, self.describe_node)
+        self.leases = LeaseRequests(context, self.ceilings)
+        self.handlers: dict[type[Any], Handler] = {
+            Hello: lambda connection, request: self.describe_node(),
             Acquire: self._acquire,
             **self.leases.handlers,
             **self.administration.handlers,
-            **accounting.handlers,
+            **AccountingRequests(context).handlers,
             **dict.fromkeys(_SETS, self._set),
         }
 
-    def reconfigured(self) -> None:
-        """The site has new wishes."""
-        self._writes = self._write_limiter()
-
-    def expire(self) -> None:
-        """Time has passed: answers what has waited until its deadline."""
-        for pending in self.waiting.due(self._out.now_ns):
-            pending.expire()
+    def serve(self, connection: ClientState, request: Request) -> None:
+        """Answers a request, now or later."""
+        try:
+            if request.deadline_ns and self._out.now_ns > request.deadline_ns:
+                raise Refusal(LATE)
+            if connection.waiting >= MAX_WAITING_REQUESTS:
+                raise Refusal(TOO_MANY_WAIT)
+            result = self.handlers[type(request)](connection, request)
+        except Refusal as refusal:
+            result = refusal.failure
+            if not getattr(request, "block", True):
+                error = error_body(result, request.gpus[0])  # type: ignore[union-attr]  # has block
+                connection.deferrals.add(error)
+                return
+        if result is not None:
+            connection.answer(request.id, result)
 
     # --------------------------------------------------------------------------------- internals
 
     @property
     def _access(self) -> Access:
         return self._node.settings.access
-
-    def _write_limiter(self) -> RateLimiter:
-        per_second = self._access.writes_per_second
-        return RateLimiter(per_second, 2 * per_second)
-
-    def refuse(self, connection: ClientState, request: Request, failure: Failure) -> None:
-        """Answers a request with why not."""
-        if getattr(request, "block", True):
-            connection.refuse(self._out, request.id, failure)
-        else:
-            connection.deferrals.add(error_body(failure, request.gpus[0]))  # type: ignore[union-attr]  # has block
-
-    def _hello(self, connection: ClientState, request: Hello) -> None:
-        connection.reply(self._out, request.id, self.describe_node())
 
     def describe_node(self) -> NodeInfo:
         """The daemon and its node, as of now."""
@@ -221,37 +178,22 @@ class Requests:
             known["power_limit_enforced"] = machine.bounds.active
         return info.model_copy(update=known)
 
-    def _track(
-        self,
-        connection: ClientState,
-        request: Any,
-        names: Sequence[str] | None = None,
-    ) -> PerGpu:
-        names = request.gpus if names is None else names
-        pending = PerGpu(connection, request.id, names, self._out, self.waiting)
-        if request.deadline_ns:
-            self.waiting[pending] = request.deadline_ns
-        return pending
-
     def _set(self, connection: ClientState, request: SetRequest) -> None:
         control, asked = asked_of(request)
         settings, peer = self._node.settings, connection.peer
-        pending = self._track(connection, request) if request.block else None
+        pending = self.context.track(connection, request) if request.block else None
         for uuid in dict.fromkeys(request.gpus):
-            done: Done
-            if pending is None:
-                done = partial(self._defer, connection.deferrals, uuid)
-            else:
+            done: Done = partial(self._defer, connection.deferrals, uuid)
+            if pending is not None:
                 done = partial(self._answer, pending, uuid, asked)
-            machine = self._node.machine(uuid, control)
-            if isinstance(machine, Failure):
-                done(machine)
-                continue
-            info = self._node.gpus[uuid].facts.info
-            right = connection.right(settings.access, info, control)
-            refusal = self._too_fast(peer) or self._check_set(right, machine, asked)
-            if refusal is not None:
-                done(refusal)
+            try:
+                machine = self._node.machine(uuid, control)
+                info = self._node.gpus[uuid].facts.info
+                right = connection.right(settings.access, info, control)
+                self.context.count_change(peer)
+                refuse_if(self._check_set(right, machine, asked))
+            except Refusal as refusal:
+                done(refusal.failure)
                 continue
             item = Set(
                 peer=peer,
@@ -267,7 +209,7 @@ class Requests:
 
     def _answer(
         self,
-        pending: PerGpu,
+        pending: Pending,
         uuid: str,
         asked: ControlValue | None,
         answer: Failure | ControlValue | None,
@@ -275,11 +217,11 @@ class Requests:
         """What came of a set with `block`."""
         if isinstance(answer, Failure):
             self._out.audit_log.refused(answer.code)
-            pending.fail(uuid, answer)
+            pending.put(uuid, answer)
         elif answer is None or answer == asked:
-            pending.succeed(uuid, AS_ASKED)
+            pending.put(uuid, AS_ASKED)
         else:
-            pending.succeed(uuid, replies.Applied(applied=list(answer)))
+            pending.put(uuid, replies.Applied(applied=list(answer)))
 
     def _defer(
         self, deferrals: Deferrals, uuid: str, answer: Failure | ControlValue | None
@@ -288,16 +230,6 @@ class Requests:
         if isinstance(answer, Failure):
             self._out.audit_log.refused(answer.code)
             deferrals.add(error_body(answer, uuid))
-
-    def _too_fast(self, peer: Peer) -> Failure | None:
-        """Takes one of the user's changes for this second; why there is none left."""
-        if self._writes.take(peer.uid, self._out.now_ns):
-            return None
-        return Failure(
-            ErrorCode.OVERLOADED,
-            f"user {peer.uid} sends over {self._access.writes_per_second:g} changes a second; send "
-            "them more slowly",
-        )
 
     def _too_much(self, peer: Peer, machine: ControlMachine) -> Failure | None:
         """Why this user gets no further lease."""
@@ -379,21 +311,7 @@ class Requests:
 
     def _refused(self, peer: Peer, machine: ControlMachine, refusal: Failure) -> None:
         if self._refusals.take(peer.uid, self._out.now_ns):
-            self._out.add(
-                Note(
-                    "refused",
-                    {
-                        "gpu": machine.gpu,
-                        "control": machine.control.value,
-                        "pid": peer.process.pid,
-                        "uid": peer.uid,
-                        "command": peer.command,
-                        "job": peer.job,
-                        "result": refusal.message,
-                    },
-                    warning=True,
-                )
-            )
+            machine.note("refused", peer, warning=True, result=refusal.message)
 
     def _check_set(
         self, right: Right, machine: ControlMachine, asked: ControlValue | None
@@ -432,48 +350,37 @@ class Requests:
         )
 
     def _acquire(self, connection: ClientState, request: Acquire) -> None:
-        pending = self._track(connection, request)
-        for uuid in pending.gpus():
-            self._acquire_gpu(connection, request, pending, uuid)
+        pending = self.context.track(connection, request)
+        pending.each(partial(self._acquire_gpu, connection, request, pending))
 
     def _acquire_gpu(
-        self, connection: ClientState, request: Acquire, pending: PerGpu, uuid: str
+        self, connection: ClientState, request: Acquire, pending: Pending, uuid: str
     ) -> None:
         """All the controls asked for on one GPU, or none of those not held before."""
         peer = connection.peer
-        machines: list[ControlMachine] = []
-        too_fast = self._too_fast(peer)
-        if too_fast is not None:
-            pending.fail(uuid, too_fast)
-            return
-        for control in dict.fromkeys(request.controls):
-            machine = self._node.machine(uuid, control)
-            if isinstance(machine, Failure):
-                pending.fail(uuid, machine)
-                return
-            machines.append(machine)
-        if self._node.closed is not None:
-            pending.fail(uuid, self._node.closed)
-            return
+        self.context.count_change(peer)
+        machines = [self._node.machine(uuid, one) for one in dict.fromkeys(request.controls)]
+        refuse_if(self._node.closed)
         fresh = [machine for machine in machines if not machine.holding.by(peer.process)]
-        missing = len(machines)
-        failed = False
+        failed: list[Failure] = []
+
+        def over() -> None:
+            if not failed:
+                back = {machine.control.value: back_of(machine) for machine in machines}
+                pending.put(uuid, replies.Acquired(back=back))
+                return
+            for machine in fresh:
+                if machine.holding.by(peer.process):
+                    machine.release("acquire_failed")
+
+        acquired = after_all(len(machines), over)
 
         def done(failure: Failure | ControlValue | None) -> None:
-            nonlocal missing, failed
-            missing -= 1
             if isinstance(failure, Failure):
-                failed = True
+                failed.append(failure)
                 self._out.audit_log.refused(failure.code)
-                pending.fail(uuid, failure)
-            if missing == 0:
-                if failed:
-                    for machine in fresh:
-                        if machine.holding.by(peer.process):
-                            machine.release("acquire_failed")
-                else:
-                    back = {machine.control.value: back_of(machine) for machine in machines}
-                    pending.succeed(uuid, replies.Acquired(back=back))
+                pending.put(uuid, failure)
+            acquired()
 
         for machine in machines:
             item = Set(

@@ -13,11 +13,16 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 FILE = "energy.db"
-VERSION = 5
+VERSION = 1
 DAMAGED = "damaged"
 """Part of the name of a file that was set aside."""
 
-TABLES = """
+AMOUNTS = (
+    "active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL, below_uj INTEGER NOT NULL, "
+    "above_uj INTEGER NOT NULL, ns INTEGER NOT NULL"
+)
+
+TABLES = f"""
 CREATE TABLE gpu (id INTEGER PRIMARY KEY, uuid TEXT NOT NULL UNIQUE);
 CREATE TABLE account (
     id INTEGER PRIMARY KEY,
@@ -40,29 +45,25 @@ CREATE TABLE holding (
 CREATE TABLE energy (
     bucket INTEGER NOT NULL, gpu INTEGER NOT NULL, account INTEGER NOT NULL,
     method INTEGER NOT NULL,
-    active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
-    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
+    {AMOUNTS},
     PRIMARY KEY (bucket, gpu, account, method)
 ) WITHOUT ROWID;
 -- The same by UTC day and parent, kept for longer.
 CREATE TABLE day (
     day INTEGER NOT NULL, account INTEGER NOT NULL, method INTEGER NOT NULL,
-    active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
-    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
+    {AMOUNTS},
     PRIMARY KEY (day, account, method)
 ) WITHOUT ROWID;
 -- The same since the ledger began, by GPU: counters that never fall.
 CREATE TABLE total (
     account INTEGER NOT NULL, gpu INTEGER NOT NULL,
-    active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
-    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
+    {AMOUNTS},
     PRIMARY KEY (account, gpu)
 ) WITHOUT ROWID;
 -- Of it, what is an estimate: by method.
 CREATE TABLE estimate (
     account INTEGER NOT NULL, method INTEGER NOT NULL,
-    active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
-    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
+    {AMOUNTS},
     PRIMARY KEY (account, method)
 ) WITHOUT ROWID;
 -- What the GPUs drew, as their counters have it: what the rows must add up to.
@@ -77,9 +78,6 @@ CREATE TABLE position (
 );
 -- UTC less CLOCK_MONOTONIC, as last seen in this boot.
 CREATE TABLE clock (boot TEXT PRIMARY KEY, offset_ns INTEGER NOT NULL) WITHOUT ROWID;
-"""
-
-PROCESSES = """
 -- Processes on GPUs that nobody holds.
 CREATE TABLE process (
     id INTEGER PRIMARY KEY,
@@ -92,56 +90,19 @@ CREATE TABLE process (
 CREATE TABLE process_energy (
     bucket INTEGER NOT NULL, gpu INTEGER NOT NULL, process INTEGER NOT NULL,
     method INTEGER NOT NULL,
-    active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
-    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
+    {AMOUNTS},
     PRIMARY KEY (bucket, gpu, process, method)
 ) WITHOUT ROWID;
 -- The part of energy that process_energy adds up to.
 CREATE TABLE divided (
     bucket INTEGER NOT NULL, gpu INTEGER NOT NULL, account INTEGER NOT NULL,
     method INTEGER NOT NULL,
-    active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
-    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
+    {AMOUNTS},
     PRIMARY KEY (bucket, gpu, account, method)
 ) WITHOUT ROWID;
-"""
-
-SLUIDS = """
 -- Runs of Slurm's jobs are found by their SLUIDs, where there are any.
 CREATE INDEX sluid ON account (run) WHERE run GLOB 's*';
 """
-
-TABLES += PROCESSES + SLUIDS
-
-MIGRATIONS = {
-    1: """
-ALTER TABLE holding ADD COLUMN parts INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE total RENAME TO total_1;
-CREATE TABLE total (
-    account INTEGER NOT NULL, gpu INTEGER NOT NULL,
-    active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
-    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
-    PRIMARY KEY (account, gpu)
-) WITHOUT ROWID;
--- Of the time before, only sums over all GPUs are known.
-INSERT INTO total SELECT account, 0, active_uj, idle_uj, below_uj, above_uj, ns FROM total_1;
-DROP TABLE total_1;
-""",
-    2: """
-CREATE TABLE estimate (
-    account INTEGER NOT NULL, method INTEGER NOT NULL,
-    active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
-    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
-    PRIMARY KEY (account, method)
-) WITHOUT ROWID;
--- weights, utilization, equal, slices
-INSERT INTO estimate SELECT account, method, sum(active_uj), sum(idle_uj), sum(below_uj),
-    sum(above_uj), sum(ns) FROM day WHERE method IN (1, 3, 4, 6) GROUP BY account, method;
-""",
-    3: PROCESSES,
-    4: SLUIDS,
-}
-"""Statements that migrate a ledger from each version to the next."""
 
 
 class LedgerError(Exception):
@@ -213,10 +174,6 @@ def _open(path: Path) -> sqlite3.Connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version == 0:
             connection.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
-        while version in MIGRATIONS:
-            change = MIGRATIONS[version]
-            version += 1
-            connection.executescript(f"BEGIN; {change} PRAGMA user_version = {version}; COMMIT;")
         if version not in (0, VERSION):
             raise sqlite3.OperationalError(
                 f"it has version {version} and this zeusd writes version {VERSION}"

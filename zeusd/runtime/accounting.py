@@ -20,14 +20,15 @@ from pathlib import Path
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import Deallocated, Forgotten, LedgerState, Problem
 from zeus_ipc.requests import Allocate, Deallocate, ForgetUser, GetUsage
-from zeusd.core.effects import LedgerCall, Listed
+from zeusd.core.effects import LedgerCall
 from zeusd.core.model import Failure
 from zeusd.energy.split import Account
 from zeusd.ledger.schema import LedgerError, damaged, open_ledger
 from zeusd.ledger.store import Store
 from zeusd.runtime.accounts import CHECK_NS, NO_GPUS, SECOND_NS, Accounts, Clocks, Retention
+from zeusd.runtime.activity import Listed
+from zeusd.runtime.control_groups import JobGroups
 from zeusd.runtime.cpu_use import CpuUse
-from zeusd.runtime.job_groups import JobGroups
 from zeusd.runtime.sources import Source
 from zeusd.runtime.trouble import Trouble
 from zeusd.runtime.usages import BUSY, Usages

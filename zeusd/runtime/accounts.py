@@ -9,14 +9,14 @@ from functools import partial
 
 from zeus_ipc.replies import Done, Forgotten, GpuTotal, Held, LedgerTotal
 from zeus_ipc.requests import Allocate, Deallocate
-from zeusd.core.effects import Listed
 from zeusd.energy.accountant import Accountant, Fact, Position, Row, Settlement, Span
 from zeusd.energy.history import History
 from zeusd.energy.split import Account, Claim, Kind, parent_of
 from zeusd.ledger.store import Store
+from zeusd.runtime.activity import Listed
 from zeusd.runtime.allocations import Allocations
+from zeusd.runtime.control_groups import JobGroups
 from zeusd.runtime.identities import Identities
-from zeusd.runtime.job_groups import JobGroups
 from zeusd.runtime.presence import LATE_NS, STALE_NS, Exits, Presence
 from zeusd.runtime.readings import idle_uw, observed
 from zeusd.runtime.sources import Source

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from zeusd.core.effects import Activity, PidUse
 from zeusd.devices.port import (
     Backend,
     DeviceError,
@@ -27,6 +28,46 @@ has been idle since."""
 
 GIVE_UP_AFTER = 3
 """"Not supported" replies after which a call counts as not supported: a single one is not proof."""
+
+LISTING = 0
+"""The ticket of a list of processes that no request waits for."""
+
+
+class PidUse(NamedTuple):
+    """One process's use of a GPU.
+
+    Attributes:
+        pid: The process; 0: one that the driver does not list.
+        weight: Weight relative to other processes.
+    """
+
+    pid: int
+    end_ns: int
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """The use of a GPU by its processes over an interval."""
+
+    begin_ns: int
+    uses: tuple[PidUse, ...]
+    measured: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A list of a GPU's processes; None: it could not be read.
+
+    Attributes:
+        activity: Their use of the GPU; None: not known, or only one process.
+    """
+
+    gpu: str
+    t_ns: int
+    pids: tuple[int, ...] | None
+    activity: Activity | None = None
+
 
 _NOBODY_LISTED = 0
 _WEIGHT = 1000

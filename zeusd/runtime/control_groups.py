@@ -1,13 +1,120 @@
-"""Control groups of a process, as far down as root owns them."""
+"""Control groups: where a process is, the workload that they name, and the jobs that have some.
+
+/proc/PID/cgroup has the process's path in each hierarchy of control groups. Users may create groups
+of any name below groups that they own, so a name counts only if root created it and everything
+above it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import select
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
 
-from zeusd.core.jobs import ControlGroup
+
+class WorkloadKind(str, Enum):
+    """The kind of a workload."""
+
+    JOB = "job"
+    POD = "pod"
+    CONTAINER = "container"
+    USER = "user"
+    SERVICE = "service"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The workload of a process.
+
+    Attributes:
+        name: A job's id, or its SLUID from Slurm 26.05 on; a pod's uid; a container's id; a user's
+            number; a service's unit.
+    """
+
+    kind: WorkloadKind
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroup:
+    """A process's place in one hierarchy.
+
+    Attributes:
+        checked: Whether the owners are known. They are not if zeusd runs in its own control group
+            namespace: then the path is complete, and starts with `/..` for everything outside.
+    """
+
+    path: str
+    checked: bool = True
+
+
+_POD_UID = r"[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12}"
+_CONTAINER_ID = r"[0-9a-f]{64}"
+
+# A group's name starts with its kind. Of the forms in one row the outermost counts, and an earlier
+# row takes precedence: the steps of a job may be below a service or a container of slurmd.
+_ROWS = (
+    (
+        r"(?:[^/]+_)?slurmstepd\.scope/job_(?P<job_v2>[0-9]+)",
+        r"(?:[^/]+_)?slurmstepd\.scope/(?P<job_sluid>s[0-9A-HJKMNP-TV-Z]{13})",
+        r"slurm(?:_[^/]+)?/uid_[0-9]+/job_(?P<job_v1>[0-9]+)",
+        # containerd appends `:cri-containerd:ID` if its cgroup driver differs from kubelet's.
+        rf"(?:[^/]+-)?kubepods(?:-[a-z]+)?-pod(?P<pod_systemd>{_POD_UID})\.slice(?::[^/]+)?",
+        rf"pod(?P<pod_cgroupfs>{_POD_UID})",
+    ),
+    (
+        rf"(?:docker|libpod)-(?P<container_systemd>{_CONTAINER_ID})\.scope",
+        rf"(?:docker/|libpod_parent/libpod-)(?P<container_cgroupfs>{_CONTAINER_ID})",
+    ),
+    (
+        r"user\.slice/user-(?P<user>[0-9]+)\.slice",
+        r"system\.slice/(?:[^/]+\.slice/)*(?P<service>[^/]+\.service)",
+    ),
+)
+
+# If the owners are not known, only these may be above a workload: groups that only root's programs
+# create, and that no user owns.
+_ROOTS_OWN = (
+    r"(?:\.\./)*"
+    r"(?:(?:(?:system|machine|kubepods(?:-besteffort|-burstable)?)\.slice"
+    r"|kubepods|besteffort|burstable)/)*"
+)
+
+_CHECKED = tuple(re.compile(rf"/(?:{'|'.join(row)})(?=/|$)") for row in _ROWS)
+_UNCHECKED = tuple(re.compile(rf"^/{_ROOTS_OWN}(?:{'|'.join(row)})(?=/|$)") for row in _ROWS)
+
+
+def workload_of(groups: Iterable[ControlGroup]) -> Workload | None:
+    """The workload in the control groups of one process; None: there is none.
+
+    Supports the layouts of Slurm 22.05 to 26.05 with both versions of control groups, of kubelet
+    with both cgroup drivers, of Docker, Podman and systemd.
+    """
+    groups = [*groups]
+    for checked, unchecked in zip(_CHECKED, _UNCHECKED, strict=True):
+        for group in groups:
+            found = (checked if group.checked else unchecked).search(group.path)
+            if found is not None:
+                assert found.lastgroup is not None
+                kind = WorkloadKind(found.lastgroup.partition("_")[0])
+                name = found[found.lastgroup]
+                # systemd's names of slices keep dashes for their parents.
+                return Workload(kind, name.replace("_", "-") if kind is WorkloadKind.POD else name)
+    return None
+
+
+def job_of(groups: Iterable[ControlGroup]) -> str:
+    """The name of a process's job or pod; empty if there is none."""
+    workload = workload_of(groups)
+    if workload is None or workload.kind not in (WorkloadKind.JOB, WorkloadKind.POD):
+        return ""
+    return workload.name
+
 
 MOUNTS = "/proc/self/mountinfo"
 
@@ -95,3 +202,82 @@ def _read(table: bytes) -> Iterator[_Mount]:
             controllers = rest[2].split(",") if rest[0] == "cgroup" else []
             plain = folder.encode().decode("unicode_escape") if "\\" in folder else folder
             yield _Mount(frozenset(controllers), plain)
+
+
+ROOT = "/sys/fs/cgroup"
+
+MAX_DEPTH = 10
+"""Most levels above a job's group: a controller's tree, slices, and slurmd's container or the
+user's group."""
+
+_USERS = "user.slice"
+
+
+class JobGroups:
+    """Finds the control groups of jobs and pods, and caches their paths."""
+
+    def __init__(self, root: str = ROOT, owner: int = 0) -> None:
+        self._root = root
+        self._owner = owner
+        self._known: dict[str, str] = {}
+
+    def present(self, jobs: Iterable[str]) -> set[str]:
+        """The jobs among these that have a control group with a process.
+
+        Version 1 of control groups does not report empty groups; there the group only has to exist.
+        """
+        wanted = set(jobs)
+        self._known = {job: path for job, path in self._known.items() if job in wanted}
+        found = {job for job, path in self._known.items() if _is_used(path)}
+        missing = wanted - found
+        if missing:
+            jobs = (WorkloadKind.JOB, WorkloadKind.POD)
+            for _, group, workload in workload_groups(jobs, self._root, self._owner):
+                if workload.name in missing and _is_used(group):
+                    found.add(workload.name)
+                    self._known[workload.name] = group
+        return found
+
+
+def workload_groups(
+    kinds: Collection[WorkloadKind], folder: str, owner: int, path: str = "", depth: int = 0
+) -> Iterator[tuple[str, str, Workload]]:
+    """Path, folder and workload of the outermost groups of workloads of some kinds."""
+    for entry in folders(folder):
+        if not trusts(entry, owner):
+            continue
+        below = f"{path}/{entry.name}"
+        workload = workload_of([ControlGroup(below)])
+        if workload is not None and workload.kind in kinds:
+            yield below, entry.path, workload
+        elif depth < MAX_DEPTH and (entry.name != _USERS or WorkloadKind.USER in kinds):
+            yield from workload_groups(kinds, entry.path, owner, below, depth + 1)
+
+
+def trusts(entry: os.DirEntry[str], owner: int) -> bool:
+    """Whether a user owns a group, and nobody else may write to it."""
+    with contextlib.suppress(OSError):
+        found = entry.stat(follow_symlinks=False)
+        return found.st_uid == owner and not found.st_mode & 0o022
+    return False
+
+
+def _is_used(group: str) -> bool:
+    """Whether a group exists and is not known to be empty.
+
+    slurmstepd removes its job's groups; if it was killed, they stay.
+    """
+    try:
+        events = Path(group, "cgroup.events").read_text()
+    except OSError:
+        return os.path.isdir(group)
+    return "populated 0" not in events.splitlines()
+
+
+def folders(folder: str) -> list[os.DirEntry[str]]:
+    """The groups in a group; empty if it was removed."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:  # removed concurrently
+        return []

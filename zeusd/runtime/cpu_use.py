@@ -11,10 +11,16 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from zeusd.core.jobs import ControlGroup, WorkloadKind, workload_of
 from zeusd.energy.split import Account, Kind
+from zeusd.runtime.control_groups import (
+    MAX_DEPTH,
+    ROOT,
+    Workload,
+    WorkloadKind,
+    folders,
+    workload_groups,
+)
 from zeusd.runtime.identities import SHORT_ID, UNKNOWN_NAMESPACE
-from zeusd.runtime.job_groups import MAX_DEPTH, ROOT, folders, trusts
 from zeusd.runtime.presence import UNKNOWN_PROCESS
 from zeusd.runtime.processes import owner_of
 
@@ -22,6 +28,7 @@ SYSTEM = Account(Kind.SERVICE, "system")
 """The account of all services of the machine together: there are many, and each uses little."""
 
 _USAGE_V1 = "cpuacct.usage"
+_NO_SERVICES = [kind for kind in WorkloadKind if kind is not WorkloadKind.SERVICE]
 
 
 class CpuUse:
@@ -48,7 +55,7 @@ class CpuUse:
         now: dict[str, int] = {}
         used: dict[Account, int] = {}
         first = not self._before
-        for path, folder in self._groups(hierarchy(self._root), "", 0):
+        for path, folder, workload in self._groups():
             total_us = _usage_us(folder)
             if total_us is None:
                 continue
@@ -57,42 +64,26 @@ class CpuUse:
             before_us = self._before.get(path, 0)
             more_us = total_us - before_us if total_us >= before_us else total_us
             if more_us and not first:
-                account = self._account(path, folder) or UNKNOWN_PROCESS
+                account = self._account(path, folder, workload) or UNKNOWN_PROCESS
                 used[account] = used.get(account, 0) + more_us
         self._before = now
         self._accounts = {path: one for path, one in self._accounts.items() if path in now}
         return used
 
-    def _groups(self, folder: str, path: str, depth: int) -> Iterator[tuple[str, str]]:
-        """The outermost groups of workloads."""
-        for entry in folders(folder):
-            if not trusts(entry, self._owner):
-                continue
-            below = f"{path}/{entry.name}"
-            if workload_of([ControlGroup(below)]) is not None:
-                yield from self._jobs_or(entry.path, below, depth)
-            elif depth < MAX_DEPTH:
-                yield from self._groups(entry.path, below, depth + 1)
+    def _groups(self) -> Iterator[tuple[str, str, Workload]]:
+        """The outermost groups of workloads; of a service the jobs in it, as slurmd may be one."""
+        root = hierarchy(self._root)
+        for found in workload_groups([*WorkloadKind], root, self._owner):
+            path, folder, workload = found
+            inner = []
+            if workload.kind is WorkloadKind.SERVICE:
+                inner = [*workload_groups(_NO_SERVICES, folder, self._owner, path)]
+            yield from inner or [found]
 
-    def _jobs_or(self, folder: str, path: str, depth: int) -> Iterator[tuple[str, str]]:
-        """A service's group, or the groups of jobs in it, because slurmd may be a service."""
-        if _kind(path) is WorkloadKind.SERVICE and depth < MAX_DEPTH:
-            inner = [
-                one
-                for one in self._groups(folder, path, depth + 1)
-                if _kind(one[0]) is not WorkloadKind.SERVICE
-            ]
-            if inner:
-                yield from inner
-                return
-        yield path, folder
-
-    def _account(self, path: str, folder: str) -> Account | None:
+    def _account(self, path: str, folder: str, workload: Workload) -> Account | None:
         known = self._accounts.get(path)
         if known is not None:
             return known
-        workload = workload_of([ControlGroup(path)])
-        assert workload is not None
         if workload.kind is WorkloadKind.SERVICE:
             found = SYSTEM
         elif workload.kind is WorkloadKind.USER:
@@ -110,11 +101,6 @@ class CpuUse:
             found = Account(Kind.JOB if job else Kind.CONTAINER, name, uid=uid)
         self._accounts[path] = found
         return found
-
-
-def _kind(path: str) -> WorkloadKind | None:
-    workload = workload_of([ControlGroup(path)])
-    return None if workload is None else workload.kind
 
 
 def hierarchy(root: str) -> str:

@@ -22,12 +22,10 @@ from zeus_ipc.requests import Request
 from zeusd.core.accounting import ABSENT
 from zeusd.core.core import Core
 from zeusd.core.effects import (
-    LISTING,
     CloseDriver,
     Effect,
     Forget,
     LedgerCall,
-    Listed,
     Look,
     Measured,
     Note,
@@ -48,10 +46,11 @@ from zeusd.devices.port import Backend
 from zeusd.identity import driver_id
 from zeusd.logs import AUDIT
 from zeusd.runtime.accounting import Accounting
+from zeusd.runtime.activity import LISTING, Listed
+from zeusd.runtime.control_groups import JobGroups
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.driver import Driver
 from zeusd.runtime.gpu_locks import GpuLocks
-from zeusd.runtime.job_groups import JobGroups
 from zeusd.runtime.journal import Change, Journal, orphans
 from zeusd.runtime.processes import ProcessWatch, open_process, usage_of
 from zeusd.runtime.reactor import Reactor

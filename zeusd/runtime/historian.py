@@ -19,8 +19,8 @@ from typing import TypeAlias
 
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import Timeline, WindowEnergies
-from zeusd.core.deadlines import Deadlines
 from zeusd.core.model import Failure, device_failure
+from zeusd.core.outbox import Deadlines
 from zeusd.devices.port import DeviceError
 from zeusd.energy.columns import Ring
 from zeusd.energy.history import ABSENT, History
@@ -116,7 +116,7 @@ class LookUp:
 
     Attributes:
         spent: Called with the processor time of each turn, ns.
-        wanted: Whether a client waits for it; if not, `done` is not called.
+        wanted: Whether a client still waits for it; if not, `done` is not called.
         results: The results: a message, or a `Failure`.
     """
 
@@ -125,7 +125,7 @@ class LookUp:
     done: Callable[[LookUp], None]
     user: int = -1
     spent: Callable[[int], None] = lambda cpu_ns: None
-    wanted: bool = True
+    wanted: Callable[[], bool] = lambda: True
     results: dict[str, Answer] = field(default_factory=dict)
     lacking: list[str] = field(default_factory=list)
     until_ns: int = 0
@@ -244,7 +244,7 @@ class Historian:
             self._wait_until(due_ns)
 
     def _conclude(self, look_up: LookUp) -> None:
-        self._give_up.pop(look_up)
+        self._give_up.drop(look_up)
         if look_up.user not in self._ready:
             self._ready[look_up.user] = deque()
             self._turns.append(look_up.user)
@@ -272,7 +272,7 @@ class Historian:
         look_up, answers = ready.popleft()
         began_ns = time.thread_time_ns()
         try:
-            if look_up.wanted and next(islice(answers, STEPS - 1, None), _OVER) is not _OVER:
+            if look_up.wanted() and next(islice(answers, STEPS - 1, None), _OVER) is not _OVER:
                 ready.append((look_up, answers))
         finally:
             look_up.spent(time.thread_time_ns() - began_ns)

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from zeusd.core.jobs import WorkloadKind, workload_of
 from zeusd.energy.split import Account, Kind
 from zeusd.identity import has_exited
-from zeusd.runtime.control_groups import ControlGroups
+from zeusd.runtime.control_groups import ControlGroups, WorkloadKind, workload_of
 from zeusd.runtime.processes import read_proc
 
 UNKNOWN_NAMESPACE = "unknown"

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from zeusd.core.effects import Activity, PidUse
 from zeusd.energy.accountant import NEVER_NS, Fact, Span
 from zeusd.energy.split import Account, ChargedProcess, Claim, unattributed
 from zeusd.identity import has_exited
+from zeusd.runtime.activity import Activity, PidUse
 from zeusd.runtime.identities import Identities, is_ignored
 
 LIST_NS = 1_000_000_000

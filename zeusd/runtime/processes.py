@@ -15,11 +15,10 @@ from pathlib import Path
 
 from zeus_ipc.processes import peer_of
 from zeusd import identity
-from zeusd.core.jobs import job_of
 from zeusd.core.model import Peer, Process, ProcessUsage
 from zeusd.identity import has_exited, pidfd_inodes_are_unique, process_cookie
 from zeusd.runtime.commands import command_of
-from zeusd.runtime.control_groups import ControlGroups
+from zeusd.runtime.control_groups import ControlGroups, job_of
 from zeusd.runtime.reactor import Reactor
 
 _SO_PEERGROUPS = 59

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeGuard
@@ -21,7 +21,6 @@ from zeus_ipc.replies import (
     GpuProcesses,
     GpuState,
     PastResults,
-    Refused,
     Results,
 )
 from zeus_ipc.requests import (
@@ -36,11 +35,11 @@ from zeus_ipc.requests import (
     ReadRequest,
     Request,
 )
-from zeus_ipc.wire import PROTOCOL_VERSION, Message
+from zeus_ipc.wire import Message
 from zeusd.core.core import Core
 from zeusd.core.effects import Read, Reading
-from zeusd.core.model import Failure
-from zeusd.core.pending import error_body, no_answer
+from zeusd.core.outbox import Deadlines
+from zeusd.core.pending import Answer, Pending, envelope
 from zeusd.core.requests import LATE, MAX_WAITING_REQUESTS, TOO_MANY_WAIT
 from zeusd.runtime.historian import LookUp, TimelineQuery, WindowsQuery
 from zeusd.runtime.reactor import Alarm, Reactor
@@ -62,25 +61,12 @@ PROCESSES_NS = 1_000_000_000
 
 
 @dataclass(slots=True, eq=False)
-class _Pending:
-    """A request, and what it still waits for."""
-
-    conn: int
-    request_id: int
-    deadline_ns: int
-    of: Callable[[dict[str, Message | None]], Message]
-    results: dict[str, Message | None]
-    missing: int
-    look_up: LookUp | None = None
-
-
-@dataclass(slots=True, eq=False)
 class _Call:
     """A reading of a GPU that is under way, and who waits for it."""
 
     uuid: str
     reading: Reading
-    askers: list[_Pending] = field(default_factory=list)
+    askers: list[Pending] = field(default_factory=list)
 
 
 class Reads:
@@ -107,8 +93,8 @@ class Reads:
         self._calls: dict[int, _Call] = {}
         self._joinable: dict[tuple[str, Reading], _Call] = {}
         self._known: dict[tuple[str, Reading], tuple[int, Message]] = {}
-        self._pending: dict[_Pending, None] = {}
-        self._of_connection: dict[int, set[_Pending]] = {}
+        self._deadlines: Deadlines[Pending] = Deadlines()
+        self._of_connection: dict[int, set[Pending]] = {}
         self._alarm = Alarm(reactor, self._expire)
 
     @staticmethod
@@ -121,9 +107,9 @@ class Reads:
         if self._core.silent:
             return
         if request.deadline_ns and self._clock_ns() > request.deadline_ns:
-            self._refuse(conn, request.id, LATE)
+            self._answer(conn, request.id, LATE)
         elif len(self._of_connection.get(conn, ())) >= MAX_WAITING_REQUESTS:
-            self._refuse(conn, request.id, TOO_MANY_WAIT)
+            self._answer(conn, request.id, TOO_MANY_WAIT)
         elif isinstance(request, GetWindows):
             parts = iter(request.windows)
             windows = WindowsQuery(tuple(zip(parts, parts, parts, strict=True)))
@@ -142,14 +128,9 @@ class Reads:
 
     def closed(self, conn: int) -> None:
         """A connection ended: nobody waits for what it asked for."""
-        if conn not in self._of_connection:
-            return
-        for pending in list(self._of_connection[conn]):
-            self._forget(pending)
-            if pending.look_up is not None:
-                pending.look_up.wanted = False
-        for call in self._calls.values():
-            call.askers = [pending for pending in call.askers if pending.conn != conn]
+        for pending in self._of_connection.pop(conn, ()):
+            pending.cancel()
+            self._deadlines.drop(pending)
 
     def done(self, ticket: int, result: object) -> None:
         """A reading returned."""
@@ -159,21 +140,24 @@ class Reads:
             if call.reading in (Reading.STATE, Reading.PROCESSES) and isinstance(result, Message):
                 self._known[call.uuid, call.reading] = (self._sampling.sample_ns(), result)
         for pending in call.askers:
-            self._put(pending, {call.uuid: self._complete(pending, call.uuid, result)})
+            if pending.waits:
+                pending.put(call.uuid, self._complete(pending, call.uuid, result))
 
     # --------------------------------------------------------------------------------- internals
 
     def _read(self, conn: int, request: ReadRequest) -> None:
         reading = _READINGS[type(request)]
-        pending = self._track(conn, request, lambda found: Results(gpus=found), request.gpus)
-        node = self._core.node
-        for uuid in list(pending.results):
+        node, pending = (
+            self._core.node,
+            self._track(conn, request, request.gpus, lambda found: Results(gpus=found)),
+        )
+        for uuid in pending.names:
             if uuid not in node.gpus:
-                self._put(pending, {uuid: node.unknown(uuid)})
+                pending.put(uuid, node.unknown(uuid))
             elif node.quiesced is not None:
-                self._put(pending, {uuid: node.quiesced})
+                pending.put(uuid, node.quiesced)
             elif (known := self._fresh(uuid, reading)) is not None:
-                self._put(pending, {uuid: self._complete(pending, uuid, known)})
+                pending.put(uuid, self._complete(pending, uuid, known))
             else:
                 self._call(uuid, reading, pending)
 
@@ -188,7 +172,7 @@ class Reads:
             lasts_ns = min(2 * (self._sampling.period_ns(uuid) or 0), STATE_NS)
         return result if self._sampling.sample_ns() - read_ns < lasts_ns else None
 
-    def _call(self, uuid: str, reading: Reading, pending: _Pending) -> None:
+    def _call(self, uuid: str, reading: Reading, pending: Pending) -> None:
         call = self._joinable.get((uuid, reading))
         if call is not None:
             call.askers.append(pending)
@@ -198,7 +182,7 @@ class Reads:
         self._joinable[uuid, reading] = call
         self._submit(Read(ticket, uuid, reading))
 
-    def _complete(self, pending: _Pending, uuid: str, result: object) -> object:
+    def _complete(self, pending: Pending, uuid: str, result: object) -> object:
         """A state with what only the core knows: no driver reads locked clocks back.
 
         Which process it is concerns its own user and administrators only.
@@ -226,24 +210,24 @@ class Reads:
     def _look_up(
         self, conn: int, request: PastRequest, query: WindowsQuery | TimelineQuery
     ) -> None:
-        pending = self._track(
-            conn, request, lambda found: PastResults(sources=found), request.sources
+        node, pending = (
+            self._core.node,
+            self._track(conn, request, request.sources, lambda found: PastResults(sources=found)),
         )
-        node = self._core.node
-        names = []
-        for name in list(pending.results):
-            if name in node.gpus or name in node.sources:
-                names.append(name)
-            else:
-                self._put(pending, {name: node.unknown(name)})
+        names = [name for name in pending.names if name in node.gpus or name in node.sources]
+        for name in pending.names:
+            if name not in names:
+                pending.put(name, node.unknown(name))
 
         def done(look_up: LookUp) -> None:
-            self._put(pending, look_up.results)
+            for name, result in look_up.results.items():
+                pending.put(name, result)
 
         if names:
             spent = partial(self._charge, conn)
-            pending.look_up = LookUp(tuple(names), query, done, self._core.user(conn), spent)
-            self._sampling.look_up(pending.look_up)
+            user = self._core.user(conn)
+            look_up = LookUp(tuple(names), query, done, user, spent, lambda: pending.waits)
+            self._sampling.look_up(look_up)
 
     # ----------------------------------------------------------------------------------- replies
 
@@ -251,56 +235,32 @@ class Reads:
         self,
         conn: int,
         request: ReadRequest | PastRequest,
+        names: list[str],
         of: Callable[[dict[str, Message | None]], Message],
-        names: Iterable[str],
-    ) -> _Pending:
-        results: dict[str, Message | None] = dict.fromkeys(names)
-        pending = _Pending(conn, request.id, request.deadline_ns, of, results, len(results))
-        self._pending[pending] = None
+    ) -> Pending:
+        def over(results: dict[str, Message | None]) -> None:
+            self._deadlines.drop(pending)
+            others = self._of_connection[conn]
+            others.discard(pending)
+            if not others:
+                del self._of_connection[conn]
+            self._answer(conn, request.id, of(results))
+
+        pending = Pending(names, over, conn)
         self._of_connection.setdefault(conn, set()).add(pending)
         if request.deadline_ns:
+            self._deadlines[pending] = request.deadline_ns + 1
             self._alarm.set(request.deadline_ns + 1, self._clock_ns())
         return pending
 
     def _expire(self) -> None:
         now_ns = self._clock_ns()
-        for pending in list(self._pending):
-            if pending.deadline_ns and now_ns > pending.deadline_ns:
-                missing = [name for name, found in pending.results.items() if found is None]
-                self._put(pending, {name: no_answer(name) for name in missing})
-        left_ns = [pending.deadline_ns for pending in self._pending if pending.deadline_ns]
-        if left_ns:
-            self._alarm.set(min(left_ns) + 1, now_ns)
+        for pending in self._deadlines.due(now_ns):
+            pending.expire()
+        if (due_ns := self._deadlines.earliest_ns()) is not None:
+            self._alarm.set(due_ns, now_ns)
 
-    def _put(self, pending: _Pending, found: Mapping[str, object]) -> None:
-        if pending not in self._pending:
-            return  # it came after the deadline, or after the connection's end
-        for name, result in found.items():
-            if pending.results[name] is None:
-                if isinstance(result, Failure):
-                    result = Refused(error=error_body(result, name))
-                assert isinstance(result, Message)
-                pending.results[name] = result
-                pending.missing -= 1
-        if pending.missing == 0:
-            self._forget(pending)
-            result = pending.of(pending.results)
-            self._answer(
-                pending.conn,
-                {"v": PROTOCOL_VERSION, "id": pending.request_id, "result": result},
-            )
-
-    def _forget(self, pending: _Pending) -> None:
-        del self._pending[pending]
-        others = self._of_connection[pending.conn]
-        others.discard(pending)
-        if not others:
-            del self._of_connection[pending.conn]
-
-    def _refuse(self, conn: int, request_id: int, failure: Failure) -> None:
-        error = error_body(failure)
-        self._answer(conn, {"v": PROTOCOL_VERSION, "id": request_id, "error": error})
-
-    def _answer(self, conn: int, body: Envelope) -> None:
+    def _answer(self, conn: int, request_id: int, result: Answer) -> None:
+        body = envelope(request_id, result)
         self._core.add_deferred(conn, body)
         self._reply(conn, body)

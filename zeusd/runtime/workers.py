@@ -22,7 +22,7 @@ from zeus_ipc.replies import (
     ProcessInfo,
     SupportedClocks,
 )
-from zeusd.core.effects import Listed, Read, Reading, Write
+from zeusd.core.effects import Read, Reading, Write
 from zeusd.core.model import Failure, device_failure
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
 from zeusd.restore_rule import (
@@ -36,7 +36,7 @@ from zeusd.restore_rule import (
     read_settled,
     refusal,
 )
-from zeusd.runtime.activity import ActivityReader
+from zeusd.runtime.activity import ActivityReader, Listed
 from zeusd.runtime.commands import command_of
 from zeusd.runtime.devices import attempt
 from zeusd.runtime.processes import job_of_process, owner_of

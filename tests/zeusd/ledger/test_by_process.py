@@ -10,10 +10,10 @@ from tests.zeusd.ledger.test_shared import ALL, BOB, GPU, Shared
 from tests.zeusd.ledger.world import World
 from zeus_ipc.replies import Usage
 from zeus_ipc.requests import Allocate, GetUsage
-from zeusd.core.effects import Listed
 from zeusd.energy.split import Account, Kind
 from zeusd.ledger.usage import Sum
 from zeusd.runtime.accounts import Retention
+from zeusd.runtime.activity import Listed
 
 JOB = Account(Kind.JOB, "77", uid=1000)
 

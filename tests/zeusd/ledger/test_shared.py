@@ -12,10 +12,10 @@ from tests.zeusd.ledger.world import World
 from tests.zeusd.runtime.test_presence import Processes
 from zeus_ipc.replies import Usage
 from zeus_ipc.requests import Allocate, Deallocate, GetUsage
-from zeusd.core.effects import Activity, Listed, PidUse
 from zeusd.energy.history import SECOND_NS
 from zeusd.energy.split import Account, Kind
 from zeusd.ledger.usage import Sum
+from zeusd.runtime.activity import Activity, Listed, PidUse
 
 ALL = [0, 1_900_000_800]
 GPU, IDLE_W = "GPU-0", 75

@@ -17,7 +17,7 @@ from zeusd.ledger.schema import open_ledger, open_to_read
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import Reader
 from zeusd.runtime.accounts import Accounts, Clocks, Retention
-from zeusd.runtime.job_groups import JobGroups
+from zeusd.runtime.control_groups import JobGroups
 from zeusd.runtime.readings import REASON_IDLE
 from zeusd.runtime.sources import Source
 from zeusd.runtime.usages import page_of, usage_of

@@ -6,12 +6,11 @@ import time
 
 import pytest
 
-from zeusd.core.effects import Activity
 from zeusd.devices.nvml.codes import Return
 from zeusd.devices.port import MigInstance
 from zeusd.devices.simulated.node import SimulatedBackend
 from zeusd.devices.simulated.tenants import SAMPLE_US, Tenant
-from zeusd.runtime.activity import PERIOD_NS, ActivityReader
+from zeusd.runtime.activity import PERIOD_NS, Activity, ActivityReader
 
 
 class Node:

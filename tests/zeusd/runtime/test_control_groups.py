@@ -15,8 +15,15 @@ import pytest
 
 from tests import needs
 from tests.support import NOBODY, public_directory
-from zeusd.core.jobs import ControlGroup, Workload, WorkloadKind, job_of, workload_of
-from zeusd.runtime.control_groups import MOUNTS, ControlGroups
+from zeusd.runtime.control_groups import (
+    MOUNTS,
+    ControlGroup,
+    ControlGroups,
+    Workload,
+    WorkloadKind,
+    job_of,
+    workload_of,
+)
 from zeusd.runtime.processes import identify_peer
 
 needs_root = pytest.mark.needs("root")

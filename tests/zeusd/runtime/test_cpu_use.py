@@ -18,8 +18,8 @@ from zeusd.ledger.schema import open_ledger
 from zeusd.ledger.store import Store
 from zeusd.runtime.accounting import READ_NS, CpuAccounts
 from zeusd.runtime.accounts import Clocks, Retention
+from zeusd.runtime.control_groups import ROOT, JobGroups
 from zeusd.runtime.cpu_use import SYSTEM, CpuUse, hierarchy
-from zeusd.runtime.job_groups import ROOT, JobGroups
 from zeusd.runtime.presence import UNKNOWN_PROCESS
 
 JOB = "system.slice/slurmstepd.scope/job_7"

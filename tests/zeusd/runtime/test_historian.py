@@ -286,7 +286,7 @@ def test_a_user_with_many_look_ups_delays_others_by_one_turn_and_pays_for_all() 
     asked = [scene.ask("GPU-0", end_ns=BEGIN_NS, user=1) for _ in range(module.MAX_READY)]
     other = scene.ask("GPU-0", end_ns=BEGIN_NS, user=2)
     for look_up in asked[2:]:
-        look_up.wanted = False  # their connection has ended
+        look_up.wanted = lambda: False  # their connection has ended
     scene.settle()
     assert scene.done == [asked[0], other, asked[1]]
     assert len(scene.spent_ns) == len(asked) + 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zeusd.runtime.job_groups import JobGroups
+from zeusd.runtime.control_groups import JobGroups
 
 UID = "1f2e3d4c-0000-1111-2222-333344445555"
 SLICE_UID = UID.replace("-", "_")

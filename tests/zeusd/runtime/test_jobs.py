@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zeusd.core.jobs import ControlGroup, Workload, WorkloadKind, job_of, workload_of
+from zeusd.runtime.control_groups import ControlGroup, Workload, WorkloadKind, job_of, workload_of
 
 UID = "1f2e3d4c-0000-1111-2222-333344445555"
 SLICE_UID = UID.replace("-", "_")
