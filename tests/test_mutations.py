@@ -451,7 +451,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a ceiling falls back at its deadline",
-        "zeusd.core.limiting.CeilingRequests.tick",
+        "zeusd.core.limiting.CeilingRequests._end",
         instead("expire", "()"),
         ("tests/zeusd/core/test_ceilings.py",),
     ),

@@ -34,6 +34,7 @@ from zeusd.runtime.state_files import SAVE_S, AuditFile
 from zeusd.server.descriptors import Closer
 from zeusd.server.listener import InheritedListener, Listener, ListenError
 from zeusd.server.server import Server
+from zeusd.server.subuids import SubordinateUids
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ class Daemon:
                     simulated=self._node.device_socket,
                     stream=stream_path(settings.socket),
                     started_ns=time.monotonic_ns(),
+                    owner_of=SubordinateUids().owner,
                 ),
                 reactor=self._reactor,
                 nvml=self._node.nvml,

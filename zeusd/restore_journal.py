@@ -49,6 +49,7 @@ class OwnerlessJournal:
         self._say = say
         self._guard = threading.Lock()
         self._changes: dict[str, Entry | None] = {}
+        self._kept: set[str] = set()
 
     @property
     def driver(self) -> Entry:
@@ -149,8 +150,10 @@ class OwnerlessJournal:
                     os.close(fd)
         except OSError as error:
             # The next reader finds the control at its target, and does not write.
-            keys = ", ".join(changes)
-            self._say(f"{self.path}: cannot be written ({error.strerror}), so it keeps {keys}")
+            if kept := [key for key in changes if key not in self._kept]:
+                self._kept.update(kept)
+                keys = ", ".join(kept)
+                self._say(f"{self.path}: cannot be written ({error.strerror}), so it keeps {keys}")
 
 
 def _least(target: Value, ceiling: Entry, control: str) -> Value:

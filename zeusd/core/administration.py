@@ -31,8 +31,8 @@ from zeus_ipc.requests import (
 )
 from zeus_ipc.wire import Message
 from zeusd.core.accounting import for_reader, sees_all
-from zeusd.core.audit_log import PRIVATE
-from zeusd.core.ceilings import PERSISTED
+from zeusd.core.audit_log import public
+from zeusd.core.bounds import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import CloseDriver, Forget, Measured, OpenDriver, Put, Read, Reading
 from zeusd.core.entries import CEILING, QUIESCED, Mark, key_of
@@ -282,7 +282,7 @@ class Administration:
     def _audit(self, connection: ClientState, request: GetAudit) -> AuditRecords:
         peer, admin = connection.peer, self._context.is_admin(connection.peer)
         records = [
-            record.message(() if admin or record.uid == peer.uid else PRIVATE)
+            record if admin or record.uid == peer.uid else public(record)
             for record in self._out.audit_log.newest(request.after, request.before, request.limit)
         ]
         return AuditRecords(records=records, dropped=self._out.audit_log.dropped)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from zeus_ipc.replies import AuditRecord
@@ -13,7 +12,7 @@ from zeusd.core.effects import Note
 KEPT = 1000
 """Records that are kept. Of more, the oldest one of the user who has most goes."""
 
-PRIVATE = ("pid", "lease", "command", "job")
+PRIVATE = frozenset({"pid", "lease", "command", "job"})
 """Fields that only the record's user and administrators may see."""
 
 REPEATED_NS = 600_000_000_000
@@ -25,56 +24,22 @@ _FIELDS = (
 )
 
 
-@dataclass(slots=True)
-class Record:
-    """One record of the audit log, with the fields of `replies.AuditRecord`."""
-
-    number: int
-    t_ns: int
-    last_ns: int
-    count: int
-    event: str
-    warning: bool
-    gpu: str | None = None
-    control: str | None = None
-    uid: int | None = None
-    pid: int | None = None
-    command: str | None = None
-    job: str | None = None
-    lease: str | None = None
-    old: str | None = None
-    new: str | None = None
-    reason: str | None = None
-    result: str | None = None
-
-    def message(self, hidden: Collection[str] = ()) -> AuditRecord:
-        """The record as readers get it, without these fields. Not validated, as it is ours."""
-        values = ((name, getattr(self, name)) for name in _ALL if name not in hidden)
-        fields = {name: value for name, value in values if value is not None}
-        return AuditRecord.model_construct(set(fields), **fields)
-
-    def goes_on(self, said: dict[str, Any]) -> bool:
-        """Whether this record and another one are successful sets under the same lease."""
-        return (
-            self.event == "set"
-            and self.result == "ok" == said.get("result")
-            and self.lease == said.get("lease")
-        )
-
-
-_ALL = tuple(field.name for field in fields(Record))
-
-
 class AuditLog:
-    """Adds records, keeps the newest, and counts all."""
+    """Adds records, keeps the newest, and counts all.
+
+    Attributes:
+        owner_of: The user to whom a uid belongs: records of subordinate uids count as the owner's.
+    """
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, ...]] = Counter()
         self.failing: dict[tuple[str | None, str | None], int] = {}
-        self._records: dict[int, Record] = {}
+        self.owner_of: Callable[[int], int] = lambda uid: uid
+        self._records: dict[int, AuditRecord] = {}
         self._numbers: defaultdict[int | None, deque[int]] = defaultdict(deque)
-        self._newest: dict[tuple[str | None, str | None], Record] = {}
-        self._warnings: dict[str, Record] = {}
+        # The number of the newest record of each control, and of each warning.
+        self._newest: dict[tuple[str | None, str | None], int] = {}
+        self._warnings: dict[str, int] = {}
         self._next = 1
 
     def note(self, now_ns: int, note: Note) -> int:
@@ -82,31 +47,34 @@ class AuditLog:
         said = note.fields
         where = said.get("gpu"), said.get("control")
         self._follow(now_ns, note.event, where)
-        before = self._newest.get(where)
-        if note.event == "set" and before is not None and before.goes_on(said):
+        before = self._records.get(self._newest.get(where, 0))
+        if note.event == "set" and before is not None and _goes_on(before, said):
             return self._again(before, now_ns, said["new"])
-        fields: dict[str, Any] = {name: said[name] for name in _FIELDS if name in said}
+        fields = {name: said[name] for name in _FIELDS if said.get(name) is not None}
         if "error" in said:
             fields["result"] = said["error"]
         key = f"{note.event} {fields}" if note.warning else ""
-        before = self._warnings.get(key)
-        if before is not None and self._lasts(before, now_ns):
+        before = self._records.get(self._warnings.get(key, 0))
+        if before is not None and now_ns - before.last_ns < REPEATED_NS:
             return self._again(before, now_ns, before.new)
-        record = Record(self._next, now_ns, now_ns, 1, note.event, note.warning, **fields)
+        fields |= {"number": self._next, "t_ns": now_ns, "last_ns": now_ns, "count": 1}
+        fields |= {"event": note.event, "warning": note.warning}
+        record = AuditRecord.model_construct(**fields)  # not validated, as it is ours
         self._count(record)
         self._next += 1
-        self._newest[where] = record
+        self._newest[where] = record.number
         self._keep(record)
         if note.warning:
-            self._warnings[key] = record
+            self._warnings[key] = record.number
             if len(self._warnings) > 2 * KEPT:
-                found = self._warnings.items()
-                self._warnings = {key: one for key, one in found if self._lasts(one, now_ns)}
+                known = self._warnings.items()
+                self._warnings = {key: one for key, one in known if one in self._records}
         return 1
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: AuditRecord) -> None:
         self._records[record.number] = record
-        self._numbers[record.uid].append(record.number)
+        owner = None if record.uid is None else self.owner_of(record.uid)
+        self._numbers[owner].append(record.number)
         if len(self._records) > KEPT:
             some = (one for one in self._numbers.values() if one)
             most = max(some, key=lambda one: (len(one), -one[0]))
@@ -118,17 +86,15 @@ class AuditLog:
         elif event in ("lease_ended", "restored", "restore_forgotten"):
             self.failing.pop(where, None)
 
-    def _again(self, record: Record, now_ns: int, new: str | None) -> int:
-        record.count += 1
-        record.last_ns, record.new = now_ns, new
+    def _again(self, record: AuditRecord, now_ns: int, new: str | None) -> int:
+        more: dict[str, Any] = {"count": record.count + 1, "last_ns": now_ns}
+        if new is not None:
+            more["new"] = new
+        self._records[record.number] = record.model_copy(update=more)
         self._count(record)
-        return record.count
+        return record.count + 1
 
-    def _lasts(self, record: Record, now_ns: int) -> bool:
-        """Whether a repetition belongs to this record: it is kept, and not long ago."""
-        return record.number in self._records and now_ns - record.last_ns < REPEATED_NS
-
-    def _count(self, record: Record) -> None:
+    def _count(self, record: AuditRecord) -> None:
         control, result = record.control or "", record.result or ""
         if record.event in ("set", "restore"):
             self.counts[record.event, control, "ok" if result == "ok" else "failed"] += 1
@@ -149,9 +115,9 @@ class AuditLog:
             if key[0] == event:
                 yield key[1:], count
 
-    def newest(self, after: int, before: int, limit: int) -> list[Record]:
+    def newest(self, after: int, before: int, limit: int) -> list[AuditRecord]:
         """The newest records with a number between these two, at most `limit`, oldest first."""
-        found: list[Record] = []
+        found: list[AuditRecord] = []
         for record in reversed(self._records.values()):
             if record.number <= after or len(found) == limit:
                 break
@@ -171,23 +137,41 @@ class AuditLog:
 
     def dump(self) -> list[dict[str, Any]]:
         """All records, for the next zeusd."""
-        return [asdict(record) for record in self._records.values()]
+        return [record.model_dump(exclude_unset=True) for record in self._records.values()]
 
     def load(self, records: Iterable[dict[str, Any]]) -> None:
         """Adds the records that an earlier zeusd of this boot has dumped, before the present ones.
 
         Raises:
-            TypeError, ValueError: These are not records.
+            ValueError: These are not records.
         """
-        valid = [AuditRecord.model_validate(fields) for fields in records]
-        earlier, present = [Record(**vars(one)) for one in valid], [*self._records.values()]
+        earlier = [AuditRecord.model_validate(fields) for fields in records]
+        present = [*self._records.values()]
         last = max((record.number for record in earlier), default=0)
-        for record in present:
-            record.number += last
         self._next += last
         self._records.clear()
         self._numbers.clear()
+        self._newest.clear()
+        self._warnings.clear()
         self.failing.clear()
-        for record in [*earlier, *present]:
+        for record in earlier:
             self._keep(record)
+        for record in present:
+            self._keep(record.model_copy(update={"number": record.number + last}))
+        for record in self._records.values():
             self._follow(record.t_ns, record.event, (record.gpu, record.control))
+
+
+def public(record: AuditRecord) -> AuditRecord:
+    """A record as other users may see it."""
+    names = record.model_fields_set - PRIVATE
+    return AuditRecord.model_construct(**{name: getattr(record, name) for name in names})
+
+
+def _goes_on(record: AuditRecord, said: dict[str, Any]) -> bool:
+    """Whether a record and a new one are successful sets under the same lease."""
+    return (
+        record.event == "set"
+        and record.result == "ok" == said.get("result")
+        and record.lease == said.get("lease")
+    )

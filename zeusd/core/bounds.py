@@ -1,15 +1,72 @@
-"""What a control may hold at most, and what it is restored to."""
+"""What a control may hold at most, and what it is restored to.
+
+A ceiling is a named upper bound; the lowest one bounds what may be set and what is restored. Pure
+arithmetic; times are of CLOCK_BOOTTIME, which counts while the machine sleeps and survives a
+restart of zeusd.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from zeus_ipc.controls import SPECS, Control, ControlValue
-from zeusd.core.ceilings import PERSISTED, Ceilings
+from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
 from zeusd.core.effects import Forget, Put
 from zeusd.core.entries import OBSERVED, RESTING, Ceiling, Kept, key_of
 from zeusd.core.outbox import Outbox
 from zeusd.core.policy import Target
+
+SITE, PERSISTED, FLEET, JOB_PREFIX = "site", "persisted", "fleet", "job:"
+"""Names. `site` is from the configuration and cannot be set; `job:ID` belongs to one job."""
+
+
+def ceiling_text(ceiling: Ceiling, name: str, spec: ControlSpec, boot_ns: int) -> str:
+    """Says what a ceiling allows, whose it is, and until when."""
+    until = " until the job ends" if name.startswith(JOB_PREFIX) else ""
+    if ceiling.deadline_ns is not None:
+        until = f" for {max(0, ceiling.deadline_ns - boot_ns) // 10**9} s more"
+    if ceiling.fallback is not None:
+        until += f", then {spec.text(ceiling.fallback)}"
+    return f"ceiling {name} of user {ceiling.uid} allows at most {spec.text(ceiling.value)}{until}"
+
+
+class Ceilings(dict[str, Ceiling]):
+    """The ceilings of one control by name, without the site's."""
+
+    __slots__ = ()
+
+    def lowest(self, value: ControlValue, without: str = "") -> ControlValue:
+        """The lowest of this value and all ceilings but one."""
+        for name, one in self.items():
+            if name != without and one.value < value:
+                value = one.value
+        return value
+
+    def lowest_named(self, without: str = "") -> tuple[str, Ceiling | None]:
+        """The name of the lowest of all ceilings but one, and the ceiling; None: there is none."""
+        others = [pair for pair in self.items() if pair[0] != without]
+        return min(others, key=lambda pair: pair[1].value, default=("", None))
+
+    def next_deadline_ns(self) -> int | None:
+        """CLOCK_BOOTTIME time of the next deadline."""
+        deadlines = [one.deadline_ns for one in self.values() if one.deadline_ns is not None]
+        return min(deadlines, default=None)
+
+    def expire(self, boot_ns: int | None) -> list[str]:
+        """Applies the fallbacks of ceilings whose deadline has passed; None: all fallbacks, before
+        their deadlines. Returns the ceilings' names."""
+        expired = []
+        for name, one in [*self.items()]:
+            due_ns = one.deadline_ns
+            if due_ns is None or (boot_ns is not None and boot_ns < due_ns):
+                continue
+            if one.fallback is not None:
+                self[name] = Ceiling(one.fallback, one.uid)
+            elif boot_ns is None:
+                continue
+            else:
+                del self[name]
+            expired.append(name)
+        return expired
 
 
 class Bounds:

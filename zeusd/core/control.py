@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zeus_ipc.controls import SPECS, Control, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
-from zeusd.core.bounds import Bounds
-from zeusd.core.ceilings import PERSISTED, Ceilings
+from zeusd.core.bounds import PERSISTED, Bounds, Ceilings
 from zeusd.core.effects import Forget, Put, Read, Reading, Write
 from zeusd.core.entries import PENDING, Ceiling, Loss, PendingRestore, key_of
 from zeusd.core.holding import MAX_WAITING, ZEUSD, Lease, LeaseState, Set, SetQueue
@@ -229,7 +228,7 @@ class ControlMachine:
         left = self.bounds.resting
         if self.bounds.enforced if left is None else again or left != self.target:
             restoration = Restoration(SITE_LIMIT, ALL, required=left is not None)
-            self._restore_unheld(self._stand_in(ZEUSD, 0, "zeusd"), restoration, left)
+            self._restore_unheld(restoration, left)
 
     def persist(self, uid: int) -> Ceiling:
         """What the holder has set becomes a ceiling; its lease is to end."""
@@ -317,10 +316,9 @@ class ControlMachine:
             self._restoration.overwrite = ALL
             self.retry_now()
         else:
-            lease = self._stand_in(peer.process, peer.uid, peer.command)
             written = bounds.resting if written is None else written
             restoration = Restoration("reset", ALL, required=written is not None, waiting=waiting)
-            self._restore_unheld(lease, restoration, written)
+            self._restore_unheld(restoration, written, peer)
 
     def suspend(self) -> None:
         """The device goes out of reach: no call is made until `resume`."""
@@ -436,15 +434,12 @@ class ControlMachine:
         if self.bounds.rests_elsewhere:
             self._behind = self._behind or []
 
-    def _stand_in(self, process: Process, uid: int, command: str) -> Lease:
-        now_ns = self.out.now_ns
-        return Lease(process, uid, "", now_ns, 0, now_ns, command=command)
-
     def _restore_unheld(
-        self, lease: Lease, restoration: Restoration, left: ControlValue | None
+        self, restoration: Restoration, left: ControlValue | None, by: Peer = ZEUSD
     ) -> None:
         """Restores a control that nobody holds. `left` is what zeusd left in force, if it did."""
-        self.holding.lease = lease
+        now_ns = self.out.now_ns
+        self.holding.lease = Lease(by.process, by.uid, "", now_ns, 0, now_ns, command=by.command)
         self.values = self.values.after(self.out.now_ns, *(() if left is None else (left,)))
         self._restoration = restoration
         if left is not None:
@@ -486,8 +481,9 @@ class ControlMachine:
     def _serve(self, item: Set) -> None:
         process, now_ns = item.peer.process, self.out.now_ns
         if self.life.state is State.FREE:
-            lease = self._stand_in(process, item.peer.uid, item.peer.command)
-            lease.client, lease.ttl_ns, lease.job = item.client, item.ttl_ns, item.peer.job
+            uid, command, job = item.peer.uid, item.peer.command, item.peer.job
+            lease = Lease(process, uid, item.client, now_ns, item.ttl_ns, now_ns)
+            lease.command, lease.job = command, job
             self._found, self.values = None, self.values.after(now_ns)
             self.life.on(Event.TAKE)
             self.holding.begin(lease, now_ns)
@@ -510,7 +506,7 @@ class ControlMachine:
             self._start(self._bring_under(waiting, self.lease))
             return
         restoration = Restoration(CEILING, HIGHER, waiting=waiting)
-        self._restore_unheld(self._stand_in(ZEUSD, 0, "zeusd"), restoration, self.bounds.resting)
+        self._restore_unheld(restoration, self.bounds.resting)
 
     # ------------------------------------------------------------------------------ device calls
 

@@ -7,18 +7,18 @@ by `requests.Requests`; how a control is leased, written and restored is `contro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
 from zeus_ipc.controls import RESTORE_ORDER, SPECS, Control, ControlValue
-from zeus_ipc.replies import CpuInfo, Envelope, ErrorBody
+from zeus_ipc.replies import CpuInfo
 from zeus_ipc.requests import Request
 from zeusd.core.administration import DRIVER_CLOSED
 from zeusd.core.audit_log import AuditLog
-from zeusd.core.ceilings import PERSISTED
+from zeusd.core.bounds import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Effect, Forget, Put, Read, Reading
 from zeusd.core.entries import (
@@ -66,8 +66,9 @@ class Core:
         simulated: str | None = None,
         stream: str | None = None,
         started_ns: int = 0,
+        owner_of: Callable[[int], int] = lambda uid: uid,
     ) -> None:
-        self.node = NodeState(settings)
+        self.node = NodeState(settings, owner_of)
         self.node.started_ns = started_ns
         self._out = self.node.out
         self._connections: dict[int, ClientState] = {}
@@ -335,14 +336,12 @@ class Core:
     def unrestored(self) -> list[tuple[str, Control]]:
         """Controls that are leased, being restored, waiting for another attempt, or not known yet
         although the journal says that something is to be restored."""
-        return [
-            *(
-                (machine.gpu, machine.control)
-                for machine in self.node.machines()
-                if machine.phase is not Phase.FREE and not machine.only_lowers
-            ),
-            *self.node.pending,
-        ]
+        return [*((machine.gpu, machine.control) for machine in self._left), *self.node.pending]
+
+    @property
+    def _left(self) -> list[ControlMachine]:
+        machines = self.node.machines()
+        return [one for one in machines if one.phase is not Phase.FREE and not one.only_lowers]
 
     @property
     def audit_log(self) -> AuditLog:
@@ -354,25 +353,12 @@ class Core:
         """Whether requests stay unanswered: the next zeusd is to be asked again."""
         return self._silent
 
-    def defer(self, conn: int, error: ErrorBody) -> None:
-        """Counts a failed set that nobody waits for."""
-        connection = self._connections.get(conn)
-        if connection is not None:
-            connection.deferrals.add(error)
-
-    def add_deferred(self, conn: int, body: Envelope) -> None:
-        """Adds this connection's failed sets that nobody waited for to a reply."""
-        connection = self._connections.get(conn)
-        if connection is not None:
-            connection.add_deferred(body)
-
-    def user(self, conn: int) -> int:
-        """The user on a connection; -1: it has ended."""
-        connection = self._connections.get(conn)
-        return -1 if connection is None else connection.peer.uid
+    def connection(self, conn: int) -> ClientState | None:
+        """A connection; None: it has ended."""
+        return self._connections.get(conn)
 
     def may_know(self, conn: int, uid: int | None) -> bool:
-        """Whether who asks on this connection may know processes of this user."""
+        """Whether the user of a connection may see processes of this user."""
         connection = self._connections.get(conn)
         if connection is None:
             return False
@@ -387,11 +373,7 @@ class Core:
     @property
     def restoring(self) -> bool:
         """Whether it was stopped, and some control is still to be restored."""
-        left = any(
-            machine.phase is not Phase.FREE and not machine.only_lowers
-            for machine in self.node.machines()
-        )
-        return self.node.stopping and not self._silent and left
+        return self.node.stopping and not self._silent and bool(self._left)
 
     def summary(self) -> tuple[int, int, int]:
         """How many GPUs there are, leases, and controls that could not be restored yet."""

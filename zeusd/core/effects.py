@@ -110,12 +110,14 @@ class OpenDriver:
 class Put:
     """Make a journal entry durable on which no device write depends.
 
-    `soon`: what is in the journal already is right, too, and this one may wait for others.
+    `soon`: what is in the journal already is right, too, and this one may wait for others. With a
+    ticket it returns with None or, if it could not be written and is dropped, a `Failure`.
     """
 
     key: str
     entry: Recorded
     soon: bool = False
+    ticket: int = 0
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ BUSY_SHARE = 0.05
 Done: TypeAlias = Callable[["Failure | ControlValue | None"], None]
 """Takes what came of a set: what the control holds now, None after an acquire, or why not."""
 
-ZEUSD = Process(0, 0)
+ZEUSD = Peer(0, Process(0, 0), 0, 0, command="zeusd")
 """Stands for zeusd itself, where no process holds what is being restored."""
 
 
@@ -163,9 +163,10 @@ class LeaseState:
         """Whether this process lost a lease here and has not acquired it again."""
         return process in self._lost
 
-    def losses_of(self, uid: int) -> int:
-        """Number of this user's processes that lost a lease here and do not know it yet."""
-        return sum(loss.uid == uid for loss in self._lost.values())
+    @property
+    def losses(self) -> list[Loss]:
+        """Processes that lost a lease here and do not know it yet."""
+        return [*self._lost.values()]
 
     # ----------------------------------------------------------------------------- begin and end
 

@@ -9,7 +9,7 @@ from zeus_ipc.controls import SPECS
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import CeilingInfo, CeilingSet
 from zeus_ipc.requests import SetCeiling
-from zeusd.core.ceilings import JOB_PREFIX, Ceilings
+from zeusd.core.bounds import JOB_PREFIX
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Forget, Put
 from zeusd.core.entries import CEILING, Ceiling, key_of
@@ -37,11 +37,11 @@ class CeilingRequests:
         def set_one(uuid: str) -> None:
             machine = self._node.machine(uuid, request.control)
             refuse_if(self._refusal(machine, uuid, request))
-            then = partial(self._followed, pending, machine)
             if request.value is None:
+                then = partial(self._followed, pending, machine)
                 self.remove(machine, request.name, connection.peer, then)
             else:
-                self._put(machine, request, connection.peer, then)
+                self._put(pending, machine, request, connection.peer)
 
         pending.each(set_one)
 
@@ -80,16 +80,16 @@ class CeilingRequests:
         boot_ns = self._boot_ns()
         if self._due_boot_ns is None or boot_ns < self._due_boot_ns:
             return
-        self._end(lambda ceilings: ceilings.expire(boot_ns))
+        self._end(boot_ns)
 
     def stop(self) -> None:
         """Applies all fallbacks when zeusd ends, because nobody will enforce the deadlines."""
-        self._end(Ceilings.fall_back)
+        self._end(None)
 
-    def _end(self, end: Callable[[Ceilings], list[str]]) -> None:
+    def _end(self, boot_ns: int | None) -> None:
         for machine in self._node.machines():
             before = machine.bounds.highest() if machine.spec.ceilings else ()
-            for name in end(machine.ceilings):
+            for name in machine.ceilings.expire(boot_ns):
                 ceiling = machine.ceilings.get(name)
                 key = self._key(machine, name)
                 self._out.add(Forget(key) if ceiling is None else Put(key, ceiling))
@@ -175,28 +175,37 @@ class CeilingRequests:
         return None
 
     def _put(
-        self,
-        machine: ControlMachine,
-        request: SetCeiling,
-        peer: Peer,
-        then: Callable[[], None],
+        self, pending: Pending, machine: ControlMachine, request: SetCeiling, peer: Peer
     ) -> None:
-        before = machine.bounds.highest()
+        """Records a ceiling, then applies it: the next zeusd must know why a limit is low."""
         assert request.value is not None
         ends_ns = [self._boot_ns() + request.ttl_ms * 1_000_000] if request.ttl_ms else []
         ends_ns += [request.until_boot_ns] if request.until_boot_ns else []
-        ceiling = Ceiling(
-            tuple(request.value),
-            peer.uid,
-            min(ends_ns, default=None),
-            None if request.fallback is None else tuple(request.fallback),
-        )
-        machine.ceilings[request.name] = ceiling
+        fallback = None if request.fallback is None else tuple(request.fallback)
+        deadline_ns = min(ends_ns, default=None)
+        ceiling = Ceiling(tuple(request.value), peer.uid, deadline_ns, fallback)
+        recorded = partial(self._recorded, pending, machine, request.name, ceiling, peer)
+        ticket = self._out.ticket(recorded)
+        self._out.add(Put(self._key(machine, request.name), ceiling, ticket=ticket))
+
+    def _recorded(
+        self,
+        pending: Pending,
+        machine: ControlMachine,
+        name: str,
+        ceiling: Ceiling,
+        peer: Peer,
+        failure: object,
+    ) -> None:
+        if failure is not None:
+            pending.put(machine.gpu, failure)
+            return
+        before = machine.bounds.highest()
+        machine.ceilings[name] = ceiling
         self._schedule()
-        self._out.add(Put(self._key(machine, request.name), ceiling))
         if (after := machine.bounds.highest()) != before:  # a later deadline alone is not logged
-            machine.note_values("ceiling_set", before, after, peer, reason=request.name)
-        machine.ceilings_moved(then)
+            machine.note_values("ceiling_set", before, after, peer, reason=name)
+        machine.ceilings_moved(partial(self._followed, pending, machine))
 
     @staticmethod
     def _followed(pending: Pending, machine: ControlMachine) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import CpuInfo, GpuInfo, Problem
-from zeusd.core.ceilings import PERSISTED
+from zeusd.core.bounds import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.entries import PendingRestore
 from zeusd.core.model import Failure, GpuFacts, Process, Refusal
@@ -42,9 +42,11 @@ class Gpu:
 class NodeState:
     """The state that requests refer to and events change."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, owner_of: Callable[[int], int]) -> None:
         self.settings = settings
+        self.owner_of = owner_of  # of a subordinate uid, the user who has it
         self.out = Outbox()
+        self.out.audit_log.owner_of = owner_of
         self.driver_version: str | None = None
         self.gpus: dict[str, Gpu] = {}
         self.stopping = False
@@ -138,19 +140,11 @@ class NodeState:
         """
         info = self.gpus[machine.gpu].info
         if machine.spec.ceilings:
-            low, high = info.power_limit_min_mw, self.highest_mw(machine, admin)
-            return None if low is None or high is None else (low, high)
+            (high,) = machine.bounds.highest(PERSISTED if admin else "")
+            low = info.power_limit_min_mw
+            return None if low is None else (low, high)
         clocks = {
             Control.GPU_CLOCKS: info.gpu_clock_range_mhz,
             Control.MEMORY_CLOCKS: info.memory_clocks_mhz,
         }.get(machine.control)
         return (min(clocks), max(clocks)) if clocks else None
-
-    def highest_mw(self, machine: ControlMachine, admin: bool = False) -> int | None:
-        """The highest power limit that may be set: the lowest of the site limit and all ceilings.
-
-        For an administrator, a persisted value is not a bound.
-        """
-        if not machine.spec.ceilings:
-            return None
-        return machine.bounds.highest(PERSISTED if admin else "")[0]

@@ -219,7 +219,7 @@ class RequestContext:
         Raises:
             Refusal: There is none left.
         """
-        if not self._writes.take(peer.uid, self.out.now_ns):
+        if not self._writes.take(self.node.owner_of(peer.uid), self.out.now_ns):
             allowed = self.node.settings.access.writes_per_second
             raise Refusal(
                 Failure(

@@ -37,7 +37,7 @@ from zeus_ipc.wire import PROTOCOL_VERSION
 from zeusd.core.access import Access, Right
 from zeusd.core.accounting import AccountingRequests
 from zeusd.core.administration import Administration
-from zeusd.core.ceilings import PERSISTED, ceiling_text
+from zeusd.core.bounds import PERSISTED, ceiling_text
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Read, Reading
 from zeusd.core.holding import Done, Set
@@ -174,7 +174,7 @@ class Requests:
         machine = gpu.machines.get(Control.POWER_LIMIT)
         if machine is not None:
             known["power_limit_site_mw"] = machine.bounds.site_limit_mw
-            known["power_limit_highest_mw"] = self._node.highest_mw(machine)
+            known["power_limit_highest_mw"] = machine.bounds.highest()[0]
             known["power_limit_enforced"] = machine.bounds.active
         return info.model_copy(update=known)
 
@@ -235,16 +235,17 @@ class Requests:
         """Why this user gets no further lease."""
         if machine.holding.lost_by(peer.process):
             return None
-        machines = [*self._node.machines()]
-        leases = [one.holding.current for one in machines]
-        held = sum(lease is not None and lease.uid == peer.uid for lease in leases)
+        machines, owner_of = self._node.machines(), self._node.owner_of
+        owner, leases = owner_of(peer.uid), [one.holding.current for one in machines]
+        held = sum(lease is not None and owner_of(lease.uid) == owner for lease in leases)
         if held >= self._access.leases_per_user:
             return Failure(
                 ErrorCode.OVERLOADED,
                 f"user {peer.uid} holds {held} leases already, which is the most that this site "
                 "allows; release some first",
             )
-        lost = sum(one.holding.losses_of(peer.uid) for one in machines)
+        losses = [loss for machine in machines for loss in machine.holding.losses]
+        lost = sum(owner_of(loss.uid) == owner for loss in losses)
         if lost >= self._access.losses_per_user:
             return Failure(
                 ErrorCode.OVERLOADED,
@@ -310,7 +311,7 @@ class Requests:
         item.done(refusal)
 
     def _refused(self, peer: Peer, machine: ControlMachine, refusal: Failure) -> None:
-        if self._refusals.take(peer.uid, self._out.now_ns):
+        if self._refusals.take(self._node.owner_of(peer.uid), self._out.now_ns):
             machine.note("refused", peer, warning=True, result=refusal.message)
 
     def _check_set(

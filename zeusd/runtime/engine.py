@@ -139,6 +139,7 @@ class Engine:
             Reply: self._reply_to,
             Read: self._call,
             Write: self._driver.submit,
+            Put: lambda effect: self._device_done(effect.ticket, None),
             CloseDriver: lambda effect: self._driver.close_driver(effect.ticket),
             OpenDriver: lambda effect: self._driver.open_driver(effect.ticket),
             Watch: lambda effect: self._processes.watch(effect.process),
@@ -295,7 +296,8 @@ class Engine:
 
     def invalid(self, conn: int, error: ErrorBody) -> None:
         """A request that nobody waits for was not valid."""
-        self.core.defer(conn, error)
+        if (connection := self.core.connection(conn)) is not None:
+            connection.deferrals.add(error)
 
     def _problems(self) -> list[Problem]:
         ledger = None if self._accounting is None else self._accounting.problem
@@ -334,7 +336,7 @@ class Engine:
         """
         rest: list[Effect] = []
         changes: list[Change] = []
-        intents: list[Write] = []
+        intents: list[tuple[str, Write | Put]] = []  # are dropped if they cannot be written
         states: dict[str, list[Recorded | None]] = {}  # what may be in the file afterwards
         sync = False
         for effect in effects:
@@ -357,30 +359,32 @@ class Engine:
                     continue
                 # A restore goes on without a record of its own, where the disk is full.
                 needed = not all(_leads_to(one, effect.restore) for one in known)
-                if needed:
-                    intents.append(effect)
                 durable = self._journal.durable(key) if len(known) == 1 else known[-1]
                 sync |= not _covers(durable, effect.restore)
                 entry = effect.restore.following(durable)
             elif isinstance(effect, Put):
-                entry = effect.entry
+                entry, needed = effect.entry, effect.ticket > 0
                 if effect.soon:
                     self._put_soon(key, entry)
                     continue
+                if needed:
+                    rest.append(effect)
                 sync = True
             else:
                 entry, sync = None, True
             known.append(entry)
             changes.append(Change(key, entry, needed))
+            if needed and not isinstance(effect, Forget):
+                intents.append((key, effect))
             self._soon.pop(key, None)
         try:
             if changes:
                 self._journal.commit(changes, sync)
         except OSError as error:
             self._check_journal()
-            for write in intents:
-                rest.remove(write)
-                self._done_on_thread(write.ticket, self._not_recorded(write, error))
+            for key, intent in intents:
+                rest.remove(intent)
+                self._done_on_thread(intent.ticket, self._not_recorded(key, error))
         for change in changes:
             if change.entry is None and change.key.startswith(PENDING):
                 self._unlock(change.key.split("/")[1])
@@ -396,11 +400,12 @@ class Engine:
         if not any(held == gpu for held, _ in self.core.unrestored):
             self._locks.release(gpu)
 
-    def _not_recorded(self, write: Write, error: OSError) -> Failure:
+    def _not_recorded(self, key: str, error: OSError) -> Failure:
+        _, gpu, control = key.split("/")[:3]
         return Failure(
             ErrorCode.JOURNAL_FAILED,
-            f"{write.control.value} of {write.gpu} was not changed, because the intent could "
-            f"not be written to {self._journal.path} ({error.strerror}); free space there",
+            f"{control} of {gpu} was not changed, because the intent could not be written to "
+            f"{self._journal.path} ({error.strerror}); free space there",
         )
 
     def _put_soon(self, key: str, entry: Recorded) -> None:

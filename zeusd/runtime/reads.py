@@ -225,7 +225,8 @@ class Reads:
 
         if names:
             spent = partial(self._charge, conn)
-            user = self._core.user(conn)
+            connection = self._core.connection(conn)
+            user = -1 if connection is None else connection.peer.uid
             look_up = LookUp(tuple(names), query, done, user, spent, lambda: pending.waits)
             self._sampling.look_up(look_up)
 
@@ -262,5 +263,6 @@ class Reads:
 
     def _answer(self, conn: int, request_id: int, result: Answer) -> None:
         body = envelope(request_id, result)
-        self._core.add_deferred(conn, body)
+        if (connection := self._core.connection(conn)) is not None:
+            connection.add_deferred(body)
         self._reply(conn, body)

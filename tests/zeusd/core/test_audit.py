@@ -8,6 +8,7 @@ import pytest
 
 from tests.zeusd.core.test_administration import ADMIN, ALICE, BOB, POWER, make_world
 from tests.zeusd.core.world import GPU0, World
+from zeusd.core.access import Access, AllowRule
 from zeusd.core.audit_log import KEPT, REPEATED_NS, AuditLog
 from zeusd.core.effects import Note
 from zeusd.core.outbox import Outbox
@@ -156,6 +157,28 @@ def test_a_user_who_acquires_and_releases_for_ever_pushes_out_only_own_records()
     kept.load(world.core.audit_log.dump())
     again.load(kept.dump())
     assert again.newest(0, 2**62, 2 * KEPT) == later
+
+
+def test_many_subordinate_uids_are_one_user() -> None:
+    """Of all limits for one user: their records push out only that user's."""
+    access = Access(rules=(AllowRule(uids=frozenset({1000})),), writes_per_second=5)
+    world = World(access=access, owner_of=lambda uid: 2000 if uid >= 100_000 else uid)
+    world.connect(1)
+    world.set_power(1, 200)
+    records = world.core.audit_log.newest(0, 2**62, KEPT)
+    codes = set()
+    for number in range(2 * KEPT):
+        world.now_ns += 2_000_000_000 if number % 20 else 0
+        world.connect(2, pid=2 + number, uid=100_000 + number)
+        codes.add(world.set_power(2, 200)["error"]["code"])
+    assert codes == {"permission_denied"}
+    world.now_ns += 10_000_000_000
+    for number in range(20):
+        world.connect(2, pid=10_000 + number, uid=200_000 + number)
+        codes.add(world.set_power(2, 200)["error"]["code"])
+    assert codes == {"permission_denied", "overloaded"}
+    later = world.core.audit_log.newest(0, 2**62, 2 * KEPT)
+    assert (len(later), later[: len(records)]) == (KEPT, records)
 
 
 def test_each_failed_attempt_of_a_restore_counts_in_one_record() -> None:

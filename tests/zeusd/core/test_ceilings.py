@@ -17,7 +17,7 @@ from tests.zeusd.core.test_administration import (
 )
 from tests.zeusd.core.world import GPU0, Odd, World
 from zeus_ipc.controls import Control
-from zeusd.core.ceilings import Ceiling, Ceilings
+from zeusd.core.bounds import Ceiling, Ceilings
 from zeusd.core.model import GpuFacts, Process
 from zeusd.core.policy import GpuRule, SitePolicy
 
@@ -476,3 +476,13 @@ def test_a_value_that_zeusd_left_in_force_is_no_outside_change(world: World) -> 
     assert world.events("outside_change") == []
     world.call(ALICE, "release")
     assert world.limit_w() == 188
+
+
+def test_a_ceiling_that_cannot_be_recorded_is_refused_and_leaves_nothing(world: World) -> None:
+    """The next zeusd would not know it, and take what it lowered for a change from outside."""
+    world.set_power(ALICE, 240)
+    world.journal_broken = True
+    assert bound(world, 200)["error"]["code"] == "journal_failed"
+    world.call(ALICE, "release")
+    world.start_core(alive=set())
+    assert world.limit_w() == 300

@@ -319,7 +319,9 @@ def test_failures_nobody_waited_for_belong_to_a_client_object_not_to_a_connectio
     for conn in (1, 2, 3):
         world.connect(conn, pid=1)
     invalid = ErrorBody(code="bad_request", message="nobody waits for it")
-    world.core.defer(3, invalid)  # the first that comes
+    third = world.core.connection(3)
+    assert third is not None
+    third.deferrals.add(invalid)  # the first that comes
     wrong = {"gpus": [GPU0], "power_limit_mw": 1_000, "block": False}
     world.ask(1, "set_power_limit", client="a", **wrong)
     assert world.call(3, "heartbeat", client="b")["deferred"]["count"] == 1

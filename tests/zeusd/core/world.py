@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -146,7 +147,9 @@ class World:
         limits_mw: tuple[int, ...] = (300_000,),
         access: Access = OPEN,
         terms: LeaseTerms | None = None,
+        owner_of: Callable[[int], int] = lambda uid: uid,
     ):
+        self.owner_of = owner_of
         self.now_ns = 1_000_000_000
         self._overdue = 0
         self.settings = Settings(policy or SitePolicy(), access, terms or LeaseTerms())
@@ -195,7 +198,7 @@ class World:
 
     def start_core(self, alive: set[Process]) -> Core:
         """A new daemon on the same devices and the same journal."""
-        self.core = Core(self.settings, daemon_version="test")
+        self.core = Core(self.settings, daemon_version="test", owner_of=self.owner_of)
         self.held.clear()
         self.lost |= {*self.late}
         self.behind |= {*self.newest}
@@ -405,6 +408,13 @@ class World:
             elif isinstance(effect, OpenDriver):
                 self.find_gpus()
                 self.apply(self.core.device_done(self.now_ns, effect.ticket, None))
+            elif isinstance(effect, Put) and effect.ticket:
+                failure = None
+                if self.journal_broken:
+                    failure = Failure(ErrorCode.JOURNAL_FAILED, "the disk is full")
+                else:
+                    self.keep(effect.key, effect.entry)
+                self.apply(self.core.device_done(self.now_ns, effect.ticket, failure))
             elif isinstance(effect, Put):
                 if effect.soon and self.hold:
                     self.newest[effect.key] = effect.entry
