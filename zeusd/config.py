@@ -243,8 +243,8 @@ class AllowSection(_Section):
         """Convert to the core's form. Unknown names match nobody."""
         power_w = self.power_limit_w
         return AllowRule(
-            uids=_ids(self.users, lambda name: pwd.getpwnam(name).pw_uid, "user"),
-            gids=_ids(self.groups, lambda name: grp.getgrnam(name).gr_gid, "group"),
+            uids=_ids(self.users, _uid, "user"),
+            gids=_ids(self.groups, _gid, "group"),
             everyone="*" in self.users,
             gpus=tuple(self.gpus),
             controls=frozenset(self.controls),
@@ -255,6 +255,14 @@ class AllowSection(_Section):
             memory_clocks_mhz=self.memory_clocks_mhz,
             group_names=tuple(str(name) for name in self.groups),
         )
+
+
+def _uid(name: str) -> int:
+    return pwd.getpwnam(name).pw_uid
+
+
+def _gid(name: str) -> int:
+    return grp.getgrnam(name).gr_gid
 
 
 def _ids(names: Iterable[str | int], look_up: Callable[[str], int], kind: str) -> frozenset[int]:
@@ -376,7 +384,7 @@ class Config(_Section):
         section = self.accounting
         return LedgerAccess(
             everybody=section.visibility == "all",
-            gids=_ids(section.readers, lambda name: grp.getgrnam(name).gr_gid, "group"),
+            gids=_ids(section.readers, _gid, "group"),
         )
 
     def _terms(self) -> LeaseTerms:
@@ -392,14 +400,14 @@ class Config(_Section):
         if self.nvml.simulate is not None and not self.model_fields_set & {"access", "allow"}:
             return replace(OPEN, admin_uids=frozenset({os.geteuid()}))
         section = self.access
-        admins = set(_ids(section.admin_users, lambda name: pwd.getpwnam(name).pw_uid, "user"))
+        admins = set(_ids(section.admin_users, _uid, "user"))
         if os.geteuid() != 0:
             admins.add(os.geteuid())  # this process's own user, who controls it anyway
         default = AllowSection(groups=[DEFAULT_GROUP])
         return Access(
             rules=tuple(one.rule() for one in self.allow or [default]),
             admin_uids=frozenset(admins),
-            admin_gids=_ids(self.admin_groups(), lambda name: grp.getgrnam(name).gr_gid, "group"),
+            admin_gids=_ids(self.admin_groups(), _gid, "group"),
             root=section.root,
             require_compute_process=section.require_compute_process,
             writes_per_second=section.writes_per_second,

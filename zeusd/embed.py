@@ -37,7 +37,6 @@ from zeusd.identity import EMBEDDED_PREFIX, EMBEDDED_STATE_DIR, boot_id
 from zeusd.nodes import OpenedNode, real_node
 from zeusd.runtime import devices
 from zeusd.runtime.engine import Engine
-from zeusd.runtime.gpu_locks import lock_directory
 from zeusd.runtime.journal import Journal, JournalError
 from zeusd.runtime.power_sources import HWMON
 from zeusd.runtime.powercap import POWERCAP
@@ -193,14 +192,11 @@ class _Running:
                 simulated=node.device_socket,
             ),
             reactor=self._reactor,
-            nvml=node.nvml,
+            node=node,
             journal=self._journal,
             reply=self._reply,
             boot=boot,
             orphan_directories=(state_dir,),
-            driver_id=node.driver_id,
-            driver_entry=node.driver,
-            locks=lock_directory(node.simulated),
             sampling=partial(
                 Sampling,
                 histories=Histories(None, boot),

@@ -6,9 +6,11 @@ else does.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import stat
+import time
 from pathlib import Path
 
 DEFAULT_STATE_DIR = "/run/zeusd/state"
@@ -89,3 +91,17 @@ def open_process(pid: int, cookie: int, unique_inodes: bool) -> int | None:
         pass
     os.close(pidfd)
     return None
+
+
+def flock_within(fd: int, timeout_s: float) -> bool:
+    """Locks a file, waiting for some time. Returns whether this process has the lock."""
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() >= give_up_s:
+                return False
+            time.sleep(0.01)
+        else:
+            return True

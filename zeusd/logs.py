@@ -16,6 +16,7 @@ from logging.handlers import QueueHandler, QueueListener
 from typing import Any
 
 from zeusd import systemd
+from zeusd.systemd import fields_of
 
 MAX_QUEUED = 10_000
 """Most records that may wait for the journal."""
@@ -28,12 +29,6 @@ MAX_KNOWN = 1000
 
 AUDIT = "zeusd.audit"
 """The audit log, which counts what repeats by itself."""
-
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-
-
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 
 class JsonFormatter(logging.Formatter):
@@ -48,7 +43,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **_fields(record),
+            **fields_of(record),
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
@@ -60,7 +55,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""
-        fields = _fields(record)
+        fields = fields_of(record)
         message = record.getMessage()
         event = fields.pop("event", None)
         text = message if event in (None, message) else f"{message} [{event}]"
@@ -113,7 +108,7 @@ def _said(record: logging.LogRecord) -> object:
     if record.exc_info and record.exc_info[2] is not None:
         *_, (frame, line) = traceback.walk_tb(record.exc_info[2])
         return record.exc_info[0], frame.f_code.co_filename, line
-    return record.name, record.getMessage(), repr(_fields(record))
+    return record.name, record.getMessage(), repr(fields_of(record))
 
 
 class _BoundedQueue(QueueHandler):

@@ -25,7 +25,6 @@ from zeusd.nodes import OpenedNode, open_node
 from zeusd.runtime.accounting import Accounting
 from zeusd.runtime.accounts import Retention
 from zeusd.runtime.engine import Engine
-from zeusd.runtime.gpu_locks import lock_directory
 from zeusd.runtime.journal import Journal, JournalError
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampling import Histories, Sampling
@@ -100,7 +99,7 @@ class Daemon:
                     owner_of=SubordinateUids().owner,
                 ),
                 reactor=self._reactor,
-                nvml=self._node.nvml,
+                node=self._node,
                 journal=Journal(settings.state_dir, JOURNAL_NAME, boot, JOURNAL_WAIT_S),
                 reply=self._server.reply,
                 users=self._server.describe,
@@ -108,9 +107,6 @@ class Daemon:
                 boot=boot,
                 orphan_directories=(settings.state_dir, EMBEDDED_STATE_DIR),
                 retry_s=config.nvml.retry_s,
-                driver_id=self._node.driver_id,
-                driver_entry=self._node.driver,
-                locks=lock_directory(self._node.simulated),
                 sampling=partial(
                     Sampling,
                     histories=Histories(None if simulated else settings.state_dir, boot),
@@ -174,11 +170,11 @@ class Daemon:
         """
         self._give_up_ns = time.monotonic_ns() + round(FIRST_LOOK_S * 1e9)
         self._await_gpus()
-        self._tell_status()
-        self._keep_audit_log()
+        self._reactor.every(STATUS_S, self._tell_status)
+        self._reactor.every(SAVE_S, self._save_audit_log)
         watchdog_s = systemd.watchdog_s()
-        if watchdog_s is not None:
-            self._feed_watchdog(watchdog_s / 3)
+        if watchdog_s is not None:  # sent by the loop: if it hangs, systemd restarts zeusd
+            self._reactor.every(watchdog_s / 3, lambda: sd_notify("WATCHDOG=1"))
         with self._opened:
             self._engine.run()
         abandoned = len(self._engine.abandoned)
@@ -282,20 +278,9 @@ class Daemon:
         if status != self._status:
             self._status = status
             sd_notify(status)
-        self._reactor.call_later(STATUS_S, self._tell_status)
 
     def _save_audit_log(self) -> None:
         self._audit_file.save(self._engine.core.audit_log)
-
-    def _keep_audit_log(self) -> None:
-        self._save_audit_log()
-        self._reactor.call_later(SAVE_S, self._keep_audit_log)
-
-    def _feed_watchdog(self, interval_s: float) -> None:
-        """Sent by the loop itself: if the loop hangs, nothing is sent, and systemd restarts
-        zeusd."""
-        sd_notify("WATCHDOG=1")
-        self._reactor.call_later(interval_s, lambda: self._feed_watchdog(interval_s))
 
 
 def _empty(fd: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import threading
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from zeus_ipc.controls import SPECS, Control
 from zeus_ipc.parsing import read_file
-from zeusd.identity import is_trusted, open_process
+from zeusd.identity import flock_within, is_trusted, open_process
 from zeusd.records import Entry, Replayed, record, replay
 from zeusd.restore_rule import HIGHER, SETTLE_S, Value
 
@@ -150,7 +149,8 @@ class OwnerlessJournal:
                     os.close(fd)
         except OSError as error:
             # The next reader finds the control at its target, and does not write.
-            if kept := [key for key in changes if key not in self._kept]:
+            pending = (key for key in changes if key.startswith("pending/"))
+            if kept := [key for key in pending if key not in self._kept]:
                 self._kept.update(kept)
                 keys = ", ".join(kept)
                 self._say(f"{self.path}: cannot be written ({error.strerror}), so it keeps {keys}")
@@ -196,12 +196,7 @@ def lock(path: Path) -> Iterator[bool]:
         yield True  # if no lock can be created, nobody has one
         return
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-        else:
-            yield True
+        yield flock_within(fd, 0.0)
     finally:
         os.close(fd)
 

@@ -36,6 +36,12 @@ _FIELDS = {
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """The fields of a record that are not standard."""
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
 _PRIORITIES = {
     logging.DEBUG: 7,
     logging.INFO: 6,
@@ -111,7 +117,7 @@ class JournalHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Sends one record."""
-        extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        extra = fields_of(record)
         message = record.getMessage()
         if record.name == "zeusd.audit":
             message = " ".join([message, *(f"{k}={v}" for k, v in extra.items() if k != "event")])

@@ -13,9 +13,9 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import Deallocated, Forgotten, LedgerState, Problem
@@ -99,28 +99,15 @@ ENDING = Failure(ErrorCode.SHUTTING_DOWN, "zeusd is stopping; ask again when it 
 
 Done = Callable[[int, object], None]
 
+Work: TypeAlias = Callable[["Failure | None"], None]
+"""Something to do on the ledger's thread; it is called with a failure if there is no ledger."""
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request, and when it arrived."""
+
+class _Ending(NamedTuple):
+    """A deallocation that waits for the ticks that cover it."""
 
     effect: LedgerCall
     t_ns: int
-
-
-@dataclass(slots=True)
-class _Refresh:
-    """A query that waits until the newest readings are stored."""
-
-    done: threading.Event = field(default_factory=threading.Event)
-    failure: Failure | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """A deallocation that waits for the ticks that cover it."""
-
-    asked: _Asked
     uuids: list[str]
 
 
@@ -146,7 +133,7 @@ class Accounting:
         self._ignored_units = ignored_units
         self._clocks = clocks or Clocks()
         self._groups = groups or JobGroups()
-        self._queue: queue.Queue[_Asked | Listed | _Refresh | None] = queue.Queue(MAX_QUEUED)
+        self._queue: queue.Queue[Work | None] = queue.Queue(MAX_QUEUED)
         cpus = str(Path(directory, FOLDER))
         self._usages = Usages({"gpu": directory, "cpu": cpus}, self._refresh, self._answer)
         self._open: dict[int, Done] = {}
@@ -158,6 +145,8 @@ class Accounting:
         self._published = -1
         self._refusing = False
         self._whole: set[str] = set()
+        self._accounts: Accounts  # these two once the ledger is open
+        self._cpus: Accounts
         self._state = LedgerState(totals=[], counted_uj={}, held=[], damaged=[], dropped=0)
 
     def start(self) -> None:
@@ -188,10 +177,7 @@ class Accounting:
             if refusal is not None:
                 self._answer(effect, refusal)
             return
-        try:
-            self._queue.put_nowait(_Asked(effect, self._clocks.monotonic_ns()))
-        except queue.Full:
-            self._dropped += 1
+        if not self._put(partial(self._serve, effect, self._clocks.monotonic_ns())):
             self._answer(effect, BUSY)
 
     def closed(self, conn: int) -> None:
@@ -209,10 +195,12 @@ class Accounting:
 
     def listed(self, found: Listed) -> None:
         """Records the list of a GPU's processes."""
-        try:
-            self._queue.put_nowait(found)
-        except queue.Full:
-            self._dropped += 1
+
+        def record(failure: Failure | None) -> None:
+            if failure is None:
+                self._try(partial(self._accounts.listed, found))
+
+        self._put(record)
 
     def refuse_all(self) -> None:
         """Refuses waiting and new requests, because a stop must not wait for a disk."""
@@ -239,14 +227,29 @@ class Accounting:
         if done is not None:
             done(effect.ticket, result)
 
+    def _put(self, work: Work) -> bool:
+        try:
+            self._queue.put_nowait(work)
+        except queue.Full:
+            self._dropped += 1
+            return False
+        return True
+
     def _refresh(self) -> Failure | None:
         """Has the newest readings stored; on the thread that reads."""
-        asked = _Refresh()
+        done: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
+
+        def work(failure: Failure | None) -> None:
+            done.put(failure or self._store())
+
         try:
-            self._queue.put(asked, timeout=PATIENCE_NS / SECOND_NS)
+            self._queue.put(work, timeout=PATIENCE_NS / SECOND_NS)
         except queue.Full:
             return BUSY
-        return asked.failure if asked.done.wait(REFRESH_S) else SLOW
+        try:
+            return done.get(timeout=REFRESH_S)
+        except queue.Empty:
+            return SLOW
 
     def _run(self) -> None:
         cpu_directory = str(Path(self._directory, FOLDER))
@@ -260,40 +263,25 @@ class Accounting:
                     log.error("%s", error, extra={"event": "ledger_failed"})
                 if not self._refuse_for(REOPEN_S, Failure(ErrorCode.LEDGER_FAILED, str(error))):
                     return
-        accounts = Accounts(
-            Store(connection, self._boot),
-            self._names,
-            self._find,
-            self._clocks,
-            self._groups,
-            self._retention,
-            self._ignored_units,
-        )
-        cpus = self._cpu_accounts(cpu_connection, accounts)
-        self._try(accounts.recover)
-        self._try(cpus.accounts.recover)
+        self._accounts = self._open_accounts(connection, ignored_units=self._ignored_units)
+        self._cpus = self._open_accounts(cpu_connection, cpus=True)
+        cpu_use = CpuAccounts(self._cpus, CpuUse(), self._clocks.monotonic_ns, self._accounts.named)
+        self._try(self._accounts.recover)
+        self._try(self._cpus.recover)
         found = [*damaged(self._directory), *damaged(cpu_directory)]
         self._state = self._state.model_copy(update={"damaged": found})
         while True:
             wait_ns = POLL_NS if self._endings else CHECK_NS
-            try:
-                next_one = self._queue.get(timeout=wait_ns / SECOND_NS)
-            except queue.Empty:
-                pass
-            else:
-                if next_one is None:
+            with contextlib.suppress(queue.Empty):
+                work = self._queue.get(timeout=wait_ns / SECOND_NS)
+                if work is None:
                     break
-                if isinstance(next_one, Listed):
-                    self._try(partial(accounts.listed, next_one))
-                elif isinstance(next_one, _Refresh):
-                    self._store(accounts, cpus.accounts, next_one)
-                else:
-                    self._serve(accounts, cpus.accounts, next_one)
-            self._finish_endings(accounts, cpus.accounts)
-            self._try(accounts.work)
-            self._try(cpus.work)
-            self._publish(accounts, cpus.accounts)
-        for one in (accounts, cpus.accounts):
+                work(None)
+            self._finish_endings()
+            self._try(self._accounts.work)
+            self._try(cpu_use.work)
+            self._publish()
+        for one in (self._accounts, self._cpus):
             self._try(one.settle)
             one.close()
 
@@ -302,90 +290,82 @@ class Accounting:
         end_s = time.monotonic() + seconds
         while (left_s := end_s - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                asked = self._queue.get(timeout=left_s)
-                if asked is None:
+                work = self._queue.get(timeout=left_s)
+                if work is None:
                     return False
-                if isinstance(asked, _Asked):
-                    self._answer(asked.effect, failure)
-                elif isinstance(asked, _Refresh):
-                    asked.failure = failure
-                    asked.done.set()
+                work(failure)
         return True
 
-    def _cpu_accounts(self, connection: sqlite3.Connection, gpus: Accounts) -> CpuAccounts:
-        accounts = Accounts(
+    def _open_accounts(
+        self,
+        connection: sqlite3.Connection,
+        cpus: bool = False,
+        ignored_units: Iterable[str] | None = None,
+    ) -> Accounts:
+        return Accounts(
             Store(connection, self._boot),
             self._names,
             self._find,
             self._clocks,
             self._groups,
             self._retention,
-            cpus=True,
+            ignored_units,
+            cpus,
         )
-        return CpuAccounts(accounts, CpuUse(), self._clocks.monotonic_ns, gpus.named)
 
-    def _serve(self, accounts: Accounts, cpus: Accounts, asked: _Asked) -> None:
-        request = asked.effect.request
-        try:
-            if isinstance(request, Deallocate):
-                self._endings.append(_Ending(asked, accounts.deallocate(request, asked.t_ns)))
+    def _serve(self, effect: LedgerCall, t_ns: int, failure: Failure | None) -> None:
+        request, accounts = effect.request, self._accounts if failure is None else None
+        result: object = failure
+        if accounts is not None and isinstance(request, Deallocate):
+            result = self._try(partial(accounts.deallocate, request, t_ns))
+            if isinstance(result, list):
+                self._endings.append(_Ending(effect, t_ns, result))
                 return
-            result: object
-            if isinstance(request, Allocate):
-                result = accounts.allocate(request, asked.t_ns)
-            else:
-                assert isinstance(request, ForgetUser)
-                changed = accounts.forget(request.uid).accounts + cpus.forget(request.uid).accounts
-                result = Forgotten(accounts=changed)
-        except sqlite3.Error as error:
-            self._failed(error)
-            result = self._failure(error)
-        except Exception as error:  # the client must get a reply
-            log.exception("accounting failed", extra={"event": "bug"})
-            result = Failure(
-                ErrorCode.INTERNAL,
-                f"zeusd failed in its energy ledger ({type(error).__name__}); please report it "
-                "with the daemon's log",
-            )
-        self._publish(accounts, cpus)
-        self._answer(asked.effect, result)
+        elif accounts is not None and isinstance(request, Allocate):
+            result = self._try(partial(accounts.allocate, request, t_ns))
+        elif accounts is not None and isinstance(request, ForgetUser):
+            result = self._try(partial(self._forget, request.uid))
+        if accounts is not None:
+            self._publish()
+        self._answer(effect, result)
 
-    def _store(self, accounts: Accounts, cpus: Accounts, asked: _Refresh) -> None:
-        try:
-            accounts.refresh()
-            cpus.refresh()
-        except sqlite3.Error as error:
-            self._failed(error)
-            asked.failure = self._failure(error)
-        asked.done.set()
+    def _forget(self, uid: int) -> Forgotten:
+        books = (self._accounts, self._cpus)
+        return Forgotten(accounts=sum(one.forget(uid) for one in books))
 
-    def _finish_endings(self, accounts: Accounts, cpus: Accounts) -> None:
+    def _store(self) -> Failure | None:
+        found = self._try(self._accounts.refresh) or self._try(self._cpus.refresh)
+        return found if isinstance(found, Failure) else None
+
+    def _finish_endings(self) -> None:
         """Answers deallocations that the sensors' ticks now cover, after settling them."""
-        now_ns = self._clocks.monotonic_ns()
+        now_ns, accounts = self._clocks.monotonic_ns(), self._accounts
         over = [
             one
             for one in self._endings
-            if now_ns - one.asked.t_ns > PATIENCE_NS or accounts.covers(one.uuids, one.asked.t_ns)
+            if now_ns - one.t_ns > PATIENCE_NS or accounts.covers(one.uuids, one.t_ns)
         ]
         if over:
             self._endings = [one for one in self._endings if one not in over]
             self._try(accounts.settle)
-            self._publish(accounts, cpus)  # before the replies, so that the next request sees it
+            self._publish()  # before the replies, so that the next request sees it
             for one in over:
-                self._answer(one.asked.effect, Deallocated(ended=len(one.uuids)))
+                self._answer(one.effect, Deallocated(ended=len(one.uuids)))
 
-    def _publish(self, accounts: Accounts, cpus: Accounts) -> None:
+    def _publish(self) -> None:
+        accounts = self._accounts
         self._state = self._state.model_copy(update={"held": accounts.held})
         self._whole = accounts.whole
-        stored = accounts.stored + cpus.stored
+        stored = accounts.stored + self._cpus.stored
         if stored == self._published:
             return
         if self._trouble.works():
             log.warning("the energy ledger works again", extra={"event": "ledger_recovered"})
         self._published = stored
-        self._try(lambda: self._count(accounts, cpus))
+        self._try(self._count)
 
-    def _count(self, accounts: Accounts, cpus: Accounts) -> None:
+    def _count(self) -> None:
+        accounts, cpus = self._accounts, self._cpus
         counters = {
             "totals": accounts.totals(),
             "counted_uj": accounts.counted_uj(),
@@ -396,23 +376,24 @@ class Accounting:
         }
         self._state = self._state.model_copy(update=counters)
 
-    def _try(self, call: Callable[[], None]) -> None:
-        """Logs a failure. The work is retried later; nothing is lost meanwhile."""
+    def _try(self, call: Callable[[], object]) -> object:
+        """Returns what a call returns, or a `Failure`. The work is retried later; nothing is lost
+        meanwhile."""
         try:
-            call()
+            return call()
         except sqlite3.Error as error:
-            self._failed(error)
-        except Exception:
+            failure = Failure(
+                ErrorCode.LEDGER_FAILED,
+                f"the energy ledger in {self._directory} cannot be used ({error}); free space "
+                "there, or see zeusd's log; power limits and leases work without it",
+            )
+            if self._trouble.disk_failed(error, self._directory, failure.message):
+                log.error("%s", failure.message, extra={"event": "ledger_failed"})
+            return failure
+        except Exception as error:  # the client must get a reply
             log.exception("accounting failed", extra={"event": "bug"})
-
-    def _failed(self, error: sqlite3.Error) -> None:
-        message = self._failure(error).message
-        if self._trouble.disk_failed(error, self._directory, message):
-            log.error("%s", message, extra={"event": "ledger_failed"})
-
-    def _failure(self, error: sqlite3.Error) -> Failure:
-        return Failure(
-            ErrorCode.LEDGER_FAILED,
-            f"the energy ledger in {self._directory} cannot be used ({error}); free space there, "
-            "or see zeusd's log; power limits and leases work without it",
-        )
+            return Failure(
+                ErrorCode.INTERNAL,
+                f"zeusd failed in its energy ledger ({type(error).__name__}); please report it "
+                "with the daemon's log",
+            )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from zeus_ipc.replies import Done, Forgotten, GpuTotal, Held, LedgerTotal
+from zeus_ipc.replies import Done, GpuTotal, Held, LedgerTotal
 from zeus_ipc.requests import Allocate, Deallocate
 from zeusd.energy.accountant import Accountant, Fact, Position, Row, Settlement, Span
 from zeusd.energy.history import History
@@ -226,11 +226,10 @@ class Accounts:
             Kind(request.kind), request.name, request.run, request.gpus, t_ns
         )
 
-    def forget(self, uid: int) -> Forgotten:
-        """Replaces a user by a random number."""
-        changed = self._store.forget(uid)
+    def forget(self, uid: int) -> int:
+        """Replaces a user by a random number. Returns the number of rows changed."""
         self.stored += 1
-        return Forgotten(accounts=changed)
+        return self._store.forget(uid)
 
     def totals(self) -> list[LedgerTotal]:
         """Counters since the ledger began, at the last settlement."""

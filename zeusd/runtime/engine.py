@@ -43,14 +43,14 @@ from zeusd.core.model import Failure, GpuFacts, Peer, Process
 from zeusd.core.policy import Settings
 from zeusd.devices.metered import MeteredBackend
 from zeusd.devices.port import Backend
-from zeusd.identity import driver_id
 from zeusd.logs import AUDIT
+from zeusd.nodes import OpenedNode
 from zeusd.runtime.accounting import Accounting
 from zeusd.runtime.activity import LISTING, Listed
 from zeusd.runtime.control_groups import JobGroups
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.driver import Driver
-from zeusd.runtime.gpu_locks import GpuLocks
+from zeusd.runtime.gpu_locks import GpuLocks, lock_directory
 from zeusd.runtime.journal import Change, Journal, orphans
 from zeusd.runtime.processes import ProcessWatch, open_process, usage_of
 from zeusd.runtime.reactor import Reactor
@@ -89,28 +89,25 @@ class Engine:
         self,
         core: Core,
         reactor: Reactor,
-        nvml: Backend,
+        node: OpenedNode,
         journal: Journal,
         reply: Callable[[int, Envelope], None],
         boot: str,
         orphan_directories: Sequence[str] = (),
         retry_s: float = RETRY_S,
-        driver_id: Callable[[], str] = driver_id,
-        driver_entry: dict[str, Any] | None = None,
         *,
         sampling: Callable[[Backend, Reactor], Sampling],
         users: Callable[[], list[UserLoad]] = list,
         charge: Callable[[int, int], None] = lambda conn, cpu_ns: None,
         accounting: Callable[[Sampling], Accounting] | None = None,
-        locks: str | None = None,
     ) -> None:
         self.core = core
         self._reactor = reactor
-        self._nvml = MeteredBackend(nvml)
+        self._nvml = MeteredBackend(node.nvml)
         self._journal = journal
         self._journal_waits = False
         self._soon: dict[str, Recorded] = {}
-        self._locks = GpuLocks(locks)
+        self._locks = GpuLocks(lock_directory(node.simulated))
         self._reply = reply
         self._charge = charge
         self._boot = boot
@@ -121,7 +118,7 @@ class Engine:
         self._journal_trouble = Trouble("journal")
         core.node.problems = self._problems
         self._peers: dict[int, Process] = {}
-        self._driver_entry = driver_entry or {}
+        self._driver_entry = node.driver
         self._users = users
         self.abandoned: list[tuple[str, Control]] = []
         self.sampling = sampling(self._nvml, reactor)
@@ -131,7 +128,7 @@ class Engine:
             self.sampling,
             self._done_on_thread,
             self._found_on_thread,
-            driver_id,
+            node.driver_id,
             retry_s,
         )
         self._reads = Reads(core, reactor, self.sampling, self._driver.submit, reply, charge)
@@ -193,10 +190,10 @@ class Engine:
         self.sampling.start()
         if self._accounting is not None:
             self._accounting.start()
-            self._list_processes()
-        self._check_sampling()
-        self._check_jobs()
-        self._reactor.call_later(LOOK_AROUND_S, self._look_around)
+            self._reactor.every(LIST_S, partial(self._list_processes, self._accounting))
+        self._reactor.every(CHECK_S, self._check_sampling)
+        self._reactor.every(JOBS_S, self._check_jobs)
+        self._reactor.every(LOOK_AROUND_S, self._look_around)
         if self.core.node.quiesced_ns is None:
             self._driver.start()
         else:
@@ -456,13 +453,11 @@ class Engine:
         else:
             self._driver.submit(call)
 
-    def _list_processes(self) -> None:
-        """Of GPUs that nobody holds, if the ledger wants to know; behind what else they do."""
-        assert self._accounting is not None
+    def _list_processes(self, accounting: Accounting) -> None:
+        """Lists the processes of GPUs that nobody holds, if the ledger wants to know."""
         if self.core.node.quiesced_ns is None:
-            for uuid in self._accounting.unheld:
+            for uuid in accounting.unheld:
                 self._driver.submit(Read(LISTING, uuid, Reading.PIDS))
-        self._reactor.call_later(LIST_S, self._list_processes)
 
     def _account(self, effect: LedgerCall) -> None:
         if self._accounting is None:
@@ -471,7 +466,6 @@ class Engine:
             self._accounting.submit(effect, self._done_on_thread)
 
     def _check_sampling(self) -> None:
-        self._reactor.call_later(CHECK_S, self._check_sampling)
         self._on_time()  # a machine that slept wakes no timer early
         self.sampling.check()
         self._driver.check()
@@ -505,7 +499,6 @@ class Engine:
         if jobs:
             present = self._job_groups.present(jobs)
             self.apply(self.core.jobs_present(time.monotonic_ns(), present))
-        self._reactor.call_later(JOBS_S, self._check_jobs)
 
     def _look_around(self) -> None:
         with contextlib.suppress(OSError):  # reported as the journal's failure
@@ -513,7 +506,6 @@ class Engine:
         self._check_journal()
         self._locks.verify()
         self.apply(self.core.look_around(time.monotonic_ns()))
-        self._reactor.call_later(LOOK_AROUND_S, self._look_around)
 
     def _note_sleep(self) -> None:
         offset_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()

@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import Timeline, WindowEnergies
+from zeus_ipc.requests import GetTimeline
 from zeusd.core.model import Failure, device_failure
 from zeusd.core.outbox import Deadlines
 from zeusd.devices.port import DeviceError
@@ -85,16 +86,6 @@ class WindowsQuery:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineQuery:
-    """Query for readings of a domain between two times, ns; the oldest `limit` of them."""
-
-    domain: str
-    start_ns: int
-    end_ns: int
-    limit: int
-
-
 _COLUMNS = {
     "power": 2,
     "average_power": 3,
@@ -121,7 +112,7 @@ class LookUp:
     """
 
     names: tuple[str, ...]
-    query: WindowsQuery | TimelineQuery
+    query: WindowsQuery | GetTimeline
     done: Callable[[LookUp], None]
     user: int = -1
     spent: Callable[[int], None] = lambda cpu_ns: None
@@ -302,7 +293,7 @@ class Historian:
         history = None if source is None else source.history
         if source is None or history is None or history.ticks.end < MIN_TICKS:
             return _nothing(name, source)
-        if isinstance(query, TimelineQuery):
+        if isinstance(query, GetTimeline):
             return (yield from _timeline(source, query))
         behind_ns = look_up.until_ns - history.ends_ns
         if behind_ns > STALE_NS or (behind_ns > 0 and source.failure is not None):
@@ -373,12 +364,12 @@ def _nothing(name: str, source: Source | None) -> Failure:
     )
 
 
-def _timeline(source: Source, query: TimelineQuery) -> Generator[None, None, Timeline]:
+def _timeline(source: Source, query: GetTimeline) -> Generator[None, None, Timeline]:
     history = source.history
     times: list[int] = []
     values: list[int] = []
     limit = query.limit + 1
-    rings = _rings(history, query.domain)
+    rings = _rings(history, query.domain.value)
     for position, (ring, value) in enumerate(rings):
         # Use a coarser tier only where the finer one has no rows.
         finer = [one.column(0)[one.start] for one, _ in rings[position + 1 :] if one.end]

@@ -109,6 +109,17 @@ class Reactor:
         due_ns = self._clock_ns() + int(delay_s * 1e9)
         heapq.heappush(self._timers, (due_ns, next(self._timer_numbers), callback))
 
+    def every(self, period_s: float, callback: Callback) -> None:
+        """Calls `callback` now, and again after each pause. Only from the loop's thread."""
+
+        def again() -> None:
+            try:
+                callback()
+            finally:  # also after a failure, which the loop reports
+                self.call_later(period_s, again)
+
+        again()
+
     def stop(self) -> None:
         """Ends `run` after the present iteration. Safe from any thread."""
         self.post(self._stop)

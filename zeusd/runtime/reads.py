@@ -41,7 +41,7 @@ from zeusd.core.effects import Read, Reading
 from zeusd.core.outbox import Deadlines
 from zeusd.core.pending import Answer, Pending, envelope
 from zeusd.core.requests import LATE, MAX_WAITING_REQUESTS, TOO_MANY_WAIT
-from zeusd.runtime.historian import LookUp, TimelineQuery, WindowsQuery
+from zeusd.runtime.historian import LookUp, WindowsQuery
 from zeusd.runtime.reactor import Alarm, Reactor
 from zeusd.runtime.sampling import Sampling
 
@@ -115,9 +115,7 @@ class Reads:
             windows = WindowsQuery(tuple(zip(parts, parts, parts, strict=True)))
             self._look_up(conn, request, windows)
         elif isinstance(request, GetTimeline):
-            domain, limit = request.domain.value, request.limit
-            timeline = TimelineQuery(domain, request.start_ns, request.end_ns, limit)
-            self._look_up(conn, request, timeline)
+            self._look_up(conn, request, request)
         else:
             self._read(conn, request)
 
@@ -207,9 +205,7 @@ class Reads:
         scope, controls = self._sampling.energy_scope(uuid), {**controls, **held}
         return result.model_copy(update={**known, "energy_scope": scope, "controls": controls})
 
-    def _look_up(
-        self, conn: int, request: PastRequest, query: WindowsQuery | TimelineQuery
-    ) -> None:
+    def _look_up(self, conn: int, request: PastRequest, query: WindowsQuery | GetTimeline) -> None:
         node, pending = (
             self._core.node,
             self._track(conn, request, request.sources, lambda found: PastResults(sources=found)),

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import stat
-import time
 from pathlib import Path
 
 from zeus_ipc.parsing import parse, read_file
 from zeusd.core.audit_log import AuditLog
-from zeusd.identity import EMBEDDED_PREFIX, JOURNAL_NAME, is_trusted
+from zeusd.identity import EMBEDDED_PREFIX, JOURNAL_NAME, flock_within, is_trusted
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +21,6 @@ MAX_AUDIT = 4 << 20
 SAVE_S = 30.0
 """How often to save the audit log. The log has what is lost here by a kill."""
 
-_LOCK_PAUSE_S = 0.05
 _NOT_MINE = "is not a directory that this user alone may write"
 
 
@@ -74,20 +71,13 @@ def take_lock(path: Path, wait_s: float) -> int:
     if path.is_symlink() or (path.exists() and not is_trusted(path.lstat())):
         put_aside(path, "is not a lock file that this user alone may write")
     fd = os.open(path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    give_up_at = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if time.monotonic() >= give_up_at:
-                os.close(fd)
-                raise JournalError(
-                    f"another zeusd uses the state directory {path.parent}; stop it, or choose "
-                    "another directory with --state-dir"
-                ) from None
-            time.sleep(_LOCK_PAUSE_S)
-        else:
-            return fd
+    if flock_within(fd, wait_s):
+        return fd
+    os.close(fd)
+    raise JournalError(
+        f"another zeusd uses the state directory {path.parent}; stop it, or choose another "
+        "directory with --state-dir"
+    )
 
 
 def put_aside(path: Path, why: str) -> None:

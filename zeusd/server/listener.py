@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import grp
 import os
 import socket
 import stat
-import time
 from pathlib import Path
 
 from zeus_ipc.processes import UnixListener
+from zeusd.identity import flock_within
 from zeusd.server import descriptors
 
 BACKLOG = 128
@@ -68,7 +67,7 @@ class Listener:
         os.close(self._lock_fd)
 
     def _open(self, mode: int, gid: int) -> UnixListener:
-        if not take_lock(self._lock_fd, LOCK_WAIT_S):
+        if not flock_within(self._lock_fd, LOCK_WAIT_S):
             raise self._taken()
         self._must_be_socket(f"{self.path}~")  # only the owner of the lock uses this name
         try:
@@ -101,20 +100,6 @@ class Listener:
         return ListenError(
             f"another daemon listens at {self.path}; stop it, or choose another path with --socket"
         )
-
-
-def take_lock(fd: int, timeout_s: float) -> bool:
-    """Locks a file, waiting briefly. Returns whether this process has the lock."""
-    give_up_s = time.monotonic() + timeout_s
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > give_up_s:
-                return False
-            time.sleep(0.01)
-        else:
-            return True
 
 
 class InheritedListener:

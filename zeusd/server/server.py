@@ -134,7 +134,7 @@ class Server:
         self._serving = True
         self._acceptor.listen(clients, Role.ROUTER)
         self._acceptor.listen(subscribers, Role.PUB)
-        self._look()
+        self._reactor.every(LOOK_S, self._look)
 
     def stop(self) -> None:
         """Ends all connections."""
@@ -453,4 +453,3 @@ class Server:
                         "slow_reader",
                         "does not read what it asked for; its requests wait until it does",
                     )
-        self._reactor.call_later(LOOK_S, self._look)
