@@ -29,7 +29,11 @@ CONTROLS = frozenset(control.value for control in SPECS)
 
 @dataclass
 class PendingEntry:
-    """The pending restore of one control."""
+    """The pending restore of one control.
+
+    Attributes:
+        holder_lives: Whether the holder still runs, and must be told that it lost the lease.
+    """
 
     key: str
     entry: Entry
@@ -122,7 +126,12 @@ class OwnerlessJournal:
                 self._changes |= {key: then, pending: self._entries[pending]}
 
     def settle(self, one: PendingEntry, holds: Value | None = None) -> None:
-        """Mark as restored. The next zeusd tells a running holder that it lost the lease."""
+        """Mark as restored. The next zeusd tells a running holder that it lost the lease.
+
+        Args:
+            holds: The value left in force, of a control with ceilings: it is zeusd's, and follows
+                another target later. None: it is another program's.
+        """
         key, restore = one.key, one.entry
         changes: dict[str, Entry | None] = {}
         if one.holder_lives:

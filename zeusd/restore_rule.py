@@ -33,6 +33,8 @@ class Refused:
 
     Attributes:
         trouble: Why; None: because of `found`.
+        found: A value that zeusd did not write, and that was not to be overwritten.
+        invalid: Whether the device does not accept the value.
     """
 
     trouble: Any
@@ -60,6 +62,7 @@ class Unknown:
 
     Attributes:
         trouble: The error; None: the driver reported success, and the value has not changed yet.
+        holds: The newest reading, if there was one.
     """
 
     trouble: Any
@@ -74,9 +77,13 @@ class Plan:
     """The input of a restore.
 
     Attributes:
+        target: The value that it should have.
         values: Values that zeusd may have left in force, newest last; empty: none.
         doubts: Those of `values` whose write was never confirmed: the device may have rounded one
             or moved it into its range.
+        unsettled: Whether an earlier write may still take effect.
+        confirmed: Whether the last write, of the newest value, was.
+        overwrite: OURS, HIGHER or ALL.
     """
 
     spec: ControlSpec
@@ -98,7 +105,9 @@ class WriteControl:
     """Write this value and read it back; send the outcome.
 
     Attributes:
+        found: The value just before, if known.
         expected: Write only if the control has one of these; empty: in any case.
+        sure: Whether readings must be as far apart as the longest settling seen, as for a restore.
     """
 
     value: Value
@@ -125,6 +134,10 @@ class Result:
             look again when no earlier write can take effect any more. failed: try again.
         target: The value written last; not the target if the device refused that.
         holds: The control's value now, if known.
+        found: Its value before, if known.
+        foreign: Whether someone else had set that value.
+        wrote: Whether a write was tried.
+        refused: Whether it failed, and certainly changed nothing.
         trouble: Why it failed; None: the driver accepted the write, and the value did not change.
     """
 
@@ -200,6 +213,10 @@ class Device:
 
     Attributes:
         sleep: Sleeps for some seconds.
+        rounding: The driver may round by less than this.
+        settling_s: The longest time that a write was seen to take.
+        rounded: A value that it seemed to round to the one before, and that one.
+        lower: A value that it rounded up too far, and the lower one that was written instead.
     """
 
     read: Callable[[], Value]
@@ -326,7 +343,8 @@ def refusal(error: DeviceError) -> Refused:
 
 
 def merged(found: Value, before: Iterable[Value], wanted: Value) -> Value:
-    """The new set after zeusd changes its part of it, including concurrent changes by others."""
+    """The new set after zeusd changes its part of it, including concurrent changes by others. A
+    member of all sets in `before` that is not in `found` was removed by others and stays out."""
     earlier = [set(value) for value in before]
     everything: set[int] = set().union(*earlier)
     leaves = everything - set(wanted)

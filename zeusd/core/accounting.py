@@ -1,4 +1,4 @@
-"""Requests about the energy ledger, and who may make them. The ledger itself is in the runtime."""
+"""Requests about the energy ledger, and permissions for them. The ledger is in the runtime."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from zeus_ipc.replies import AuditRecord
 from zeusd.core.effects import Note
 
 KEPT = 1000
-"""Records that are kept. Of more, the oldest one of the user who has most goes."""
+"""Most records. Beyond it, the oldest record of the user with most records is dropped."""
 
 PRIVATE = frozenset({"pid", "lease", "command", "job"})
 """Fields that only the record's user and administrators may see."""

@@ -20,7 +20,7 @@ SITE, PERSISTED, FLEET, JOB_PREFIX = "site", "persisted", "fleet", "job:"
 
 
 def ceiling_text(ceiling: Ceiling, name: str, spec: ControlSpec, boot_ns: int) -> str:
-    """Says what a ceiling allows, whose it is, and until when."""
+    """A ceiling in words: its value, its user and its end."""
     until = " until the job ends" if name.startswith(JOB_PREFIX) else ""
     if ceiling.deadline_ns is not None:
         until = f" for {max(0, ceiling.deadline_ns - boot_ns) // 10**9} s more"
@@ -74,6 +74,9 @@ class Bounds:
 
     Attributes:
         ceilings: Upper bounds other than the site's.
+        initial: The initial value, if known.
+        observed: The restore target if the site configured none, if known.
+        resting: The value that zeusd left in force, because of ceilings, while nobody holds it.
     """
 
     def __init__(

@@ -78,7 +78,7 @@ RETRY_MAX_NS = 4_000_000_000
 """Longest pause between attempts to restore."""
 
 MAX_DOUBTS = 64
-"""Writes under one lease of which nobody knows what they did."""
+"""Most writes under one lease whose effect is unknown."""
 
 _HOPELESS = frozenset({Outcome.INVALID, Outcome.UNSUPPORTED, Outcome.DENIED})
 
@@ -87,7 +87,16 @@ Procedure: TypeAlias = Generator[Step, Any, None]
 
 @dataclass(slots=True, eq=False)
 class Restoration:
-    """A restore in progress."""
+    """A restore in progress.
+
+    Attributes:
+        overwrite: What it may overwrite, see `restore_rule`.
+        required: Whether zeusd changed something that must be restored. Otherwise only an
+            administrator or the site wants it, and a refusal ends it.
+        wrote: Whether an attempt has written.
+        attempts: Number of failed attempts.
+        waiting: Called after the next attempt, whatever its result.
+    """
 
     reason: str
     overwrite: str = OURS
@@ -132,7 +141,7 @@ class ControlMachine:
         self._waiting = SetQueue()
         self._steps: Procedure | None = None
         self._restoration: Restoration | None = None
-        # Who waits until the device follows its ceilings; None: it does.
+        # Called when the device follows its ceilings; None: it does.
         self._behind: list[Then] | None = None
         self._enforces_later = False
         # Until when a write of the last zeusd may take effect. Also one of the target: it may have
@@ -217,8 +226,8 @@ class ControlMachine:
     def enforce(self, again: bool = False) -> None:
         """Writes what the site wants in force of a control that cannot be read, such as clocks.
 
-        Nothing is written twice in one boot. What zeusd once left in force, and the site wants no
-        more, is taken back.
+        Nothing is written twice in one boot, unless the GPU may have been reset (`again`). What
+        zeusd once left in force, and the site wants no more, is taken back.
         """
         if self.spec.readable:
             return
@@ -240,7 +249,8 @@ class ControlMachine:
         return ceiling
 
     def ceilings_moved(self, then: Then | None = None) -> None:
-        """A ceiling was put, lowered, raised or removed: the device follows."""
+        """A ceiling was put, lowered, raised or removed: the device follows. `then` is called when
+        it has, or when the first attempt has failed."""
         self._behind = self._behind or []
         self.out.due_ns.drop(self.ceilings_moved)
         waits = [] if then is None else [then]
@@ -254,7 +264,8 @@ class ControlMachine:
     # ----------------------------------------------------------------------------------- events
 
     def recover(self, restore: PendingRestore, ending: str | None) -> None:
-        """Takes over what the journal says was pending when the last zeusd ended."""
+        """Takes over what the journal says was pending when the last zeusd ended. `ending`: why
+        the lease ends at once, such as `holder_gone`; None: it goes on."""
         now_ns = self.out.now_ns
         lease = Lease(
             restore.holder,
@@ -290,7 +301,8 @@ class ControlMachine:
     def revoke(
         self, reason: str, clause: str, then: Then | None = None, overwrite: str | None = None
     ) -> None:
-        """The holder loses its lease without having asked."""
+        """The holder loses its lease without having asked. `reason` is for the log, such as
+        `expired`; `clause` is for the holder, such as `its heartbeat stopped for 15 s`."""
         lease = self.holding.current
         if lease is None:
             self.release(reason, then)
@@ -304,7 +316,11 @@ class ControlMachine:
     def reset(
         self, peer: Peer, clause: str, then: Then | None = None, written: ControlValue | None = None
     ) -> None:
-        """An administrator wants the target in force, also over the settings of others."""
+        """An administrator wants the target in force, also over the settings of others.
+
+        Args:
+            written: What zeusd itself wrote without a lease; None: nothing. Then a refusal ends it.
+        """
         bounds, waiting = self.bounds, [] if then is None else [then]
         keeps = bounds.pinned or self.spec.merges  # what others have chosen meanwhile stays
         if bounds.initial is not None and not keeps and self.target != bounds.initial:
@@ -343,7 +359,7 @@ class ControlMachine:
         self._pump()
 
     def process_gone(self, process: Process) -> None:
-        """A process died: its lease ends, and nobody has to be told of a loss."""
+        """A process died: its lease ends, and its losses are forgotten."""
         if self.holding.by(process):
             self.release("holder_gone")
         self.withdraw(process)
@@ -378,12 +394,12 @@ class ControlMachine:
                 self._restoration.waiting.append(then)
 
     def withdraw(self, process: Process, client: str | None = None) -> None:
-        """What this process (or this client object in it) has asked for is not wanted any more."""
+        """Drops the waiting sets of a process, or of one client object in it."""
         for item in self._waiting.take(process, client):
             item.done(self.holding.gone(item.peer))
 
     def close(self, why: Failure) -> None:
-        """Nothing that waits has its turn any more."""
+        """Refuses all waiting sets."""
         for item in self._waiting.take_all():
             item.done(why)
 
@@ -906,7 +922,7 @@ class ControlMachine:
     def note(
         self, event: str, by: Lease | Peer | None = None, warning: bool = False, **fields: Any
     ) -> None:
-        """Writes a record about this control, and who is the cause."""
+        """Writes a record about this control, and the user who caused it."""
         who = {} if by is None else by.fields
         where = {"gpu": self.gpu, "control": self.control.value}
         self.out.note(event, warning, **{**where, **who, **fields})

@@ -49,7 +49,7 @@ from zeusd.devices.port import Outcome
 from zeusd.restore_rule import Refused, Unknown
 
 RECONNECT_NS = 5 * SECOND_NS
-"""A holder whose last connection ended (it called exec, say) has this long to come back."""
+"""Time for a holder to reconnect after its last connection ended, for example by exec."""
 
 STALL_NS = SECOND_NS
 """An expiry that is noticed this late was missed by zeusd itself, not by the holder."""
@@ -115,7 +115,13 @@ class Core:
         reached_by: dict[str, Any] | None = None,
         unusable: Sequence[str] = (),
     ) -> list[Effect]:
-        """The driver's GPUs, at start and whenever they were enumerated again."""
+        """The driver's GPUs, at start and whenever they were enumerated again.
+
+        Args:
+            driver: Names this very load of the driver: limits do not survive another.
+            reached_by: How the helper reaches it, see `DriverEntry`.
+            unusable: A sentence for each other GPU that the driver lists.
+        """
         self._out.now_ns = now_ns
         self.node.unusable = [*unusable]
         self.node.driver_version = driver_version
@@ -177,7 +183,7 @@ class Core:
         self.node.cpus = list(cpus)
 
     def reconfigure(self, now_ns: int, settings: Settings) -> list[Effect]:
-        """The site has new wishes. Leases stay; what they may be set to follows the new rules."""
+        """The configuration changed. Leases stay; their ranges follow the new rules."""
         self._out.now_ns = now_ns
         self.node.settings = settings
         self._requests.context.reconfigured()
@@ -191,7 +197,7 @@ class Core:
         return self._effects()
 
     def peer_opened(self, now_ns: int, peer: Peer) -> list[Effect]:
-        """A connection, and who the kernel says is at its other end."""
+        """A client connected; the kernel identified the peer."""
         self._out.now_ns = now_ns
         self._connections[peer.conn] = ClientState(peer, self._out)
         for machine in self.node.held_by(peer.process):
@@ -304,7 +310,8 @@ class Core:
         return self._effects()
 
     def stop(self, now_ns: int, restore: bool = True) -> list[Effect]:
-        """zeusd is being stopped: nothing new is accepted."""
+        """zeusd is being stopped: nothing new is accepted. Without `restore` everything stays, in
+        the journal, for the next zeusd, and requests stay unanswered: clients ask that one."""
         self._out.now_ns = now_ns
         self.node.stopping = True
         restore = restore and self.node.quiesced_ns is None  # else the GPUs are out of reach

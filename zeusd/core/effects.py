@@ -78,6 +78,10 @@ class Write:
 
     Attributes:
         expected: Values that may be overwritten; empty: any.
+        before: The value just before, if known.
+        doubts: Earlier values whose write was never confirmed.
+        others: Whether one of them may still take effect.
+        sure: See `restore_rule.WriteControl`.
     """
 
     ticket: int

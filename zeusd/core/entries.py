@@ -139,9 +139,12 @@ class PendingRestore(Recorded):
     """One control that is, or may be, away from its restore target.
 
     Attributes:
-        uid: That process's user.
+        holder: The process whose end causes the restore.
+        client: The client object within it, see `Request.client`.
         target: The control's restore target.
         values: Values that zeusd may have written; empty if none.
+        doubts: Those that were never confirmed by reading, newest last.
+        overwrite: What the restore may overwrite, see `restore_rule`.
         ending: Why the lease has ended, even if its holder is running; empty while it has not.
         command: Name of the holder's program.
         job: The holder's job, empty if none.

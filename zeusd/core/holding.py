@@ -1,4 +1,4 @@
-"""Leases: who holds a control, heartbeats, expiry, lost leases, and sets that wait."""
+"""Leases: holders, heartbeats, expiry, lost leases, and sets that wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUSY_SHARE = 0.05
 """A silent holder that used at least this share of one CPU between two checks is computing."""
 
 Done: TypeAlias = Callable[["Failure | ControlValue | None"], None]
-"""Takes what came of a set: what the control holds now, None after an acquire, or why not."""
+"""Receives the result of a set: the value in force, None after an acquire, or the failure."""
 
 ZEUSD = Peer(0, Process(0, 0), 0, 0, command="zeusd")
 """Stands for zeusd itself, where no process holds what is being restored."""
@@ -33,7 +33,7 @@ ZEUSD = Peer(0, Process(0, 0), 0, 0, command="zeusd")
 
 @dataclass(slots=True)
 class Lease:
-    """Who may write this control, and until when if it says nothing more."""
+    """The right of one process to write a control, and its end if there is no heartbeat."""
 
     holder: Process
     uid: int
@@ -57,7 +57,7 @@ class Lease:
     """How often a zeusd that was started again took it over since the last heartbeat. Each time the
     holder has half as long to say something: however often zeusd dies, a hung holder expires."""
     usage: ProcessUsage | None = None
-    """What the holder was doing when it was last looked at, since its last heartbeat."""
+    """The holder's activity at the last check since its last heartbeat; None: not checked."""
     heard_ns: int = 0
     """When the holder last sent a heartbeat."""
     profile: tuple[tuple[int, ...], tuple[float, ...]] | None = None
@@ -107,7 +107,7 @@ class SetQueue(deque[Set]):
     """Of several sets that nobody waits for, only the newest is kept."""
 
     def add(self, item: Set) -> list[Set]:
-        """Adds a set. Returns those that are not wanted any more because of it."""
+        """Adds a set. Returns the sets that it supersedes."""
         superseded = [] if item.block else self._take(item.peer.process, unwaited=True)
         self.append(item)
         return superseded

@@ -38,7 +38,7 @@ class Event(Enum):
 
     __hash__ = object.__hash__
 
-    TAKE = "a process takes the lease, or the journal says who holds it"
+    TAKE = "a process takes the lease, or it is taken over from the journal"
     CALL = "a set, or a ceiling that moved, calls the device"
     ANSWER = "the device call returned"
     DROP = "the lease was for one set only, which changed nothing"

@@ -19,6 +19,7 @@ class Process(NamedTuple):
 
     Attributes:
         pid: Process id in zeusd's pid namespace.
+        cookie: Tells it from all other processes of this boot with that pid.
     """
 
     pid: int
@@ -27,7 +28,12 @@ class Process(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """A process's activity, from the kernel."""
+    """A process's activity, from the kernel.
+
+    Attributes:
+        cpu_ns: CPU time of its threads, plus the time that its first one waited for a CPU.
+        stopped: Whether it is stopped, as by SIGSTOP or a debugger.
+    """
 
     t_ns: int
     cpu_ns: int

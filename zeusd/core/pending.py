@@ -189,7 +189,7 @@ class RequestContext:
         self.reconfigured()
 
     def reconfigured(self) -> None:
-        """The site has new wishes."""
+        """The configuration changed."""
         per_second = self.node.settings.access.writes_per_second
         self._writes = RateLimiter(per_second, 2 * per_second)
 

@@ -69,7 +69,8 @@ class SitePolicy:
     def target(
         self, control: Control, facts: GpuFacts, observed: ControlValue | None
     ) -> Target | None:
-        """The restore target of one control, or None if the GPU does not have the control."""
+        """The restore target of one control, or None if the GPU does not have the control.
+        `observed`: the last value seen without a lease, if known."""
         rule = next((rule for rule in self.rules if rule.applies(facts)), None)
         if control is Control.POWER_LIMIT:
             return self._power_target(facts, observed, rule)

@@ -1,7 +1,7 @@
-"""What clients ask for: each operation of the protocol, and who may ask it.
+"""Answers the requests of clients: sets and acquires here, the others in other modules.
 
-Who may change what is decided by `access.Access` and `_check_set`; how a control is leased, written
-and restored is `control.ControlMachine`'s.
+`access.Access` and `_check_set` decide who may change what; `control.ControlMachine` leases, writes
+and restores controls.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class Requests:
         asked: ControlValue | None,
         answer: Failure | ControlValue | None,
     ) -> None:
-        """What came of a set with `block`."""
+        """Answers a set with `block`."""
         if isinstance(answer, Failure):
             self._out.audit_log.refused(answer.code)
             pending.put(uuid, answer)
@@ -226,7 +226,7 @@ class Requests:
     def _defer(
         self, deferrals: Deferrals, uuid: str, answer: Failure | ControlValue | None
     ) -> None:
-        """What came of a set without `block`."""
+        """Counts the failure of a set without `block`."""
         if isinstance(answer, Failure):
             self._out.audit_log.refused(answer.code)
             deferrals.add(error_body(answer, uuid))
@@ -276,7 +276,7 @@ class Requests:
     ) -> None:
         """Hands a set or an acquire to its control, if this user may do that.
 
-        `asked` is the value that the user chose; who resets chooses none.
+        `asked` is the value that the user chose; None: a reset or an acquire.
         """
         peer, refusal = item.peer, right.refuse(asked)
         held = machine.holding.by(peer.process)

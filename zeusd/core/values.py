@@ -15,6 +15,9 @@ class Values:
 
     Attributes:
         values: The values, newest last; empty: none was written.
+        doubts: Those whose write was never confirmed, and until when each may still take effect,
+            ns, CLOCK_MONOTONIC.
+        confirmed: Whether the last write was.
     """
 
     values: tuple[ControlValue, ...] = ()

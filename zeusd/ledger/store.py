@@ -242,7 +242,12 @@ class Store:
     def settle(
         self, settlements: dict[str, Settlement], offset_ns: int, slept_ns: int | None = None
     ) -> None:
-        """Stores settlements by GPU, with their new positions."""
+        """Stores settlements by GPU, with their new positions.
+
+        Args:
+            offset_ns: UTC minus CLOCK_MONOTONIC.
+            slept_ns: CLOCK_BOOTTIME minus CLOCK_MONOTONIC; None: no rows by process are kept.
+        """
         with self._transaction():
             for uuid, settlement in settlements.items():
                 gpu = self._gpu(uuid)

@@ -43,10 +43,13 @@ class Sum:
     """Energy of one account, or GPU, in one interval; microjoules and ns.
 
     Attributes:
+        interval: Index of the interval.
         kind: An account's kind, `gpu`, `total` or OTHERS.
         name: The account's name, or a GPU's UUID.
         run: The account's run.
         uid: The user; NOBODY: none.
+        active_uj, idle_uj: Energy while the GPU worked, and while the driver reported it as idle.
+        ns: GPU time.
         begin_s: When a job got its first GPU, UTC; 0: not known.
         end_s: When it released the last one; 0: it has not, or not known.
     """
@@ -126,6 +129,14 @@ class Reader:
         by_method: bool = False,
     ) -> Generator[None, None, Usage]:
         """Sums by interval. Yields now and then, so that others can have their turn.
+
+        Args:
+            edges: Edges of the intervals, UTC seconds, ascending, multiples of BUCKET_S.
+            reader: The user who may see only the own energy, and one sum of all others'; None: all
+                is itemized.
+            uid: Only this user; `metered_uj` still includes all.
+            name: Only the job or pod with this name, or the run with this SLUID.
+            by_method: Return one sum per method, so that bounds are of one kind.
 
         Raises:
             TooManySums: The answer would be too long.

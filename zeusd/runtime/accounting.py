@@ -166,7 +166,8 @@ class Accounting:
         self._thread.join(timeout=1.0)
 
     def submit(self, effect: LedgerCall, done: Done) -> None:
-        """Carries out a request."""
+        """Carries out a request; `done` receives its ticket and a message, or a `Failure`, on any
+        thread."""
         with self._guard:
             self._open[effect.ticket] = done
         if self._refusing:
@@ -181,7 +182,7 @@ class Accounting:
             self._answer(effect, BUSY)
 
     def closed(self, conn: int) -> None:
-        """A connection ended: nobody waits for what it asked."""
+        """A connection ended: drops its queries."""
         self._usages.closed(conn)
 
     @property

@@ -38,6 +38,7 @@ class PidUse(NamedTuple):
 
     Attributes:
         pid: The process; 0: one that the driver does not list.
+        end_ns: End of the measurement, CLOCK_MONOTONIC.
         weight: Weight relative to other processes.
     """
 
@@ -48,7 +49,12 @@ class PidUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The use of a GPU by its processes over an interval."""
+    """The use of a GPU by its processes over an interval.
+
+    Attributes:
+        uses: Use by process. A process that is not listed used nothing.
+        measured: Whether the driver measured the weights; else they are sizes of MIG instances.
+    """
 
     begin_ns: int
     uses: tuple[PidUse, ...]

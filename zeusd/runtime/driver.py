@@ -1,4 +1,4 @@
-"""The driver's comings and goings: GPUs are found, get workers, and are closed."""
+"""Opens and closes the driver; finds its GPUs and gives each a worker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
 class Driver:
-    """Everything that calls NVML, and its end.
+    """All threads that call NVML.
 
     Methods belong to the reactor's thread.
     """
@@ -157,7 +157,7 @@ class Driver:
                 finder.stop()
             then(fresh)
 
-        threading.Thread(target=run, name="let-go", daemon=True).start()
+        threading.Thread(target=run, name="close-driver", daemon=True).start()
 
     def open_driver(self, ticket: int) -> None:
         """Opens the library again; `done` follows when the GPUs have been looked for."""
@@ -168,7 +168,7 @@ class Driver:
             finder.first_attempt_over.wait()
             self._done(ticket, None)
 
-        threading.Thread(target=run, name="take-up", daemon=True).start()
+        threading.Thread(target=run, name="open-driver", daemon=True).start()
 
     def close(self) -> None:
         """Ends all threads. Does not wait for the driver."""

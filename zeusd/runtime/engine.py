@@ -80,7 +80,7 @@ NOTED_S = 0.01
 
 
 class Engine:
-    """Carries out what the core decides, and tells it what happened.
+    """Carries out the effects of the core, and passes events to it.
 
     All methods but `close` belong to the reactor's thread.
     """
@@ -275,7 +275,7 @@ class Engine:
             self._processes.detach(process)
 
     def reconfigure(self, settings: Settings) -> None:
-        """The site has new wishes."""
+        """The configuration changed."""
         self.apply(self.core.reconfigure(time.monotonic_ns(), settings))
 
     def request(self, conn: int, request: Request) -> None:

@@ -107,6 +107,8 @@ class LookUp:
 
     Attributes:
         spent: Called with the processor time of each turn, ns.
+        lacking: The sources whose tick has not arrived.
+        until_ns: The tick that it waits for, of the source `awaited`.
         wanted: Whether a client still waits for it; if not, `done` is not called.
         results: The results: a message, or a `Failure`.
     """

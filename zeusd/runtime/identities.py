@@ -24,6 +24,7 @@ class Identity:
     """A process that was alive when it was read.
 
     Attributes:
+        start_ticks: When it started, in clock ticks of CLOCK_BOOTTIME.
         pidfd: Becomes readable when it ends; the receiver closes it.
     """
 

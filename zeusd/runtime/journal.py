@@ -52,6 +52,8 @@ class Change:
 
     Attributes:
         entry: The new entry; None deletes it.
+        intent: Whether something else depends on it, which is not done if this cannot be written.
+            Other changes are written later.
     """
 
     key: str

@@ -1,8 +1,8 @@
-"""Answers what needs no rule: present state, sensors, clocks, and the past.
+"""Answers requests that need no rule: present state, sensors, clocks, and the past.
 
-None of it passes through the core. Equal readings of a GPU that are asked for at the same time are
-one call to its driver, and a state is as good as new for two of its sensors' update periods unless
-something was written meanwhile: however many clients ask, a driver is asked a few times a second.
+They do not pass through the core. Equal concurrent readings of a GPU are one call to its driver,
+and a state is reused for two of its sensors' update periods unless something was written
+meanwhile: a driver is called a few times a second, however many clients there are.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ _READINGS: dict[type[Any], Reading] = {
 }
 
 STATE_NS = 500_000_000
-"""Longest time for which a GPU's state is as good as new."""
+"""Longest time for which a GPU's state is reused."""
 
 PROCESSES_NS = 1_000_000_000
-"""How long a list of processes is as good as new: a driver takes milliseconds to make one."""
+"""How long a list of processes is reused: a driver takes milliseconds to make one."""
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A reading of a GPU that is under way, and who waits for it."""
+    """A reading of a GPU in progress, and the requests that wait for it."""
 
     uuid: str
     reading: Reading
@@ -125,7 +125,7 @@ class Reads:
         self._joinable.pop((uuid, Reading.STATE), None)
 
     def closed(self, conn: int) -> None:
-        """A connection ended: nobody waits for what it asked for."""
+        """A connection ended: drops its requests."""
         for pending in self._of_connection.pop(conn, ()):
             pending.cancel()
             self._deadlines.drop(pending)
@@ -160,7 +160,7 @@ class Reads:
                 self._call(uuid, reading, pending)
 
     def _fresh(self, uuid: str, reading: Reading) -> Message | None:
-        """What was read a moment ago, if it still counts."""
+        """A recent result that may be reused; None: there is none."""
         found = self._known.get((uuid, reading))
         if found is None:
             return None
@@ -181,10 +181,8 @@ class Reads:
         self._submit(Read(ticket, uuid, reading))
 
     def _complete(self, pending: Pending, uuid: str, result: object) -> object:
-        """A state with what only the core knows: no driver reads locked clocks back.
-
-        Which process it is concerns its own user and administrators only.
-        """
+        """A reading with what only the core knows, such as locked clocks, which no driver reads
+        back; without what identifies processes of other users."""
         if isinstance(result, GpuProcesses):
             processes = [
                 one

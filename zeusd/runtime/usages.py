@@ -120,7 +120,7 @@ class Usages:
         return None
 
     def closed(self, conn: int) -> None:
-        """A connection ended: nobody waits for what it asked."""
+        """A connection ended: drops its queries."""
         gone: list[LedgerCall] = []
         with self._changed:
             for user in self._users.values():

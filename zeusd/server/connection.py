@@ -28,12 +28,15 @@ class Connection:
     """An accepted connection.
 
     Attributes:
+        uid: The peer's uid, which may be a subordinate uid of `user`.
+        guarded: Whether the peer may have sent descriptors.
+        drained: Whether the last `receive` read everything, so that epoll reports new data.
+        waiting: Bytes that wait until the peer reads.
         hung_up: Whether the peer has stopped sending; earlier data may still be unread.
         refusal: Why none of its requests can be served; None: they can.
     """
 
     __slots__ = (
-        "_guarded",
         "_mute",
         "_out",
         "accepted_ns",
@@ -41,6 +44,7 @@ class Connection:
         "closed",
         "drained",
         "engine",
+        "guarded",
         "hung_up",
         "identified",
         "number",
@@ -69,7 +73,7 @@ class Connection:
         self.uid = uid
         self.engine = engine
         self.accepted_ns = accepted_ns
-        self._guarded = guarded
+        self.guarded = guarded
         self._out: deque[bytes] = deque()
         self._mute = False
         self.waiting = 0
@@ -82,11 +86,6 @@ class Connection:
         self.refusal: Unusable | None = None
         self.topics: set[bytes] = set()
 
-    @property
-    def guarded(self) -> bool:
-        """Whether the peer may have sent descriptors."""
-        return self._guarded
-
     def receive(self) -> bytes | None:
         """Received bytes, at most the size of one request; None: none; empty: the peer has ended.
 
@@ -94,7 +93,7 @@ class Connection:
             DescriptorsSent: The peer sent descriptors.
         """
         try:
-            if self._guarded:
+            if self.guarded:
                 data = descriptors.receive_guarded(self.stream, READ_BYTES)
             else:
                 data = self.stream.recv(READ_BYTES, socket.MSG_DONTWAIT)

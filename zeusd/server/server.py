@@ -1,7 +1,7 @@
 """The server: reads users in turn, hands requests on, sends replies and samples.
 
-It runs on the reactor's thread alone. What breaks ZeroMQ's protocol is closed; what only comes too
-fast is read later. It knows who is at the other end from the kernel, and nothing of leases.
+It runs on the reactor's thread alone. Connections that break ZeroMQ's protocol are closed; those
+that send too fast are read later. The kernel identifies the peer. It knows nothing about leases.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ LIMITED_NS = 250_000_000
 
 _CLOSED = Cost(0.0)
 _NOTHING = Cost(0.1)
-"""A look that found nothing, or too little: it took the server's time all the same."""
+"""Cost of reading nothing, or only a part of a request."""
 
 _ENDS = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _READING = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 
 
 class Application(Protocol):
-    """What serves the requests."""
+    """Serves the requests."""
 
     def peer_opened(self, peer: Peer, pidfd: int) -> None:
         """A client connected. Takes over the pidfd."""
@@ -82,7 +82,7 @@ class Application(Protocol):
         """Its connection ended."""
 
     def request(self, conn: int, request: Request) -> None:
-        """It asks for something; a reply may follow."""
+        """Handles a request; a reply may follow."""
 
     def invalid(self, conn: int, error: ErrorBody) -> None:
         """A request that nobody waits for was not valid."""
@@ -124,7 +124,7 @@ class Server:
     # --------------------------------------------------------------------------------- lifecycle
 
     def attach(self, application: Application, stream: Callable[[frozenset[str]], None]) -> None:
-        """Says who serves the requests, and who is to know which sources have subscribers."""
+        """Sets the application, and the callback that receives the sources with subscribers."""
         self._application = application
         self._stream = stream
         decoding.prepare()
@@ -226,7 +226,7 @@ class Server:
             self._readable(connection)
 
     def _fault(self, connection: Connection, rule: str) -> None:
-        """A connection broke a rule. It is closed, without a word (see `zmtp`)."""
+        """Closes a connection that broke a rule of the protocol, without a reply (see `zmtp`)."""
         if connection.closed:
             return
         self._turns.fault(connection.user, time.monotonic_ns())
@@ -321,8 +321,8 @@ class Server:
             self._alarm.set(due_ns, now_ns)
 
     def _read(self, connection: Connection) -> tuple[Cost, bool]:
-        """Reads a connection once, whatever comes of it: what that has cost, and whether there is
-        more."""
+        """Reads a connection once. Returns the cost, also after an error, and whether there is
+        more to read."""
         if connection.closed:
             return _CLOSED, False
         if connection.hung_up and self._is_over(connection):
@@ -378,7 +378,7 @@ class Server:
         return connection.after_exit > MAX_AFTER_EXIT
 
     def _handle(self, connection: Connection, event: Event) -> None:
-        """Does what an event that is no request asks for."""
+        """Handles an event other than a request."""
         match event:
             case Subscribe():
                 self._topics_changed |= self._topics.subscribe(connection, event.topic)
@@ -409,7 +409,7 @@ class Server:
         self._application.request(connection.number, request)
 
     def _identify(self, connection: Connection) -> None:
-        """Asks the kernel who is at the other end."""
+        """Identifies the peer through the kernel."""
         connection.refusal = unusable(connection.stream)
         if connection.refusal is not None:
             text = f"was refused: {connection.refusal.message}"
@@ -431,7 +431,7 @@ class Server:
     # ----------------------------------------------------------------------------------- reports
 
     def _look(self) -> None:
-        """Each second: who had to wait for a rate, and who does not read."""
+        """Reports users whose requests waited for the rate limit, or who do not read replies."""
         if not self._serving:
             return
         limited: dict[int, int] = {}
