@@ -15,8 +15,8 @@ from zeusd.core.entries import OBSERVED, RESTING, Ceiling, Kept, key_of
 from zeusd.core.outbox import Outbox
 from zeusd.core.policy import Target
 
-SITE, PERSISTED, FLEET, JOB_PREFIX = "site", "persisted", "fleet", "job:"
-"""Names. `site` is from the configuration and cannot be set; `job:ID` belongs to one job."""
+PERSISTED, JOB_PREFIX = "persisted", "job:"
+"""Names of ceilings; `job:ID` belongs to one job. The others are chosen by administrators."""
 
 
 def ceiling_text(ceiling: Ceiling, name: str, spec: ControlSpec, boot_ns: int) -> str:

@@ -80,6 +80,12 @@ RETRY_MAX_NS = 4_000_000_000
 MAX_DOUBTS = 64
 """Most writes under one lease whose effect is unknown."""
 
+LEASE_FIELDS = (
+    *("holder", "uid", "client", "since_ns", "ttl_ns"),
+    *("acquired", "recoveries", "command", "job"),
+)
+"""Fields of a lease that its journal entry has, too."""
+
 _HOPELESS = frozenset({Outcome.INVALID, Outcome.UNSUPPORTED, Outcome.DENIED})
 
 Procedure: TypeAlias = Generator[Step, Any, None]
@@ -190,11 +196,6 @@ class ControlMachine:
         return self.trouble is not None and self.trouble.code == ErrorCode.RESTORE_PENDING
 
     @property
-    def retry_at_ns(self) -> int | None:
-        """When the next attempt to restore it is due; None: none is."""
-        return self.out.due_ns.get(self.retry_now)
-
-    @property
     def in_force(self) -> ControlValue:
         """The value that zeusd has written and not restored, for a control that cannot be read."""
         rests = self.bounds.persisted or self.bounds.resting == self.target
@@ -267,21 +268,10 @@ class ControlMachine:
         """Takes over what the journal says was pending when the last zeusd ended. `ending`: why
         the lease ends at once, such as `holder_gone`; None: it goes on."""
         now_ns = self.out.now_ns
-        lease = Lease(
-            restore.holder,
-            restore.uid,
-            restore.client,
-            restore.since_ns,
-            restore.ttl_ns,
-            now_ns,
-            restore.acquired,
-            command=restore.command,
-            job=restore.job,
-            asked=restore.values[-1] if restore.values else None,
-            heard_ns=now_ns,
-            forgiven=True,
-            recoveries=restore.recoveries + 1,
-        )
+        known = {name: getattr(restore, name) for name in LEASE_FIELDS}
+        lease = Lease(**known, expires_ns=now_ns, heard_ns=now_ns, forgiven=True)
+        lease.recoveries += 1
+        lease.asked = restore.values[-1] if restore.values else None
         until_ns = now_ns + self._settle_ns
         self.values = Values(restore.values, dict.fromkeys(restore.doubts, until_ns))
         self._taken_over_ns = until_ns if restore.doubts else 0
@@ -895,22 +885,14 @@ class ControlMachine:
         lease, restoration = self.lease, self._restoration
         assert lease is not None
         return PendingRestore(
+            **{name: getattr(lease, name) for name in LEASE_FIELDS},
             gpu=self.gpu,
             control=self.control,
-            holder=lease.holder,
-            uid=lease.uid,
-            client=lease.client,
-            since_ns=lease.since_ns,
-            ttl_ns=lease.ttl_ns,
             target=self.target,
             values=self.values.values,
             doubts=tuple(self.values.doubts),
             overwrite=self._overwrites,
             ending="" if restoration is None else restoration.reason,
-            acquired=lease.acquired,
-            recoveries=lease.recoveries,
-            command=lease.command,
-            job=lease.job,
         )
 
     def record(self, soon: bool = False) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from zeus_ipc.controls import RESTORE_ORDER, SPECS, Control, ControlValue
-from zeus_ipc.replies import CpuInfo
 from zeus_ipc.requests import Request
 from zeusd.core.administration import DRIVER_CLOSED
 from zeusd.core.audit_log import AuditLog
@@ -177,10 +176,6 @@ class Core:
         self._out.now_ns = now_ns
         self._ceilings.jobs_present(present)
         return self._effects()
-
-    def cpus_found(self, cpus: Iterable[CpuInfo]) -> None:
-        """CPU packages whose energy is sampled."""
-        self.node.cpus = list(cpus)
 
     def reconfigure(self, now_ns: int, settings: Settings) -> list[Effect]:
         """The configuration changed. Leases stay; their ranges follow the new rules."""
@@ -363,14 +358,6 @@ class Core:
     def connection(self, conn: int) -> ClientState | None:
         """A connection; None: it has ended."""
         return self._connections.get(conn)
-
-    def may_know(self, conn: int, uid: int | None) -> bool:
-        """Whether the user of a connection may see processes of this user."""
-        connection = self._connections.get(conn)
-        if connection is None:
-            return False
-        peer = connection.peer
-        return peer.uid == uid or self.node.settings.access.is_admin(peer)
 
     @property
     def unclaimed(self) -> bool:

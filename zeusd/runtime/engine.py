@@ -186,7 +186,7 @@ class Engine:
                     orphan.delete()
         self._note_sleep()
         self._recover(entries)
-        self.core.cpus_found(self.sampling.cpus)
+        self.core.node.cpus = self.sampling.cpus
         self.sampling.start()
         if self._accounting is not None:
             self._accounting.start()

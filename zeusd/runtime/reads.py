@@ -184,9 +184,12 @@ class Reads:
         """A reading with what only the core knows, such as locked clocks, which no driver reads
         back; without what identifies processes of other users."""
         if isinstance(result, GpuProcesses):
+            reader, access = self._core.connection(pending.conn), self._core.node.settings.access
+            assert reader is not None
+            admin = access.is_admin(reader.peer)
             processes = [
                 one
-                if self._core.may_know(pending.conn, one.uid)
+                if admin or one.uid == reader.peer.uid
                 else one.model_copy(update=dict.fromkeys(("pid", "command", "job")))
                 for one in result.processes
             ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
+from dataclasses import dataclass, field
 from enum import Enum
 
 from zeusd.server import descriptors
@@ -24,67 +25,40 @@ class Sent(Enum):
     """The peer has closed the connection. What it sent before is still valid."""
 
 
+@dataclass(slots=True, eq=False)
 class Connection:
     """An accepted connection.
 
     Attributes:
         uid: The peer's uid, which may be a subordinate uid of `user`.
         guarded: Whether the peer may have sent descriptors.
-        drained: Whether the last `receive` read everything, so that epoll reports new data.
         waiting: Bytes that wait until the peer reads.
+        after_exit: Messages that were read after its process had exited.
+        queued: Whether it is queued to be read.
         hung_up: Whether the peer has stopped sending; earlier data may still be unread.
+        drained: Whether the last `receive` read everything, so that epoll reports new data.
+        identified: Whether its process was identified and reported to the core.
         refusal: Why none of its requests can be served; None: they can.
     """
 
-    __slots__ = (
-        "_mute",
-        "_out",
-        "accepted_ns",
-        "after_exit",
-        "closed",
-        "drained",
-        "engine",
-        "guarded",
-        "hung_up",
-        "identified",
-        "number",
-        "queued",
-        "refusal",
-        "stream",
-        "topics",
-        "uid",
-        "user",
-        "waiting",
-    )
-
-    def __init__(
-        self,
-        number: int,
-        stream: socket.socket,
-        user: User[Connection],
-        uid: int,
-        engine: ZmtpEngine,
-        accepted_ns: int,
-        guarded: bool,
-    ) -> None:
-        self.number = number
-        self.stream = stream
-        self.user = user
-        self.uid = uid
-        self.engine = engine
-        self.accepted_ns = accepted_ns
-        self.guarded = guarded
-        self._out: deque[bytes] = deque()
-        self._mute = False
-        self.waiting = 0
-        self.after_exit = 0
-        self.queued = False
-        self.closed = False
-        self.hung_up = False
-        self.drained = False
-        self.identified = False
-        self.refusal: Unusable | None = None
-        self.topics: set[bytes] = set()
+    number: int
+    stream: socket.socket
+    user: User[Connection]
+    uid: int
+    engine: ZmtpEngine
+    accepted_ns: int
+    guarded: bool
+    waiting: int = 0
+    after_exit: int = 0
+    queued: bool = False
+    closed: bool = False
+    hung_up: bool = False
+    drained: bool = False
+    identified: bool = False
+    refusal: Unusable | None = None
+    topics: set[bytes] = field(default_factory=set)
+    _out: deque[bytes] = field(default_factory=deque)
+    _mute: bool = False
 
     def receive(self) -> bytes | None:
         """Received bytes, at most the size of one request; None: none; empty: the peer has ended.
