@@ -241,20 +241,27 @@ class AllowSection(_Section):
 
     def rule(self) -> AllowRule:
         """Convert to the core's form. Unknown names match nobody."""
-        power_w = self.power_limit_w
         return AllowRule(
             uids=_ids(self.users, _uid, "user"),
             gids=_ids(self.groups, _gid, "group"),
             everyone="*" in self.users,
             gpus=tuple(self.gpus),
             controls=frozenset(self.controls),
-            power_limit_mw=None
-            if power_w is None
-            else (round(power_w[0] * 1000), round(power_w[1] * 1000)),
-            gpu_clocks_mhz=self.gpu_clocks_mhz,
-            memory_clocks_mhz=self.memory_clocks_mhz,
+            ranges=_in_core_units(self),
             group_names=tuple(str(name) for name in self.groups),
         )
+
+
+def _in_core_units(rule: AllowSection | GpuSection) -> dict[Control, Any]:
+    """The values of a rule by control, in mW and MHz, as tuples."""
+    limit_w = rule.power_limit_w
+    limits_w = limit_w if limit_w is None or isinstance(limit_w, tuple) else (limit_w,)
+    found = {
+        Control.POWER_LIMIT: limits_w and tuple(round(one * 1000) for one in limits_w),
+        Control.GPU_CLOCKS: rule.gpu_clocks_mhz,
+        Control.MEMORY_CLOCKS: rule.memory_clocks_mhz,
+    }
+    return {control: value for control, value in found.items() if value is not None}
 
 
 def _uid(name: str) -> int:
@@ -428,16 +435,7 @@ class Config(_Section):
             outside_change=self.restore.outside_change,
             settle_s=self.restore.settle_s,
             rules=tuple(
-                GpuRule(
-                    match=rule.match,
-                    power_limit_mw=None
-                    if rule.power_limit_w is None
-                    else round(rule.power_limit_w * 1000),
-                    enforce=rule.enforce,
-                    gpu_clocks_mhz=rule.gpu_clocks_mhz,
-                    memory_clocks_mhz=rule.memory_clocks_mhz,
-                )
-                for rule in self.gpu
+                GpuRule(rule.match, _in_core_units(rule), rule.enforce) for rule in self.gpu
             ),
         )
 

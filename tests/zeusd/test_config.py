@@ -46,8 +46,8 @@ def test_a_good_file_becomes_a_policy(tmp_path: Path) -> None:
     assert config.daemon.socket_mode == "0666"
     policy = config.settings().site
     assert policy.restore_power == "device-default"
-    assert policy.rules[0].power_limit_mw == 250_500
-    assert policy.rules[1].gpu_clocks_mhz == (210, 1200)
+    assert policy.rules[0].targets[Control.POWER_LIMIT] == (250_500,)
+    assert policy.rules[1].targets[Control.GPU_CLOCKS] == (210, 1200)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +160,10 @@ gpu_clocks_mhz = [600, 1200]
     assert first.gids == {grp.getgrnam("daemon").gr_gid}, "an unknown group matches nobody"
     assert not first.everyone
     assert first.controls == {Control.POWER_LIMIT}
-    assert first.power_limit_mw == (150_000, 200_500)
+    assert first.ranges[Control.POWER_LIMIT] == (150_000, 200_500)
     assert first.gpus == ("0", "Tesla*")
     assert second.everyone
-    assert second.gpu_clocks_mhz == (600, 1200)
+    assert second.ranges[Control.GPU_CLOCKS] == (600, 1200)
     assert second.controls == LOWERING
 
 

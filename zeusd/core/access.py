@@ -6,7 +6,8 @@ container. Nothing in a request, an environment or /proc counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -26,8 +27,7 @@ class AllowRule:
     """Lets some users change some controls of some GPUs, within ranges.
 
     Attributes:
-        power_limit_mw: Smallest and largest limit; the site limit applies as well.
-        gpu_clocks_mhz: Range for locked graphics clocks.
+        ranges: Smallest and largest values, mW or MHz; the site limit applies as well.
     """
 
     uids: frozenset[int] = frozenset()
@@ -35,9 +35,7 @@ class AllowRule:
     everyone: bool = False
     gpus: tuple[str, ...] = ("*",)
     controls: frozenset[Control] = LOWERING
-    power_limit_mw: tuple[int, int] | None = None
-    gpu_clocks_mhz: tuple[int, int] | None = None
-    memory_clocks_mhz: tuple[int, int] | None = None
+    ranges: Mapping[Control, tuple[int, int]] = field(default_factory=dict)
     group_names: tuple[str, ...] = ()
 
     def covers(self, peer: Peer, gpu: GpuInfo, control: Control) -> bool:
@@ -56,18 +54,10 @@ class AllowRule:
 
     def within(self, control: Control, value: ControlValue) -> bool:
         """Whether the value is in this rule's range. Unlocking clocks is always allowed."""
-        allowed = self.range(control)
+        allowed = self.ranges.get(control)
         if allowed is None or not value:
             return True
         return allowed[0] <= min(value) and max(value) <= allowed[1]
-
-    def range(self, control: Control) -> tuple[int, int] | None:
-        """The rule's range for a control; None: the site's whole range."""
-        return {
-            Control.POWER_LIMIT: self.power_limit_mw,
-            Control.GPU_CLOCKS: self.gpu_clocks_mhz,
-            Control.MEMORY_CLOCKS: self.memory_clocks_mhz,
-        }.get(control)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +84,7 @@ class Right:
         if any(rule.within(self.control, value) for rule in self.rules):
             return None
         text = SPECS[self.control].span_text
-        ranges = [rule.range(self.control) for rule in self.rules]
-        allowed = " or ".join(text(*one) for one in ranges if one is not None)
+        allowed = " or ".join(text(*one) for one in self.ranges)
         return Failure(
             ErrorCode.OUT_OF_RANGE,
             f"user {self.uid} may set {self.control.value} of {self.gpu.uuid} to {allowed}, not to "
@@ -105,9 +94,8 @@ class Right:
     @property
     def ranges(self) -> list[tuple[int, int]]:
         """Ranges, one of which must contain this user's value; empty: no bound."""
-        found = [rule.range(self.control) for rule in self.rules]
-        bounded = [one for one in found if one is not None]
-        return bounded if len(bounded) == len(found) else []
+        found = [rule.ranges.get(self.control) for rule in self.rules]
+        return [] if None in found else [one for one in found if one is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -27,13 +27,11 @@ class GpuRule:
         match: Shell pattern for the GPU's UUID or product name.
         enforce: Whether the rule applies even if nobody ever leased the control: zeusd lowers a
             power limit above the site limit whenever it sees one, and writes clocks once.
-        gpu_clocks_mhz: Range that a restore writes to the graphics clock; None: unlocked.
+        targets: What a restore writes: the power limit, mW, or a range of clocks, MHz.
     """
 
     match: str
-    power_limit_mw: int | None = None
-    gpu_clocks_mhz: tuple[int, int] | None = None
-    memory_clocks_mhz: tuple[int, int] | None = None
+    targets: Mapping[Control, ControlValue] = field(default_factory=dict)
     enforce: bool = False
 
     def applies(self, facts: GpuFacts) -> bool:
@@ -71,33 +69,32 @@ class SitePolicy:
     ) -> Target | None:
         """The restore target of one control, or None if the GPU does not have the control.
         `observed`: the last value seen without a lease, if known."""
-        rule = next((rule for rule in self.rules if rule.applies(facts)), None)
+        rule = next((rule for rule in self.rules if rule.applies(facts)), GpuRule(""))
+        wanted = rule.targets.get(control)
         if control is Control.POWER_LIMIT:
-            return self._power_target(facts, observed, rule)
+            return self._power_target(facts, observed, wanted, rule.enforce)
         if SPECS[control].readable:
             value = facts.values.get(control) if observed is None else observed
             return None if value is None else Target(value, pinned=False)
-        wanted = None
-        if rule is not None:
-            wanted = {
-                Control.GPU_CLOCKS: rule.gpu_clocks_mhz,
-                Control.MEMORY_CLOCKS: rule.memory_clocks_mhz,
-            }.get(control)
-        if rule is None or wanted is None:
+        if wanted is None:
             return Target(UNLOCKED, pinned=False)
         return Target(wanted, pinned=True, enforced=rule.enforce)
 
     def _power_target(
-        self, facts: GpuFacts, observed: ControlValue | None, rule: GpuRule | None
+        self,
+        facts: GpuFacts,
+        observed: ControlValue | None,
+        wanted: ControlValue | None,
+        enforce: bool,
     ) -> Target | None:
         info = facts.info
         low, high = info.power_limit_min_mw, info.power_limit_max_mw
         value = observed or facts.values.get(Control.POWER_LIMIT)
         if low is None or high is None or value is None:
             return None
-        if rule is not None and rule.power_limit_mw is not None:
-            site = min(max(rule.power_limit_mw, low), high)
-            return Target((site,), pinned=True, highest_mw=site, enforced=rule.enforce)
+        if wanted is not None:
+            site = min(max(wanted[0], low), high)
+            return Target((site,), pinned=True, highest_mw=site, enforced=enforce)
         if self.restore_power == "device-max":
             return Target((high,), pinned=True, highest_mw=high)
         if self.restore_power == "device-default" and info.power_limit_default_mw is not None:

@@ -56,8 +56,8 @@ ACCESS = Access(
 POLICIES = (
     SitePolicy(),
     SitePolicy(outside_change="override"),
-    SitePolicy(rules=(GpuRule("*", power_limit_mw=280_000, enforce=True),)),
-    SitePolicy(rules=(GpuRule("*", power_limit_mw=250_000, enforce=True),)),
+    SitePolicy(rules=(GpuRule("*", {Control.POWER_LIMIT: (280_000,)}, enforce=True),)),
+    SitePolicy(rules=(GpuRule("*", {Control.POWER_LIMIT: (250_000,)}, enforce=True),)),
 )
 
 

@@ -32,9 +32,17 @@ POLICIES = (
     SitePolicy(restore_power="device-max"),
     SitePolicy(restore_power="device-default"),
     SitePolicy(outside_change="override"),
-    SitePolicy(rules=(GpuRule("*", power_limit_mw=220_000, gpu_clocks_mhz=(300, 1200)),)),
     SitePolicy(
-        rules=(GpuRule("*", power_limit_mw=210_000, gpu_clocks_mhz=(300, 1500), enforce=True),)
+        rules=(GpuRule("*", {Control.POWER_LIMIT: (220_000,), Control.GPU_CLOCKS: (300, 1200)}),)
+    ),
+    SitePolicy(
+        rules=(
+            GpuRule(
+                "*",
+                {Control.POWER_LIMIT: (210_000,), Control.GPU_CLOCKS: (300, 1500)},
+                enforce=True,
+            ),
+        )
     ),
 )
 DEFAULTS: dict[Control, ControlValue] = {

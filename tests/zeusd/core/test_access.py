@@ -70,8 +70,7 @@ def test_a_rule_is_for_its_gpus_controls_and_range() -> None:
         uids=frozenset({1000}),
         gpus=(GPU0,),
         controls=frozenset({Control.POWER_LIMIT, Control.GPU_CLOCKS}),
-        power_limit_mw=(150_000, 250_000),
-        gpu_clocks_mhz=(600, 1200),
+        ranges={Control.POWER_LIMIT: (150_000, 250_000), Control.GPU_CLOCKS: (600, 1200)},
     )
     world = World(limits_mw=(300_000, 300_000), access=Access(rules=(rule,)))
     world.connect(1)
@@ -87,8 +86,8 @@ def test_a_rule_is_for_its_gpus_controls_and_range() -> None:
 
 def test_any_rule_that_covers_the_value_suffices() -> None:
     rules = (
-        AllowRule(everyone=True, power_limit_mw=(200_000, 300_000)),
-        AllowRule(uids=frozenset({1000}), power_limit_mw=(100_000, 150_000)),
+        AllowRule(everyone=True, ranges={Control.POWER_LIMIT: (200_000, 300_000)}),
+        AllowRule(uids=frozenset({1000}), ranges={Control.POWER_LIMIT: (100_000, 150_000)}),
     )
     world = World(access=Access(rules=rules))
     world.connect(1)

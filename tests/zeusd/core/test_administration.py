@@ -20,7 +20,7 @@ ACCESS = Access(
         AllowRule(
             uids=frozenset({1002, 1003}),
             controls=frozenset({Control.POWER_LIMIT, Control.GPU_CLOCKS}),
-            power_limit_mw=(150_000, 290_000),
+            ranges={Control.POWER_LIMIT: (150_000, 290_000)},
         ),
     ),
     admin_gids=ADMINS,
@@ -138,7 +138,13 @@ def test_a_restore_overwrites_an_outside_change_during_a_lease(world: World) -> 
 
 
 def test_a_restore_writes_the_configured_site_limit() -> None:
-    world = make_world(SitePolicy(rules=(GpuRule("*", 220_000, (300, 1200)),)))
+    world = make_world(
+        SitePolicy(
+            rules=(
+                GpuRule("*", {Control.POWER_LIMIT: (220_000,), Control.GPU_CLOCKS: (300, 1200)}),
+            )
+        )
+    )
     restore(world)
     assert (world.limit_w(), world.values[CLOCKS]) == (220, (300, 1200))
 

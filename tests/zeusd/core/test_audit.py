@@ -8,6 +8,7 @@ import pytest
 
 from tests.zeusd.core.test_administration import ADMIN, ALICE, BOB, POWER, make_world
 from tests.zeusd.core.world import GPU0, World
+from zeus_ipc.controls import Control
 from zeusd.core.access import Access, AllowRule
 from zeusd.core.audit_log import KEPT, REPEATED_NS, AuditLog
 from zeusd.core.effects import Note
@@ -199,7 +200,7 @@ def test_each_failed_attempt_of_a_restore_counts_in_one_record() -> None:
 def test_a_limit_that_cannot_be_enforced_delays_no_stop(code: int) -> None:
     world = World()
     world.faults[POWER] = code
-    rule = GpuRule("*", power_limit_mw=200_000, enforce=True)
+    rule = GpuRule("*", {Control.POWER_LIMIT: (200_000,)}, enforce=True)
     settings = replace(world.settings, site=SitePolicy(rules=(rule,)))
     world.apply(world.core.reconfigure(world.now_ns, settings))
     world.advance(60)

@@ -283,7 +283,9 @@ def test_a_rounding_driver_rests_where_it_can(world: World) -> None:
 
 
 def enforcing(power_limit_w: int, enforce: bool = True) -> SitePolicy:
-    return SitePolicy(rules=(GpuRule("*", power_limit_mw=1000 * power_limit_w, enforce=enforce),))
+    return SitePolicy(
+        rules=(GpuRule("*", {Control.POWER_LIMIT: (1000 * power_limit_w,)}, enforce=enforce),)
+    )
 
 
 @pytest.mark.parametrize(("enforce", "watts"), [(True, 220), (False, 300)])
@@ -321,7 +323,7 @@ def test_an_enforced_site_limit_leaves_a_lower_one_alone_and_follows_a_reload() 
 
 
 def locking(enforce: bool = True, high_mhz: int = 1200) -> SitePolicy:
-    return SitePolicy(rules=(GpuRule("*", gpu_clocks_mhz=(300, high_mhz), enforce=enforce),))
+    return SitePolicy(rules=(GpuRule("*", {Control.GPU_CLOCKS: (300, high_mhz)}, enforce=enforce),))
 
 
 @pytest.mark.parametrize("enforce", [True, False])

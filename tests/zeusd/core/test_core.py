@@ -244,7 +244,9 @@ def test_a_limit_set_outside_during_a_lease_is_kept(world: World) -> None:
 
 
 def test_a_configured_maximum_is_the_target_and_the_ceiling() -> None:
-    policy = SitePolicy(rules=(GpuRule("Test*", power_limit_mw=220_000, gpu_clocks_mhz=(0, 1200)),))
+    policy = SitePolicy(
+        rules=(GpuRule("Test*", {Control.POWER_LIMIT: (220_000,), Control.GPU_CLOCKS: (0, 1200)}),)
+    )
     world = World(policy)
     process = world.connect(1)
     assert "100 to 220 W" in world.set_power(1, 300)["error"]["message"]
@@ -430,7 +432,9 @@ def test_a_maximum_configured_before_a_restart_counts_for_what_is_still_held() -
     world = World(limits_mw=(300_000,))
     process = world.connect(1)
     world.set_power(1, 150)
-    world.settings = Settings(SitePolicy(rules=(GpuRule("*", power_limit_mw=220_000),)), OPEN)
+    world.settings = Settings(
+        SitePolicy(rules=(GpuRule("*", {Control.POWER_LIMIT: (220_000,)}),)), OPEN
+    )
     world.start_core(alive={process})
     world.kill(process)
     assert world.limit_w() == 220

@@ -399,7 +399,7 @@ def test_a_restore_target_that_the_device_no_longer_takes_becomes_the_nearest() 
 
 
 def test_configured_clocks_that_the_device_refuses_become_unlocked() -> None:
-    world = World(SitePolicy(rules=(GpuRule("*", gpu_clocks_mhz=(5, 6)),)))
+    world = World(SitePolicy(rules=(GpuRule("*", {Control.GPU_CLOCKS: (5, 6)}),)))
     process = world.connect(1)
     world.call(1, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
     world.refused_values.add((5, 6))
@@ -439,7 +439,7 @@ def test_the_same_driver_invalidates_nothing(world: World) -> None:
 def test_a_reload_moves_targets_and_keeps_leases(world: World) -> None:
     process = world.connect(1)
     world.set_power(1, 150)
-    rule = GpuRule("*", power_limit_mw=220_000)
+    rule = GpuRule("*", {Control.POWER_LIMIT: (220_000,)})
     settings = Settings(SitePolicy(rules=(rule,)), world.settings.access)
     world.apply(world.core.reconfigure(world.now_ns, settings))
     assert world.limit_w() == 150
@@ -455,7 +455,7 @@ def test_a_reload_moves_targets_and_keeps_leases(world: World) -> None:
 def test_a_reload_is_what_a_crash_afterwards_goes_by(world: World) -> None:
     world.connect(1)
     world.set_power(1, 150)
-    rule = GpuRule("*", power_limit_mw=220_000)
+    rule = GpuRule("*", {Control.POWER_LIMIT: (220_000,)})
     settings = Settings(SitePolicy(rules=(rule,)), world.settings.access)
     world.apply(world.core.reconfigure(world.now_ns, settings))
     assert world.journal["pending/GPU-0000/power_limit"]["target"] == [220_000]

@@ -106,7 +106,7 @@ def rare_stories() -> None:
     world.call(ADMIN, "acquire", gpus=[GPU0], controls=["gpu_clocks", "persistence_mode"])
     world.call(ALICE, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000)
     world.call(ADMIN, "restore")
-    world = make_world(SitePolicy(rules=(GpuRule("*", gpu_clocks_mhz=(300, 1200)),)))
+    world = make_world(SitePolicy(rules=(GpuRule("*", {Control.GPU_CLOCKS: (300, 1200)}),)))
     world.call(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=600, max_mhz=900)
     world.refused_values = {(300, 1200)}
     world.call(ALICE, "release")

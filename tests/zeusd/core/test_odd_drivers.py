@@ -109,7 +109,7 @@ def test_a_rounded_unconfirmed_write_counts_as_zeusds_own_for_the_next_zeusd(
 
 def test_a_rounded_target_counts_as_zeusds_own_after_the_site_limit_changed() -> None:
     """zeusd is killed during a restore, and its configuration is another when it starts again."""
-    world = World(SitePolicy(rules=(GpuRule("*", power_limit_mw=250_000),)))
+    world = World(SitePolicy(rules=(GpuRule("*", {Control.POWER_LIMIT: (250_000,)}),)))
     holder = world.connect(1)
     world.set_power(1, 150)
     world.odd[GPU0] = Odd(round_to_mw=4000)
@@ -120,7 +120,7 @@ def test_a_rounded_target_counts_as_zeusds_own_after_the_site_limit_changed() ->
     assert world.limit_w() == 248
     world.hold = False
     world.settings = replace(
-        world.settings, site=SitePolicy(rules=(GpuRule("*", power_limit_mw=220_000),))
+        world.settings, site=SitePolicy(rules=(GpuRule("*", {Control.POWER_LIMIT: (220_000,)}),))
     )
     world.start_core(alive=set())
     assert world.limit_w() == 220

@@ -204,7 +204,9 @@ def test_a_lower_value_that_was_rounded_down_is_zeusds(world: World) -> None:
 
 
 def test_a_gpu_that_was_reset_is_brought_under_the_sites_limit_with_the_restore() -> None:
-    world = World(SitePolicy(rules=(GpuRule("*", power_limit_mw=250_000, enforce=True),)))
+    world = World(
+        SitePolicy(rules=(GpuRule("*", {Control.POWER_LIMIT: (250_000,)}, enforce=True),))
+    )
     world.connect(1)
     world.set_power(1, 200)
     world.values[POWER] = (300_000,)
