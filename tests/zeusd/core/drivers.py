@@ -451,7 +451,9 @@ class DriverWorld(World):
             gpu.apply()
             control = self.machine(uuid, LIMIT)
             site = self.settings.site.rules
-            wanted = min([INITIAL_MW, *(rule.power_limit_mw or INITIAL_MW for rule in site)])
+            wanted = min(
+                [INITIAL_MW, *(rule.targets.get(LIMIT, (INITIAL_MW,))[0] for rule in site)]
+            )
             wanted = min([wanted, *(one.value[0] for one in control.ceilings.values())])
             value = gpu.values[LIMIT]
             phases = {control.phase, self.machine(uuid, CLOCKS).phase}
