@@ -331,8 +331,8 @@ class Accounting:
         self._answer(effect, result)
 
     def _forget(self, uid: int) -> Forgotten:
-        books = (self._accounts, self._cpus)
-        return Forgotten(accounts=sum(one.forget(uid) for one in books))
+        changed = self._accounts.forget(uid) + self._cpus.forget(uid)
+        return Forgotten(accounts=changed)
 
     def _store(self) -> Failure | None:
         found = self._try(self._accounts.refresh) or self._try(self._cpus.refresh)
