@@ -383,7 +383,6 @@ class ClockControl:
                 self._wanted = policy.idle(now)
             wanted = rate.allowed(now, self._set, self._wanted)
         if wanted != self._set:
-            rate.changed(now)
             if not self.dry_run:
                 if wanted == policy.highest_mhz:
                     client.reset(self._gpus, CONTROL, block=False)

@@ -52,31 +52,34 @@ WINDOW_S = 60.0
 
 
 class RateBound:
-    """A limit of changes in any minute, with one reserved to reach the highest clock."""
+    """A limit of changes in any minute, with one reserved to reach the highest clock.
+
+    A minute is one of elapsed time: time that goes back elapses nothing, and makes room for no
+    further change.
+    """
 
     def __init__(self, highest_mhz: int, per_minute: int = 200) -> None:
         if per_minute < 2:
             raise ValueError(f"per_minute must be at least 2, not {per_minute}")
         self._highest = highest_mhz
         self._most = per_minute
-        self._times: deque[float] = deque()
+        self._now_s: float | None = None
+        self._elapsed_s = 0.0
+        self._changes: deque[float] = deque()
 
     def allowed(self, now_s: float, present_mhz: int, wanted_mhz: int) -> int:
-        """The clock to set now: the wanted one, the highest, or the present one."""
-        times = self._times
-        if times and now_s < times[-1]:
-            times.clear()  # another time base: start over
-        while times and times[0] <= now_s - WINDOW_S:
-            times.popleft()
-        if wanted_mhz == present_mhz:
+        """The clock to set now: the wanted one, the highest, or the present one. If it is not the
+        present one, it counts as a change."""
+        if self._now_s is not None and now_s > self._now_s:
+            self._elapsed_s += now_s - self._now_s
+        self._now_s = now_s
+        changes = self._changes
+        while changes and changes[0] <= self._elapsed_s - WINDOW_S:
+            changes.popleft()
+        left = self._most - len(changes)
+        if left < 2 and wanted_mhz != self._highest:
+            wanted_mhz = self._highest if left and wanted_mhz > present_mhz else present_mhz
+        if not left or wanted_mhz == present_mhz:
             return present_mhz
-        left = self._most - len(times)
-        if left >= 2 or (left == 1 and wanted_mhz == self._highest):
-            return wanted_mhz
-        if left == 1 and wanted_mhz > present_mhz:
-            return self._highest
-        return present_mhz
-
-    def changed(self, now_s: float) -> None:
-        """Records a change."""
-        self._times.append(now_s)
+        changes.append(self._elapsed_s)
+        return wanted_mhz

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 
 from zeus.serving.clock_load import Load
-from zeus.serving.clock_margin import Lost, Margin
+from zeus.serving.clock_margin import Lost, Margin, RateBound
 from zeus.serving.clock_model import Comparison, StepTime, Stretch, saturation
 from zeus.serving.clock_power import LEAST_WINDOWS, STAY, WORTH, Floor, clock_power, longer_busy
 from zeus.serving.clock_steps import (
@@ -64,6 +64,9 @@ LATE_S = 1.0
 class ClockPolicy:
     """Chooses the lowest clock whose predicted TTFT and TPOT meet their objectives.
 
+    It changes its choice at most 200 times in any minute, of which the last is to the highest
+    clock.
+
     Args:
         clocks_mhz: Clocks that may be set, MHz, in any order.
         ttft_s: Objective for each request's time to first token, s.
@@ -102,6 +105,7 @@ class ClockPolicy:
         self._floor = Floor(self._ratios)
         self._margin_ttft, self._margin_tpot = Margin(ttft_s), Margin(tpot_s)
         self._lost = Lost()
+        self._rate = RateBound(self.highest_mhz)
         self._level = self._level_before = 0
         self._lowest = len(self._clocks) - 1
         self._highest = self._lowest  # above this it leaves a clock that is not worth it
@@ -417,6 +421,9 @@ class ClockPolicy:
 
     def _go(self, level: int, now: float) -> int:
         before = self._level
+        if level != before:
+            clock = self._rate.allowed(now, self._clocks[before], self._clocks[level])
+            level = self._clocks.index(clock)
         if level != before:
             self._comparison.changed()
             self._level, self._level_before = level, before
