@@ -24,6 +24,7 @@ from world import Run, Sensor, World, sense, serve, truth
 
 from zeus.serving.columns import Floats, StepColumns, Updates
 from zeus.serving.ledger import Ledger
+from zeus.serving.replay import by_tokens
 from zeus.serving.rows import RequestEnergy
 
 TUNED = [
@@ -98,11 +99,16 @@ def names(run: Run) -> list[str]:
     return [str(number) for number in range(run.requests)]
 
 
-def settled(run: Run, steps: StepColumns, seen: Updates, method: str) -> list[RequestEnergy]:
-    ledger = Ledger(method)
-    ledger.add_steps(steps, names(run))
-    ledger.add_updates(seen)
-    done = ledger.settle()
+def settled(
+    run: Run, steps: StepColumns, seen: Updates, method: str = "regression"
+) -> list[RequestEnergy]:
+    if method == "tokens":
+        done = by_tokens(steps, names(run), seen)
+    else:
+        ledger = Ledger()
+        ledger.add_steps(steps, names(run))
+        ledger.add_updates(seen)
+        done = ledger.settle()
     sums = done.totals
     parts = sums.requests_j + sums.idle_j + sums.unattributed_j
     assert abs(parts - sums.measured_j) < 1e-9 * sums.measured_j
@@ -123,7 +129,7 @@ def live(run: Run, steps: StepColumns, seen: Updates) -> dict[int, float]:
             ledger.add_steps(steps.part(step, upto), names(run))
         other = int(np.searchsorted(seen.end_ns, now))
         if other > update:
-            ledger.add_updates(seen.part(update, other))
+            ledger.add_updates(seen.where(slice(update, other)))
         step, update = upto, other
         while done < order.size and last[order[done]] <= now - 1e9 * TICK_S / 2:
             ledger.finish(str(order[done]))
@@ -194,7 +200,7 @@ def cells(world: World, *, with_live: bool) -> Iterator[tuple[list[str], list[st
         true = truth(run, sensor)
         whole = np.bincount(run.request, run.true_row_j, run.requests)
         counted = true > 0.2 * whole
-        rows = settled(run, steps, seen, "regression")
+        rows = settled(run, steps, seen)
         joules = np.array([row.joules for row in rows])
         counted &= ~np.isnan(joules)
         sigma = np.array([np.hypot(row.uncertainty_j, row.rule_uncertainty_j) for row in rows])
@@ -229,9 +235,7 @@ def cells(world: World, *, with_live: bool) -> Iterator[tuple[list[str], list[st
         if world.name in LIVE:
             goals = LIVE[world.name]
             front = error(
-                np.array([row.joules for row in settled(run, front_end(run), seen, "regression")])[
-                    counted
-                ],
+                np.array([row.joules for row in settled(run, front_end(run), seen)])[counted],
                 true[counted],
             )
             front_text = shown(front)

@@ -41,7 +41,7 @@ from zeus.serving.clock_requests import RequestFeed
 from zeus.serving.recorder import Recorder
 from zeus.serving.vllm.probe import MODE_ENV, install
 from zeus.serving.vllm.stats import EnergyStatLogger
-from zeus.serving.wire import SOCKET_ENV
+from zeus.serving.wire import SOCKET_ENV, EngineStep
 
 GOAL_US = {"step": 25.0, "policy": 60.0}
 AT = 64
@@ -181,8 +181,8 @@ def feed(sequences: int) -> tuple[Arm, Arm]:
     flags, tokens, context = [False] * sequences, [1] * sequences, [700] * sequences
 
     def with_it() -> None:
-        now_s = time.monotonic()
-        one.step(now_s, now_s + 1e-6, names, flags, tokens, context)
+        now_ns = time.monotonic_ns()
+        one.take(EngineStep("0", 1, now_ns, now_ns + 1000, names, flags, tokens, context))
 
     return lambda: None, with_it
 

@@ -243,7 +243,7 @@ def start_zeusd(home: Path) -> subprocess.Popen[bytes]:
 def start_ledger(home: Path) -> subprocess.Popen[bytes]:
     """A ledger that logs requests."""
     serve = ["-m", "zeus.serving", "serve", "--socket", str(home / "ledger.sock")]
-    serve += ["--method", "tokens", "--log", str(home / "requests.jsonl")]
+    serve += ["--log", str(home / "requests.jsonl")]
     return _listening(home / "ledger.sock", [*serve, "--listen", "127.0.0.1:9462"])
 
 

@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=45.0, help="of load (45)")
     parser.add_argument("--rate", type=float, default=1.5, help="requests per second (1.5)")
     parser.add_argument("--seed", type=int, default=1, help="of the load (1)")
-    parser.add_argument("--method", default="regression", help="or tokens")
+    parser.add_argument("--weights", help="of an earlier run, so that a short one has figures")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         home = Path(folder)
@@ -40,7 +40,8 @@ def main() -> None:
         node = wait_for_node()
         log = home / "requests.jsonl"
         serve = ["-m", "zeus.serving", "serve", "--model", "example", "--log", str(log)]
-        with running([*serve, "--method", options.method]):
+        serve += ["--weights", options.weights] if options.weights else []
+        with running(serve):
             while not (home / "steps.sock").exists():
                 time.sleep(0.05)
             time.sleep(1.0)  # some idle time to measure

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.examples.programs import EXAMPLES, python, run
+from zeus.serving.service import StoredWeights
+
+MODELS = Path(__file__).parents[2] / "zeusd" / "devices" / "simulated" / "models.toml"
 
 
-def test_the_quickstart_attributes_all_that_was_measured() -> None:
-    command = python("quickstart.py", "--seconds", "3", "--method", "tokens")
+def _weights() -> dict[str, dict[float, list[float]]]:
+    """What the engine's instructions cost, as if a run had learned it, for any simulated A100."""
+    with (EXAMPLES / "serving" / "profile.csv").open() as file:
+        cost = {row["instruction"]: float(row["energy"]) for row in csv.DictReader(file)}
+    row = [cost["weights"], 0, cost["decode"], 0, 1000 * cost["prefill"] / 4, *[0] * 6, 60.0]
+    names = re.findall('^name = "(.*A100.*)"', MODELS.read_text(), re.MULTILINE)
+    return {f"{name}|1|example": {0.0: row} for name in names}
+
+
+def test_the_quickstart_attributes_all_that_was_measured(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.json"
+    StoredWeights(weights=_weights()).write(weights)
+    command = python("quickstart.py", "--seconds", "5", "--weights", str(weights))
     ran = run(command, EXAMPLES / "serving", dict(os.environ))
 
     assert ran.returncode == 0, ran.stderr

@@ -116,7 +116,7 @@ from click.testing import CliRunner
 from zeus.serving import Ledger
 from zeus.serving.command import main
 
-Ledger("tokens").settle()
+Ledger().settle()
 assert CliRunner().invoke(main, ["replay", "--help"]).exit_code == 0
 """,
     "otel": """

@@ -17,10 +17,16 @@ if TYPE_CHECKING:
     from zeus.serving.rows import RequestEnergy as RequestEnergy
     from zeus.serving.rows import Settlement as Settlement
     from zeus.serving.rows import Totals as Totals
+    from zeus.serving.wire import Arrival as Arrival
+    from zeus.serving.wire import EngineStep as EngineStep
+    from zeus.serving.wire import Finish as Finish
 
 __all__ = [
+    "Arrival",
     "ClockControl",
     "ClockPolicy",
+    "EngineStep",
+    "Finish",
     "Ledger",
     "Queue",
     "Recorder",
@@ -34,8 +40,11 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
+        "Arrival": "wire",
         "ClockControl": "clock_control",
         "ClockPolicy": "clock_policy",
+        "EngineStep": "wire",
+        "Finish": "wire",
         "Ledger": "ledger",
         "Queue": "clock_steps",
         "Recorder": "recorder",

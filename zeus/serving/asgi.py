@@ -9,6 +9,9 @@ use too.
 
 If `ZEUS_SERVING_TENANT_HEADER` names a header, its value is the request's tenant in reports. Set
 the header in your gateway, and do not let clients set it.
+
+A request that is part of a trace (`traceparent`), or that names its task or phase in `baggage` with
+the member `zeus.group`, is part of this group in reports.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from zeus.serving.recorder import Recorder
+from zeus.serving.wire import MOST_LABEL, group_of
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -28,8 +32,6 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 ID_HEADER = b"x-request-id"
 ENERGY_HEADER = b"x-energy-request"
 TENANT_ENV = "ZEUS_SERVING_TENANT_HEADER"
-MOST_BYTES = 200
-"""Longest id; a longer one is replaced."""
 
 
 class EnergyHeader:
@@ -52,17 +54,22 @@ class EnergyHeader:
             await self._app(scope, receive, send)
             return
         headers = list(scope.get("headers", ()))
-        given = next((value for name, value in headers if name.lower() == ID_HEADER), b"")
-        if not 0 < len(given) <= MOST_BYTES or not given.isascii():
+
+        def header(wanted: bytes) -> bytes:
+            return next((value for name, value in headers if name.lower() == wanted), b"")
+
+        given = header(ID_HEADER)
+        if not 0 < len(given) <= MOST_LABEL or not given.isascii():
             given = uuid.uuid4().hex.encode()
             headers = [(name, value) for name, value in headers if name.lower() != ID_HEADER]
             headers.append((ID_HEADER, given))
             scope = {**scope, "headers": headers}
         energy_id = self._id_of(scope).replace("{}", given.decode())
-        if self._tenant_header:
-            tenant = next((v for name, v in headers if name.lower() == self._tenant_header), b"")
-            if tenant:
-                self._recorder.owner(energy_id, tenant[:MOST_BYTES].decode("latin-1"))
+        tenant = header(self._tenant_header) if self._tenant_header else b""
+        trace, baggage = (header(name).decode("latin-1") for name in (b"traceparent", b"baggage"))
+        group = group_of(trace, baggage)
+        if tenant or group:
+            self._recorder.owner(energy_id, tenant[:MOST_LABEL].decode("latin-1"), group)
 
         async def with_header(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":

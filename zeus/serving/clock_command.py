@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from typing import Any
 import click
 
 from zeus.serving.clock_control import ClockControl
-from zeus.serving.clock_feed import ForwardPassFeed
-from zeus.serving.clock_feed import listen as listen_on
-from zeus.serving.running import chosen
+from zeus.serving.clock_requests import RequestFeed
+from zeus.serving.gpus import chosen
+from zeus.serving.receiver import Receiver
 from zeus.utils.atomic import write_text
 from zeus_ipc.client import Client
 from zeus_ipc.options import FILE, one_sentence
@@ -27,6 +26,8 @@ from zeus_ipc.tables import distinct
 log = logging.getLogger(__name__)
 
 MOST_MINUTES = 1e6
+RECEIVE_S = 0.02
+"""How often messages are taken: far more often than clocks change."""
 
 
 def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -186,7 +187,7 @@ def tune(
 
 
 def listen(feed: str, control: ClockControl, rank: int | None, ended: threading.Event) -> None:
-    """Forwards messages until Ctrl-C, SIGTERM or the event.
+    """Feeds control until Ctrl-C, SIGTERM or the event.
 
     Raises:
         ClickException: The address cannot be used.
@@ -194,32 +195,24 @@ def listen(feed: str, control: ClockControl, rank: int | None, ended: threading.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     if "://" in feed:
-        _subscribe(feed, control, rank, ended)
+        from zeus.serving import forward_pass
+
+        with one_sentence():
+            subscription = forward_pass.subscribe(feed)
+        forward_pass.listen(subscription, forward_pass.ClockPasses(control, rank), ended)
         return
     try:
-        listen_on(feed, control, None if rank is None else str(rank), ended)
+        requests = RequestFeed(control, None if rank is None else str(rank))
+        receiver = Receiver(feed, requests.take)
     except OSError as error:
         raise click.ClickException(
             f"cannot listen on {feed}: {error.strerror}; check --feed"
         ) from None
-
-
-def _subscribe(feed: str, control: ClockControl, rank: int | None, ended: threading.Event) -> None:
-    import zmq
-
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
     try:
-        socket.setsockopt(zmq.SUBSCRIBE, b"")
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(feed)
-        passes = ForwardPassFeed(control, rank)
-        while not ended.is_set():
-            if socket.poll(200):
-                passes.message(socket.recv_multipart()[-1], time.monotonic())
-    except zmq.ZMQError as error:
-        raise click.ClickException(f"cannot listen to {feed}: {error}; check --feed") from None
+        while not ended.wait(RECEIVE_S):
+            receiver.receive()
     finally:
-        socket.close()
+        receiver.close()
 
 
 def find_gpus(names: tuple[str, ...]) -> list[str]:
@@ -267,7 +260,7 @@ def serve_metrics(control: ClockControl, port: int, model: str, engine: str) -> 
     try:
         from prometheus_client import CollectorRegistry, start_http_server
 
-        from zeus.serving.clock_metrics import ClockCollector
+        from zeus.serving.metrics import ClockCollector
 
         registry = CollectorRegistry()
         registry.register(ClockCollector(model, engine, control))

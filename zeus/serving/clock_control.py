@@ -21,7 +21,7 @@ from zeus.serving.clock_fleet import FleetNeed, Needs
 from zeus.serving.clock_margin import RateBound
 from zeus.serving.clock_policy import ClockPolicy
 from zeus.serving.clock_steps import Queue, Step
-from zeus.serving.tenants import Tenants
+from zeus.serving.gpus import Tenants
 from zeus_ipc.client import Client
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import (

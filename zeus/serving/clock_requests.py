@@ -1,35 +1,20 @@
-"""Derives steps, queue and latencies for the clock policy from the requests in each step; pure.
-
-For feeds inside an engine, which know their requests. The rows of a step are as in the ledger.
-"""
+"""Derives steps, queue and latencies for the clock policy from an engine's messages; pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from zeus.serving.clock_steps import Queue, Step
+from zeus.serving.wire import Arrival, EngineStep, Finish, Message, Owner
+
+if TYPE_CHECKING:
+    from zeus.serving.clock_control import ClockControl
+
+NS = 1e-9
 
 MOST_REQUESTS = 100_000
 """Most requests that are kept; the oldest are dropped first."""
-
-
-class StepSink(Protocol):
-    """Receiver of steps: `ClockControl`."""
-
-    def step(self, step: Step, queue: Queue) -> None:
-        """Handles the end of a step."""
-
-    def drained(self) -> None:
-        """Handles that the engine has no request."""
-
-
-class Sink(StepSink, Protocol):
-    """The same, with the latencies of requests."""
-
-    def finished(self, ttft_s: float, tpot_s: float) -> None:
-        """A request has ended."""
 
 
 class _Request:
@@ -43,51 +28,55 @@ class _Request:
 
 
 class RequestFeed:
-    """Follows requests from arrival to end.
+    """Follows the requests of one engine from arrival to end.
 
     Args:
-        sink: The receiver. Times are of its clock, `time.monotonic`.
+        control: It gets steps, latencies, and when the engine has no request.
+        engine: The engine; None: that of the first message.
     """
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
+    def __init__(self, control: ClockControl, engine: str | None = None) -> None:
+        self._control, self._engine = control, engine
         self._requests: dict[str, _Request] = {}
         self._queued: dict[str, _Request] = {}  # prompt not computed, oldest first
         self._backlog = 0.0
 
-    def arrived(self, request: str, at_s: float, prompt_tokens: int) -> None:
-        """Handles the arrival of a request.
+    def take(self, message: Message) -> bool:
+        """Handles a message. Returns False if it is of another engine.
 
-        Args:
-            prompt_tokens: Tokens of its prompt, including cached ones.
+        Instants are of CLOCK_MONOTONIC. A request without a known arrival is assumed to arrive at
+        its first step. The end of an unknown request is ignored.
         """
+        if isinstance(message, Owner):
+            return True  # it does not matter for clocks
+        if self._engine is None:
+            self._engine = message.engine
+        if message.engine != self._engine:
+            return False
+        if isinstance(message, Arrival):
+            self._arrived(message.request, message.at_ns * NS, message.prompt)
+        elif isinstance(message, Finish):
+            self._finish(message.request)
+        else:
+            self._step(message)
+        return True
+
+    def _arrived(self, request: str, at_s: float, prompt_tokens: int) -> None:
         self._forget(request)
         if len(self._requests) >= MOST_REQUESTS:
             self._forget(next(iter(self._requests)))
         one = self._requests[request] = self._queued[request] = _Request(at_s, prompt_tokens)
         self._backlog += one.left
 
-    def step(
-        self,
-        begin_s: float,
-        end_s: float,
-        requests: Sequence[str],
-        prefill: Sequence[bool],
-        tokens: Sequence[float],
-        context: Sequence[float],
-    ) -> None:
-        """Handles one step, with a row for each request in it.
-
-        Args:
-            requests: Ids. A request without a known arrival is assumed to arrive here.
-            prefill: Whether the tokens belong to the prompt.
-        """
+    def _step(self, step: EngineStep) -> None:
+        begin_s, end_s = step.begin_ns * NS, step.end_ns * NS
         known, queued = self._requests, self._queued
         computed, sequences, length = 0.0, 0, 0.0
-        for name, prompt, count, before in zip(requests, prefill, tokens, context, strict=True):
+        rows = zip(step.ids, step.prefill, step.tokens, step.context, strict=True)
+        for name, prompt, count, before in rows:
             one = known.get(name)
             if one is None:
-                self.arrived(name, begin_s, int(count) if prompt else 0)
+                self._arrived(name, begin_s, int(count) if prompt else 0)
                 one = known[name]
             if prompt:
                 computed += count
@@ -108,7 +97,7 @@ class RequestFeed:
             one.outputs += 1
             one.last_s = end_s
         oldest = next(iter(queued.values()), None)
-        self._sink.step(
+        self._control.step(
             Step(begin_s, end_s, computed, sequences, length, 0.0),
             Queue(
                 len(queued),
@@ -117,14 +106,13 @@ class RequestFeed:
             ),
         )
 
-    def finish(self, request: str) -> None:
-        """Handles a request that ended or was dropped. Ignores unknown ones."""
+    def _finish(self, request: str) -> None:
         one = self._forget(request)
         if one is not None:
             mean_s = (one.last_s - one.first_s) / (one.outputs - 1) if one.outputs > 1 else 0.0
-            self._sink.finished(one.first_s - one.arrived_s, mean_s)
+            self._control.finished(one.first_s - one.arrived_s, mean_s)
             if not self._requests:
-                self._sink.drained()
+                self._control.drained()
 
     def _forget(self, request: str) -> _Request | None:
         one = self._requests.pop(request, None)

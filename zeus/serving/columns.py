@@ -2,15 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+
+
+class Columns:
+    """Arrays with one row for each of the same things."""
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return len(next(iter(vars(self).values())))
+
+    def where(self, chosen: slice | Flags | Ints) -> Self:
+        """Some of the rows."""
+        return type(self)(*(column[chosen] for column in vars(self).values()))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The rows of at least one part."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*map(np.concatenate, columns))
+
+
+@dataclass(frozen=True)
+class Updates(Columns):
+    """Updates of a sensor, ascending and without overlap; there may be gaps between them."""
+
+    begin_ns: Ints
+    end_ns: Ints
+    joules: Floats
+    seen_begin_ns: Ints
+    """Start and end of the part that the sensor measured."""
+    seen_end_ns: Ints
+    clock_mhz: Floats
+    """NaN: unknown."""
+
+    @property
+    def length_s(self) -> Floats:
+        """Length of each update, s."""
+        return (self.end_ns - self.begin_ns) / 1e9
+
+
+@dataclass(frozen=True)
+class Seen(Columns):
+    """What ran in each update, as a fit needs it.
+
+    Attributes:
+        joules: Energy of the part that the sensor measured.
+        features: Features of the steps in it, with idle seconds last; updates x columns.
+        center_s: Its middle.
+        level: Clock level.
+        whole_j: Energy of the whole update.
+        idle_s: Seconds of the whole update without a step.
+    """
+
+    joules: Floats
+    features: Floats
+    center_s: Floats
+    level: Ints
+    whole_j: Floats
+    idle_s: Floats
+    begin_ns: Ints
+    end_ns: Ints
+
+    @property
+    def busy(self) -> Flags:
+        """Whether a step ran in the part that the sensor measured."""
+        found: Flags = self.features[:, 0] > 0
+        return found
+
+    @property
+    def length_s(self) -> Floats:
+        """Length of each update, s."""
+        return (self.end_ns - self.begin_ns) / 1e9
+
+    @property
+    def empty(self) -> Flags:
+        """Whether no step ran in the update."""
+        return no_step(self.idle_s, self.length_s)
+
+
+def no_step(idle_s: Floats, length_s: Floats) -> Flags:
+    """Whether updates of this length, of which these seconds had no step, had none at all."""
+    found: Flags = idle_s > 0.999 * length_s
+    return found
 
 
 @dataclass(frozen=True)
@@ -47,6 +134,11 @@ class StepColumns:
         """The position of each row's step."""
         return np.repeat(np.arange(self.count), np.diff(self.first_row))
 
+    @property
+    def length_s(self) -> Floats:
+        """Length of each step, s."""
+        return (self.end_ns - self.begin_ns) / 1e9
+
     def part(self, begin: int, end: int) -> StepColumns:
         """The steps at positions `begin:end`."""
         rows = slice(int(self.first_row[begin]), int(self.first_row[end]))
@@ -57,33 +149,15 @@ class StepColumns:
             *(column[rows] for column in self.rows),
         )
 
-
-@dataclass(frozen=True)
-class Updates:
-    """Updates of a sensor, ascending and without overlap; there may be gaps between them."""
-
-    begin_ns: Ints
-    end_ns: Ints
-    joules: Floats
-    seen_begin_ns: Ints
-    """Start and end of the part that the sensor measured."""
-    seen_end_ns: Ints
-    clock_mhz: Floats
-    """NaN: unknown."""
-
-    @property
-    def count(self) -> int:
-        """Number of updates."""
-        return int(self.begin_ns.size)
-
-    @property
-    def length_s(self) -> Floats:
-        """Length of each update, s."""
-        return (self.end_ns - self.begin_ns) / 1e9
-
-    def part(self, begin: int, end: int) -> Updates:
-        """The updates at positions `begin:end`."""
-        return Updates(*(column[begin:end] for column in vars(self).values()))
+    def between(self, sums: Floats, begin_ns: Ints, end_ns: Ints) -> Floats:
+        """Sums of a figure of each step over the time between instants; a step counts by the share
+        of its time in between. The steps must not overlap."""
+        base = int(self.begin_ns[0])
+        knots = (np.stack([self.begin_ns, self.end_ns], axis=1).ravel() - base).astype(np.float64)
+        total = np.repeat(np.concatenate([[0.0], np.cumsum(sums)]), 2)[1:-1]
+        found: Floats = np.interp(end_ns - base, knots, total)
+        found -= np.interp(begin_ns - base, knots, total)
+        return found
 
 
 def clipped(steps: StepColumns) -> StepColumns:
@@ -120,14 +194,6 @@ def joined(parts: list[StepColumns]) -> StepColumns:
         np.concatenate([[0], np.cumsum(counts)]),
         *map(np.concatenate, zip(*(part.rows for part in parts), strict=True)),
     )
-
-
-def joined_updates(parts: list[Updates]) -> Updates:
-    """Several runs of updates as one."""
-    if len(parts) == 1:
-        return parts[0]
-    columns = zip(*(vars(part).values() for part in parts), strict=True)
-    return Updates(*map(np.concatenate, columns))
 
 
 def by_end(steps: StepColumns) -> StepColumns:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from zeus.serving.clock_command import clocks, tune
-from zeus.serving.rows import METHODS
+from zeus.serving.rows import BY, IDLE
 from zeus.utils.lazy import needed
 from zeus_ipc import __version__
 from zeus_ipc.options import FILE, one_sentence
 from zeus_ipc.tables import distinct
 
-IDLE = ("exclude", "proportional", "owner")
-
-
-_method = click.option(
-    "--method",
-    type=click.Choice(METHODS),
-    default=METHODS[0],
+_idle = click.option(
+    "--idle",
+    type=click.Choice(IDLE),
+    default=IDLE[0],
     show_default=True,
-    help="Method of attribution; tokens is simple, and less accurate.",
+    help="Idle energy: exclude it, add it in proportion to own energy, or charge the owner.",
 )
+
+METHODS = ("regression", "tokens")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,14 +36,14 @@ def main() -> None:
 @click.option("--energy", type=FILE, required=True, help="The sensor's updates, CSV or Parquet.")
 @click.option("--out", type=FILE, required=True, help="One row per request, CSV or Parquet.")
 @click.option("--totals", type=FILE, required=True, help="Sums, JSON.")
-@_method
 @click.option(
-    "--idle",
-    type=click.Choice(IDLE),
-    default=IDLE[0],
+    "--method",
+    type=click.Choice(METHODS),
+    default=METHODS[0],
     show_default=True,
-    help="Idle energy: exclude it, add it to requests in proportion, or charge the owner.",
+    help="Method of attribution; tokens divides each step by tokens, for comparison.",
 )
+@_idle
 @click.option("--tenants", type=FILE, help="File with columns request,tenant: add sums per tenant.")
 def replay(
     steps: Path,
@@ -82,11 +82,10 @@ def replay(
     help="NAME=GPU,GPU: an engine and its GPUs, by index or UUID; may be repeated. "
     "Default: engine 0 on all GPUs.",
 )
-@click.option("--socket", "path", help="Socket that receives steps. Default: $ZEUS_SERVING_SOCKET.")
+@click.option("--socket", help="Socket that receives steps. Default: $ZEUS_SERVING_SOCKET.")
 @click.option("--log", "log_path", type=FILE, help="Append settled requests as JSON lines.")
 @click.option("--listen", default="", help="HOST:PORT for /energy/{request id} and /metrics.")
 @click.option("--weights", type=FILE, help="File that keeps the fit's weights for the next start.")
-@_method
 @click.option(
     "--feed",
     default="",
@@ -98,45 +97,28 @@ def replay(
     help="Send spans and hw.energy to this address, such as http://localhost:4318.",
 )
 @click.option("--front-end", is_flag=True, help="Steps come from vLLM with ZEUS_SERVING=stats.")
-def serve(
-    model: str,
-    engines: tuple[str, ...],
-    path: str | None,
-    log_path: Path | None,
-    listen: str,
-    weights: Path | None,
-    method: str,
-    feed: str,
-    otlp: str,
-    front_end: bool,
-) -> None:
+def serve(engines: tuple[str, ...], **options: Any) -> None:
     """Keep the ledger of an engine on this node until Ctrl-C.
 
     The engine sends its steps when it is started with ZEUS_SERVING=steps.
     """
     with one_sentence():
         needed("numpy", "python -m zeus.serving", "serving")
-        from zeus.serving.running import Options, run
+        from zeus.serving.service import run
 
-        run(Options(model, engines, path, log_path, listen, weights, method, front_end, otlp, feed))
+        run(engines, **options)
 
 
 @main.command()
 @click.argument("logs", type=FILE, nargs=-1, required=True)
 @click.option(
     "--by",
-    type=click.Choice(("model", "tenant", "hour")),
+    type=click.Choice(BY),
     default="model",
     show_default=True,
     help="Group by this.",
 )
-@click.option(
-    "--idle",
-    type=click.Choice(IDLE),
-    default=IDLE[0],
-    show_default=True,
-    help="Idle energy: exclude it, add it to groups in proportion, or charge the owner.",
-)
+@_idle
 @click.option(
     "--join",
     is_flag=True,
@@ -171,7 +153,7 @@ def bench(gpus: tuple[str, ...], path: Path | None, command: tuple[str, ...]) ->
     benchmark's options, or the one given here.
     """
     from zeus.serving import bench as module
-    from zeus.serving.running import chosen
+    from zeus.serving.gpus import chosen
     from zeus_ipc import Client
 
     with one_sentence():

@@ -43,17 +43,16 @@ def _best_cut(a: Floats, y: Floats, w: Floats) -> int | None:
     if count < 2 * LEAST_BUSY:
         return None
     edges = np.unique(np.linspace(0, count, min(BLOCKS, count // 20) + 1).astype(int))
-    squares = _Squares(a, y, w, edges)
-    whole = squares.left(edges.size - 1)
-    pull = 1.0 * whole[0].diagonal().copy()
-    one = _unexplained(*whole, pull)
+    gram, right, own = _squares(a, y, w, edges)
+    pull = gram[-1].diagonal().copy()
+    one = _unexplained(gram[-1], right[-1], own[-1], pull)
     best: tuple[float, int] | None = None
     for number in range(1, edges.size - 1):
         if min(edges[number], count - edges[number]) < LEAST_BUSY:
             continue
-        left = squares.left(number)
-        right = whole[0] - left[0], whole[1] - left[1], whole[2] - left[2]
-        two = _unexplained(*left, pull) + _unexplained(*right, pull)
+        two = _unexplained(gram[number], right[number], own[number], pull) + _unexplained(
+            gram[-1] - gram[number], right[-1] - right[number], own[-1] - own[number], pull
+        )
         if best is None or two < best[0]:
             best = two, number
     # Chance alone explains about two per column; a cut must explain much more than that.
@@ -63,28 +62,19 @@ def _best_cut(a: Floats, y: Floats, w: Floats) -> int | None:
     return _refined(a, y, w, edges, best[1], pull)
 
 
-class _Squares:
-    """Sums of squares up to each edge."""
-
-    def __init__(self, a: Floats, y: Floats, w: Floats, edges: Ints) -> None:
-        size = edges.size - 1
-        gram = np.zeros((size, a.shape[1], a.shape[1]))
-        right = np.zeros((size, a.shape[1]))
-        own = np.zeros(size)
-        for n in range(size):
-            part = slice(edges[n], edges[n + 1])
-            weighted = a[part] * w[part, None]
-            gram[n] = weighted.T @ a[part]
-            right[n] = weighted.T @ y[part]
-            own[n] = (w[part] * y[part] ** 2).sum()
-        self._gram = np.cumsum(gram, axis=0)
-        self._right = np.cumsum(right, axis=0)
-        self._own = np.cumsum(own)
-
-    def left(self, number: int) -> tuple[Floats, Floats, float]:
-        """Gram matrix, right-hand side and sum of squares of everything before an edge."""
-        n = number - 1
-        return self._gram[n], self._right[n], float(self._own[n])
+def _squares(a: Floats, y: Floats, w: Floats, edges: Ints) -> tuple[Floats, Floats, Floats]:
+    """Gram matrices, right-hand sides and sums of squares of all that is before each edge."""
+    size = edges.size
+    gram = np.zeros((size, a.shape[1], a.shape[1]))
+    right = np.zeros((size, a.shape[1]))
+    own = np.zeros(size)
+    for n in range(1, size):
+        part = slice(edges[n - 1], edges[n])
+        weighted = a[part] * w[part, None]
+        gram[n] = weighted.T @ a[part]
+        right[n] = weighted.T @ y[part]
+        own[n] = (w[part] * y[part] ** 2).sum()
+    return np.cumsum(gram, axis=0), np.cumsum(right, axis=0), np.cumsum(own)
 
 
 def _unexplained(gram: Floats, right: Floats, own: float, pull: Floats) -> float:

@@ -10,11 +10,12 @@ energy, smoothed over time with the width that predicts updates best from their 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from zeus.serving.columns import Flags, Floats, Ints
+from zeus.serving.columns import Flags, Floats, Ints, Seen
 from zeus.serving.cuts import find_cuts
 from zeus.serving.features import NAMES
 
@@ -36,25 +37,15 @@ MOST_PLACES = 200_000
 """Points in time that a ratio is smoothed over."""
 ROUNDS = 3
 """Number of alternating fits of weights and ratio."""
+LEVEL_WIDTH = 0.03
+"""Clocks with a smaller relative difference form one level."""
+
+Weights = Mapping[float, Sequence[float]]
+"""Cost of each feature, J per unit, and idle power, W, by clock in MHz; 0: the clock is unknown."""
 
 _COLUMNS = len(NAMES) + 1
 IDLE = len(NAMES)
 """Position of the idle seconds' weight, which is the idle power in W."""
-
-
-@dataclass(frozen=True)
-class Observed:
-    """The observations of each update.
-
-    Attributes:
-        features: Features of the steps in it, with idle seconds last; updates x columns.
-    """
-
-    joules: Floats
-    features: Floats
-    center_s: Floats
-    busy: Flags
-    level: Ints
 
 
 @dataclass(frozen=True)
@@ -113,7 +104,7 @@ class Fit:
         return ""
 
 
-def fit(seen: Observed, levels: int, prior: Floats | None = None) -> Fit:
+def fit(seen: Seen, levels: int, prior: Floats | None = None) -> Fit:
     """Fits weights and ratio."""
     busy = seen.busy
     count = int(busy.sum())
@@ -180,7 +171,7 @@ def fit(seen: Observed, levels: int, prior: Floats | None = None) -> Fit:
     )
 
 
-def _empty(seen: Observed, levels: int, count: int) -> Fit:
+def _empty(seen: Seen, levels: int, count: int) -> Fit:
     weights = np.zeros((levels, _COLUMNS))
     idle_s = float(seen.features[:, IDLE].sum())
     if idle_s > 0:
@@ -192,7 +183,7 @@ def _empty(seen: Observed, levels: int, count: int) -> Fit:
     )
 
 
-def _noise_weights(seen: Observed, predicted: Floats | None = None) -> Floats:
+def _noise_weights(seen: Seen, predicted: Floats | None = None) -> Floats:
     """Inverse variances: noise grows with the reading, and has a floor."""
     typical = float(np.median(seen.joules[seen.busy])) or 1.0
     level = seen.joules if predicted is None else predicted
@@ -224,7 +215,7 @@ def _ridge(
     return found
 
 
-def _level_factors(predicted: Floats, seen: Observed, weight: Floats, levels: int) -> Floats:
+def _level_factors(predicted: Floats, seen: Seen, weight: Floats, levels: int) -> Floats:
     """Cost of each clock level relative to the common cost."""
     above = np.bincount(seen.level, weight * predicted * seen.joules, levels)
     below = np.bincount(seen.level, weight * predicted**2, levels)
@@ -312,4 +303,33 @@ def _convolve(values: Floats, kernel: Floats) -> Floats:
     whole = np.fft.irfft(np.fft.rfft(values, length) * np.fft.rfft(kernel, length), length)
     begin = (kernel.size - 1) // 2
     found: Floats = whole[begin : begin + values.size]
+    return found
+
+
+def nearest_weights(known: Weights, clocks_mhz: Sequence[float]) -> Floats | None:
+    """Weights of the nearest known clock for each clock level, levels x columns; None: there are
+    none."""
+    usable = {mhz: row for mhz, row in known.items() if len(row) == _COLUMNS}
+    if not usable:
+        return None
+    mean = np.mean(list(usable.values()), axis=0)
+    rows = [
+        mean if mhz == 0 else usable[min(usable, key=lambda one: abs(one - mhz))]
+        for mhz in clocks_mhz
+    ]
+    return np.array(rows)
+
+
+def learned_weights(
+    known: Weights, fit: Fit, seen: Seen, clocks_mhz: Sequence[float]
+) -> dict[float, list[float]]:
+    """The known weights with those of the fit: the last ones at each clock at which steps ran."""
+    found = {mhz: list(row) for mhz, row in known.items() if len(row) == _COLUMNS}
+    group = fit.group(seen.center_s[seen.busy], seen.level[seen.busy])
+    last = len(fit.weights) - fit.levels
+    for level, mhz in enumerate(clocks_mhz):
+        if (group == last + level).any():
+            for near in [one for one in found if abs(one - mhz) <= LEVEL_WIDTH * max(one, mhz)]:
+                del found[near]
+            found[mhz] = fit.weights[last + level].tolist()
     return found

@@ -1,25 +1,38 @@
 """Forward-pass metrics of Dynamo and SGLang: one message per step, without requests.
 
-Only sums of a step are known, so energy can be split by phase, not by request. A message has the
-duration of the step, not its time, so the step is dated by the arrival of the message.
+Only sums of a step are known, so energy can be split by phase, not by request, and latencies are
+estimates. A message has the duration of the step, not its time, so the step is dated by the arrival
+of the message.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import zmq
 
+from zeus.serving.clock_steps import Queue, Step
 from zeus.serving.wire import EngineStep, Finish, Message
 from zeus_ipc.errors import RequestRejected
+
+if TYPE_CHECKING:
+    from zeus.serving.clock_control import ClockControl
+
+log = logging.getLogger(__name__)
 
 BLOCK = 1000
 """Number of passes whose rows have the same names in a ledger: figures are known after each
 block."""
+TPOT_STEPS = 64
+"""Number of decode steps whose mean time is taken as one request's TPOT."""
+POLL_MS = 200
 MOST_SEQUENCES = 4096
 """Largest plausible number of sequences in a step."""
 MOST_WAITING = 100_000
@@ -102,71 +115,78 @@ def decode(data: bytes) -> ForwardPass:
     return found
 
 
-class Subscriber:
-    """Receives forward passes.
+def subscribe(address: str) -> zmq.Socket[bytes]:
+    """A subscription to an address such as `tcp://127.0.0.1:20380` or `ipc:///tmp/fpm`.
 
-    Args:
-        address: Such as `tcp://127.0.0.1:20380` or `ipc:///tmp/fpm`.
-
-    Attributes:
-        rejected: Invalid messages.
-        lost: Number of passes whose message did not arrive.
+    Raises:
+        ValueError: The address cannot be used.
     """
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
+    try:
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        socket.setsockopt(zmq.RCVHWM, 10_000)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(address)
+    except zmq.ZMQError as error:
+        socket.close()
+        raise ValueError(f"cannot listen to {address}: {error}; check --feed") from None
+    return socket
 
-    def __init__(self, address: str, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._clock_ns = clock_ns
-        self._numbers: dict[tuple[str, int], int] = {}
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
-        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self._socket.setsockopt(zmq.RCVHWM, 10_000)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.connect(address)
-        self.rejected = 0
-        self.lost = 0
 
-    def receive(self, timeout_s: float) -> tuple[int, int, ForwardPass] | None:
-        """The next pass with its start and end, ns; None if none arrives within this time."""
-        if not self._socket.poll(round(timeout_s * 1000)):
-            return None
-        end_ns = self._clock_ns()
-        data = self._socket.recv_multipart()[-1]
+def listen(
+    socket: zmq.Socket[bytes], take: Callable[[int, ForwardPass], None], ended: threading.Event
+) -> None:
+    """Calls `take` with each pass and the instant of its arrival, ns, until the event; then closes
+    the socket. Logs the first message that is not valid."""
+    warned = False
+    while not ended.is_set():
+        if not socket.poll(POLL_MS):
+            continue
+        now_ns, data = time.monotonic_ns(), socket.recv_multipart()[-1]
         try:
             found = decode(data)
-        except RequestRejected:
-            self.rejected += 1
-            return None
-        key = found.worker, found.rank
-        before = self._numbers.get(key)
-        self._numbers[key] = found.number
-        if before is not None and found.number > before:
-            self.lost += found.number - before - 1
-        return end_ns - round(found.seconds * 1e9), end_ns, found
-
-    def close(self) -> None:
-        """Ends the subscription."""
-        self._socket.close()
+        except RequestRejected as error:
+            if not warned:
+                warned = True
+                log.warning("%s", error)
+            continue
+        take(now_ns, found)
+    socket.close()
 
 
-class LedgerFeed:
-    """Sends forward passes to a ledger as steps of an engine named by its rank.
+def follow(address: str, take: Callable[[Message], object]) -> Callable[[], None]:
+    """Hands passes to ledgers, in a thread; returns what ends it.
+
+    Raises:
+        ValueError: The address cannot be used.
+    """
+    arguments = subscribe(address), LedgerPasses(take), (ended := threading.Event())
+    thread = threading.Thread(target=listen, args=arguments, name="zeus-serving-feed", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        ended.set()
+        thread.join()
+
+    return end
+
+
+class LedgerPasses:
+    """Hands passes to ledgers as steps of an engine named by its rank.
 
     Args:
-        subscriber: The source of the passes.
-        take: Called with each message for the ledger.
+        take: Called with each message for the ledgers.
     """
 
-    def __init__(self, subscriber: Subscriber, take: Callable[[Message], object]) -> None:
-        self._subscriber = subscriber
+    def __init__(self, take: Callable[[Message], object]) -> None:
         self._take = take
         self._block: dict[str, int] = {}
         self._names: dict[str, set[str]] = {}
 
-    def receive(self, timeout_s: float) -> None:
-        """Handles the next pass, if one arrives within this time."""
-        found = self._subscriber.receive(timeout_s)
-        if found is None or not found[2].seconds:
+    def __call__(self, now_ns: int, one: ForwardPass) -> None:
+        """Handles a pass that ended now."""
+        if not one.seconds:
             return
-        begin_ns, end_ns, one = found
         engine, block = str(one.rank), one.number // BLOCK
         if self._block.get(engine) != block:
             for name in self._names.get(engine, ()):
@@ -175,6 +195,63 @@ class LedgerFeed:
         ids, prefill, tokens, context = one.rows()
         names = [f"{name}#{block}" for name in ids]
         self._names[engine].update(names)
+        begin_ns = now_ns - round(one.seconds * 1e9)
         self._take(
-            EngineStep(engine, one.number + 1, begin_ns, end_ns, names, prefill, tokens, context)
+            EngineStep(engine, one.number + 1, begin_ns, now_ns, names, prefill, tokens, context)
         )
+
+
+class ClockPasses:
+    """Hands one worker's passes to clock control.
+
+    Individual requests are not known: TTFT is estimated from the wait of those that leave the
+    queue, first in, first out, and TPOT from the mean time of `TPOT_STEPS` steps.
+
+    Args:
+        rank: The worker's data parallel rank; None: that of the first pass.
+    """
+
+    def __init__(self, control: ClockControl, rank: int | None = None) -> None:
+        self._control, self._rank = control, rank
+        self._worker: str | None = None
+        self._arrivals: deque[float] = deque()  # of the queue, estimated
+        self._ended_s = float("-inf")
+        self._steps = 0
+        self._steps_s = self._tpot_s = 0.0
+
+    def __call__(self, now_ns: int, one: ForwardPass) -> None:
+        """Handles a pass that ended now; ignores those of other workers."""
+        if self._worker is None and self._rank in (None, one.rank):
+            self._worker, self._rank = one.worker, one.rank
+        if (self._worker, self._rank) != (one.worker, one.rank):
+            return
+        now_s, control = now_ns / 1e9, self._control
+        left = self._left(now_s, one.waiting)
+        if not one.seconds:
+            if not one.waiting:
+                control.drained()
+            return
+        begin_s = max(self._ended_s, now_s - one.seconds)
+        self._ended_s = now_s
+        if one.decode_requests:
+            self._steps += 1
+            self._steps_s += now_s - begin_s
+            if self._steps == TPOT_STEPS:
+                self._tpot_s = self._steps_s / TPOT_STEPS
+                self._steps, self._steps_s = 0, 0.0
+                left = left or [0.0]
+        for waited_s in left:
+            control.seen(waited_s, self._tpot_s)
+        oldest_s = max(0.0, now_s - self._arrivals[0]) if self._arrivals else 0.0
+        rows = one.prefill_tokens, one.decode_requests, one.decode_context
+        control.step(
+            Step(begin_s, now_s, *rows, 0.0), Queue(one.waiting, one.backlog_tokens, oldest_s)
+        )
+
+    def _left(self, now_s: float, waiting: int) -> list[float]:
+        """Updates the length of the queue; returns the waits of requests that left it, s."""
+        arrivals, left = self._arrivals, []
+        while len(arrivals) > waiting:
+            left.append(max(0.0, now_s - arrivals.popleft()))
+        arrivals.extend([now_s] * (waiting - len(arrivals)))
+        return left

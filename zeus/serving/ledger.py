@@ -1,11 +1,11 @@
-"""The energy of every request of an inference server, adding up to what the sensor measured.
+"""The energy of every request of an engine, adding up to what the sensor measured.
 
-    ledger = Ledger()
-    ledger.step(begin_ns, end_ns, ["a", "b"], [True, False], [512, 1], [0, 830])
-    ledger.update(begin_ns, end_ns, joules, clock_mhz=1980)
+    ledger = Ledger(["GPU-..."])
+    ledger.step(EngineStep("0", 1, begin_ns, end_ns, ["a", "b"], [True, False], [512, 1], [0, 830]))
+    ledger.sample(sample)         # of zeusd's stream; or ledger.update(...) of another sensor
     ledger.finish("a", tenant="search")
-    ledger.advance(now_ns)  # provisional figures of finished requests
-    ledger.settle().rows    # final ones
+    ledger.poll(now_ns)           # provisional figures of finished requests; final ones each hour
+    ledger.settle()               # the rest
 
 A step's energy has several causes at once, so a request's part of it is attributed, not measured:
 `uncertainty_j` is the error of sensor and fit, `rule_uncertainty_j` that of the rule. This module
@@ -16,87 +16,129 @@ has no I/O and no thread, and does not depend on an engine. Needs NumPy: pip ins
 from __future__ import annotations
 
 import math
+import re
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from zeus.serving.columns import Floats, Ints, StepColumns, Updates, by_end
-from zeus.serving.digest import Digest, Interval, find_foreign
-from zeus.serving.fit import fit
-from zeus.serving.prior import WeightPrior, Weights
-from zeus.serving.requests import Requests
-from zeus.serving.rows import METHODS, RequestEnergy, Settlement, Totals
-from zeus.serving.settlement import predict, split
+from zeus.serving.columns import Floats, StepColumns, Updates, by_end
+from zeus.serving.digest import Digest
+from zeus.serving.fit import Weights, fit, learned_weights, nearest_weights
+from zeus.serving.front_end import WAIT_NS
+from zeus.serving.meter import Meter
+from zeus.serving.requests import DUMMY, Requests
+from zeus.serving.rows import RequestEnergy, Settlement, Totals
+from zeus.serving.settlement import Interval, find_foreign, predict, split
+from zeus.serving.wire import Arrival, EngineStep, Owner, group_of
 
+if TYPE_CHECKING:
+    from zeus_ipc.replies import Sample
+
+T = TypeVar("T")
+
+METHOD = "regression"
+LAG_NS = 2 * 10**9
+"""Delay after which all steps and samples that ended have arrived."""
+FRONT_END_RULE = 0.08
+"""Additional error of the rule with front-end statistics, relative, one sigma."""
+PERIOD_NS = 3600 * 10**9
+"""A period is settled after this time."""
 MOST_PENDING = 50_000
 """Number of steps, or updates, that are condensed automatically."""
 MOST_UPDATES = 200_000
 """Updates after which a period is settled automatically: more than an hour's."""
 LIVE_UPDATES = 6_000
 """Updates that a provisional fit uses."""
+MOST_KEPT = 100_000
+"""Most finished requests whose energy is kept for queries, and most labels of unfinished ones."""
+_SEQUENCE = re.compile(r"^\d+_")
+"""vLLM's prefix of the id of each sequence of a request with several."""
+_PROMPT = re.compile(r"-\d+$")
+"""vLLM's suffix of the id of each prompt of a completion."""
 
-DUMMY = "\x00dummy"
-"""Name of steps without a request, which are part of the idle energy."""
+PHASES = ("prefill", "decode", "shared", "idle")
 
 
 class Ledger:
-    """Attributes energy to requests.
+    """Attributes the energy of one engine's GPUs to its requests.
+
+    The engine works on one GPU, or on several that process every step together (tensor parallel),
+    whose energies are added. With data parallelism each engine has its own ledger and GPUs. Any
+    input may be missing.
 
     Not safe across threads. Memory is bounded: steps are condensed to a few rows per request, with
     at most a million rows in total; beyond 200,000 unfinished requests, the oldest are dropped.
 
     Args:
-        method: `regression` or `tokens`.
+        gpus: UUIDs of the GPUs whose samples count.
         prior: Weights of an earlier fit of the same GPU, engine and model, by clock in MHz
             (`weights`), which help until there are enough updates.
-
-    Raises:
-        ValueError: The method does not exist.
+        front_end: Steps are reconstructed from an engine's front end: they arrive later, and the
+            rule's error is larger.
     """
 
-    def __init__(self, method: str = METHODS[0], *, prior: Weights | None = None) -> None:
-        if method not in METHODS:
-            raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
-        self.method = method
-        self._digest = Digest(method)
+    def __init__(
+        self, gpus: Sequence[str] = (), *, prior: Weights | None = None, front_end: bool = False
+    ) -> None:
+        self.gpus = list(gpus)
+        self.meter = Meter(gpus)
+        self.weights: Weights = prior or {}
+        """Weights of the newest fit at each clock, as a prior for the next ledger."""
+        self._front_end = front_end
+        self._digest = Digest()
         self._requests = Requests()
-        self._prior = WeightPrior(prior or {})
-        self._steps: list[tuple[int, int, Sequence[str], object, object, object]] = []
+        self._steps: list[EngineStep] = []
         self._updates: list[tuple[int, int, float, int, int, float]] = []
-        self._finished: list[tuple[int, str, str]] = []
-        self._end_ns = -(2**62)  # end of the newest step
+        self._finished: list[tuple[int, str, str, str]] = []
         self._foreign: list[Interval] = []
         self._early: list[Settlement] = []
+        self._number = 0
+        self._end_ns = -(2**62)  # end of the newest step
+        self._settled_ns: int | None = None
+        self._rows: OrderedDict[str, RequestEnergy] = OrderedDict()
+        self._owners: OrderedDict[str, Owner] = OrderedDict()
+        self._traces: OrderedDict[str, str] = OrderedDict()
+        self._provisional = dict.fromkeys(PHASES, 0.0)
+        self._final = dict.fromkeys(PHASES, 0.0)
+        self._shown = dict.fromkeys(PHASES, 0.0)
         self.totals = Totals()
         """Totals of all settled periods."""
+        self.steps_lost = 0
+        self.tokens = {"prefill": 0.0, "decode": 0.0}
+        self.residual = math.nan
+        """Of the newest settled fit, relative."""
+        self.uncertainty = math.nan
+        """Mean of the newest settled period, relative, one sigma."""
+        self.clock_hz = math.nan
 
     # --------------------------------------------------------------------------------------- input
 
-    def step(
-        self,
-        begin_ns: int,
-        end_ns: int,
-        ids: Sequence[str],
-        prefill: Sequence[bool] | Floats,
-        tokens: Sequence[float] | Floats,
-        context: Sequence[float] | Floats,
-    ) -> None:
-        """Adds a step of the engine. Steps must be in the order of their ends.
+    def step(self, step: EngineStep) -> None:
+        """Adds a step; a step without requests is a dummy, whose energy counts as idle.
 
-        Args:
-            begin_ns: Its start, on the clock of the updates.
-            ids: Its requests; empty: a dummy step, whose energy counts as idle.
-            prefill: Whether each request is in its prefill.
-            tokens: Tokens computed in this step, accepted or not.
-            context: Tokens in the KV cache at the start of the step.
+        Steps must be in the order of their ends. If earlier ones are missing by their numbers,
+        their time is not attributed; a number that is not new is of an engine that was restarted,
+        so the requests of the former one have ended.
         """
-        if not len(ids):
-            ids, prefill, tokens, context = (DUMMY,), (False,), (1,), (0,)
-        self._end_ns = max(self._end_ns, end_ns)
-        self._steps.append((begin_ns, end_ns, ids, prefill, tokens, context))
+        lost = step.number - self._number - 1
+        if self._number and lost > 0:
+            self.steps_lost += lost
+            self.foreign(self._end_ns, step.begin_ns + 1, f"{lost} steps were not received")
+        if step.number <= self._number:
+            self._flush()
+            self._finished += [(self._end_ns, name, "", "") for name in self._requests.names()]
+        self._number = step.number
+        self._end_ns = max(self._end_ns, step.end_ns)
+        for prefill, tokens in zip(step.prefill, step.tokens, strict=True):
+            self.tokens["prefill" if prefill else "decode"] += tokens
+        if not step.ids:
+            step = step._replace(ids=(DUMMY,), prefill=(False,), tokens=(1,), context=(0,))
+        self._steps.append(step)
         if len(self._steps) >= MOST_PENDING:
-            self._flush_steps()
+            self._flush()
 
     def add_steps(self, steps: StepColumns, names: Sequence[str]) -> None:
         """Adds many steps at once.
@@ -104,12 +146,18 @@ class Ledger:
         Args:
             steps: `request` has positions in `names`; each step has at least one row.
         """
-        self._flush_steps()
+        self._flush()
         if steps.count:
             self._end_ns = max(self._end_ns, int(steps.end_ns.max()))
         used, where = np.unique(steps.request, return_inverse=True)
         numbers = self._requests.numbers([names[number] for number in used.tolist()])
         self._digest.add(by_end(replace(steps, request=numbers[where])))
+
+    def sample(self, one: Sample) -> None:
+        """Adds a sample that zeusd published."""
+        if one.gpu_clock_mhz is not None:
+            self.clock_hz = one.gpu_clock_mhz * 1e6
+        self.meter.sample(one)
 
     def update(
         self,
@@ -123,6 +171,7 @@ class Ledger:
         """Adds an update of the sensor. Updates must be sorted by time and must not overlap.
 
         Args:
+            begin_ns: Its start, on the clock of the steps.
             joules: Its energy for all of this time.
             seen_begin_ns: Start of the measured part; None: the start of the update.
             seen_end_ns: End of the measured part; None: the end of the update.
@@ -137,23 +186,35 @@ class Ledger:
             )
         first = begin_ns if seen_begin_ns is None else seen_begin_ns
         last = end_ns if seen_end_ns is None else seen_end_ns
-        self._updates.append((begin_ns, end_ns, joules, first, last, clock_mhz))
+        self._updates.append((begin_ns, end_ns, float(joules), first, last, float(clock_mhz)))
         if len(self._updates) >= MOST_PENDING:
-            self._flush_updates()
+            self._flush()
 
     def add_updates(self, updates: Updates) -> None:
         """Adds many updates at once."""
-        self._flush_updates()
+        self._flush()
         self._digest.add_updates(updates)
 
-    def finish(self, request: str, tenant: str = "") -> None:
-        """Marks a request as finished, completed or aborted."""
-        self._finished.append((self._end_ns, request, tenant))
+    def arrived(self, message: Arrival) -> None:
+        """Adds the arrival of a request, with its trace."""
+        if message.trace:
+            _keep(self._traces, message.request, message.trace)
 
-    def finish_all(self) -> None:
-        """Marks all requests so far as finished, because their engine has ended."""
-        self._flush_steps()
-        self._finished += [(self._end_ns, name, "") for name in self._requests.names()]
+    def owner(self, message: Owner) -> None:
+        """Sets tenant and group of a request that has not ended."""
+        _keep(self._owners, message.request, message)
+
+    def finish(self, request: str, tenant: str = "", group: str = "") -> None:
+        """Marks a request as finished, completed or aborted."""
+        # The front end knows a request by the id that all its sequences share.
+        shared = _SEQUENCE.sub("", request)
+        for name in (request, shared, _PROMPT.sub("-0", shared)):
+            owner = self._owners.get(name)
+            if owner is not None:
+                tenant, group = tenant or owner.tenant, group or owner.group
+                break
+        group = group or group_of(self._traces.get(request, ""))
+        self._finished.append((self._end_ns, request, tenant, group))
 
     def foreign(self, begin_ns: int, end_ns: int, reason: str) -> None:
         """Excludes a span from attribution, such as one in which another process used the GPU.
@@ -168,6 +229,22 @@ class Ledger:
 
     # -------------------------------------------------------------------------------------- output
 
+    def poll(self, now_ns: int) -> tuple[list[RequestEnergy], Totals | None]:
+        """Does the periodic work.
+
+        Returns:
+            Requests whose energy became known or changed: provisional ones, or, when an hour was
+            settled, its final ones; and then the hour's totals.
+        """
+        until_ns = now_ns - LAG_NS - (WAIT_NS if self._front_end else 0)
+        if self._settled_ns is None:
+            self._settled_ns = until_ns
+        if until_ns - self._settled_ns >= PERIOD_NS:
+            self._settled_ns = until_ns
+            done = self.settle(until_ns)
+            return done.rows, done.totals
+        return self.advance(until_ns), None
+
     def advance(self, until_ns: int) -> list[RequestEnergy]:
         """Condenses new data, and returns provisional figures.
 
@@ -180,10 +257,16 @@ class Ledger:
         self._condense(until_ns)
         if len(self._digest) > MOST_UPDATES or self._requests.full:
             self._early.append(self._settle(final=False))
-        wanted = self._requests.newly_done()
-        if not wanted:
+        wanted = np.array(self._requests.newly_done(), np.int64)
+        if not wanted.size:
             return []
-        return self._provisional(np.array(wanted))
+        what = self._digest.recent(wanted, LIVE_UPDATES)
+        fitted = fit(what.seen, len(what.clocks_mhz), self._prior(what.clocks_mhz))
+        found = predict(what, fitted)
+        found.refusal = fitted.refusal
+        rows = self._stated(self._requests.provisional(wanted, found, METHOD))
+        _count(self._provisional, rows)
+        return rows
 
     def settle(self, until_ns: int | None = None) -> Settlement:
         """Closes a period: fits once more, and scales to the measured energy.
@@ -199,95 +282,128 @@ class Ledger:
         self._condense(until_ns)
         settled = [*self._early, self._settle(final=until_ns is None)]
         self._early = []
-        if len(settled) == 1:
-            return settled[0]
         totals = Totals()
         for one in settled:
             totals.add(one.totals)
-        return Settlement([row for one in settled for row in one.rows], totals, settled[-1].fit)
+        rows = self._stated([row for one in settled for row in one.rows])
+        done = Settlement(rows, totals, settled[-1].fit)
+        known = [row for row in rows if not row.refused]
+        joules = math.fsum(row.joules for row in known)
+        if joules > 0:
+            errors = (math.hypot(row.uncertainty_j, row.rule_uncertainty_j) for row in known)
+            self.uncertainty = math.fsum(errors) / joules
+        if done.fit is not None:
+            self.residual = done.fit.residual
+        _count(self._final, rows)
+        self._final["idle"] += totals.idle_j
+        self._provisional = dict.fromkeys(PHASES, 0.0)
+        self._digest.idle_j = 0.0
+        return done
+
+    def energy(self, request: str) -> RequestEnergy | None:
+        """A request's energy; None: it has not finished, or finished too long ago."""
+        return self._rows.get(request)
+
+    def trace(self, request: str) -> str:
+        """The `traceparent` of a request, once; empty: it is not traced."""
+        return self._traces.pop(request, "")
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Energy by phase, J, which never decreases: settled, plus provisional energy of finished
+        requests."""
+        self._provisional["idle"] = self._digest.idle_j
+        for phase in PHASES:
+            now_j = self._final[phase] + self._provisional[phase]
+            self._shown[phase] = max(self._shown[phase], now_j)
+        return dict(self._shown)
 
     @property
     def open_requests(self) -> int:
         """Number of requests that `settle` has not returned yet."""
         return len(self._requests)
 
-    @property
-    def weights(self) -> Weights:
-        """Weights of the newest fit at each clock, as a prior for the next ledger."""
-        return self._prior.weights
-
     # -------------------------------------------------------------------------------- internals
 
     def _condense(self, until_ns: int | None) -> None:
-        self._flush_steps()
-        self._flush_updates()
+        for update in self.meter.updates():
+            self.update(*update)
+        self._flush()
         done = self._digest.advance(until_ns)
         if done is not None:
             self._requests.saw(done)
         next_ns, later = self._digest.next_ns, []
-        for end_ns, request, tenant in self._finished:
-            if end_ns < next_ns:
-                self._requests.finish(request, tenant)
+        for finished in self._finished:
+            if finished[0] < next_ns:
+                self._requests.finish(*finished[1:])
             else:  # its last step is not condensed yet
-                later.append((end_ns, request, tenant))
+                later.append(finished)
         self._finished = later
 
-    def _flush_steps(self) -> None:
-        if not self._steps:
-            return
-        begins, ends, ids, prefill, tokens, context = zip(*self._steps, strict=True)
-        counts = [len(one) for one in ids]
-        numbers = self._requests.numbers([name for one in ids for name in one])
-        self._steps = []
-        steps = StepColumns(
-            np.array(begins, np.int64),
-            np.array(ends, np.int64),
-            np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            numbers,
-            np.concatenate([np.asarray(one, bool) for one in prefill]),
-            np.concatenate([np.asarray(one, np.float64) for one in tokens]),
-            np.concatenate([np.asarray(one, np.float64) for one in context]),
-        )
-        self._digest.add(by_end(steps))
-
-    def _flush_updates(self) -> None:
-        if not self._updates:
-            return
-        begin, end, joules, first, last, clock = zip(*self._updates, strict=True)
-        self._updates = []
-        self._digest.add_updates(
-            Updates(
-                np.array(begin, np.int64),
-                np.array(end, np.int64),
-                np.array(joules, np.float64),
-                np.array(first, np.int64),
-                np.array(last, np.int64),
-                np.array(clock, np.float64),
+    def _flush(self) -> None:
+        """Turns new steps and updates into columns."""
+        steps, updates = self._steps, self._updates
+        self._steps, self._updates = [], []
+        if updates:
+            begin, end, joules, first, last, clock = map(np.array, zip(*updates, strict=True))
+            self._digest.add_updates(Updates(begin, end, joules, first, last, clock))
+        if steps:
+            counts = [len(one.ids) for one in steps]
+            columns = StepColumns(
+                np.array([one.begin_ns for one in steps], np.int64),
+                np.array([one.end_ns for one in steps], np.int64),
+                np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+                self._requests.numbers([name for one in steps for name in one.ids]),
+                np.concatenate([np.asarray(one.prefill, bool) for one in steps]),
+                np.concatenate([np.asarray(one.tokens, np.float64) for one in steps]),
+                np.concatenate([np.asarray(one.context, np.float64) for one in steps]),
             )
-        )
-
-    def _provisional(self, wanted: Ints) -> list[RequestEnergy]:
-        what = self._digest.recent(wanted, LIVE_UPDATES)
-        fitted = None
-        if self.method == METHODS[0]:
-            fitted = fit(what.observed, what.levels, self._prior.of(what))
-            if fitted.refusal:
-                return self._requests.rows_of(wanted, None, self.method, fitted.refusal)
-        found = predict(what, fitted)
-        return self._requests.rows_of(wanted, found, self.method, "")
+            self._digest.add(by_end(columns))
 
     def _settle(self, *, final: bool) -> Settlement:
         what = self._digest.condensed()
-        fitted = None
-        if self.method == METHODS[0]:
-            fitted = fit(what.observed, what.levels, self._prior.of(what))
-            if not fitted.refusal:
-                self._prior.learn(what, fitted)
-        found = split(what, fitted)
-        foreign = [*self._foreign, *find_foreign(what)]
-        totals = self._requests.charge(found, foreign, DUMMY)
-        rows = self._requests.take(self.method, DUMMY, final=final)
+        fitted = fit(what.seen, len(what.clocks_mhz), self._prior(what.clocks_mhz))
+        if not fitted.refusal:
+            self.weights = learned_weights(self.weights, fitted, what.seen, what.clocks_mhz)
+        foreign = [*self._foreign, *find_foreign(what.seen)]
+        totals = self._requests.charge(split(what, fitted), foreign)
+        rows = self._requests.take(METHOD, final=final)
         self._foreign = []
         self._digest.restart()
         self.totals.add(totals)
         return Settlement(rows, totals, fitted)
+
+    def _prior(self, clocks_mhz: Sequence[float]) -> Floats | None:
+        return nearest_weights(self.weights, clocks_mhz)
+
+    def _stated(self, rows: list[RequestEnergy]) -> list[RequestEnergy]:
+        """Rows as they are given to the caller, kept for queries."""
+        if self._front_end:
+            rows = [
+                replace(
+                    row,
+                    method=f"{row.method}, front end",
+                    rule_uncertainty_j=math.hypot(
+                        row.rule_uncertainty_j, FRONT_END_RULE * row.joules
+                    ),
+                )
+                for row in rows
+            ]
+        for row in rows:
+            _keep(self._rows, row.request, row)
+        return rows
+
+
+def _keep(known: OrderedDict[str, T], request: str, value: T) -> None:
+    known[request] = value
+    known.move_to_end(request)
+    while len(known) > MOST_KEPT:
+        known.popitem(last=False)
+
+
+def _count(sums: dict[str, float], rows: Sequence[RequestEnergy]) -> None:
+    for row in rows:
+        if not row.refused:
+            sums["prefill"] += row.prefill_j
+            sums["decode"] += row.decode_j
+            sums["shared"] += row.shared_j

@@ -1,7 +1,4 @@
-"""Energy of inference as Prometheus metrics, without series of single requests.
-
-    from prometheus_client import REGISTRY
-    REGISTRY.register(EnergyCollector(model, engine, accountant))
+"""Energy and clocks of inference as Prometheus metrics, without series of single requests.
 
 Needs prometheus_client: pip install "zeusd[metrics]".
 """
@@ -9,13 +6,15 @@ Needs prometheus_client: pip install "zeusd[metrics]".
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zeus.serving.accountant import Accountant
 from zeus.serving.rows import RequestEnergy
 from zeus.utils.lazy import needed
+
+if TYPE_CHECKING:
+    from zeus.serving.clock_control import ClockControl, ClockStatus
+    from zeus.serving.ledger import Ledger
 
 BUCKETS_J = (1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0)
 """Upper bounds of the histogram of J per request."""
@@ -23,100 +22,152 @@ BUCKETS_TOKEN_J = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Upper bounds of the histogram of J per output token."""
 
 
-class Histogram:
-    """Counts of values by bucket."""
+class Family(NamedTuple):
+    """A metric.
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def add(self, value: float) -> None:
-        """Counts a value."""
-        at = next((n for n, bound in enumerate(self._bounds) if value <= bound), -1)
-        self._counts[at] += 1
-        self.sum += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound, as in Prometheus."""
-        total, found = 0, []
-        for bound, count in zip((*self._bounds, math.inf), self._counts, strict=True):
-            total += count
-            found.append(("+Inf" if bound == math.inf else f"{bound:g}", float(total)))
-        return found
-
-
-class EnergyCollector:
-    """Prometheus collector of one engine.
-
-    Energy is counted as soon as it is attributed provisionally. Corrections of a settlement are
-    added later, so a counter never decreases.
-
-    Args:
-        accountant: The source of the figures.
+    Attributes:
+        kind: `Counter` or `Gauge`.
+        name: Without the prefix `zeus_serving_`.
+        label: A further label beside `model_name` and `engine`; empty: none.
+        values: Its values by this label, of a ledger or a status; NaN: not known, so no series.
     """
 
-    def __init__(self, model: str, engine: str, accountant: Accountant) -> None:
-        self._core = needed("prometheus_client.core", "metrics", "metrics")
-        self._labels = [model, engine]
-        self._accountant = accountant
-        self._guard = threading.Lock()
-        self._requests = Histogram(BUCKETS_J)
-        self._per_token = Histogram(BUCKETS_TOKEN_J)
+    kind: str
+    name: str
+    label: str
+    values: Callable[[Any], Mapping[str, float]]
+    text: str
 
-    def finished(self, rows: Sequence[RequestEnergy]) -> None:
-        """Counts requests in the histograms. Pass each request once."""
-        with self._guard:
-            for row in rows:
-                if not row.refused:
-                    self._requests.add(row.joules)
-                    if row.decode_tokens:
-                        self._per_token.add(row.joules / row.decode_tokens)
+
+def _one(name: str) -> Callable[[Any], Mapping[str, float]]:
+    return lambda source: {"": getattr(source, name)}
+
+
+def _by_slo(name: str) -> Callable[[ClockStatus], Mapping[str, float]]:
+    return lambda status: {slo: getattr(status, name.format(slo)) for slo in ("ttft", "tpot")}
+
+
+def _clocks(status: ClockStatus) -> Mapping[str, float]:
+    return {
+        "wanted": status.wanted_mhz * 1e6,
+        "set": status.set_mhz * 1e6,
+        "effective": status.effective_mhz * 1e6,
+        "needed": status.needed_mhz * 1e6 or math.nan,
+    }
+
+
+# fmt: off
+ENERGY = (
+    Family("Counter", "energy_joules", "phase", lambda ledger: ledger.phases,
+           "Energy attributed to inference by phase."),
+    Family("Counter", "tokens", "kind", lambda ledger: ledger.tokens, "Tokens computed."),
+    Family("Gauge", "uncertainty_ratio", "", _one("uncertainty"),
+           "Mean uncertainty of a request's energy, one sigma."),
+    Family("Gauge", "fit_residual_ratio", "", _one("residual"),
+           "Share of a sensor update's energy that the steps do not explain."),
+    Family("Gauge", "clock_hertz", "", _one("clock_hz"), "Clock of the first GPU."),
+)
+CLOCKS = (
+    Family("Gauge", "clock_hertz", "kind", _clocks,
+           "Graphics clock: wanted by the policy, set, sampled on the slowest GPU, and the highest "
+           "that the objectives needed in the last minutes"),
+    Family("Gauge", "clock_control_working", "", _one("working"),
+           "1 while clocks are set, else 0"),
+    Family("Gauge", "predicted_seconds", "slo", _by_slo("predicted_{}_s"),
+           "Prediction of the policy at the wanted clock"),
+    Family("Gauge", "seen_seconds", "slo", _by_slo("seen_{}_s"),
+           "Latency of the last request that ended"),
+    Family("Counter", "slo_violations", "slo", _by_slo("{}_violations"),
+           "Requests that missed the objective"),
+    Family("Counter", "escapes", "", _one("escapes"),
+           "Times that steps took far longer than predicted"),
+    Family("Counter", "clock_changes", "", _one("changes"), "Number of clock changes"),
+    Family("Gauge", "needed_power_watts", "", _one("needed_w"),
+           "Highest power of one GPU of the instance in the last minutes"),
+    Family("Gauge", "energy_saving_ratio", "", _one("saving"),
+           "Share of energy saved compared with the highest clock, by a fit of its energy"),
+)
+# fmt: on
+
+
+class Collector:
+    """A Prometheus collector of the families of sources by engine."""
+
+    def __init__(
+        self, model: str, families: Sequence[Family], sources: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        self._core = needed("prometheus_client.core", "metrics", "metrics")
+        self._model, self._families, self._sources = model, families, sources
 
     def collect(self) -> Iterator[Any]:
         """The metrics; called by the registry."""
-        names = ("model_name", "engine")
-        core, labels = self._core, self._labels
-        totals = self._accountant.phases
-        energy = core.CounterMetricFamily(
-            "zeus_serving_energy_joules",
-            "Energy attributed to inference by phase.",
-            labels=(*names, "phase"),
-        )
-        for phase, joules in totals.items():
-            energy.add_metric([*labels, phase], joules)
-        yield energy
-        tokens = core.CounterMetricFamily(
-            "zeus_serving_tokens", "Tokens computed.", labels=(*names, "kind")
-        )
-        for kind, count in self._accountant.tokens.items():
-            tokens.add_metric([*labels, kind], count)
-        yield tokens
-        with self._guard:
-            for name, text, histogram in (
-                ("request_energy_joules", "Energy of a finished request.", self._requests),
+        sources = self._sources()
+        for kind, name, label, values, text in self._families:
+            labels = ["model_name", "engine", *([label] if label else [])]
+            family = getattr(self._core, f"{kind}MetricFamily")
+            found = family(f"zeus_serving_{name}", text, labels=labels)
+            for engine, source in sources.items():
+                for value, number in values(source).items():
+                    if not math.isnan(number):
+                        own = [value] if label else []
+                        found.add_metric([self._model, engine, *own], number)
+            yield found
+
+
+class EnergyCollector(Collector):
+    """Prometheus collector of ledgers by engine.
+
+        from prometheus_client import REGISTRY
+        collector = EnergyCollector("llama-8b", {"0": ledger}, REGISTRY)
+
+    Energy is counted as soon as it is attributed provisionally. Corrections of a settlement are
+    added later, so a counter never decreases. Without a registry it has its own.
+    """
+
+    def __init__(self, model: str, ledgers: Mapping[str, Ledger], registry: Any = None) -> None:
+        super().__init__(model, ENERGY, lambda: ledgers)
+        self._client = client = needed("prometheus_client", "metrics", "metrics")
+        self._registry = registry = registry or client.CollectorRegistry()
+        names = ["model_name", "engine"]
+        self._joules, self._token_joules = (
+            client.Histogram(
+                f"zeus_serving_{name}", text, names, buckets=buckets, registry=registry
+            )
+            for name, text, buckets in (
+                ("request_energy_joules", "Energy of a finished request.", BUCKETS_J),
                 (
                     "request_energy_per_output_token_joules",
                     "Energy of a finished request per decoded token.",
-                    self._per_token,
+                    BUCKETS_TOKEN_J,
                 ),
-            ):
-                family = core.HistogramMetricFamily(f"zeus_serving_{name}", text, labels=names)
-                family.add_metric(labels, histogram.buckets(), histogram.sum)
-                yield family
-        for name, text, value in (
-            (
-                "uncertainty_ratio",
-                "Mean uncertainty of a request's energy, one sigma.",
-                self._accountant.uncertainty,
-            ),
-            (
-                "fit_residual_ratio",
-                "Share of a sensor update's energy that the steps do not explain.",
-                self._accountant.residual,
-            ),
-            ("clock_hertz", "Clock of the first GPU.", self._accountant.clock_hz),
-        ):
-            gauge = core.GaugeMetricFamily(f"zeus_serving_{name}", text, labels=names)
-            gauge.add_metric(labels, value)
-            yield gauge
+            )
+        )
+        registry.register(self)
+        for engine in ledgers:
+            self.finished(engine, ())
+
+    def finished(self, engine: str, rows: Sequence[RequestEnergy]) -> None:
+        """Counts requests in the histograms. Pass each request once."""
+        joules = self._joules.labels(self._model, engine)
+        token_joules = self._token_joules.labels(self._model, engine)
+        for row in rows:
+            if not row.refused:
+                joules.observe(row.joules)
+                if row.decode_tokens:
+                    token_joules.observe(row.joules / row.decode_tokens)
+
+    def text(self) -> bytes:
+        """All metrics of the registry, in Prometheus' text format."""
+        found: bytes = self._client.generate_latest(self._registry)
+        return found
+
+
+class ClockCollector(Collector):
+    """Prometheus collector of one engine's clock control.
+
+    from prometheus_client import REGISTRY
+    REGISTRY.register(ClockCollector("llama-8b", "0", control))
+    """
+
+    def __init__(self, model: str, engine: str, control: ClockControl) -> None:
+        super().__init__(model, CLOCKS, lambda: {engine: control.status()})

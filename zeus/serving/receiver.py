@@ -73,16 +73,22 @@ class Receiver:
                 return False
             try:
                 messages = unpack(data)
-            except RequestRejected:
-                self.rejected += 1
+            except RequestRejected as error:
+                self._reject(error.message)
                 continue
             for message in messages:
                 fault = self._fault(message, connection)
-                if fault and fault not in self._warned:
-                    self._warned.add(fault)
-                    log.warning("%s", fault)
-                self.rejected += bool(fault) or not self._take(message)
+                if fault:
+                    self._reject(fault)
+                else:
+                    self.rejected += not self._take(message)
         return True
+
+    def _reject(self, fault: str) -> None:
+        self.rejected += 1
+        if fault not in self._warned and len(self._warned) < MOST_ENGINES:
+            self._warned.add(fault)
+            log.warning("%s", fault)
 
     def _fault(self, message: Message, connection: socket.socket) -> str:
         """Why a step would spoil the others; empty: it would not."""

@@ -19,6 +19,7 @@ from zeus.serving.wire import (
     Message,
     Owner,
     pack,
+    packet,
     socket_paths,
 )
 
@@ -126,7 +127,7 @@ class Recorder:
             self._held = []
             if self._closed or os.getpid() != self._pid:
                 return
-            data = b"".join(held)
+            data = packet(held)
             for one in self._listeners:
                 one.send(data)
 
@@ -149,13 +150,13 @@ class Recorder:
         """
         self._send(Arrival(self._engine, request, at_ns, prompt, trace))
 
-    def finish(self, request: str, tenant: str = "") -> None:
-        """Sends the end of a request."""
-        self._send(Finish(self._engine, request, tenant))
+    def finish(self, request: str, tenant: str = "", group: str = "") -> None:
+        """Sends the end of a request, with its tenant and its group if they are known here."""
+        self._send(Finish(self._engine, request, tenant, group))
 
-    def owner(self, request: str, tenant: str) -> None:
-        """Sends the tenant of a request, from a process that does not know its steps."""
-        self._send(Owner(request, tenant))
+    def owner(self, request: str, tenant: str, group: str = "") -> None:
+        """Sends tenant and group of a request, from a process that does not know its steps."""
+        self._send(Owner(request, tenant, group))
 
     def close(self) -> None:
         """Sends the collected messages, and nothing after that."""

@@ -10,14 +10,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from zeus.serving.columns import StepColumns, Updates, by_end, clipped, no_step
 from zeus.serving.files import check_clocks, read_steps, read_tenants, read_updates
 from zeus.serving.ledger import Ledger
-from zeus.serving.rows import RequestEnergy, Settlement, Totals
+from zeus.serving.requests import Open
+from zeus.serving.rows import IDLE, RequestEnergy, Settlement, Totals, known
+from zeus.serving.settlement import idle_energy
 from zeus_ipc.tables import TableError, write
 
-IDLE = ("exclude", "proportional", "owner")
-"""Treatment of idle energy: exclude it, add it to the requests in proportion to their own energy,
-or charge it to the owner of the server."""
+TOKENS_RULE, TOKENS_SENSOR = 0.15, 0.05
+"""Errors of a split by tokens, and of one step's energy, relative, one sigma."""
 
 OUT_COLUMNS = (
     "request",
@@ -78,7 +82,6 @@ def replay(
     Raises:
         ValueError: A file is wrong; the message names it, the line and the fault.
     """
-    ledger = Ledger(method)
     owners = {} if tenants is None else read_tenants(tenants)
     taken, names = read_steps(steps)
     updates = read_updates(energy)
@@ -88,11 +91,62 @@ def replay(
             f"{tenants} names none of the {len(names)} requests of {steps}: it has "
             f"{next(iter(owners), 'no row')!r}, and the steps {names[0]!r}"
         )
-    ledger.add_updates(updates)
-    ledger.add_steps(taken, names)
-    settled = ledger.settle()
+    if method == "tokens":
+        settled = by_tokens(taken, names, updates)
+    else:
+        ledger = Ledger()
+        ledger.add_updates(updates)
+        ledger.add_steps(taken, names)
+        settled = ledger.settle()
     rows = [replace(row, tenant=owners.get(row.request, "")) for row in settled.rows]
     return bill(replace(settled, rows=rows), idle)
+
+
+def by_tokens(steps: StepColumns, names: Sequence[str], updates: Updates) -> Settlement:
+    """A baseline for comparison: divides each step's energy by tokens, prefill or decode.
+
+    An update's energy above idle is spread evenly over its time with steps.
+    """
+    steps = clipped(by_end(steps))
+    busy_s = steps.between(steps.length_s, updates.begin_ns, updates.end_ns)
+    idle_s = np.maximum(updates.length_s - busy_s, 0.0)
+    empty = no_step(idle_s, updates.length_s)
+    idle_j = idle_energy(updates.joules, updates.length_s, idle_s, empty)
+    busy_j = np.where(empty, 0.0, updates.joules - idle_j)
+    power = np.divide(busy_j, busy_s, out=np.zeros(updates.count), where=busy_s > 0)
+    edges = np.stack([updates.begin_ns, updates.end_ns], axis=1).ravel()
+    base = int(edges[0])
+    # Energy above idle until each instant, if it had been drawn at the power of busy time.
+    spread = np.stack([0 * power, power * updates.length_s], axis=1).ravel()
+    drawn = [
+        np.interp(at - base, edges - base, np.cumsum(spread))
+        for at in (steps.begin_ns, steps.end_ns)
+    ]
+    step_j = drawn[1] - drawn[0]
+    step = steps.step_of_row
+    total = np.bincount(step, steps.tokens, steps.count)[step]
+    head = 1.0 / np.diff(steps.first_row)[step]
+    row_j = step_j[step] * np.divide(steps.tokens, total, out=head, where=total > 0)
+    measured_j, all_j = float(updates.joules.sum()), float(row_j.sum())
+    totals = Totals(measured_j=measured_j, idle_j=float(idle_j.sum()))
+    first = int(np.argmin(empty)) if not empty.all() else updates.count
+    totals.startup_j = float(idle_j[:first].sum())
+    scale = (measured_j - totals.idle_j) / all_j if all_j > 0 else 0.0
+    if scale > 0:
+        totals.requests_j = measured_j - totals.idle_j
+    else:
+        totals.unattributed_j = measured_j - totals.idle_j
+    parts = [
+        np.bincount(steps.request, scale * row_j * which, len(names)).tolist()
+        for which in (steps.prefill, ~steps.prefill)
+    ]
+    rows = []
+    for name, prefill_j, decode_j in zip(names, *parts, strict=True):
+        joules = prefill_j + decode_j
+        one = Open(name, prefill_j=prefill_j, decode_j=decode_j, covered=joules > 0)
+        one.variance, one.rule_j = (TOKENS_SENSOR * joules) ** 2, TOKENS_RULE * joules
+        rows.append(one.row("tokens"))
+    return Settlement(rows, totals, None)
 
 
 def by_tenant(paid: Bill) -> dict[str, dict[str, float]]:
@@ -137,7 +191,7 @@ def totals_json(paid: Bill, method: str, *, tenants: bool) -> str:
 def write_rows(rows: Sequence[RequestEnergy], path: Path) -> None:
     """Writes requests; see `zeus_ipc.tables.write`."""
     kinds = {name: str if name in _TEXTS else float for name in OUT_COLUMNS}
-    write(path, kinds, ([_or_none(getattr(row, name)) for name in OUT_COLUMNS] for row in rows))
+    write(path, kinds, ([known(getattr(row, name)) for name in OUT_COLUMNS] for row in rows))
 
 
 def unknown(paid: Bill) -> str | None:
@@ -158,7 +212,3 @@ def _with_idle(row: RequestEnergy, share: float) -> RequestEnergy:
         uncertainty_j=row.uncertainty_j * (1 + share),
         rule_uncertainty_j=row.rule_uncertainty_j * (1 + share),
     )
-
-
-def _or_none(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,4 +1,5 @@
-"""Sums of a service's log: joules, joules per token and percentiles, by model, tenant or hour."""
+"""Sums of a service's log: joules, joules per token and percentiles, by model, tenant, group or
+hour."""
 
 from __future__ import annotations
 
@@ -14,8 +15,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from zeus_ipc.tables import Nanoseconds, Seconds, read_lines
-
-BY = ("model", "tenant", "hour")
 
 COLUMNS = (
     "requests", "refused", "joules", "idle_j", "j_per_output_token", "mean_j", "p50_j", "p95_j",
@@ -43,6 +42,7 @@ class LogRow:
     decode_tokens: Annotated[int, Field(ge=0)] = 0
     model: str = ""
     tenant: str = ""
+    group: str = ""
     engine: str = ""
 
     def ended_s(self) -> float:
@@ -104,7 +104,7 @@ class LogReport:
     """The contents of a log.
 
     Attributes:
-        groups: Groups by model, tenant or hour.
+        groups: Sums by model, tenant, group or hour.
         requests_j, idle_j, unattributed_j, measured_j: Sums of the settled periods.
     """
 
@@ -172,6 +172,7 @@ def _sum_of(rows: Sequence[LogRow]) -> LogRow:
     return replace(
         max(rows, key=LogRow.ended_s),
         tenant=next((row.tenant for row in rows if row.tenant), ""),
+        group=next((row.group for row in rows if row.group), ""),
         method=" ".join(sorted({row.method for row in rows})),
         decode_tokens=sum(row.decode_tokens for row in rows),
         joules=None if refused else math.fsum(row.joules or 0.0 for row in rows),

@@ -1,4 +1,4 @@
-"""The requests of a ledger: their numbers, spans, tenants, and energy so far."""
+"""The requests of a ledger: their numbers, spans, labels, and energy so far."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zeus.serving.columns import Ints, StepColumns
-from zeus.serving.digest import Interval
 from zeus.serving.rows import RequestEnergy, Totals
-from zeus.serving.settlement import Split
+from zeus.serving.settlement import Interval, Split
 
 MOST_OPEN = 200_000
 """Most requests at a time; beyond this, those without a step for longest are dropped."""
+
+DUMMY = "\x00dummy"
+"""Name of steps without a request, which are part of the idle energy."""
 
 NEVER = "no sensor update covers its steps"
 
@@ -25,6 +27,7 @@ class Open:
 
     name: str
     tenant: str = ""
+    group: str = ""
     finished: bool = False
     begin_ns: int = 2**62
     end_ns: int = 0
@@ -45,12 +48,33 @@ class Open:
 
     def add(self, found: Split, at: int) -> None:
         """Adds a period's energy, which is at this position of the split."""
-        self.prefill_j += float(found.prefill_j[at])
-        self.decode_j += float(found.decode_j[at])
-        self.shared_j += float(found.shared_j[at])
-        self.variance += float(found.variance[at])
-        self.rule_j += float(found.rule_j[at])
+        for name in ("prefill_j", "decode_j", "shared_j", "variance", "rule_j"):
+            setattr(self, name, getattr(self, name) + float(getattr(found, name)[at]))
         self.covered |= bool(found.covered[at])
+
+    def row(self, method: str, refusal: str = "", *, provisional: bool = False) -> RequestEnergy:
+        """Its figures; without any if it is refused."""
+        reason = refusal or self.reason or ("" if self.covered else NEVER)
+        unknown = math.nan if reason else 0.0
+        return RequestEnergy(
+            self.name,
+            self.joules + unknown,
+            self.prefill_j + unknown,
+            self.decode_j + unknown,
+            self.shared_j + unknown,
+            math.sqrt(self.variance) + unknown,
+            self.rule_j + unknown,
+            method,
+            reason,
+            self.tenant,
+            self.group,
+            provisional,
+            self.begin_ns if self.end_ns else 0,
+            self.end_ns,
+            round(self.prefill_tokens),
+            round(self.decode_tokens),
+            self.finished,
+        )
 
 
 class Requests:
@@ -87,13 +111,13 @@ class Requests:
         """All requests."""
         return list(self._number)
 
-    def finish(self, name: str, tenant: str) -> None:
+    def finish(self, name: str, tenant: str, group: str) -> None:
         """Marks a request as finished. A request without a step is ignored."""
         number = self._number.get(name)
         if number is None:
             return
         one = self._open[number]
-        one.tenant = tenant or one.tenant
+        one.tenant, one.group = tenant or one.tenant, group or one.group
         if not one.finished:
             one.finished = True
             self._done.append(number)
@@ -108,22 +132,14 @@ class Requests:
         np.maximum.at(end, where, steps.end_ns[step])
         prefill = np.bincount(where, steps.tokens * steps.prefill, numbers.size)
         total = np.bincount(where, steps.tokens, numbers.size)
-        rows = zip(
-            numbers.tolist(),
-            begin.tolist(),
-            end.tolist(),
-            prefill.tolist(),
-            total.tolist(),
-            strict=True,
-        )
-        for number, first_ns, last_ns, prefilled, all_tokens in rows:
+        columns = (column.tolist() for column in (numbers, begin, end, prefill, total))
+        for number, first_ns, last_ns, prefilled, all_tokens in zip(*columns, strict=True):
             one = self._open.get(number)
-            if one is None:
-                continue
-            one.begin_ns = min(one.begin_ns, first_ns)
-            one.end_ns = max(one.end_ns, last_ns)
-            one.prefill_tokens += prefilled
-            one.decode_tokens += all_tokens - prefilled
+            if one is not None:
+                one.begin_ns = min(one.begin_ns, first_ns)
+                one.end_ns = max(one.end_ns, last_ns)
+                one.prefill_tokens += prefilled
+                one.decode_tokens += all_tokens - prefilled
 
     def newly_done(self) -> list[int]:
         """Numbers of requests that finished since the last call and have steps."""
@@ -132,31 +148,23 @@ class Requests:
         self._done = [n for n in self._done if n in self._open and n not in kept]
         return ready
 
-    def rows_of(
-        self, numbers: Ints, found: Split | None, method: str, reason: str
-    ) -> list[RequestEnergy]:
-        """Provisional rows."""
+    def provisional(self, numbers: Ints, found: Split, method: str) -> list[RequestEnergy]:
+        """Rows of requests whose energy of the open period is predicted."""
         rows = []
-        place = {} if found is None else {n: i for i, n in enumerate(found.request.tolist())}
+        place = {number: at for at, number in enumerate(found.request.tolist())}
         for number in numbers.tolist():
-            one = self._open[number]
-            at = place.get(number)
-            if reason or found is None or at is None or not found.covered[at]:
-                rows.append(_row(one, method, reason or one.reason or NEVER, provisional=True))
-                continue
-            now = replace(one)
-            now.add(found, at)
-            rows.append(_row(now, method, one.reason, provisional=True))
+            now, at = replace(self._open[number]), place.get(number)
+            refusal = found.refusal or now.reason
+            if at is None or not found.covered[at]:
+                refusal = refusal or NEVER
+            else:
+                now.add(found, at)
+            rows.append(now.row(method, refusal, provisional=True))
         return rows
 
-    def charge(self, found: Split, foreign: Sequence[Interval], dummy: str) -> Totals:
+    def charge(self, found: Split, foreign: Sequence[Interval]) -> Totals:
         """Adds a period's energy to its requests; returns its totals."""
-        totals = Totals(
-            measured_j=found.measured_j,
-            idle_j=found.idle_j,
-            unattributed_j=found.unattributed_j,
-            startup_j=found.startup_j,
-        )
+        totals = replace(found.totals)
         joules = found.joules.tolist()
         for at, number in enumerate(found.request.tolist()):
             one = self._open.get(number)
@@ -164,7 +172,7 @@ class Requests:
             if one is None:  # dropped, and started again under the same name
                 totals.unattributed_j += own_j
                 continue
-            if one.name == dummy:
+            if one.name == DUMMY:
                 totals.idle_j += own_j
                 totals.dummy_j += own_j
                 continue
@@ -180,7 +188,7 @@ class Requests:
             one.add(found, at)
         return totals
 
-    def take(self, method: str, dummy: str, *, final: bool) -> list[RequestEnergy]:
+    def take(self, method: str, *, final: bool) -> list[RequestEnergy]:
         """Removes completed requests and returns their rows."""
         ready = [n for n, one in self._open.items() if final or one.finished]
         if not final and len(self._open) - len(ready) > MOST_OPEN:
@@ -189,13 +197,12 @@ class Requests:
         rows = []
         for number in sorted(ready):
             one = self._open[number]
-            if one.name == dummy and not final:
+            if one.name == DUMMY and not final:
                 continue
             del self._open[number]
             del self._number[one.name]
-            if one.name != dummy:
-                reason = one.reason or ("" if one.covered else NEVER)
-                rows.append(_row(one, method, reason))
+            if one.name != DUMMY:
+                rows.append(one.row(method))
         self._done = [n for n in self._done if n in self._open]
         return rows
 
@@ -205,25 +212,3 @@ def _reason(one: Open, foreign: Sequence[Interval]) -> str:
         if one.begin_ns < end_ns and begin_ns < one.end_ns:
             return why
     return ""
-
-
-def _row(one: Open, method: str, reason: str, *, provisional: bool = False) -> RequestEnergy:
-    unknown = math.nan if reason else 0.0
-    return RequestEnergy(
-        one.name,
-        one.joules + unknown,
-        one.prefill_j + unknown,
-        one.decode_j + unknown,
-        one.shared_j + unknown,
-        math.sqrt(one.variance) + unknown,
-        one.rule_j + unknown,
-        method,
-        reason,
-        one.tenant,
-        provisional,
-        one.begin_ns if one.end_ns else 0,
-        one.end_ns,
-        round(one.prefill_tokens),
-        round(one.decode_tokens),
-        one.finished,
-    )

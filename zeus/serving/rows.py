@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zeus.serving.fit import Fit
 
-METHODS = ("regression", "tokens")
-"""Methods of attribution; the first is the default."""
+
+IDLE = ("exclude", "proportional", "owner")
+"""Treatment of idle energy: exclude it, add it to the requests in proportion to their own energy,
+or charge it to the owner of the server."""
+
+BY = ("model", "tenant", "group", "hour")
+"""What a report may sum by."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class RequestEnergy:
         method: How it was attributed.
         reason: Why it is refused; empty: not refused.
         tenant: Tenant, as given when it finished.
+        group: The task or phase that it is part of; see `zeus.serving.wire.group_of`.
         provisional: Whether the period is still open and the figure may change.
         begin_ns: Start of its first step.
         end_ns: End of its last step so far.
@@ -46,6 +53,7 @@ class RequestEnergy:
     method: str
     reason: str
     tenant: str = ""
+    group: str = ""
     provisional: bool = False
     begin_ns: int = 0
     end_ns: int = 0
@@ -57,6 +65,16 @@ class RequestEnergy:
     def refused(self) -> bool:
         """Whether there is no figure."""
         return math.isnan(self.joules)
+
+    def as_json(self, engine: str, more: dict[str, Any] | None = None) -> str:
+        """One line of JSON; the figures of a refused request are null."""
+        found = {"engine": engine, **vars(self), **(more or {})}
+        return json.dumps({name: known(value) for name, value in found.items()})
+
+
+def known(value: Any) -> Any:
+    """A value, or None for NaN."""
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 @dataclass
@@ -92,7 +110,7 @@ class Settlement:
     Attributes:
         rows: Its requests.
         totals: Its energy.
-        fit: The energy cost of steps; None for methods without a fit.
+        fit: The energy cost of steps; None: attributed without one.
     """
 
     rows: list[RequestEnergy]

@@ -1,6 +1,6 @@
-"""The process that keeps an instance's ledger: steps from the engine, energy from zeusd.
+"""The process that keeps the ledgers of engines: steps from engines, energy from zeusd.
 
-    python -m zeus.serving serve --model NAME --log requests.jsonl --port 9462
+    python -m zeus.serving serve --model NAME --log requests.jsonl --listen 127.0.0.1:9462
 
 You may start, stop or kill it at any time: meanwhile the engine drops its steps. It continues after
 a restart of zeusd; energy that was not measured is not attributed to requests.
@@ -8,26 +8,36 @@ a restart of zeusd; energy that was not measured is not attributed to requests.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-import math
+import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from zeus.serving.accountant import Accountant
+from pydantic import BaseModel, FiniteFloat
+
+from zeus.serving.fit import Weights
+from zeus.serving.forward_pass import follow
+from zeus.serving.gpus import EVERY_S, Tenants, engines_of
+from zeus.serving.ledger import Ledger
 from zeus.serving.receiver import MOST_ENGINES, Receiver
-from zeus.serving.rows import RequestEnergy
-from zeus.serving.tenants import EVERY_S, Tenants
-from zeus.serving.wire import Arrival, EngineStep, Message, Owner
-from zeus.utils.atomic import append_text
+from zeus.serving.rows import RequestEnergy, Totals
+from zeus.serving.wire import Arrival, EngineStep, Message, Owner, socket_paths
+from zeus.utils.atomic import append_text, write_text
+from zeus_ipc.client import Client
 from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.http_guard import WebServer
+from zeus_ipc.paths import host_and_port
 
 if TYPE_CHECKING:
-    from zeus_ipc.client import Client
+    from zeus.serving.metrics import EnergyCollector
+    from zeus.serving.telemetry import Telemetry
     from zeus_ipc.replies import Sample
 
 log = logging.getLogger(__name__)
@@ -104,7 +114,15 @@ def _drained(queue: deque[T]) -> list[T]:
 
 
 class Service:
-    """Receives messages, accounts energy, and writes the log.
+    """Owns the ledgers of engines: feeds them, writes the log, and answers by HTTP.
+
+    Args:
+        path: Socket that receives the engines' messages.
+        ledgers: By engine.
+        log_path: Settled requests are appended to it.
+        collector: Counts requests for Prometheus.
+        telemetry: Sends spans of requests.
+        learned: Called with an engine and new weights of its ledger.
 
     Raises:
         OSError: The socket cannot be listened on.
@@ -113,23 +131,23 @@ class Service:
     def __init__(
         self,
         path: str,
-        accountants: dict[str, Accountant],
+        ledgers: Mapping[str, Ledger],
         sensors: Sensors,
         log_path: Path | None = None,
         model: str = "",
-        on_rows: Callable[[str, list[RequestEnergy]], None] | None = None,
+        *,
+        collector: EnergyCollector | None = None,
+        telemetry: Telemetry | None = None,
+        learned: Callable[[str, Weights], None] = lambda engine, weights: None,
     ) -> None:
-        self._accountants = accountants
-        self._sensors = sensors
-        self._log_path = log_path
-        self._model = model
-        self._logged = dict.fromkeys(accountants, 0)
+        self._ledgers, self._sensors = ledgers, sensors
+        self._log_path, self._model = log_path, model
+        self._collector, self._telemetry, self._learned = collector, telemetry, learned
         self._unwritten: deque[str] = deque(maxlen=MOST_UNWRITTEN)
-        self._on_rows = on_rows
+        self._counted: dict[str, set[str]] = {engine: set() for engine in ledgers}
         self._unknown: set[str] = set()
         self._stop = threading.Event()
-        self.guard = threading.Lock()
-        """Held while accountants change."""
+        self._guard = threading.Lock()  # held while ledgers change
         self._receiver = Receiver(path, self._take)
 
     def run(self) -> None:
@@ -149,9 +167,10 @@ class Service:
             self._sensors.close()
             self._receive()
             self._take_samples()
-            with self.guard:
-                for engine, accountant in self._accountants.items():
-                    self._tell(engine, accountant, accountant.close())
+            with self._guard:
+                for engine, ledger in self._ledgers.items():
+                    done = ledger.settle()
+                    self._tell(engine, ledger, done.rows, done.totals)
             self._receiver.close()
 
     def stop(self) -> None:
@@ -161,36 +180,73 @@ class Service:
     def poll(self, now_ns: int) -> None:
         """Does the periodic work."""
         self._take_samples()
-        with self.guard:
-            for engine, accountant in self._accountants.items():
-                self._tell(engine, accountant, accountant.poll(now_ns))
-
-    def _take_samples(self) -> None:
-        with self.guard:
-            for gpu, begin_ns, end_ns, reason in self._sensors.take_shared():
-                for accountant in self._accountants.values():
-                    if gpu in accountant.gpus:
-                        accountant.ledger.foreign(begin_ns, end_ns, reason)
-            for sample in self._sensors.take():
-                for accountant in self._accountants.values():
-                    accountant.sample(sample)
+        with self._guard:
+            for engine, ledger in self._ledgers.items():
+                self._tell(engine, ledger, *ledger.poll(now_ns))
 
     def take(self, message: Message) -> None:
-        """Handles a message from another source."""
-        with self.guard:
+        """Handles a message of another feed than the socket."""
+        with self._guard:
             self._take(message)
 
+    def respond(self, wsgi: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """Answers an HTTP request, as a WSGI application.
+
+        `GET /energy/{request id}`: the energy of a finished request, 404 if it is not known (yet).
+        `GET /totals`: sums of settled periods by engine. `GET /metrics`: for Prometheus.
+        """
+        path = wsgi["PATH_INFO"].encode("latin-1").decode(errors="replace")
+        with self._guard:
+            status, body = self._answer(path)
+        kind = "application/json"
+        if path == "/metrics" and status == 200:
+            from prometheus_client import CONTENT_TYPE_LATEST as kind
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = [("Content-Type", kind), ("Content-Length", str(len(data)))]
+        start_response(f"{status} {HTTPStatus(status).phrase}", headers)
+        return [data]
+
+    def _answer(self, path: str) -> tuple[int, bytes | dict[str, Any]]:
+        """Status and body for a path; a dict is JSON."""
+        if path.startswith("/energy/"):
+            wanted = path[len("/energy/") :]
+            for engine, ledger in self._ledgers.items():
+                row = ledger.energy(wanted)
+                if row is not None:
+                    return 200, row.as_json(engine).encode()
+            return 404, {
+                "error": f"the energy of request {wanted!r} is not known; it is available about "
+                "two seconds after the request's end"
+            }
+        if path == "/totals":
+            return 200, {name: vars(one.totals) for name, one in self._ledgers.items()}
+        if path != "/metrics":
+            return 404, {"error": "the paths are /energy/{request id}, /totals and /metrics"}
+        if self._collector is None:
+            return 501, {"error": "metrics need prometheus_client: pip install 'zeusd[metrics]'"}
+        return 200, self._collector.text()
+
+    def _take_samples(self) -> None:
+        with self._guard:
+            for gpu, begin_ns, end_ns, reason in self._sensors.take_shared():
+                for ledger in self._ledgers.values():
+                    if gpu in ledger.gpus:
+                        ledger.foreign(begin_ns, end_ns, reason)
+            for sample in self._sensors.take():
+                for ledger in self._ledgers.values():
+                    ledger.sample(sample)
+
     def _receive(self) -> None:
-        with self.guard:
+        with self._guard:
             self._receiver.receive()
 
     def _take(self, message: Message) -> bool:
         if isinstance(message, Owner):
-            for one in self._accountants.values():
+            for one in self._ledgers.values():
                 one.owner(message)
             return True
-        accountant = self._accountants.get(message.engine)
-        if accountant is None:
+        ledger = self._ledgers.get(message.engine)
+        if ledger is None:
             if len(self._unknown) < MOST_ENGINES and message.engine not in self._unknown:
                 self._unknown.add(message.engine)
                 log.warning(
@@ -200,23 +256,33 @@ class Service:
                 )
             return False
         if isinstance(message, EngineStep):
-            accountant.step(message)
+            ledger.step(message)
         elif isinstance(message, Arrival):
-            accountant.arrived(message)
+            ledger.arrived(message)
         else:
-            accountant.finish(message)
+            ledger.finish(*message[1:])  # all but its engine
         return True
 
-    def _tell(self, engine: str, accountant: Accountant, rows: list[RequestEnergy]) -> None:
-        if self._on_rows is not None and rows:
-            self._on_rows(engine, rows)
-        if self._log_path is None or accountant.settlements == self._logged[engine]:
+    def _tell(
+        self, engine: str, ledger: Ledger, rows: list[RequestEnergy], totals: Totals | None
+    ) -> None:
+        """Passes on what became known; totals: a period was settled."""
+        counted = self._counted[engine]
+        new = [row for row in rows if row.request not in counted]
+        if self._collector is not None:
+            self._collector.finished(engine, new)
+        if self._telemetry is not None:
+            self._telemetry.finished(engine, new, ledger.trace)
+        if totals is None:
+            counted.update(row.request for row in new)
             return
-        self._logged[engine] = accountant.settlements
+        counted.clear()
+        self._learned(engine, ledger.weights)
+        if self._log_path is None:
+            return
         stamp = {"settled_s": time.time(), "settled_ns": time.monotonic_ns(), "model": self._model}
-        self._unwritten.extend(as_json(engine, row, stamp) for row in rows)
-        end = {"settled": vars(accountant.newest), "engine": engine, **stamp}
-        self._unwritten.append(json.dumps(end))
+        self._unwritten.extend(row.as_json(engine, stamp) for row in rows)
+        self._unwritten.append(json.dumps({"settled": vars(totals), "engine": engine, **stamp}))
         try:
             append_text(self._log_path, "".join(f"{line}\n" for line in self._unwritten))
             self._unwritten.clear()
@@ -229,12 +295,112 @@ class Service:
             )
 
 
-def as_json(engine: str, row: RequestEnergy, more: dict[str, Any] | None = None) -> str:
-    """A request's energy as one line of JSON; the figures of a refused request are null."""
-    found = {"engine": engine, **vars(row), **(more or {})}
-    return json.dumps(
-        {
-            name: None if isinstance(value, float) and math.isnan(value) else value
-            for name, value in found.items()
-        }
-    )
+# -------------------------------------------------------------------------------------- the command
+
+
+class StoredWeights(BaseModel):
+    """A file of weights by GPU model, number of GPUs and model, and by clock in MHz, so that a
+    server's first requests need not wait for a new fit."""
+
+    version: Literal[2] = 2
+    """Of features and format; weights of another version are ignored."""
+    weights: dict[str, dict[FiniteFloat, list[FiniteFloat]]] = {}
+
+    @classmethod
+    def read(cls, path: Path | None) -> StoredWeights:
+        """The weights in a file; none if there is none or it is unreadable."""
+        try:
+            return cls() if path is None else cls.model_validate_json(path.read_bytes())
+        except (OSError, ValueError):
+            return cls()
+
+    def write(self, path: Path) -> None:
+        """Stores the weights. Logs if the file cannot be written."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, self.model_dump_json() + "\n")
+        except OSError as error:
+            log.warning("weights cannot be written to %s: %s", path, error.strerror)
+
+
+def run(
+    engines: Sequence[str] = (),
+    *,
+    model: str = "",
+    socket: str | None = None,
+    log_path: Path | None = None,
+    listen: str = "",
+    weights: Path | None = None,
+    front_end: bool = False,
+    otlp: str = "",
+    feed: str = "",
+) -> None:
+    """Runs a service until SIGINT or SIGTERM; see the help of `python -m zeus.serving serve`.
+
+    Raises:
+        ValueError: An option is not valid; the message says which.
+        ZeusIpcError: zeusd does not report the node's GPUs.
+        OSError: The socket or the address cannot be listened on, or the log cannot be written.
+    """
+    address = host_and_port(listen) if listen else ("", 0)
+    if address is None:
+        raise ValueError(f"--listen {listen!r} must be HOST:PORT, such as 127.0.0.1:9462")
+    if log_path is not None:
+        log_path.open("a").close()  # now, not after an hour
+    with Client() as client:
+        gpus = {gpu.uuid: gpu for gpu in client.node().gpus}
+    stored = StoredWeights.read(weights)
+    uuids = engines_of(engines, list(gpus.values()))
+    keys = {name: f"{gpus[one[0]].name}|{len(one)}|{model}" for name, one in uuids.items()}
+    ledgers = {
+        name: Ledger(one, prior=stored.weights.get(keys[name]), front_end=front_end)
+        for name, one in uuids.items()
+    }
+
+    def learned(engine: str, found: Weights) -> None:
+        if weights is not None and found:
+            newest = StoredWeights.read(weights)
+            newest.weights[keys[engine]] = {mhz: list(row) for mhz, row in found.items()}
+            newest.write(weights)
+
+    with contextlib.ExitStack() as stack:
+        telemetry = None
+        if otlp:
+            from zeus.serving.telemetry import over_http
+
+            def boards() -> dict[str, float]:
+                return {u: j for one in ledgers.values() for u, j in one.meter.boards_j.items()}
+
+            telemetry = over_http(otlp, boards, model)
+            stack.callback(telemetry.close)
+        service = Service(
+            socket or socket_paths()[0],
+            ledgers,
+            Sensors(Client, [uuid for one in uuids.values() for uuid in one]),
+            log_path,
+            model,
+            collector=_collector(model, ledgers),
+            telemetry=telemetry,
+            learned=learned,
+        )
+        if feed:
+            stack.callback(follow(feed, service.take))
+        if listen:
+            try:
+                web = WebServer(address[0] or "127.0.0.1", address[1], service.respond)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, listen) from None
+            stack.callback(web.close)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: service.stop())
+        service.run()
+
+
+def _collector(model: str, ledgers: Mapping[str, Ledger]) -> EnergyCollector | None:
+    """The ledgers' metrics; None: prometheus_client is not installed."""
+    try:
+        from zeus.serving.metrics import EnergyCollector
+
+        return EnergyCollector(model, ledgers)
+    except ImportError:
+        return None

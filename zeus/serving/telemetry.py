@@ -78,6 +78,8 @@ class Telemetry:
             found["gen_ai.request.model"] = self._model
         if row.tenant:
             found["zeus.tenant"] = row.tenant
+        if row.group:
+            found["zeus.group"] = row.group
         if row.refused:
             found["zeus.energy.reason"] = row.reason
         else:

@@ -1,17 +1,19 @@
 """Messages from an engine's process to the ledger's process, in packets of msgpack.
 
 An engine must not wait, so a message is sent or dropped. Steps are numbered: a gap shows how many
-were dropped, and when. A message is an array of its kind's letter and its fields; further fields,
-of newer senders, are ignored.
+were dropped, and when. A packet is its version and messages; a message is an array of its kind's
+letter and its fields. Further fields, of newer senders of the same version, are ignored.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import lt, sub
 from typing import Annotated, Any, NamedTuple
+from urllib.parse import unquote
 
 import msgpack
 from pydantic import ConfigDict, Field, NonNegativeInt, Strict, TypeAdapter
@@ -21,10 +23,19 @@ from zeus_ipc.errors import RequestRejected
 SOCKET_ENV = "ZEUS_SERVING_SOCKET"
 """Sockets that steps are sent to, separated by colons: the ledger's, and clock control's."""
 DEFAULT_SOCKET = "/run/zeus-serving.sock"
+VERSION = 1
+"""Of the messages; a packet of another version is rejected."""
+NAME = "zeus"
+_HEAD = bytes(msgpack.packb((NAME, VERSION)))
 MOST_BYTES = 180_000
 """Largest size of a packet; longer ones are truncated, and rejected."""
 MOST_STEPS = 1000
 """Of one message."""
+MOST_LABEL = 200
+"""Longest tenant or group, in characters; the rest is cut off."""
+GROUP = "zeus.group"
+"""Member of W3C `baggage` that names a request's group."""
+_TRACE = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-")
 
 Pack = Callable[[object], bytes]
 """Packs a message. A sender has its own `msgpack.Packer`, which reuses its buffer: `packb`
@@ -83,13 +94,15 @@ class Finish(NamedTuple):
     engine: str
     request: str
     tenant: str = ""
+    group: str = ""
 
 
 class Owner(NamedTuple):
-    """The tenant of a request, from the front end, which does not know the engine."""
+    """Tenant and group of a request, from the front end, which does not know the engine."""
 
     request: str
     tenant: str
+    group: str = ""
 
 
 class Batch(NamedTuple):
@@ -120,6 +133,25 @@ _KINDS: dict[str, type[Message | Batch]] = {
 _LETTERS = {kind: letter for letter, kind in _KINDS.items()}
 
 
+def packet(messages: Iterable[bytes]) -> bytes:
+    """Packed messages, as they are sent."""
+    return _HEAD + b"".join(messages)
+
+
+def group_of(trace: str, baggage: str = "") -> str:
+    """The group of a request: an agent's task, or a phase of reinforcement learning.
+
+    It is the member `zeus.group` of its `baggage`, else the trace id of its `traceparent` (both of
+    W3C); empty: it has neither.
+    """
+    for member in baggage.split(","):
+        name, _, value = member.partition(";")[0].partition("=")
+        if name.strip() == GROUP:
+            return unquote(value.strip())[:MOST_LABEL]
+    found = _TRACE.match(trace)
+    return found[1] if found else ""
+
+
 def pack(message: Message | Batch, packer: Pack = msgpack.packb) -> bytes:
     """A message as bytes."""
     return packer((_LETTERS[type(message)], *message))
@@ -134,12 +166,20 @@ def unpack(data: bytes) -> list[Message]:
     """The messages of a packet; those of a batch are its steps.
 
     Raises:
-        RequestRejected: Part of it is not valid.
+        RequestRejected: Part of it is not valid, or it is of another version.
     """
     unpacker = msgpack.Unpacker()
     found: list[Message] = []
     try:
         unpacker.feed(data)
+        name, version = unpacker.unpack()
+        if name != NAME:
+            raise ValueError
+        if version != VERSION:
+            raise RequestRejected(
+                f"an engine sends messages of version {version}, and this process reads {VERSION}; "
+                "install the same zeusd in both environments"
+            )
         while not found or unpacker.tell() < len(data):
             letter, *fields = unpacker.unpack()
             known = len(_KINDS[letter]._fields)

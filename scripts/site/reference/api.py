@@ -115,7 +115,7 @@ PAGES = {
             "zeus.serving.columns",
             "zeus.serving.recorder",
             "zeus.serving.transformers",
-            "zeus.serving.forward_pass",
+            "zeus.serving.wire",
             "zeus.serving.asgi",
             "zeus.serving.metrics",
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from zeus.serving.wire import Batch, EngineStep, pack, unpack
+from zeus.serving.wire import Batch, EngineStep, pack, packet, unpack
 from zeus_ipc.replies import Sample
 
 
@@ -51,7 +51,8 @@ class TakesBatches:
     def again(self, begin_ns: int, end_ns: int) -> None:
         """As `Recorder.again`."""
         self._ahead += 1
-        (found,) = unpack(pack(Batch("0", 1, [begin_ns, end_ns], *self._batch, self._ahead)))
+        one = Batch("0", 1, [begin_ns, end_ns], *self._batch, self._ahead)
+        (found,) = unpack(packet([pack(one)]))
         assert isinstance(found, EngineStep)
         self.step(begin_ns, end_ns, found.ids, found.prefill, found.tokens, found.context)
 

@@ -7,9 +7,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from zeus.serving.columns import Floats, Ints, StepColumns, Updates
+from zeus.serving.wire import EngineStep
 
 STEP_NS = 10_000_000
 IDLE_W = 60.0
+PRIOR = {0.0: [2.0, 0.0, 0.03, 0.0, 2.0, 10.0, *[0.0] * 5, IDLE_W]}
+"""Weights of `serve`'s prices, with which twenty updates are enough."""
+
+
+def step_of(steps: StepColumns, names: list[str], n: int, engine: str = "0") -> EngineStep:
+    """One of the steps, as an engine sends it."""
+    rows = slice(steps.first_row[n], steps.first_row[n + 1])
+    return EngineStep(
+        engine,
+        n + 1,
+        int(steps.begin_ns[n]),
+        int(steps.end_ns[n]),
+        [names[request] for request in steps.request[rows]],
+        steps.prefill[rows].tolist(),
+        steps.tokens[rows].tolist(),
+        steps.context[rows].tolist(),
+    )
 
 
 @dataclass

@@ -14,9 +14,10 @@ from typing import Any, cast
 import pytest
 
 from tests.support import RunningDaemon, as_nobody, configuration, running_daemon, wait_for
-from zeus.serving import ClockControl, Queue, Step, tenants
+from zeus.serving import ClockControl, Queue, Step
+from zeus.serving import gpus as gpus_module
 from zeus.serving.clock_control import IDLE_S, SETTLED_S
-from zeus.serving.tenants import shared_by
+from zeus.serving.gpus import shared_by
 from zeus_ipc import Client
 from zeus_ipc.replies import GpuProcesses, GpuState, ProcessInfo
 
@@ -228,7 +229,7 @@ def test_a_tenant_that_zeusd_lists_is_refused(
         return {gpu: _listed((5, None, True), *others) for gpu in gpus}
 
     monkeypatch.setattr(Client, "processes", processes)
-    monkeypatch.setattr(tenants, "EVERY_S", 0.0)
+    monkeypatch.setattr(gpus_module, "EVERY_S", 0.0)
     with daemon.client() as client:
         gpus = [gpu.uuid for gpu in client.node().gpus]
     control = ClockControl(gpus, 0.5, 0.025, path=daemon.socket)

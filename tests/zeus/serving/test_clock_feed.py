@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 
 from tests.support import as_nobody, public_directory, running_daemon, wait_for
 from zeus.serving import Queue, Step
-from zeus.serving.clock_feed import ForwardPassFeed, QueueAge
 from zeus.serving.command import main
-from zeus.serving.forward_pass import decode
+from zeus.serving.forward_pass import ClockPasses, ForwardPass, decode
 from zeus_ipc.errors import RequestRejected
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,6 +33,10 @@ def message(seconds: float = 0.01, waiting: int = 0, worker: str = "w", **more: 
     queued = [waiting, 100 * waiting, 0.0, 0, 0, 0.0]
     fields: list[Any] = [1, worker, more.get("rank", 0), 7, seconds, scheduled, queued]
     return bytes(msgpack.packb(fields))
+
+
+def passed(seconds: float = 0.01, waiting: int = 0, worker: str = "w", **more: int) -> ForwardPass:
+    return decode(message(seconds, waiting, worker, **more))
 
 
 class Sink:
@@ -55,10 +58,10 @@ class Sink:
 
 def test_a_message_is_a_step() -> None:
     sink = Sink()
-    feed = ForwardPassFeed(sink)
-    feed.message(message(0.010, waiting=2, prefill=64), 100.0)
-    feed.message(message(0.010, waiting=1), 100.005)  # steps do not overlap
-    feed.message(message(0.0, decoding=0), 101.0)
+    feed = ClockPasses(sink)
+    feed(round((100.0) * 1e9), passed(0.010, waiting=2, prefill=64))
+    feed(round((100.005) * 1e9), passed(0.010, waiting=1))  # steps do not overlap
+    feed(round((101.0) * 1e9), passed(0.0, decoding=0))
     assert sink.told == [
         (Step(99.99, 100.0, 64, 8, 4000, 0.0), Queue(2, 200, 0.0)),
         (Step(100.0, 100.005, 0, 8, 4000, 0.0), Queue(1, 100, pytest.approx(0.005))),
@@ -74,12 +77,11 @@ def test_the_newer_layout_says_what_was_timed() -> None:
 
 def test_only_one_worker_is_accepted() -> None:
     sink = Sink()
-    feed = ForwardPassFeed(sink, rank=1)
-    feed.message(message(rank=0), 1.0)
-    feed.message(message(rank=1, worker="a"), 2.0)
-    feed.message(message(rank=1, worker="b"), 3.0)
-    assert len(sink.told) == 1
-    assert feed.rejected == 2
+    feed = ClockPasses(sink, rank=1)
+    feed(round((1.0) * 1e9), passed(rank=0))
+    feed(round((2.0) * 1e9), passed(rank=1, worker="a"))
+    feed(round((3.0) * 1e9), passed(rank=1, worker="b"))
+    assert [step.end_s for step, _ in filter(None, sink.told)] == [2.0]
 
 
 values = st.recursive(
@@ -92,28 +94,28 @@ values = st.recursive(
 @given(st.one_of(st.binary(max_size=60), st.lists(values, max_size=9).map(msgpack.packb)))
 def test_anything_else_is_rejected_or_a_step(data: bytes) -> None:
     sink = Sink()
-    feed = ForwardPassFeed(sink)
-    feed.message(data, 1.0)
-    assert len(sink.told) + feed.rejected <= 1
-    if feed.rejected:
+    try:
+        ClockPasses(sink)(10**9, decode(data))
+    except RequestRejected:
         with pytest.raises(RequestRejected, match="not a message"):
             decode(data)
+    assert len(sink.told) <= 1
 
 
-def test_the_age_of_a_queue() -> None:
-    age = QueueAge()
-    assert age.seen(1.0, 0) == (0.0, [])
-    assert age.seen(2.0, 2) == (0.0, [])
-    assert age.seen(3.0, 3) == (1.0, [])
-    assert age.seen(4.0, 1) == (1.0, [2.0, 2.0])
-    assert age.seen(5.0, 0) == (0.0, [2.0])
+def test_the_waits_of_a_queue_are_those_of_first_in_first_out() -> None:
+    sink = Sink()
+    feed = ClockPasses(sink)
+    for second, waiting in ((1, 0), (2, 2), (3, 3), (4, 1), (5, 0)):
+        feed(second * 10**9, passed(0.01, waiting))
+    assert [queue.oldest_wait_s for _, queue in filter(None, sink.told)] == [0, 0, 1, 1, 0]
+    assert [wait for wait, _ in sink.requests] == [2, 2, 2]
 
 
 def test_the_latencies_of_requests_are_estimated() -> None:
     sink = Sink()
-    feed = ForwardPassFeed(sink)
+    feed = ClockPasses(sink)
     for number in range(64):
-        feed.message(message(0.010, waiting=int(number < 10)), 1.0 + 0.010 * number)
+        feed(round((1.0 + 0.010 * number) * 1e9), passed(0.010, waiting=int(number < 10)))
     assert sink.requests[0] == (pytest.approx(0.1), 0.0), "left the queue after ten steps"
     assert sink.requests[1] == (0.0, pytest.approx(0.010))
 

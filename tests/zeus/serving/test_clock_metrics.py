@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from zeus.serving.clock_control import ClockControl, ClockStatus
 from zeus.serving.clock_fleet import Needs
-from zeus.serving.clock_metrics import ClockCollector
+from zeus.serving.metrics import ClockCollector
 
 
 class Control:

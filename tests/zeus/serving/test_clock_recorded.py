@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support import wait_for
 from tests.zeus.serving.test_clock_requests import Sink
-from zeus.serving import Queue, Step
-from zeus.serving.clock_feed import RecordedFeed, listen
+from zeus.serving import Queue, RequestFeed, Step
+from zeus.serving.receiver import Receiver
 from zeus.serving.recorder import Recorder
 from zeus.serving.wire import Arrival, EngineStep, Finish, Owner
 
@@ -21,7 +18,7 @@ S = 10**9
 
 def test_the_policy_gets_arrivals_steps_and_ends() -> None:
     sink = Sink()
-    feed = RecordedFeed(sink)
+    feed = RequestFeed(sink)
     assert feed.take(Arrival("1", "a", 1 * S, 100))
     assert feed.take(Arrival("1", "b", 2 * S, 50))
     assert not feed.take(Arrival("0", "c", 2 * S, 50))  # another engine's
@@ -39,36 +36,24 @@ def test_the_policy_gets_arrivals_steps_and_ends() -> None:
     assert sink.drains == 0
 
 
-def _listens(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        return probe.connect_ex(path) == 0
-
-
 def test_a_recorder_sends_to_the_ledger_and_to_clock_control(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sinks = [Sink(), Sink()]
     paths = [str(tmp_path / "ledger"), str(tmp_path / "clocks")]
-    ended = threading.Event()
-    threads = [
-        threading.Thread(target=listen, args=(path, sink, None, ended))
-        for path, sink in zip(paths, sinks, strict=True)
+    receivers = [
+        Receiver(path, RequestFeed(sink).take) for path, sink in zip(paths, sinks, strict=True)
     ]
-    for thread in threads:
-        thread.start()
-    try:
-        wait_for(lambda: all(map(_listens, paths)), "the sockets")
-        monkeypatch.setenv("ZEUS_SERVING_SOCKET", ":".join(paths))
-        recorder = Recorder()
-        now_ns = time.monotonic_ns()
-        recorder.arrived("a", now_ns, 5)
-        recorder.step(now_ns, now_ns + 1000, ["a"], [True], [5], [0])
-        recorder.finish("a")
-        wait_for(lambda: all(sink.drains for sink in sinks), "both to hear the end")
-        assert [len(sink.steps) for sink in sinks] == [1, 1]
-        assert (recorder.sent, recorder.dropped) == (6, 0)
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
+    monkeypatch.setenv("ZEUS_SERVING_SOCKET", ":".join(paths))
+    recorder = Recorder()
+    now_ns = time.monotonic_ns() - 10_000
+    recorder.arrived("a", now_ns, 5)
+    recorder.step(now_ns, now_ns + 1000, ["a"], [True], [5], [0])
+    recorder.finish("a")
+    for receiver in receivers:
+        receiver.receive()
+        receiver.close()
+    assert [sink.drains for sink in sinks] == [1, 1]
+    assert [len(sink.steps) for sink in sinks] == [1, 1]
+    assert (recorder.sent, recorder.dropped) == (6, 0)
     assert not any(Path(path).exists() for path in paths)

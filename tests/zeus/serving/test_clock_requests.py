@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zeus.serving import ClockPolicy, Queue, Step
-from zeus.serving.clock_requests import RequestFeed
+from zeus.serving import Arrival, ClockPolicy, EngineStep, Finish, Queue, RequestFeed, Step
+
+S = 10**9
 
 
 class Sink:
@@ -30,9 +32,25 @@ class Sink:
         self.drains += 1
 
 
+class Feed:
+    """A feed of one engine, in seconds."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._feed = RequestFeed(sink)
+
+    def arrived(self, request: str, at_s: float, prompt: int) -> None:
+        assert self._feed.take(Arrival("0", request, round(at_s * S), prompt))
+
+    def step(self, begin_s: float, end_s: float, *rows: list[Any]) -> None:
+        assert self._feed.take(EngineStep("0", 1, round(begin_s * S), round(end_s * S), *rows))
+
+    def finish(self, request: str) -> None:
+        assert self._feed.take(Finish("0", request))
+
+
 def test_two_requests() -> None:
     sink = Sink()
-    feed = RequestFeed(sink)
+    feed = Feed(sink)
     feed.arrived("a", 1.0, 100)
     feed.arrived("b", 1.5, 50)
     feed.step(2.0, 2.1, ["a"], [True], [60], [0])
@@ -42,10 +60,16 @@ def test_two_requests() -> None:
     feed.step(2.3, 2.4, ["b"], [False], [1], [50])
     feed.finish("b")
     assert sink.steps == [
-        (Step(2.0, 2.1, 60, 0, 0, 0.0), Queue(2, 90, pytest.approx(1.1))),
-        (Step(2.1, 2.2, 50, 0, 0, 0.0), Queue(1, 40, pytest.approx(0.7))),
-        (Step(2.2, 2.3, 40, 1, 100, 0.0), Queue(0, 0, 0.0)),
-        (Step(2.3, 2.4, 0, 1, 50, 0.0), Queue(0, 0, 0.0)),
+        (
+            Step(pytest.approx(2.0), pytest.approx(2.1), 60, 0, 0, 0.0),
+            Queue(2, 90, pytest.approx(1.1)),
+        ),
+        (
+            Step(pytest.approx(2.1), pytest.approx(2.2), 50, 0, 0, 0.0),
+            Queue(1, 40, pytest.approx(0.7)),
+        ),
+        (Step(pytest.approx(2.2), pytest.approx(2.3), 40, 1, 100, 0.0), Queue(0, 0, 0.0)),
+        (Step(pytest.approx(2.3), pytest.approx(2.4), 0, 1, 50, 0.0), Queue(0, 0, 0.0)),
     ]
     assert sink.requests == [
         (pytest.approx(1.2), pytest.approx(0.1)),
@@ -56,7 +80,7 @@ def test_two_requests() -> None:
 
 def test_a_request_that_is_dropped_has_no_latency() -> None:
     sink = Sink()
-    feed = RequestFeed(sink)
+    feed = Feed(sink)
     feed.arrived("a", 1.0, 100)
     feed.finish("a")
     feed.finish("a")
@@ -84,7 +108,7 @@ names = st.sampled_from("abcde")
 )
 def test_the_queue_is_what_is_left(calls: list[tuple[str, str, int]]) -> None:
     sink = Sink()
-    feed = RequestFeed(sink)
+    feed = Feed(sink)
     left: dict[str, int] = {}
     now = 0.0
     for what, name, count in calls:

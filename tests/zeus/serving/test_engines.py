@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+import time
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,11 +15,12 @@ import pytest
 import zmq
 
 from tests import seeds
+from tests.support import wait_for
 from tests.zeus.serving.batches import TakesBatches
 from tests.zeus.serving.server import Served, serve
 from zeus.serving import transformers as transformers_adapter
 from zeus.serving.asgi import EnergyHeader
-from zeus.serving.forward_pass import LedgerFeed, Subscriber, decode
+from zeus.serving.forward_pass import LedgerPasses, decode, follow
 from zeus.serving.front_end import Finished, FrontEnd, Row
 from zeus.serving.ledger import Ledger
 from zeus.serving.vllm import probe as vllm_probe
@@ -303,10 +305,6 @@ def test_a_forward_pass_is_a_step_of_equal_rows():
     assert prefill == [True, False, False, False]
     assert tokens == [512, 1, 1, 1]
     assert context == [100, 300, 300, 300]
-    ledger = Ledger("tokens")
-    ledger.update(0, 20_000_000, 5.0)
-    ledger.step(0, 20_000_000, ids, prefill, tokens, context)
-    assert ledger.settle().totals.requests_j == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(
@@ -329,46 +327,37 @@ def test_an_invalid_forward_pass_is_rejected(data):
         decode(data)
 
 
-def test_a_subscriber_dates_passes_and_counts_what_is_lost():
+def test_passes_are_dated_by_their_arrival_and_nonsense_is_named_once(caplog):
     context = zmq.Context.instance()
     publisher = context.socket(zmq.XPUB)
     publisher.setsockopt(zmq.LINGER, 0)
     port = publisher.bind_to_random_port("tcp://127.0.0.1")
-    subscriber = Subscriber(f"tcp://127.0.0.1:{port}", clock_ns=lambda: 10**9)
+    told: list[Any] = []
+    before_ns = time.monotonic_ns()
+    end = follow(f"tcp://127.0.0.1:{port}", told.append)
     try:
         assert publisher.poll(10_000)
         publisher.recv()  # the subscription is there
-        for number in (17, 20):
-            publisher.send_multipart([b"", msgpack.packb([*PASS[:3], number, *PASS[4:]])])
-        publisher.send(b"nonsense")
-        first, second = subscriber.receive(10), subscriber.receive(10)
-        assert first is not None
-        assert second is not None
-        assert first[:2] == (10**9 - 20_000_000, 10**9)
-        assert subscriber.lost == 2
-        assert subscriber.receive(10) is None
-        assert subscriber.rejected == 1
+        for _ in range(2):
+            publisher.send(b"nonsense")
+        publisher.send_multipart([b"", msgpack.packb(PASS)])
+        wait_for(lambda: told, "the pass")
     finally:
-        subscriber.close()
+        end()
         publisher.close()
+    (step,) = told
+    assert before_ns < step.end_ns < time.monotonic_ns()
+    assert step.end_ns - step.begin_ns == 20_000_000
+    assert caplog.text.count("this is not a message of forward-pass metrics") == 1
+    with pytest.raises(ValueError, match="cannot listen to nowhere"):
+        follow("nowhere", told.append)
 
 
 def test_forward_passes_reach_a_ledger_in_blocks():
     told: list[Any] = []
-
-    class Passes:
-        """Hands one pass after another over."""
-
-        def __init__(self) -> None:
-            self.numbers = [998, 999, 1000]
-
-        def receive(self, timeout_s: float) -> Any:
-            one = decode(msgpack.packb([*PASS[:3], self.numbers.pop(0), "forward", *PASS[4:]]))
-            return 0, 20_000_000, one
-
-    feed = LedgerFeed(Passes(), told.append)
-    for _ in range(3):
-        feed.receive(0)
+    feed = LedgerPasses(told.append)
+    for number in (998, 999, 1000):
+        feed(20_000_000, decode(msgpack.packb([*PASS[:3], number, "forward", *PASS[4:]])))
 
     assert [type(one).__name__ for one in told] == [
         "EngineStep",
@@ -383,6 +372,8 @@ def test_forward_passes_reach_a_ledger_in_blocks():
 
 
 # ------------------------------------------------------------------------------------------- ASGI
+
+TRACE = f"00-{'ab' * 16}-{'cd' * 8}-01"
 
 
 @pytest.mark.parametrize(
@@ -416,6 +407,30 @@ def test_a_response_says_where_its_energy_is(path, given, expected):
     assert header[b"a"] == b"b"
     assert header[b"x-energy-request"] == (expected or seen[0])
     assert sent[1] == {"type": "http.response.body", "body": b"x"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "owner"),
+    [
+        ({}, None),
+        ({"X-Tenant": "search"}, ("abc", "search", "")),
+        ({"traceparent": TRACE, "baggage": "a=b"}, ("abc", "", "ab" * 16)),
+        ({"traceparent": TRACE, "baggage": "zeus.group=rollout"}, ("abc", "", "rollout")),
+    ],
+)
+def test_headers_name_tenant_and_group(monkeypatch, headers, owner):
+    monkeypatch.setenv("ZEUS_SERVING_TENANT_HEADER", "x-tenant")
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        pass
+
+    middleware = EnergyHeader(app)
+    monkeypatch.setattr(middleware._recorder, "owner", lambda *one: sent.append(one))
+    given = [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "path": "/", "headers": [(b"x-request-id", b"abc"), *given]}
+    asyncio.run(middleware(scope, None, None))
+    assert sent == ([owner] if owner else [])
 
 
 def test_other_protocols_than_http_pass():
@@ -467,8 +482,8 @@ def test_the_front_end_puts_steps_together():
 
     assert [one[1] for one in found] == served.steps.end_ns.tolist()
     ledger = Ledger()
-    for one in found:
-        ledger.step(*one)
+    for number, one in enumerate(found, 1):
+        ledger.step(EngineStep("0", number, *one))
     ledger.add_updates(served.updates)
     joules = {row.request: row.joules for row in ledger.settle().rows}
     errors = [

@@ -6,15 +6,19 @@ import numpy as np
 import pytest
 
 from tests import seeds
-from tests.zeus.serving.server import STEP_NS, Served, serve
-from zeus.serving import Ledger, RequestEnergy, Settlement
+from tests.zeus.serving.server import PRIOR, STEP_NS, Served, serve, step_of
+from zeus.serving import EngineStep, Ledger, RequestEnergy, Settlement
 from zeus.serving import digest as digest_module
 from zeus.serving import requests as requests_module
 from zeus.serving.columns import Updates
+from zeus.serving.replay import by_tokens
+from zeus.serving.wire import Arrival, Owner, group_of
+
+TICK_NS = 10**8
 
 
-def _settled(served: Served, method: str = "regression", **more: object) -> Settlement:
-    ledger = Ledger(method)
+def _settled(served: Served) -> Settlement:
+    ledger = Ledger()
     ledger.add_steps(served.steps, served.names)
     ledger.add_updates(served.updates)
     return ledger.settle()
@@ -72,18 +76,13 @@ def test_tokens_spread_each_step_by_tokens():
     share = served.steps.tokens / np.bincount(step, served.steps.tokens)[step]
     expected = np.bincount(served.steps.request, share * step_j[step])
 
-    done = _settled(served, "tokens")
+    done = by_tokens(served.steps, served.names, served.updates)
 
     _adds_up(done, served.measured_j)
     # The steps of one update share its mean power, so single requests differ by a little.
     found = np.array([row.joules for row in done.rows])
     assert np.median(np.abs(found / expected - 1)) < 0.1
     assert found.sum() == pytest.approx(expected.sum(), rel=0.01)
-
-
-def test_an_unknown_method_is_refused():
-    with pytest.raises(ValueError, match="regression, tokens"):
-        Ledger("guess")
 
 
 def test_a_changed_price_gets_weights_of_its_own():
@@ -170,15 +169,7 @@ def test_steps_one_by_one_give_the_same_as_all_at_once():
     following = 0
     for n in range(steps.count):
         rows = slice(steps.first_row[n], steps.first_row[n + 1])
-        ids = [served.names[request] for request in steps.request[rows]]
-        ledger.step(
-            int(steps.begin_ns[n]),
-            int(steps.end_ns[n]),
-            ids,
-            steps.prefill[rows],
-            steps.tokens[rows],
-            steps.context[rows],
-        )
+        ledger.step(step_of(steps, served.names, n))
         for row in range(rows.start, rows.stop):
             if last[int(steps.request[row])] == row:
                 ledger.finish(served.names[steps.request[row]], tenant="someone")
@@ -221,13 +212,13 @@ def test_a_request_may_span_two_periods():
     border_ns = int(served.steps.end_ns[half - 1])
     update = int(np.searchsorted(served.updates.end_ns, border_ns))
     ledger.add_steps(served.steps.part(0, half), served.names)
-    ledger.add_updates(served.updates.part(0, update))
+    ledger.add_updates(served.updates.where(slice(0, update)))
     for name in served.names:
         if served.steps.request[served.steps.first_row[half] :].tolist().count(int(name[1:])) == 0:
             ledger.finish(name)
     first = ledger.settle(border_ns)
     ledger.add_steps(served.steps.part(half, served.steps.count), served.names)
-    ledger.add_updates(served.updates.part(update, served.updates.count))
+    ledger.add_updates(served.updates.where(slice(update, served.updates.count)))
     second = ledger.settle()
 
     rows = [*first.rows, *second.rows]
@@ -239,17 +230,20 @@ def test_a_request_may_span_two_periods():
 
 
 def test_dummy_steps_and_start_up_are_idle_and_shown():
-    ledger = Ledger("tokens")
-    for n in range(10):
-        ledger.update(n * 100, n * 100 + 100, 5.0)
-    ledger.step(300, 400, [], [], [], [])
-    ledger.step(400, 500, ["a"], [False], [1], [10])
+    ledger = Ledger(prior=PRIOR)
+    for n in range(50):
+        ledger.update(n * TICK_NS, n * TICK_NS + TICK_NS, 6.0)
+        if n >= 10:
+            one = ([], [], [], []) if n < 30 else (["a"], [False], [1], [10])
+            ledger.step(EngineStep("0", n, n * TICK_NS, n * TICK_NS + TICK_NS, *one))
 
     totals = ledger.settle().totals
 
-    assert totals.startup_j == pytest.approx(15.0)
-    assert totals.requests_j + totals.idle_j == pytest.approx(50.0)
-    assert totals.dummy_j == pytest.approx(totals.requests_j)
+    assert totals.measured_j == pytest.approx(300.0)
+    assert totals.requests_j + totals.idle_j == pytest.approx(300.0)
+    assert totals.startup_j == pytest.approx(60.0, rel=0.2)
+    assert totals.dummy_j == pytest.approx(120.0, rel=0.2)
+    assert totals.idle_j == pytest.approx(totals.startup_j + totals.dummy_j)
 
 
 # --------------------------------------------------------------------------------------- refusals
@@ -311,14 +305,14 @@ def test_the_caller_may_say_that_a_time_cannot_be_attributed():
 def test_a_hundred_thousand_lost_requests_are_bounded(monkeypatch):
     monkeypatch.setattr(requests_module, "MOST_OPEN", 2_000)
     monkeypatch.setattr(digest_module, "MOST_ROWS", 5_000)
-    ledger = Ledger("tokens")
+    ledger = Ledger()
     lost = 0
     for tick in range(1000):
         begin = tick * 10**8
         ledger.update(begin, begin + 10**8, 30.0)
         ids = [f"r{tick}-{n}" for n in range(100)]
         ones = [1] * 100
-        ledger.step(begin, begin + 10**8, ids, [False] * 100, ones, ones)
+        ledger.step(EngineStep("0", tick + 1, begin, begin + 10**8, ids, [False] * 100, ones, ones))
         if tick % 10 == 9:
             ledger.advance(begin + 10**8)
             assert ledger.open_requests <= 2_000 + 1_000
@@ -347,40 +341,79 @@ def test_blocks_grow_when_there_are_too_many_rows(monkeypatch):
     assert _mean_error(done, served) < 0.05
 
 
-def test_provisional_figures_by_tokens_are_of_the_request_alone():
-    ledger = Ledger("tokens")
-    for tick in range(10):
-        ledger.update(tick * 100, tick * 100 + 100, 5.0)
-        ledger.step(
-            tick * 100, tick * 100 + 100, [f"r{tick}", "long"], [True, False], [4, 1], [0, 9]
-        )
-    ledger.finish("r3")
+def _one_by_one(count: int, finished: int) -> Ledger:
+    """Steps of 100 ms with one request each, and 6 J; a part of the requests have finished."""
+    ledger = Ledger(prior=PRIOR)
+    for n in range(count):
+        begin = n * TICK_NS
+        ledger.step(EngineStep("0", n + 1, begin, begin + TICK_NS, [f"r{n}"], [False], [1], [9]))
+        ledger.update(begin, begin + TICK_NS, 6.0)
+        if n < finished:
+            ledger.finish(f"r{n}")
+    return ledger
 
-    (row,) = ledger.advance(1000)
 
-    assert row.provisional
-    assert row.joules == pytest.approx(4.0)
-    assert ledger.advance(1000) == []
+def test_provisional_figures_are_given_once():
+    ledger = _one_by_one(40, 4)
+
+    rows = ledger.advance(40 * TICK_NS)
+
+    assert [row.request for row in rows] == ["r0", "r1", "r2", "r3"]
+    assert all(row.provisional for row in rows)
+    assert [row.joules for row in rows] == pytest.approx([6.0] * 4, rel=0.1)
+    assert ledger.advance(40 * TICK_NS) == []
 
 
 def test_a_figure_is_not_given_before_the_last_step_is_covered():
-    ledger = Ledger("tokens")
-    for n in range(10):
-        ledger.step(n * 100, n * 100 + 100, ["a"], [False], [1], [n])
-        ledger.update(n * 100, n * 100 + 100, 1.0)
+    ledger = Ledger(prior=PRIOR)
+    for n in range(40):
+        ledger.step(
+            EngineStep("0", n + 1, n * TICK_NS, n * TICK_NS + TICK_NS, ["a"], [False], [1], [n])
+        )
+        ledger.update(n * TICK_NS, n * TICK_NS + TICK_NS, 6.0)
     ledger.finish("a")
 
-    assert ledger.advance(500) == []
-    (row,) = ledger.advance(1000)
-    assert row.joules == pytest.approx(10.0)
-    assert row.decode_tokens == 10
+    assert ledger.advance(20 * TICK_NS) == []
+    (row,) = ledger.advance(40 * TICK_NS)
+    assert row.joules == pytest.approx(240.0, rel=0.1)
+    assert row.decode_tokens == 40
 
 
 def test_requests_of_an_engine_that_is_gone_are_finished():
-    ledger = Ledger("tokens")
-    ledger.step(0, 100, ["a", "b"], [True, True], [5, 5], [0, 0])
-    ledger.finish_all()
-    ledger.step(200, 300, ["c"], [True], [5], [0])
-    ledger.update(0, 300, 3.0)
+    ledger = _one_by_one(40, 0)
+    ledger.step(EngineStep("0", 1, 42 * TICK_NS, 43 * TICK_NS, ["new"], [True], [5], [0]))
+    ledger.update(40 * TICK_NS, 43 * TICK_NS, 12.0)
 
-    assert sorted(row.request for row in ledger.advance(1000)) == ["a", "b"]
+    assert sorted(row.request for row in ledger.advance(50 * TICK_NS)) == sorted(
+        f"r{n}" for n in range(40)
+    )
+
+
+def test_a_request_has_the_group_of_its_trace_or_the_one_its_front_end_names():
+    ledger = _one_by_one(40, 0)
+    trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    for name in ("r0", "r1"):
+        ledger.arrived(Arrival("0", name, 0, 5, trace))
+    ledger.owner(Owner("r1", "search", "rollout"))
+    for n in range(3):
+        ledger.finish(f"r{n}")
+
+    found = {row.request: (row.tenant, row.group) for row in ledger.settle().rows}
+
+    assert found["r0"] == ("", "ab" * 16)
+    assert found["r1"] == ("search", "rollout")
+    assert found["r2"] == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("trace", "baggage", "group"),
+    [
+        ("", "", ""),
+        (f"00-{'ab' * 16}-{'cd' * 8}-01", "a=b", "ab" * 16),
+        (f"00-{'ab' * 16}-{'cd' * 8}-01", "a=b, zeus.group = task%2042 ;x=y", "task 42"),
+        ("00-abc", "zeus.groups=x", ""),
+        ("", "zeus.group=" + "x" * 500, "x" * 200),
+    ],
+)
+def test_headers_name_a_group(trace: str, baggage: str, group: str):
+    assert group_of(trace, baggage) == group

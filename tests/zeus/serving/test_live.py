@@ -1,4 +1,4 @@
-"""The parts beside an engine: recorder, meter, accountant, service."""
+"""The parts beside an engine: recorder, meter, ledger, service."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import prometheus_client as prometheus
 import pytest
@@ -23,19 +23,18 @@ import pytest
 from tests import seeds
 from tests.support import running_daemon, wait_for
 from tests.zeus.serving.batches import published
-from tests.zeus.serving.server import serve
-from zeus.serving import accountant as accountant_module
+from tests.zeus.serving.server import PRIOR, serve, step_of
 from zeus.serving import digest as digest_module
+from zeus.serving import ledger as ledger_module
 from zeus.serving import recorder as recorder_module
 from zeus.serving import service as service_module
-from zeus.serving.accountant import Accountant, Meter
+from zeus.serving.ledger import Ledger
+from zeus.serving.meter import Meter
 from zeus.serving.metrics import EnergyCollector
 from zeus.serving.receiver import Receiver
 from zeus.serving.recorder import Recorder
 from zeus.serving.relay import register, register_from_environment
-from zeus.serving.running import Options, WeightStore, run
-from zeus.serving.service import Service
-from zeus.serving.web import Web
+from zeus.serving.service import Service, StoredWeights, run
 from zeus.serving.wire import (
     Arrival,
     Batch,
@@ -44,9 +43,11 @@ from zeus.serving.wire import (
     Owner,
     pack,
     pack_request,
+    packet,
     unpack,
 )
 from zeus_ipc.errors import RequestRejected
+from zeus_ipc.http_guard import WebServer
 from zeus_ipc.replies import Sample
 
 MS = 10**6
@@ -54,19 +55,27 @@ MS = 10**6
 # ------------------------------------------------------------------------------------------- wire
 
 
-def test_messages_survive_the_wire():
-    (step,) = unpack(pack(EngineStep("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9])))
+def sent(*messages: object) -> bytes:
+    """Messages as they are sent."""
+    return packet(map(pack, messages))
 
-    assert step == EngineStep("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9])
+
+def test_messages_survive_the_wire():
+    step = EngineStep("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9])
     roster = pack_request("a", 5) + pack_request("b", 7)
-    assert unpack(pack(Batch("1", 7, [10, 20], roster, [5, 1], [5, 10]))) == [step]
-    assert unpack(pack(Batch("1", 8, [10, 20, 20, 30], roster, [1, 1], [4, 9], 1))) == [
+    assert unpack(sent(step)) == [step]
+    assert unpack(sent(Batch("1", 7, [10, 20], roster, [5, 1], [5, 10]))) == [step]
+    assert unpack(sent(Batch("1", 8, [10, 20, 20, 30], roster, [1, 1], [4, 9], 1))) == [
         EngineStep("1", 8, 10, 20, ["a", "b"], [True, False], [1, 1], [4, 9]),
         EngineStep("1", 9, 20, 30, ["a", "b"], [False, False], [1, 1], [5, 10]),
     ]
-    assert unpack(pack(Finish("1", "a", "x"))) == [Finish("1", "a", "x")]
-    assert unpack(pack(Arrival("1", "a", 5, 9, "00-1"))) == [Arrival("1", "a", 5, 9, "00-1")]
-    assert unpack(pack(Owner("a", "x"))) == [Owner("a", "x")]
+    others = [Finish("1", "a", "x", "y"), Arrival("1", "a", 5, 9, "00-1"), Owner("a", "x", "y")]
+    assert unpack(sent(*others)) == others
+
+
+def test_a_packet_of_another_version_is_rejected_with_both_versions():
+    with pytest.raises(RequestRejected, match="of version 2, and this process reads 1"):
+        unpack(msgpack.packb(("zeus", 2)) + pack(Finish("1", "a")))
 
 
 @pytest.mark.parametrize(
@@ -74,31 +83,33 @@ def test_messages_survive_the_wire():
     [
         b"",
         b"\xff" * 40,
-        pack(Finish("1", "a")) + b"\x93",
-        pack(Finish("1", "a")) + pack(Finish("1", 5)),
-        pack(EngineStep("1", 7, 30, 20, [], [], [], [])),
-        pack(EngineStep("1", 7, 10, 20, ["a"], [True], [-1], [0])),
-        pack(EngineStep("1", 7, 10, 20, ["a"], [True], [math.nan], [0])),
-        pack(EngineStep("1", 7, 10, 20, ["a", "a"], [True] * 2, [1] * 2, [0] * 2)),
-        pack(EngineStep("1", 7, 10, 20, ["a"], [True], [1, 2], [0])),
-        pack(EngineStep(1, 7, 10, 20, [], [], [], [])),
-        pack(Batch("1", 7, [10, 20], pack_request("a", 5), [1], [0])),
-        pack(Batch("1", 7, [10, 20], pack_request("a", 5) * 2, [1] * 2, [1] * 2)),
-        pack(Batch("1", 7, [10, 20], pack_request("a", 5), [1, 2], [1, 2])),
-        pack(Batch("1", 7, [10, 20], b"\x05", [], [])),
-        pack(Batch("1", 7, [10, 20], "", [], [])),
-        pack(Batch("1", 7, [], pack_request("a", 5), [1], [1])),
-        pack(Batch("1", 7, [10, 20, 20], pack_request("a", 5), [1], [1])),
-        pack(Batch("1", 7, [10, 20, 20, 30], pack_request("a", 5), [2], [2])),
-        pack(Batch("1", 7, [10, 20], pack_request("a", 5), [1], [1], -1)),
-        pack(Batch("1", 7, [10, 20] * 1001, pack_request("a", 5), [1], [1])),
-        pack(Batch("1", 7, 5, pack_request("a", 5), [1], [1])),
-        pack(EngineStep("1", 7, 10, 20, ["a"], [True], ["1"], [0])),
-        pack(Batch("1", 7, [10, 20], pack_request("a", "5"), [1], [1])),
-        pack(Batch("1", 7, [20, 10], pack_request("a", 5), [1], [1])),
-        pack(Finish("1", 5)),
-        pack(Arrival("1", "a", 5, -1)),
-        pack(Owner("a", None)),
+        pack(Finish("1", "a")),
+        packet([]),
+        sent(Finish("1", "a")) + b"\x93",
+        sent(Finish("1", "a"), Finish("1", 5)),
+        sent(EngineStep("1", 7, 30, 20, [], [], [], [])),
+        sent(EngineStep("1", 7, 10, 20, ["a"], [True], [-1], [0])),
+        sent(EngineStep("1", 7, 10, 20, ["a"], [True], [math.nan], [0])),
+        sent(EngineStep("1", 7, 10, 20, ["a", "a"], [True] * 2, [1] * 2, [0] * 2)),
+        sent(EngineStep("1", 7, 10, 20, ["a"], [True], [1, 2], [0])),
+        sent(EngineStep(1, 7, 10, 20, [], [], [], [])),
+        sent(Batch("1", 7, [10, 20], pack_request("a", 5), [1], [0])),
+        sent(Batch("1", 7, [10, 20], pack_request("a", 5) * 2, [1] * 2, [1] * 2)),
+        sent(Batch("1", 7, [10, 20], pack_request("a", 5), [1, 2], [1, 2])),
+        sent(Batch("1", 7, [10, 20], b"\x05", [], [])),
+        sent(Batch("1", 7, [10, 20], "", [], [])),
+        sent(Batch("1", 7, [], pack_request("a", 5), [1], [1])),
+        sent(Batch("1", 7, [10, 20, 20], pack_request("a", 5), [1], [1])),
+        sent(Batch("1", 7, [10, 20, 20, 30], pack_request("a", 5), [2], [2])),
+        sent(Batch("1", 7, [10, 20], pack_request("a", 5), [1], [1], -1)),
+        sent(Batch("1", 7, [10, 20] * 1001, pack_request("a", 5), [1], [1])),
+        sent(Batch("1", 7, 5, pack_request("a", 5), [1], [1])),
+        sent(EngineStep("1", 7, 10, 20, ["a"], [True], ["1"], [0])),
+        sent(Batch("1", 7, [10, 20], pack_request("a", "5"), [1], [1])),
+        sent(Batch("1", 7, [20, 10], pack_request("a", 5), [1], [1])),
+        sent(Finish("1", 5)),
+        sent(Arrival("1", "a", 5, -1)),
+        sent(Owner("a", None)),
     ],
 )
 def test_an_invalid_message_is_rejected(data):
@@ -109,7 +120,7 @@ def test_an_invalid_message_is_rejected(data):
 def test_random_bytes_are_rejected():
     generator = random.Random(seeds.fresh())
     for _ in range(500):
-        data = generator.randbytes(generator.randrange(60))
+        data = packet([generator.randbytes(generator.randrange(60))])
         try:
             unpack(data)
         except RequestRejected:
@@ -201,15 +212,15 @@ def test_a_second_listener_leaves_the_first_its_socket(tmp_path):
 
 def test_steps_of_another_clock_and_of_unknown_engines_are_named(tmp_path, caplog):
     path = str(tmp_path / "steps.sock")
-    accountants = {"0": Accountant(["x"], method="tokens")}
-    service = Service(path, accountants, FakeSensors())
+    ledgers = {"0": Ledger(["x"])}
+    service = Service(path, ledgers, FakeSensors())
     recorder, other = Recorder(path=path), Recorder("1", path)
     for now in (time.time_ns(), time.monotonic_ns()):
         for _ in range(2):
             recorder.step(now - 2, now - 1, ["a"], [False], [1], [1])
             other.step(now - 2, now - 1, ["b"], [False], [1], [1])
     service._receive()
-    assert accountants["0"].tokens["decode"] == 2
+    assert ledgers["0"].tokens["decode"] == 2
     assert service._receiver.rejected == 6
     assert [record.message for record in caplog.records] == [
         "steps that end in the future are ignored; their times must be of CLOCK_MONOTONIC "
@@ -294,142 +305,125 @@ def test_a_restart_of_zeusd_leaves_a_gap_and_counts_nothing_twice():
     assert all(math.isnan(one[5]) for one in first)
 
 
-# ------------------------------------------------------------------------------------- accountant
+# ----------------------------------------------------------------------------------------- ledger
 
 
-def _tell(accountant: Accountant, served, *, lose: range = range(0), gap: range = range(0)) -> None:
+def _tell(ledger: Ledger, served, *, lose: range = range(0), gap: range = range(0)) -> None:
     steps, updates = served.steps, served.updates
     energy_uj = 0
     ends = np.full(len(served.names), -1)
     ends[steps.request] = steps.step_of_row
     following = 0
     for n in range(steps.count):
-        rows = slice(steps.first_row[n], steps.first_row[n + 1])
         if n not in lose:
-            accountant.step(
-                EngineStep(
-                    "0",
-                    n + 1,
-                    int(steps.begin_ns[n]),
-                    int(steps.end_ns[n]),
-                    [served.names[one] for one in steps.request[rows]],
-                    steps.prefill[rows].tolist(),
-                    steps.tokens[rows].tolist(),
-                    steps.context[rows].tolist(),
-                )
-            )
-        for one in steps.request[rows]:
+            ledger.step(step_of(steps, served.names, n))
+        for one in steps.request[steps.first_row[n] : steps.first_row[n + 1]]:
             if ends[one] == n:
-                accountant.finish(Finish("0", served.names[one], "t"))
+                ledger.finish(served.names[one], "t")
         while following < updates.count and updates.end_ns[following] <= steps.end_ns[n]:
             energy_uj += round(updates.joules[following] * 1e6)
             if following not in gap:
-                accountant.sample(
+                ledger.sample(
                     published("x", int(updates.end_ns[following]), energy_uj, following, None)
                 )
             following += 1
         if n % 100 == 0:
-            accountant.poll(int(steps.end_ns[n]))
+            ledger.poll(int(steps.end_ns[n]))
 
 
-def test_an_accountant_answers_provisionally_and_then_finally():
+def test_a_ledger_answers_provisionally_and_then_finally():
     served = serve(seeds.fresh(), seconds=50)
-    accountant = Accountant(["x"])
-    _tell(accountant, served)
-    early = [accountant.energy(name) for name in served.names]
-    before = accountant.phases
-    rows = accountant.close()
+    ledger = Ledger(["x"])
+    _tell(ledger, served)
+    early = [ledger.energy(name) for name in served.names]
+    before = ledger.phases
+    rows = ledger.settle().rows
 
     assert any(row is not None and row.provisional and not row.refused for row in early)
-    late = accountant.energy(served.names[0])
+    late = ledger.energy(served.names[0])
     assert late is not None
     assert not late.provisional
-    totals = accountant.ledger.totals
+    totals = ledger.totals
     parts = totals.requests_j + totals.idle_j + totals.unattributed_j
     assert parts == pytest.approx(totals.measured_j)
     assert sum(row.joules for row in rows) == pytest.approx(totals.requests_j)
-    after = accountant.phases
+    after = ledger.phases
     assert all(after[phase] >= before[phase] for phase in before)
     assert sum(after.values()) == pytest.approx(totals.requests_j + totals.idle_j, rel=0.05)
 
 
 @pytest.mark.parametrize("request_id", ["cmpl-a-0", "cmpl-a-1", "1_cmpl-a-0", "chat", "0_chat"])
 def test_the_owner_of_a_request_covers_all_its_sequences(request_id):
-    accountant = Accountant(["x"], method="tokens")
+    ledger = Ledger(["x"])
     for name in ("cmpl-a-0", "chat"):
-        accountant.owner(Owner(name, "search"))
-    accountant.step(
-        EngineStep("0", 1, 0, 10 * MS, [request_id, "other"], [True] * 2, [5] * 2, [0] * 2)
-    )
+        ledger.owner(Owner(name, "search", "task"))
+    ledger.step(EngineStep("0", 1, 0, 10 * MS, [request_id, "other"], [True] * 2, [5] * 2, [0] * 2))
     for name in (request_id, "other"):
-        accountant.finish(Finish("0", name))
+        ledger.finish(name)
 
-    assert {row.request: row.tenant for row in accountant.close()} == {
-        request_id: "search",
-        "other": "",
+    assert {row.request: (row.tenant, row.group) for row in ledger.settle().rows} == {
+        request_id: ("search", "task"),
+        "other": ("", ""),
     }
 
 
 def test_idle_energy_is_counted_before_its_hour_is_settled():
-    accountant = Accountant(["x"], method="tokens")
+    ledger = Ledger(["x"])
     for n in range(41):
-        accountant.sample(published("x", n * 100 * MS, 1_000_000 * n, n, None))
+        ledger.sample(published("x", n * 100 * MS, 1_000_000 * n, n, None))
     for number, begin in enumerate((0, 8, 1000), 1):  # two close together, one later
         begin_ns = begin * MS
-        accountant.step(
-            EngineStep("0", number, begin_ns, begin_ns + 5 * MS, ["a"], [False], [1], [5])
-        )
-    accountant.poll(6000 * MS)
+        ledger.step(EngineStep("0", number, begin_ns, begin_ns + 5 * MS, ["a"], [False], [1], [5]))
+    ledger.poll(6000 * MS)
 
-    assert accountant.phases["idle"] == pytest.approx(38.0)  # of 40 updates two have a step in them
-    accountant.close()
-    assert accountant.phases["idle"] >= 38.0
+    assert ledger.phases["idle"] == pytest.approx(38.0)  # of 40 updates two have a step in them
+    ledger.settle()
+    assert ledger.phases["idle"] >= 38.0
 
 
 def test_lost_steps_refuse_the_requests_beside_them():
     served = serve(seeds.fresh(), seconds=120, rate=1)
     middle = served.steps.count // 2
-    accountant = Accountant(["x"])
-    _tell(accountant, served, lose=range(middle, middle + 3))
-    rows = accountant.close()
+    ledger = Ledger(["x"])
+    _tell(ledger, served, lose=range(middle, middle + 3))
+    rows = ledger.settle().rows
 
-    assert accountant.steps_lost == 3
+    assert ledger.steps_lost == 3
     assert {row.reason for row in rows if row.refused} == {"3 steps were not received"}
-    totals = accountant.ledger.totals
+    totals = ledger.totals
     parts = totals.requests_j + totals.idle_j + totals.unattributed_j
     assert parts == pytest.approx(totals.measured_j)
 
 
-def test_an_accountant_without_zeusd_continues_in_bounded_memory(monkeypatch):
+def test_a_ledger_without_zeusd_continues_in_bounded_memory(monkeypatch):
     monkeypatch.setattr(digest_module, "KEPT_NS", 120 * 10**9)
     served = serve(seeds.fresh(), seconds=200, rate=0.5)
-    accountant = Accountant(["x"])
-    _tell(accountant, served, gap=range(10**9))
+    ledger = Ledger(["x"])
+    _tell(ledger, served, gap=range(10**9))
 
-    waiting = accountant.ledger._digest._steps
+    waiting = ledger._digest._steps
     assert sum(part.count for part in waiting) < 123 * 100
-    rows = accountant.close()
+    rows = ledger.settle().rows
 
     assert all(row.refused for row in rows)
-    assert accountant.ledger.totals.measured_j == 0
+    assert ledger.totals.measured_j == 0
 
 
 def test_weights_survive_and_shorten_the_start(tmp_path):
-    store = WeightStore(tmp_path / "state" / "weights.json")
-    assert store.get("H100", "1", "m") == {}
-    accountant = Accountant(["x"])
-    _tell(accountant, serve(seeds.fresh(), seconds=50))
-    accountant.close()
-    assert accountant.ledger.weights
-    store.put(accountant.ledger.weights, "H100", "1", "m")
-    store.put({1980.0: [1.0]}, "H100", "1", "other")
+    path = tmp_path / "state" / "weights.json"
+    assert StoredWeights.read(path).weights == StoredWeights.read(None).weights == {}
+    ledger = Ledger(["x"])
+    _tell(ledger, serve(seeds.fresh(), seconds=50))
+    ledger.settle()
+    assert ledger.weights
+    StoredWeights(weights={"H100|1|m": ledger.weights, "H100|1|other": {1980.0: [1.0]}}).write(path)
 
-    prior = store.get("H100", "1", "m")
-    assert prior == accountant.ledger.weights
+    prior = StoredWeights.read(path).weights["H100|1|m"]
+    assert prior == ledger.weights
     served = serve(seeds.fresh(), seconds=10)
-    late = Accountant(["x"], prior=prior)
+    late = Ledger(["x"], prior=prior)
     _tell(late, served)
-    rows = {row.request: row for row in late.close()}
+    rows = {row.request: row for row in late.settle().rows}
     errors = [
         abs(rows[name].joules / true - 1)
         for name, true in zip(served.names, served.true_j, strict=True)
@@ -438,8 +432,9 @@ def test_weights_survive_and_shorten_the_start(tmp_path):
     assert np.median(errors) < 0.1
 
     for text in ("{", '{"version": 2, "weights": {"H100|1|m": {"1980": [1, null]}}}'):
-        (tmp_path / "state" / "weights.json").write_text(text)
-        assert store.get("H100", "1", "m") == {}
+        path.write_text(text)
+        assert StoredWeights.read(path).weights == {}
+    StoredWeights().write(tmp_path / "state" / "weights.json" / "no")  # logs, and continues
 
 
 # ---------------------------------------------------------------------------------------- service
@@ -468,9 +463,9 @@ class FakeSensors:
 
 
 def test_requests_beside_another_tenant_are_refused(tmp_path):
-    accountants = {"0": Accountant(["x"], method="tokens"), "1": Accountant(["y"], method="tokens")}
+    ledgers = {"0": Ledger(["x"], prior=PRIOR), "1": Ledger(["y"], prior=PRIOR)}
     sensors = FakeSensors()
-    service = Service(str(tmp_path / "socket"), accountants, sensors)
+    service = Service(str(tmp_path / "socket"), ledgers, sensors)
     begin_ns = time.monotonic_ns() - 60 * 10**9
     for n in range(400):
         at_ns = begin_ns + n * 100 * MS
@@ -483,7 +478,7 @@ def test_requests_beside_another_tenant_are_refused(tmp_path):
         sensors.shared.append(("y", begin_ns + (n - 4) * 10**9, begin_ns + n * 10**9, "u5 and u7"))
     service.poll(time.monotonic_ns())
 
-    rows = {row.request: row for one in accountants.values() for row in one.close()}
+    rows = {row.request: row for one in ledgers.values() for row in one.settle().rows}
 
     assert {name: row.reason for name, row in rows.items()} == {
         **{f"0-{n}": "" for n in range(4)},
@@ -500,27 +495,19 @@ def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):
     served = serve(seeds.fresh(), seconds=30, begin_ns=time.monotonic_ns() - 40 * 10**9)
     path = str(tmp_path / "steps.sock")
     sensors = FakeSensors()
-    accountants = {"0": Accountant(["x"], method="tokens")}
+    ledgers = {"0": Ledger(["x"], prior=PRIOR)}
     log = tmp_path / "requests.jsonl"
-    service = Service(path, accountants, sensors, log, "m")
-    web = Web(("127.0.0.1", 0), service, accountants)
+    service = Service(path, ledgers, sensors, log, "m")
+    web = WebServer("127.0.0.1", 0, service.respond)
     thread = threading.Thread(target=service.run)
     thread.start()
     recorder = Recorder(path=path)
     steps, updates = served.steps, served.updates
     try:
         for n in range(steps.count):
-            rows = slice(steps.first_row[n], steps.first_row[n + 1])
             before = recorder.dropped
             while True:
-                recorder.step(
-                    int(steps.begin_ns[n]),
-                    int(steps.end_ns[n]),
-                    [served.names[one] for one in steps.request[rows]],
-                    steps.prefill[rows].tolist(),
-                    steps.tokens[rows].tolist(),
-                    steps.context[rows].tolist(),
-                )
+                recorder.step(*step_of(steps, served.names, n)[2:])
                 if recorder.dropped == before:
                     break
                 before, recorder._number = recorder.dropped, recorder._number - 1
@@ -539,10 +526,11 @@ def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):
         service.poll(time.monotonic_ns())
         with urllib.request.urlopen(f"http://127.0.0.1:{web.server_port}/energy/r5") as answer:
             assert json.load(answer)["joules"] > 0
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"http://127.0.0.1:{web.server_port}/energy/nobody")
-        assert web.answer("/metrics")[0] == 501
-        assert web.answer("/")[0] == 404
+        for path, status in (("energy/nobody", "404"), ("metrics", "501"), ("", "404")):
+            with pytest.raises(urllib.error.HTTPError, match=status):
+                urllib.request.urlopen(f"http://127.0.0.1:{web.server_port}/{path}")
+        with urllib.request.urlopen(f"http://127.0.0.1:{web.server_port}/totals") as answer:
+            assert json.load(answer)["0"]["measured_j"] == 0
     finally:
         service.stop()
         thread.join()
@@ -552,14 +540,14 @@ def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):
     assert {line["request"] for line in lines} == set(served.names)
     assert math.fsum(line["joules"] or 0 for line in lines) == pytest.approx(totals["requests_j"])
     assert totals["measured_j"] == pytest.approx(updates.joules[1:].sum(), rel=1e-5)
-    assert not os.path.exists(path)
+    assert not (tmp_path / "steps.sock").exists()
 
 
 def test_lines_that_cannot_be_written_follow_later_and_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(accountant_module, "PERIOD_NS", 0)  # settles at each poll
+    monkeypatch.setattr(ledger_module, "PERIOD_NS", 0)  # settles at each poll
     log = tmp_path / "later" / "requests.jsonl"
-    sensors, accountants = FakeSensors(), {"0": Accountant(["x"], method="tokens")}
-    service = Service(str(tmp_path / "socket"), accountants, sensors, log, "m" * 400)
+    ledgers = {"0": Ledger(["x"])}
+    service = Service(str(tmp_path / "socket"), ledgers, FakeSensors(), log, "m" * 400)
 
     def settlements() -> int:
         service.poll(time.monotonic_ns())
@@ -581,17 +569,19 @@ def test_lines_that_cannot_be_written_follow_later_and_whole(tmp_path, monkeypat
 
 
 def test_what_cannot_be_used_is_named_at_once(tmp_path, monkeypatch):
-    options = Options("", (), str(tmp_path / "socket"), None, "", None, "tokens", False)
+    socket_path = str(tmp_path / "socket")
+    with pytest.raises(ValueError, match="must be HOST:PORT"):
+        run(socket=socket_path, listen="localhost")
     with running_daemon("--simulate", "v100-pcie", gpus=1) as daemon, socket.socket() as taken:
         monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         log, listen = tmp_path / "no" / "log.jsonl", f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(FileNotFoundError) as caught:
-            run(replace(options, log=log))
+            run(socket=socket_path, log_path=log)
         assert caught.value.filename == str(log)
         with pytest.raises(OSError, match="Address already in use") as busy:
-            run(replace(options, listen=listen))
+            run(socket=socket_path, listen=listen)
         assert busy.value.filename == listen
 
 
@@ -603,31 +593,31 @@ def _sent(recorder: Recorder, name: str) -> bool:
 
 def test_metrics_are_by_engine_and_never_by_request():
     served = serve(seeds.fresh(), seconds=50)
-    accountant = Accountant(["x"])
-    _tell(accountant, served)
-    registry = prometheus.CollectorRegistry()
-    collector = EnergyCollector("m", "0", accountant)
-    registry.register(collector)
-    collector.finished(accountant.close())
+    ledger, registry = Ledger(["x"]), prometheus.CollectorRegistry()
+    _tell(ledger, served)
+    collector = EnergyCollector("m", {"0": ledger, "1": Ledger(["y"])}, registry)
+    collector.finished("0", ledger.settle().rows)
 
-    text = prometheus.generate_latest(registry).decode()
+    text = collector.text().decode()
 
     labels = '{engine="0",model_name="m",phase="idle"}'
     assert f"zeus_serving_energy_joules_total{labels}" in text
-    assert 'zeus_serving_tokens_total{engine="0",kind="decode",model_name="m"}' in text
+    for engine in "01":
+        assert (
+            f'zeus_serving_tokens_total{{engine="{engine}",kind="decode",model_name="m"}}' in text
+        )
+    assert text.count("# TYPE zeus_serving_tokens_total") == 1
     count = registry.get_sample_value(
         "zeus_serving_request_energy_joules_count", {"engine": "0", "model_name": "m"}
     )
-    assert count == sum(not row.refused for row in [accountant.energy(n) for n in served.names])
-    assert "zeus_serving_fit_residual_ratio" in text
+    assert count == sum(not row.refused for row in [ledger.energy(n) for n in served.names])
+    assert 'zeus_serving_fit_residual_ratio{engine="0",model_name="m"}' in text
     assert "r5" not in text
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are():
-    registry = prometheus.CollectorRegistry()
-    registry.register(EnergyCollector("m", "0", Accountant(["x"])))
-    text = prometheus.generate_latest(registry).decode()
-    there = {line.partition("{")[0] for line in text.splitlines() if not line.startswith("#")}
+    text = EnergyCollector("m", {"0": Ledger(["x"])}).text().decode()
+    named = re.findall(r"^(?:# HELP )?(zeus_serving_\w+)", text, re.MULTILINE)
 
     file = Path(__file__).parents[3] / "examples" / "monitoring" / "grafana-serving.json"
     panels = json.loads(file.read_text())["panels"]
@@ -640,15 +630,14 @@ def test_the_dashboard_asks_for_metrics_that_there_are():
     }
     assert len(panels) == 6
     assert len(asked) == 4
-    assert asked <= there
+    assert asked <= set(named)
 
 
 def test_an_engine_shows_the_ledgers_metrics_as_its_own(tmp_path, monkeypatch):
-    accountants = {"0": Accountant(["x"])}
-    ledgers = prometheus.CollectorRegistry()
-    ledgers.register(EnergyCollector("m", "0", accountants["0"]))
-    service = Service(str(tmp_path / "socket"), accountants, FakeSensors())
-    web = Web(("127.0.0.1", 0), service, accountants, ledgers)
+    ledgers = {"0": Ledger(["x"])}
+    collector = EnergyCollector("m", ledgers)
+    service = Service(str(tmp_path / "socket"), ledgers, FakeSensors(), collector=collector)
+    web = WebServer("127.0.0.1", 0, service.respond)
     engines = prometheus.CollectorRegistry()
     relay = register(f"http://127.0.0.1:{web.server_port}", engines, every_s=0.05)
     try:

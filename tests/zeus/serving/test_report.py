@@ -16,9 +16,8 @@ from click.testing import CliRunner
 
 from zeus.serving import bench
 from zeus.serving.command import main
+from zeus.serving.gpus import chosen, engines_of
 from zeus.serving.rows import RequestEnergy
-from zeus.serving.running import address, chosen, engines_of
-from zeus.serving.service import as_json
 
 HOUR_S = 1_700_000_000.0
 
@@ -35,11 +34,12 @@ def _log(directory: Path) -> Path:
             "regression",
             "too few" if n == 3 else "",
             "even" if n % 2 == 0 else "",
+            "task" if n < 3 else "",
             end_ns=n * 3600 * 10**9,
             decode_tokens=10,
         )
         stamp = {"settled_s": HOUR_S, "settled_ns": 3 * 3600 * 10**9, "model": "m"}
-        lines.append(as_json("0", row, stamp))
+        lines.append(row.as_json("0", stamp))
     totals = {"measured_j": 165.0, "requests_j": 60.0, "idle_j": 100.0, "unattributed_j": 5.0}
     lines.append(json.dumps({"settled": totals}))
     path.write_text("\n".join(lines) + "\n")
@@ -61,6 +61,15 @@ def test_a_report_sums_by_tenant(tmp_path):
     assert float(rows["even"]["p50_j"]) == 20
     assert float(rows["even"]["j_per_output_token"]) == 2
     assert (rows["(none)"]["requests"], rows["(none)"]["refused"]) == ("2", "1")
+
+
+def test_a_task_of_several_requests_is_one_line(tmp_path):
+    text = _report(str(_log(tmp_path)), "--by", "group", "--csv", "--idle", "proportional")
+
+    rows = {row["group"]: row for row in csv.DictReader(io.StringIO(text))}
+    assert set(rows) == {"task", "(none)"}
+    assert (rows["task"]["requests"], rows["task"]["refused"]) == ("3", "0")
+    assert (float(rows["task"]["joules"]), float(rows["task"]["idle_j"])) == (60, 100)
 
 
 @pytest.mark.parametrize(
@@ -238,10 +247,3 @@ def test_engines_are_named_with_their_gpus():
             engines_of(wrong, GPUS)
     with pytest.raises(ValueError, match="no GPU"):
         chosen([], ())
-
-
-def test_addresses_are_host_and_port():
-    assert address(":9462") == ("127.0.0.1", 9462)
-    assert address("0.0.0.0:0") == ("0.0.0.0", 0)
-    with pytest.raises(ValueError, match="HOST:PORT"):
-        address("localhost")

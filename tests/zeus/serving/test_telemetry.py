@@ -12,9 +12,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.zeus.serving.batches import published
-from zeus.serving.accountant import Accountant
+from tests.zeus.serving.server import PRIOR
+from zeus.serving.ledger import Ledger
 from zeus.serving.telemetry import Telemetry
-from zeus.serving.wire import Arrival, EngineStep, Finish
+from zeus.serving.wire import Arrival, EngineStep
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -26,19 +27,19 @@ def test_a_finished_request_is_a_span_of_its_own_trace() -> None:
     tracers = TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(spans))
     begin_ns = time.monotonic_ns() - 10**9
-    accountant = Accountant(["GPU-1"], method="tokens")
+    ledger = Ledger(["GPU-1"], prior=PRIOR)
     telemetry = Telemetry(
-        tracers, MeterProvider(metric_readers=[metrics]), lambda: accountant.meter.boards_j, "llama"
+        tracers, MeterProvider(metric_readers=[metrics]), lambda: ledger.meter.boards_j, "llama"
     )
-    accountant.arrived(Arrival("0", "a", begin_ns, 5, f"00-{TRACE}-{PARENT}-01"))
-    for n in range(11):
-        accountant.sample(published("GPU-1", begin_ns + n * 20 * MS, n * 1_000_000, n, 1500))
+    ledger.arrived(Arrival("0", "a", begin_ns, 5, f"00-{TRACE}-{PARENT}-01"))
+    for n in range(31):
+        ledger.sample(published("GPU-1", begin_ns + n * 5 * MS, n * 1_000_000, n, 1500))
     for n, name in enumerate(("a", "b", "late")):
         at_ns = begin_ns + n * 50 * MS
-        accountant.step(EngineStep("0", n + 1, at_ns, at_ns + 50 * MS, [name], [True], [5], [0]))
-        accountant.finish(Finish("0", name, "search" if name == "a" else ""))
+        ledger.step(EngineStep("0", n + 1, at_ns, at_ns + 50 * MS, [name], [True], [5], [0]))
+        ledger.finish(name, "search" if name == "a" else "")
     before_ns = time.time_ns() - 10**9
-    telemetry.finished("0", accountant.close(), accountant.trace)
+    telemetry.finished("0", ledger.settle().rows, ledger.trace)
 
     found: dict[str, Any] = {
         one.attributes["gen_ai.request.id"]: one for one in spans.get_finished_spans()
@@ -49,8 +50,9 @@ def test_a_finished_request_is_a_span_of_its_own_trace() -> None:
     assert f"{own.parent.span_id:016x}" == PARENT
     assert other.parent is None
     assert own.attributes["zeus.energy.joules"] > 0
-    assert own.attributes["zeus.energy.method"] == "tokens"
+    assert own.attributes["zeus.energy.method"] == "regression"
     assert own.attributes["zeus.tenant"] == "search"
+    assert own.attributes["zeus.group"] == TRACE
     assert own.attributes["gen_ai.request.model"] == "llama"
     assert own.end_time - own.start_time == 50 * MS
     assert abs(own.start_time - before_ns) < 10**9
@@ -60,7 +62,7 @@ def test_a_finished_request_is_a_span_of_its_own_trace() -> None:
     (point,) = metric.data.data_points
     assert (metric.name, metric.unit) == ("hw.energy", "J")
     assert point.attributes == {"hw.type": "gpu", "hw.id": "GPU-1"}
-    assert point.value == 10.0
+    assert point.value == 30.0
     telemetry.close()
 
 
@@ -68,10 +70,10 @@ def test_a_refused_request_says_why() -> None:
     spans = InMemorySpanExporter()
     tracers = TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(spans))
-    accountant = Accountant(["GPU-1"])
-    accountant.step(EngineStep("0", 1, 0, 50 * MS, ["a"], [True], [5], [0]))
-    rows = accountant.close()
-    Telemetry(tracers, MeterProvider(), dict).finished("0", rows, accountant.trace)
+    ledger = Ledger(["GPU-1"])
+    ledger.step(EngineStep("0", 1, 0, 50 * MS, ["a"], [True], [5], [0]))
+    rows = ledger.settle().rows
+    Telemetry(tracers, MeterProvider(), dict).finished("0", rows, ledger.trace)
 
     (span,) = spans.get_finished_spans()
     assert span.attributes is not None

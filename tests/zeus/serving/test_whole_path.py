@@ -9,16 +9,40 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support import running_daemon, wait_for
-from zeus.serving.accountant import Accountant
+from tests.support import RunningDaemon, running_daemon, wait_for
+from zeus.serving.ledger import Ledger
 from zeus.serving.recorder import Recorder
-from zeus.serving.service import Sensors, Service
+from zeus.serving.service import Sensors, Service, StoredWeights
 from zeus_ipc import Client
 from zeus_ipc.simulation import SimulatedWork
+
+WEIGHTS = {0.0: [0.5, *[0.0] * 10, 50.0]}
+"""Plausible weights, with which twenty updates are enough: these tests are about sums."""
+
+
+def serve(daemon: RunningDaemon, path: Path, log: Path) -> list[str]:
+    """The command that keeps the ledger of the daemon's GPU."""
+    with daemon.client() as client:
+        name = client.node().gpus[0].name
+    weights = log.with_suffix(".weights")
+    StoredWeights(weights={f"{name}|1|": WEIGHTS}).write(weights)
+    command = [sys.executable, "-m", "zeus.serving", "serve", "--weights", str(weights)]
+    return [*command, "--socket", str(path), "--log", str(log)]
+
+
+def work_until(daemon: RunningDaemon, condition: Callable[[], bool]) -> None:
+    """Keeps the simulated GPU busy."""
+    with daemon.client() as client:
+        node = client.node()
+    assert node.simulated is not None
+    with SimulatedWork(node.simulated, [node.gpus[0].uuid], "model/compute") as work:
+        work.launch(100)
+        wait_for(condition, "updates of the sensor")
 
 
 class Engine:
@@ -57,38 +81,33 @@ def test_a_killed_zeusd_leaves_a_gap_and_the_rest_adds_up(tmp_path: Path) -> Non
     with running_daemon("--simulate", "a100:setter_ms=0", gpus=1) as daemon:
         with daemon.client() as client:
             gpu = client.node().gpus[0].uuid
-        accountant = Accountant([gpu], method="tokens")
+        ledger = Ledger([gpu], prior=WEIGHTS)
         sensors = Sensors(lambda: Client(daemon.socket), [gpu])
         path = str(tmp_path / "steps.sock")
         taken: list[float] = []
-        update = accountant.ledger.update
+        update = ledger.update
 
         def spy(begin_ns: int, end_ns: int, joules: float, *more: object) -> None:
             taken.append(joules)
             update(begin_ns, end_ns, joules, *more)
 
-        accountant.ledger.update = spy
-        service = Service(path, {"0": accountant}, sensors, tmp_path / "log.jsonl")
+        ledger.update = spy
+        service = Service(path, {"0": ledger}, sensors, tmp_path / "log.jsonl")
         thread = threading.Thread(target=service.run)
         thread.start()
         try:
             with Engine(path) as engine:
-                with daemon.client() as client:
-                    devices = client.node().simulated
-                assert devices is not None
-                with SimulatedWork(devices, [gpu], "model/compute") as work:
-                    work.launch(10)
-                    wait_for(lambda: len(taken) > 5, "updates")
+                work_until(daemon, lambda: len(taken) > 25)
                 daemon.kill()
                 engine.goes_on()
                 before = len(taken)
                 daemon.start_again()
                 daemon.wait_until_serving(1)
-                wait_for(lambda: len(taken) > before + 5, "updates of the new zeusd")
+                work_until(daemon, lambda: len(taken) > before + 25)
         finally:
             service.stop()
             thread.join()
-    totals = accountant.ledger.totals
+    totals = ledger.totals
     parts = totals.requests_j + totals.idle_j + totals.unattributed_j
     assert parts == pytest.approx(totals.measured_j, rel=1e-9)
     assert totals.measured_j == pytest.approx(math.fsum(taken))
@@ -103,8 +122,7 @@ def test_a_killed_ledger_is_found_again_by_the_engine(
     path, log = tmp_path / "steps.sock", tmp_path / "log.jsonl"
     with running_daemon("--simulate", "a100:setter_ms=0", gpus=1) as daemon:
         monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
-        command = [sys.executable, "-m", "zeus.serving", "serve", "--method", "tokens"]
-        command += ["--socket", str(path), "--log", str(log)]
+        command = serve(daemon, path, log)
         first = subprocess.Popen(command)
         wait_for(path.exists, "the ledger's socket")
         with Engine(str(path)) as engine:
@@ -158,8 +176,7 @@ def test_a_killed_engine_and_the_next_one_are_counted_once(
     path, log = tmp_path / "steps.sock", tmp_path / "log.jsonl"
     with running_daemon("--simulate", "a100:setter_ms=0", gpus=1) as daemon:
         monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
-        command = [sys.executable, "-m", "zeus.serving", "serve", "--method", "tokens"]
-        ledger = subprocess.Popen([*command, "--socket", str(path), "--log", str(log)])
+        ledger = subprocess.Popen(serve(daemon, path, log))
         wait_for(path.exists, "the ledger's socket")
         for name in ("a", "b"):
             engine = subprocess.Popen(

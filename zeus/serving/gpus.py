@@ -1,4 +1,4 @@
-"""Finds other tenants on an engine's GPUs, from zeusd's list of processes."""
+"""Which GPUs an engine has, and whether another tenant uses them, from zeusd."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from zeus_ipc.client import Client
 from zeus_ipc.errors import NotSupported, RequestRejected, SeveralGpusFailed, ZeusIpcError
-from zeus_ipc.replies import GpuProcesses
+from zeus_ipc.replies import GpuInfo, GpuProcesses
 from zeus_ipc.users import user_name
 
 log = logging.getLogger(__name__)
@@ -78,3 +78,40 @@ class Tenants:
         shared = self.look(client) if self.due else self._shared
         if shared is not None:
             raise ZeusIpcError(f"another tenant uses a GPU: {shared}")
+
+
+def engines_of(named: Sequence[str], gpus: Sequence[GpuInfo]) -> dict[str, list[str]]:
+    """UUIDs by engine, from `NAME=GPU,GPU`.
+
+    Raises:
+        ValueError: An engine is malformed, or has a GPU that does not exist or that another engine
+            has.
+    """
+    if not named:
+        return {"0": chosen(gpus, ())}
+    found: dict[str, list[str]] = {}
+    taken: set[str] = set()
+    for one in named:
+        name, equals, rest = one.partition("=")
+        if not equals or not name or name in found:
+            raise ValueError(f"--engine {one!r} must be NAME=GPU,GPU with a unique name")
+        found[name] = chosen(gpus, rest.split(","))
+        if taken.intersection(found[name]):
+            raise ValueError(f"--engine {one!r} has a GPU of another engine")
+        taken.update(found[name])
+    return found
+
+
+def chosen(gpus: Sequence[GpuInfo], wanted: Sequence[str]) -> list[str]:
+    """UUIDs of GPUs by index or UUID, each once; all GPUs if none is named.
+
+    Raises:
+        ValueError: The GPU does not exist, or there is none at all.
+    """
+    by_name = {gpu.uuid: gpu.uuid for gpu in gpus} | {str(gpu.index): gpu.uuid for gpu in gpus}
+    if not gpus:
+        raise ValueError("this node has no GPU; see zeusctl status")
+    for one in wanted:
+        if one not in by_name:
+            raise ValueError(f"there is no GPU {one}; GPUs are 0 to {len(gpus) - 1}, or UUIDs")
+    return list(dict.fromkeys(by_name[one] for one in wanted)) or [gpu.uuid for gpu in gpus]
