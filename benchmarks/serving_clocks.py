@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.serving_clocks_scenarios import SCENARIOS, Scenario
 from benchmarks.serving_clocks_world import Controller, Outcome, simulate
+from zeus.serving.clock_load import Queue, Step
 from zeus.serving.clock_policy import ClockPolicy
-from zeus.serving.clock_steps import Queue, Step
 
 TUNING_SEEDS = (1, 2)
 REPORT_SEEDS = (21, 22)

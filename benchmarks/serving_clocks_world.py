@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from zeus.serving.clock_steps import Queue, Step
+from zeus.serving.clock_load import Queue, Step
 
 CHUNK = 2048
 """Tokens that one step schedules at most."""

@@ -8,10 +8,10 @@ from zeus.utils.lazy import lazily
 
 if TYPE_CHECKING:
     from zeus.serving.clock_control import ClockControl as ClockControl
+    from zeus.serving.clock_load import Queue as Queue
+    from zeus.serving.clock_load import Step as Step
     from zeus.serving.clock_policy import ClockPolicy as ClockPolicy
     from zeus.serving.clock_requests import RequestFeed as RequestFeed
-    from zeus.serving.clock_steps import Queue as Queue
-    from zeus.serving.clock_steps import Step as Step
     from zeus.serving.ledger import Ledger as Ledger
     from zeus.serving.recorder import Recorder as Recorder
     from zeus.serving.rows import RequestEnergy as RequestEnergy
@@ -46,12 +46,12 @@ __getattr__ = lazily(
         "EngineStep": "wire",
         "Finish": "wire",
         "Ledger": "ledger",
-        "Queue": "clock_steps",
+        "Queue": "clock_load",
         "Recorder": "recorder",
         "RequestEnergy": "rows",
         "RequestFeed": "clock_requests",
         "Settlement": "rows",
-        "Step": "clock_steps",
+        "Step": "clock_load",
         "Totals": "rows",
     },
 )

@@ -15,12 +15,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zeus.serving.clock_fleet import FleetNeed, Needs
-from zeus.serving.clock_margin import RateBound
+from zeus.serving.clock_load import Queue, RateBound, Step
 from zeus.serving.clock_policy import ClockPolicy
-from zeus.serving.clock_steps import Queue, Step
 from zeus.serving.gpus import Tenants
 from zeus_ipc.client import Client
 from zeus_ipc.controls import Control
@@ -63,14 +62,14 @@ class ClockStatus:
     working: bool
     trouble: str
     changes: int
-    escapes: int
-    ttft_violations: int
-    tpot_violations: int
-    predicted_tpot_s: float
-    predicted_ttft_s: float
-    seen_tpot_s: float
-    seen_ttft_s: float
-    saving: float
+    escapes: int = 0
+    ttft_violations: int = 0
+    tpot_violations: int = 0
+    predicted_tpot_s: float = math.nan
+    predicted_ttft_s: float = math.nan
+    seen_tpot_s: float = math.nan
+    seen_ttft_s: float = math.nan
+    saving: float = math.nan
     needed_mhz: float = 0.0
     needed_w: float = math.nan
 
@@ -195,47 +194,37 @@ class ClockControl:
         """Handles the end of a step. Times are of `time.monotonic`; this method sets the step's
         clock. Never raises, never waits for zeusd.
         """
-        policy = self._policy
-        if policy is None or os.getpid() != self._pid:
-            return
-        try:
-            with self._guard:
-                now = time.monotonic()
-                if now - self._stepped_s > IDLE_S:
-                    self._serving_s, self._cap = now, math.inf
-                self._stepped_s = now
-                wanted = policy.step(step._replace(clock_mhz=self._effective()), queue)
+
+        def handle(policy: ClockPolicy) -> None:
+            now = time.monotonic()
+            if now - self._stepped_s > IDLE_S:
+                self._serving_s, self._cap = now, math.inf
+            self._stepped_s = now
+            wanted = policy.step(step._replace(clock_mhz=self._effective()), queue)
             if wanted != self._wanted:
                 self._wanted = wanted
                 self._wake.set()
-        except Exception:  # serving must continue
-            log.debug("the clock policy failed", exc_info=True)
+
+        self._tell(handle)
 
     def finished(self, ttft_s: float, tpot_s: float) -> None:
         """Handles the end of a request; see `ClockPolicy.finished`. Never raises."""
-        policy = self._policy
-        if policy is None or os.getpid() != self._pid:
-            return
-        try:
-            with self._guard:
-                policy.finished(ttft_s, tpot_s)
-                self._seen = ttft_s, tpot_s
-        except Exception:  # serving must continue
-            log.debug("the clock policy failed", exc_info=True)
+        self._tell(lambda policy: policy.finished(ttft_s, tpot_s))
+        self._seen = ttft_s, tpot_s
+
+    def seen(self, ttft_s: float, tpot_s: float) -> None:
+        """Handles a request's latencies; see `ClockPolicy.seen`. Never raises."""
+        self._tell(lambda policy: policy.seen(ttft_s, tpot_s))
+        self._seen = ttft_s, tpot_s
 
     def drained(self) -> None:
         """Handles that the engine has no request; see `ClockPolicy.drained`. Never raises."""
-        policy = self._policy
-        if policy is not None and os.getpid() == self._pid:
-            with self._guard:
-                policy.drained()
+        self._tell(lambda policy: policy.drained())
 
     def energy(self, begin_s: float, end_s: float, joules: float) -> None:
-        """Reports the instance's energy between two instants of `time.monotonic`, J; optional."""
-        policy = self._policy
-        if policy is not None:
-            with self._guard:
-                policy.energy(begin_s, end_s, joules)
+        """Reports the instance's energy between two instants of `time.monotonic`, J; optional.
+        Never raises."""
+        self._tell(lambda policy: policy.energy(begin_s, end_s, joules))
 
     def refuse(self, reason: str | None) -> None:
         """Pause while another tenant uses a GPU; this restores the clocks. None: resume.
@@ -246,36 +235,33 @@ class ClockControl:
         self._refused = reason
         self._wake.set()
 
-    def seen(self, ttft_s: float, tpot_s: float) -> None:
-        """Handles a request's latencies; see `ClockPolicy.seen`. Never raises."""
-        policy = self._policy
-        if policy is not None and os.getpid() == self._pid:
-            with self._guard:
-                policy.seen(ttft_s, tpot_s)
-                self._seen = ttft_s, tpot_s
-
     def status(self) -> ClockStatus:
         """The present status."""
         with self._guard:
-            policy, (ttft, tpot) = self._policy, self._seen
-            predicted = policy.predict() if policy is not None else None
-            return ClockStatus(
+            status = ClockStatus(
                 wanted_mhz=self._wanted,
                 set_mhz=self._set,
                 effective_mhz=self._sampled,
                 working=self._working,
                 trouble=self._trouble,
                 changes=self._changes,
-                escapes=policy.escapes if policy is not None else 0,
-                ttft_violations=policy.ttft_violations if policy is not None else 0,
-                tpot_violations=policy.tpot_violations if policy is not None else 0,
-                predicted_tpot_s=predicted.tpot_s if predicted is not None else math.nan,
-                predicted_ttft_s=predicted.ttft_s if predicted is not None else math.nan,
-                seen_tpot_s=tpot,
-                seen_ttft_s=ttft,
-                saving=policy.saving() if policy is not None else math.nan,
+                seen_ttft_s=self._seen[0],
+                seen_tpot_s=self._seen[1],
                 needed_mhz=self._needs.clock_mhz,
                 needed_w=self._needs.power_w,
+            )
+            policy = self._policy
+            if policy is None:
+                return status
+            predicted = policy.predict()
+            return replace(
+                status,
+                escapes=policy.escapes,
+                ttft_violations=policy.ttft_violations,
+                tpot_violations=policy.tpot_violations,
+                predicted_tpot_s=predicted.tpot_s,
+                predicted_ttft_s=predicted.ttft_s,
+                saving=policy.saving(),
             )
 
     @property
@@ -449,6 +435,17 @@ class ClockControl:
             return float(policy.highest_mhz) if policy is not None else math.nan
         return min(self._cap, float(self._set))
 
+    def _tell(self, handle: Callable[[ClockPolicy], object]) -> None:
+        """Hands something to the policy; serving continues whatever comes of it."""
+        policy = self._policy
+        if policy is None or os.getpid() != self._pid:
+            return
+        try:
+            with self._guard:
+                handle(policy)
+        except Exception:  # serving must continue
+            log.debug("the clock policy failed", exc_info=True)
+
     def _fail(self, error: Exception) -> None:
         """Handles a failure: sets no clock until zeusd works again."""
         if isinstance(error, DeferredSetFailed):
@@ -456,42 +453,34 @@ class ClockControl:
         message = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
         if isinstance(error, LeaseHeld):
             message = f"another process controls the clocks: {message}"
-        with self._guard:
-            known, self._working = bool(self._trouble), False
-            self._trouble = message
-            policy = self._policy
-            if policy is not None:
-                self._set = policy.highest_mhz
+        known = bool(self._trouble)
+        self._restore(message, None if isinstance(error, DaemonUnavailable) else self._client)
         if not known:
             log.warning(
                 "the serving engine's clocks cannot be set; it continues at default clocks "
                 "and tries again: %s",
                 message,
             )
-        client = self._client
-        if isinstance(error, DaemonUnavailable) or client is None:
-            return
-        try:  # the set clocks must not stay
-            if not self.dry_run:
-                client.release(self._gpus, [CONTROL])
-                self._fleet.release(client)
-        except ZeusIpcError as failed:
-            log.debug("clocks are restored when the lease ends: %s", failed.message)
 
     def _leave(self, reason: str) -> None:
-        """Restores the clocks."""
-        with self._guard:
-            self._working, self._trouble = False, reason
-            if self._policy is not None:
-                self._set = self._policy.highest_mhz
+        """Restores the clocks, and closes the connection."""
         client, self._client = self._client, None
+        self._restore(reason, client)
         if client is not None:
-            try:
-                if not self.dry_run:
-                    client.release(self._gpus, [CONTROL])
-                    self._fleet.release(client)
-            except ZeusIpcError as error:
-                log.debug("clocks are restored when the lease ends: %s", error.message)
             client.close()
             if reason:
                 log.warning("clocks are not controlled: %s", reason)
+
+    def _restore(self, trouble: str, client: Client | None) -> None:
+        """Releases the leases, if zeusd can be asked to: clocks that are set must not stay."""
+        with self._guard:
+            self._working, self._trouble = False, trouble
+            if self._policy is not None:
+                self._set = self._policy.highest_mhz
+        if client is None or self.dry_run:
+            return
+        try:
+            client.release(self._gpus, [CONTROL])
+            self._fleet.release(client)
+        except ZeusIpcError as error:
+            log.debug("clocks are restored when the lease ends: %s", error.message)

@@ -67,24 +67,13 @@ MORE = 1.5
 """... and then requests this multiple of its power."""
 
 
-class PowerNeed:
-    """The power limit that an instance needs, from the power of its GPUs under the present one;
-    pure."""
-
-    def __init__(self) -> None:
-        self._needs = Needs()
-
-    def seen(self, now_s: float, gpus: Iterable[tuple[float, float]]) -> None:
-        """Updates the power and power limit of each GPU, W."""
-        most = 0.0
-        for watts, limit_w in gpus:
-            most = max(most, watts * (MORE if watts > CAPPED * limit_w else MARGIN))
-        self._needs.seen(now_s, 0.0, most)
-
-    @property
-    def watts(self) -> float:
-        """Needed power of one GPU, W; NaN: not known yet."""
-        return self._needs.power_w
+def needed_w(gpus: Iterable[tuple[float, float]]) -> float:
+    """The power limit that an instance needs, W, from the power of its GPUs under the present
+    limits, W; 0: no GPU is known."""
+    return max(
+        (watts * (MORE if watts > CAPPED * limit_w else MARGIN) for watts, limit_w in gpus),
+        default=0.0,
+    )
 
 
 class FleetNeed:
@@ -96,7 +85,7 @@ class FleetNeed:
     def __init__(self, gpus: Sequence[str], ttl_s: float) -> None:
         self._gpus = [*gpus]
         self._ttl_s = ttl_s
-        self._need = PowerNeed()
+        self._needs = Needs()
         self._published_w = 0.0
         self._next_s = -math.inf
         self._holds = False
@@ -106,8 +95,8 @@ class FleetNeed:
         """Updates the states of the GPUs."""
         known = [(one.power_mw, one.power_limit_mw) for one in states]
         pairs = [(watts / 1000, limit / 1000) for watts, limit in known if watts and limit]
-        self._need.seen(now_s, pairs)
-        watts = self._need.watts
+        self._needs.seen(now_s, 0.0, needed_w(pairs))
+        watts = self._needs.power_w
         if math.isnan(watts) or (now_s < self._next_s and watts <= 1.02 * self._published_w):
             return
         self._next_s, self._published_w = now_s + PUBLISHED_S, watts

@@ -1,6 +1,118 @@
-"""Estimates the engine's present load and its load in the near future; pure."""
+"""What the clock policy is told and keeps of it: inputs, the engine's load, margins to the
+objectives, and the bound on changes; pure."""
 
 from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+LEVEL_SHARE = 0.05
+"""Smallest distance between two levels, as a share of the highest clock."""
+
+LOWEST_SHARE = 0.3
+"""Clocks below this share of the highest are not used."""
+
+MOST, MOST_TOKENS = 1e12, 1e9
+"""Largest plausible number."""
+
+MOST_MHZ = 100_000
+"""Highest plausible clock."""
+
+LONGEST_S = 60.0
+"""Longest plausible step."""
+
+
+class Step(NamedTuple):
+    """One step of the engine.
+
+    Attributes:
+        begin_s: When it began, s.
+        end_s: When it ended, s.
+        prefill_tokens: Prompt tokens that it computed.
+        decode_sequences: Sequences that got a token.
+        decode_context: Sum of their contexts, tokens.
+        clock_mhz: Effective clock; not a positive number where it is not known.
+    """
+
+    begin_s: float
+    end_s: float
+    prefill_tokens: float
+    decode_sequences: float
+    decode_context: float
+    clock_mhz: float
+
+
+class Queue(NamedTuple):
+    """The queue at the end of a step.
+
+    Attributes:
+        waiting: Requests whose prompt is not computed.
+        backlog_tokens: Prompt tokens not yet computed.
+        oldest_wait_s: Time since the oldest of them arrived, s.
+    """
+
+    waiting: float
+    backlog_tokens: float
+    oldest_wait_s: float
+
+
+class Prediction(NamedTuple):
+    """Predictions for a clock: mean TPOT in the steady state, mean TPOT of the present batch and
+    queue, and TTFT of the queue, s.
+    """
+
+    steady_tpot_s: float
+    tpot_s: float
+    ttft_s: float
+
+
+def levels(clocks_mhz: Iterable[int], floor_mhz: float | None) -> list[int]:
+    """Some of the offered clocks, from the highest down, far enough apart to be worth a change.
+
+    Raises:
+        ValueError: No clock is offered.
+    """
+    offered: Sequence[int] = sorted(
+        {int(clock) for clock in clocks_mhz if 0 < clock < MOST_MHZ and clock == int(clock)},
+        reverse=True,
+    )
+    if not offered:
+        raise ValueError("clocks_mhz is empty; pass the clocks that the GPU offers, in MHz")
+    found = [offered[0]]
+    lowest = max(LOWEST_SHARE * found[0], floor_mhz or 0.0)
+    for clock in offered:
+        if clock >= lowest and found[-1] - clock >= LEVEL_SHARE * found[0]:
+            found.append(clock)
+    return found
+
+
+def within(low: float, value: float) -> bool:
+    """Whether a value is a plausible number, and at least `low`."""
+    try:
+        return low <= value < MOST
+    except (TypeError, ArithmeticError):  # not a number, or of a type that cannot be compared
+        return False
+
+
+def possible(step: Step, queue: Queue) -> bool:
+    """Whether numbers are plausible; the clock may be unknown."""
+    begin, end, prompt, sequences, context, _ = step
+    waiting, backlog, oldest = queue
+    try:
+        return (
+            -MOST < begin < end < MOST
+            and end - begin < LONGEST_S
+            and 0 <= prompt < MOST_TOKENS
+            and 0 <= sequences < MOST_TOKENS
+            and 0 <= context < MOST_TOKENS
+            and 0 <= waiting < MOST_TOKENS
+            and 0 <= backlog < MOST_TOKENS
+            and 0 <= oldest < MOST
+        )
+    except (TypeError, ArithmeticError):
+        return False
+
 
 FAST_S = 4.0
 SLOW_S = 25.0
@@ -98,3 +210,83 @@ class Load:
             seen = min(max(self._outputs / self._requests, 8.0), 4096.0)
             self.output_tokens += 0.5 * (seen - self.output_tokens)
             self._outputs = self._requests = 0.0
+
+
+NEAR = 0.9
+"""A request above this share of its objective is a near miss."""
+
+LOWEST, HIGHEST, FIRST = 0.5, 1.0, 0.7
+"""Range of the margin."""
+
+RISE, NEAR_FALL, MISS_FALL = 3e-4, 0.015, 0.06
+"""Changes of the margin by a request, a near miss and a miss. So the margin is stable with one near
+miss in 50 requests, or one miss in 200: misses often occur in clusters."""
+
+
+class Margin:
+    """The share of one objective that a prediction may use."""
+
+    def __init__(self, objective_s: float) -> None:
+        self._objective_s = objective_s
+        self.value = FIRST
+
+    def finished(self, seen_s: float, ours: float) -> None:
+        """One request."""
+        if seen_s > NEAR * self._objective_s:
+            fall = MISS_FALL if seen_s > self._objective_s else NEAR_FALL
+            self.value = max(LOWEST, self.value - fall * ours)
+        else:
+            self.value = min(HIGHEST, self.value + RISE)
+
+
+class Lost:
+    """Whether the objectives cannot be met at any clock: a large share of requests misses them."""
+
+    ENTER, LEAVE = 0.3, 0.15
+    MEMORY = 40.0
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self.now = False
+
+    def finished(self, violated: bool) -> None:
+        """One request."""
+        self.share += (violated - self.share) / self.MEMORY
+        self.now = self.share > (self.LEAVE if self.now else self.ENTER)
+
+
+WINDOW_S = 60.0
+
+
+class RateBound:
+    """A limit of changes in any minute, with one reserved to reach the highest clock.
+
+    A minute is one of elapsed time: time that goes back elapses nothing, and makes room for no
+    further change.
+    """
+
+    def __init__(self, highest_mhz: int, per_minute: int = 200) -> None:
+        if per_minute < 2:
+            raise ValueError(f"per_minute must be at least 2, not {per_minute}")
+        self._highest = highest_mhz
+        self._most = per_minute
+        self._now_s: float | None = None
+        self._elapsed_s = 0.0
+        self._changes: deque[float] = deque()
+
+    def allowed(self, now_s: float, present_mhz: int, wanted_mhz: int) -> int:
+        """The clock to set now: the wanted one, the highest, or the present one. If it is not the
+        present one, it counts as a change."""
+        if self._now_s is not None and now_s > self._now_s:
+            self._elapsed_s += now_s - self._now_s
+        self._now_s = now_s
+        changes = self._changes
+        while changes and changes[0] <= self._elapsed_s - WINDOW_S:
+            changes.popleft()
+        left = self._most - len(changes)
+        if left < 2 and wanted_mhz != self._highest:
+            wanted_mhz = self._highest if left and wanted_mhz > present_mhz else present_mhz
+        if not left or wanted_mhz == present_mhz:
+            return present_mhz
+        changes.append(self._elapsed_s)
+        return wanted_mhz

@@ -8,20 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from zeus.serving.clock_load import Load
-from zeus.serving.clock_margin import Lost, Margin, RateBound
-from zeus.serving.clock_model import Comparison, StepTime, Stretch, saturation
-from zeus.serving.clock_power import LEAST_WINDOWS, STAY, WORTH, Floor, clock_power, longer_busy
-from zeus.serving.clock_steps import (
+from zeus.serving.clock_load import (
     MOST,
     MOST_MHZ,
+    Load,
+    Lost,
+    Margin,
     Prediction,
     Queue,
+    RateBound,
     Step,
     levels,
     possible,
     within,
 )
+from zeus.serving.clock_model import Comparison, StepTime, Stretch, saturation
+from zeus.serving.clock_power import LEAST_WINDOWS, STAY, WORTH, Floor, clock_power, longer_busy
 
 COLD_STEPS = 100
 """Steps at the highest clock before any other clock."""

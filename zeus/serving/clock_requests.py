@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from zeus.serving.clock_steps import Queue, Step
+from zeus.serving.clock_load import Queue, Step
 from zeus.serving.wire import Arrival, EngineStep, Finish, Message, Owner
 
 if TYPE_CHECKING:

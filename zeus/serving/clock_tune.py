@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zeus.serving.clock_load import Queue, Step
 from zeus.serving.clock_policy import ClockPolicy
-from zeus.serving.clock_steps import Queue, Step
 from zeus_ipc.overriding import override
 
 POLICY = 0

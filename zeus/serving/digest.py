@@ -88,10 +88,6 @@ class Digest:
         self.idle_j = 0.0
         """Energy of updates without a step; the owner of the digest may reset it."""
 
-    def __len__(self) -> int:
-        """Number of updates in this period."""
-        return sum(part.count for part in self._seen)
-
     def add(self, steps: StepColumns) -> None:
         """Adds steps that ended after all earlier ones."""
         if steps.count:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import zmq
 
-from zeus.serving.clock_steps import Queue, Step
+from zeus.serving.clock_load import Queue, Step
 from zeus.serving.wire import EngineStep, Finish, Message
 from zeus_ipc.errors import RequestRejected
 

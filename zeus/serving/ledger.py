@@ -46,10 +46,6 @@ FRONT_END_RULE = 0.08
 """Additional error of the rule with front-end statistics, relative, one sigma."""
 PERIOD_NS = 3600 * 10**9
 """A period is settled after this time."""
-MOST_PENDING = 50_000
-"""Number of steps, or updates, that are condensed automatically."""
-MOST_UPDATES = 200_000
-"""Updates after which a period is settled automatically: more than an hour's."""
 LIVE_UPDATES = 6_000
 """Updates that a provisional fit uses."""
 MOST_KEPT = 100_000
@@ -137,8 +133,6 @@ class Ledger:
         if not step.ids:
             step = step._replace(ids=(DUMMY,), prefill=(False,), tokens=(1,), context=(0,))
         self._steps.append(step)
-        if len(self._steps) >= MOST_PENDING:
-            self._flush()
 
     def add_steps(self, steps: StepColumns, names: Sequence[str]) -> None:
         """Adds many steps at once.
@@ -187,8 +181,6 @@ class Ledger:
         first = begin_ns if seen_begin_ns is None else seen_begin_ns
         last = end_ns if seen_end_ns is None else seen_end_ns
         self._updates.append((begin_ns, end_ns, float(joules), first, last, float(clock_mhz)))
-        if len(self._updates) >= MOST_PENDING:
-            self._flush()
 
     def add_updates(self, updates: Updates) -> None:
         """Adds many updates at once."""
@@ -255,7 +247,7 @@ class Ledger:
             Finished requests whose last step is covered; each once.
         """
         self._condense(until_ns)
-        if len(self._digest) > MOST_UPDATES or self._requests.full:
+        if self._requests.full:
             self._early.append(self._settle(final=False))
         wanted = np.array(self._requests.newly_done(), np.int64)
         if not wanted.size:

@@ -1,4 +1,5 @@
-"""Sends an engine's steps without blocking the engine or raising into it."""
+"""What is in an engine's process: it pairs the starts of steps with their ends, and sends them,
+without blocking the engine or raising into it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 import msgpack
 
@@ -25,6 +28,10 @@ from zeus.serving.wire import (
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+MOST_AHEAD = 64
+"""Most steps in flight; with more, ends were missed, and the oldest are dropped."""
 RETRY_S = 1.0
 """Period of looking for a listener."""
 HOLD_NS = 20_000_000
@@ -228,3 +235,59 @@ class _Listener:
             connection.close()
         else:
             self._socket = connection
+
+
+class InFlight(Generic[T]):
+    """Steps in flight, first in, first out: engines that schedule ahead start a step before the
+    previous one has ended."""
+
+    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock_ns = clock_ns
+        self._steps: deque[tuple[int, T]] = deque(maxlen=MOST_AHEAD)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def now_ns(self) -> int:
+        """The time."""
+        return self._clock_ns()
+
+    def begin(self, begin_ns: int, what: T) -> None:
+        """Adds a step that started."""
+        self._steps.append((begin_ns, what))
+
+    def under_way(self) -> Iterator[T]:
+        """The data of the steps in flight."""
+        return (what for _, what in self._steps)
+
+    def end(self) -> tuple[int, int, T] | None:
+        """Removes the oldest step, which ended; returns its start, end and data; None: none is in
+        flight."""
+        if not self._steps:
+            return None
+        begin_ns, what = self._steps.popleft()
+        return begin_ns, self._clock_ns(), what
+
+
+class Silent:
+    """Runs a probe's code without harm to the engine: after a failure it logs one warning, and
+    the probe stops."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.failed = False
+
+    def __call__(self, work: Callable[..., None], *arguments: object) -> None:
+        """Runs `work`, unless it failed before."""
+        if self.failed:
+            return
+        try:
+            work(*arguments)
+        except Exception as error:  # noqa: BLE001 - never raise into the engine
+            self.failed = True
+            log.warning(
+                "the energy probe of %s stops, the engine continues: %s: %s",
+                self._name,
+                type(error).__name__,
+                error,
+            )

@@ -16,8 +16,7 @@ import logging
 import time
 from typing import Any
 
-from zeus.serving.in_flight import InFlight, Silent
-from zeus.serving.recorder import Recorder
+from zeus.serving.recorder import InFlight, Recorder, Silent
 
 log = logging.getLogger(__name__)
 

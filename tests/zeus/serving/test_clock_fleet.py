@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import RunningDaemon, running_daemon, wait_for
 from zeus.serving import ClockControl
-from zeus.serving.clock_fleet import MARGIN, MORE, PowerNeed
+from zeus.serving.clock_fleet import MARGIN, MORE, Needs, needed_w
 from zeus_ipc import Client
 
 
@@ -20,26 +20,23 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 def test_a_need_is_what_is_drawn_and_a_margin_unless_a_limit_cuts_it_off() -> None:
-    need = PowerNeed()
-    assert math.isnan(need.watts)
-    need.seen(0.0, [(100.0, 200.0), (140.0, 200.0)])
-    assert need.watts == pytest.approx(140 * MARGIN)
-    need.seen(1.0, [(199.0, 200.0)])
-    assert need.watts == pytest.approx(199 * MORE)
+    assert needed_w([]) == 0
+    assert needed_w([(100.0, 200.0), (140.0, 200.0)]) == pytest.approx(140 * MARGIN)
+    assert needed_w([(199.0, 200.0)]) == pytest.approx(199 * MORE)
 
 
 def test_a_need_that_is_granted_does_not_grow() -> None:
     """Under any limit, it settles above what the GPU would draw without one."""
     for wish in (90.0, 180.0, 240.0):
-        need, limit = PowerNeed(), 100.0
+        need, limit = Needs(), 100.0
         for second in range(60):
-            need.seen(float(second), [(min(wish, limit), limit)])
-            limit = min(250.0, max(100.0, need.watts))
+            need.seen(float(second), 0.0, needed_w([(min(wish, limit), limit)]))
+            limit = min(250.0, max(100.0, need.power_w))
         assert limit > wish
         settled = limit
         for second in range(60, 2000):
-            need.seen(float(second), [(min(wish, limit), limit)])
-            limit = min(250.0, max(100.0, need.watts))
+            need.seen(float(second), 0.0, needed_w([(min(wish, limit), limit)]))
+            limit = min(250.0, max(100.0, need.power_w))
             assert wish < limit <= settled
 
 

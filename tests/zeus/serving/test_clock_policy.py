@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeus.serving import ClockPolicy, Queue, Step
-from zeus.serving.clock_margin import Margin
+from zeus.serving.clock_load import Margin
 from zeus.serving.clock_policy import COLD_STEPS
 from zeus.serving.clock_power import longer_busy
 

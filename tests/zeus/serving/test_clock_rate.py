@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeus.serving import ClockPolicy, Queue, Step
-from zeus.serving.clock_margin import RateBound
+from zeus.serving.clock_load import RateBound
 
 CLOCKS = [1980, 1500, 1200, 900]
 passed = st.one_of(st.floats(0, 3), st.sampled_from([-0.5, -100.0, 70.0]))

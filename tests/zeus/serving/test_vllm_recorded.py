@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.zeus.serving.batches import TakesBatches
-from zeus.serving.in_flight import InFlight
+from zeus.serving.recorder import InFlight
 from zeus.serving.vllm.probe import Probe, install
 from zeus.serving.vllm.stats import EnergyStatLogger
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import msgpack
 
-from zeus.serving.in_flight import InFlight, Silent
-from zeus.serving.recorder import Recorder
+from zeus.serving.recorder import InFlight, Recorder, Silent
 from zeus.serving.wire import pack_request
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,7 @@ import os
 from typing import Any
 
 from zeus.serving.front_end import Finished, FrontEnd
-from zeus.serving.in_flight import InFlight, Silent
-from zeus.serving.recorder import Recorder
+from zeus.serving.recorder import InFlight, Recorder, Silent
 from zeus.serving.relay import register_from_environment
 from zeus.serving.vllm.probe import MODE_ENV
 
