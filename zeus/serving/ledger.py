@@ -32,7 +32,7 @@ from zeus.serving.meter import Meter
 from zeus.serving.requests import DUMMY, Requests
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
 from zeus.serving.settlement import Interval, find_foreign, predict, split
-from zeus.serving.wire import Arrival, EngineStep, Owner, group_of
+from zeus.serving.wire import EngineStep, Finish, Message, Owner, group_of
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import Sample
@@ -112,6 +112,17 @@ class Ledger:
 
     # --------------------------------------------------------------------------------------- input
 
+    def take(self, message: Message) -> None:
+        """Adds an engine's message."""
+        if isinstance(message, EngineStep):
+            self.step(message)
+        elif isinstance(message, Finish):
+            self.finish(*message[1:])  # all but its engine
+        elif isinstance(message, Owner):
+            _keep(self._owners, message.request, message)
+        elif message.trace:
+            _keep(self._traces, message.request, message.trace)
+
     def step(self, step: EngineStep) -> None:
         """Adds a step; a step without requests is a dummy, whose energy counts as idle.
 
@@ -186,15 +197,6 @@ class Ledger:
         """Adds many updates at once."""
         self._flush()
         self._digest.add_updates(updates)
-
-    def arrived(self, message: Arrival) -> None:
-        """Adds the arrival of a request, with its trace."""
-        if message.trace:
-            _keep(self._traces, message.request, message.trace)
-
-    def owner(self, message: Owner) -> None:
-        """Sets tenant and group of a request that has not ended."""
-        _keep(self._owners, message.request, message)
 
     def finish(self, request: str, tenant: str = "", group: str = "") -> None:
         """Marks a request as finished, completed or aborted."""

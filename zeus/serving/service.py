@@ -28,7 +28,7 @@ from zeus.serving.gpus import EVERY_S, Tenants, engines_of
 from zeus.serving.ledger import Ledger
 from zeus.serving.receiver import MOST_ENGINES, Receiver
 from zeus.serving.rows import RequestEnergy, Totals
-from zeus.serving.wire import Arrival, EngineStep, Message, Owner, socket_paths
+from zeus.serving.wire import Message, Owner, socket_paths
 from zeus.utils.atomic import append_text, write_text
 from zeus_ipc.client import Client
 from zeus_ipc.errors import ZeusIpcError
@@ -241,12 +241,13 @@ class Service:
             self._receiver.receive()
 
     def _take(self, message: Message) -> bool:
-        if isinstance(message, Owner):
-            for one in self._ledgers.values():
-                one.owner(message)
-            return True
-        ledger = self._ledgers.get(message.engine)
-        if ledger is None:
+        ledgers = self._ledgers
+        if isinstance(message, Owner):  # of a front end, which does not know the engine
+            for one in ledgers.values():
+                one.take(message)
+        elif message.engine in ledgers:
+            ledgers[message.engine].take(message)
+        else:
             if len(self._unknown) < MOST_ENGINES and message.engine not in self._unknown:
                 self._unknown.add(message.engine)
                 log.warning(
@@ -255,12 +256,6 @@ class Service:
                     message.engine,
                 )
             return False
-        if isinstance(message, EngineStep):
-            ledger.step(message)
-        elif isinstance(message, Arrival):
-            ledger.arrived(message)
-        else:
-            ledger.finish(*message[1:])  # all but its engine
         return True
 
     def _tell(

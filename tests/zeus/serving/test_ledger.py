@@ -393,8 +393,8 @@ def test_a_request_has_the_group_of_its_trace_or_the_one_its_front_end_names():
     ledger = _one_by_one(40, 0)
     trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
     for name in ("r0", "r1"):
-        ledger.arrived(Arrival("0", name, 0, 5, trace))
-    ledger.owner(Owner("r1", "search", "rollout"))
+        ledger.take(Arrival("0", name, 0, 5, trace))
+    ledger.take(Owner("r1", "search", "rollout"))
     for n in range(3):
         ledger.finish(f"r{n}")
 

@@ -356,7 +356,7 @@ def test_a_ledger_answers_provisionally_and_then_finally():
 def test_the_owner_of_a_request_covers_all_its_sequences(request_id):
     ledger = Ledger(["x"])
     for name in ("cmpl-a-0", "chat"):
-        ledger.owner(Owner(name, "search", "task"))
+        ledger.take(Owner(name, "search", "task"))
     ledger.step(EngineStep("0", 1, 0, 10 * MS, [request_id, "other"], [True] * 2, [5] * 2, [0] * 2))
     for name in (request_id, "other"):
         ledger.finish(name)

@@ -31,7 +31,7 @@ def test_a_finished_request_is_a_span_of_its_own_trace() -> None:
     telemetry = Telemetry(
         tracers, MeterProvider(metric_readers=[metrics]), lambda: ledger.meter.boards_j, "llama"
     )
-    ledger.arrived(Arrival("0", "a", begin_ns, 5, f"00-{TRACE}-{PARENT}-01"))
+    ledger.take(Arrival("0", "a", begin_ns, 5, f"00-{TRACE}-{PARENT}-01"))
     for n in range(31):
         ledger.sample(published("GPU-1", begin_ns + n * 5 * MS, n * 1_000_000, n, 1500))
     for n, name in enumerate(("a", "b", "late")):
