@@ -134,12 +134,11 @@ def report(
 
     with one_sentence():
         distinct(logs, (plot,))
-        found = module.read(logs, by, idle, join=join)
-        click.echo(module.as_csv(found, by) if as_table else module.table(found, by), nl=False)
-        if not as_table:
-            click.echo()
+        groups, totals = module.read(logs, by, idle, join=join)
+        text = module.as_csv(groups, by) if as_table else module.table(groups, totals, by) + "\n"
+        click.echo(text, nl=False)
         if plot is not None:
-            module.plot(found, by, plot)
+            module.plot(groups, by, plot)
 
 
 @main.command(context_settings={"ignore_unknown_options": True})

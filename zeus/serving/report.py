@@ -7,13 +7,14 @@ import csv
 import io
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from zeus.serving.rows import Totals
 from zeus_ipc.tables import Nanoseconds, Seconds, read_lines
 
 COLUMNS = (
@@ -79,6 +80,17 @@ class Sums:
     idle_j: float = 0.0
     methods: set[str] = field(default_factory=set)
 
+    def add(self, entry: LogRow) -> None:
+        """Adds a request."""
+        self.methods.add(entry.method)
+        if entry.joules is None:
+            self.refused += 1
+            return
+        self.joules.append(entry.joules)
+        self.output_tokens += entry.decode_tokens
+        self.variance += (entry.uncertainty_j or 0.0) ** 2
+        self.rule_j += entry.rule_uncertainty_j or 0.0
+
     def row(self) -> dict[str, Any]:
         """Its figures, by `COLUMNS`; None: not known."""
         total = math.fsum(self.joules)
@@ -99,24 +111,14 @@ class Sums:
         }
 
 
-@dataclass
-class LogReport:
-    """The contents of a log.
-
-    Attributes:
-        groups: Sums by model, tenant, group or hour.
-        requests_j, idle_j, unattributed_j, measured_j: Sums of the settled periods.
-    """
-
-    groups: dict[str, Sums] = field(default_factory=dict)
-    requests_j: float = 0.0
-    idle_j: float = 0.0
-    unattributed_j: float = 0.0
-    measured_j: float = 0.0
+Groups = dict[str, Sums]
+"""By model, tenant, group or hour."""
 
 
-def read(paths: Iterable[Path], by: str, idle: str = "exclude", *, join: bool = False) -> LogReport:
-    """Sums logs.
+def read(
+    paths: Iterable[Path], by: str, idle: str = "exclude", *, join: bool = False
+) -> tuple[Groups, Totals]:
+    """Sums logs: those of each group of requests, and those of the settled periods.
 
     Raises:
         ValueError: A line does not belong to a log, or is in two of them; or there is none.
@@ -124,23 +126,36 @@ def read(paths: Iterable[Path], by: str, idle: str = "exclude", *, join: bool = 
     paths = list(paths)
     joined = _joined(paths) if join else {}
     counted: set[str] = set()
-    found = LogReport()
+    groups: Groups = {}
+    totals = Totals()
     pending: dict[str, float] = {}
     for _, entry in _entries(paths):
         if isinstance(entry, LogTotals):
-            _settle(found, entry.settled, pending, idle)
+            settled = entry.settled
+            for name, joules in vars(settled).items():
+                setattr(totals, name, getattr(totals, name) + joules)
+            for name, share in _idle_shares(pending, idle).items():
+                groups.setdefault(name, Sums()).idle_j += share * settled.idle_j
             pending = {}
             continue
         whole = joined.get(entry.request)
         name = _group(whole or entry, by)
         pending[name] = pending.get(name, 0.0) + (entry.joules or 0.0)
         if entry.request not in counted:
-            _add(found.groups.setdefault(name, Sums()), whole or entry)
+            groups.setdefault(name, Sums()).add(whole or entry)
             if whole is not None:
                 counted.add(entry.request)
-    if not found.groups:
+    if not groups:
         raise ValueError(f"{', '.join(map(str, paths))} has no settled requests yet")
-    return found
+    return dict(sorted(groups.items())), totals
+
+
+def _idle_shares(joules: Mapping[str, float], idle: str) -> dict[str, float]:
+    """The share of a period's idle energy that each group pays, given its own energy."""
+    whole = math.fsum(joules.values())
+    if idle == "owner" or (idle == "proportional" and whole <= 0):
+        return {"owner": 1.0}
+    return {name: own / whole for name, own in joules.items()} if idle == "proportional" else {}
 
 
 def _entries(paths: Iterable[Path]) -> Iterator[tuple[Path, LogRow | LogTotals]]:
@@ -181,10 +196,10 @@ def _sum_of(rows: Sequence[LogRow]) -> LogRow:
     )
 
 
-def table(report: LogReport, by: str) -> str:
+def table(groups: Groups, totals: Totals, by: str) -> str:
     """For people."""
     head = (by, *COLUMNS)
-    rows = [[name, *map(_shown, sums.row().values())] for name, sums in _sorted(report)]
+    rows = [[name, *map(_shown, sums.row().values())] for name, sums in groups.items()]
     widths = [max(len(row[n]) for row in [list(head), *rows]) for n in range(len(head))]
     lines = [
         "  ".join(
@@ -195,25 +210,25 @@ def table(report: LogReport, by: str) -> str:
     ]
     lines += [
         "",
-        f"attributed to requests  {report.requests_j:14.1f} J",
-        f"idle                    {report.idle_j:14.1f} J",
-        f"unattributed            {report.unattributed_j:14.1f} J",
-        f"measured by zeusd       {report.measured_j:14.1f} J",
+        f"attributed to requests  {totals.requests_j:14.1f} J",
+        f"idle                    {totals.idle_j:14.1f} J",
+        f"unattributed            {totals.unattributed_j:14.1f} J",
+        f"measured by zeusd       {totals.measured_j:14.1f} J",
     ]
     return "\n".join(lines)
 
 
-def as_csv(report: LogReport, by: str) -> str:
+def as_csv(groups: Groups, by: str) -> str:
     """For programs."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow((by, *COLUMNS))
-    for name, sums in _sorted(report):
+    for name, sums in groups.items():
         writer.writerow([name, *("" if one is None else one for one in sums.row().values())])
     return file.getvalue()
 
 
-def plot(report: LogReport, by: str, path: Path) -> None:
+def plot(groups: Groups, by: str, path: Path) -> None:
     """Plots joules and joules per output token of each group.
 
     Raises:
@@ -226,8 +241,7 @@ def plot(report: LogReport, by: str, path: Path) -> None:
     figure_of = needed("matplotlib.figure", "a picture", "plot").Figure
     figure = figure_of(figsize=(8, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    names = [name for name, _ in _sorted(report)]
-    rows = [sums.row() for _, sums in _sorted(report)]
+    names, rows = list(groups), [sums.row() for sums in groups.values()]
     left.barh(names, [row["joules"] for row in rows], label="requests")
     left.barh(
         names,
@@ -250,34 +264,6 @@ def _group(entry: LogRow, by: str) -> str:
     if by == "hour":
         return time.strftime("%Y-%m-%d %H:00", time.gmtime(entry.ended_s()))
     return str(getattr(entry, by) or "(none)")
-
-
-def _add(sums: Sums, entry: LogRow) -> None:
-    sums.methods.add(entry.method)
-    if entry.joules is None:
-        sums.refused += 1
-        return
-    sums.joules.append(entry.joules)
-    sums.output_tokens += entry.decode_tokens
-    sums.variance += (entry.uncertainty_j or 0.0) ** 2
-    sums.rule_j += entry.rule_uncertainty_j or 0.0
-
-
-def _settle(found: LogReport, totals: Settled, pending: dict[str, float], idle: str) -> None:
-    found.requests_j += totals.requests_j
-    found.idle_j += totals.idle_j
-    found.unattributed_j += totals.unattributed_j
-    found.measured_j += totals.measured_j
-    whole = math.fsum(pending.values())
-    if idle == "owner" or (idle == "proportional" and whole <= 0):
-        found.groups.setdefault("owner", Sums()).idle_j += totals.idle_j
-    elif idle == "proportional":
-        for name, joules in pending.items():
-            found.groups.setdefault(name, Sums()).idle_j += totals.idle_j * joules / whole
-
-
-def _sorted(report: LogReport) -> Sequence[tuple[str, Sums]]:
-    return sorted(report.groups.items())
 
 
 def _quantile(values: Sequence[float], q: float) -> float | None:
