@@ -10,7 +10,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgpack
 
@@ -291,3 +291,36 @@ class Silent:
                 type(error).__name__,
                 error,
             )
+
+
+PROBE = "_zeus_probe"
+"""Attribute of an engine's object that holds its probe."""
+
+
+def wrap(owner: Any, name: str, make: Callable[[Any], Any], before: str, after: str) -> None:
+    """Wraps a method of an engine's class once, so that a probe learns of its calls.
+
+    Args:
+        make: Makes the probe of an object of the class, with `silent` and `in_flight`.
+        before: The probe's method that gets the arguments of a call; empty: none.
+        after: The probe's method that gets the call's start, ns, and its result; empty: none.
+    """
+    method = getattr(owner, name)
+    if hasattr(method, PROBE):
+        return
+
+    def wrapped(self: Any, *arguments: Any, **options: Any) -> Any:
+        probe = getattr(self, PROBE, None)
+        if probe is None:
+            probe = make(self)
+            setattr(self, PROBE, probe)
+        if before:
+            probe.silent(getattr(probe, before), *arguments, *options.values())
+        begin_ns = probe.in_flight.now_ns()
+        result = method(self, *arguments, **options)
+        if after:
+            probe.silent(getattr(probe, after), begin_ns, result)
+        return result
+
+    setattr(wrapped, PROBE, True)
+    setattr(owner, name, wrapped)

@@ -16,11 +16,9 @@ import logging
 import time
 from typing import Any
 
-from zeus.serving.recorder import InFlight, Recorder, Silent
+from zeus.serving.recorder import InFlight, Recorder, Silent, wrap
 
 log = logging.getLogger(__name__)
-
-_MARK = "_zeus_serving_probe"
 
 
 def install(recorder: Any = None) -> bool:
@@ -33,49 +31,36 @@ def install(recorder: Any = None) -> bool:
         Whether this version of transformers has the wrapped methods.
     """
     home = "transformers.generation.continuous_batching.continuous_api"
+    target = Recorder() if recorder is None else recorder
     try:
         processor = importlib.import_module(home).ContinuousBatchProcessor
-        prepare, update = processor.prepare_next_batch, processor.update_batch
+        for name, before, after in (
+            ("prepare_next_batch", "", "prepared"),
+            ("update_batch", "ended", "updated"),
+        ):
+            wrap(processor, name, lambda one: BatchProbe(one, target), before, after)
     except (ImportError, AttributeError) as error:
         log.warning("no energy of requests: continuous batching is not as expected (%s)", error)
         return False
-    if getattr(prepare, _MARK, False):
-        return True
-    target = Recorder() if recorder is None else recorder
-
-    def wrapped_prepare(self: Any) -> Any:
-        probe = _of(self, target)
-        begin_ns = probe.in_flight.now_ns()
-        ready = prepare(self)
-        if ready:
-            probe.silent(probe.prepared, begin_ns, self)
-        return ready
-
-    def wrapped_update(self: Any) -> Any:
-        probe = _of(self, target)
-        probe.silent(probe.ended)
-        done = update(self)
-        probe.silent(probe.updated)
-        return done
-
-    setattr(wrapped_prepare, _MARK, True)
-    processor.prepare_next_batch = wrapped_prepare
-    processor.update_batch = wrapped_update
     return True
 
 
 class BatchProbe:
     """Records one processor's batches."""
 
-    def __init__(self, recorder: Any) -> None:
+    def __init__(self, processor: Any, recorder: Any) -> None:
         self.silent = Silent("transformers")
+        self._processor = processor
         self.in_flight: InFlight[Any] = InFlight()
         self._recorder = recorder
         self._states: list[Any] = []
         self._known: set[str] = set()
 
-    def prepared(self, begin_ns: int, processor: Any) -> None:
+    def prepared(self, begin_ns: int, ready: bool) -> None:
         """Handles a composed batch."""
+        if not ready:
+            return
+        processor = self._processor
         self._meet(processor)
         names, prefill, tokens, context, states = [], [], [], [], []
         for one in processor.inputs_and_outputs.requests_in_batch:
@@ -88,7 +73,7 @@ class BatchProbe:
             states.append(state)
         self.in_flight.begin(begin_ns, (names, prefill, tokens, context, states))
 
-    def ended(self) -> None:
+    def ended(self, *more: object) -> None:
         """Handles the tokens of a batch."""
         found = self.in_flight.end()
         self._states = []
@@ -96,7 +81,7 @@ class BatchProbe:
             begin_ns, end_ns, (names, prefill, tokens, context, self._states) = found
             self._recorder.step(begin_ns, end_ns, names, prefill, tokens, context)
 
-    def updated(self) -> None:
+    def updated(self, *more: object) -> None:
         """Handles updated requests of the batch."""
         for state in self._states:
             if getattr(state.status, "name", "") in ("FINISHED", "FAILED"):
@@ -114,10 +99,3 @@ class BatchProbe:
                 created_s = getattr(state, "created_time", None) or time.monotonic()
                 prompt = len(state.initial_tokens)
                 self._recorder.arrived(state.request_id, round(created_s * 1e9), prompt)
-
-
-def _of(processor: Any, recorder: Any) -> BatchProbe:
-    found: BatchProbe | None = getattr(processor, "_zeus_probe", None)
-    if found is None:
-        found = processor._zeus_probe = BatchProbe(recorder)
-    return found

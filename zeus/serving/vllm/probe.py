@@ -16,7 +16,7 @@ from typing import Any
 
 import msgpack
 
-from zeus.serving.recorder import InFlight, Recorder, Silent
+from zeus.serving.recorder import InFlight, Recorder, Silent, wrap
 from zeus.serving.wire import pack_request
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,6 @@ RANDOM_ENV = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"
 """With it, vLLM does not change the callers' ids."""
 
 _computed = attrgetter("num_computed_tokens")
-_MARK = "_zeus_serving_probe"
 _RANDOM = re.compile("-[0-9a-f]{8}$")
 """vLLM's suffix of the caller's id. Its scheduler does not know the id without it."""
 
@@ -55,39 +54,17 @@ def install(scheduler: Any) -> bool:
     Returns:
         Whether it has the wrapped methods.
     """
-    schedule = getattr(scheduler, "schedule", None)
-    update = getattr(scheduler, "update_from_output", None)
-    add = getattr(scheduler, "add_request", None)
-    if not callable(schedule) or not callable(update):
+    wanted = {
+        "add_request": ("arrived", ""),
+        "schedule": ("", "scheduled"),
+        "update_from_output": ("ended", "updated"),
+    }
+    there = [name for name in wanted if callable(getattr(scheduler, name, None))]
+    if not {"schedule", "update_from_output"} <= set(there):
         log.warning("no energy of requests: the scheduler has no schedule and update_from_output")
         return False
-    if getattr(schedule, _MARK, False):
-        return True
-
-    def wrapped_schedule(self: Any, *arguments: Any, **options: Any) -> Any:
-        probe = _of(self)
-        begin_ns = probe.in_flight.now_ns()
-        output = schedule(self, *arguments, **options)
-        probe.silent(probe.scheduled, begin_ns, output)
-        return output
-
-    def wrapped_add(self: Any, request: Any, *arguments: Any, **options: Any) -> Any:
-        probe = _of(self)
-        probe.silent(probe.arrived, request)
-        return add(self, request, *arguments, **options)  # type: ignore[misc]  # wrapped only if it is there
-
-    def wrapped_update(self: Any, *arguments: Any, **options: Any) -> Any:
-        probe = _of(self)
-        probe.silent(probe.ended)
-        outputs = update(self, *arguments, **options)
-        probe.silent(probe.updated)
-        return outputs
-
-    setattr(wrapped_schedule, _MARK, True)
-    scheduler.schedule = wrapped_schedule
-    if callable(add):
-        scheduler.add_request = wrapped_add
-    scheduler.update_from_output = wrapped_update
+    for name in there:
+        wrap(scheduler, name, Probe, *wanted[name])
     return True
 
 
@@ -112,9 +89,9 @@ class Probe:
         self._ended: Iterable[str] = ()
         self._count = 0
         self._gone: list[tuple[str, str]] = []
-        self._random = not _is_set(RANDOM_ENV)
+        self._random = os.environ.get(RANDOM_ENV, "0").strip().lower() not in ("1", "true")
 
-    def arrived(self, request: Any) -> None:
+    def arrived(self, request: Any, *more: object) -> None:
         """Handles a new request."""
         self._planned, self._ids = {}, []  # it may be another request with the same id
         if request.request_id not in self._known:  # otherwise more input of a session
@@ -177,7 +154,7 @@ class Probe:
         self._packed[one] = pack_request(name, prompt, self._pack)
         return name, self.in_flight.now_ns(), prompt
 
-    def ended(self) -> None:
+    def ended(self, *output: object) -> None:
         """Handles a step's output."""
         found, self._ended = self.in_flight.end(), ()
         self._count = len(self._requests)
@@ -188,7 +165,7 @@ class Probe:
             else:
                 self._recorder.again(begin_ns, end_ns)
 
-    def updated(self) -> None:
+    def updated(self, *output: object) -> None:
         """Handles that the scheduler has processed the output and dropped finished requests."""
         if len(self._requests) != self._count:
             for one in self._ended:
@@ -220,17 +197,6 @@ class Probe:
                 self._names.discard(name)
                 self._recorder.finish(name)
         self._gone = kept
-
-
-def _of(scheduler: Any) -> Probe:
-    found: Probe | None = getattr(scheduler, "_zeus_probe", None)
-    if found is None:
-        found = scheduler._zeus_probe = Probe(scheduler)
-    return found
-
-
-def _is_set(name: str) -> bool:
-    return os.environ.get(name, "0").strip().lower() in ("1", "true")
 
 
 def _engine(scheduler: Any) -> str:
