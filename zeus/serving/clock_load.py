@@ -261,8 +261,10 @@ WINDOW_S = 60.0
 class RateBound:
     """A limit of changes in any minute, with one reserved to reach the highest clock.
 
-    A minute is one of elapsed time: time that goes back elapses nothing, and makes room for no
-    further change.
+    In the last quarter of a minute's changes, a lower clock waits so long after the last change
+    that there is room for the way up. So the limit, at which only the highest clock is left, is
+    rarely reached. A minute is one of elapsed time: time that goes back elapses nothing, and makes
+    room for no further change.
     """
 
     def __init__(self, highest_mhz: int, per_minute: int = 200) -> None:
@@ -284,6 +286,9 @@ class RateBound:
         while changes and changes[0] <= self._elapsed_s - WINDOW_S:
             changes.popleft()
         left = self._most - len(changes)
+        soon = changes and self._elapsed_s < changes[-1] + 2 * WINDOW_S / self._most
+        if wanted_mhz < present_mhz and soon and left < self._most / 4:
+            return present_mhz
         if left < 2 and wanted_mhz != self._highest:
             wanted_mhz = self._highest if left and wanted_mhz > present_mhz else present_mhz
         if not left or wanted_mhz == present_mhz:

@@ -44,6 +44,8 @@ LAG_NS = 2 * 10**9
 """Delay after which all steps and samples that ended have arrived."""
 FRONT_END_RULE = 0.08
 """Additional error of the rule with front-end statistics, relative, one sigma."""
+NO_CONTEXTS_RULE = 0.07
+"""The same if steps do not say how long the contexts are: agents with long ones are 5 % off."""
 PERIOD_NS = 3600 * 10**9
 """A period is settled after this time."""
 LIVE_UPDATES = 6_000
@@ -84,6 +86,7 @@ class Ledger:
         self.weights: Weights = prior or {}
         """Weights of the newest fit at each clock, as a prior for the next ledger."""
         self._front_end = front_end
+        self._decodes = self._contexts = False  # whether steps had decodes, and these contexts
         self._digest = Digest()
         self._requests = Requests()
         self._steps: list[EngineStep] = []
@@ -156,7 +159,7 @@ class Ledger:
             self._end_ns = max(self._end_ns, int(steps.end_ns.max()))
         used, where = np.unique(steps.request, return_inverse=True)
         numbers = self._requests.numbers([names[number] for number in used.tolist()])
-        self._digest.add(by_end(replace(steps, request=numbers[where])))
+        self._add(replace(steps, request=numbers[where]))
 
     def sample(self, one: Sample) -> None:
         """Adds a sample that zeusd published."""
@@ -352,7 +355,12 @@ class Ledger:
                 np.concatenate([np.asarray(one.tokens, np.float64) for one in steps]),
                 np.concatenate([np.asarray(one.context, np.float64) for one in steps]),
             )
-            self._digest.add(by_end(columns))
+            self._add(columns)
+
+    def _add(self, steps: StepColumns) -> None:
+        self._decodes |= not steps.prefill.all()
+        self._contexts |= bool(steps.context[~steps.prefill].any())
+        self._digest.add(by_end(steps))
 
     def _settle(self, *, final: bool) -> Settlement:
         what = self._digest.condensed()
@@ -371,15 +379,17 @@ class Ledger:
         return nearest_weights(self.weights, clocks_mhz)
 
     def _stated(self, rows: list[RequestEnergy]) -> list[RequestEnergy]:
-        """Rows as they are given to the caller, kept for queries."""
-        if self._front_end:
+        """Rows as they are given to the caller, kept for queries: with what the steps lack."""
+        lacks = {"front end": FRONT_END_RULE} if self._front_end else {}
+        if self._decodes and not self._contexts:
+            lacks["no contexts"] = NO_CONTEXTS_RULE
+        if lacks:
+            method, error = ", ".join((METHOD, *lacks)), math.hypot(*lacks.values())
             rows = [
                 replace(
                     row,
-                    method=f"{row.method}, front end",
-                    rule_uncertainty_j=math.hypot(
-                        row.rule_uncertainty_j, FRONT_END_RULE * row.joules
-                    ),
+                    method=method,
+                    rule_uncertainty_j=math.hypot(row.rule_uncertainty_j, error * row.joules),
                 )
                 for row in rows
             ]

@@ -60,6 +60,6 @@ def test_a_policy_keeps_the_bound_under_any_load_and_clock(jump_s: float) -> Non
             times.append(elapsed)
             present = clock
     assert present in CLOCKS
-    assert len(times) >= 500, "the load asks for more than is allowed"
+    assert len(times) >= 450, "the load asks for more than is allowed"
     for first, last in zip(times, times[200:], strict=False):
         assert last - first >= 59.999, "201 changes take more than a minute"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,6 +68,20 @@ def test_every_request_gets_what_it_caused(seen):
         for row, true in zip(done.rows, served.true_j, strict=True)
     ]
     assert np.mean(inside) > 0.9
+
+
+def test_steps_without_contexts_have_figures_with_a_larger_uncertainty():
+    served = serve(seeds.fresh())
+    exact = _settled(served)
+    served.steps = replace(served.steps, context=np.zeros_like(served.steps.context))
+
+    done = _settled(served)
+
+    _adds_up(done, served.measured_j)
+    assert _mean_error(done, served) < 0.06
+    assert {row.method for row in done.rows} == {"regression, no contexts"}
+    for row, before in zip(done.rows, exact.rows, strict=True):
+        assert row.rule_uncertainty_j / row.joules > 2 * before.rule_uncertainty_j / before.joules
 
 
 def test_tokens_spread_each_step_by_tokens():
