@@ -32,10 +32,10 @@ def check_deadline(path: str, deadline_ns: int, sent: bool, timeout_s: float) ->
 
 
 def diagnose(path: str) -> None:
-    """Says why nobody can be reached at `path`, if that can be told.
+    """Raises an error that says why no daemon answers at `path`; none if the cause is unknown.
 
     Raises:
-        DaemonUnavailable: That is why.
+        DaemonUnavailable: The cause.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -140,7 +140,7 @@ class WebServer(ThreadingMixIn, WSGIServer):
 
     @override
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is nobody's trouble."""
+        """Ignores errors of clients that have disconnected."""
 
 
 def _host(address: str) -> bytes:

@@ -283,7 +283,7 @@ def _constant(name: str, given: object, kind: type) -> Callable[[datetime], floa
 
 def _joules(measurement: Measurement) -> float:
     """Returns the energy of GPUs, and of CPUs and memory if measured; `nan`, with one warning, if
-    it is unknown. Asks nobody.
+    it is unknown. Never waits.
     """
     pending = measurement._pending
     if pending is None:

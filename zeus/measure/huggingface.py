@@ -121,7 +121,7 @@ class HFEnergyCallback(Configured, TrainerCallback):
             self._callback.on_train_end()
 
     def _end_interrupted(self) -> None:
-        """The trainer notifies nobody of an error, which ends its call."""
+        """Ends the summary if `train()` was left by an error, which the trainer does not report."""
         if not self._ended and self._train is not None and not self._train.runs:
             self._ended = True
             self._callback.on_interrupted()

@@ -74,10 +74,10 @@ class _RunLog(Log):
 
 
 class _WandbLog(Log):
-    """Passes figures to Weights & Biases, where a step is a row of the job. A row of ours would
-    move the job's, and those that the job numbers itself would be dropped. So figures become part
-    of the job's next row, on an axis of their own: means, if there are several until then. If
-    nobody else logs, each gets its row when training ends.
+    """Logs to Weights & Biases without adding steps, which would move or drop the job's own rows.
+
+    Figures become part of the job's next row (means, if there are several), on an axis of their
+    own. If the job logs nothing, each gets a row when training ends.
     """
 
     def __init__(self, target: Any) -> None:

@@ -117,13 +117,13 @@ class Measurement(Shown):
 
     @property
     def settled(self) -> bool:
-        """Whether the energy is known, or cannot be known; asks nobody."""
+        """Whether the energy is known, or cannot be known; never waits."""
         pending = self._pending
         return pending is None or pending.settled
 
     @property
     def so_far(self) -> dict[int, float]:
-        """Joules of the GPUs whose energy has been looked up, by index; asks nobody."""
+        """Joules of the GPUs whose energy has been looked up, by index; never waits."""
         pending = self._pending
         known = self if pending is None else pending.partial
         return {} if known is None else known._gpu

@@ -74,7 +74,7 @@ class Application(FastAPI):
             return page(type(self).__module__.rpartition(".")[0])
 
     def authorize(self, request: Request) -> None:
-        """Checks who asks, by the method, path and headers alone.
+        """Authorizes a request by its method, path and headers.
 
         Raises:
             HTTPException: The request is refused.

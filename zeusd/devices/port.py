@@ -277,9 +277,9 @@ class Backend(Protocol):
         """Energy counter and power sensors in one driver call."""
 
     def power_samples(self, gpu: Handle, since_ns: int) -> list[tuple[int, int]]:
-        """What the driver has recorded of the GPU's power by itself, oldest first: when a sample
-        ended, and the mean power since the one before (mW). Only those after a time, and at most
-        what the driver keeps (2.4 s on Hopper). Times are of CLOCK_MONOTONIC.
+        """The driver's own samples of power after `since_ns`, oldest first, as far as it keeps them
+        (2.4 s on Hopper): CLOCK_MONOTONIC time of a sample's end, and mean power since the one
+        before, mW.
 
         Raises:
             DeviceError: Also `UNSUPPORTED`: there are none, or they do not cover all time.

@@ -469,10 +469,12 @@ class EnergyCurve:
         level_mw: float,
         snapped: bool,
     ) -> float:
-        """Error from that of the ticks' times. A tick that is a little earlier or later changes a
-        window by the difference in power at its end. That of a window that takes all that exceeds
-        the power around it changes, too: a driver's samples leave out some time between two of
-        them, or have it twice."""
+        """Error of a window from errors of the ticks' times, mW ns.
+
+        A tick that is a little earlier or later changes a window by the difference in power at its
+        end. A snapped window, which takes all power above its surroundings', changes by more,
+        because a driver's samples leave out some time between two of them, or have it twice.
+        """
         more_ns = self._error_ns - EXACT.error_ns
         if not more_ns:
             changes_mw = 0.0

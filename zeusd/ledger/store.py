@@ -204,7 +204,7 @@ class Store:
         return {METHODS[method]: _row(*amounts) for method, *amounts in rows}
 
     def unused(self) -> list[tuple[str, str, str, int, int]]:
-        """Energy by GPU that nobody was charged for, and that a holder's idle GPU drew.
+        """Energy of each GPU that was not charged, or that it drew while held and idle.
 
         Returns:
             UUID, kind (`idle`, `unattributed`, or empty for a holder), reason, energy, and the part

@@ -196,7 +196,7 @@ def _on_lattice(lattice: _Lattice, times: Sequence[float], widths: Sequence[floa
 def _drifting(
     times: Sequence[float], widths: Sequence[float], typical: float
 ) -> UpdatePeriod | None:
-    """Handles updates of which each is due some time after the last."""
+    """The period of a sensor that measures when it is read, so that updates follow no clock."""
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     middle = sorted(gaps)[len(gaps) // 2]
     if middle < SHARPNESS * typical:

@@ -1,8 +1,9 @@
 """Detects instructions whose times have drifted from the plan's, and gives the new times. Pure.
 
 A GPU that gets hot, or a profile of other conditions, makes a stage slower than planned; the plan
-then slows down stages that others wait for, or misses savings. Ranks report the times of each kind of instruction; if one stage deviates from the others,
-the job is planned again from its profile with these times.
+then slows down stages that others wait for, or misses savings. Ranks report the times of each kind
+of instruction; if one stage deviates from the others, the job is planned again from its profile
+with these times.
 
 The rules:
 
