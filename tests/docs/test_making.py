@@ -34,7 +34,7 @@ class Sample(BaseModel):
     limit_w: Watts = 250
     """The one in force."""
     most_w: Watts | None = None
-    spans: Annotated[list[tuple[int, int]], Field(min_length=1)] = [(1, 2)]
+    spans: list[tuple[int, int]] = Field(default_factory=lambda: [(1, 2)], min_length=1)
     """Pairs."""
     kind: Literal["a", "b"] = "a"
 
