@@ -130,7 +130,9 @@ def _facts(name: str, field: FieldInfo, module: str) -> FieldFacts:
         name=field.alias or name,
         kind=words.kind(schema),
         bounds="; ".join(words.bounds(schema)),
-        default=None if field.is_required() else _as_json(field.get_default(call_default_factory=True)),
+        default=None
+        if field.is_required()
+        else _as_json(field.get_default(call_default_factory=True)),
     )
 
 
