@@ -199,7 +199,7 @@ def _fail(error: Exception, json_wanted: bool) -> int:
         from zeusctl.reports import Failed
 
         report = Failed(at=now(), code=name, message=message, exit_code=code)
-        click.echo(report.model_dump_json(by_alias=True))
+        click.echo(report.json())
     return code
 
 

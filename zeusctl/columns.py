@@ -1,5 +1,5 @@
-"""Columns of GPUs, leases and the like, each declared once: for tables, `--columns`, CSV and JSON's
-rows.
+"""Entities, each declared once: its fields are JSON and its schema, table, `--columns`, CSV, live
+view, metrics, and the tables of the documentation.
 """
 
 from __future__ import annotations
@@ -9,18 +9,28 @@ import io
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import click
 
 from zeus_ipc.options import Number
-from zeusctl.text import energy, memory, number, table
+from zeus_ipc.text import duration, energy, memory, number
+from zeusctl.text import table
 
 if TYPE_CHECKING:
+    from typing_extensions import Self, dataclass_transform
+
     from zeusctl.reports import Report
+else:
+
+    def dataclass_transform(**_):
+        """For type checkers only."""
+        return lambda kind: kind
+
 
 _UNITS: dict[str, Callable[[Any], str]] = {
     "w": number,
@@ -29,16 +39,50 @@ _UNITS: dict[str, Callable[[Any], str]] = {
     "c": lambda value: number(value, "C"),
     "mib": memory,
     "j": energy,
+    "s": duration,
 }
 """Formats by the unit at the end of a name."""
+
+_OF_REPLIES = {"w": ("w", "mw"), "j": ("j", "mj", "uj")}
+"""The units that a reply may have for a unit here."""
+
+_SCALES = {"mw": 1000, "mj": 1000, "uj": 1_000_000}
+"""How many of a reply's unit make one here."""
+
+_OF_METRICS = {"mhz": 1e6, "mib": 2**20, "percent": 0.01}
+"""What one unit is in Prometheus's base unit."""
 
 E = TypeVar("E")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class Metric(NamedTuple):
+    """A field as a metric of the exporter.
+
+    Attributes:
+        labels: Besides those of the entity.
+        values: Their values for this field. One more label has the field's text, or the end of a
+            range.
+    """
+
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    values: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Metric:
+        """A metric from `NAME{LABEL=VALUE,LABEL} HELP`; only the first of a name needs a help."""
+        head, _, help_text = text.partition(" ")
+        name, _, labels = head.removesuffix("}").partition("{")
+        pairs = [one.split("=") for one in labels.split(",") if one]
+        values = tuple(pair[1] for pair in pairs if len(pair) > 1)
+        return cls(name, help_text, tuple(pair[0] for pair in pairs), values)
+
+
 @dataclass(frozen=True, slots=True)
 class Column(Generic[E]):
-    """One column.
+    """A field of an entity, or a column of a table.
 
     Attributes:
         name: In `--columns` and CSV, with its unit; empty: only in the table.
@@ -46,6 +90,13 @@ class Column(Generic[E]):
         text: Its text in the table; None: that of the value, in the unit of the name.
         get: Its value; None: the attribute of that name.
         spare: Which columns a narrow terminal drops first: the highest; 0: none.
+        number: Whether the table aligns it to the right, also if its name has no unit.
+        width: Characters in the live view; 0: it is not there.
+        source: The attribute of zeusd's reply, or what makes the value of the replies; empty: the
+            attribute of the field's name, in the reply's unit.
+        part: The entity that it is.
+        metric: As `Metric.parse` takes it; empty: none.
+        optional: Whether it may be None, as an empty text is then.
     """
 
     name: str = ""
@@ -54,14 +105,20 @@ class Column(Generic[E]):
     get: Callable[[E], Any] | None = None
     spare: int = 0
     number: bool = False
+    width: int = 0
+    source: str | Callable[..., Any] = ""
+    part: Any = None
+    metric: str = ""
+    optional: bool = False
 
     @property
     def right(self) -> bool:
         """Whether the table aligns it to the right."""
-        return self.number or self._unit in _UNITS
+        return self.number or (self.unit in _UNITS and self.unit != "s")
 
     @property
-    def _unit(self) -> str:
+    def unit(self) -> str:
+        """At the end of its name."""
         return self.name.rpartition("_")[2]
 
     def value(self, item: E) -> Any:
@@ -75,19 +132,108 @@ class Column(Generic[E]):
         value = self.value(item)
         if isinstance(value, (list, tuple)):
             return ", ".join(map(str, value))
-        return "-" if value is None else _UNITS.get(self._unit, _text)(value)
+        return "-" if value is None else _UNITS.get(self.unit, _text)(value)
+
+    def read(self, replies: Sequence[Any]) -> Any:
+        """Its value, from replies."""
+        if callable(self.source):
+            return self.source(*replies)
+        if self.part is not None:
+            return self.part.of(*replies)
+        stem = self.name.removesuffix(self.unit)
+        units = _OF_REPLIES.get(self.unit, (self.unit,))
+        for name in [self.source] if self.source else [stem + unit for unit in units]:
+            for one in replies:
+                if hasattr(one, name):
+                    return self._converted(getattr(one, name), name.rpartition("_")[2])
+        if None in replies:  # one of them is missing
+            return None
+        raise AttributeError(f"no reply has {self.source or self.name}")
+
+    def _converted(self, value: Any, unit: str) -> Any:
+        """A reply's value here: instants are ages, or what is left until then."""
+        if value is None or (value == "" and self.optional):
+            return None
+        if unit == "ns":
+            sign = -1 if self.name.endswith("_in_s") else 1
+            return round(max(0.0, sign * (time.monotonic_ns() - value) / 1e9), 3)
+        return value / _SCALES[unit] if unit in _SCALES else value
+
+    def samples(self, item: E) -> Iterator[tuple[tuple[str, ...], float]]:
+        """Values of its metric's labels, each with a number in Prometheus's unit."""
+        values = Metric.parse(self.metric).values
+        value, scale = self.value(item), _OF_METRICS.get(self.unit, 1)
+        if isinstance(value, str):
+            yield (*values, value), 1
+        elif isinstance(value, list):
+            for end, one in zip(("lowest", "highest"), value, strict=True):
+                yield (*values, end), one * scale
+        elif value is not None:
+            yield values, round(value * scale, 6)
+
+
+def column(heading: str = "", **more: Any) -> Any:
+    """A field of an entity: its heading, and the other attributes of its `Column`."""
+    shown: Column[Any] = Column(heading=heading, **more)
+    return field(metadata={"column": shown})
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(column, field))
+class Entity:
+    """A thing that zeusctl shows, with units in the names of its fields."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    def __init_subclass__(cls) -> None:
+        dataclass(kw_only=True, eq=False, repr=False)(cls)  # the rest would cost a start 15 ms
+
+    @classmethod
+    def of(cls, *replies: Any, **known: Any) -> Self:
+        """Converts replies of zeusd; None: one is missing, and its fields are None.
+
+        Args:
+            known: Fields that no reply has.
+        """
+        kind: Any = cls
+        shown = _fields(kind).items()
+        return cls(**known, **{name: one.read(replies) for name, one in shown if name not in known})
+
+
+@cache
+def _fields(kind: Any) -> dict[str, Column[Any]]:
+    """The column of each field."""
+    found = {}
+    for one in fields(kind):
+        column = one.metadata.get("column", Column())
+        name, optional = column.name or one.name, str(one.type).endswith("| None")
+        found[one.name] = replace(column, name=name, get=attrgetter(one.name), optional=optional)
+    return found
+
+
+@cache
+def columns_of(kind: Any) -> Columns[Any]:
+    """An entity's columns. Those of a part follow the part's own, which only the table has."""
+    found: list[Column[Any]] = []
+    for name, one in _fields(kind).items():
+        found.append(one if one.part is None else replace(one, name=""))
+        parts = columns_of(one.part) if one.part is not None else ()
+        found += [replace(sub, get=partial(_inside, name, sub)) for sub in parts]
+    return found
+
+
+def _inside(name: str, column: Column[Any], item: Any) -> Any:
+    return column.value(getattr(item, name))
 
 
 Columns = Sequence[Column[E]]
 
 
-def plain(*names: str) -> Iterable[Column[Any]]:
-    """Columns that no table has, named like attributes."""
-    return map(Column, names)
-
-
 def lines(columns: Columns[E], items: Iterable[E], width: int | None = None) -> list[str]:
-    """A table of items."""
+    """A table of items.
+
+    Args:
+        width: Characters of a line; 0: any number; None: the terminal's.
+    """
     there = with_headings(columns)
     return table(
         [one.heading for one in there],
@@ -147,7 +293,13 @@ def output_options(columns: Columns[Any]) -> Callable[[F], F]:
 
 
 class Output(Generic[E]):
-    """Prints a verb's result, once or repeatedly."""
+    """Prints a verb's result, once or repeatedly.
+
+    Args:
+        names: Of columns; empty: the verb's own table, or all columns for CSV.
+        form: `table`, `csv`, `json` or None.
+        watch_s: Seconds between updates; None: print once.
+    """
 
     def __init__(
         self,
@@ -192,12 +344,12 @@ class Output(Generic[E]):
         first: bool,
     ) -> Iterable[str]:
         if not self._rows:
-            return [report.model_dump_json(by_alias=True)] if self._json else text(report)
+            return [report.json()] if self._json else text(report)
         names = [one.name for one in self._columns]
         rows = [[one.value(item) for one in self._columns] for item in items(report)]
         if self._json:
             at, found = report.at.isoformat(), [dict(zip(names, row, strict=True)) for row in rows]
-            return [json.dumps({"schema": "zeusctl.rows/1", "at": at, "rows": found})]
+            return [json.dumps({"schema": "zeusctl.rows/1", "at": at, "rows": found}, default=str)]
         if self._form == "csv":
             return _csv(names if first else None, rows)
         numbers = [

@@ -12,7 +12,7 @@ from zeus_ipc.charging import Bounds, bounds_of, reason_of
 from zeusctl.usage import KWH_FROM_J, KWH_J, NOBODYS, label
 
 if TYPE_CHECKING:
-    from zeusctl.reports import UsedEnergy
+    from zeusctl.entities import UsedEnergy
 
 SHOWN = 8
 """Accounts with a color of their own; the others share one."""

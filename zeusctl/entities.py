@@ -1,30 +1,118 @@
-"""What zeusctl lists, column by column."""
+"""What zeusctl shows, each thing declared once, see `columns`. None: the GPU does not offer it, or
+the reader may not see it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from zeusctl.columns import Column, Columns, plain
-from zeusctl.text import duration, number, quantity_text, shorten, style
+from zeus_ipc.controls import SPECS, Control, profile_name
+from zeus_ipc.text import duration, number, quantity_text, seconds_since
+from zeusctl.columns import Columns, Entity, column, columns_of
+from zeusctl.text import reasons, shorten, style, user_name
 
 if TYPE_CHECKING:
-    from zeusctl.reports import Allocation, Ceiling, Event, Gpu, KnownGpu, Lease, Module, Process
+    from zeus_ipc.replies import GpuInfo, GpuState
+
+Value = float | bool | list[float] | list[str]
+"""What a control holds, in its unit: a number, [lowest, highest] ([]: unlocked), a switch, or names
+of the chosen profiles."""
 
 
-def _limit(name: str) -> Callable[[Any], Any]:
-    return attrgetter(f"power_limit_w.{name}")
+def quantity(control: str, value: Sequence[int] | None) -> Any:
+    """Converts a control's value from the protocol's form to its unit."""
+    if value is None:
+        return None
+    spec = SPECS[Control(control)]
+    if spec.shape == "switch":
+        return bool(value[0])
+    if spec.shape == "set":
+        return [spec.member(part) for part in value]
+    numbers = [part / spec.scale for part in value]
+    return numbers if spec.shape == "range" else numbers[0]
 
 
-def _limits() -> Iterable[Column[Any]]:
-    for name, field in (("min", "smallest"), ("max", "largest"), ("default", "default")):
-        yield Column(f"{name}_power_limit_w", get=_limit(field))
+def _held(path: str) -> Callable[[Any], Any]:
+    """A control's value or bound, from a reply."""
+    return lambda one: quantity(one.control, attrgetter(path)(one))
 
 
-def product(name: str) -> str:
+def _set_to(name: str) -> Callable[[Any], str]:
+    """The text of a control's value."""
+    return lambda one: quantity_text(one.control, getattr(one, name))
+
+
+def _unit(one: Any) -> str:
+    return SPECS[Control(one.control)].unit
+
+
+def _user(one: Any) -> str | None:
+    if one.uid is None or one.uid == -1:
+        return None
+    return user_name(one.uid) if one.uid >= 0 else f"forgotten {-one.uid % 10_000:04}"
+
+
+# -------------------------------------------------------------------------------------------- GPUs
+
+
+class PowerLimit(Entity):
+    """Power limits of a GPU, in watts."""
+
+    requested: float | None = column(
+        name="power_limit_w",
+        metric="zeusd_gpu_power_limit_watts{kind=requested} Power limits: requested by software, "
+        "enforced by the board, site limit, and the lowest of it and all ceilings (highest).",
+    )
+    """Requested by software."""
+    enforced: float | None = column(
+        name="enforced_power_limit_w", metric="zeusd_gpu_power_limit_watts{kind=enforced}"
+    )
+    """In force."""
+    site: float | None = column(
+        "SITE",
+        name="site_limit_w",
+        source="power_limit_site_mw",
+        metric="zeusd_gpu_power_limit_watts{kind=site}",
+    )
+    """The site limit: the restore target where no ceiling is lower."""
+    highest: float | None = column(
+        name="highest_power_limit_w",
+        source="power_limit_highest_mw",
+        metric="zeusd_gpu_power_limit_watts{kind=highest}",
+    )
+    """The highest value that may be set: the lowest of the site limit and all ceilings."""
+    site_enforced: bool = column(source="power_limit_enforced")
+    """Whether zeusd lowers any limit above the site limit at once, even one set outside zeusd."""
+    smallest: float | None = column(name="min_power_limit_w", source="power_limit_min_mw")
+    largest: float | None = column(name="max_power_limit_w", source="power_limit_max_mw")
+    default: float | None = column(name="default_power_limit_w", source="power_limit_default_mw")
+
+
+class ControlState(Entity):
+    """The value of a control."""
+
+    control: str
+    value: Value | None
+    """None: it could not be read."""
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{self.control} {quantity_text(self.control, self.value)}"
+
+
+def _values(_: GpuInfo, state: GpuState | None) -> list[ControlState]:
+    return [
+        ControlState(control=name, value=quantity(name, value), unit=SPECS[Control(name)].unit)
+        for name, value in (state.controls.items() if state is not None else ())
+    ]
+
+
+def product(gpu: Gpu | KnownGpu) -> str:
     """A GPU's name without its maker's."""
-    return shorten(name.removeprefix("NVIDIA ").removeprefix("AMD Instinct "), 22)
+    return shorten(gpu.name.removeprefix("NVIDIA ").removeprefix("AMD Instinct "), 22)
 
 
 def limit_text(gpu: Gpu) -> str:
@@ -52,56 +140,127 @@ def _clock(mhz: int | None, locked: object) -> str:
     return number(mhz) + ("*" if locked else "")
 
 
-GPU: Columns[Gpu] = (
-    Column("index", "GPU", number=True),
-    Column("name", "NAME", lambda gpu: product(gpu.name), spare=1),
-    *plain("uuid", "pci_address"),
-    Column("utilization_percent", "UTIL"),
-    Column("memory_used_mib", "MEM USED", _memory),
-    *plain("memory_total_mib"),
-    Column("power_w", "POWER"),
-    Column("power_limit_w", "LIMIT", limit_text, _limit("requested")),
-    Column("enforced_power_limit_w", get=_limit("enforced")),
-    Column("site_limit_w", "SITE", get=_limit("site")),
-    Column("highest_power_limit_w", get=_limit("highest")),
-    *_limits(),
-    Column(
-        "gpu_clock_mhz", "CLOCK", lambda one: _clock(one.gpu_clock_mhz, one.locked_gpu_clocks_mhz)
-    ),
-    Column(
-        "memory_clock_mhz",
+def _reasons(_: GpuInfo, state: GpuState | None) -> list[str] | None:
+    bits = None if state is None else state.throttle_reasons
+    return None if bits is None else reasons(bits)
+
+
+def _enforced(_: GpuInfo, state: GpuState | None) -> list[str] | None:
+    profiles = None if state is None else state.enforced_power_profiles
+    return None if profiles is None else [profile_name(one) for one in profiles]
+
+
+def throttled_text(gpu: Gpu) -> str:
+    """A GPU's throttle reasons: `power limit (fleet)`."""
+    by = f"power limit ({gpu.throttling_ceiling})" if gpu.throttling_ceiling else "power limit"
+    return ", ".join(by if one == "power limit" else one for one in gpu.throttle_reasons or ())
+
+
+def _throttling_ceiling(gpu: GpuInfo, state: GpuState | None) -> str | None:
+    """The lowest ceiling, if the power limit that throttles the GPU is the ceiling's."""
+    highest_mw = gpu.power_limit_highest_mw
+    if state is None or highest_mw is None or state.power_limit_mw is None:
+        return None
+    throttled = "power limit" in reasons(state.throttle_reasons)
+    # Drivers round a limit to whole watts; a lower one is a holder's choice, a higher one others'.
+    if not throttled or abs(state.power_limit_mw - highest_mw) >= 1000:
+        return None
+    bounds = {one.name: one.value[0] for one in gpu.ceilings}
+    if gpu.power_limit_site_mw != gpu.power_limit_max_mw:
+        bounds["site"] = gpu.power_limit_site_mw or 0
+    return next((name for name, mw in bounds.items() if mw == highest_mw), None)
+
+
+class Gpu(Entity):
+    """One GPU as it is now."""
+
+    index: int = column("GPU", number=True, width=3)
+    name: str = column("NAME", text=product, spare=3, width=22)
+    uuid: str
+    pci_address: str
+    utilization_percent: int | None = column(
+        "UTIL", width=5, metric="zeusd_gpu_utilization_ratio Share of time in which a kernel ran."
+    )
+    """Share of the last sample period in which a kernel ran."""
+    memory_used_mib: int | None = column(
+        "MEM USED",
+        text=_memory,
+        width=11,
+        metric="zeusd_gpu_memory_used_bytes Memory of the GPU in use.",
+    )
+    memory_total_mib: int | None = column(source="memory_mib")
+    power_w: float | None = column(
+        "POWER", width=6, metric="zeusd_gpu_power_watts Power at this moment."
+    )
+    power_limit_w: PowerLimit = column(
+        "LIMIT", text=limit_text, part=PowerLimit, number=True, width=7
+    )
+    gpu_clock_mhz: int | None = column(
+        "CLOCK",
+        width=5,
+        text=lambda one: _clock(one.gpu_clock_mhz, one.locked_gpu_clocks_mhz),
+        metric="zeusd_gpu_clock_hertz{clock=gpu} Clocks.",
+    )
+    memory_clock_mhz: int | None = column(
         "MEMORY",
-        lambda one: _clock(one.memory_clock_mhz, one.locked_memory_clocks_mhz),
-        spare=2,
-    ),
-    *plain("locked_gpu_clocks_mhz", "locked_memory_clocks_mhz"),
-    Column("temperature_c", "TEMP"),
-    *plain("memory_power_w", "module", "energy_scope"),
-    Column("energy_j", "ENERGY", spare=3),
-    Column("throttle_reasons", "THROTTLED BY", lambda gpu: ", ".join(gpu.throttle_reasons or ())),
-    *plain("persistence_mode", "processes", "leases", "error"),
-)
-"""A GPU as it is now. `processes` and `leases` are counts."""
+        text=lambda one: _clock(one.memory_clock_mhz, one.locked_memory_clocks_mhz),
+        spare=4,
+        width=6,
+        metric="zeusd_gpu_clock_hertz{clock=memory}",
+    )
+    locked_gpu_clocks_mhz: list[int] | None = column(
+        metric="zeusd_gpu_locked_clock_hertz{clock=gpu,end} Ends of the ranges that zeusd locked "
+        "clocks to."
+    )
+    """[lowest, highest], as zeusd locked them; None: unlocked, as far as zeusd knows."""
+    locked_memory_clocks_mhz: list[int] | None = column(
+        metric="zeusd_gpu_locked_clock_hertz{clock=memory,end}"
+    )
+    temperature_c: int | None = column(
+        "TEMP", width=4, metric="zeusd_gpu_temperature_celsius Temperature."
+    )
+    memory_power_w: float | None = column(
+        metric="zeusd_gpu_memory_power_watts Power of a GPU's memory, which is part of the GPU's."
+    )
+    """The memory's part of `power_w`."""
+    module: int | None
+    """The superchip that it is part of."""
+    energy_scope: str | None = column(
+        metric="zeusd_gpu_energy_scope{scope} What a GPU's energy counter counts: gpu, "
+        "module or unknown."
+    )
+    """What `energy_j` counts: gpu, module (the whole superchip), or unknown."""
+    energy_j: float | None = column("ENERGY", spare=5, width=9)
+    """Since the driver was loaded."""
+    throttle_reasons: list[str] | None = column(
+        "THROTTLED BY", text=throttled_text, source=_reasons, width=19
+    )
+    throttling_ceiling: str | None = column(
+        source=_throttling_ceiling,
+        metric="zeusd_gpu_throttling_ceiling{ceiling} The ceiling whose power limit throttles a "
+        "GPU: site, persisted, fleet or job:ID.",
+    )
+    """The ceiling whose power limit throttles it: site, persisted, fleet or job:ID; None: none."""
+    persistence_mode: bool | None
+    processes: int | None
+    """Number of processes that use it, if they were requested."""
+    leases: int
+    """Number of leases on it."""
+    error: str | None
+    """Why it could not be read; then the readings are None."""
+    persisted: list[str]
+    """Controls that an administrator set with --persist."""
+    controls: list[ControlState] = column(source=_values)
+    """The value of each control."""
+    enforced_power_profiles: list[str] | None = column(source=_enforced)
+    """Workload power profiles in force; the requested ones are under `controls`."""
+    power_of: str | None = column(
+        source=lambda gpu, _: next((one for one in gpu.power_domain[:1] if one != gpu.uuid), None)
+    )
+    """UUID of the GPU that has its power limit, power and energy, as the first die of a card."""
 
-KNOWN_GPU: Columns[KnownGpu] = (
-    Column("index", "GPU", number=True),
-    Column("name", "NAME", lambda gpu: product(gpu.name)),
-    Column("uuid", "UUID"),
-    Column("pci_address", "PCI", spare=3),
-    *plain("architecture"),
-    Column("memory_mib", "MEMORY", spare=2),
-    *plain("mig_enabled"),
-    *_limits(),
-    Column("", "LIMITS", lambda gpu: limits_text(gpu)),
-    Column(
-        "site_limit_w", "SITE", lambda gpu: number(gpu.power_limit_w.site, "W"), _limit("site"), 1
-    ),
-    Column("controls", "CONTROLS", spare=4),
-)
-"""A GPU's constant properties."""
 
-
-def limits_text(gpu: KnownGpu) -> str:
+def _limits(gpu: KnownGpu) -> str:
     """The power limits that the GPU itself accepts."""
     limit = gpu.power_limit_w
     if limit.smallest is None:
@@ -109,15 +268,48 @@ def limits_text(gpu: KnownGpu) -> str:
     return f"{number(limit.smallest)}-{number(limit.largest, 'W')}"
 
 
-LEASE: Columns[Lease] = (
-    Column("", "GPU", lambda one: one.uuid if one.gpu < 0 else str(one.gpu), number=True),
-    Column("control", "CONTROL"),
-    Column("", "SET TO", lambda one: quantity_text(one.control, one.value)),
-    Column("", "RESTORE TO", lambda one: quantity_text(one.control, one.restore_target), spare=2),
-    Column("", "STATE", lambda one: style(PENDING, "red") if one.restoring else "held", spare=3),
-    Column("", "SINCE", lambda one: duration(one.held_s), spare=1),
-    Column("", "HOLDER", lambda one: holder(one) + (f": {one.trouble}" if one.trouble else "")),
-)
+class KnownGpu(Entity):
+    """The constant properties of a GPU."""
+
+    index: int = column("GPU", number=True)
+    name: str = column("NAME", text=product)
+    uuid: str = column("UUID")
+    pci_address: str = column("PCI", spare=3)
+    architecture: int
+    memory_mib: int = column("MEMORY", spare=2)
+    mig_enabled: bool
+    runtime_indices: list[int]
+    """HIP's number of it, or of its partitions; empty: unknown, or not an AMD GPU."""
+    power_limit_w: PowerLimit = column(
+        "LIMITS", text=_limits, source=lambda gpu: PowerLimit.of(gpu, None), part=PowerLimit
+    )
+    controls: list[str] = column("CONTROLS", spare=4)
+    """Controls that it offers."""
+    power_profiles: list[str] = column(source=lambda gpu: [one.name for one in gpu.power_profiles])
+    """Workload power profiles that it offers."""
+
+
+class Module(Entity):
+    """A superchip: a CPU, its memory, and GPUs."""
+
+    module: int = column("MODULE", number=True)
+    gpus: list[int] = column("GPUS", text=lambda one: ",".join(map(str, one.gpus)))
+    """Indices of its GPUs."""
+    power_w: float | None = column("POWER")
+    """Of everything on it."""
+    gpu_power_w: float | None = column("OF GPUS")
+    """Its GPUs' part."""
+    rest_w: float | None = column("OF THE REST")
+    """The part of its CPU and memory."""
+
+
+# ------------------------------------------------------------------------------- leases, ceilings
+
+
+def place(one: Any) -> str:
+    """Where a lease or an allocation is: its GPU, by UUID if zeusd does not find the GPU."""
+    return one.uuid if one.gpu < 0 else str(one.gpu)
+
 
 PENDING = "pending restore"
 
@@ -130,6 +322,46 @@ def holder(lease: Lease) -> str:
     return who + (f", job {lease.job}" if lease.job else "")
 
 
+class Lease(Entity):
+    """Who holds a control."""
+
+    gpu: int = column("GPU", text=place, number=True)
+    """Its index; -1: zeusd does not find the GPU."""
+    uuid: str = column(source="gpu")
+    control: str = column("CONTROL", source=lambda one: one.control.value)
+    value: Value | None = column("SET TO", text=_set_to("value"), source=_held("value"))
+    """The GPU's value under it; None: nothing was set yet."""
+    unit: str = column(source=_unit)
+    """Of `value`, `asked` and `restore_target`: W, MHz, or empty for a switch."""
+    asked: Value | None = column(source=_held("asked"))
+    """The value its holder requested; a driver may have rounded it or moved it into its range."""
+    restore_target: Value = column(
+        "RESTORE TO", text=_set_to("restore_target"), source=_held("back.value"), spare=2
+    )
+    restore_target_source: str = column(source=lambda one: one.back.source)
+    """configured, persisted, observed or unreadable, see the protocol's `Back`."""
+    restoring: bool = column(
+        "STATE", text=lambda one: style(PENDING, "red") if one.restoring else "held", spare=3
+    )
+    """The holder is gone, and the restore is pending."""
+    held_s: float = column("SINCE", source="since_ns", spare=1)
+    expires_in_s: float = column(source="expires_ns")
+    """When it expires if its holder sends no heartbeat until then."""
+    uid: int
+    user: str = column(
+        "HOLDER",
+        text=lambda one: holder(one) + (f": {one.trouble}" if one.trouble else ""),
+        source=_user,
+    )
+    pid: int | None
+    command: str | None
+    job: str | None
+    trouble: str | None
+    """Why it is pending."""
+    pending_s: float | None = column(source="pending_ns")
+    """For how long; None: it is not."""
+
+
 def until(one: Ceiling) -> str:
     """When a ceiling ends."""
     if one.expires_in_s is None:
@@ -138,60 +370,223 @@ def until(one: Ceiling) -> str:
     return f"in {duration(one.expires_in_s)}{then}"
 
 
-CEILING: Columns[Ceiling] = (
-    Column("gpu", "GPU", number=True),
-    Column("name", "CEILING"),
-    Column("", "AT MOST", lambda one: number(one.value, one.unit)),
-    Column("", "UNTIL", until),
-    Column("user", "SET BY"),
-)
+class Ceiling(Entity):
+    """A named bound on a GPU's power limit, besides the site limit and a persistent limit."""
+
+    gpu: int = column("GPU", number=True)
+    uuid: str
+    name: str = column("CEILING")
+    """fleet, or job:ID of a Slurm job or a pod."""
+    control: str
+    value: float = column("AT MOST", text=_set_to("value"), source=_held("value"))
+    """The highest value that anyone may set."""
+    unit: str = column(source=_unit)
+    expires_in_s: float | None = column("UNTIL", text=until, source="deadline_ns")
+    """When `then` takes its place; None: never."""
+    then: float | None = column(source=_held("fallback"))
+    """The bound from then on; None: no bound."""
+    uid: int
+    """Who set it."""
+    user: str = column("SET BY", source=_user)
 
 
-def _place(one: Process) -> str:
-    return str(one.gpu) + ("" if one.gpu_instance is None else f":{one.gpu_instance}")
+class Setting(Entity):
+    """A value that was set on one GPU."""
+
+    gpu: int
+    uuid: str
+    control: str
+    value: Value
+    """The GPU's value now; for a ceiling, the bound."""
+    unit: str
+    was: Value | None
+    asked: Value | None
+    """The requested value."""
 
 
-PROCESS: Columns[Process] = (
-    Column("gpu", "GPU", _place, number=True),
-    *plain("uuid"),
-    Column("pid", "PID", number=True),
-    Column("user", "USER"),
-    Column("memory_mib", "MEM"),
-    Column("type", "TYPE", spare=1),
-    Column("command", "COMMAND", lambda one: shorten(one.command or "-", 40)),
-    Column("job", "JOB", lambda one: one.job or ""),
-    *plain("gpu_instance"),
-    Column("leases", "HOLDS"),
-)
-"""A process on a GPU."""
+class Outcome(Entity):
+    """The outcome for one control."""
 
-MODULE: Columns[Module] = (
-    Column("module", "MODULE", number=True),
-    Column("", "GPUS", lambda one: ",".join(map(str, one.gpus))),
-    Column("power_w", "POWER"),
-    Column("gpu_power_w", "OF GPUS"),
-    Column("rest_w", "OF THE REST", get=lambda one: _rest(one)),
-)
+    gpu: int
+    uuid: str
+    control: str
+    ok: bool
+    trouble: str | None
+    """Why it is not restored. Beside `ok`: `not_offered`, by the driver; `held`, by another job."""
 
 
-def _rest(one: Module) -> float | None:
-    if one.power_w is None or one.gpu_power_w is None:
-        return None
-    return one.power_w - one.gpu_power_w
+class Permitted(Entity):
+    """The requesting user's permission for one control."""
+
+    control: str
+    allowed: bool
+    why: str
+    """Why not; empty if allowed."""
+    ranges: list[tuple[float, float]]
+    """In W or MHz; a value must lie in one of them; empty: no bound."""
+
+
+# ------------------------------------------------------------------------ processes, jobs, energy
+
+
+class Process(Entity):
+    """A process that uses a GPU. None: the reader may not see it, or the process is gone."""
+
+    gpu: int = column(
+        "GPU",
+        text=lambda one: (
+            str(one.gpu) + ("" if one.gpu_instance is None else f":{one.gpu_instance}")
+        ),
+        number=True,
+    )
+    uuid: str
+    pid: int | None = column("PID", number=True)
+    user: str | None = column("USER", source=_user)
+    memory_mib: int | None = column("MEM")
+    """Memory of the GPU that it uses; None: the driver does not report it."""
+    type: str = column("TYPE", source=lambda one: "C" if one.compute else "G", spare=1)
+    """C: compute; G: graphics only."""
+    command: str | None = column("COMMAND", text=lambda one: shorten(one.command or "-", 40))
+    job: str | None = column("JOB", text=lambda one: one.job or "")
+    gpu_instance: int | None
+    """MIG instance; None: the whole GPU."""
+    leases: list[str] = column("HOLDS")
+    """Its leases on this GPU: `power_limit 200 W`."""
 
 
 def _part(one: Allocation) -> str:
     return f"{one.weight} of {one.parts or 'those held'}" if one.weight else ""
 
 
-ALLOCATION: Columns[Allocation] = (
-    Column("", "GPU", lambda one: one.uuid if one.gpu < 0 else str(one.gpu), number=True),
-    Column("", "HELD BY", lambda one: "-" if one.name is None else f"{one.kind} {one.name}"),
-    Column("", "RUN", lambda one: one.run or ""),
-    Column("user", "USER"),
-    Column("", "PART", _part),
-    Column("", "SINCE", lambda one: "-" if one.held_s is None else duration(one.held_s)),
-)
+class Allocation(Entity):
+    """A GPU that a job or pod holds."""
+
+    gpu: int = column("GPU", text=place, number=True)
+    """Its index; -1: zeusd does not find the GPU."""
+    uuid: str = column(source="gpu")
+    kind: str | None
+    """job or pod. None: the reader may not see whose it is, nor the following fields."""
+    name: str | None = column(
+        "HELD BY", text=lambda one: "-" if one.name is None else f"{one.kind} {one.name}"
+    )
+    run: str | None = column("RUN", text=lambda one: one.run or "")
+    user: str | None = column("USER", source=_user)
+    weight: int | None = column("PART", text=_part, source=lambda one: one.weight or None)
+    """Its part beside other holders; None: all of the GPU."""
+    parts: int | None = column(source=lambda one: one.parts or None)
+    """Number of parts of the GPU; None: those that are held."""
+    held_s: float | None = column(
+        "SINCE", source=lambda one: seconds_since(one.since_ns) if one.kind else None
+    )
+
+
+class UsedEnergy(Entity):
+    """Energy of one account in one interval, see the protocol's `UsageSum`."""
+
+    since: datetime
+    until: datetime
+    kind: str
+    name: str
+    run: str | None
+    uid: int | None = column(source=lambda one: one.uid if one.uid >= 0 else None)
+    user: str | None = column(source=_user)
+    gpu_hours: float = column(source=lambda one: one.ns / 3.6e12)
+    energy_j: float = column(source=lambda one: (one.active_uj + one.idle_uj) / 1e6)
+    lower_j: float
+    upper_j: float
+    active_j: float
+    idle_j: float
+    """While the driver reported the GPU as idle."""
+    basis: list[str] = column(source="methods")
+    """allocated, exclusive, weights, utilization, slices, equal, unread."""
+    exact: bool
+    bounds: str
+    """The basis of lower_j and upper_j: exact, presence or activity; the least certain one if there
+    are several."""
+    reason: str
+    """Why it is an estimate, or unattributed; empty otherwise."""
+    begin: datetime | None
+    """When a job or pod began to hold its first GPU, or a process started."""
+    end: datetime | None
+    """When it ceased to hold its last; None: it still holds some."""
+    workload: str | None
+    """Of a process: the job, pod, service or container that it belongs to."""
+
+
+class Sample(Entity):
+    """A sample of a GPU: a row of a recording."""
+
+    time: float | None
+    """Seconds since 1970."""
+    gpu: int
+    uuid: str | None = column(source="gpu")
+    power_w: float | None
+    average_power_w: float | None = column(source="average_mw")
+    memory_power_w: float | None = column(source="memory_mw")
+    module_power_w: float | None = column(source="module_mw")
+    energy_j: float | None
+    """From an arbitrary start."""
+    power_limit_w: float | None
+    gpu_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    temperature_c: int | None
+    throttle_reasons: int | None
+    """Bits of nvmlClocksEventReasons."""
+    lost: int | None
+    """Samples that were missed just before."""
+
+
+class Measured(Entity):
+    """Energy of one source."""
+
+    source: str
+    """`gpu:INDEX`, `cpu:INDEX`, `dram:INDEX` or `module:NUMBER`."""
+    uuid: str | None
+    energy_j: float | None
+    """None: nothing could be measured, see `trouble`."""
+    uncertainty_j: float | None
+    """Two standard deviations."""
+    average_power_w: float | None
+    trouble: str | None
+
+
+# ------------------------------------------------------------------------------ zeusd and its log
+
+
+class Problem(Entity):
+    """What keeps zeusd from working fully."""
+
+    part: str
+    """driver, journal or ledger."""
+    code: str
+    """Of the driver or the system; empty: there is none."""
+    cause: str
+    since_s: float = column(source="since_ns")
+    """How long ago it began."""
+    command: str
+    """What to run next."""
+
+
+class Node(Entity):
+    """The daemon and its node."""
+
+    socket: str
+    daemon_version: str
+    protocol: int
+    driver_version: str | None
+    uptime_s: float = column(source="started_ns")
+    simulated: bool = column(source=lambda node: node.simulated is not None)
+    quiesced_s: float | None = column(source="quiesced_ns")
+    """How long the driver has been closed; None: it is not."""
+    gpus: int = column(source=lambda node: len(node.gpus))
+    leases: int
+    pending_restores: int
+    """Controls that could not be restored yet."""
+    findings: list[str]
+    """Rules of zeusd.toml that have no effect on this node, and why."""
+    problems: list[Problem] = column(source=lambda node: [Problem.of(one) for one in node.problems])
+    unusable: list[str]
+    """A sentence for each GPU that zeusd cannot use."""
 
 
 def _what(event: Event) -> str:
@@ -218,11 +613,38 @@ def _why(event: Event) -> str:
     return ", ".join(part for part in parts if part and part != "requested")
 
 
-EVENT: Columns[Event] = (
-    Column("", "WHEN", lambda event: event.when.strftime("%b %d %H:%M:%S")),
-    Column("", "WHAT", _what),
-    Column("", "GPU", lambda one: str((one.uuid or "") if one.gpu is None else one.gpu)),
-    Column("", "CHANGE", _change),
-    Column("", "WHO, WHY AND RESULT", _why),
-)
-"""A record of the audit log."""
+class Event(Entity):
+    """One record of the audit log."""
+
+    number: int
+    when: datetime = column("WHEN", text=lambda event: event.when.strftime("%b %d %H:%M:%S"))
+    until: datetime
+    event: str = column("WHAT", text=_what)
+    count: int
+    warning: bool
+    gpu: int | None = column(
+        "GPU", text=lambda one: str((one.uuid or "") if one.gpu is None else one.gpu)
+    )
+    uuid: str | None = column(source="gpu")
+    control: str | None = column("CHANGE", text=_change)
+    old: str | None
+    new: str | None
+    uid: int | None
+    user: str | None = column("WHO, WHY AND RESULT", text=_why, source=_user)
+    pid: int | None
+    """None if it is another user's and the reader is not an administrator; the same for `command`
+    and `job`."""
+    command: str | None
+    job: str | None
+    reason: str | None
+    result: str | None
+
+
+GPU: Columns[Gpu] = columns_of(Gpu)
+KNOWN_GPU: Columns[KnownGpu] = columns_of(KnownGpu)
+MODULE: Columns[Module] = columns_of(Module)
+LEASE: Columns[Lease] = columns_of(Lease)
+CEILING: Columns[Ceiling] = columns_of(Ceiling)
+PROCESS: Columns[Process] = columns_of(Process)
+ALLOCATION: Columns[Allocation] = columns_of(Allocation)
+EVENT: Columns[Event] = columns_of(Event)

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from zeusctl.reports import Check
+from zeus_ipc.checks import Check, fault, note, ok
 from zeusd.devices.amd.library import CANDIDATES
 from zeusd.devices.amd.sysfs import driver_loaded, driver_version
 from zeusd.devices.vendors import AMD, NVIDIA, SYSFS, has_gpu
@@ -19,20 +19,18 @@ def accounting_checks(slurm_conf: str = SLURM_CONF, mounts: str = MOUNTS) -> Ite
     """Yields a check for each problem; nothing if all is well."""
     flags = _setting(slurm_conf, "prologflags")
     if flags is not None and "contain" not in flags.lower().split(","):
-        yield Check(
-            name="slurm",
-            state="note",
-            found=f"{slurm_conf} lacks PrologFlags=Contain: a job's control group may vanish "
-            "between its steps, and its GPUs are then charged to nobody",
-            remedy="set PrologFlags=Contain",
+        yield note(
+            "slurm",
+            f"{slurm_conf} lacks PrologFlags=Contain: a job's control group may vanish between its "
+            "steps, and its GPUs are then charged to nobody",
+            "set PrologFlags=Contain",
         )
     hidden = [line for line in _lines(mounts) if " proc " in line and "hidepid=" in line]
     if hidden and "hidepid=0" not in hidden[0] and "hidepid=off" not in hidden[0]:
-        yield Check(
-            name="processes",
-            state="note",
-            found="/proc is mounted with hidepid: whose a process is may be hidden from zeusd",
-            remedy="give zeusd's group access with the mount option gid=",
+        yield note(
+            "processes",
+            "/proc is mounted with hidepid: whose a process is may be hidden from zeusd",
+            "give zeusd's group access with the mount option gid=",
         )
 
 
@@ -63,37 +61,26 @@ def gpus_are_amds(sysfs: str = SYSFS) -> bool:
 def vendors_check(sysfs: str = SYSFS) -> Iterator[Check]:
     """Returns a note if the node has GPUs of two vendors: zeusd manages those of one."""
     if has_gpu(sysfs, AMD) and has_gpu(sysfs, NVIDIA):
-        yield Check(
-            name="vendors",
-            state="note",
-            found="this node has NVIDIA and AMD GPUs; zeusd manages those of one vendor",
-            remedy="those are NVIDIA's, unless you set library under [amd] in zeusd.toml",
+        yield note(
+            "vendors",
+            "this node has NVIDIA and AMD GPUs; zeusd manages those of one vendor",
+            "those are NVIDIA's, unless you set library under [amd] in zeusd.toml",
         )
 
 
 def amd_checks(sysfs: str = SYSFS, libraries: Sequence[str] = CANDIDATES) -> tuple[Check, Check]:
     """Checks driver and library."""
-    driver = Check(
-        name="driver", state="ok", found=f"amdgpu {driver_version(sysfs)} is loaded", remedy=""
-    )
-    if not driver_loaded(sysfs):
-        driver = Check(
-            name="driver",
-            state="fault",
-            found="the amdgpu driver is not loaded",
-            remedy="install it, or `modprobe amdgpu`",
-        )
+    driver = fault("driver", "the amdgpu driver is not loaded", "install it, or `modprobe amdgpu`")
+    if driver_loaded(sysfs):
+        driver = ok("driver", f"amdgpu {driver_version(sysfs)} is loaded")
     for library in libraries:
         try:
             ctypes.CDLL(library)
         except OSError:
             continue
-        return driver, Check(
-            name="library", state="ok", found=f"{library} can be loaded", remedy=""
-        )
-    return driver, Check(
-        name="library",
-        state="fault",
-        found="no libamd_smi of a known version can be loaded",
-        remedy="install ROCm's amd-smi-lib, or set library under [amd] in zeusd.toml",
+        return driver, ok("library", f"{library} can be loaded")
+    return driver, fault(
+        "library",
+        "no libamd_smi of a known version can be loaded",
+        "install ROCm's amd-smi-lib, or set library under [amd] in zeusd.toml",
     )

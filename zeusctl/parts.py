@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -69,29 +68,6 @@ def number_of(file: str) -> int | None:
     """The number of a device file, from 0: of `/dev/nvidia3`, and of `/dev/dri/renderD131`."""
     found = re.search(r"(renderD)?([0-9]+)$", file, re.IGNORECASE)
     return None if found is None else int(found[2]) - (128 if found[1] else 0)
-
-
-def on_the_bus(root: str = "/") -> dict[str, int | None]:
-    """The NVIDIA GPUs on the PCI bus, lost ones included: the numbers of their device files by
-    address, such as `0000:07:00.0`; None where the driver has none.
-    """
-    found: dict[str, int | None] = {}
-    for device in Path(root, "sys/bus/pci/devices").glob("*"):
-        driver = device / "driver"
-        ours = not driver.exists() or driver.resolve().name == "nvidia"
-        if ours and _read(device / "vendor") == "0x10de" and _read(device / "class")[:4] == "0x03":
-            found[device.name.lower()] = None
-    for folder in Path(root, "proc/driver/nvidia/gpus").glob("*"):
-        minor = re.search(r"^Device Minor:\s*([0-9]+)", _read(folder / "information"), re.MULTILINE)
-        found[folder.name.lower()] = None if minor is None else int(minor[1])
-    return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def mig_devices(client: Client, gpus: Sequence[GpuInfo]) -> dict[str, Part]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from zeusctl.exits import CommandError
 
 if TYPE_CHECKING:
-    from zeusctl.reports import UsedEnergy
+    from zeusctl.entities import UsedEnergy
 
 Line = list[tuple[float, float]]
 """Times, seconds since 1970, and values."""

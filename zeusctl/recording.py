@@ -12,30 +12,8 @@ from typing import IO, Any, NamedTuple, Protocol
 from zeus_ipc import tables
 from zeus_ipc.atomic import replacing
 from zeus_ipc.overriding import override
+from zeusctl.entities import Sample
 from zeusctl.exits import CommandError
-
-
-class Sample(NamedTuple):
-    """A row of a recording. `time` is in seconds since 1970; `energy_j` counts from an arbitrary
-    start; `throttle_reasons` are the bits of nvmlClocksEventReasons; `lost` counts samples that
-    were missed just before. None: the GPU does not offer it.
-    """
-
-    time: float | None
-    gpu: int
-    uuid: str | None
-    power_w: float | None
-    average_power_w: float | None
-    memory_power_w: float | None
-    module_power_w: float | None
-    energy_j: float | None
-    power_limit_w: float | None
-    gpu_clock_mhz: int | None
-    memory_clock_mhz: int | None
-    temperature_c: int | None
-    throttle_reasons: int | None
-    lost: int | None
-
 
 COLUMNS = tables.kinds(Sample)
 """Columns of a recording, and what they hold."""

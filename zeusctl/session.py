@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import socket
-import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from functools import cached_property
@@ -185,7 +184,7 @@ class Session:
     ) -> None:
         """Prints a report: as JSON if requested, else these lines."""
         if self.json:
-            click.echo(report.model_dump_json(by_alias=True), err=err)
+            click.echo(report.json(), err=err)
             return
         for line in lines() if callable(lines) else lines:
             click.echo(line, err=err)
@@ -194,11 +193,6 @@ class Session:
 def now() -> datetime:
     """The present time with its zone."""
     return datetime.now(timezone.utc).astimezone()
-
-
-def seconds_since(t_ns: int) -> float:
-    """Seconds since an instant of CLOCK_MONOTONIC."""
-    return max(0.0, (time.monotonic_ns() - t_ns) / 1e9)
 
 
 def ceiling_option(text: str) -> Callable[[F], F]:

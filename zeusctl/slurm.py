@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from zeus_ipc.checks import on_the_bus
 from zeusctl.exits import CommandError, Exit
-from zeusctl.parts import MIG, UUIDS, Devices, Part, number_of, on_the_bus, together
+from zeusctl.parts import MIG, UUIDS, Devices, Part, number_of, together
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo

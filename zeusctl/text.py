@@ -12,12 +12,10 @@ import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
-from typing import Any
 
 import click
 
 from zeus_ipc import users
-from zeus_ipc.controls import SPECS, Control
 
 NS = 1_000_000_000
 
@@ -68,73 +66,6 @@ def user_name(uid: int) -> str:
     return users.user_name(uid)
 
 
-def count(number: int, noun: str) -> str:
-    """A number of things: `1 lease`, `2 leases`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def gpus_text(indices: Sequence[int | str]) -> str:
-    """GPUs by their indices: `GPU 0`, `GPUs 0, 3`."""
-    return f"GPU{'' if len(indices) == 1 else 's'} {', '.join(map(str, indices))}"
-
-
-def value_text(control: str, value: Sequence[int] | None) -> str:
-    """Formats a control's value in the journal's form."""
-    return "not set" if value is None else SPECS[Control(control)].text(value)
-
-
-def quantity_text(control: str, value: Any) -> str:
-    """Formats a control's value in the form of reports: in its unit, or by its members' names."""
-    spec = SPECS[Control(control)]
-    if value is None:
-        return "not set"
-    parts = value if isinstance(value, (list, tuple)) else [value]
-    if spec.shape == "set":
-        return ", ".join(parts) or "none"
-    return spec.text([round(part * spec.scale) for part in parts])
-
-
-def number(value: float | None, unit: str = "", digits: int = 1) -> str:
-    """Formats a number, to at most this many decimals, with its unit."""
-    if value is None:
-        return "-"
-    text = f"{value:.{digits}f}"
-    return f"{text.rstrip('0').rstrip('.') if digits else text} {unit}".rstrip()
-
-
-def duration(seconds: float) -> str:
-    """How long, in the two largest units: `3 d 4 h`."""
-    seconds = max(0.0, seconds)
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    parts: list[str] = []
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, seconds = divmod(int(seconds), length)
-        if count or parts:
-            parts.append(f"{count} {unit}")
-    return " ".join(parts[:2])
-
-
-def split(partitions: Sequence[int]) -> str:
-    """Describes how a GPU is split: into partitions (AMD) or instances (NVIDIA)."""
-    return count(len(partitions), "partition") if len(partitions) > 1 else "MIG is on"
-
-
-def memory(mib: int | None) -> str:
-    """Formats memory: MiB below 1 GiB, else GiB."""
-    if mib is None:
-        return "-"
-    return f"{mib} MiB" if mib < 1024 else number(mib / 1024, "GiB")
-
-
-def energy(joules: float) -> str:
-    """Formats joules with a prefix that leaves at most four digits before the point."""
-    for factor, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
-        if abs(joules) >= 10 * factor:
-            return f"{joules / factor:.1f} {unit}"
-    return f"{joules:.1f} J"
-
-
 def parse_duration(text: str) -> float:
     """Parses `30s`, `10m`, `1.5h`, `2d` or a number of seconds.
 
@@ -163,6 +94,11 @@ def fitting(
     header: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[int], room: int
 ) -> tuple[list[int], list[int], list[str]]:
     """Chooses a table's columns.
+
+    Args:
+        spare: Positions of columns that may be dropped, the first one first; before them go those
+            without content.
+        room: Characters of a line; 0: any number.
 
     Returns:
         Positions of the columns to show, the widths of all, and names of those with content that
@@ -194,6 +130,11 @@ def table(
 ) -> list[str]:
     """Lines of aligned columns, which fit the terminal: columns without content and spare ones are
     dropped, and the last one is wrapped, or set below the others.
+
+    Args:
+        right: Positions of columns that are aligned to the right.
+        spare: As for `fitting`.
+        width: Characters of a line; 0: any number; None: the terminal's.
     """
     room = screen_width() if width is None else width
     shown, widths, dropped = fitting(header, rows, spare, room)

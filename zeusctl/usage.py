@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone, tzinfo
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from zeus_ipc.tables import write
-from zeusctl.columns import Column
+from zeus_ipc.text import count
+from zeus_ipc.text import energy as energy_text
+from zeusctl.columns import Column, columns_of
 from zeusctl.columns import lines as table_of
-from zeusctl.reports import EnergyReport, UsedEnergy
-from zeusctl.text import count, parse_duration, screen_width, user_name
-from zeusctl.text import energy as energy_text
+from zeusctl.entities import UsedEnergy
+from zeusctl.text import parse_duration, screen_width
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
     from zeus_ipc.replies import Usage, UsageSum
+    from zeusctl.reports import EnergyReport
 
 KWH_J = 3_600_000
 KWH_FROM_J = KWH_J / 10
@@ -115,7 +118,6 @@ def job_sums(client: Client, kind: str, name: str, run: str | None) -> list[Used
 def reported(one: UsageSum, ends: Sequence[int], where: tzinfo | None) -> UsedEnergy:
     """Converts a sum to the report's form."""
     from zeus_ipc.charging import Bounds, bounds_of, reason_of
-    from zeusctl.reports import UsedEnergy
 
     def at(t_s: int) -> datetime:
         return datetime.fromtimestamp(t_s, timezone.utc).astimezone(where)
@@ -123,27 +125,15 @@ def reported(one: UsageSum, ends: Sequence[int], where: tzinfo | None) -> UsedEn
     meet = one.lower_uj == one.upper_uj
     kind = Bounds.EXACT if meet and one.kind in WHOLES else bounds_of(one.methods, meet)
     reason = "" if kind is Bounds.EXACT else reason_of(one.methods)
-    return UsedEnergy(
+    return UsedEnergy.of(
+        one,
         since=at(ends[one.interval]),
         until=at(ends[one.interval + 1]),
-        kind=one.kind,
-        name=one.name,
-        run=one.run or None,
-        uid=one.uid if one.uid >= 0 else None,
-        user=_user(one.uid),
-        gpu_hours=one.ns / 3.6e12,
-        energy_j=(one.active_uj + one.idle_uj) / 1e6,
-        lower_j=one.lower_uj / 1e6,
-        upper_j=one.upper_uj / 1e6,
-        active_j=one.active_uj / 1e6,
-        idle_j=one.idle_uj / 1e6,
-        basis=one.methods,
         exact=kind is Bounds.EXACT,
         bounds=kind.value,
         reason=one.name if one.kind == "unattributed" else reason,
         begin=at(one.begin_s) if one.begin_s else None,
         end=at(one.end_s) if one.end_s else None,
-        workload=one.workload or None,
     )
 
 
@@ -169,12 +159,6 @@ def tightened(usage: Usage) -> Usage:
             one = one.model_copy(update=bounds)
         sums.append(one)
     return usage.model_copy(update={"sums": sums})
-
-
-def _user(uid: int) -> str | None:
-    if uid >= 0:
-        return user_name(uid)
-    return None if uid == -1 else f"forgotten {-uid % 10_000:04}"
 
 
 def label(one: UsedEnergy, gpus: dict[str, int]) -> str:
@@ -271,15 +255,14 @@ def check(usage: Usage) -> int:
 
 
 def _rows(report: EnergyReport) -> list[dict[str, Any]]:
-    return [{**one.model_dump(mode="json"), "basis": "+".join(one.basis)} for one in report.sums]
+    sums = json.loads(report.json())["sums"]
+    return [{**one, "basis": "+".join(one["basis"])} for one in sums]
 
 
 def csv_text(report: EnergyReport) -> str:
     """One line for each sum."""
-    from zeusctl.reports import UsedEnergy
-
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*UsedEnergy.model_fields])
+    writer = csv.DictWriter(text, [one.name for one in columns_of(UsedEnergy)])
     writer.writeheader()
     writer.writerows(_rows(report))
     return text.getvalue()
@@ -287,18 +270,16 @@ def csv_text(report: EnergyReport) -> str:
 
 def json_text(report: EnergyReport) -> str:
     """The report as `--json` prints it."""
-    return report.model_dump_json(by_alias=True) + "\n"
+    return report.json() + "\n"
 
 
 def write_parquet(report: EnergyReport, path: Path) -> None:
     """One row for each sum; times are texts with their offset from UTC."""
-    from zeusctl.reports import UsedEnergy
-
+    hints = get_type_hints(UsedEnergy)
+    names = [one.name for one in columns_of(UsedEnergy)]
     kinds = {
-        name: next(
-            (one for one in (float, int, bool) if field.annotation in (one, one | None)), str
-        )
-        for name, field in UsedEnergy.model_fields.items()
+        name: next((one for one in (float, int, bool) if hints[name] in (one, one | None)), str)
+        for name in names
     }
     rows = ([row[name] for name in kinds] for row in _rows(report))
     write(path, kinds, rows, is_parquet=True)

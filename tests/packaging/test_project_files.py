@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import graphlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +198,54 @@ def test_a_plugin_of_slurm_is_installed_only_where_slurm_looks(plugin: str, tmp_
     assert "/usr/lib/x86_64-linux-gnu/slurm-wlm/" in said[0].stdout
     assert said[1].returncode != 0
     assert "LIBDIR=" in said[1].stderr
+
+
+PACKAGES = ("zeus_ipc", "zeusd", "zeus", "zeusctl", "zeus_fleet")
+"""Each imports only itself and those before it, see CONTRIBUTING.md."""
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in PACKAGES
+    for path in (ROOT / package).rglob("*.py")
+}
+
+
+def imports(module: str, tree: ast.AST) -> Iterator[str]:
+    """The modules of this project that a tree imports."""
+    package = MODULES[module].name == "__init__.py"
+    parts = module.split(".")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name in MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            above = parts[: len(parts) + package - node.level] if node.level else []
+            home = ".".join([*above, *([node.module] if node.module else [])])
+            for name in node.names:
+                inner = f"{home}.{name.name}"
+                yield from [one for one in (inner, home) if one in MODULES][:1]
+
+
+def at_import(tree: ast.Module) -> ast.Module:
+    """What runs when the module is imported: no bodies of functions, nothing for type checkers."""
+
+    class Runs(ast.NodeTransformer):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> None: ...
+
+        def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None: ...
+
+        def visit_If(self, node: ast.If) -> Any:
+            return node.orelse if "TYPE_CHECKING" in ast.unparse(node.test) else node
+
+    found: ast.Module = Runs().visit(tree)
+    return found
+
+
+def test_arrows_point_down_and_no_modules_import_each_other() -> None:
+    graph: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        rank = PACKAGES.index(module.split(".")[0])
+        for name in imports(module, tree):
+            assert PACKAGES.index(name.split(".")[0]) <= rank, f"{module} imports {name}"
+        graph[module] = {*imports(module, at_import(tree))} - {module}
+    assert len(graph) > 400
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -10,7 +11,9 @@ import pytest
 
 from tests.support import RunningDaemon, wait_for
 from tests.zeusctl.conftest import Ctl
+from zeus_ipc.simulation import SimulatedWork
 from zeusctl.exits import Exit
+from zeusctl.exporter.collector import ZeusdCollector
 
 
 def limit_w(daemon: RunningDaemon, gpu: int) -> float:
@@ -58,6 +61,32 @@ def test_ceilings_are_shown_beside_every_limit(ctl: Ctl) -> None:
         ctl("reset", "0", "--ceiling", "job:1234")
         ctl("reset", "1", "--ceiling", "fleet")
     assert "CEILING" not in ctl("status").out
+
+
+def test_the_ceiling_that_throttles_a_gpu_is_named(ctl: Ctl, daemon: RunningDaemon) -> None:
+    with daemon.client() as client, contextlib.ExitStack() as cleanup:
+        node = client.node()
+        uuid = node.gpus[0].uuid
+        work = SimulatedWork(node.simulated or "", [uuid], "model/compute")
+        cleanup.callback(work.close)
+        work.launch(1e9)
+        cleanup.callback(ctl, "reset", "0", "--ceiling", "job:1234")
+        ctl("set", "0", "-p", "150", "--ceiling", "job:1234")
+
+        def shown() -> tuple[str | None, bool]:
+            (gpu,) = json.loads(ctl("status", "0", "--json").out)["gpus"]
+            return gpu["throttling_ceiling"], "power limit" in gpu["throttle_reasons"]
+
+        wait_for(lambda: shown() == ("job:1234", True), "the ceiling to throttle")
+        assert "power limit (job:1234)" in ctl("status").out
+        said = ctl("status", "0", "--columns", "throttling_ceiling", "--format", "csv")
+        assert said.out == "throttling_ceiling\njob:1234\n"
+        families = {one.name: one for one in ZeusdCollector(client).collect()}
+        (sample,) = families["zeusd_gpu_throttling_ceiling"].samples
+        assert (sample.labels["uuid"], sample.labels["ceiling"]) == (uuid, "job:1234")
+        client.set_power_limit(uuid, 120_000)  # now its holder throttles it
+        wait_for(lambda: shown() == (None, True), "the holder's limit to throttle")
+        client.release(uuid)
 
 
 def user_name() -> str:

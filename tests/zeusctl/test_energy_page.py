@@ -11,7 +11,7 @@ import pytest
 
 from tests.browser import browser
 from zeusctl.energy_page import page
-from zeusctl.reports import UsedEnergy
+from zeusctl.entities import UsedEnergy
 
 BEGIN = datetime(2026, 11, 1, tzinfo=timezone.utc)
 NASTY = '<script>alert("x")</script>'

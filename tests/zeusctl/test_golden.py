@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from tests.support import RunningDaemon, wait_for
 from tests.zeusctl.conftest import Ctl
@@ -103,7 +104,7 @@ def answer(ctl: Callable[..., Any], daemon: RunningDaemon, name: str) -> Any:
     text = said.out if said.out.strip() else said.err
     report = json.loads(text.splitlines()[-1])
     kind = REPORTS[report["schema"].removeprefix("zeusctl.").partition("/")[0]]
-    kind.model_validate(report)
+    TypeAdapter(kind).validate_python(report)
     if name == "doctor":  # what else there is depends on the machine
         known = {"socket", "version", "GPUs", "policy", "sampling", "restores", "visible"}
         report["checks"] = [check for check in report["checks"] if check["name"] in known]
@@ -118,9 +119,9 @@ def test_the_published_schema_is_that_of_the_report(ctl: Ctl, name: str) -> None
 
 def test_a_schema_grows_only() -> None:
     """Every field of a published schema is still there, and still of its kind."""
-    for name, kind in REPORTS.items():
+    for name, schema in schemas().items():
         published = json.loads((SCHEMAS / f"{name}.json").read_text())
-        present = kind.published()
+        present = schema()
         if present["$id"] != published["$id"]:
             continue  # another version
         parts = [("", published, present)]

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from zeus_ipc.checks import on_the_bus
 from zeusctl.commands.allocate import holdings
 from zeusctl.exits import CommandError
-from zeusctl.parts import Devices, Part, on_the_bus
+from zeusctl.parts import Devices, Part
 from zeusctl.slurm import SlurmJob, job_of, parts_of
 
 if TYPE_CHECKING:

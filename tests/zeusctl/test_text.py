@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 import pytest
 
 from tests.zeusd.core.world import facts
+from zeus_ipc import text as numbers
 from zeus_ipc.replies import GpuInfo
 from zeusctl import text
 from zeusctl.exits import CommandError, Exit
@@ -19,7 +20,7 @@ from zeusctl.session import select
     + [(90_000, "1 d 1 h"), (86_400 * 400, "400 d 0 h"), (-3, "0 s")],
 )
 def test_durations(seconds: float, said: str) -> None:
-    assert text.duration(seconds) == said
+    assert numbers.duration(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_other_texts_are_not_durations(said: str) -> None:
     ],
 )
 def test_energy(joules: float, said: str) -> None:
-    assert text.energy(joules) == said
+    assert numbers.energy(joules) == said
 
 
 @pytest.mark.parametrize(
@@ -63,12 +64,12 @@ def test_energy(joules: float, said: str) -> None:
     ],
 )
 def test_values(control: str, value: list[int] | None, said: str) -> None:
-    assert text.value_text(control, value) == said
+    assert numbers.value_text(control, value) == said
 
 
 def test_gpus_by_their_indices() -> None:
-    assert text.gpus_text([0]) == "GPU 0"
-    assert text.gpus_text(["0", "3"]) == "GPUs 0, 3"
+    assert numbers.gpus_text([0]) == "GPU 0"
+    assert numbers.gpus_text(["0", "3"]) == "GPUs 0, 3"
 
 
 def test_reasons_leave_idleness_out() -> None:

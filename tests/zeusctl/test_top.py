@@ -75,9 +75,9 @@ def test_columns_fit_any_width() -> None:
     for width in range(40, 301):
         columns = fitting(width)
         assert sum(taken + 1 for _, taken in columns) <= width, width
-        names = [column.name for column, _ in columns]
-        assert {"gpu", "util", "memory", "power", "limit"} <= set(names), width
-        assert names == [column.name for column in COLUMNS if column.name in names]
+        names = [column.heading for column, _ in columns]
+        assert {"GPU", "UTIL", "MEM USED", "POWER", "LIMIT"} <= set(names), width
+        assert names == [column.heading for column in COLUMNS if column.heading in names]
 
 
 def test_wide_terminals_show_all_columns() -> None:

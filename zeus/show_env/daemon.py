@@ -48,27 +48,26 @@ def ask_zeusd() -> Zeusd:
             f"or name its socket in {SOCKET_ENV}",
         )
     try:
+        from zeus_ipc.checks import of_node
+        from zeus_ipc.client import Client
         from zeus_ipc.errors import ZeusIpcError
-        from zeusctl.checks import of_node
-        from zeusctl.session import Session
     except ImportError as error:
         return Zeusd(path, wanted, unexpected(error))
-    session = Session(path, timeout_s=TIMEOUT_S)
+    client = Client(path, timeout_s=TIMEOUT_S)
     try:
-        info = session.node
+        info = client.node()
         found = [
             (check.name, " -> ".join(filter(None, (check.found, check.remedy))))
-            for check in of_node(session, info)
-            if check.name != "visible"  # the next section has more
+            for check in of_node(client, info)
         ]
-        found.append(("round trip", _round_trip(session.client)))
+        found.append(("round trip", _round_trip(client)))
         return Zeusd(path, wanted, "", info, found)
     except ZeusIpcError as error:
         return Zeusd(path, wanted, error.message)
     except Exception as error:  # noqa: BLE001 - as of a daemon of another release
         return Zeusd(path, wanted, unexpected(error))
     finally:
-        session.close()
+        client.close(patient=False)
 
 
 def _round_trip(client: Client) -> str:

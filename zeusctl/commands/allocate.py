@@ -20,10 +20,9 @@ import click
 
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.columns import lines as table_of
-from zeusctl.entities import ALLOCATION
+from zeusctl.entities import ALLOCATION, Allocation
 from zeusctl.exits import CommandError, Exit
-from zeusctl.session import Session, common_options, now, pass_session, seconds_since
-from zeusctl.text import user_name
+from zeusctl.session import Session, common_options, now, pass_session
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
@@ -252,7 +251,7 @@ def allocations(session: Session, gpus: str) -> None:
     Their energy is charged to them, see `zeusctl energy`. Users see their own jobs and pods, and
     which other GPUs are held.
     """
-    from zeusctl.reports import Allocation, AllocationsReport
+    from zeusctl.reports import AllocationsReport
 
     ledger = session.client.metrics().ledger
     if ledger is None:
@@ -260,17 +259,7 @@ def allocations(session: Session, gpus: str) -> None:
     index = {gpu.uuid: gpu.index for gpu in session.node.gpus}
     chosen = None if gpus == "all" else {gpu.uuid for gpu in session.gpus(gpus)}
     found = [
-        Allocation(
-            gpu=index.get(one.gpu, -1),
-            uuid=one.gpu,
-            kind=one.kind or None,
-            name=one.name or None,
-            run=one.run or None,
-            user=user_name(one.uid) if one.uid >= 0 else None,
-            weight=one.weight or None,
-            parts=one.parts or None,
-            held_s=round(seconds_since(one.since_ns), 3) if one.kind else None,
-        )
+        Allocation.of(one, gpu=index.get(one.gpu, -1))
         for one in ledger.held
         if chosen is None or one.gpu in chosen
     ]

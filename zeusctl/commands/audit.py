@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from zeusctl.arguments import gpus_argument
 from zeusctl.columns import lines as table_of
-from zeusctl.entities import EVENT
+from zeusctl.entities import EVENT, Event
 from zeusctl.session import Session, common_options, now, pass_session
-from zeusctl.text import user_name, wall_time
+from zeusctl.text import wall_time
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import AuditRecord
-    from zeusctl.reports import AuditReport, Event
+    from zeusctl.reports import AuditReport
 
 _FOLLOW_S = 0.5
 KEPT = 1000
@@ -60,41 +60,24 @@ def audit(session: Session, gpus: str, count: int, follow: bool) -> None:
         time.sleep(_FOLLOW_S)
 
 
-def _report(
-    session: Session,
-    records: Sequence[AuditRecord],
-    dropped: int,
-) -> AuditReport:
+def _report(session: Session, records: Sequence[AuditRecord], dropped: int) -> AuditReport:
     from zeusctl.reports import AuditReport
 
     indices = {gpu.uuid: gpu.index for gpu in session.node.gpus}
-    events = [_event(record, indices, session.readable) for record in records]
-    return AuditReport(at=now(), events=events, dropped=dropped)
-
-
-def _event(
-    record: AuditRecord, indices: Mapping[str, int], readable: Callable[[str], str]
-) -> Event:
-    from zeusctl.reports import Event
-
     now_ns = time.monotonic_ns()
-    return Event(
-        number=record.number,
-        when=wall_time(record.t_ns, now_ns),
-        until=wall_time(record.last_ns, now_ns),
-        count=record.count,
-        event=record.event,
-        warning=record.warning,
-        gpu=None if record.gpu is None else indices.get(record.gpu),
-        uuid=record.gpu,
-        control=record.control,
-        uid=record.uid,
-        user=None if record.uid is None else user_name(record.uid),
-        pid=record.pid,
-        command=record.command or None,
-        job=record.job or None,
-        old=record.old,
-        new=record.new,
-        reason=None if record.reason is None else readable(record.reason),
-        result=None if record.result is None else readable(record.result),
-    )
+
+    def readable(text: str | None) -> str | None:
+        return None if text is None else session.readable(text)
+
+    events = [
+        Event.of(
+            record,
+            when=wall_time(record.t_ns, now_ns),
+            until=wall_time(record.last_ns, now_ns),
+            gpu=None if record.gpu is None else indices.get(record.gpu),
+            reason=readable(record.reason),
+            result=readable(record.result),
+        )
+        for record in records
+    ]
+    return AuditReport(at=now(), events=events, dropped=dropped)

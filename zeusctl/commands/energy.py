@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from zeus_ipc.options import FILE, OUTPUT
+from zeus_ipc.text import count
 from zeusctl.arguments import without_effect
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import Session, common_options, now, pass_session
-from zeusctl.text import count
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import Usage

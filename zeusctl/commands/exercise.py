@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from zeus_ipc.options import FILE
+from zeus_ipc.text import count
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.exits import CommandError, Exit, check_writable
 from zeusctl.session import Session, common_options, pass_session
-from zeusctl.text import count
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo

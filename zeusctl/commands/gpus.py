@@ -11,7 +11,7 @@ from zeusctl.arguments import gpus_argument
 from zeusctl.columns import Output, output_options
 from zeusctl.columns import lines as table_of
 from zeusctl.commands.status import not_enforced
-from zeusctl.entities import KNOWN_GPU
+from zeusctl.entities import KNOWN_GPU, KnownGpu
 from zeusctl.session import Session, common_options, now, pass_session
 
 if TYPE_CHECKING:
@@ -37,11 +37,10 @@ def gpus(
 
 def _read(session: Session, gpus: str) -> GpusReport:
     from zeusctl.reports import GpusReport
-    from zeusctl.views import known_report
 
     session.look_again()
     chosen = session.gpus(gpus) if gpus != "all" else session.node.gpus
-    return GpusReport(at=now(), gpus=[known_report(gpu) for gpu in chosen])
+    return GpusReport(at=now(), gpus=[KnownGpu.of(gpu) for gpu in chosen])
 
 
 def _lines(report: GpusReport) -> list[str]:

@@ -19,7 +19,8 @@ from zeusctl.session import TIMEOUT_S, Session, common_options, now, pass_sessio
 from zeusctl.text import style, table
 
 if TYPE_CHECKING:
-    from zeusctl.reports import Measured, MeasureReport
+    from zeusctl.entities import Measured
+    from zeusctl.reports import MeasureReport
 
 GONE_S = 0.7
 """How long to wait for a zeusd that may be restarting when the command has ended."""
@@ -139,7 +140,7 @@ def _sources(session: Session, gpus: str, cpu: bool) -> dict[str, str]:
 def _measured(session: Session, source: str, name: str, begin_ns: int, end_ns: int) -> Measured:
     """Returns one source's energy. An error in one must not hide the others."""
     from zeus_ipc.errors import ZeusIpcError
-    from zeusctl.reports import Measured
+    from zeusctl.entities import Measured
 
     energy_j = uncertainty_j = power_w = trouble = None
     try:
@@ -187,7 +188,7 @@ def _answer(
     if output is None:
         session.answer(report, lambda: _lines(report, notes), err=True)
     else:
-        lines = [report.model_dump_json(by_alias=True)] if session.json else _lines(report, notes)
+        lines = [report.json()] if session.json else _lines(report, notes)
         with writing(output):
             output.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -14,7 +14,8 @@ from zeusctl.entities import PROCESS
 from zeusctl.session import Session, common_options, now, pass_session
 
 if TYPE_CHECKING:
-    from zeusctl.reports import Process, ProcessesReport
+    from zeusctl.entities import Process
+    from zeusctl.reports import ProcessesReport
 
 
 @click.command()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from zeus_ipc.text import count
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import Session, common_options, now, pass_session
-from zeusctl.text import count
 
 
 @click.command()
@@ -59,9 +59,9 @@ def resume(session: Session) -> None:
     Read every GPU again, and write limits that were set with --persist again. Without a `quiesce`
     before, nothing happens.
     """
+    from zeusctl.entities import KnownGpu
     from zeusctl.reports import ResumeReport
-    from zeusctl.views import known_report
 
     node = session.client.resume()
-    report = ResumeReport(at=now(), gpus=[known_report(gpu) for gpu in node.gpus])
+    report = ResumeReport(at=now(), gpus=[KnownGpu.of(gpu) for gpu in node.gpus])
     session.answer(report, [f"zeusd has reopened the driver: {count(len(node.gpus), 'GPU')}"])

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeus_ipc.options import OUTPUT
+from zeus_ipc.text import count
 from zeusctl.arguments import gpus_argument
+from zeusctl.entities import Sample
 from zeusctl.exits import CommandError, Exit, writing
 from zeusctl.running import asked_to_end
 from zeusctl.session import Session, common_options, now, pass_session
-from zeusctl.text import count, parse_duration
+from zeusctl.text import parse_duration
 
 if TYPE_CHECKING:
-    from zeus_ipc.replies import Sample
     from zeusctl.recording import Writer
 
 _FLUSH_S = 1.0
@@ -117,33 +118,12 @@ def _copy(
             if sample.t_ns / 1e9 < next_s[sample.gpu]:
                 continue
             next_s[sample.gpu] = sample.t_ns / 1e9 + every_s
-        writer.write(_row(sample, index))
+        age_s = (time.monotonic_ns() - sample.t_ns) / 1e9
+        at_s = round(time.time() - age_s, 6)
+        writer.write(vars(Sample.of(sample, time=at_s, gpu=index[sample.gpu])))
         rows += 1
     if not rows:
         raise CommandError(
             "no sample came; look at `zeusctl doctor`, or record for longer", Exit.FAILED
         )
     return rows, lost
-
-
-def _row(sample: Sample, index: dict[str, int]) -> dict[str, Any]:
-    def watts(milliwatts: int | None) -> float | None:
-        return None if milliwatts is None else milliwatts / 1000
-
-    age_s = (time.monotonic_ns() - sample.t_ns) / 1e9
-    return {
-        "time": round(time.time() - age_s, 6),
-        "gpu": index[sample.gpu],
-        "uuid": sample.gpu,
-        "power_w": watts(sample.power_mw),
-        "average_power_w": watts(sample.average_mw),
-        "memory_power_w": watts(sample.memory_mw),
-        "module_power_w": watts(sample.module_mw),
-        "energy_j": sample.energy_uj / 1e6,
-        "power_limit_w": watts(sample.power_limit_mw),
-        "gpu_clock_mhz": sample.gpu_clock_mhz,
-        "memory_clock_mhz": sample.memory_clock_mhz,
-        "temperature_c": sample.temperature_c,
-        "throttle_reasons": sample.throttle_reasons,
-        "lost": sample.lost,
-    }

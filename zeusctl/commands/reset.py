@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 import click
 
 from zeus_ipc.controls import SPECS
+from zeus_ipc.text import count, gpus_text, quantity_text, value_text
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import Session, ceiling_option, common_options, now, pass_session
-from zeusctl.text import count, gpus_text, quantity_text, style, user_name, value_text
+from zeusctl.text import style, user_name
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
-    from zeusctl.reports import Lease, ResetReport
+    from zeusctl.entities import Lease
+    from zeusctl.reports import ResetReport
 
 NOT_OFFERED, HELD = "not_offered", "held"
 """The outcomes for a control that the driver does not offer, or that another job holds."""
@@ -91,7 +93,8 @@ def _missing(session: Session) -> list[str]:
 
 def _forget(session: Session, uuid: str) -> None:
     """Drops the pending restores of a GPU that is not there."""
-    from zeusctl.reports import Outcome, ResetReport
+    from zeusctl.entities import Outcome
+    from zeusctl.reports import ResetReport
 
     missing = _missing(session)
     if uuid not in missing:
@@ -127,7 +130,8 @@ def _remove_ceiling(session: Session, gpus: Sequence[GpuInfo], name: str) -> Non
 def _restore(
     session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str], for_slurm: bool
 ) -> ResetReport:
-    from zeusctl.reports import Outcome, ResetReport
+    from zeusctl.entities import Outcome
+    from zeusctl.reports import ResetReport
     from zeusctl.slurm import slurm_names
 
     others = _leases(session, gpus, controls)
@@ -156,7 +160,8 @@ def _release_own(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[s
     Raises:
         CommandError: Something else differs from the restore target, and needs an administrator.
     """
-    from zeusctl.reports import Outcome, ResetReport
+    from zeusctl.entities import Outcome
+    from zeusctl.reports import ResetReport
 
     uid = os.geteuid()
     before = _leases(session, gpus, controls)

@@ -13,15 +13,16 @@ import click
 
 from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
 from zeus_ipc.sd_notify import sd_notify
+from zeus_ipc.text import count, quantity_text
 from zeusctl.arguments import CommandVerb, command_argument, gpus_argument, without_effect
 from zeusctl.exits import CommandError, Exit
 from zeusctl.running import asked_to_end, run
 from zeusctl.session import Session, ceiling_option, common_options, now, pass_session
-from zeusctl.text import count, parse_duration, quantity_text
+from zeusctl.text import parse_duration
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
-    from zeusctl.reports import Setting
+    from zeusctl.entities import Setting
 
     _Type = click.ParamType[Any]
 else:
@@ -224,8 +225,7 @@ def _set_ceiling(
     ttl_s: float | None,
     fallback: ControlValue | None,
 ) -> None:
-    from zeusctl.reports import Setting
-    from zeusctl.views import known_quantity
+    from zeusctl.entities import Setting, quantity
 
     limit = controls.get(Control.POWER_LIMIT.value)
     if limit is None or len(controls) > 1:
@@ -250,9 +250,9 @@ def _set_ceiling(
             gpu=gpu.index,
             uuid=gpu.uuid,
             control=Control.POWER_LIMIT.value,
-            value=known_quantity(Control.POWER_LIMIT.value, [highest[gpu.uuid]]),
+            value=quantity(Control.POWER_LIMIT.value, [highest[gpu.uuid]]),
             unit=SPECS[Control.POWER_LIMIT].unit,
-            asked=known_quantity(Control.POWER_LIMIT.value, limit),
+            asked=quantity(Control.POWER_LIMIT.value, limit),
             was=None,
         )
         for gpu in chosen
@@ -267,8 +267,7 @@ def _apply(
     together: bool,
 ) -> list[Setting]:
     """Acquires all leases or none: releases the first ones if a later one fails."""
-    from zeusctl.reports import Setting
-    from zeusctl.views import known_quantity
+    from zeusctl.entities import Setting, quantity
 
     uuids = [gpu.uuid for gpu in gpus]
     before = _limits(session, uuids)
@@ -280,9 +279,9 @@ def _apply(
                 gpu=gpu.index,
                 uuid=gpu.uuid,
                 control=control,
-                value=known_quantity(control, applied[gpu.uuid]),
+                value=quantity(control, applied[gpu.uuid]),
                 unit=SPECS[Control(control)].unit,
-                asked=known_quantity(control, value),
+                asked=quantity(control, value),
                 was=before.get(gpu.uuid) if control == "power_limit" else None,
             )
             for gpu in gpus

@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING
 import click
 
 from zeus_ipc.controls import SPECS, Control
+from zeus_ipc.text import energy, number, quantity_text, split
+from zeus_ipc.text import memory as memory_text
 from zeusctl.arguments import gpus_argument
 from zeusctl.columns import Output, output_options
 from zeusctl.columns import lines as table_of
 from zeusctl.commands.processes import process_lines
 from zeusctl.commands.status import read as read_status
 from zeusctl.commands.status import site_text
-from zeusctl.entities import CEILING, GPU, LEASE
+from zeusctl.entities import CEILING, GPU, LEASE, KnownGpu, Permitted, throttled_text
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import Session, common_options, now, pass_session
-from zeusctl.text import energy, number, quantity_text, split, style
-from zeusctl.text import memory as memory_text
+from zeusctl.text import style
 
 if TYPE_CHECKING:
-    from zeusctl.reports import KnownGpu, Permitted, ShowReport
+    from zeusctl.reports import ShowReport
 
 _HOUR_NS = 3600 * 10**9
 
@@ -60,9 +61,7 @@ def _read(session: Session, gpus: str) -> ShowReport:
     from zeusctl.views import (
         ceiling_reports,
         gpu_reports,
-        known_report,
         lease_reports,
-        permitted_report,
         process_reports,
     )
 
@@ -86,12 +85,18 @@ def _read(session: Session, gpus: str) -> ShowReport:
     leases = lease_reports(client, [gpu])
     return ShowReport(
         at=now(),
-        known=known_report(gpu),
+        known=KnownGpu.of(gpu),
         now=gpu_reports(client, [gpu], leases)[0],
         leases=leases,
         you_may=[
-            permitted_report(control, permission, session.readable)
+            Permitted(
+                control=control,
+                allowed=permission.allowed,
+                why=session.readable(permission.why),
+                ranges=[(low / scale, high / scale) for low, high in permission.ranges],
+            )
             for control, permission in client.policy().gpus.get(gpu.uuid, {}).items()
+            for scale in (SPECS[Control(control)].scale,)
         ],
         memory_clocks_mhz=memory_mhz,
         gpu_clocks_mhz=gpu_mhz,
@@ -145,7 +150,7 @@ def _lines(report: ShowReport) -> Iterator[str]:
         ("graphics clocks", _clocks(report.gpu_clocks_mhz, Control.GPU_CLOCKS, known)),
         ("memory clocks", _clocks(report.memory_clocks_mhz, Control.MEMORY_CLOCKS, known)),
         ("temperature", number(state.temperature_c, "C")),
-        ("throttled by", ", ".join(state.throttle_reasons or ()) or "nothing"),
+        ("throttled by", throttled_text(state) or "nothing"),
         ("persistence mode", {None: "-", True: "on", False: "off"}[state.persistence_mode]),
         *_profiles(report),
         ("energy counter", "-" if state.energy_j is None else energy(state.energy_j)),
@@ -199,7 +204,7 @@ def _span(low: float | None, high: float | None, unit: str) -> str:
     return number(high, unit) if low == high else f"{number(low)} to {number(high, unit)}"
 
 
-def _locked(span: tuple[int, int] | None) -> str:
+def _locked(span: Sequence[int] | None) -> str:
     return "" if span is None else f", locked to {span[0]} to {span[1]} MHz"
 
 

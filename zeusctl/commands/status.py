@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeus_ipc.text import count, duration, number
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.columns import Output, output_options
 from zeusctl.columns import lines as table_of
 from zeusctl.commands.processes import process_lines
-from zeusctl.entities import CEILING, GPU, LEASE, MODULE
+from zeusctl.entities import CEILING, GPU, LEASE, MODULE, Gpu, KnownGpu, Node, PowerLimit
 from zeusctl.session import Session, common_options, now, pass_session
-from zeusctl.text import count, duration, number, plain, screen_width, style
+from zeusctl.text import plain, screen_width, style
 
 if TYPE_CHECKING:
-    from zeusctl.reports import Gpu, KnownGpu, Node, PowerLimit, StatusReport
+    from zeusctl.reports import StatusReport
 
 COUNTS = {"module": "the whole module", "unknown": "either the GPU or the whole module"}
 
@@ -40,7 +41,8 @@ def status(
 
     POWER, LIMIT and SITE are in watts, clocks in MHz. LIMIT is the power limit that software
     requested; 200>180 means that the board enforces less. SITE is the site limit, which a restore
-    writes. A clock marked with * is locked. On superchips, the power of each module (CPU, memory
+    writes. A clock marked with * is locked. "power limit (fleet)" means that the ceiling `fleet`
+    throttles the GPU, and not a lease. On superchips, the power of each module (CPU, memory
     and GPUs) follows; its GPUs' power is part of it.
 
     \b
@@ -82,14 +84,13 @@ def leases(session: Session, gpus: str, mine: bool) -> None:
 
 def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
     """The node as it is now."""
+    from zeus_ipc.checks import read_states
     from zeusctl.reports import StatusReport
     from zeusctl.views import (
         ceiling_reports,
         lease_reports,
         module_reports,
-        node_report,
         process_reports,
-        read_states,
         reports_of,
     )
 
@@ -103,7 +104,12 @@ def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
     listed = process_reports(session.client, chosen, leases) if processes and not quiesced else None
     return StatusReport(
         at=now(),
-        node=node_report(session.node, session.socket, leases),
+        node=Node.of(
+            session.node,
+            socket=session.socket,
+            leases=sum(not lease.restoring for lease in leases),
+            pending_restores=sum(lease.restoring for lease in leases),
+        ),
         gpus=[] if quiesced else reports_of(chosen, states, errors, leases, listed),
         leases=[lease for lease in leases if lease.gpu in indices],
         ceilings=ceiling_reports(chosen),
@@ -183,7 +189,7 @@ def module_lines(report: StatusReport) -> Iterator[str]:
     if len(powers) > 1 and None not in powers:
         yield f"{number(sum(one or 0 for one in powers), 'W')} in {count(len(powers), 'module')}"
     for gpu in report.gpus:
-        if gpu.energy_scope != "gpu":
+        if gpu.energy_scope in COUNTS:
             yield f"GPU {gpu.index}: its energy counter counts {COUNTS[gpu.energy_scope]}"
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode, ZeusIpcError
+from zeus_ipc.text import value_text
 from zeusctl.exercise import outside
 from zeusctl.exercise.report import (
     Condition,
@@ -21,7 +22,6 @@ from zeusctl.exercise.report import (
     Trial,
 )
 from zeusctl.probe.load import load
-from zeusctl.text import value_text
 
 if TYPE_CHECKING:
     from zeus_ipc import Client

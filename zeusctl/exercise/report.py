@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from zeus_ipc.controls import Control
-from zeusctl.text import count, value_text
+from zeus_ipc.text import count, value_text
 
 SCHEMA = "zeusctl.exercise/1"
 

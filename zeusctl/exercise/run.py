@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from zeus_ipc import __version__
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.text import count, value_text
 from zeusctl.exercise import outside
 from zeusctl.exercise.gpu import eventually, exercise, held
 from zeusctl.exercise.report import Condition, ControlValues, ExercisedGpu, ExerciseReport
 from zeusctl.exits import CommandError, Exit
 from zeusctl.probe.driver import NoDriverError
 from zeusctl.session import now
-from zeusctl.text import count, value_text
 
 if TYPE_CHECKING:
     from zeus_ipc import Client

@@ -37,7 +37,15 @@ _SLOW = frozenset({"power_samples", "compute_processes", "graphics_processes"})
 
 @dataclass(frozen=True)
 class ProbeTiming:
-    """How long a probe takes."""
+    """How long a probe takes.
+
+    Attributes:
+        seconds: Sampling of all GPUs at once.
+        alone_seconds: Sampling of each GPU by itself, where there are several.
+        calls: How often each call is timed.
+        load_scale: Factor for the time under load.
+        identify: Whether to report what identifies a board.
+    """
 
     seconds: float = 30.0
     alone_seconds: float = 8.0

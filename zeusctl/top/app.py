@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 from textual import work
@@ -13,10 +13,12 @@ from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.widgets import DataTable, Input, Static
 
+from zeus_ipc.text import count, duration
+from zeusctl.columns import Column
 from zeusctl.entities import LEASE, PROCESS
 from zeusctl.exits import Exit
-from zeusctl.text import count, duration, shorten
-from zeusctl.top.model import SORTS, Cell, TopColumn, View, fitting, listed
+from zeusctl.text import shorten
+from zeusctl.top.model import LINE, SORTS, Cell, Shown, View, fitting, listed
 from zeusctl.top.screens import GpuScreen, HelpScreen, Overlay
 from zeusctl.top.source import Source
 
@@ -34,18 +36,16 @@ class Rows(DataTable[Text]):
         ("j", "cursor_down", "down"),
     ]
 
-    def show(
-        self, columns: Sequence[tuple[TopColumn, int]], rows: Sequence[tuple[str, Sequence[Cell]]]
-    ) -> None:
+    def show(self, columns: Shown, rows: Sequence[tuple[str, Sequence[Cell]]]) -> None:
         """Shows these rows, by their keys."""
-        wanted = [f"{column.name}:{width}:{column.title}" for column, width in columns]
+        wanted = [f"{column.heading}:{width}" for column, width in columns]
         chosen = self.selected
         top, left = self.scroll_y, self.scroll_x
         with self.app.batch_update():
             if [str(key.value) for key in self.columns] != wanted:
                 self.clear(columns=True)
                 for key, (column, width) in zip(wanted, columns, strict=True):
-                    title = _aligned(Cell(column.title), column, width)
+                    title = _aligned(Cell(column.heading), column, width)
                     self.add_column(title, width=width + 1, key=key)
             else:
                 self.clear()
@@ -71,7 +71,7 @@ class Rows(DataTable[Text]):
         return row.value
 
 
-def _aligned(cell: Cell, column: TopColumn, width: int) -> Text:
+def _aligned(cell: Cell, column: Column[Any], width: int) -> Text:
     """Pads a cell with a blank."""
     text = cell.text.rjust(width) if column.right else cell.text.ljust(width)
     return Text(f"{text} ", style=cell.style, no_wrap=True)
@@ -153,7 +153,7 @@ class TopApp(App[int]):
 
     @work(thread=True, exclusive=True, group="look")
     def _look(self) -> None:
-        wide = any(column.name == "spark" for column, _ in fitting(self.size.width))
+        wide = any(column is LINE for column, _ in fitting(self.size.width))
         self._source.look(with_power=wide)
         if self.is_running:
             self.call_from_thread(self._looked)

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from zeusctl.columns import spare, with_headings
-from zeusctl.entities import GPU
+from zeusctl.columns import Column, spare, with_headings
+from zeusctl.entities import GPU, LEASE, PROCESS, Gpu
 from zeusctl.text import bar, plain, resample, shorten, sparkline, style_of_share
 from zeusctl.text import fitting as fit
 
 if TYPE_CHECKING:
     from zeusctl.columns import Columns
-    from zeusctl.reports import Gpu, Lease, Process, StatusReport
+    from zeusctl.entities import Lease, Process
+    from zeusctl.reports import StatusReport
 
 E = TypeVar("E")
 
@@ -26,6 +27,10 @@ Points = Sequence[tuple[float, float]]
 """Times, seconds of CLOCK_MONOTONIC, and watts."""
 
 
+Shown = list[tuple[Column[Any], int]]
+"""Columns and their widths."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """A text and its style."""
@@ -34,38 +39,14 @@ class Cell:
     style: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TopColumn:
-    """A column of the GPU table.
+HOLDER: Column[Gpu] = Column("holder", "HELD BY", width=10)
+BAR: Column[Gpu] = Column("bar", "WITHIN LIMIT", width=16, spare=2)
+LINE: Column[Gpu] = Column("line", f"POWER, {SPAN_S // 60} MIN", spare=1)
+COLUMNS = [one for one in GPU if one.width]
+"""All columns of the GPU table, in order."""
 
-    Attributes:
-        width: Characters; 0: what is left.
-    """
-
-    name: str
-    title: str
-    width: int
-    from_width: int = 0
-    right: bool = True
-
-
-COLUMNS = (
-    TopColumn("gpu", "GPU", 3),
-    TopColumn("name", "NAME", 22, 150, right=False),
-    TopColumn("util", "UTIL", 5),
-    TopColumn("memory", "MEM USED", 11),
-    TopColumn("power", "POWER", 6),
-    TopColumn("bar", "WITHIN LIMIT", 16, 108, right=False),
-    TopColumn("limit", "LIMIT", 7),
-    TopColumn("clock", "CLOCK", 5, 58),
-    TopColumn("memory_clock", "MEMORY", 6, 118),
-    TopColumn("temp", "TEMP", 4, 46),
-    TopColumn("energy", "ENERGY", 9, 130),
-    TopColumn("spark", f"POWER, {SPAN_S // 60} MIN", 0, 92, right=False),
-    TopColumn("holder", "HELD BY", 11, 72, right=False),
-    TopColumn("throttle", "THROTTLED BY", 18, 79, right=False),
-)
-"""All columns, in order."""
+for _after, _own in (("POWER", BAR), ("ENERGY", LINE), (LINE.heading, HOLDER)):
+    COLUMNS.insert([one.heading for one in COLUMNS].index(_after) + 1, _own)
 
 NARROWEST_LINE, WIDEST_LINE = 10, 60
 
@@ -121,81 +102,67 @@ class View:
 
     def gpus(self) -> list[Gpu]:
         """Returns the visible GPUs, in order."""
-        shown = [gpu for gpu in self.report.gpus if self._shows(gpu)]
+        held = {one.uuid for one in self.report.leases if self._finds(LEASE, one)}
+        used = {one.uuid for one in self.report.processes or () if self._finds(PROCESS, one)}
+        named = self._named() | held | used
+        shown = [gpu for gpu in self.report.gpus if gpu.uuid in named]
         shown.sort(key=lambda gpu: (SORTS[self.sort](gpu, self), gpu.index))
         return shown[::-1] if self.inverted else shown
 
     def leases(self) -> list[Lease]:
         """Returns the visible leases: pending restores first."""
         named = self._named()
-        shown = [
-            one
-            for one in self.report.leases
-            if one.uuid in named or self._finds(_words_of_lease(one))
-        ]
+        found = self.report.leases
+        shown = [one for one in found if one.uuid in named or self._finds(LEASE, one)]
         return sorted(shown, key=lambda lease: (not lease.restoring, lease.gpu, lease.control))
 
     def processes(self) -> list[Process]:
         """Returns the visible processes."""
         named = self._named()
-        return [
-            one
-            for one in self.report.processes or ()
-            if one.uuid in named or self._finds(_words_of_process(one))
-        ]
+        found = self.report.processes or ()
+        return [one for one in found if one.uuid in named or self._finds(PROCESS, one)]
 
     def _named(self) -> set[str]:
         """Returns the GPUs that match the filter themselves: everything on them is visible."""
-        return {gpu.uuid for gpu in self.report.gpus if self._finds(_words_of_gpu(gpu))}
+        return {gpu.uuid for gpu in self.report.gpus if self._finds(GPU, gpu)}
 
-    def _shows(self, gpu: Gpu) -> bool:
-        words = _words_of_gpu(gpu)
-        for lease in self.report.leases:
-            if lease.uuid == gpu.uuid:
-                words += _words_of_lease(lease)
-        for process in self.report.processes or ():
-            if process.uuid == gpu.uuid:
-                words += _words_of_process(process)
-        return self._finds(words)
-
-    def _finds(self, words: Sequence[str]) -> bool:
-        wanted = self.pattern.lower()
-        return not wanted or any(wanted in word.lower() for word in words)
+    def _finds(self, columns: Columns[Any], one: Any) -> bool:
+        """Whether a text of the row, or its GPU's UUID, has the text of the filter."""
+        cells = [plain(column.cell(one)) for column in with_headings(columns)]
+        return any(self.pattern.lower() in cell.lower() for cell in (one.uuid, *cells))
 
     # ---------------------------------------------------------------------------------- how
 
-    def row(self, gpu: Gpu, columns: Sequence[tuple[TopColumn, int]], now_s: float) -> list[Cell]:
+    def row(self, gpu: Gpu, columns: Shown, now_s: float) -> list[Cell]:
         """Returns one GPU's row."""
-        return [self._cell(gpu, column.name, width, now_s) for column, width in columns]
+        return [self._cell(gpu, column, width, now_s) for column, width in columns]
 
-    def _cell(self, gpu: Gpu, name: str, width: int, now_s: float) -> Cell:
-        match name:
-            case "bar":
-                return _power_bar(gpu, width)
-            case "spark":
-                values = resample(self.power.get(gpu.uuid, ()), now_s - SPAN_S, now_s, width)
-                return Cell(sparkline(values, 0.0, gpu.power_limit_w.largest or 1.0), "cyan")
-            case "holder":
-                return Cell(shorten(self.holder(gpu), width), "yellow")
-        text = plain(_TEXTS[name].cell(gpu))
-        if name == "throttle":
+    def _cell(self, gpu: Gpu, column: Column[Gpu], width: int, now_s: float) -> Cell:
+        if column is BAR:
+            return _power_bar(gpu, width)
+        if column is LINE:
+            values = resample(self.power.get(gpu.uuid, ()), now_s - SPAN_S, now_s, width)
+            return Cell(sparkline(values, 0.0, gpu.power_limit_w.largest or 1.0), "cyan")
+        if column is HOLDER:
+            return Cell(shorten(self.holder(gpu), width), "yellow")
+        text = plain(column.cell(gpu))
+        if column.name == "throttle_reasons":
             text = gpu.error or text
-        return Cell(shorten(text, width), "dim" if text == "-" else _STYLES.get(name, _none)(gpu))
+        style = "dim" if text == "-" else _STYLES.get(column.heading, _none)(gpu)
+        return Cell(shorten(text, width), style)
 
 
-def fitting(width: int) -> list[tuple[TopColumn, int]]:
-    """Returns the columns that fit a table of this width, with their widths.
-
-    Columns are one blank apart; the line of power takes what is left, within bounds.
+def fitting(width: int) -> Shown:
+    """Returns the columns that fit a table of this width, with their widths: spare ones are dropped
+    first, then those on the right. The line of power takes what is left, within bounds.
     """
-    chosen = [column for column in COLUMNS if width >= column.from_width]
-    fixed = sum(column.width + 1 for column in chosen)
-    line = min(WIDEST_LINE, width - fixed - 1)
-    return [
-        (column, column.width or line)
-        for column in chosen
-        if column.width or line >= NARROWEST_LINE
-    ]
+    shown = [*COLUMNS]
+    for place in (*spare(COLUMNS), *range(len(COLUMNS))[::-1]):
+        taken = sum((one.width or NARROWEST_LINE) + 1 for one in shown)
+        if taken > width and COLUMNS[place] in shown:
+            shown.remove(COLUMNS[place])
+    line = min(WIDEST_LINE, width - sum(one.width + 1 for one in shown))
+    return [(one, one.width or line) for one in shown]
 
 
 def listed(
@@ -203,18 +170,14 @@ def listed(
     items: Sequence[tuple[str, E]],
     width: int,
     style: Callable[[E], str] = lambda _: "",
-) -> tuple[list[tuple[TopColumn, int]], list[tuple[str, list[Cell]]]]:
+) -> tuple[Shown, list[tuple[str, list[Cell]]]]:
     """Returns the columns that fit a table of this width, with their widths, and its rows."""
     there = with_headings(columns)
     cells = [[plain(one.cell(item)) for one in there] for _, item in items]
     shown, widths, _ = fit([one.heading for one in there], cells, spare(there), width)
     last = shown[-1]
     widths[last] = max(8, width - sum(widths[one] + 2 for one in shown if one != last))
-    found = [
-        (TopColumn("", there[one].heading, widths[one], 0, there[one].right), widths[one])
-        for one in shown
-    ]
-    return found, [
+    return [(there[one], widths[one]) for one in shown], [
         (key, [Cell(shorten(row[one], widths[one]), style(item)) for one in shown])
         for (key, item), row in zip(items, cells, strict=True)
     ]
@@ -244,29 +207,11 @@ def _share(part: float | None, whole: float | None) -> str:
     return style_of_share(part / whole if part is not None and whole else None)
 
 
-_TEXTS = {
-    column.name: one
-    for column in COLUMNS
-    for one in with_headings(GPU)
-    if one.heading == column.title
-}
 _STYLES: dict[str, Callable[[Gpu], str]] = {
-    "gpu": lambda gpu: "bold red" if gpu.error else "bold",
-    "util": lambda gpu: _share(gpu.utilization_percent, 100),
-    "memory": lambda gpu: _share(gpu.memory_used_mib, gpu.memory_total_mib),
-    "limit": _limit,
-    "clock": lambda gpu: "yellow" if gpu.locked_gpu_clocks_mhz else "",
-    "throttle": lambda _: "yellow",
+    "GPU": lambda gpu: "bold red" if gpu.error else "bold",
+    "UTIL": lambda gpu: _share(gpu.utilization_percent, 100),
+    "MEM USED": lambda gpu: _share(gpu.memory_used_mib, gpu.memory_total_mib),
+    "LIMIT": _limit,
+    "CLOCK": lambda gpu: "yellow" if gpu.locked_gpu_clocks_mhz else "",
+    "THROTTLED BY": lambda _: "yellow",
 }
-
-
-def _words_of_gpu(gpu: Gpu) -> list[str]:
-    return [gpu.uuid, gpu.name, str(gpu.index), *(gpu.throttle_reasons or ())]
-
-
-def _words_of_lease(lease: Lease) -> list[str]:
-    return [lease.user, lease.command or "", lease.job or "", lease.control]
-
-
-def _words_of_process(process: Process) -> list[str]:
-    return [process.user or "", process.command or "", process.job or "", str(process.pid or "")]

@@ -14,15 +14,15 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from zeus_ipc.text import number
 from zeusctl.columns import lines as table_of
 from zeusctl.commands.processes import process_lines
-from zeusctl.commands.status import site_text
-from zeusctl.entities import CEILING, LEASE
-from zeusctl.text import energy, memory, number, resample, sparkline
+from zeusctl.entities import CEILING, GPU, LEASE
+from zeusctl.text import resample, sparkline
 from zeusctl.top.source import DOMAINS, HOUR_S, Source
 
 if TYPE_CHECKING:
-    from zeusctl.reports import Gpu
+    from zeusctl.entities import Gpu
 
 HELP = """\
  up down PgUp PgDn Home End   move and scroll
@@ -41,7 +41,14 @@ HELP = """\
 """
 """The keys: those of htop and nvitop where they have one."""
 
-_LABEL = 13
+_LABEL = 21
+_MORE = (
+    *("uuid", "pci_address", "power_limit_w", "enforced_power_limit_w", "min_power_limit_w"),
+    *("max_power_limit_w", "persistence_mode"),
+)
+"""Fields of the page without a column in the table."""
+_UNITS = {"w": "W", "mhz": "MHz"}
+"""Units that tables leave out."""
 
 
 class Overlay(ModalScreen[None]):
@@ -110,22 +117,11 @@ class GpuScreen(Overlay):
             yield "it is not there any more"
             return
         (gpu,) = found
-        limit = gpu.power_limit_w
-        for name, value in (
-            ("UUID", gpu.uuid),
-            ("PCI", gpu.pci_address),
-            ("utilization", number(gpu.utilization_percent, "%")),
-            ("memory", f"{memory(gpu.memory_used_mib)} of {memory(gpu.memory_total_mib)}"),
-            ("power", number(gpu.power_w, "W")),
-            ("limit", f"{number(limit.requested, 'W')}, enforced {number(limit.enforced, 'W')}"),
-            ("site limit", site_text(limit)),
-            ("accepts", f"{number(limit.smallest)} to {number(limit.largest, 'W')}"),
-            ("clocks", f"{number(gpu.gpu_clock_mhz, 'MHz')}, memory {gpu.memory_clock_mhz} MHz"),
-            ("temperature", number(gpu.temperature_c, "C")),
-            ("throttled by", ", ".join(gpu.throttle_reasons or ()) or "nothing"),
-            ("energy", "-" if gpu.energy_j is None else energy(gpu.energy_j)),
-        ):
-            yield f"{name:{_LABEL}} {value}"
+        for column in GPU:
+            if column.name in _MORE or (column.name and column.heading):
+                label = column.heading or column.name.removesuffix(column.unit).replace("_", " ")
+                unit = _UNITS.get(column.unit, "")
+                yield f"{label.upper():{_LABEL}} {column.cell(gpu) or '-'} {unit}".rstrip()
         if gpu.error:
             yield gpu.error
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Set
+from typing import get_type_hints
 
-from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from zeusctl import reports
+from zeusctl import entities, reports
+from zeusctl.columns import Column, Entity, Metric
 
 from .markdown import code, heading, paragraphs, prose, table
-from .sources import fields, meanings
+from .sources import facts, meanings
 
 _LEAD = """# What --json prints
 
@@ -17,20 +20,18 @@ What each verb of `zeusctl` prints with `--json`: one object, whose field `schem
 Within a schema's number, fields are added and never changed or taken away.
 
 Units are in the names; times are ISO 8601 with their zone. `null`: the GPU does not offer it, or
-the reader may not know it.
+the reader may not know it. Each field is declared once: a table shows it under its heading, and
+[zeusd-exporter](metrics.md) as its metric.
 
 """
 
 
-def parts() -> list[type[BaseModel]]:
-    """The models that reports consist of, in the order of the module."""
+def parts() -> list[type[Entity]]:
+    """What reports consist of, in the order of the module."""
     return [
         one
-        for name, one in vars(reports).items()
-        if isinstance(one, type)
-        and issubclass(one, reports._Part)
-        and not issubclass(one, reports.Report)
-        and not name.startswith("_")
+        for one in vars(entities).values()
+        if isinstance(one, type) and one.__module__ == entities.__name__
     ]
 
 
@@ -50,7 +51,7 @@ def page() -> str:
     for name, one in reports.REPORTS.items():
         found += heading(2, f"zeusctl.{name}/1", _anchor(one))
         found += paragraphs(one.__doc__ or "") + "\n"
-        found += _fields(one, without=set(reports.Report.model_fields))
+        found += _fields(one, without={one.name for one in dataclasses.fields(reports.Report)})
     found += heading(2, "Parts")
     for part in parts():
         found += heading(3, part.__name__, _anchor(part)) + paragraphs(part.__doc__ or "") + "\n"
@@ -62,12 +63,14 @@ def _anchor(one: type[object]) -> str:
     return f"{reports.__name__}.{one.__name__}"
 
 
-def _fields(model: type[BaseModel], without: Set[str] = frozenset()) -> str:
-    docs = meanings(model)
-    names = {field.alias or name: name for name, field in model.model_fields.items()}
-    rows = [
-        (code(one.name), one.kind, prose(docs.get(names[one.name], "")))
-        for one in fields(model)
-        if names[one.name] not in without
-    ]
-    return table(("field", "type", "meaning"), rows)
+def _fields(kind: type[Entity], without: Set[str] = frozenset()) -> str:
+    """The fields of a report or a part, and where else each is shown."""
+    docs, hints = meanings(kind), get_type_hints(kind)
+    columns = {one.name: one for one in dataclasses.fields(kind) if one.name not in without}
+    rows = []
+    for name, one in columns.items():
+        shown = one.metadata.get("column", Column())
+        known = facts(name, FieldInfo.from_annotation(hints[name]), reports.__name__)
+        metric = code(Metric.parse(shown.metric).name) if shown.metric else ""
+        rows.append((code(name), known.kind, prose(docs.get(name, "")), shown.heading, metric))
+    return table(("field", "type", "meaning", "heading", "metric"), rows)

@@ -80,7 +80,7 @@ def listed_attributes(docstring: str) -> dict[str, str]:
     return found
 
 
-def meanings(model: type[BaseModel]) -> dict[str, str]:
+def meanings(model: type[Any]) -> dict[str, str]:
     """The meaning of each field of a model: from its class, else from its type."""
     of_types = below(_module(inspect.getfile(model)).body)
     found = {
@@ -113,7 +113,7 @@ def fields(model: type[BaseModel]) -> list[FieldFacts]:
     """The fields of a model, its own first and in their order."""
     own = [name for name in model.model_fields if name in inspect.get_annotations(model)]
     names = [*own, *(name for name in model.model_fields if name not in own)]
-    return [_facts(name, model.model_fields[name], home(model)) for name in names]
+    return [facts(name, model.model_fields[name], home(model)) for name in names]
 
 
 def home(cls: type[object]) -> str:
@@ -123,7 +123,8 @@ def home(cls: type[object]) -> str:
     return package if found is cls else cls.__module__
 
 
-def _facts(name: str, field: FieldInfo, module: str) -> FieldFacts:
+def facts(name: str, field: FieldInfo, module: str) -> FieldFacts:
+    """What is known of a field; `module` is where the page says its types are."""
     schema = _schema(field)
     words = _Words(schema.get("$defs", {}), module)
     return FieldFacts(

@@ -1,0 +1,317 @@
+"""The checks of a zeusd that answers and of its GPUs, for `zeusctl doctor` and `zeus.show_env`."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from zeus_ipc import __version__
+from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
+from zeus_ipc.text import (
+    count,
+    duration,
+    energy,
+    gpus_text,
+    seconds_since,
+    split,
+    value_text,
+)
+from zeus_ipc.users import named, user_name
+
+if TYPE_CHECKING:
+    from zeus_ipc.client import Client
+    from zeus_ipc.replies import GpuInfo, GpuState, NodeInfo
+
+LATE_S = 2.0
+"""A device whose newest tick is older than this is not being sampled."""
+
+_LISTED = 16
+"""GPUs in one request."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of `doctor`."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    name: str
+    state: str
+    """ok, note (nothing is wrong, but worth knowing) or fault."""
+    found: str
+    remedy: str
+    """What to do; empty if ok."""
+
+
+def ok(name: str, found: str) -> Check:
+    """A check that found nothing wrong."""
+    return Check(name=name, state="ok", found=found, remedy="")
+
+
+def note(name: str, found: str, remedy: str = "") -> Check:
+    """A check that found something worth knowing."""
+    return Check(name=name, state="note", found=found, remedy=remedy)
+
+
+def fault(name: str, found: str, remedy: str) -> Check:
+    """A check that found a fault."""
+    return Check(name=name, state="fault", found=found, remedy=remedy)
+
+
+def of_node(client: Client, node: NodeInfo) -> Iterator[Check]:
+    """Runs the checks of a zeusd that answers, and of its GPUs."""
+    yield _version(node)
+    for one in node.problems:
+        since = duration(seconds_since(one.since_ns))
+        yield fault(one.part, f"{one.cause}, for {since}", f"`{one.command}`")
+    yield _gpus(node)
+    checks: tuple[Callable[[Client, NodeInfo], Check], ...] = (
+        _policy,
+        _sampling,
+        _users,
+        _ledger,
+        _pending,
+        _site_limits,
+    )
+    for check in checks:
+        try:
+            yield check(client, node)
+        except ZeusIpcError as error:
+            name = check.__name__.strip("_")
+            yield fault(name, error.message, "look at zeusd's log (`journalctl -u zeusd`)")
+
+
+def _version(node: NodeInfo) -> Check:
+    if node.daemon_version == __version__:
+        return ok("version", f"zeusd and zeusctl are both {__version__}")
+    return note(
+        "version",
+        f"zeusd is {node.daemon_version} and zeusctl {__version__}; both speak protocol "
+        f"{node.protocol}",
+        "use matching releases if something is missing",
+    )
+
+
+def _gpus(node: NodeInfo) -> Check:
+    if node.quiesced_ns is not None:
+        since = duration(seconds_since(node.quiesced_ns))
+        return fault("GPUs", f"zeusd is quiesced, since {since}", "`zeusctl resume`")
+    if node.unusable:
+        remedy = "see the kernel log (Xid); a reset or a reboot may help"
+        return fault("GPUs", "; ".join(node.unusable), remedy)
+    if not node.gpus:
+        return fault(
+            "GPUs",
+            "zeusd sees no GPUs",
+            "see the lines above",
+        )
+    found = f"zeusd sees {count(len(node.gpus), 'GPU')}" + (", simulated" if node.simulated else "")
+    known = {gpu.pci_address.lower()[4:] for gpu in node.gpus}
+    lost = [] if node.simulated else sorted({*on_the_bus()} - known)
+    if lost:
+        remedy = f"`sudo dmesg | grep -iE 'xid|nvrm|{lost[0]}' | tail`; the GPU needs a reset"
+        return fault("GPUs", f"{found}, and not {', '.join(lost)} on the PCI bus", remedy)
+    parts = [
+        f"GPU {gpu.index}: {split(gpu.runtime_indices)}" for gpu in node.gpus if gpu.mig_enabled
+    ]
+    if parts:
+        remedy = "limits and energy are those of the whole GPU, shared by its parts"
+        return note("GPUs", f"{found}; {', '.join(parts)}", remedy)
+    return ok("GPUs", found)
+
+
+def _policy(client: Client, node: NodeInfo) -> Check:
+    policy = client.policy()
+    if policy.admin:
+        return ok("policy", "you administer this node's GPUs")
+    allowed: dict[str, list[str]] = {}
+    why = ""
+    for gpu in node.gpus:
+        for control, permission in policy.gpus.get(gpu.uuid, {}).items():
+            if permission.allowed:
+                allowed.setdefault(control, []).append(str(gpu.index))
+            elif not why:
+                why = permission.why
+    if allowed:
+        parts = [f"{control} of {gpus_text(gpus)}" for control, gpus in allowed.items()]
+        return ok("policy", "you may change " + "; ".join(parts))
+    if not node.gpus:
+        return note("policy", "there are no GPUs")
+    return note("policy", "read-only for you", why.rpartition("; ")[2])
+
+
+def _sampling(client: Client, node: NodeInfo) -> Check:
+    metrics = client.metrics()
+    names = {gpu.uuid: f"GPU {gpu.index}" for gpu in node.gpus}
+    late = []
+    for source in metrics.sources:
+        age_s = (metrics.t_ns - source.t_ns) / 1e9
+        if age_s > LATE_S + 10 * source.tick_ns / 1e9:
+            late.append(f"{names.get(source.source, source.source)} ({duration(age_s)})")
+    seen = {source.source for source in metrics.sources}
+    blind = [gpu for gpu in node.gpus if gpu.uuid not in seen and not gpu.has_sensor]
+    seen.update(gpu.uuid for gpu in blind)
+    if (metrics.t_ns - metrics.started_ns) / 1e9 > LATE_S:  # else it has only just started
+        late += [name for uuid, name in names.items() if uuid not in seen]
+    if node.quiesced_ns is not None:
+        return note("sampling", "paused while zeusd is quiesced")
+    if late:
+        return fault(
+            "sampling",
+            f"no new samples of {', '.join(late)}",
+            "see `nvidia-smi` and the kernel log; zeusd keeps retrying",
+        )
+    if not metrics.sources:
+        return note("sampling", "no sensors to sample")
+    found = f"{count(len(metrics.sources), 'device')} sampled"
+    for gpu in blind:
+        found += f"; GPU {gpu.index} ({gpu.name}) has no sensor of energy or power"
+    return ok("sampling", found)
+
+
+def _users(client: Client, node: NodeInfo) -> Check:
+    users = client.metrics().users
+    limited = [user for user in users if user.limited]
+    hostile = [user for user in users if user.faults or user.refused]
+    if limited:
+        names = ", ".join(user_name(user.uid) for user in limited)
+        return note(
+            "users",
+            f"requests of {names} are rate-limited",
+            "use fewer or slower clients, or raise [server] requests_per_second in zeusd.toml",
+        )
+    if hostile:
+        names = ", ".join(user_name(user.uid) for user in hostile)
+        return note(
+            "users",
+            f"connections of {names} were refused or broke the protocol since zeusd started",
+            "zeusd's log says why, once a minute",
+        )
+    return ok("users", "no user was refused or rate-limited")
+
+
+def _ledger(client: Client, node: NodeInfo) -> Check:
+    ledger = client.metrics().ledger
+    if ledger is None:
+        return note("ledger", "zeusd keeps no energy ledger")
+    if any(problem.part == "ledger" for problem in node.problems):
+        return note("ledger", "it is not used, see above")
+    if ledger.damaged:
+        return note(
+            "ledger",
+            f"a damaged ledger was moved aside: {', '.join(ledger.damaged)}",
+            "restore it from a copy, or delete it",
+        )
+    total_j = sum(ledger.counted_uj.values()) / 1e6
+    held = len({one.gpu for one in ledger.held})
+    return ok("ledger", f"{energy(total_j)} are charged, {count(held, 'GPU')} allocated")
+
+
+def _pending(client: Client, node: NodeInfo) -> Check:
+    index = {gpu.uuid: gpu.index for gpu in node.gpus}
+    waiting = [lease for lease in client.leases() if lease.trouble is not None]
+    if not waiting:
+        return ok("restores", "no restore is pending")
+    first = waiting[0]
+    target = value_text(first.control.value, first.back.value)
+    trouble = named(first.trouble or "", index)
+    since_s = seconds_since(first.pending_ns or time.monotonic_ns())
+    missing = [one.gpu for one in waiting if index and one.gpu not in index]
+    remedy = "when the GPU answers again, run `zeusctl reset` to restore at once"
+    if missing:
+        remedy = f"if the GPU was removed for good, `sudo zeusctl reset {missing[0]} --forget`"
+    return fault(
+        "restores",
+        f"{count(len(waiting), 'control')} could not be restored; the first: {first.control.value} "
+        f"of GPU {index.get(first.gpu, first.gpu)} to {target}: {trouble} "
+        f"(pending for {duration(since_s)})",
+        f"zeusd keeps retrying; {remedy}",
+    )
+
+
+def _site_limits(client: Client, node: NodeInfo) -> Check:
+    states, _ = read_states(client, node.gpus) if node.quiesced_ns is None else ({}, {})
+    above = []
+    for gpu in node.gpus:
+        limit, site = getattr(states.get(gpu.uuid), "power_limit_mw", None), gpu.power_limit_site_mw
+        if limit is not None and site is not None and limit > site:
+            above.append(f"GPU {gpu.index} ({limit / 1000:g} W, site limit {site / 1000:g} W)")
+    if not above:
+        return ok("limits", "no GPU is above its site limit")
+    return note(
+        "limits",
+        f"above the site limit: {', '.join(above)}",
+        "`zeusctl reset all` lowers them now; `enforce = true` in zeusd.toml keeps them there",
+    )
+
+
+def each_of(
+    ask: Callable[[Sequence[str]], Mapping[str, Any]], uuids: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Asks about GPUs, and again without those that fail.
+
+    Returns:
+        Replies, and why others failed; both by UUID.
+    """
+    found: dict[str, Any] = {}
+    errors: dict[str, str] = {}
+    for first in range(0, len(uuids), _LISTED):
+        some = uuids[first : first + _LISTED]
+        try:
+            found |= ask(some)
+            continue
+        except SeveralGpusFailed as error:
+            failed: Mapping[str, ZeusIpcError] = error.errors
+        except ZeusIpcError as error:
+            if error.gpu is None:
+                raise
+            failed = {error.gpu: error}
+        errors |= {uuid: error.message for uuid, error in failed.items()}
+        left = [uuid for uuid in some if uuid not in failed]
+        found |= ask(left) if left else {}
+    return found, errors
+
+
+def read_states(
+    client: Client, gpus: Sequence[GpuInfo]
+) -> tuple[dict[str, GpuState], dict[str, str]]:
+    """Returns the present state of GPUs, and why some could not be read; both by UUID. For a GPU
+    that the driver has lost, zeusd's reply is empty.
+    """
+    states, errors = each_of(client.state, [gpu.uuid for gpu in gpus])
+    for uuid in [uuid for uuid, state in states.items() if not _answers(state)]:
+        del states[uuid]
+        errors[uuid] = "it does not answer any request; see nvidia-smi and the kernel log"
+    return states, errors
+
+
+def _answers(state: GpuState) -> bool:
+    readings = (state.power_mw, state.power_limit_mw, state.temperature_c, state.gpu_clock_mhz)
+    return any(reading is not None for reading in readings)
+
+
+def on_the_bus(root: str = "/") -> dict[str, int | None]:
+    """The NVIDIA GPUs on the PCI bus, lost ones included: the numbers of their device files by
+    address, such as `0000:07:00.0`; None where the driver has none.
+    """
+    found: dict[str, int | None] = {}
+    for device in Path(root, "sys/bus/pci/devices").glob("*"):
+        driver = device / "driver"
+        ours = not driver.exists() or driver.resolve().name == "nvidia"
+        if ours and _read(device / "vendor") == "0x10de" and _read(device / "class")[:4] == "0x03":
+            found[device.name.lower()] = None
+    for folder in Path(root, "proc/driver/nvidia/gpus").glob("*"):
+        minor = re.search(r"^Device Minor:\s*([0-9]+)", _read(folder / "information"), re.MULTILINE)
+        found[folder.name.lower()] = None if minor is None else int(minor[1])
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,81 @@
+"""Numbers with their units, as people read them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from zeus_ipc.controls import SPECS, Control
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things: `1 lease`, `2 leases`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def gpus_text(indices: Sequence[int | str]) -> str:
+    """GPUs by their indices: `GPU 0`, `GPUs 0, 3`."""
+    return f"GPU{'' if len(indices) == 1 else 's'} {', '.join(map(str, indices))}"
+
+
+def value_text(control: str, value: Sequence[int] | None) -> str:
+    """Formats a control's value in the journal's form."""
+    return "not set" if value is None else SPECS[Control(control)].text(value)
+
+
+def quantity_text(control: str, value: Any) -> str:
+    """Formats a control's value in the form of reports: in its unit, or by its members' names."""
+    spec = SPECS[Control(control)]
+    if value is None:
+        return "not set"
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    if spec.shape == "set":
+        return ", ".join(parts) or "none"
+    return spec.text([round(part * spec.scale) for part in parts])
+
+
+def number(value: float | None, unit: str = "", digits: int = 1) -> str:
+    """Formats a number, to at most this many decimals, with its unit."""
+    if value is None:
+        return "-"
+    text = f"{value:.{digits}f}"
+    return f"{text.rstrip('0').rstrip('.') if digits else text} {unit}".rstrip()
+
+
+def duration(seconds: float) -> str:
+    """How long, in the two largest units: `3 d 4 h`."""
+    seconds = max(0.0, seconds)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    parts: list[str] = []
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, seconds = divmod(int(seconds), length)
+        if count or parts:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])
+
+
+def split(partitions: Sequence[int]) -> str:
+    """Describes how a GPU is split: into partitions (AMD) or instances (NVIDIA)."""
+    return count(len(partitions), "partition") if len(partitions) > 1 else "MIG is on"
+
+
+def memory(mib: int | None) -> str:
+    """Formats memory: MiB below 1 GiB, else GiB."""
+    if mib is None:
+        return "-"
+    return f"{mib} MiB" if mib < 1024 else number(mib / 1024, "GiB")
+
+
+def energy(joules: float) -> str:
+    """Formats joules with a prefix that leaves at most four digits before the point."""
+    for factor, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
+        if abs(joules) >= 10 * factor:
+            return f"{joules / factor:.1f} {unit}"
+    return f"{joules:.1f} J"
+
+
+def seconds_since(t_ns: int) -> float:
+    """Seconds since an instant of CLOCK_MONOTONIC."""
+    return max(0.0, (time.monotonic_ns() - t_ns) / 1e9)
