@@ -1,6 +1,6 @@
 """Deletes one safety rule from a copy of the code, and runs the tests that must notice.
 
-A rule is named by the symbol that keeps it (`zeusd.core.control.ControlMachine.tick`) and by the
+A rule is named by the symbol that keeps it (`zeusd.core.core.Core.tick`) and by the
 names that its code uses (`expires_ns`), so that an entry survives every change of layout.
 """
 
