@@ -85,6 +85,9 @@ class _Nothing:
     def leases(self) -> list[Any]:
         return []
 
+    def state(self, gpus: list[str]) -> dict[str, Any]:
+        return {}
+
 
 def of_collector(collector: Collector) -> list[Metric]:
     """The metric families of a collector, including those without a sample."""
