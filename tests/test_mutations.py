@@ -38,7 +38,6 @@ OPTIONS = ("-p", "no:cacheprovider", "-o", "timeout_func_only=true")
 PATIENCE_S = 8
 """Without its rule a test may wait in vain; with it, each takes a few seconds at most."""
 
-TRADE_OFF = "tests/zeus/batch_size/server/test_trade_off.py"
 
 SCHEDULES = "tests/zeusd/core/test_schedules.py::test_random_schedules"
 SCHEDULES_S = 250
@@ -537,48 +536,6 @@ MUTATIONS = (
         (
             "tests/zeusd/core/test_administration.py::"
             "test_a_gpu_that_cannot_be_restored_does_not_keep_the_driver_open",
-        ),
-    ),
-    Mutation(
-        "a trial is judged under the eta that it began with",
-        "zeus.optimizer.batch_size.trials.JobRecord.cost",
-        always("eta_knob"),
-        (f"{TRADE_OFF}::test_a_run_is_judged_under_the_eta_that_it_began_with[sqlite]",),
-    ),
-    Mutation(
-        "what is shown of a job is under the job's eta",
-        "zeus.optimizer.batch_size.choosing.Known._with_seed",
-        never("eta_follows"),
-        (f"{TRADE_OFF}::test_the_best_size_is_that_of_the_jobs_eta[sqlite]",),
-    ),
-    Mutation(
-        "a trial's power limits count for the next ones",
-        "zeus.optimizer.batch_size.choosing.Known._observe",
-        never("limits"),
-        (f"{TRADE_OFF}::test_power_limits_tell_what_another_eta_would_have_taken[sqlite]",),
-    ),
-    Mutation(
-        "no new job with an unknown signal",
-        "zeus.optimizer.batch_size.store.Store.find_or_make",
-        drop("_trade_off"),
-        (
-            f"{TRADE_OFF}::"
-            "test_an_unknown_signal_is_refused_for_a_new_job_and_ignored_for_an_old_one[sqlite]",
-        ),
-    ),
-    Mutation(
-        "no signal is read for a request",
-        "zeus.optimizer.batch_size.server.signals.Signals.__init__",
-        instead("signal_of", "signal_of(source)"),
-        (f"{TRADE_OFF}::test_the_server_follows_a_file_and_reads_it_for_no_request",),
-    ),
-    Mutation(
-        "a run's expected time is that of the one before",
-        "zeus.policy.recurrence.Runs.count",
-        drop("_expected_s", "time"),
-        (
-            "tests/zeus/policy/test_trade_off.py::"
-            "test_a_signal_counts_over_the_time_that_the_run_before_took",
         ),
     ),
     Mutation(

@@ -64,7 +64,6 @@ PYTHON = {
         "tests.zeus.pipeline_frequency.server.test_own_scheduler",
     ),
     "docs/train/power_limit.md": ("tests.docs.pages.test_training",),
-    "docs/train/price_and_deadlines.md": ("tests.docs.pages.test_simulating",),
     "docs/train/simulating.md": ("tests.docs.pages.test_simulating",),
     "docs/train/training.md": ("tests.docs.pages.test_training",),
     "docs/train/zeus_run.md": ("tests.zeus.run.test_dataloader",),

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from zeus.job import Job
 from zeus.policy.curves import Array
 from zeus.policy.gp_model import Elsewhere, GPFit, Model
-from zeus.policy.interface import BatchSizeOptimizer, Estimate, Forecast, ProfileOf, Run
+from zeus.policy.interface import BatchSizeOptimizer, Estimate, Run
 from zeus.policy.knowledge import Knowledge
 from zeus_ipc.overriding import override
 
@@ -113,16 +113,6 @@ class GPBatchSizeOptimizer(BatchSizeOptimizer):
         return beta_knob * best * _PATIENCE ** max(0, failures - 1)
 
     @override
-    def price(self, job: Job, eta_knob: float, profile_of: ProfileOf) -> bool:
-        """What was learnt stays: energy and time of each run are kept apart."""
-        self._jobs[job].price(eta_knob, profile_of)
-        return True
-
-    @override
-    def forecasts(self, job: Job) -> list[Forecast]:
-        return self._jobs[job].forecasts()
-
-    @override
     def knowledge(self, job: Job) -> Knowledge | None:
         return self._jobs[job].knowledge()
 
@@ -167,8 +157,6 @@ class _Known:
         self._rng = np.random.default_rng(seed)
         self._max_epochs = job.max_epochs
         self._runs: list[tuple[int, Run]] = []
-        self._as_observed: list[Run] = []
-        self._priced: tuple[float, ProfileOf] | None = None
         self._last_of: dict[int, deque[int]] = {}
         self._converged: list[int] = []
         self._out: set[int] = set()
@@ -212,8 +200,6 @@ class _Known:
         if at is None:
             raise ValueError(f"{run.batch_size} is none of the batch sizes {self._all}")
         self._last_of.setdefault(at, deque(maxlen=self._window or None)).append(len(self._runs))
-        self._as_observed.append(run)
-        run = self._counted_now(run)
         self._runs.append((at, run))
         if run.converged and at not in self._converged and at not in self._out:
             self._converged = sorted([*self._converged, at])
@@ -224,49 +210,6 @@ class _Known:
             self._model.observe(at, run)
         else:
             self._model = None
-
-    def price(self, eta_knob: float, profile_of: ProfileOf) -> None:
-        if self._priced is not None and self._priced[0] == eta_knob:
-            return
-        self._priced = eta_knob, profile_of
-        now = [self._counted_now(run) for run in self._as_observed]
-        self._runs = [(at, run) for (at, _), run in zip(self._runs, now, strict=True)]
-        self._model = self._fitted = None
-
-    def forecasts(self) -> list[Forecast]:
-        runs = self._counted()
-        last = next((run for _, run in reversed(runs) if run.eta_knob is not None), None)
-        if not self._converged or last is None or not last.max_power:
-            return []
-        eta = self._runs[-1][1].eta_knob if self._priced is None else self._priced[0]
-        of_energy, of_time = (
-            self._model_of([(at, run.under(weight)) for at, run in runs]).fit(self._utilization)
-            for weight in (1.0, 0.0)
-        )
-        level, most = math.log(last.max_power), of_time.missed()
-        within = self._within_reach()
-        return [
-            Forecast(
-                self._sizes[at],
-                eta or 0.0,
-                math.exp(of_energy.log_cost[at]),
-                float(of_time.log_cost[at]) - level,
-                math.sqrt(of_time.variance(at)),
-                float(most[at]) - level,
-                last.max_power,
-                float(of_time.reach.mean[at]) if of_time.reach.any_missed else 1.0,
-                at in self._converged,
-            )
-            for at in range(len(self._sizes))
-            if within[at] or at in self._converged
-        ]
-
-    def _counted_now(self, run: Run) -> Run:
-        """With the eta that is in force."""
-        if self._priced is None:
-            return run
-        eta_knob, profile_of = self._priced
-        return run.under(eta_knob, profile_of(run.batch_size))
 
     def choose(self, in_flight: Sequence[int]) -> int:
         if not self._converged:

@@ -223,11 +223,6 @@ class GPFit:
         they are not known apart."""
         return None if self._epoch is None else (self._epochs.mean, self._epoch.mean)
 
-    def variance(self, at: int) -> float:
-        """Of the logarithm of the cost of a run of a size that reaches the target."""
-        of_epoch = 0.0 if self._epoch is None else self._epoch.variance(at)
-        return of_epoch + self._epochs.variance(at) + self.noise**2
-
     def missed(self) -> Array:
         """Mean of the second of `draw`, shape (sizes,)."""
         if self._epoch is None or self._most_epochs is None:

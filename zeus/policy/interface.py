@@ -6,43 +6,12 @@ hold one of these. A policy has no I/O, no clock, and no randomness but its seed
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from statistics import NormalDist
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from zeus.job import Job
 from zeus.policy.knowledge import Knowledge
-from zeus.utils.metric import zeus_cost
-
-
-@dataclass(frozen=True)
-class LimitProfile:
-    """What each power limit does to a batch size; which limits they are does not matter.
-
-    Attributes:
-        energy: Energy of the same work at each limit, J.
-        time: Time of it, s.
-        max_power: As in `zeus.utils.metric.zeus_cost`, W.
-    """
-
-    energy: tuple[float, ...]
-    time: tuple[float, ...]
-    max_power: float
-
-    def change(self, eta_before: float, eta_after: float) -> tuple[float, float]:
-        """Energy and time at the best limit under one eta, over those under another."""
-        (energy, time), (more_energy, more_time) = self._at(eta_before), self._at(eta_after)
-        return more_energy / energy, more_time / time
-
-    def _at(self, eta_knob: float) -> tuple[float, float]:
-        pairs = zip(self.energy, self.time, strict=True)
-        return min(pairs, key=lambda one: zeus_cost(one[0], one[1], eta_knob, self.max_power))
-
-
-ProfileOf = Callable[[int], LimitProfile | None]
-"""What each power limit does to a batch size; None where that is not measured yet."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +30,6 @@ class Run:
             because it had all its epochs.
         utilization: Mean power over the maximum power limits, 0 to 1, where known. A GPU that draws
             little is not kept busy: larger batches would make an epoch cheaper.
-        energy: Energy, J; None where only the cost is known.
-        time: Time, s; the same.
-        max_power: That of its cost, W; the same.
-        eta_knob: That of its cost and of its power limit; the same.
     """
 
     batch_size: int
@@ -75,83 +40,6 @@ class Run:
     cost_bound: float | None = None
     stopped_by_cost: bool = False
     utilization: float | None = None
-    energy: float | None = None
-    time: float | None = None
-    max_power: float | None = None
-    eta_knob: float | None = None
-
-    def under(self, eta_knob: float, profile: LimitProfile | None = None) -> Run:
-        """As it would have been with another eta; itself where only its cost is known.
-
-        Its bound and its overhead are so many epochs as before.
-
-        Args:
-            eta_knob: 1 counts energy only, 0 time only.
-            profile: Of its batch size: the run has the limit that is best under this eta. None: it
-                keeps its own.
-        """
-        energy, time, max_power, before = self.energy, self.time, self.max_power, self.eta_knob
-        if energy is None or time is None or max_power is None or before is None or not self.cost:
-            return self
-        if profile is not None:
-            more_energy, more_time = profile.change(before, eta_knob)
-            energy, time = energy * more_energy, time * more_time
-        cost = zeus_cost(energy, time, eta_knob, max_power)
-        ratio = cost / self.cost
-        return replace(
-            self,
-            cost=cost,
-            overhead=self.overhead * ratio,
-            cost_bound=None if self.cost_bound is None else self.cost_bound * ratio,
-            energy=energy,
-            time=time,
-            eta_knob=eta_knob,
-        )
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What a policy expects of a run that begins now, with a batch size and a power limit.
-
-    Attributes:
-        energy: Expected energy of a run that reaches the target, J (its median).
-        log_time: Expected logarithm of its time, s.
-        log_most_time: Expected logarithm of the time that all epochs take, s; infinite where that
-            is not known.
-        max_power: As in `zeus.utils.metric.zeus_cost`, W.
-        reach: Probability that a run reaches the target at all; 1 while no run of the job missed.
-    """
-
-    batch_size: int
-    eta_knob: float
-    energy: float
-    log_time: float
-    log_time_sd: float
-    log_most_time: float
-    max_power: float
-    reach: float
-    proven: bool
-
-    @property
-    def cost(self) -> float:
-        """Expected cost of a run, J."""
-        return zeus_cost(self.energy, math.exp(self.log_time), self.eta_knob, self.max_power)
-
-    def done_within(self, seconds: float) -> float:
-        """Probability that one run reaches the target within a time, s."""
-        if seconds <= 0:
-            return 0.0
-        latest = min(math.log(seconds), self.log_most_time)
-        off = (latest - self.log_time) / self.log_time_sd
-        return self.reach * 0.5 * math.erfc(-off / math.sqrt(2))
-
-    def time_of(self, probability: float) -> float:
-        """Within which time one run reaches the target so probably, s; infinite for never."""
-        if probability >= self.reach:
-            return math.inf
-        off = NormalDist().inv_cdf(probability / self.reach)
-        latest = self.log_time + off * self.log_time_sd
-        return math.inf if latest > self.log_most_time else math.exp(latest)
 
 
 @dataclass(frozen=True)
@@ -249,23 +137,6 @@ class BatchSizeOptimizer(ABC):
             which a recurrence has reached the target.
         """
         return None
-
-    def price(self, job: Job, eta_knob: float, profile_of: ProfileOf) -> bool:
-        """Counts all runs, before and after, with another eta.
-
-        Args:
-            eta_knob: 1 counts energy only, 0 time only.
-            profile_of: What each power limit does to a batch size; None where that is not known.
-
-        Returns:
-            False: the policy cannot.
-        """
-        return False
-
-    def forecasts(self, job: Job) -> list[Forecast]:
-        """Energy and time that are expected of each batch size, in ascending order; empty where
-        nothing can be said."""
-        return []
 
     def knowledge(self, job: Job) -> Knowledge | None:
         """What was learnt of a job, for the same job on another GPU; None where that is nothing."""

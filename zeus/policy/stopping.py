@@ -27,7 +27,6 @@ class Used:
     energy: float = 0.0
     overhead_time: float = 0.0
     overhead_energy: float = 0.0
-    limits: tuple[tuple[float, float], ...] = ()
 
 
 def after_another_epoch(used: Used, epochs: int) -> tuple[float, float]:

@@ -9,17 +9,14 @@ import os
 import time
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 
 from zeus.analyze import HistoryEntry
 from zeus.device import get_gpus
 from zeus.job import Job
-from zeus.monitor.signals import SignalSource, signal_of
 from zeus.optimizer.batch_size.endings import says_out_of_memory
 from zeus.policy.interface import BatchSizeOptimizer
 from zeus.policy.knowledge import Place, load
-from zeus.policy.trade_off import TradeOff, time_of_day
 from zeus.run import files
 from zeus.run.child import how_it_ended, run_script, tail
 from zeus.run.console import FileAndConsole
@@ -45,15 +42,9 @@ class ZeusMaster:
             used, and updated with what is learned here.
         stop_by_curve: Whether a run with a batch size that never reached the target is stopped by
             its learning curve, if its script reports metrics. None: as the policy does.
-        signal: Price or carbon intensity that `eta_knob` follows, fetched when a run begins: a CSV
-            file, or a provider (`zeus.monitor.signals`). None: it is the same for all runs.
-        done_by: Each recurrence is to be done at this time of day, such as `08:00`, with the least
-            energy. Until a run has reached the target, only time counts. Local time.
-        on_time: Probability with which it is to be done by then.
 
     Raises:
-        ValueError: A path is not absolute, a number is out of range, there are a signal and a
-            deadline, one of them cannot be read or understood, or no GPU is visible.
+        ValueError: A path is not absolute, a number is out of range, or no GPU is visible.
         ZeusGPUInitError: The GPUs cannot be reached.
     """
 
@@ -69,9 +60,6 @@ class ZeusMaster:
         *,
         knowledge: str | None = None,
         stop_by_curve: bool | None = None,
-        signal: SignalSource | None = None,
-        done_by: str | None = None,
-        on_time: float = 0.95,
     ) -> None:
         for name, path in (("log_base", log_base), ("monitor_path", monitor_path)):
             if path is not None and not os.path.isabs(path):
@@ -92,11 +80,6 @@ class ZeusMaster:
         self.profile_warmup_iters = profile_warmup_iters
         self.profile_measure_iters = profile_measure_iters
         self.knowledge = knowledge
-        self._trade_off: TradeOff | None = None
-        if signal is not None or done_by is not None:
-            followed = None if signal is None else signal_of(signal)
-            due = None if done_by is None else time_of_day(done_by)
-            self._trade_off = TradeOff(0.5, followed, due, on_time)
         by_policy = batch_size_optimizer.stops_by_curve
         self.stop_by_curve = by_policy if stop_by_curve is None else stop_by_curve
         gpus = get_gpus()
@@ -187,11 +170,6 @@ class ZeusMaster:
             "policy": policy.name,
             "seed": self.seed,
         }
-        trade_off = self._trade_off
-        if trade_off is not None:
-            trade_off = replace(trade_off, eta_knob=eta_knob)
-            by = "signal" if trade_off.done_by is None else f"done by {trade_off.done_by}"
-            begun_with["eta_knob follows"] = by
         found = unfinished(
             self.log_base, _prefix(job, num_recurrence, eta_knob, beta_knob), begun_with
         )
@@ -212,7 +190,7 @@ class ZeusMaster:
         ):
             print(f"[ZeusMaster] {job}, {num_recurrence} times; files are in {logdir}")
             training = Training(
-                self, job, policy, batch_sizes, beta_knob, eta_knob, logdir, records, trade_off
+                self, job, policy, batch_sizes, beta_knob, eta_knob, logdir, records
             )
             return training.run(num_recurrence)
 

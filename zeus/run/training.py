@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import InitVar, asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
-from zeus.optimizer.power_limit.profile import ProfileError
-from zeus.policy.interface import BatchSizeOptimizer, LimitProfile, Run
+from zeus.policy.interface import BatchSizeOptimizer, Run
 from zeus.policy.knowledge import Knowledge, save
 from zeus.policy.recurrence import Recurrences, Start, UnreachableTargetError
-from zeus.policy.trade_off import TradeOff
 from zeus.run import files
 from zeus.run.child import follow
 from zeus.run.exceptions import ScriptFailedError
 from zeus.run.files import FileError, TrainResult
-from zeus.run.power_json import PowerJson
 from zeus.run.records import Records, Script
 from zeus.utils.metric import zeus_cost
 
@@ -39,13 +35,9 @@ class Training:
     eta_knob: float
     logdir: str
     records: Records
-    trade_off: InitVar[TradeOff | None] = None
 
-    def __post_init__(self, beta_knob: float, trade_off: TradeOff | None) -> None:
-        self._max_power = self.master.max_power  # of the training GPUs, once a run has reported it
-        self._recurrences = Recurrences(
-            self.policy, self.job, beta_knob, trade_off, self._profile_of
-        )
+    def __post_init__(self, beta_knob: float) -> None:
+        self._recurrences = Recurrences(self.policy, self.job, beta_knob)
         self._history: list[HistoryEntry] = []
         self._runs = 0
 
@@ -54,12 +46,11 @@ class Training:
         try:
             self._go_on()
             while self._recurrences.recurrence <= num_recurrence:
-                self._try(self._recurrences.begin(time.time()))
+                self._try(self._recurrences.begin())
         except UnreachableTargetError:
             self.records.add("over")  # starting over would give the same result
             raise
         self.records.add("over")
-        self._recurrences.price(self.eta_knob)
         path, learnt = self.master.knowledge, self.policy.knowledge(self.job)
         if path is not None and learnt is not None:
             save(path, replace(learnt, place=self.master.place))
@@ -78,7 +69,7 @@ class Training:
             elif kind == "started":
                 script = Script(row["pid"], row["started"], row["boot"])
             elif begun is not None and kind in ("ended", "left out"):
-                self._begin_again(begun)
+                self._recurrences.begin()  # so that the policy's random draws are the same
                 begun = None
                 if kind == "left out":
                     self._leave_out(row["batch_size"])
@@ -89,7 +80,7 @@ class Training:
             print(f"[ZeusMaster] goes on after {self._runs} runs")
         if begun is None:
             return
-        now = self._begin_again(begun)
+        now = self._recurrences.begin()
         job_id = files.job_id(now.recurrence, now.number)
         script = script or Script.with_settings(self.logdir, job_id)
         if script is not None and script.alive:
@@ -103,15 +94,6 @@ class Training:
         else:
             self._try(now)
 
-    def _begin_again(self, begun: Mapping[str, Any]) -> Start:
-        """Asks for a run as before, so that the policy's random draws are the same."""
-        eta, bound = begun.get("eta_knob"), begun.get("cost_bound")
-        chosen = None if eta is None else (begun["batch_size"], eta)
-        now = self._recurrences.begin(begun.get("began_s", 0.0), chosen)
-        if chosen is None:
-            return now
-        return replace(now, cost_bound=math.inf if bound is None else bound)
-
     def _try(self, now: Start) -> None:
         """Trains one run."""
         master, size = self.master, now.batch_size
@@ -122,9 +104,6 @@ class Training:
             recurrence=now.recurrence,
             number=now.number,
             batch_size=size,
-            began_s=time.time(),
-            eta_knob=now.eta_knob,
-            cost_bound=_finite(now.cost_bound),
         )
         master.script_started = self._script_started
         master.rerun_cost = now.rerun_cost if master.stop_by_curve else None
@@ -137,7 +116,7 @@ class Training:
                 logdir=self.logdir,
                 rec_i=now.recurrence,
                 tries=now.number,
-                eta_knob=self._eta_of(now),
+                eta_knob=self.eta_knob,
                 cost_ub=now.cost_bound,
             )
         except ScriptFailedError as error:
@@ -145,7 +124,7 @@ class Training:
             return
         result = result_of(self.logdir, job_id, size)
         if result is None:  # of a subclass that runs jobs in its own way
-            cost = zeus_cost(energy, seconds, self._eta_of(now), master.max_power)
+            cost = zeus_cost(energy, seconds, self.eta_knob, master.max_power)
             result = TrainResult(
                 energy=energy,
                 time=seconds,
@@ -155,24 +134,6 @@ class Training:
                 max_power=master.max_power,
             )
         self._collect(now, result)
-
-    def _eta_of(self, now: Start) -> float:
-        return self.eta_knob if now.eta_knob is None else now.eta_knob
-
-    def _profile_of(self, batch_size: int) -> LimitProfile | None:
-        """Returns the runs' measurements of power limits. Runs that only observe use none of
-        them.
-        """
-        path = files.power_json(self.logdir, batch_size)
-        if self.master.observer_mode or not path.exists():
-            return None
-        try:
-            found = PowerJson(path, "", iterations=1).load(path).measurements
-        except ProfileError:
-            return None  # its next run says so, and measures again
-        return LimitProfile(
-            tuple(one.energy for one in found), tuple(one.time for one in found), self._max_power
-        )
 
     def _script_started(self, pid: int) -> None:
         script = Script.of(pid)
@@ -203,8 +164,7 @@ class Training:
 
     def _collect(self, now: Start, result: TrainResult) -> None:
         """Handles the result of a run."""
-        self._max_power = result.max_power or self._max_power
-        bound = _finite(now.cost_bound)
+        bound = None if math.isinf(now.cost_bound) else now.cost_bound
         if result.stopped_by_curve and result.next_cost is not None:
             bound = result.next_cost
         run = Run(
@@ -217,10 +177,6 @@ class Training:
             cost_bound=bound,
             stopped_by_cost=result.stopped_by_cost,
             utilization=result.utilization,
-            energy=result.energy,
-            time=result.time,
-            max_power=result.max_power,
-            eta_knob=self._eta_of(now),
         )
         entry = HistoryEntry(run.batch_size, None, result.energy, run.converged, result.time)
         self.records.add("ended", run=asdict(run), entry=asdict(entry))
@@ -240,10 +196,6 @@ class Training:
         if the policy cannot exclude them."""
         larger = [one for one in self.batch_sizes if one >= batch_size]
         return self.policy.exclude(self.job, larger)
-
-
-def _finite(cost_bound: float) -> float | None:
-    return None if math.isinf(cost_bound) else cost_bound
 
 
 def result_of(logdir: str, job_id: str, batch_size: int) -> TrainResult | None:

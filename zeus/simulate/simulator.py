@@ -17,10 +17,9 @@ import numpy as np
 
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
-from zeus.policy.interface import BatchSizeOptimizer, LimitProfile, PowerLimitOptimizer, Run
+from zeus.policy.interface import BatchSizeOptimizer, PowerLimitOptimizer, Run
 from zeus.policy.knowledge import Place, load, save
 from zeus.policy.recurrence import Recurrences, Runs
-from zeus.policy.trade_off import TradeOff
 from zeus.simulate.tables import BatchSizeTable, Measurements, Table
 from zeus.utils.metric import zeus_cost
 
@@ -75,9 +74,6 @@ class Simulator:
         *,
         knowledge: str | Path | None = None,
         gpu_model: str = "",
-        trade_off: TradeOff | None = None,
-        begin_s: float = 0.0,
-        every_s: float = 0.0,
     ) -> list[HistoryEntry]:
         """Simulates a recurring job, one run after the other.
 
@@ -89,17 +85,13 @@ class Simulator:
             knowledge: File of knowledge about the job on other GPUs, or under other power limits:
                 it is used, and updated.
             gpu_model: With `knowledge`: the measured GPU; the power limits are those of the table.
-            trade_off: Decides the eta of each run; None: `eta_knob` for all.
-            begin_s: When the first recurrence begins, s since 1970.
-            every_s: After which time the next one begins, s; never before the last one is done.
 
         Returns:
             All runs, in order.
 
         Raises:
             ValueError: A knob is out of range, there are no measurements of the job, the default
-                batch size is missing, the file is not valid, or the policy cannot follow
-                `trade_off`.
+                batch size is missing, or the file is not valid.
             RuntimeError: The default batch size missed the target, or the target is unreachable.
         """
         play = _Play(self, job, eta_knob)
@@ -108,24 +100,18 @@ class Simulator:
         known = None if knowledge is None else load(knowledge, here)
         if known is not None:
             play.bso.transfer(job, known)
-        recurrences = Recurrences(play.bso, job, beta_knob, trade_off, play.profile_of)
+        recurrences = Recurrences(play.bso, job, beta_knob)
         history: list[HistoryEntry] = []
-        clock_s = begin_s
         while recurrences.recurrence <= num_recurrence:
-            clock_s = max(clock_s, begin_s + (recurrences.recurrence - 1) * every_s)
-            now = recurrences.begin(clock_s)
-            if now.eta_knob is not None:
-                play.price(now.eta_knob)
-            run, limit = play.train(now.batch_size, now.cost_bound)
+            now = recurrences.begin()
+            run, entry = play.train(now.batch_size, now.cost_bound)
             if not run.epochs:
                 recurrences.skip(now)
                 continue
-            history.append(_entry(run, limit))
-            clock_s += history[-1].time
+            history.append(entry)
             if self.verbose:
                 print(f"[Simulator] {job}, recurrence {now.recurrence}.{now.number}: {history[-1]}")
             recurrences.end(run)
-        recurrences.price(eta_knob)
         learnt = play.bso.knowledge(job)
         if knowledge is not None and learnt is not None:
             save(knowledge, replace(learnt, place=here))
@@ -176,11 +162,6 @@ class Simulator:
         return play.history
 
 
-def _entry(run: Run, power_limit: int, ratio: float = 1.0) -> HistoryEntry:
-    energy, time = (run.energy or 0.0) * ratio, (run.time or 0.0) * ratio
-    return HistoryEntry(run.batch_size, power_limit, energy, run.converged, time)
-
-
 class _Play:
     """A job being simulated: its copies of the policies, its tables, its random state."""
 
@@ -191,35 +172,14 @@ class _Play:
         self.eta = eta_knob
         self.bso = deepcopy(simulator.bso)
         self.plo = deepcopy(simulator.plo)
-        self._new_plo = simulator.plo
-        self._profiled: set[int] = set()
         self.max_power = simulator.measurements.max_power
         self._tables = simulator.measurements.of(job)
         self._rng = np.random.default_rng(simulator.seed)
         self._max_limit = {size: max(table.power.limits) for size, table in self._tables.items()}
         self.bso.register_job(job, list(self._tables))
 
-    def price(self, eta_knob: float) -> None:
-        """Sets eta: profiled power limits are evaluated with it from now on."""
-        if eta_knob == self.eta:
-            return
-        self.eta = eta_knob
-        self.plo = deepcopy(self._new_plo)
-        for batch_size in sorted(self._profiled):
-            self._judge_limits(batch_size)
-
-    def profile_of(self, batch_size: int) -> LimitProfile | None:
-        """Measurements of each power limit; None until the size is profiled."""
-        if batch_size not in self._profiled:
-            return None
-        power = self._tables[batch_size].power
-        energy, time = (
-            tuple(map(float, column)) for column in (power.energy_per_epoch, power.time_per_epoch)
-        )
-        return LimitProfile(energy, time, self._max_limit[batch_size])
-
-    def train(self, batch_size: int, cost_bound: float) -> tuple[Run, int]:
-        """Draws a measured run and its power limit, and stops it before it costs more than the
+    def train(self, batch_size: int, cost_bound: float) -> tuple[Run, HistoryEntry]:
+        """Draws a measured run, and stops it before it costs more than the
         bound. It has no epochs if the bound is below the first one's cost."""
         table = self._tables[batch_size]
         limit, profiled = self._power_limit(batch_size)
@@ -259,12 +219,8 @@ class _Play:
             None if math.isinf(cost_bound) else cost_bound,
             stopped_by_cost=not converged and most < self.job.max_epochs,
             utilization=float(power.average_power[at]) / self._max_limit[batch_size],
-            energy=energy,
-            time=time,
-            max_power=self.max_power,
-            eta_knob=self.eta,
         )
-        return run, limit
+        return run, HistoryEntry(batch_size, limit, energy, converged, time)
 
     def _cost(self, energy: float, time: float) -> float:
         return zeus_cost(energy, time, self.eta, self.max_power)
@@ -284,18 +240,14 @@ class _Play:
         limit = self.plo.predict(self.job, batch_size)
         if limit is not None:
             return limit, False
-        self._profiled.add(batch_size)
-        self._judge_limits(batch_size)
-        limit = self.plo.predict(self.job, batch_size)
-        assert limit is not None, "all limits were profiled"
-        return limit, True
-
-    def _judge_limits(self, batch_size: int) -> None:
         power = self._tables[batch_size].power
         epochs = zip(power.limits, power.energy_per_epoch, power.time_per_epoch, strict=True)
         for limit, energy, time in sorted(epochs, key=lambda one: one[0], reverse=True):
             cost = zeus_cost(float(energy), float(time), self.eta, self._max_limit[batch_size])
             self.plo.observe(self.job, batch_size, limit, cost)
+        limit = self.plo.predict(self.job, batch_size)
+        assert limit is not None, "all limits were profiled"
+        return limit, True
 
 
 @dataclass(frozen=True)
@@ -306,7 +258,7 @@ class _InFlight:
     end: float
     ratio: float
     run: Run
-    power_limit: int
+    entry: HistoryEntry
     retries: int
 
 
@@ -327,9 +279,9 @@ class _Group(_Play):
                 "check the target and max_epochs, or take a larger beta_knob"
             )
         sizes = [job.run.batch_size for job in self._in_flight]
-        begun = self._runs.next(in_flight=sizes)
-        run, limit = self.train(begun.batch_size, begun.cost_bound)
-        self._in_flight.append(_InFlight(start, end, ratio, run, limit, retries))
+        begun = self._runs.next(sizes)
+        run, entry = self.train(begun.batch_size, begun.cost_bound)
+        self._in_flight.append(_InFlight(start, end, ratio, run, entry, retries))
 
     def finish_until(self, now: float) -> None:
         """Ends the runs that end by then, in that order; failed ones restart at their end."""
@@ -343,7 +295,8 @@ class _Group(_Play):
     def _finish(self, job: _InFlight) -> None:
         self._runs.observe(job.run)
         if job.run.epochs:
-            self.history.append((_entry(job.run, job.power_limit, job.ratio), job.ratio))
+            energy, time = job.entry.energy * job.ratio, job.entry.time * job.ratio
+            self.history.append((replace(job.entry, energy=energy, time=time), job.ratio))
         if not job.run.converged:
             # Assumed to last as long as the run before.
             self.submit(job.end, job.end + (job.end - job.start), job.ratio, job.retries + 1)

@@ -47,7 +47,6 @@ PAGES = {
             "zeus.measure.logs",
             "zeus.monitor.carbon",
             "zeus.monitor.price",
-            "zeus.monitor.signals",
             "zeus.profile",
         ),
     ),
@@ -88,7 +87,7 @@ PAGES = {
     "reference/api/policy.md": Page(
         "zeus.policy",
         "Policies that choose batch sizes and power limits.",
-        ("zeus.policy", "zeus.policy.signal", "zeus.policy.trade_off"),
+        ("zeus.policy",),
     ),
     "reference/api/simulate.md": Page(
         "zeus.simulate",

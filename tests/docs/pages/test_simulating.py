@@ -1,4 +1,4 @@
-"""Runs the code of simulating.md, and the job of price_and_deadlines.md."""
+"""Runs the code of simulating.md."""
 
 from __future__ import annotations
 
@@ -38,12 +38,6 @@ def test_the_python_runs_and_so_do_commands_on_what_it_wrote(
             assert found.exit_code == 0, (words, found.output)
     assert (tmp_path / "regret.svg").is_file()
     assert (tmp_path / "groups.csv").is_file()
-
-
-def test_a_job_follows_the_price_of_its_page() -> None:
-    (block,) = snippets.of(ROOT / "docs/train/price_and_deadlines.md")
-    history = block.run()["history"]
-    assert len({run.pl for run in history if run.bs == 56}) > 1, "one size, with the price's limit"
 
 
 def test_the_pages_match_the_program() -> None:

@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -186,52 +184,3 @@ def test_a_process_is_known_by_more_than_its_number(tmp_path: Path) -> None:
     assert not Script(process.pid, script.started, "another").alive
     process.communicate(b"\n")
     assert not script.alive
-
-
-def daily_curve(jobs: Jobs, price: float) -> str:
-    """A CSV file: 1 during the day before, and this price in this hour."""
-    path = jobs.folder / "price.csv"
-    now = time.time()
-    rows = [(now - 90000, 1.0), (now - 60, price), (now + 3600, price)]
-    path.write_text("".join(f"{datetime.fromtimestamp(at)},{value}\n" for at, value in rows))
-    return str(path)
-
-
-def test_a_run_has_the_eta_of_its_beginning_also_where_it_is_continued(jobs: Jobs) -> None:
-    does = {size: result(100.0, max_power=400.0) for size in SIZES}
-    job = jobs.job({64: {"killed": True}})
-
-    def run(price: float, job: Job) -> list[HistoryEntry]:
-        master = jobs.master(make_policy("gp"), seed=5, signal=daily_curve(jobs, price))
-        return master.run(job, 2, SIZES, 2.0, 0.5)
-
-    with pytest.raises(RuntimeError, match=r"rec01\+try01"):
-        run(3.0, job)
-    assert len(run(1.0, jobs.job(does))) == 2
-    etas = [float(call["env"]["ZEUS_ETA_KNOB"]) for call in jobs.calls]
-    assert etas == pytest.approx([0.75, 0.75, 0.5], abs=0.01)
-
-
-def test_until_a_run_has_reached_the_target_a_deadline_takes_the_fastest(jobs: Jobs) -> None:
-    does = {size: result(100.0, max_power=400.0) for size in SIZES}
-    for run in does.values():
-        run["result"]["num_epochs"] = 3
-    hours_s = 6 * 3600
-    due = datetime.fromtimestamp(time.time() + hours_s)
-    master = jobs.master(make_policy("gp"), seed=5, done_by=f"{due:%H:%M}")
-    master.run(jobs.job(does), 3, SIZES, 2.0, 0.5)
-    etas = [float(call["env"]["ZEUS_ETA_KNOB"]) for call in jobs.calls]
-    assert etas[0] == 0.0
-    # There is time for trials, which save energy. Then the knowledge under the eta of its limit.
-    assert etas[1] == 1.0
-
-
-def test_deadlines_and_signals_that_cannot_be_are_refused(jobs: Jobs) -> None:
-    with pytest.raises(ValueError, match="08:00"):
-        jobs.master(make_policy("gp"), done_by="at eight")
-    with pytest.raises(ValueError, match="not both"):
-        jobs.master(make_policy("gp"), done_by="08:00", signal=daily_curve(jobs, 1.0))
-    with pytest.raises(ValueError, match="make_policy"):
-        jobs.master(make_policy("pruning-gts"), done_by="08:00").run(
-            jobs.job({}), 1, SIZES, 2.0, 0.5
-        )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import Connection, or_, select
@@ -16,7 +16,6 @@ from zeus.optimizer.batch_size.choosing import Known
 from zeus.optimizer.batch_size.rows import trial_of
 from zeus.optimizer.batch_size.tables import trials
 from zeus.optimizer.batch_size.trials import JobRecord
-from zeus.policy.trade_off import TradeOff
 
 MOST_JOBS = 200
 
@@ -24,8 +23,7 @@ MOST_JOBS = 200
 class KnownJobs:
     """The most recently used jobs. Thread-safe."""
 
-    def __init__(self, trade_off: Callable[[JobRecord], TradeOff | None]) -> None:
-        self._trade_off = trade_off
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, KnownJob] = OrderedDict()
 
@@ -33,7 +31,7 @@ class KnownJobs:
     def of(self, job_id: str) -> Iterator[KnownJob]:
         """Locks a job for this thread; drops it after an error."""
         with self._lock:
-            entry = self._entries.setdefault(job_id, KnownJob(self._trade_off))
+            entry = self._entries.setdefault(job_id, KnownJob())
             self._entries.move_to_end(job_id)
             while len(self._entries) > MOST_JOBS:
                 self._entries.popitem(last=False)
@@ -48,16 +46,15 @@ class KnownJobs:
 class KnownJob:
     """A job locked by one thread."""
 
-    def __init__(self, trade_off: Callable[[JobRecord], TradeOff | None]) -> None:
+    def __init__(self) -> None:
         self.lock = threading.Lock()
         self.known: Known | None = None
-        self._trade_off = trade_off
 
     def now(self, connection: Connection, job: JobRecord) -> Known:
         """Returns the knowledge about it as of this transaction."""
         known = self.known
         if known is None or not _same(known.job, job):
-            known = self.known = Known(job, trade_off=self._trade_off(job))
+            known = self.known = Known(job)
         if known.job.events != job.events or not known.last_trial:
             since = or_(
                 trials.c.end_order > known.job.events,

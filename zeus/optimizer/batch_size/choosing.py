@@ -26,10 +26,9 @@ from zeus.job import Job
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.trials import JobRecord, Trial
 from zeus.policy import make_policy
-from zeus.policy.interface import BatchSizeOptimizer, Estimate, LimitProfile, Run
+from zeus.policy.interface import BatchSizeOptimizer, Estimate, Run
 from zeus.policy.knowledge import Knowledge
 from zeus.policy.recurrence import Runs, Start
-from zeus.policy.trade_off import TradeOff
 
 CRASHES = 2
 """A size is parked after this many consecutive crashes."""
@@ -77,15 +76,8 @@ class Analysis:
 class Known:
     """Knowledge about a job."""
 
-    def __init__(
-        self,
-        job: JobRecord,
-        trials: Iterable[Trial] = (),
-        trade_off: TradeOff | None = None,
-    ) -> None:
+    def __init__(self, job: JobRecord, trials: Iterable[Trial] = ()) -> None:
         self.job = job
-        self._trade_off = trade_off
-        self._profiles: dict[int, LimitProfile] = {}
         self.last_trial = 0
         self._trials: dict[int, Trial] = {}
         self._running: dict[int, Trial] = {}
@@ -134,21 +126,18 @@ class Known:
             for trial in newly_observed:
                 self._observe(trial)
 
-    def choose(self, number: int, now_s: float = 0.0) -> Start:
+    def choose(self, number: int) -> Start:
         """Chooses the parameters of the next trial.
 
         Raises:
             ZeusBSORuntimeError: No size is left (409).
         """
         in_flight = [trial.batch_size for trial in self._running.values()]
-        at_s = None if self._trade_off is None else now_s
-        of_what = (number, len(self._observed), tuple(in_flight), tuple(self._left()), at_s)
+        of_what = (number, len(self._observed), tuple(in_flight), tuple(self._left()))
         if self._choice is not None and self._choice[0] == of_what:
             return self._choice[1]
         policy = self._with_seed(number)
-        # A run's deadline is the next one: which run retries which is unknown here.
-        choice = self._runs.next(now_s, in_flight=in_flight)
-        choice = replace(choice, best=self._best(policy, None)[0])
+        choice = replace(self._runs.next(in_flight), best=self._best(policy, None)[0])
         by_curve = self.job.spec.stop_by_curve
         if not (policy.stops_by_curve if by_curve is None else by_curve):
             choice = replace(choice, rerun_cost=None)
@@ -194,8 +183,6 @@ class Known:
         seed = _seed(self.job, number)
         if self._policy is None or not self._policy.reseed(seed):
             self._policy = self._make(seed)
-        if self.job.spec.eta_follows:  # until a trial is chosen with another eta
-            self._policy.price(self._as_known, self.job.spec.eta_knob, self._profiles.get)
         return self._policy
 
     def _make(self, seed: int) -> BatchSizeOptimizer:
@@ -230,9 +217,7 @@ class Known:
         if self.job.knowledge is not None:
             policy.transfer(self._as_known, self.job.knowledge)
         self._policy = policy
-        self._runs = Runs(
-            policy, self._as_known, spec.beta_knob, self._trade_off, self._profiles.get
-        )
+        self._runs = Runs(policy, self._as_known, spec.beta_knob)
         for trial in self._observed:
             self._observe(trial)
         return policy
@@ -240,10 +225,6 @@ class Known:
     def _observe(self, trial: Trial) -> None:
         assert self._policy is not None
         run = _run(self.job, trial)
-        if trial.limits:
-            energy, time = zip(*trial.limits, strict=True)
-            profile = LimitProfile(energy, time, self.job.spec.max_power)
-            self._profiles[trial.batch_size] = profile
         if trial.batch_size in self._sizes:
             self._runs.observe(run)
         else:
@@ -328,17 +309,13 @@ def _nearest(default: int, left: Sequence[int]) -> int:
 def _run(job: JobRecord, trial: Trial) -> Run:
     return Run(
         batch_size=trial.batch_size,
-        cost=job.cost(trial.energy, trial.time, trial.eta_knob),
+        cost=job.cost(trial.energy, trial.time),
         converged=trial.converged,
         epochs=trial.epochs,
-        overhead=job.cost(trial.overhead_energy, trial.overhead_time, trial.eta_knob),
+        overhead=job.cost(trial.overhead_energy, trial.overhead_time),
         cost_bound=trial.cost_bound,
         stopped_by_cost=trial.stopped_by_cost,
         utilization=_utilization(job, trial),
-        energy=trial.energy,
-        time=trial.time,
-        max_power=job.spec.max_power,
-        eta_knob=job.spec.eta_knob if trial.eta_knob is None else trial.eta_knob,
     )
 
 

@@ -86,8 +86,6 @@ class BatchSizeOptimizer(OfProcess, Callback):
         job: The registered job; on ranks other than 0, the argument.
         current_batch_size: The run's batch size; 0 before `get_batch_size`.
         trial_number: Number of its trial; None if the store was unavailable.
-        eta_knob: The run's eta: the job's, unless that follows a signal or a deadline. Pass it to a
-            power limit optimizer.
         power_limit_optimizer: Set it to a power limit optimizer of the same run: the cost of its
             search is not charged to the batch size.
     """
@@ -112,7 +110,6 @@ class BatchSizeOptimizer(OfProcess, Callback):
         self.job = job
         self.current_batch_size = 0
         self.trial_number: int | None = None
-        self.eta_knob = job.eta_knob
         self._pid = os.getpid()
         self._run_id = _run_id(run_id)
         self.power_limit_optimizer: GlobalPowerLimitOptimizer | None = None
@@ -282,8 +279,6 @@ class BatchSizeOptimizer(OfProcess, Callback):
         if trial.best_batch_size is not None:
             self._best.put(self._job, trial.best_batch_size)
         self.current_batch_size, self.trial_number = trial.batch_size, trial.trial_number
-        eta = trial.eta_knob
-        self.eta_knob = self._job.eta_knob if eta is None else eta
         log.info(
             "trial %d of job %s: batch size %d, given up %s",
             trial.trial_number,
@@ -330,7 +325,6 @@ class BatchSizeOptimizer(OfProcess, Callback):
             "default" if known is None else "best that is known",
         )
         self.current_batch_size, self.trial_number = size, None
-        self.eta_knob = self._job.eta_knob
         trial = NewTrial(job_id=self._job.job_id, batch_size=size, trial_number=1)
         return self._new_run(trial, None)
 

@@ -111,14 +111,6 @@ def _where(function: Any) -> Any:
     help="Processes that serve requests.",
 )
 @click.option("--lease", type=float, metavar="S", help="A silent trial is lost after this time.")
-@click.option(
-    "--signal",
-    "signals",
-    multiple=True,
-    metavar="NAME=SOURCE",
-    help="Price or carbon intensity that jobs may name: a CSV file, "
-    "electricitymaps:LATITUDE,LONGITUDE or openei:LATITUDE,LONGITUDE,LABEL. May be repeated.",
-)
 @click.option("--log-level", metavar="LEVEL", help="DEBUG logs each request.")
 def serve(
     db: str | None,
@@ -126,7 +118,6 @@ def serve(
     port: int,
     workers: int,
     lease: float | None,
-    signals: tuple[str, ...],
     log_level: str | None,
 ) -> None:
     """Serve jobs and the web page.
@@ -134,7 +125,6 @@ def serve(
     Further settings are environment variables, such as ZEUS_BSO_TOKEN.
     """
     options: dict[str, object] = {"DATABASE_URL": db, "LEASE_S": lease, "LOG_LEVEL": log_level}
-    options["SIGNALS"] = ";".join(signals) or None
     if "ZEUS_BSO_WORKERS" not in os.environ:
         options["WORKERS"] = workers
     given = {f"ZEUS_BSO_{name}": str(of) for name, of in options.items() if of is not None}
@@ -144,7 +134,6 @@ def serve(
         # Here it fails once, with a message, not in each worker.
         from zeus.optimizer.batch_size.server import metrics as metrics
         from zeus.optimizer.batch_size.server.settings import ServerSettings
-        from zeus.optimizer.batch_size.server.signals import Signals
         from zeus.optimizer.batch_size.store import Store
         from zeus.utils import web as web
     except ModuleNotFoundError as error:
@@ -152,7 +141,6 @@ def serve(
             f"the server needs {error.name}: pip install 'zeusd[bso-server]'"
         ) from None
     settings = ServerSettings.from_env({**os.environ, **given})
-    Signals(settings.signals)
     Store(settings.database_url).close()
     if host not in _LOCAL and not settings.token:
         click.echo(
@@ -223,7 +211,7 @@ def _shown(job: dict[str, Any]) -> list[str]:
         f"{job['job_id']}: {job['number_of_gpus']} x {job['gpu_model']}, {spec['max_power']:g} W, "
         f"{job['policy']}",
         f"target {better} {spec['target_metric']:g} within {spec['max_epochs']} epochs; "
-        f"{job['weighs']}, {bound}",
+        f"eta {spec['eta_knob']:g}, {bound}",
         f"{job['converged']} of {sum(job['counts'].values())} trials reached the target, at "
         f"{joules(job['energy_j'])} and {duration(job['time_s'])} in all",
         "no batch size is known to reach it yet"

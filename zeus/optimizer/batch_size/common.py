@@ -11,8 +11,6 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from zeus.policy.knowledge import Place
-from zeus.policy.signal import Signal
-from zeus.policy.trade_off import Relative, TradeOff, time_of_day
 from zeus_ipc.wire import matching
 
 JOBS_URL = "/jobs"
@@ -82,12 +80,6 @@ class JobSpec(_Message):
             it is another job. None: no family.
         stop_by_curve: Whether a run of a size that never reached the target may also be stopped by
             its learning curve. None: the policy's default; `gp` does.
-        signal: Price or carbon intensity that `eta_knob` follows, with `gp`: the name of a signal
-            of the server, or, with a file as the store, the argument of
-            `zeus.monitor.signals.signal_of`. None: eta is the same for all runs.
-        done_by: Each run should be done by this time of day, such as `08:00`, with the least
-            energy; with `gp`. Local time of the store if it has no offset.
-        on_time: Probability of being done by then.
     """
 
     job_id: JobId | None = None
@@ -108,9 +100,6 @@ class JobSpec(_Message):
     mab_seed: int | None = Field(default=None, ge=0)
     family: JobId | None = None
     stop_by_curve: bool | None = None
-    signal: Annotated[str, Field(min_length=1, max_length=400)] | None = None
-    done_by: str | None = None
-    on_time: float = 0.95
 
     @model_validator(mode="before")
     @classmethod
@@ -130,7 +119,6 @@ class JobSpec(_Message):
             raise ValueError(
                 f"job_id {self.job_id!r} must begin with job_id_prefix {self.job_id_prefix!r}"
             )
-        self.trade_off(None if self.signal is None else Signal([(0.0, 1.0)]))
         object.__setattr__(self, "batch_sizes", sorted(set(self.batch_sizes)))
         return self
 
@@ -140,39 +128,6 @@ class JobSpec(_Message):
             return {}
         prefix = self.job_id_prefix[:391]
         return {"job_id": f"{prefix}-{secrets.token_hex(4)}", "job_id_prefix": prefix}
-
-    @property
-    def eta_follows(self) -> bool:
-        """Whether each trial has its own eta."""
-        return self.signal is not None or self.done_by is not None
-
-    @property
-    def weighs(self) -> str:
-        """Describes the trade-off of energy and time: eta, and the signal or deadline that it
-        follows.
-        """
-        parts = [f"eta {self.eta_knob:g}"]
-        if self.signal is not None:
-            parts.append(f"following {self.signal}")
-        if self.done_by is not None:
-            parts.append(f"done by {self.done_by}")
-        return ", ".join(parts)
-
-    def trade_off(self, signal: Relative | None) -> TradeOff | None:
-        """Returns the rule for the eta of trials; None: the job's eta.
-
-        Args:
-            signal: The job's signal.
-
-        Raises:
-            ValueError: The job is not valid.
-        """
-        due = None if self.done_by is None else time_of_day(self.done_by)
-        if signal is None and due is None:
-            return None
-        if self.policy != "gp":
-            raise ValueError("only with the policy gp can eta_knob follow a signal or a deadline")
-        return TradeOff(self.eta_knob, signal, due, self.on_time)
 
 
 class GpuConfig(_Message):
@@ -262,7 +217,6 @@ class NewTrial(TrialId, _Used):
         reason: How the trial ended; None while it runs. A repeated request, as by a resumed run,
             may find an old trial.
         current_epoch: Number of reported epochs.
-        eta_knob: The eta of its cost; None: the job's.
     """
 
     lease_s: float | None = None
@@ -271,7 +225,6 @@ class NewTrial(TrialId, _Used):
     best_batch_size: int | None = None
     reason: Reason | None = None
     current_epoch: int = Field(default=0, ge=0)
-    eta_knob: float | None = None
 
 
 class TrainingResult(TrialId, _Used):
@@ -283,8 +236,6 @@ class TrainingResult(TrialId, _Used):
         current_epoch: Epochs trained.
         metrics: The metrics of all epochs, in order, for the learning curve; empty without one.
         rerun_cost: That of `NewTrial`.
-        limits: Energy, J, and time, s, of a step at each measured power limit, once one is chosen;
-            they determine the choice for any eta.
     """
 
     time: NotNegative
@@ -293,7 +244,6 @@ class TrainingResult(TrialId, _Used):
     current_epoch: int = Field(gt=0)
     metrics: list[Finite | None] = Field(default_factory=list, max_length=MOST_METRICS)
     rerun_cost: NotNegative | None = None
-    limits: list[tuple[Positive, Positive]] = Field(default_factory=list, max_length=1000)
 
     @field_validator("metric", mode="before")
     @classmethod

@@ -72,33 +72,28 @@ class RunMeter:
             self._unread[0].look_up()
             self._energy += self._unread[0].total_energy
             self._time += self._unread.pop(0).time
-        time_s, energy_j, limits = self._searched()
+        time_s, energy_j = self._searched()
         return Used(
             self._time,
             self._energy,
             min(self._time, self._before.overhead_time + time_s),
             min(self._energy, self._before.overhead_energy + energy_j),
-            limits,
         )
 
-    def _searched(self) -> tuple[float, float, tuple[tuple[float, float], ...]]:
-        """Returns the extra time and energy of the search's steps, compared with the chosen limit;
-        and the limits."""
+    def _searched(self) -> tuple[float, float]:
+        """Returns the extra time, s, and energy, J, of the search's steps, compared with the chosen
+        limit."""
         plo = self._power_limits()
         if plo is None or plo.disabled:
-            return 0.0, 0.0, ()
+            return 0.0, 0.0
         report = plo.report()
         measured = sum(one.steps for one in report.estimates)
-        if report.chosen is None:
-            return 0.0, 0.0, ()
-        limits = tuple((one.energy_j, one.time_s) for one in report.estimates)
-        if not measured:
-            return 0.0, 0.0, limits
-        # Steps while clocks settled ran at the same limits, about in proportion. If the choice came
-        # from a file, there were none.
+        if report.chosen is None or not measured:  # no steps: the choice came from a file
+            return 0.0, 0.0
+        # Steps while clocks settled ran at the same limits, about in proportion.
         share = report.steps / measured
         time_s = sum(one.steps * (one.time_s - report.chosen.time_s) for one in report.estimates)
         energy_j = sum(
             one.steps * (one.energy_j - report.chosen.energy_j) for one in report.estimates
         )
-        return max(0.0, share * time_s), max(0.0, share * energy_j), limits
+        return max(0.0, share * time_s), max(0.0, share * energy_j)

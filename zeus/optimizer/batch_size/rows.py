@@ -104,9 +104,7 @@ _OF_GROUP = tuple(field.name for field in fields(TrialGroup))
 
 def trial_of(row: Row[Any]) -> Trial:
     """A trial from its row."""
-    values = {name: row._mapping[name] for name in _OF_TRIAL}
-    limits = values.pop("limits")
-    return Trial(**values, limits=limits and [(energy, time) for energy, time in limits])
+    return Trial(**{name: row._mapping[name] for name in _OF_TRIAL})
 
 
 def job_of(row: Row[Any]) -> JobRecord:

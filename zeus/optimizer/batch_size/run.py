@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from zeus.exceptions import ZeusBaseError
@@ -147,8 +147,8 @@ class ActiveRun:
     def _judge(self, result: TrainingResult, *, known: bool) -> ReportResponse:
         """Decides by the store's rules, but for the learning curve's, which needs numpy."""
         asked = self._trial
-        trial = Trial(asked.trial_number, asked.batch_size, 0.0, 0.0, eta_knob=asked.eta_knob)
-        trial = replace(trial, cost_bound=asked.cost_bound if known else None)
+        bound = asked.cost_bound if known else None
+        trial = Trial(asked.trial_number, asked.batch_size, 0.0, 0.0, cost_bound=bound)
         alone = result.model_copy(update={"rerun_cost": None})
         return reported(JobRecord(self._spec, 0, 0.0), trial, alone, 0.0, 1)[1]
 

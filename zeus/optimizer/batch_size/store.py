@@ -12,12 +12,11 @@ that transaction, and again if the job has changed meanwhile: no one waits for a
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -63,16 +62,10 @@ from zeus.optimizer.batch_size.tables import generations, jobs, trials
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
 from zeus.policy.knowledge import Knowledge, by_nearness, nearest
 from zeus.policy.recurrence import Start
-from zeus.policy.trade_off import Relative, TradeOff
 from zeus_ipc.overriding import override
-
-logger = logging.getLogger(__name__)
 
 LEASE_S = 600.0
 """A trial is lost after this time without a message; clients send heartbeats."""
-
-SIGNAL_S = 60.0
-"""A signal is read again after this time."""
 
 _KEY = 200
 
@@ -100,14 +93,11 @@ class Store(Trials):
         clock: Callable[[], float] = time.time,
         echo: bool = False,
         workers: int = 1,
-        signals: Mapping[str, Relative] | None = None,
     ) -> None:
         self._database = Database(url_or_path, echo=echo, workers=workers)
         self._lease_s = lease_s
         self._clock = clock
-        self._known = KnownJobs(self._trade_off_or_none)
-        self._by_name = signals is not None
-        self._signals = dict(signals or {})
+        self._known = KnownJobs()
 
     @property
     def name(self) -> str:
@@ -135,7 +125,6 @@ class Store(Trials):
                     return None  # it was meanwhile registered on other GPUs
                 _same(found.spec, created)
                 return found.spec, False
-            self._trade_off(created)
             begun = generation_of(connection)
             add_job(connection, JobRecord(created, seed, now_s, begun, knowledge=known)).close()
             return created, True
@@ -172,7 +161,7 @@ class Store(Trials):
             now = known.now(connection, job)
             # Lost trials are marked before the choice, in the transaction.
             gone = lost(now.running, self._clock())
-            return None if gone else (job, now.choose(job.trials + 1, self._clock()))
+            return None if gone else (job, now.choose(job.trials + 1))
 
         if not inside:
             chosen = self._database.read(decide)
@@ -191,7 +180,7 @@ class Store(Trials):
             if inside:
                 writing.mark_lost(trials_of(connection, job_id))
                 now = replace(job, events=writing.next_event - 1)
-                choice = known.now(connection, now).choose(number, writing.now_s)
+                choice = known.now(connection, now).choose(number)
             elif chosen is None:
                 if writing.mark_lost(trials_of(connection, job_id)):
                     writing.close()
@@ -207,7 +196,6 @@ class Store(Trials):
                 heard_s=writing.now_s,
                 lease_s=lease_s,
                 cost_bound=choice.cost_bound if math.isfinite(choice.cost_bound) else None,
-                eta_knob=choice.eta_knob,
             )
             connection.execute(insert(trials).values(job_id=job_id, key=key, **asdict(begun)))
             writing.tell("begun", number, batch_size=begun.batch_size, cost_bound=begun.cost_bound)
@@ -385,39 +373,6 @@ class Store(Trials):
                 return nearest([replace(found, place=record.spec.place)], spec.place)
         return None
 
-    def _trade_off(self, spec: CreatedJob) -> TradeOff | None:
-        """Returns the rule for the eta of a job's trials; None: its own.
-
-        Raises:
-            ZeusBSORuntimeError: Its signal is unknown (422).
-        """
-        name = spec.signal
-        found = None if name is None else self._signals.get(name)
-        if name is None or found is not None:
-            return spec.trade_off(found)
-        if self._by_name:
-            known = ", ".join(self._signals) or "none"
-            raise ZeusBSORuntimeError(
-                f"the server has no signal {name!r}, it has {known}; name one of these, or give it "
-                "to the server (bso serve --signal)",
-                422,
-            )
-        from zeus.monitor.signals import signal_of
-
-        try:
-            found = self._signals[name] = signal_of(name, SIGNAL_S)
-        except (OSError, ValueError) as error:
-            raise ZeusBSORuntimeError(f"the signal cannot be read: {error}", 422) from None
-        return spec.trade_off(found)
-
-    def _trade_off_or_none(self, job: JobRecord) -> TradeOff | None:
-        try:
-            return self._trade_off(job.spec)
-        except ZeusBSORuntimeError as error:
-            eta = job.spec.eta_knob
-            logger.warning("job %s: %s. Until then eta_knob is %g", job.job_id, error.message, eta)
-            return None
-
     def _change(self, which: TrialId, change: Callable[[Trial, Writing], Trial]) -> None:
         def work(connection: Connection) -> None:
             writing = self._open(connection, which.job_id)
@@ -436,7 +391,7 @@ class Store(Trials):
         return Writing(connection, found, self._clock())
 
 
-_NOT_LOGGED = {"job_id", "batch_size", "trial_number", "key", "metrics", "rerun_cost", "limits"}
+_NOT_LOGGED = {"job_id", "batch_size", "trial_number", "key", "metrics", "rerun_cost"}
 """Fields of a report that its event does not repeat."""
 
 _PLACE = tuple(GpuConfig.model_fields)

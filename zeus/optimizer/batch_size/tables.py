@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sqlalchemy import (
-    JSON,
     BigInteger,
     Boolean,
     Column,
@@ -66,8 +65,6 @@ trials = Table(
     Column("overhead_time", Double, nullable=False),
     Column("overhead_energy", Double, nullable=False),
     Column("metric", Double),
-    Column("eta_knob", Double),  # eta of its cost; NULL: the job's
-    Column("limits", JSON(none_as_null=True)),  # energy and time of a step at each power limit
     UniqueConstraint("job_id", "key", name="trials_job_id_key"),
     Index("trials_job_id_end_order", "job_id", "end_order"),
 )

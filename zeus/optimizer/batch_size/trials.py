@@ -57,10 +57,9 @@ class JobRecord:
         """Its name."""
         return self.spec.job_id
 
-    def cost(self, energy: float, time: float, eta_knob: float | None = None) -> float:
+    def cost(self, energy: float, time: float) -> float:
         """Returns the cost of energy (J) and time (s), J."""
-        eta = self.spec.eta_knob if eta_knob is None else eta_knob
-        return zeus_cost(energy, time, eta, self.spec.max_power)
+        return zeus_cost(energy, time, self.spec.eta_knob, self.spec.max_power)
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,6 @@ class Trial:
         overhead_time: The part of the time spent on finding the power limit, s.
         overhead_energy: The same part of the energy, J.
         metric: The metric then; None if there is none, or it is not a number.
-        eta_knob: The eta of its cost and its bound; None: the job's.
-        limits: Energy, J, and time, s, of a step at each power limit that it has measured.
     """
 
     number: int
@@ -97,8 +94,6 @@ class Trial:
     overhead_time: float = 0.0
     overhead_energy: float = 0.0
     metric: float | None = None
-    eta_knob: float | None = None
-    limits: list[tuple[float, float]] | None = None
 
     @property
     def running(self) -> bool:
@@ -156,7 +151,6 @@ def reported(
             overhead_time=min(result.overhead_time, result.time),
             overhead_energy=min(result.overhead_energy, result.energy),
             metric=result.metric,
-            limits=result.limits or heard.limits,
         )
     spec = job.spec
     converged = reaches(heard.metric, spec.target_metric, spec.higher_is_better_metric)
@@ -169,7 +163,7 @@ def reported(
         max_epochs=spec.max_epochs,
         next_cost=_predicted_cost(job, heard),
         cost_bound=heard.cost_bound,
-        cost=job.cost(heard.energy, heard.time, heard.eta_knob),
+        cost=job.cost(heard.energy, heard.time),
         curve=_curve(job, result),
     )
     why = _why(job, heard, verdict)
@@ -245,7 +239,7 @@ def _why(job: JobRecord, trial: Trial, verdict: Verdict) -> str:
 
 
 def _predicted_cost(job: JobRecord, trial: Trial) -> float:
-    return job.cost(*after_another_epoch(trial.used, trial.epochs), trial.eta_knob)
+    return job.cost(*after_another_epoch(trial.used, trial.epochs))
 
 
 def _answer(job: JobRecord, trial: Trial, stop: bool, message: str) -> ReportResponse:
@@ -253,7 +247,7 @@ def _answer(job: JobRecord, trial: Trial, stop: bool, message: str) -> ReportRes
         stop_train=stop,
         converged=trial.converged,
         message=message,
-        cost=job.cost(trial.energy, trial.time, trial.eta_knob),
+        cost=job.cost(trial.energy, trial.time),
         predicted_cost=None if stop else _predicted_cost(job, trial),
         cost_bound=trial.cost_bound,
     )

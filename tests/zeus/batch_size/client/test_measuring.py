@@ -71,10 +71,4 @@ def test_the_power_limit_search_counts_as_overhead(
     said, beyond = run(profile)
     assert 0.5 * beyond < said < 1.2 * beyond  # steps that were cut short are not in it
     assert beyond > 100
-    limits = kept.trials()[-1].limits
-    assert limits is not None
-    assert len(limits) == 4
-    assert all(300 * seconds > joules > 0 for joules, seconds in limits)
-    assert run(profile)[0] == 0  # the next run has the choice from the file, ...
-    again = kept.trials()[-1].limits or []  # ... and what it was made from
-    assert sum(again, ()) == pytest.approx(sum(limits, ()))
+    assert run(profile)[0] == 0  # the next run has the choice from the file

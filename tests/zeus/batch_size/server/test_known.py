@@ -20,10 +20,6 @@ from zeus.optimizer.batch_size.store import Store
 from zeus.optimizer.batch_size.trials import JobRecord, Trial
 from zeus.policy.knowledge import Place
 from zeus.policy.recurrence import Start
-from zeus.policy.signal import DAY_S, HOUR_S, Signal
-from zeus.policy.trade_off import TradeOff
-
-PRICES = Signal([(hour * HOUR_S, 1.0 + hour % 5) for hour in range(24)], period_s=DAY_S)
 
 
 def run(store: Store, times: int) -> list[int]:
@@ -44,18 +40,15 @@ def refusal_or(choose: Any) -> Start | str:
     return found
 
 
-@pytest.mark.parametrize("policy", ["gp", "gp, by a signal", "pruning-gts", "gts"])
+@pytest.mark.parametrize("policy", ["gp", "pruning-gts", "gts"])
 def test_cached_decisions_equal_fresh_ones(policy: Any) -> None:
-    policy, _, by_signal = policy.partition(", ")
-    of_job = {"policy": policy, "signal": "price" if by_signal else None}
-    trade_off = TradeOff(0.5, PRICES) if by_signal else None
     rng = random.Random(seeds.fresh())
     for _ in range(3):
         job = JobRecord(
-            CreatedJob.model_validate(spec(window_size=3, **of_job).model_dump()), 7, 0.0
+            CreatedJob.model_validate(spec(window_size=3, policy=policy).model_dump()), 7, 0.0
         )
         trials: dict[int, Trial] = {}
-        known = Known(job, trade_off=trade_off)
+        known = Known(job)
         for _ in range(25):
             changed = []
             for _ in range(rng.randint(1, 3)):
@@ -70,9 +63,6 @@ def test_cached_decisions_equal_fresh_ones(policy: Any) -> None:
                     status = rng.choice(["ok", "ok", "ok", "failed", "oom", "lost", "cancelled"])
                     cost = convex(old.batch_size) * rng.uniform(0.9, 1.1)
                     of_run: dict[str, Any] = {"epochs": 10, "energy": cost, "time": cost / 300}
-                    if by_signal:
-                        of_run["eta_knob"] = rng.choice([0.3, 0.5, 0.8])
-                        of_run["limits"] = rng.choice([None, [(300.0, 1.0), (200.0, 1.4)]])
                     made = dataclasses.replace(
                         old,
                         status=status,
@@ -87,10 +77,10 @@ def test_cached_decisions_equal_fresh_ones(policy: Any) -> None:
                 if rng.random() < 0.05:
                     job = dataclasses.replace(job, released=job.events)
             known.update(job, changed)
-            fresh = Known(job, trials.values(), trade_off)
-            number, now_s = len(trials) + 1, rng.uniform(0.0, DAY_S)
-            assert refusal_or(lambda: known.choose(number, now_s)) == refusal_or(
-                lambda: fresh.choose(number, now_s)
+            fresh = Known(job, trials.values())
+            number = len(trials) + 1
+            assert refusal_or(lambda: known.choose(number)) == refusal_or(
+                lambda: fresh.choose(number)
             )
             assert known.excluded == fresh.excluded
 

@@ -87,17 +87,6 @@ def test_it_fits_a_phone(page: Page, server: RunningServer) -> None:
     page.see(1400, 1500)
 
 
-def test_a_job_with_a_deadline_says_so(page: Page, server: RunningServer) -> None:
-    registered(server.http, done_by="08:00+00:00")
-    trained(server.http, 1)
-    opened(page, server)
-    page.wait_for("document.querySelectorAll('#trials tbody tr').length === 1")
-    assert "· eta 0.5, done by 08:00+00:00 ·" in text(page, "#about")
-    titles = page.run("[...document.querySelectorAll('#trials th')].map(one => one.innerText)")
-    eta = page.run("[...document.querySelectorAll('#trials tbody td')].map(one => one.innerText)")
-    assert eta[titles.index("eta")] == "0"  # how long a run takes is not known yet: all for time
-
-
 def test_the_page_shows_a_job_as_it_continues(page: Page, server: RunningServer) -> None:
     http = server.http
     opened(page, server)

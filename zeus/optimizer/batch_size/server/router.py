@@ -36,7 +36,6 @@ from zeus.optimizer.batch_size.common import (
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.server import metrics, views
 from zeus.optimizer.batch_size.server.settings import PREFIX, ServerSettings
-from zeus.optimizer.batch_size.server.signals import Signals
 from zeus.optimizer.batch_size.store import Store
 from zeus.utils import web
 from zeus_ipc.overriding import override
@@ -84,20 +83,16 @@ class BSOServer(web.Application):
     @override
     async def opens(self) -> None:
         settings = self.settings
-        self._signals = Signals(settings.signals)
         self._store = Store(
             settings.database_url,
             lease_s=settings.lease_s,
             echo=settings.echo_sql,
             workers=settings.workers,
-            signals=self._signals.by_name,
         )
-        self._signals.start()
         logger.info("database %s", self._store.name)
 
     @override
     async def closes(self) -> None:
-        self._signals.close()
         self.store.close()
 
 

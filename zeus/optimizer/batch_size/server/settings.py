@@ -33,8 +33,6 @@ class ServerSettings(BaseModel):
             at the end of an epoch, s.
         log_level: DEBUG (every request), INFO, WARNING, ERROR or CRITICAL.
         echo_sql: Whether SQL statements are logged.
-        signals: Prices and carbon intensities that jobs may name as their `signal`:
-            `NAME=SOURCE;NAME=SOURCE`, each a CSV file or a provider (`zeus.monitor.signals`).
         hosts: Other names by which browsers reach the server, such as a proxy's, with port if it is
             not the usual one: `NAME,NAME:PORT`.
         root_path: Prefix of its paths behind a proxy, such as `/plans`.
@@ -52,7 +50,6 @@ class ServerSettings(BaseModel):
     log_level: str = "INFO"
     echo_sql: bool = False
     workers: int = Field(default=1, ge=1)
-    signals: dict[str, str] = Field(default_factory=dict)
     hosts: settings.Names = ()
     root_path: str = Field(default="", pattern="^(/[^/]+)*$")
 
@@ -60,14 +57,6 @@ class ServerSettings(BaseModel):
     @classmethod
     def _level(cls, value: str) -> str:
         return settings.log_level(value)
-
-    @field_validator("signals", mode="before")
-    @classmethod
-    def _signals(cls, value: str) -> dict[str, str]:
-        pairs = [one.partition("=") for one in value.split(";")]
-        if not all(name and source for name, _, source in pairs):
-            raise ValueError(f"must be NAME=SOURCE;NAME=SOURCE, not {value!r}")
-        return {name: source for name, _, source in pairs}
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> ServerSettings:

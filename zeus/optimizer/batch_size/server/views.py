@@ -54,7 +54,6 @@ def detail(sums: Overview, trials: Sequence[Trial], now_s: float) -> dict[str, A
     return {
         **summary(sums, now_s),
         "spec": job.spec.model_dump(),
-        "weighs": job.spec.weighs,
         "best_batch_size": found.best,
         "best_cost_j": found.best_cost,
         "estimates": estimates,
@@ -84,8 +83,7 @@ def of_trial(job: JobRecord, trial: Trial, now_s: float) -> dict[str, Any]:
         "energy_j": trial.energy,
         "overhead_time_s": trial.overhead_time,
         "overhead_energy_j": trial.overhead_energy,
-        "eta_knob": job.spec.eta_knob if trial.eta_knob is None else trial.eta_knob,
-        "cost_j": job.cost(trial.energy, trial.time, trial.eta_knob),
+        "cost_j": job.cost(trial.energy, trial.time),
         "cost_bound_j": trial.cost_bound,
     }
 

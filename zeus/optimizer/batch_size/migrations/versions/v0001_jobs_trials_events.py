@@ -50,8 +50,6 @@ def upgrade() -> None:
         sa.Column("overhead_time", sa.Double, nullable=False),
         sa.Column("overhead_energy", sa.Double, nullable=False),
         sa.Column("metric", sa.Double),
-        sa.Column("eta_knob", sa.Double),
-        sa.Column("limits", sa.JSON(none_as_null=True)),
         sa.UniqueConstraint("job_id", "key", name="trials_job_id_key"),
     )
     op.create_index("ix_trials_status", "trials", ["status"])
