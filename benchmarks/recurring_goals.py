@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from recurring_curves import Played, invented
-from recurring_curves import play as play_curve
 from recurring_held_out import CLIFFS, jobs_of
 from recurring_plays import (
     ALL_POLICIES,
@@ -198,23 +196,6 @@ class Goals:
             most = None if caps else 1.0
             self.rows.append(Goal(what, "R_30 with what was learned", {OURS: after}, most))
 
-    def curves(self) -> None:
-        """Runs that are given up by their learning curve."""
-        tasks = [
-            (seed, number, by_curve)
-            for seed in HELD_OUT
-            for number in range(len(jobs_of(seed)))
-            for by_curve in (False, True)
-        ]
-        found = self._play(play_by_curve, tasks, "learning curves")
-        name = f"{len(tasks) // 2} jobs with learning curves"
-        for by_curve, what in ((False, "R_30, stopped by cost"), (True, "R_30, by curve, too")):
-            regrets = [one.regret[0] for task, one in found.items() if task[2] is by_curve]
-            self.rows.append(Goal(name, what, {OURS: statistics.fmean(regrets)}))
-        by_curve = sum(one.by_curve for one in found.values())
-        share = 100 * sum(one.false for one in found.values()) / max(1, by_curve)
-        self.rows.append(Goal(name, f"false of {by_curve} stops, %", {OURS: share}, form=".0f"))
-
     def server(self) -> None:
         """How long the server takes to choose, ms of CPU."""
         for sizes, before in ((1000, 0), (12, 5000)):
@@ -251,14 +232,6 @@ def _beaten(outcomes: dict[str, list[Outcome]]) -> bool:
     return any(is_worse(outcomes[OURS], outcomes[policy]) for policy in ALL_POLICIES[1:])
 
 
-def play_by_curve(task: tuple[int, int, bool]) -> Played:
-    """An invented job: the jobs' seed, its number, and whether learning curves end runs."""
-    jobs_seed, number, by_curve = task
-    into = Played()
-    play_curve(invented(jobs_of(jobs_seed)[number]), 0, by_curve, into)
-    return into
-
-
 def table(goals: Goals) -> Table:
     """All goals."""
     found = Table(title="recurring jobs: regret in costs of the best batch size, c*")
@@ -278,7 +251,6 @@ def all_goals(pool: Executor, seeds: Sequence[int]) -> Goals:
         goals.targets,
         goals.invented,
         goals.transfer,
-        goals.curves,
         goals.server,
     ):
         part()

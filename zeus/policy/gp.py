@@ -65,8 +65,6 @@ class GPBatchSizeOptimizer(BatchSizeOptimizer):
         self.verbose = verbose
         self._jobs: dict[Job, _Known] = {}
 
-    stops_by_curve = True
-
     @property
     @override
     def name(self) -> str:

@@ -73,13 +73,7 @@ class BatchSizeOptimizer(ABC):
 
     Subclasses must have the first four; the others have defaults that suit a policy that knows
     only these.
-
-    Attributes:
-        stops_by_curve: Whether runs are given up by their learning curve, unless a user says
-            otherwise.
     """
-
-    stops_by_curve = False
 
     @property
     @abstractmethod

@@ -28,16 +28,12 @@ class Start:
 
     Attributes:
         cost_bound: Cost at which it is to be given up, J; infinite for never.
-        rerun_cost: What a run of the best batch size is expected to cost, J. None where no learning
-            curve is to end the run: nothing has reached the target yet, or its batch size has,
-            which says more than the shape of a curve.
         best: The size with the lowest estimated cost, where that was asked for; None while no run
             has converged.
     """
 
     batch_size: int
     cost_bound: float
-    rerun_cost: float | None = None
     recurrence: int = 1
     number: int = 1
     best: int | None = None
@@ -61,7 +57,6 @@ class Runs:
         self._job = job
         self._beta = math.inf if beta_knob is None else beta_knob
         self._failures = 0
-        self._proven: set[int] = set()
         self.min_cost = math.inf
         """The lowest cost at which the target was reached, J."""
 
@@ -76,11 +71,7 @@ class Runs:
         bound = policy.cost_bound(job, self._beta, self._failures)
         if bound is None:
             bound = self._beta * self.min_cost  # infinite while nothing has converged
-        rerun = None
-        if self._proven and size not in self._proven:
-            rerun = policy.cost_bound(job, 1.0, 0)
-            rerun = self.min_cost if rerun is None else rerun
-        return Start(size, bound, rerun)
+        return Start(size, bound)
 
     def observe(self, run: Run) -> None:
         """A run has ended."""
@@ -98,7 +89,6 @@ class Runs:
             return
         self.min_cost = min(self.min_cost, before + run.cost)
         self._failures = 0
-        self._proven.add(run.batch_size)
 
 
 class Recurrences(Runs):

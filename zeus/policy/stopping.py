@@ -1,14 +1,11 @@
 """What a run has used, and whether it trains another epoch: one rule for all who train.
 
 The target is reached; else the epochs are used up; else another epoch would take the run to its
-bound; else its learning curve says that it will hardly reach the target in the epochs that it may
-have. A run that has reached its target is a success whatever it cost.
+bound. A run that has reached its target is a success whatever it cost.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -45,18 +42,16 @@ class Verdict:
     """Whether to go on.
 
     Attributes:
-        next_cost: Where the run is given up for its cost: what another epoch would take it to, J;
-            by its learning curve, what reaching the target would take it to at least.
+        next_cost: Where the run is given up for its cost: what another epoch would take it to, J.
     """
 
     stop: bool
     reached: bool = False
     next_cost: float | None = None
-    by_curve: bool = False
 
     @property
     def by_cost(self) -> bool:
-        """Whether the run is given up for its cost, or for that which its curve foretells."""
+        """Whether the run is given up for its cost."""
         return self.next_cost is not None
 
 
@@ -67,22 +62,6 @@ def reaches(metric: float | None, target: float, higher_is_better: bool) -> bool
     return metric >= target if higher_is_better else metric <= target
 
 
-@dataclass(frozen=True)
-class LearningCurve:
-    """The metrics of a run whose learning curve may end it.
-
-    Attributes:
-        metrics: One an epoch; None where there is none.
-        rerun_cost: What a run of the best batch size is expected to cost, J: a run that needs more
-            than that yet is not worth it.
-    """
-
-    metrics: Sequence[float | None]
-    target: float
-    higher_is_better: bool
-    rerun_cost: float
-
-
 def judge(
     *,
     reached: bool,
@@ -90,8 +69,6 @@ def judge(
     max_epochs: int,
     next_cost: float | None,
     cost_bound: float | None,
-    cost: float = 0.0,
-    curve: LearningCurve | None = None,
 ) -> Verdict:
     """The verdict after an epoch."""
     if reached:
@@ -100,20 +77,4 @@ def judge(
         return Verdict(stop=True)
     if next_cost is not None and cost_bound is not None and next_cost >= cost_bound:
         return Verdict(stop=True, next_cost=next_cost)
-    if curve is not None and next_cost is not None:
-        return _by_curve(curve, max_epochs - epochs, cost, next_cost - cost, cost_bound)
     return Verdict(stop=False)
-
-
-def _by_curve(
-    curve: LearningCurve, epochs: int, cost: float, epoch_cost: float, cost_bound: float | None
-) -> Verdict:
-    """The verdict of a learning curve."""
-    from zeus.policy.learning_curve import hopeless
-
-    left = math.inf if cost_bound is None else cost_bound - cost
-    left = min(left, curve.rerun_cost)
-    more = min(float(epochs), left / epoch_cost if epoch_cost > 0 else math.inf)
-    if not hopeless(curve.metrics, curve.target, curve.higher_is_better, more):
-        return Verdict(stop=False)
-    return Verdict(stop=True, next_cost=cost + left if more < epochs else None, by_curve=True)

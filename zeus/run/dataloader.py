@@ -30,11 +30,10 @@ _train_loader: weakref.ref[ZeusDataLoader] | None = None
 class ZeusDataLoader(DataLoader[Any]):
     """A DataLoader that measures its job, finds the best power limit, and ends training.
 
-    Training ends when the target is reached, after `max_epochs`, before an epoch that would take
-    the cost over its threshold, or, where `ZEUS_RERUN_COST` is set, when its learning curve says
-    that it will hardly reach the target within these. The result is written to a file. `ZeusMaster`
-    reads that, and sets the environment variables (`ZEUS_TARGET_METRIC` and others, see
-    `zeus.run.settings`) that this class reads when the train loader is made.
+    Training ends when the target is reached, after `max_epochs`, or before an epoch that would take
+    the cost over its threshold. The result is written to a file. `ZeusMaster` reads that, and sets
+    the environment variables (`ZEUS_TARGET_METRIC` and others, see `zeus.run.settings`) that this
+    class reads when the train loader is made.
 
         train_loader = ZeusDataLoader(train_set, batch_size=128, max_epochs=100)
         eval_loader = ZeusDataLoader(eval_set, batch_size=128)
@@ -87,9 +86,6 @@ class ZeusDataLoader(DataLoader[Any]):
         self._session: RunSession | None = None
         self._begun = self._ended = False
         self._reached = False
-        self._metric: float | None = None  # of this epoch
-        self._metrics: list[float | None] = []
-        self._higher = True
         if self._trains:
             self._become_train_loader(batch_size, max_epochs)
 
@@ -136,7 +132,6 @@ class ZeusDataLoader(DataLoader[Any]):
         number = 0
         try:
             self._reached = False  # a model that was evaluated before has trained nothing
-            self._metric = None
             while True:
                 if session is not None:
                     session.begin_epoch()
@@ -154,14 +149,10 @@ class ZeusDataLoader(DataLoader[Any]):
         session = self._session
         sums = [0.0] * 5  # the sum over all processes is the first one's value
         if session is not None:
-            self._metrics.append(self._metric)
-            self._metric = None
-            verdict = session.end_epoch(self._reached, (self._metrics, self._higher))
+            verdict = session.end_epoch(self._reached)
             if verdict.stop:
                 result = session.end(verdict)
-                # A learning curve ends training without an error, as the last epoch does.
-                too_dear = 0.0 if verdict.by_curve else verdict.next_cost or 0.0
-                sums = [1.0, result.time, result.energy, result.cost, too_dear]
+                sums = [1.0, result.time, result.energy, result.cost, verdict.next_cost or 0.0]
         if self._dp:
             sums = framework.all_reduce(sums, "sum")
         stop, time_s, energy_j, cost_j, next_cost_j = sums
@@ -182,9 +173,7 @@ class ZeusDataLoader(DataLoader[Any]):
             RuntimeError: This is not a train loader.
         """
         self._must_train("report_metric")
-        value, target = float(metric), self._settings.target_metric
-        self._reached = reaches(value, target, higher_is_better)
-        self._metric, self._higher = value, higher_is_better
+        self._reached = reaches(float(metric), self._settings.target_metric, higher_is_better)
 
     def _must_train(self, method: str) -> None:
         if not self._trains:

@@ -59,9 +59,7 @@ class TrainResult(BaseModel):
         reached: Whether it reached the target.
         overhead: The part of the cost added by finding the power limit, J.
         stopped_by_cost: Whether it was stopped for its cost.
-        stopped_by_curve: Whether it was stopped by its learning curve.
-        next_cost: If it was stopped for its cost: the cost after another epoch, J; if by its
-            learning curve: the least cost of reaching the target.
+        next_cost: If it was stopped for its cost: the cost after another epoch, J.
         max_power: The highest limits of the GPUs that it trained on, together, W; None in files of
             ml-energy/zeus.
     """
@@ -73,7 +71,6 @@ class TrainResult(BaseModel):
     reached: bool
     overhead: float = 0.0
     stopped_by_cost: bool = False
-    stopped_by_curve: bool = False
     next_cost: NonNegativeFloat | None = None
     max_power: PositiveFloat | None = None
 

@@ -40,8 +40,6 @@ class ZeusMaster:
         profile_measure_iters: Iterations that are measured at each limit.
         knowledge: File of knowledge about a job on other GPUs, or under other power limits: it is
             used, and updated with what is learned here.
-        stop_by_curve: Whether a run with a batch size that never reached the target is stopped by
-            its learning curve, if its script reports metrics. None: as the policy does.
 
     Raises:
         ValueError: A path is not absolute, a number is out of range, or no GPU is visible.
@@ -59,7 +57,6 @@ class ZeusMaster:
         profile_measure_iters: int = 40,
         *,
         knowledge: str | None = None,
-        stop_by_curve: bool | None = None,
     ) -> None:
         for name, path in (("log_base", log_base), ("monitor_path", monitor_path)):
             if path is not None and not os.path.isabs(path):
@@ -80,8 +77,6 @@ class ZeusMaster:
         self.profile_warmup_iters = profile_warmup_iters
         self.profile_measure_iters = profile_measure_iters
         self.knowledge = knowledge
-        by_policy = batch_size_optimizer.stops_by_curve
-        self.stop_by_curve = by_policy if stop_by_curve is None else stop_by_curve
         gpus = get_gpus()
         self._device_count = len(gpus)
         lowest_mw, highest_mw = gpus[0].get_power_management_limit_constraints()
@@ -89,8 +84,6 @@ class ZeusMaster:
         self.place = Place(gpus[0].get_name(), (lowest_mw / 1000, highest_mw / 1000))
         # Called with the process id of the running script.
         self.script_started: Callable[[int], None] = lambda pid: None
-        # Expected cost of a run of the best size, J; None: no learning curve ends the run.
-        self.rerun_cost: float | None = None
 
     def build_logdir(
         self,
@@ -231,7 +224,6 @@ class ZeusMaster:
             warmup_iters=self.profile_warmup_iters,
             measure_iters=self.profile_measure_iters,
             use_optimal_pl=not self.observer_mode,
-            rerun_cost=self.rerun_cost,
         )
         # Python's own buffer would show a script's lines long after they were printed.
         env = {"PYTHONUNBUFFERED": "1", **os.environ, **settings.to_env()}

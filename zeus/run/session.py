@@ -23,7 +23,7 @@ from zeus.optimizer.power_limit import (
     PowerLimitMeasurement,
     ZeusCost,
 )
-from zeus.policy.stopping import LearningCurve, Used, Verdict, after_another_epoch, judge
+from zeus.policy.stopping import Used, Verdict, after_another_epoch, judge
 from zeus.run import files
 from zeus.run.files import TrainResult
 from zeus.run.power_json import PowerJson, milliwatts
@@ -39,8 +39,6 @@ STEP_W = 25
 """Difference between adjacent power limits."""
 
 _EVAL = "__ZeusDataLoader_eval"
-
-Metrics = tuple[Sequence[float | None], bool]
 
 
 class RunSession:
@@ -149,7 +147,7 @@ class RunSession:
         if self._optimal is not None and iterations:
             self._evaluated.append((ended, iterations))
 
-    def end_epoch(self, reached: bool, metrics: Metrics | None = None) -> Verdict:
+    def end_epoch(self, reached: bool) -> Verdict:
         """The epoch has ended. Never raises."""
         self.end_train()
         self.end_eval(0)
@@ -157,11 +155,6 @@ class RunSession:
         self.epochs += 1
         self.used = self._measured()
         self._keep_profile()
-        rerun_cost = self._settings.rerun_cost
-        curve = None
-        if metrics is not None and rerun_cost is not None:
-            target = self._settings.target_metric
-            curve = LearningCurve(metrics[0], target, metrics[1], rerun_cost)
         next_cost = None  # the search is never interrupted for its cost
         if not self._searching:
             next_cost = self.cost(*after_another_epoch(self.used, self.epochs))
@@ -171,8 +164,6 @@ class RunSession:
             max_epochs=self._max_epochs,
             next_cost=next_cost,
             cost_bound=self._settings.cost_thresh,
-            cost=self.cost(self.used.energy, self.used.time),
-            curve=curve,
         )
 
     def end(self, verdict: Verdict) -> TrainResult:
@@ -186,7 +177,6 @@ class RunSession:
             reached=verdict.reached,
             overhead=self.cost(used.overhead_energy, used.overhead_time),
             stopped_by_cost=verdict.by_cost,
-            stopped_by_curve=verdict.by_curve,
             next_cost=verdict.next_cost,
             max_power=self.max_power,
         )

@@ -14,7 +14,6 @@ ETA_KNOB = "ZEUS_ETA_KNOB"
 MONITOR_PATH = "ZEUS_MONITOR_PATH"
 PROFILE_PARAMS = "ZEUS_PROFILE_PARAMS"
 USE_OPTIMAL_PL = "ZEUS_USE_OPTIMAL_PL"
-RERUN_COST = "ZEUS_RERUN_COST"
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,6 @@ class Settings:
         measure_iters: Iterations that are measured at each limit.
         use_optimal_pl: Whether to train at the best limit once it is known; if false, limits are
             still measured, and training stays at the highest.
-        rerun_cost: Expected cost of a run of the best batch size, J: the run may also be stopped by
-            its learning curve. None: only by its cost.
     """
 
     target_metric: float
@@ -45,7 +42,6 @@ class Settings:
     warmup_iters: int = 10
     measure_iters: int = 40
     use_optimal_pl: bool = True
-    rerun_cost: float | None = None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -76,14 +72,11 @@ class Settings:
             warmup_iters=warmup,
             measure_iters=measure,
             use_optimal_pl=_boolean(env, USE_OPTIMAL_PL, "True"),
-            rerun_cost=_number(env, RERUN_COST, "") if RERUN_COST in env else None,
         )
 
     def to_env(self) -> dict[str, str]:
         """Returns the environment variables with these settings."""
-        rerun = {} if self.rerun_cost is None else {RERUN_COST: repr(self.rerun_cost)}
         return {
-            **rerun,
             TARGET_METRIC: repr(self.target_metric),
             LOG_DIR: self.log_dir,
             JOB_ID: self.job_id,

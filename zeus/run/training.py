@@ -106,7 +106,6 @@ class Training:
             batch_size=size,
         )
         master.script_started = self._script_started
-        master.rerun_cost = now.rerun_cost if master.stop_by_curve else None
         try:
             energy, seconds, reached = master.run_job(
                 self.job,
@@ -165,8 +164,6 @@ class Training:
     def _collect(self, now: Start, result: TrainResult) -> None:
         """Handles the result of a run."""
         bound = None if math.isinf(now.cost_bound) else now.cost_bound
-        if result.stopped_by_curve and result.next_cost is not None:
-            bound = result.next_cost
         run = Run(
             batch_size=now.batch_size,
             # Of the GPUs that it trained on, which may not be all visible ones.
@@ -180,7 +177,7 @@ class Training:
         )
         entry = HistoryEntry(run.batch_size, None, result.energy, run.converged, result.time)
         self.records.add("ended", run=asdict(run), entry=asdict(entry))
-        outcome = _described(run, result.time, result.stopped_by_curve)
+        outcome = _described(run, result.time)
         print(f"[ZeusMaster] {files.job_id(now.recurrence, now.number)}: {outcome}")
         self._observe(run, entry)
 
@@ -213,11 +210,9 @@ def result_of(logdir: str, job_id: str, batch_size: int) -> TrainResult | None:
         raise RuntimeError(f"{error}; run the job again") from None
 
 
-def _described(run: Run, seconds: float, by_curve: bool) -> str:
+def _described(run: Run, seconds: float) -> str:
     if run.converged:
         end = "reached the target"
-    elif by_curve:
-        end = "was given up by its learning curve"
     elif run.stopped_by_cost:
         end = "was given up for its cost"
     else:

@@ -75,7 +75,6 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
                 "Two numbers. " + of_run["warmup_iters"] + " " + of_run["measure_iters"],
             ),
             run.USE_OPTIMAL_PL: (repr(defaults.use_optimal_pl), of_run["use_optimal_pl"]),
-            run.RERUN_COST: ("", of_run["rerun_cost"]),
         },
         "Optimizers with a server": {
             BATCH_SIZE_TOKEN_ENV: (

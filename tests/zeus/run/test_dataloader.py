@@ -147,30 +147,6 @@ def test_a_run_that_would_cost_too_much_is_given_up(
     assert node.limit_w() == 250
 
 
-@pytest.mark.parametrize(("rerun", "most"), [(None, 12), ("1e4", 40)])
-def test_a_run_that_will_hardly_reach_its_target_ends_without_an_error(
-    work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch, rerun: str | None, most: int
-) -> None:
-    if rerun is not None:
-        monkeypatch.setenv("ZEUS_RERUN_COST", rerun)
-    train, evaluate = loaders(max_epochs=most)
-    ended = []
-    for number in train.epochs():
-        epoch(train, evaluate, lambda: work.run(1))
-        if number != 3:
-            train.report_metric(0.1 - 0.05 * 2.0**-number, higher_is_better=True)
-        ended.append(number)
-    found = result(folder)
-    assert found["reached"] is False
-    assert found["stopped_by_curve"] is (rerun is not None)
-    if rerun is None:
-        assert len(ended) == most
-        return
-    assert len(ended) < 20
-    assert found["stopped_by_cost"]
-    assert found["next_cost"] == pytest.approx(found["cost"] + 1e4)
-
-
 def test_limits_are_restored_when_training_fails(
     node: VirtualNode, work: Work, folder: Path
 ) -> None:

@@ -49,10 +49,10 @@ def test_recurrences_and_tries(
     ]
     # 150 + 40 of the second recurrence is not less than 100 of the first.
     assert Scripted.observed == [
-        Run(64, 100.0, True, 10, 7.0, None, False, energy=400.0, time=2.0, eta_knob=0.25),
-        Run(128, 150.0, False, 3, 0.0, 200.0, True, energy=600.0, time=2.0, eta_knob=0.25),
-        Run(32, 40.0, True, 10, 0.0, 200.0, False, energy=160.0, time=2.0, eta_knob=0.25),
-        Run(16, 20.0, True, 5, 0.0, 200.0, False, energy=80.0, time=2.0, eta_knob=0.25),
+        Run(64, 100.0, True, 10, 7.0, None, False),
+        Run(128, 150.0, False, 3, 0.0, 200.0, True),
+        Run(32, 40.0, True, 10, 0.0, 200.0, False),
+        Run(16, 20.0, True, 5, 0.0, 200.0, False),
     ]
 
     log_dir = jobs.logdir
@@ -100,23 +100,6 @@ def test_observers_and_the_policys_own_bound(jobs: Jobs) -> None:
     assert env["ZEUS_USE_OPTIMAL_PL"] == "False"
     assert env["ZEUS_PROFILE_PARAMS"] == "10,9"
     assert env["ZEUS_COST_THRESH"] == "123.5"
-
-
-@pytest.mark.parametrize(("by_curve", "told"), [(True, "100.0"), (None, None)])
-def test_runs_of_new_sizes_may_be_given_up_by_their_curve(
-    jobs: Jobs, capsys: pytest.CaptureFixture[str], by_curve: bool | None, told: str | None
-) -> None:
-    beyond = {"num_epochs": 5, "stopped_by_cost": True, "stopped_by_curve": True}
-    does = {64: result(100.0), 32: result(40.0, False, **beyond, next_cost=140.0)}
-    job = jobs.job(does)
-    master = jobs.master(Scripted(64, 32, 64), stop_by_curve=by_curve)
-    master.run(job, 2, [32, 64], beta_knob=2.0, eta_knob=0.5)
-    # Neither of the first run, nor of a size that has reached the target.
-    assert [call["env"].get("ZEUS_RERUN_COST") for call in jobs.calls] == [None, told, None]
-    # All that is known of the run is that it would have cost more than this.
-    known = {"energy": 160.0, "time": 2.0, "eta_knob": 0.5}
-    assert Scripted.observed[1] == Run(32, 40.0, False, 5, 0.0, 140.0, True, **known)
-    assert "batch size 32 was given up by its learning curve" in capsys.readouterr().out
 
 
 def test_the_policy_that_was_given_stays_as_it_was(jobs: Jobs) -> None:

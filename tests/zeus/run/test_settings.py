@@ -47,7 +47,6 @@ def test_truth_in_any_case(text: str, value: bool) -> None:
         ({"ZEUS_TARGET_METRIC": "nan"}, "must be a number"),
         ({**NEEDED, "ZEUS_ETA_KNOB": "1.5"}, "ZEUS_ETA_KNOB must be between 0 and 1, not 1.5"),
         ({**NEEDED, "ZEUS_COST_THRESH": "much"}, "ZEUS_COST_THRESH must be a number"),
-        ({**NEEDED, "ZEUS_RERUN_COST": ""}, "ZEUS_RERUN_COST must be a number"),
         ({**NEEDED, "ZEUS_USE_OPTIMAL_PL": "1"}, "ZEUS_USE_OPTIMAL_PL must be True or False"),
         ({**NEEDED, "ZEUS_JOB_ID": "../x"}, "ZEUS_JOB_ID begins the names of files"),
         ({**NEEDED, "ZEUS_PROFILE_PARAMS": "1.0,4.0"}, "two whole numbers of iterations"),

@@ -138,9 +138,6 @@ class Known:
             return self._choice[1]
         policy = self._with_seed(number)
         choice = replace(self._runs.next(in_flight), best=self._best(policy, None)[0])
-        by_curve = self.job.spec.stop_by_curve
-        if not (policy.stops_by_curve if by_curve is None else by_curve):
-            choice = replace(choice, rerun_cost=None)
         self._choice = (of_what, choice)
         return choice
 

@@ -21,9 +21,6 @@ HEARTBEAT_URL = "/trials/heartbeat"
 JOB_TRIALS_URL = "/jobs/{job_id}/trials"
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 
-MOST_METRICS = 10_000
-"""A run of more epochs than this has no learning curve."""
-
 PolicyName = Literal["gp", "pruning-gts", "gts"]
 """`gp` shares information between neighboring sizes; `pruning-gts` decides as ml-energy/zeus."""
 
@@ -78,8 +75,6 @@ class JobSpec(_Message):
             a new one starts with the knowledge of the others. With a family, a job that is
             registered on other GPUs, or with other power limits, gets these appended to its name:
             it is another job. None: no family.
-        stop_by_curve: Whether a run of a size that never reached the target may also be stopped by
-            its learning curve. None: the policy's default; `gp` does.
     """
 
     job_id: JobId | None = None
@@ -99,7 +94,6 @@ class JobSpec(_Message):
     mab_num_explorations: int = Field(default=2, ge=0)
     mab_seed: int | None = Field(default=None, ge=0)
     family: JobId | None = None
-    stop_by_curve: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -210,8 +204,6 @@ class NewTrial(TrialId, _Used):
     Attributes:
         lease_s: The trial is lost if nothing is heard from it for this long; None: it has no lease.
         cost_bound: Cost at which it is stopped early, J; None for never.
-        rerun_cost: Expected cost of a run of the best size, J, if the trial may also be stopped by
-            its learning curve; None if not, and for a repeated request.
         best_batch_size: The size with the lowest estimated cost; a run uses it when the store is
             unavailable. None while no run has converged.
         reason: How the trial ended; None while it runs. A repeated request, as by a resumed run,
@@ -221,7 +213,6 @@ class NewTrial(TrialId, _Used):
 
     lease_s: float | None = None
     cost_bound: float | None = None
-    rerun_cost: float | None = None
     best_batch_size: int | None = None
     reason: Reason | None = None
     current_epoch: int = Field(default=0, ge=0)
@@ -234,16 +225,12 @@ class TrainingResult(TrialId, _Used):
         metric: The metric after this epoch; None if it is not finite, which never reaches the
             target.
         current_epoch: Epochs trained.
-        metrics: The metrics of all epochs, in order, for the learning curve; empty without one.
-        rerun_cost: That of `NewTrial`.
     """
 
     time: NotNegative
     energy: NotNegative
     metric: Finite | None
     current_epoch: int = Field(gt=0)
-    metrics: list[Finite | None] = Field(default_factory=list, max_length=MOST_METRICS)
-    rerun_cost: NotNegative | None = None
 
     @field_validator("metric", mode="before")
     @classmethod

@@ -14,7 +14,6 @@ from typing import Any
 
 from zeus.exceptions import ZeusBaseError
 from zeus.optimizer.batch_size.common import (
-    MOST_METRICS,
     CreatedJob,
     NewTrial,
     Reason,
@@ -63,7 +62,6 @@ class ActiveRun:
         self._epochs_reported = False
         self._broken = False
         self._warned: set[str] = set()
-        self._metrics: list[float | None] = [None] * trial.current_epoch
         self._endings = Endings(self._process_ends)
 
     @guarded
@@ -115,8 +113,6 @@ class ActiveRun:
 
     def _report(self, epoch: int, metric: float | None) -> None:
         self.epoch = max(1, epoch)
-        earlier = self._metrics[: self.epoch - 1]
-        self._metrics = [*earlier, *[None] * (self.epoch - 1 - len(earlier)), metric]
         used = self._used()
         answer = None
         if used is not None and self._link is not None:
@@ -130,8 +126,6 @@ class ActiveRun:
             self._open_window()
 
     def _result(self, used: Used, metric: float | None) -> TrainingResult:
-        rerun_cost = self._trial.rerun_cost
-        curve = rerun_cost is not None and len(self._metrics) <= MOST_METRICS
         return TrainingResult(
             job_id=self._spec.job_id,
             batch_size=self._trial.batch_size,
@@ -139,18 +133,15 @@ class ActiveRun:
             key=self._trial.key,
             metric=metric,
             current_epoch=self.epoch,
-            metrics=self._metrics if curve else [],
-            rerun_cost=rerun_cost,
             **asdict(used),
         )
 
     def _judge(self, result: TrainingResult, *, known: bool) -> ReportResponse:
-        """Decides by the store's rules, but for the learning curve's, which needs numpy."""
+        """Decides by the store's rules."""
         asked = self._trial
         bound = asked.cost_bound if known else None
         trial = Trial(asked.trial_number, asked.batch_size, 0.0, 0.0, cost_bound=bound)
-        alone = result.model_copy(update={"rerun_cost": None})
-        return reported(JobRecord(self._spec, 0, 0.0), trial, alone, 0.0, 1)[1]
+        return reported(JobRecord(self._spec, 0, 0.0), trial, result, 0.0, 1)[1]
 
     def _finish(self, answer: ReportResponse, *, known: bool) -> None:
         self.finished, self.converged, self.message = True, answer.converged, answer.message

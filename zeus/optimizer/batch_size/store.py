@@ -200,7 +200,7 @@ class Store(Trials):
             connection.execute(insert(trials).values(job_id=job_id, key=key, **asdict(begun)))
             writing.tell("begun", number, batch_size=begun.batch_size, cost_bound=begun.cost_bound)
             writing.close(trials=number)
-            return _new(job_id, key, begun, choice.best, choice.rerun_cost)
+            return _new(job_id, key, begun, choice.best)
 
         return self._database.write(work)
 
@@ -391,7 +391,7 @@ class Store(Trials):
         return Writing(connection, found, self._clock())
 
 
-_NOT_LOGGED = {"job_id", "batch_size", "trial_number", "key", "metrics", "rerun_cost"}
+_NOT_LOGGED = {"job_id", "batch_size", "trial_number", "key"}
 """Fields of a report that its event does not repeat."""
 
 _PLACE = tuple(GpuConfig.model_fields)
@@ -409,15 +409,12 @@ def _now(found: list[Trial], now_s: float) -> list[Trial]:
     return [gone.get(trial.number, trial) for trial in found]
 
 
-def _new(
-    job_id: str, key: str, trial: Trial, best: int | None, rerun_cost: float | None = None
-) -> NewTrial:
+def _new(job_id: str, key: str, trial: Trial, best: int | None) -> NewTrial:
     return NewTrial(
         **asdict(trial),  # what it has by the same name
         job_id=job_id,
         key=key,
         trial_number=trial.number,
-        rerun_cost=rerun_cost,
         best_batch_size=best,
         reason=None if trial.status == "running" else trial.status,
         current_epoch=trial.epochs,

@@ -23,7 +23,6 @@ from zeus.optimizer.batch_size.common import (
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.policy.knowledge import Knowledge
 from zeus.policy.stopping import (
-    LearningCurve,
     Used,
     Verdict,
     after_another_epoch,
@@ -163,8 +162,6 @@ def reported(
         max_epochs=spec.max_epochs,
         next_cost=_predicted_cost(job, heard),
         cost_bound=heard.cost_bound,
-        cost=job.cost(heard.energy, heard.time),
-        curve=_curve(job, result),
     )
     why = _why(job, heard, verdict)
     if not verdict.stop:
@@ -177,8 +174,6 @@ def reported(
         end_order=order,
         converged=converged,
         stopped_by_cost=verdict.by_cost,
-        # It teaches that the run would have cost more than this.
-        cost_bound=verdict.next_cost if verdict.by_curve and verdict.by_cost else heard.cost_bound,
     )
     return heard, _answer(job, heard, True, why)
 
@@ -207,29 +202,12 @@ def alive(trial: Trial, now_s: float) -> Trial:
     return replace(trial, heard_s=now_s) if trial.running else trial
 
 
-def _curve(job: JobRecord, result: TrainingResult) -> LearningCurve | None:
-    """Returns the learning curve, if it may end the run."""
-    if result.rerun_cost is None or not result.metrics:
-        return None
-    spec = job.spec
-    return LearningCurve(
-        result.metrics, spec.target_metric, spec.higher_is_better_metric, result.rerun_cost
-    )
-
-
 def _why(job: JobRecord, trial: Trial, verdict: Verdict) -> str:
     spec = job.spec
     if not verdict.stop:
         return "train on"
     if verdict.reached:
         return f"{trial.metric:g} reaches the target {spec.target_metric:g}"
-    if verdict.by_curve:
-        within = f"in max_epochs {spec.max_epochs}"
-        if verdict.next_cost is not None:
-            within = f"before the run has cost {verdict.next_cost:.4g} J"
-        return (
-            f"by its learning curve it will hardly reach the target {spec.target_metric:g} {within}"
-        )
     if verdict.next_cost is None:
         return f"the target {spec.target_metric:g} is not reached in max_epochs {spec.max_epochs}"
     return (

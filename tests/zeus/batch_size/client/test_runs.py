@@ -111,38 +111,6 @@ def test_a_run_stops_before_it_spends_more_than_its_bound(
     assert "would have cost" in caplog.text
 
 
-@pytest.mark.parametrize("higher", [True, False])
-def test_a_run_that_will_hardly_reach_its_target_stops(
-    optimize: Optimize,
-    monitor: FakeMonitor,
-    kept: Between,
-    caplog: pytest.LogCaptureFixture,
-    higher: bool,
-) -> None:
-    options = {"max_epochs": 60, "higher_is_better_metric": higher}
-    flat = [0.1 - 0.05 * 2.0**-epoch for epoch in range(40)]
-    metrics = flat if higher else [1 - metric for metric in flat]
-    optimizer = optimize(**options)
-    optimizer.get_batch_size()
-    with optimizer:
-        assert epochs(optimizer, monitor, *metrics, 0.5) == 41  # the first is never given up so
-    store = kept.store()
-    beside = store.begin_trial(JOB_ID, "another run")
-    store.close()
-    assert beside.batch_size != 64
-    assert beside.rerun_cost == pytest.approx(4100.0)
-    kept.changed = {"rerun_cost": 1500.0, "cost_bound": None}
-    optimizer = optimize(**options)
-    optimizer.get_batch_size()
-    with optimizer:
-        trained = epochs(optimizer, monitor, *metrics[:2], math.nan, *metrics[3:])
-    assert 4 < trained < 20
-    trial = kept.trials()[-1]
-    assert (trial.status, trial.stopped_by_cost) == ("ok", True)
-    assert trial.cost_bound == trained * 100.0 + 1500.0
-    assert "by its learning curve it will hardly reach the target 0.5" in caplog.text
-
-
 def test_a_run_stops_after_all_its_epochs(
     optimize: Optimize, monitor: FakeMonitor, kept: Between
 ) -> None:

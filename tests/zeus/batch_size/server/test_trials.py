@@ -97,41 +97,6 @@ def test_a_lower_metric_may_be_the_better_one() -> None:
     assert not reported(lower, began(), report(1, None), 0.0, 1)[1].converged
 
 
-def test_a_learning_curve_may_end_a_trial() -> None:
-    flat = [0.1 - 0.05 * 2.0**-epoch for epoch in range(12)]
-    said = report(12, flat[-1], metrics=flat, rerun_cost=1500.0)
-    trial = began(cost_bound=9000.0)
-    after, answer = reported(job(max_epochs=100), trial, said, 0.0, 1)
-    assert (answer.stop_train, answer.converged, after.stopped_by_cost) == (True, False, True)
-    assert after.cost_bound == answer.cost_bound == 12 * 300 + 1500
-    assert answer.message.endswith("target 0.5 before the run has cost 5100 J")
-    # Its epochs would end before: it misses the target at any cost.
-    after, answer = reported(job(max_epochs=16), trial, said, 0.0, 1)
-    assert (answer.stop_train, after.stopped_by_cost, after.cost_bound) == (True, False, 9000.0)
-    assert answer.message.endswith("in max_epochs 16")
-    for without in ({"rerun_cost": None}, {"metrics": []}, {"metrics": [*flat[:-1], 0.499]}):
-        on = reported(job(max_epochs=100), trial, said.model_copy(update=without), 0.0, 1)[1]
-        assert not on.stop_train
-
-
-@pytest.mark.parametrize(
-    ("policy", "given", "by_curve"),
-    [("gp", None, True), ("gp", False, False), ("pruning-gts", None, False), ("gts", True, True)],
-)
-def test_only_new_sizes_may_be_given_up_by_their_curve(
-    policy: Any, given: bool | None, by_curve: bool
-) -> None:
-    known = job(policy=policy, stop_by_curve=given)
-    assert choose(known, [], 1).rerun_cost is None
-    log = [over(64, 1), over(32, 2)]
-    of_size = {one.batch_size: one.rerun_cost for one in (choose(known, log, n) for n in range(9))}
-    new = [rerun for size, rerun in of_size.items() if size not in (64, 32)]
-    assert new or policy != "gp"
-    assert all((rerun is not None) == by_curve for rerun in new)
-    assert all(of_size.get(size) is None for size in (64, 32))
-    assert all(rerun == pytest.approx(1000.0, rel=0.1) for rerun in new if rerun is not None)
-
-
 def test_the_next_epoch_is_predicted_without_what_finding_the_limit_took() -> None:
     # Of 600 J two epochs took 400 J: the next one is worth 200 J, not 300 J.
     told = report(2, overhead_time=2 / 3, overhead_energy=200.0)
