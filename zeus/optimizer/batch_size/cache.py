@@ -55,9 +55,9 @@ class KnownJob:
         known = self.known
         if known is None or not _same(known.job, job):
             known = self.known = Known(job)
-        if known.job.events != job.events or not known.last_trial:
+        if known.job.changes != job.changes or not known.last_trial:
             since = or_(
-                trials.c.end_order > known.job.events,
+                trials.c.end_order > known.job.changes,
                 trials.c.number > known.last_trial,
                 trials.c.status == "running",
             )
@@ -70,4 +70,5 @@ class KnownJob:
 
 def _same(known: JobRecord, job: JobRecord) -> bool:
     """Whether it is the same job, not one that was deleted and registered again."""
-    return (known.seed, known.created_s) == (job.seed, job.created_s) and known.events <= job.events
+    same = (known.seed, known.created_s) == (job.seed, job.created_s)
+    return same and known.changes <= job.changes

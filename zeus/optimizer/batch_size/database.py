@@ -16,12 +16,23 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORuntimeError
-from zeus.optimizer.batch_size.tables import VERSION
+from zeus.optimizer.batch_size.tables import VERSION, metadata, versions
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +44,7 @@ BUSY_S = 30.0
 """How long a transaction waits for others."""
 
 _ATTEMPTS = 6
-UPGRADE_LOCK = 0x7A657573  # any number; held while a PostgreSQL database is upgraded
+CREATE_LOCK = 0x7A657573  # any number; held while the tables of a PostgreSQL database are created
 _AGAIN = ("40001", "40P01", "23505")
 """PostgreSQL's codes for conflicts with other transactions. The last: two have created the same
 job; the retry finds it."""
@@ -102,7 +113,7 @@ class Database:
                     self.url, echo, max(1, int(SHARE * allowed) // max(1, workers))
                 )
             if self._attempt(lambda: self._connected(False, _version)) != VERSION:
-                self._attempt(lambda: self._connected(True, _upgrade))
+                self._attempt(lambda: self._connected(True, _create))
         except BaseException:
             self.close()
             raise
@@ -220,42 +231,33 @@ def _postgresql(url: URL, echo: bool, connections: int) -> Engine:
 
 
 def _connections(connection: Connection) -> int:
-    """How many connections PostgreSQL allows to who is no superuser."""
+    """Connections available to users other than superusers."""
     names = ("max_connections", "superuser_reserved_connections")
     most, reserved = (int(connection.execute(text(f"SHOW {name}")).scalar_one()) for name in names)
     return most - reserved
 
 
 def _version(connection: Connection) -> str | None:
-    if not inspect(connection).has_table("alembic_version"):
+    if not inspect(connection).has_table(versions.name):
         return None
-    found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-    return None if found is None else str(found)
+    return connection.execute(select(versions.c.version_num)).scalar()
 
 
-def _upgrade(connection: Connection) -> None:
-    """Brings the tables to the newest version; of several processes that start, one does it."""
-    try:
-        from alembic import command
-        from alembic.config import Config
-        from alembic.script import ScriptDirectory
-    except ImportError as error:
-        raise ImportError(
-            f"keeping trials needs {error.name}: pip install 'zeusd[bso-server]'"
-        ) from None
+def _create(connection: Connection) -> None:
+    """Creates the tables; of several processes that start, one does it.
+
+    Raises:
+        ZeusBSORuntimeError: Another release wrote them (503).
+    """
     if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": UPGRADE_LOCK})
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": CREATE_LOCK})
     found = _version(connection)
-    if found == VERSION:
-        return
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
-    config.attributes["connection"] = connection
-    known = {one.revision for one in ScriptDirectory.from_config(config).walk_revisions()}
-    if found is not None and found not in known:
+    if found is None:
+        metadata.create_all(connection)
+        connection.execute(insert(versions).values(version_num=VERSION))
+    elif found != VERSION:
         raise ZeusBSORuntimeError(
             f"the database was written by another release (tables {found}, here {VERSION}); "
             "upgrade zeusd, or name another database",
             503,
         )
-    command.upgrade(config, "head")

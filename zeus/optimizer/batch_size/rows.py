@@ -1,99 +1,56 @@
-"""Jobs, trials and events as rows of the tables, read and written inside a transaction."""
+"""Jobs and trials as rows of the tables, read and written inside a transaction."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import asdict, fields, replace
+from typing import Any
 
 from sqlalchemy import Connection, Row, case, func, insert, select, update
 
 from zeus.optimizer.batch_size.common import CreatedJob, TrialId
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
-from zeus.optimizer.batch_size.overview import Overview, TrialGroup
-from zeus.optimizer.batch_size.tables import events, generations, jobs, trials
-from zeus.optimizer.batch_size.trials import JobRecord, Trial, ended, lost
+from zeus.optimizer.batch_size.tables import generations, jobs, trials
+from zeus.optimizer.batch_size.trials import JobRecord, Overview, Trial, TrialGroup, ended, lost
 from zeus.policy.knowledge import Knowledge
-
-EventKind = Literal["registered", "begun", "report", "ended", "lost", "back", "released"]
-
-
-@dataclass(frozen=True)
-class Event:
-    """An event of a job.
-
-    Attributes:
-        body: Details: the content of a report, the reason of an end.
-    """
-
-    number: int
-    trial_number: int | None
-    at_s: float
-    kind: str
-    body: dict[str, Any]
 
 
 class Writing:
-    """A job locked by a transaction."""
+    """A job locked by a transaction.
+
+    Attributes:
+        next_change: Number of the next change of one of its trials.
+    """
 
     def __init__(self, connection: Connection, job: JobRecord, now_s: float) -> None:
         self._connection = connection
         self.job = job
         self.now_s = now_s
-        self.next_event = job.events + 1
+        self.next_change = job.changes + 1
 
-    def tell(self, kind: EventKind, trial_number: int | None = None, **body: Any) -> Writing:
-        """Records an event."""
-        self._connection.execute(
-            insert(events).values(
-                job_id=self.job.job_id,
-                number=self.next_event,
-                trial_number=trial_number,
-                at_s=self.now_s,
-                kind=kind,
-                body=json.dumps(body),
-            )
-        )
-        self.next_event += 1
-        return self
-
-    def record_status(self, before: Trial, after: Trial) -> None:
-        """Records that a trial has ended, or is running again."""
-        if before.status == after.status:
-            return
-        if after.running:
-            self.tell("back", after.number)
-        elif after.status == "lost":
-            self.tell("lost", after.number)
-        else:
-            said = {"reason": after.status, "converged": after.converged}
-            self.tell("ended", after.number, **said)
-
-    def mark_lost(self, found: Iterable[Trial]) -> list[Trial]:
-        """Ends the trials whose lease has expired."""
-        marked = []
-        for trial in lost(found, self.now_s):
-            after = ended(trial, "lost", self.now_s, self.next_event)
-            self.record_status(trial, after)
-            self.save(after)
-            marked.append(after)
-        return marked
-
-    def save(self, trial: Trial) -> None:
-        """Updates a trial."""
-        which = (trials.c.job_id == self.job.job_id) & (trials.c.number == trial.number)
-        self._connection.execute(update(trials).where(which).values(**asdict(trial)))
+    def add(self, trial: Trial, key: str) -> None:
+        """Adds a trial."""
+        values = {"job_id": self.job.job_id, "key": key, **asdict(trial)}
+        self._connection.execute(insert(trials).values(**values))
+        self.next_change += 1
 
     def change(self, before: Trial, after: Trial) -> None:
-        """Updates a trial and the job's counters."""
-        self.record_status(before, after)
-        self.save(after)
-        self.close()
+        """Updates a trial."""
+        which = (trials.c.job_id == self.job.job_id) & (trials.c.number == after.number)
+        self._connection.execute(update(trials).where(which).values(**asdict(after)))
+        # Who has seen a trial need not read it again after a heartbeat.
+        self.next_change += replace(before, heard_s=after.heard_s) != after
+
+    def mark_lost(self, found: Iterable[Trial]) -> bool:
+        """Ends the trials whose lease has expired; returns whether there are any."""
+        gone = lost(found, self.now_s)
+        for trial in gone:
+            self.change(trial, ended(trial, "lost", self.now_s, self.next_change))
+        return bool(gone)
 
     def close(self, **values: int) -> None:
         """Updates the job's counters."""
-        values["events"] = self.next_event - 1
+        values = {"changes": self.next_change - 1, **values}
         which = jobs.c.job_id == self.job.job_id
         self._connection.execute(update(jobs).where(which).values(**values))
 
@@ -114,7 +71,7 @@ def job_of(row: Row[Any]) -> JobRecord:
         seed=int(row.seed),
         created_s=row.created_s,
         trials=row.trials,
-        events=row.events,
+        changes=row.changes,
         released=row.released,
         knowledge=None if row.knowledge is None else Knowledge.from_json(row.knowledge),
     )
@@ -129,13 +86,13 @@ def add_job(connection: Connection, job: JobRecord) -> Writing:
             seed=str(job.seed),
             created_s=job.created_s,
             trials=job.trials,
-            events=job.events,
+            changes=job.changes,
             released=job.released,
             family=job.spec.family,
             knowledge=None if job.knowledge is None else job.knowledge.to_json(),
         )
     )
-    return Writing(connection, job, job.created_s).tell("registered")
+    return Writing(connection, job, job.created_s)
 
 
 def find_job(connection: Connection, job_id: str, *, lock: bool = False) -> JobRecord | None:
@@ -205,15 +162,6 @@ def overviews_of(connection: Connection, now_s: float, job_id: str | None = None
         values = {name: row._mapping[name] for name in _OF_GROUP}
         groups.setdefault(row.job_id, []).append(TrialGroup(**values))
     return [Overview(job, tuple(groups.get(job.job_id, ()))) for job in records]
-
-
-def events_of(connection: Connection, job_id: str) -> list[Event]:
-    """Returns all events of a job, in order; empty for an unknown job."""
-    of_job = select(events).where(events.c.job_id == job_id).order_by(events.c.number)
-    return [
-        Event(row.number, row.trial_number, row.at_s, row.kind, json.loads(row.body))
-        for row in connection.execute(of_job)
-    ]
 
 
 def generation_of(connection: Connection) -> int:

@@ -43,12 +43,9 @@ from zeus.optimizer.batch_size.common import (
 )
 from zeus.optimizer.batch_size.database import Database
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
-from zeus.optimizer.batch_size.overview import Overview
 from zeus.optimizer.batch_size.rows import (
-    Event,
     Writing,
     add_job,
-    events_of,
     find_job,
     find_trial,
     generation_of,
@@ -59,7 +56,15 @@ from zeus.optimizer.batch_size.rows import (
     trials_of,
 )
 from zeus.optimizer.batch_size.tables import generations, jobs, trials
-from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
+from zeus.optimizer.batch_size.trials import (
+    JobRecord,
+    Overview,
+    Trial,
+    alive,
+    ended,
+    lost,
+    reported,
+)
 from zeus.policy.knowledge import Knowledge, by_nearness, nearest
 from zeus.policy.recurrence import Start
 from zeus_ipc.overriding import override
@@ -126,7 +131,7 @@ class Store(Trials):
                 _same(found.spec, created)
                 return found.spec, False
             begun = generation_of(connection)
-            add_job(connection, JobRecord(created, seed, now_s, begun, knowledge=known)).close()
+            add_job(connection, JobRecord(created, seed, now_s, begun, knowledge=known))
             return created, True
 
         return self._database.write(work) or self.find_or_make(spec)
@@ -174,12 +179,13 @@ class Store(Trials):
                 # A repeated request keeps the trial alive.
                 again = alive(trial_of(row), writing.now_s)
                 writing.change(trial_of(row), again)
+                writing.close()
                 best = analyze(job, trials_of(connection, job_id)).best
                 return _new(job_id, key, again, best)
             number = job.trials + 1
             if inside:
                 writing.mark_lost(trials_of(connection, job_id))
-                now = replace(job, events=writing.next_event - 1)
+                now = replace(job, changes=writing.next_change - 1)
                 choice = known.now(connection, now).choose(number)
             elif chosen is None:
                 if writing.mark_lost(trials_of(connection, job_id)):
@@ -197,8 +203,7 @@ class Store(Trials):
                 lease_s=lease_s,
                 cost_bound=choice.cost_bound if math.isfinite(choice.cost_bound) else None,
             )
-            connection.execute(insert(trials).values(job_id=job_id, key=key, **asdict(begun)))
-            writing.tell("begun", number, batch_size=begun.batch_size, cost_bound=begun.cost_bound)
+            writing.add(begun, key)
             writing.close(trials=number)
             return _new(job_id, key, begun, choice.best)
 
@@ -209,12 +214,11 @@ class Store(Trials):
         def work(connection: Connection) -> ReportResponse:
             writing = self._open(connection, result.job_id)
             before = find_trial(connection, result)
-            number = writing.next_event
+            number = writing.next_change
             after, answer = reported(writing.job, before, result, writing.now_s, number)
             if after != before:
-                said = result.model_dump(exclude=_NOT_LOGGED)
-                said["metric"] = after.metric
-                writing.tell("report", before.number, **said).change(before, after)
+                writing.change(before, after)
+                writing.close()
             return answer
 
         return self._database.write(work)
@@ -227,7 +231,7 @@ class Store(Trials):
     def end_trial(self, end: EndTrial) -> None:
         self._change(
             end,
-            lambda before, writing: ended(before, end.reason, writing.now_s, writing.next_event),
+            lambda before, writing: ended(before, end.reason, writing.now_s, writing.next_change),
         )
 
     @override
@@ -255,12 +259,9 @@ class Store(Trials):
                 kept = (
                     replace(one, heard_s=now_s, lease_s=self._lease_s)
                     if one.running
-                    else replace(one, end_order=writing.next_event)
+                    else replace(one, end_order=writing.next_change)
                 )
-                values = {"job_id": spec.job_id, "key": f"taken over {one.number}"}
-                connection.execute(insert(trials).values(**values, **asdict(kept)))
-                if not one.running:
-                    writing.tell("ended", one.number, reason=one.status, converged=one.converged)
+                writing.add(kept, f"taken over {one.number}")
             writing.close()
             return True
 
@@ -310,8 +311,7 @@ class Store(Trials):
             writing = self._open(connection, job_id)
             sizes = list(Known(writing.job, trials_of(connection, job_id)).excluded)
             if sizes:
-                writing.tell("released", sizes=sizes)
-                writing.close(released=writing.job.events + 1)
+                writing.close(released=writing.next_change, changes=writing.next_change)
             return sizes
 
         return self._database.write(work)
@@ -340,11 +340,6 @@ class Store(Trials):
             raise no_job(job_id)
 
         return self._database.read(work)
-
-    def events(self, job_id: str) -> list[Event]:
-        """Returns all events of a job, in order; empty for an unknown job."""
-
-        return self._database.read(lambda connection: events_of(connection, job_id))
 
     def count(self) -> int:
         """The number of jobs: a check that the database can be read."""
@@ -380,6 +375,7 @@ class Store(Trials):
             after = change(before, writing)
             if after != before:
                 writing.change(before, after)
+                writing.close()
 
         self._database.write(work)
 
@@ -391,21 +387,18 @@ class Store(Trials):
         return Writing(connection, found, self._clock())
 
 
-_NOT_LOGGED = {"job_id", "batch_size", "trial_number", "key"}
-"""Fields of a report that its event does not repeat."""
-
 _PLACE = tuple(GpuConfig.model_fields)
 
 _NO_NAME = re.compile(r"[\x00-\x1f/?#]")
 """A character that no job's name has."""
 
-_END_OF_LOG = 2**62
-"""A number above those of all events."""
+_AFTER_ALL = 2**62
+"""A number above those of all changes."""
 
 
 def _now(found: list[Trial], now_s: float) -> list[Trial]:
     """Returns trials in their present state; lost ones are recorded when the next trial begins."""
-    gone = {one.number: ended(one, "lost", now_s, _END_OF_LOG) for one in lost(found, now_s)}
+    gone = {one.number: ended(one, "lost", now_s, _AFTER_ALL) for one in lost(found, now_s)}
     return [gone.get(trial.number, trial) for trial in found]
 
 

@@ -1,4 +1,4 @@
-"""The tables of jobs and trials. `migrations` creates them."""
+"""The tables of jobs and trials."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from sqlalchemy import (
     Column,
     Double,
     ForeignKey,
-    ForeignKeyConstraint,
     Index,
     MetaData,
     String,
@@ -18,14 +17,12 @@ from sqlalchemy import (
 )
 
 VERSION = "0001"
-"""The newest migration."""
+"""Of the tables below."""
 
 metadata = MetaData()
 
-
-def _job_id() -> ForeignKey:
-    return ForeignKey("jobs.job_id", ondelete="CASCADE")
-
+# By Alembic's names, so that it can migrate these tables once they change.
+versions = Table("alembic_version", metadata, Column("version_num", String(32), primary_key=True))
 
 jobs = Table(
     "jobs",
@@ -36,7 +33,7 @@ jobs = Table(
     Column("created_s", Double, nullable=False),
     # Counters. Locking this row reserves the next number.
     Column("trials", BigInteger, nullable=False),
-    Column("events", BigInteger, nullable=False),
+    Column("changes", BigInteger, nullable=False),  # of its trials, but for heartbeats
     Column("released", BigInteger, nullable=False),
     Column("family", String(400)),  # the same job on other GPUs
     Column("knowledge", Text),  # JSON of Knowledge: what was known of it there at registration
@@ -46,7 +43,7 @@ jobs = Table(
 trials = Table(
     "trials",
     metadata,
-    Column("job_id", String(400), _job_id(), primary_key=True),
+    Column("job_id", String(400), ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True),
     Column("number", BigInteger, primary_key=True),
     Column("key", String(200), nullable=False),  # a repeated request gets the same trial
     Column("batch_size", BigInteger, nullable=False),
@@ -74,21 +71,4 @@ generations = Table(
     metadata,
     # Of each restore from a backup: numbers of later trials are above it.
     Column("number", BigInteger, primary_key=True, autoincrement=False),
-)
-
-events = Table(
-    "events",
-    metadata,
-    Column("job_id", String(400), _job_id(), primary_key=True),
-    Column("number", BigInteger, primary_key=True),
-    Column("trial_number", BigInteger),
-    Column("at_s", Double, nullable=False),
-    Column("kind", String(16), nullable=False),
-    Column("body", Text, nullable=False),  # JSON
-    ForeignKeyConstraint(
-        ["job_id", "trial_number"],
-        ["trials.job_id", "trials.number"],
-        name="events_trial",
-        ondelete="CASCADE",
-    ),
 )

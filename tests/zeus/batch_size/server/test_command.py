@@ -171,7 +171,6 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
         ("numpy", "jobs", "numpy: pip install 'zeusd[bso-server]'"),
         ("fastapi", "serve", "fastapi: pip install 'zeusd[bso-server]'"),
         ("uvicorn", "serve", "uvicorn: pip install 'zeusd[bso-server]'"),
-        ("alembic", "serve", "alembic: pip install 'zeusd[bso-server]'"),
         ("psycopg", "serve --db postgresql://h/n", "psycopg: pip install 'zeusd[postgresql]'"),
         ("httpx", "jobs --server http://h", "httpx; install it with pip install 'zeusd[bso]'"),
         ("sqlalchemy,numpy,fastapi,httpx,torch", "--help", ""),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,28 +18,11 @@ from tests.preloaded import preloaded
 from tests.serving import IMPORTED
 from tests.support import wait_for
 from tests.zeus.batch_size.server.training import spec
-from zeus.optimizer.batch_size.database import UPGRADE_LOCK, Database, url_of
+from zeus.optimizer.batch_size.database import CREATE_LOCK, Database, url_of
 from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORuntimeError
 from zeus.optimizer.batch_size.store import Store
-from zeus.optimizer.batch_size.tables import VERSION, metadata
 
-autogenerate = late("alembic.autogenerate")
-migration = late("alembic.migration")
 psycopg = late("psycopg")
-
-
-def test_migrations_make_the_tables_that_are_used(database: str) -> None:
-    found = Database(database)
-
-    def differences(connection: Any) -> list[Any]:
-        context = migration.MigrationContext.configure(connection)
-        return list(autogenerate.compare_metadata(context, metadata))
-
-    assert found.read(differences) == []
-    assert found.read(lambda c: c.execute(text("SELECT * FROM alembic_version")).all()) == [
-        (VERSION,)
-    ]
-    found.close()
 
 
 def test_several_processes_may_be_the_first(database: str) -> None:
@@ -72,20 +54,6 @@ def test_several_processes_may_be_the_first(database: str) -> None:
     for process in processes:
         said, errors = process.communicate()
         assert (said, process.returncode) == ("0\n", 0), errors
-
-
-def test_an_open_needs_no_alembic_once_the_tables_are_there(tmp_path: Path) -> None:
-    Store(tmp_path / "bso.db").close()
-    script = (
-        "import sys\n"
-        "sys.modules['alembic'] = None\n"
-        "from zeus.optimizer.batch_size.store import Store\n"
-        "print(Store(sys.argv[1]).count())\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "bso.db")], capture_output=True, text=True
-    )
-    assert ran.stdout == "0\n", ran.stderr
 
 
 def test_tables_of_another_release_are_not_touched(database: str) -> None:
@@ -154,7 +122,7 @@ def test_a_writer_that_waits_for_another_gets_its_turn(tmp_path: Path) -> None:
 
     def count(connection: Any) -> None:
         # What is read must still hold when it is written: who reads waits, too, before it writes.
-        counted.append(connection.execute(text("SELECT count(*) FROM events")).scalar())
+        counted.append(connection.execute(text("SELECT count(*) FROM jobs")).scalar())
 
     def work() -> None:
         begun.set()
@@ -165,7 +133,6 @@ def test_a_writer_that_waits_for_another_gets_its_turn(tmp_path: Path) -> None:
     begun.wait()
     assert database.read(lambda c: c.execute(text("SELECT * FROM jobs")).all()) == []
     other.execute("INSERT INTO jobs VALUES ('job', '{}', '1', 0, 0, 0, 0, NULL, NULL)")
-    other.execute("INSERT INTO events VALUES ('job', 1, NULL, 0, 'registered', '{}')")
     other.execute("COMMIT")
     writer.join()
     assert counted == [1]
@@ -214,7 +181,7 @@ def test_tables_are_made_by_one_process(cluster: PostgreSQL) -> None:
     url = cluster.new_database()
     thread = threading.Thread(target=lambda: opened.append(Database(url)))
     with psycopg.connect(url) as first:
-        first.execute("SELECT pg_advisory_xact_lock(%s)", [UPGRADE_LOCK])
+        first.execute("SELECT pg_advisory_xact_lock(%s)", [CREATE_LOCK])
         thread.start()
         assert _waiting(watching, thread) == 1
         assert first.execute("SELECT * FROM pg_tables WHERE tablename = 'jobs'").fetchall() == []

@@ -52,7 +52,7 @@ def test_cached_decisions_equal_fresh_ones(policy: Any) -> None:
         for _ in range(25):
             changed = []
             for _ in range(rng.randint(1, 3)):
-                job = dataclasses.replace(job, events=job.events + 1)
+                job = dataclasses.replace(job, changes=job.changes + 1)
                 old = rng.choice(list(trials.values())) if trials and rng.random() < 0.7 else None
                 if old is None:
                     number = len(trials) + 1
@@ -66,7 +66,7 @@ def test_cached_decisions_equal_fresh_ones(policy: Any) -> None:
                     made = dataclasses.replace(
                         old,
                         status=status,
-                        end_order=job.events,
+                        end_order=job.changes,
                         converged=status == "ok" and rng.random() < 0.8,
                         **(of_run if status == "ok" else {}),
                     )
@@ -75,7 +75,7 @@ def test_cached_decisions_equal_fresh_ones(policy: Any) -> None:
                 trials[made.number] = made
                 changed.append(made)
                 if rng.random() < 0.05:
-                    job = dataclasses.replace(job, released=job.events)
+                    job = dataclasses.replace(job, released=job.changes)
             known.update(job, changed)
             fresh = Known(job, trials.values())
             number = len(trials) + 1

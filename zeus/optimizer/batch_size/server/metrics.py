@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from zeus.optimizer.batch_size.overview import Overview
+from zeus.optimizer.batch_size.trials import Overview
 
 
 class BatchSizeJobs(Collector):

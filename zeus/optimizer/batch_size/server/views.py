@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zeus.optimizer.batch_size.choosing import analyze
-from zeus.optimizer.batch_size.overview import Overview
-from zeus.optimizer.batch_size.trials import JobRecord, Trial
+from zeus.optimizer.batch_size.trials import JobRecord, Overview, Trial
 
 
 def summary(found: Overview, now_s: float) -> dict[str, Any]:
