@@ -103,7 +103,7 @@ def play(
                 continue
             costs[now.recurrence - 1] += run.cost
             stops += not run.converged
-            loop.end(run)
+            loop.observe(run)
     except RuntimeError:
         stuck = True
     return outcome(costs / np.asarray(best_costs), stops, stuck)

@@ -80,10 +80,9 @@ class GPBatchSizeOptimizer(BatchSizeOptimizer):
     def predict(self, job: Job) -> int:
         return self.predict_beside(job, ())
 
-    @override
-    def predict_beside(self, job: Job, in_flight: Sequence[int]) -> int:
+    def predict_beside(self, job: Job, in_flight: Sequence[int], seed: int | None = None) -> int:
         """What runs in flight will tell is not asked for again."""
-        batch_size = self._jobs[job].choose(in_flight)
+        batch_size = self._jobs[job].choose(in_flight, seed)
         if self.verbose:
             print(f"[{self.name}] {job}: batch size {batch_size}")
         return batch_size
@@ -95,14 +94,13 @@ class GPBatchSizeOptimizer(BatchSizeOptimizer):
         """`observe_run` tells more."""
         self.observe_run(job, Run(batch_size, cost, converged is not False))
 
-    @override
     def observe_run(self, job: Job, run: Run) -> None:
         """Raises:
         ValueError: The job has no such batch size.
         """
         self._jobs[job].observe(run)
 
-    def cost_bound(self, job: Job, beta_knob: float, failures: int) -> float | None:
+    def cost_bound(self, job: Job, beta_knob: float, failures: int) -> float:
         """`beta_knob` times the expected cost of the best size that reached the target.
 
         An expectation follows a job that becomes costlier, unlike the cheapest run there ever was.
@@ -110,33 +108,24 @@ class GPBatchSizeOptimizer(BatchSizeOptimizer):
         best = self._jobs[job].best_cost()
         return beta_knob * best * _PATIENCE ** max(0, failures - 1)
 
-    @override
     def knowledge(self, job: Job) -> Knowledge | None:
+        """See `zeus.policy.interface.Transfers`; None before a run has told its epochs."""
         return self._jobs[job].knowledge()
 
-    @override
     def transfer(self, job: Job, knowledge: Knowledge) -> None:
         """The first run has its best size, not the default."""
         self._jobs[job].transfer(knowledge)
 
-    @override
-    def exclude(self, job: Job, batch_sizes: Sequence[int]) -> bool:
+    def exclude(self, job: Job, batch_sizes: Sequence[int]) -> None:
+        """See `zeus.policy.interface.Excludes`."""
         self._jobs[job].exclude(batch_sizes)
-        return True
 
-    @override
-    def reseed(self, seed: int) -> bool:
-        self.seed = seed
-        for known in self._jobs.values():
-            known.reseed(seed)
-        return True
-
-    @override
     def best(self, job: Job) -> int | None:
+        """The cheapest of the sizes that have reached the target; None where none has."""
         return self._jobs[job].best()
 
-    @override
     def estimates(self, job: Job) -> list[Estimate]:
+        """What is believed of each batch size, in ascending order; the means are medians."""
         return self._jobs[job].estimates()
 
 
@@ -186,10 +175,6 @@ class _Known:
         self._out |= {at for at, size in enumerate(self._sizes) if size in gone}
         self._converged = [at for at in self._converged if at not in self._out]
 
-    def reseed(self, seed: int) -> None:
-        self._seed = seed
-        self._rng = np.random.default_rng(seed)
-
     def best(self) -> int | None:
         return self._sizes[self._best()] if self._converged else None
 
@@ -209,7 +194,9 @@ class _Known:
         else:
             self._model = None
 
-    def choose(self, in_flight: Sequence[int]) -> int:
+    def choose(self, in_flight: Sequence[int], seed: int | None = None) -> int:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
         if not self._converged:
             return self._sizes[self._least_failed()]
         if not self._runs[-1][1].converged:

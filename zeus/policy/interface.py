@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from zeus.job import Job
 from zeus.policy.knowledge import Knowledge
@@ -71,8 +72,8 @@ class Estimate:
 class BatchSizeOptimizer(ABC):
     """Chooses the batch size of each run of recurring jobs.
 
-    Subclasses must have the first four; the others have defaults that suit a policy that knows
-    only these.
+    This is all that a policy needs. What some can do besides are the protocols below: who wants
+    it asks, as in `isinstance(policy, Transfers)`, and a policy has it if it has the methods.
     """
 
     @property
@@ -107,17 +108,18 @@ class BatchSizeOptimizer(ABC):
             converged: Whether it reached the target; None where the policy need not know.
         """
 
+
+@runtime_checkable
+class ObservesRuns(Protocol):
+    """A policy that learns more of a run than its cost."""
+
     def observe_run(self, job: Job, run: Run) -> None:
-        """A run has ended, with all that is known of it."""
-        self.observe(job, run.batch_size, run.cost, run.converged)
+        """A run has ended; called instead of `observe`."""
 
-    def predict_beside(self, job: Job, in_flight: Sequence[int]) -> int:
-        """The batch size for a run that begins while others of the job still train.
 
-        Args:
-            in_flight: Batch sizes of the runs that have not ended.
-        """
-        return self.predict(job)
+@runtime_checkable
+class BoundsCosts(Protocol):
+    """A policy with a rule of its own for giving up runs."""
 
     def cost_bound(self, job: Job, beta_knob: float, failures: int) -> float | None:
         """Cost at which the next run is to be given up, J; infinite for never.
@@ -127,48 +129,45 @@ class BatchSizeOptimizer(ABC):
             failures: Runs that have failed since the last that converged.
 
         Returns:
-            None where the policy has no rule of its own: `beta_knob` times the lowest cost at
-            which a recurrence has reached the target.
+            None: `beta_knob` times the lowest cost at which the target was reached.
         """
-        return None
+
+
+@runtime_checkable
+class Concurrent(Protocol):
+    """A policy for jobs whose runs overlap, as those of a server."""
+
+    def predict_beside(self, job: Job, in_flight: Sequence[int], seed: int | None = None) -> int:
+        """The batch size for a run that begins while others of the job still train.
+
+        Args:
+            in_flight: Batch sizes of the runs that have not ended.
+            seed: Of its draws; None: they continue those before.
+        """
+
+
+@runtime_checkable
+class Transfers(Protocol):
+    """A policy that uses what was learnt of a job on another GPU."""
 
     def knowledge(self, job: Job) -> Knowledge | None:
-        """What was learnt of a job, for the same job on another GPU; None where that is nothing."""
-        return None
+        """What was learnt of a job; None where that is nothing."""
 
-    def transfer(self, job: Job, knowledge: Knowledge) -> None:  # noqa: B027 - may be ignored
-        """Uses what was learnt of a job on another GPU.
+    def transfer(self, job: Job, knowledge: Knowledge) -> None:
+        """Uses what was learnt of a job elsewhere.
 
         Args:
             job: The job, which is registered and has had no run yet.
             knowledge: Of the same job; its sizes need not be the same.
         """
 
-    def exclude(self, job: Job, batch_sizes: Sequence[int]) -> bool:
-        """Never chooses these sizes again: there is no memory for them.
 
-        Returns:
-            False: the policy cannot; a run of theirs that missed the target is to be observed
-            instead.
-        """
-        return False
+@runtime_checkable
+class Excludes(Protocol):
+    """A policy that can do without some sizes; for others a run of theirs missed the target."""
 
-    def reseed(self, seed: int) -> bool:
-        """Begins further draws with another seed, as if the policy had been made with it.
-
-        Returns:
-            False: the policy cannot; it has to be made again.
-        """
-        return False
-
-    def best(self, job: Job) -> int | None:
-        """The cheapest of the sizes that have reached the target; None: `estimates` say."""
-        return None
-
-    def estimates(self, job: Job) -> list[Estimate]:
-        """What is believed of each batch size, in ascending order; empty where nothing can be
-        said."""
-        return []
+    def exclude(self, job: Job, batch_sizes: Sequence[int]) -> None:
+        """Never chooses these sizes again: there is no memory for them."""
 
 
 class PowerLimitOptimizer(ABC):

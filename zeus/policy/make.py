@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from zeus.policy.gp import GPBatchSizeOptimizer
-from zeus.policy.interface import BatchSizeOptimizer
 from zeus.policy.pruning import GTSBatchSizeOptimizer, PruningGTSBatchSizeOptimizer
+
+SharedPolicy = GPBatchSizeOptimizer | PruningGTSBatchSizeOptimizer
+"""The policies of this package, which can all be used for runs that overlap."""
 
 POLICIES = ("gp", "pruning-gts", "gts")
 """Names that `make_policy` knows; the first is the default."""
@@ -22,7 +24,7 @@ def make_policy(
     concurrency: bool = False,
     replay: bool = False,
     verbose: bool = False,
-) -> BatchSizeOptimizer:
+) -> SharedPolicy:
     """A policy.
 
     Args:

@@ -7,7 +7,7 @@ Training", NSDI 2023, section 4.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -150,7 +150,8 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
         self.exp_manager: dict[Job, PruningExploreManager] = {}
         self.history: dict[Job, list[tuple[int, float]]] = {}
         self._sizes: dict[Job, list[int]] = {}
-        self._best: dict[Job, tuple[float, int]] = {}  # the cheapest run that reached its target
+        # Of each size that reached the target the lowest cost.
+        self._reached: dict[Job, dict[int, float]] = defaultdict(dict)
 
     @property
     @override
@@ -178,8 +179,7 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
             print(f"[{self.name}] {job}, {stage}: batch size {batch_size}")
         return batch_size
 
-    @override
-    def predict_beside(self, job: Job, in_flight: Sequence[int]) -> int:
+    def predict_beside(self, job: Job, in_flight: Sequence[int], seed: int | None = None) -> int:
         """The walk cannot be at two sizes at once.
 
         Where a log is replayed, the best known size is given only while the walk waits for one of
@@ -187,10 +187,12 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
         always, as in the published simulation of a cluster.
         """
         walk = self.exp_manager[job]
-        if self.replay and (walk.wanted is None or walk.wanted not in in_flight):
+        if seed is not None and walk.wanted is None:
+            self._mab(job).rng = np.random.default_rng(seed)
+        if not in_flight or (self.replay and walk.wanted not in in_flight):
             return self.predict(job)
-        if job in self._best:
-            return self._best[job][1]
+        if self._reached[job]:
+            return min(self._reached[job], key=lambda size: self._reached[job][size])
         if walk.wanted is None or job.default_bs is None:
             return self.predict(job)
         return job.default_bs
@@ -203,8 +205,9 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
         RuntimeError: Another size's result is expected, and runs do not overlap.
         """
         self.history[job].append((batch_size, -cost))
-        if converged and (job not in self._best or cost < self._best[job][0]):
-            self._best[job] = (cost, batch_size)
+        if converged:
+            reached = self._reached[job]
+            reached[batch_size] = min(cost, reached.get(batch_size, math.inf))
         mab = self.mabs.get(job)
         if mab is not None:
             if batch_size in mab.arms:
@@ -215,8 +218,17 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
         if not self.concurrency or expected == batch_size:
             walk.report_batch_size_result(batch_size, cost, bool(converged))
 
-    @override
+    def best(self, job: Job) -> int | None:
+        """The cheapest of the sizes that have reached the target; None where none has."""
+        means = {
+            one.batch_size: one.mean
+            for one in self.estimates(job)
+            if one.explored and one.mean is not None and one.batch_size in self._reached[job]
+        }
+        return min(means, key=lambda size: means[size], default=None)
+
     def estimates(self, job: Job) -> list[Estimate]:
+        """What is believed of each batch size, in ascending order, from its own runs."""
         runs = Counter(size for size, _ in self.history[job])
         if self.exp_manager[job].wanted is None:
             return of_arms(self._mab(job), self._sizes[job], runs)
@@ -313,11 +325,10 @@ class GTSBatchSizeOptimizer(PruningGTSBatchSizeOptimizer):
             raise ValueError(f"{batch_size} is none of the batch sizes of {job}")
         super().observe(job, batch_size, cost, converged)
 
-    @override
-    def exclude(self, job: Job, batch_sizes: Sequence[int]) -> bool:
+    def exclude(self, job: Job, batch_sizes: Sequence[int]) -> None:
+        """See `zeus.policy.interface.Excludes`."""
         mab = self._mab(job)
         mab.arms = [arm for arm in mab.arms if arm not in batch_sizes]
-        return True
 
     @override
     def _precision(self, rewards: Array) -> float:

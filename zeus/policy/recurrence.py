@@ -12,7 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zeus.job import Job
-from zeus.policy.interface import BatchSizeOptimizer, Run
+from zeus.policy.interface import (
+    BatchSizeOptimizer,
+    BoundsCosts,
+    Concurrent,
+    ObservesRuns,
+    Run,
+    Transfers,
+)
+from zeus.policy.knowledge import Knowledge
+from zeus_ipc.overriding import override
 
 MOST_TRIES = 20
 """A target that so many runs in a row did not reach is out of reach."""
@@ -43,7 +52,7 @@ class Runs:
     """Asks the policy what to run next, and tells it what came of it.
 
     A policy may have a rule of its own for the cost at which a run is given up
-    (`BatchSizeOptimizer.cost_bound`). Else it is `beta_knob` times the lowest cost at which the
+    (`BoundsCosts`). Else it is `beta_knob` times the lowest cost at which the
     target was reached: by a single run here, by a recurrence with all its tries in `Recurrences`.
 
     Raises:
@@ -57,44 +66,51 @@ class Runs:
         self._job = job
         self._beta = math.inf if beta_knob is None else beta_knob
         self._failures = 0
+        self._spent = 0.0
         self.min_cost = math.inf
         """The lowest cost at which the target was reached, J."""
 
-    def next(self, in_flight: Sequence[int] = ()) -> Start:
+    def next(self, in_flight: Sequence[int] = (), seed: int | None = None) -> Start:
         """The next run.
 
         Args:
             in_flight: Batch sizes of the runs that have not ended.
+            seed: Of the policy's draws; None: they continue those before.
         """
-        policy, job = self._policy, self._job
-        size = policy.predict_beside(job, in_flight) if in_flight else policy.predict(job)
-        bound = policy.cost_bound(job, self._beta, self._failures)
+        policy, job, bound = self._policy, self._job, None
+        if isinstance(policy, Concurrent) and (in_flight or seed is not None):
+            size = policy.predict_beside(job, in_flight, seed)
+        else:
+            size = policy.predict(job)
+        if isinstance(policy, BoundsCosts):
+            bound = policy.cost_bound(job, self._beta, self._failures)
         if bound is None:
             bound = self._beta * self.min_cost  # infinite while nothing has converged
         return Start(size, bound)
 
     def observe(self, run: Run) -> None:
         """A run has ended."""
-        self._policy.observe_run(self._job, run)
+        self._tell(run)
         self.count(run)
 
-    def count(self, run: Run, before: float = 0.0) -> None:
-        """A run has ended that the policy is not told of.
-
-        Args:
-            before: Cost of the tries before it in its recurrence, J.
-        """
+    def count(self, run: Run) -> None:
+        """A run has ended that the policy is not told of."""
         if not run.converged:
             self._failures += 1
             return
-        self.min_cost = min(self.min_cost, before + run.cost)
+        self.min_cost = min(self.min_cost, self._spent + run.cost)
         self._failures = 0
+
+    def _tell(self, run: Run) -> None:
+        if isinstance(self._policy, ObservesRuns):
+            self._policy.observe_run(self._job, run)
+        else:
+            self._policy.observe(self._job, run.batch_size, run.cost, run.converged)
 
 
 class Recurrences(Runs):
     """The recurrences of a job, and the tries of each."""
 
-    _spent = 0.0
     _try = 1
     recurrence = 1
     """The recurrence that is to be done, or being done; from 1."""
@@ -118,25 +134,19 @@ class Recurrences(Runs):
         the policy takes the batch size for a bad one.
 
         Raises:
-            UnreachableTargetError: As `end`.
+            UnreachableTargetError: As `count`.
         """
         bad = Run(now.batch_size, 100 * now.cost_bound, converged=False, epochs=0)
-        bad = replace(bad, cost_bound=now.cost_bound, stopped_by_cost=True)
-        self._policy.observe_run(self._job, bad)
-        self._count(Run(now.batch_size, 0.0, converged=False))
+        self._tell(replace(bad, cost_bound=now.cost_bound, stopped_by_cost=True))
+        self.count(Run(now.batch_size, 0.0, converged=False))
 
-    def end(self, run: Run) -> None:
-        """The run has ended.
-
-        Raises:
-            UnreachableTargetError: The default batch size missed the target before any run
-                reached it.
+    @override
+    def count(self, run: Run) -> None:
+        """Raises:
+        UnreachableTargetError: The default batch size missed the target before any run
+            reached it.
         """
-        self._policy.observe_run(self._job, run)
-        self._count(run)
-
-    def _count(self, run: Run) -> None:
-        self.count(run, self._spent)
+        super().count(run)
         if run.converged:
             self.recurrence += 1
             self._try, self._spent = 1, 0.0
@@ -148,3 +158,14 @@ class Recurrences(Runs):
                 f"recurring job must reach its target; check it with {self._job}"
             )
         self._try += 1
+
+
+def give(policy: BatchSizeOptimizer, job: Job, knowledge: Knowledge) -> None:
+    """Gives a policy what was learnt of a job elsewhere, if it can use that."""
+    if isinstance(policy, Transfers):
+        policy.transfer(job, knowledge)
+
+
+def learned(policy: BatchSizeOptimizer, job: Job) -> Knowledge | None:
+    """What a policy has learned of a job, to be given elsewhere; None where that is nothing."""
+    return policy.knowledge(job) if isinstance(policy, Transfers) else None

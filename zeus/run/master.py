@@ -17,6 +17,7 @@ from zeus.job import Job
 from zeus.optimizer.batch_size.endings import says_out_of_memory
 from zeus.policy.interface import BatchSizeOptimizer
 from zeus.policy.knowledge import Place, load
+from zeus.policy.recurrence import give
 from zeus.run import files
 from zeus.run.child import how_it_ended, run_script, tail
 from zeus.run.console import FileAndConsole
@@ -173,7 +174,7 @@ class ZeusMaster:
             records.add("job", **begun_with)
             if known is not None:
                 records.add("knowledge", text=known.to_json())
-                policy.transfer(job, known)
+                give(policy, job, known)
         else:
             logdir, records = found
         with (

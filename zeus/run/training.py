@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
-from zeus.policy.interface import BatchSizeOptimizer, Run
+from zeus.policy.interface import BatchSizeOptimizer, Excludes, Run
 from zeus.policy.knowledge import Knowledge, save
-from zeus.policy.recurrence import Recurrences, Start, UnreachableTargetError
+from zeus.policy.recurrence import Recurrences, Start, UnreachableTargetError, give, learned
 from zeus.run import files
 from zeus.run.child import follow
 from zeus.run.exceptions import ScriptFailedError
@@ -51,9 +51,9 @@ class Training:
             self.records.add("over")  # starting over would give the same result
             raise
         self.records.add("over")
-        path, learnt = self.master.knowledge, self.policy.knowledge(self.job)
-        if path is not None and learnt is not None:
-            save(path, replace(learnt, place=self.master.place))
+        learnt = learned(self.policy, self.job)
+        if self.master.knowledge is not None and learnt is not None:
+            save(self.master.knowledge, replace(learnt, place=self.master.place))
         return self._history
 
     def _go_on(self) -> None:
@@ -63,7 +63,7 @@ class Training:
         for row in rows:
             kind = row["kind"]
             if kind == "knowledge":  # of the arguments it began with, not the present ones
-                self.policy.transfer(self.job, Knowledge.from_json(row["text"]))
+                give(self.policy, self.job, Knowledge.from_json(row["text"]))
             elif kind == "begun":  # perhaps again: a run that was killed may have been restarted
                 begun, script = row, None
             elif kind == "started":
@@ -186,13 +186,15 @@ class Training:
         if entry is not None:
             self._history.append(entry)
             files.write_history(self.logdir, self._history)
-        self._recurrences.end(run)
+        self._recurrences.observe(run)
 
     def _leave_out(self, batch_size: int) -> bool:
         """Excludes this size and larger ones, which do not fit into the GPU's memory. Returns False
         if the policy cannot exclude them."""
-        larger = [one for one in self.batch_sizes if one >= batch_size]
-        return self.policy.exclude(self.job, larger)
+        if not isinstance(self.policy, Excludes):
+            return False
+        self.policy.exclude(self.job, [one for one in self.batch_sizes if one >= batch_size])
+        return True
 
 
 def result_of(logdir: str, job_id: str, batch_size: int) -> TrainResult | None:

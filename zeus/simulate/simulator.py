@@ -19,7 +19,7 @@ from zeus.analyze import HistoryEntry
 from zeus.job import Job
 from zeus.policy.interface import BatchSizeOptimizer, PowerLimitOptimizer, Run
 from zeus.policy.knowledge import Place, load, save
-from zeus.policy.recurrence import Recurrences, Runs
+from zeus.policy.recurrence import Recurrences, Runs, give, learned
 from zeus.simulate.tables import BatchSizeTable, Measurements, Table
 from zeus.utils.metric import zeus_cost
 
@@ -99,7 +99,7 @@ class Simulator:
         here = Place(gpu_model, (limits[0], limits[-1]))
         known = None if knowledge is None else load(knowledge, here)
         if known is not None:
-            play.bso.transfer(job, known)
+            give(play.bso, job, known)
         recurrences = Recurrences(play.bso, job, beta_knob)
         history: list[HistoryEntry] = []
         while recurrences.recurrence <= num_recurrence:
@@ -111,8 +111,8 @@ class Simulator:
             history.append(entry)
             if self.verbose:
                 print(f"[Simulator] {job}, recurrence {now.recurrence}.{now.number}: {history[-1]}")
-            recurrences.end(run)
-        learnt = play.bso.knowledge(job)
+            recurrences.observe(run)
+        learnt = learned(play.bso, job)
         if knowledge is not None and learnt is not None:
             save(knowledge, replace(learnt, place=here))
         return history

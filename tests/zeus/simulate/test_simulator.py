@@ -148,7 +148,7 @@ class Fixed(BatchSizeOptimizer):
     def predict(self, job: Job) -> int:
         return self.sizes.pop(0)
 
-    def predict_beside(self, job: Job, in_flight: Any) -> int:
+    def predict_beside(self, job: Job, in_flight: Any, seed: Any = None) -> int:
         self.beside.append(sorted(in_flight))
         return self.sizes.pop(0)
 

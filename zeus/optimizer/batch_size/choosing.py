@@ -25,10 +25,10 @@ except ImportError:
 from zeus.job import Job
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.trials import JobRecord, Trial
-from zeus.policy import make_policy
-from zeus.policy.interface import BatchSizeOptimizer, Estimate, Run
+from zeus.policy.interface import Estimate, Run
 from zeus.policy.knowledge import Knowledge
-from zeus.policy.recurrence import Runs, Start
+from zeus.policy.make import SharedPolicy, make_policy
+from zeus.policy.recurrence import Runs, Start, give, learned
 
 CRASHES = 2
 """A size is parked after this many consecutive crashes."""
@@ -80,17 +80,20 @@ class Known:
         self.job = job
         self.last_trial = 0
         self._trials: dict[int, Trial] = {}
-        self._running: dict[int, Trial] = {}
         self._observed: list[Trial] = []
         self._kept_out = _KeptOut(job)
-        self._policy: BatchSizeOptimizer | None = None
-        self._choice: tuple[object, Start] | None = None
+        self._policy: SharedPolicy | None = None
         self.update(job, trials)
 
     @property
     def running(self) -> list[Trial]:
         """The trials that have not ended."""
-        return list(self._running.values())
+        return [trial for trial in self._trials.values() if trial.running]
+
+    @property
+    def excluded(self) -> dict[int, str]:
+        """The excluded sizes, each with its reason."""
+        return self._kept_out.sizes
 
     def update(self, job: JobRecord, changed: Iterable[Trial]) -> None:
         """Updates it with trials that have begun, reported, or ended."""
@@ -100,10 +103,6 @@ class Known:
             before = self._trials.get(trial.number)
             self._trials[trial.number] = trial
             self.last_trial = max(self.last_trial, trial.number)
-            if trial.running:
-                self._running[trial.number] = trial
-            else:
-                self._running.pop(trial.number, None)
             if before is not None and not before.running and before.status != trial.status:
                 again = True  # an ended trial is running again, or has reached its target after all
             if not trial.running and (before is None or before.status != trial.status):
@@ -120,11 +119,11 @@ class Known:
                 self._kept_out.add(trial)
         newly_observed = [trial for trial in ended if trial.status == "ok"]
         self._observed += newly_observed
-        if self._policy is None or self._left() != self._sizes:
-            self._policy = None
-        else:
+        if self._policy is not None and self._left() == self._sizes:
             for trial in newly_observed:
                 self._observe(trial)
+        else:
+            self._policy = None
 
     def choose(self, number: int) -> Start:
         """Chooses the parameters of the next trial.
@@ -132,68 +131,60 @@ class Known:
         Raises:
             ZeusBSORuntimeError: No size is left (409).
         """
-        in_flight = [trial.batch_size for trial in self._running.values()]
-        of_what = (number, len(self._observed), tuple(in_flight), tuple(self._left()))
-        if self._choice is not None and self._choice[0] == of_what:
-            return self._choice[1]
-        policy = self._with_seed(number)
-        choice = replace(self._runs.next(in_flight), best=self._best(policy, None)[0])
-        self._choice = (of_what, choice)
-        return choice
+        policy = self._ready()
+        in_flight = [trial.batch_size for trial in self.running]
+        start = self._runs.next(in_flight, _seed(self.job, number))
+        return replace(start, best=policy.best(self._as_known))
 
     def analyze(self) -> Analysis:
         """Returns the estimates, the best size, and the regret."""
-        spec = self.job.spec
-        out = self._kept_out.sizes
+        spec, best = self.job.spec, None
         runs = Counter(trial.batch_size for trial in self._observed)
         found: dict[int, Estimate] = {}
-        policy: BatchSizeOptimizer | None = None
-        if len(out) < len(spec.batch_sizes):
-            policy = self._with_seed(_FOR_ESTIMATES)
+        if self._left():
+            policy = self._ready()
             found = {one.batch_size: one for one in policy.estimates(self._as_known)}
-        estimates = []
-        for size in spec.batch_sizes:
-            nothing = Estimate(size, None, None, None, 0.0, runs[size], size not in out)
-            estimates.append(found.get(size, nothing))
-        best, best_cost = self._best(policy, estimates)
+            best = policy.best(self._as_known)
+        estimates = [
+            found.get(size, Estimate(size, None, None, None, 0.0, runs[size], explored=False))
+            for size in spec.batch_sizes
+        ]
+        best_cost = None if best is None else found[best].mean
         regret = _regret(self.job, self._trials.values(), best_cost)
-        return Analysis(estimates, out, best, best_cost, regret)
+        return Analysis(estimates, self.excluded, best, best_cost, regret)
 
     def knowledge(self) -> Knowledge | None:
         """Returns the knowledge for the same job on another GPU."""
         if not any(trial.converged for trial in self._observed) or not self._left():
             return None
-        return self._with_seed(_FOR_ESTIMATES).knowledge(self._as_known)
-
-    @property
-    def excluded(self) -> dict[int, str]:
-        """The excluded sizes, each with its reason."""
-        return self._kept_out.sizes
+        return learned(self._ready(), self._as_known)
 
     # --------------------------------------------------------------------------------- internals
 
     def _left(self) -> list[int]:
-        return [size for size in self.job.spec.batch_sizes if size not in self._kept_out.sizes]
+        return [size for size in self.job.spec.batch_sizes if size not in self.excluded]
 
-    def _with_seed(self, number: int) -> BatchSizeOptimizer:
-        """Creates the policy, and `_as_known`, the job in its form."""
-        seed = _seed(self.job, number)
-        if self._policy is None or not self._policy.reseed(seed):
-            self._policy = self._make(seed)
+    def _ready(self) -> SharedPolicy:
+        """Returns the policy, which knows all runs."""
+        if self._policy is None:
+            self._policy = self._make()
+            for trial in self._observed:
+                self._observe(trial)
         return self._policy
 
-    def _make(self, seed: int) -> BatchSizeOptimizer:
+    def _make(self) -> SharedPolicy:
+        """Makes the policy, and `_as_known`, the job in its form."""
         spec, left = self.job.spec, self._left()
         if not left:
             raise ZeusBSORuntimeError(
                 f"no batch size of job {self.job.job_id} is left: "
-                + "; ".join(f"{size}: {why}" for size, why in self._kept_out.sizes.items())
+                + "; ".join(f"{size}: {why}" for size, why in self.excluded.items())
                 + ". Once the cause is gone, release the job (bso release)",
                 409,
             )
         policy = make_policy(
             spec.policy,
-            seed=seed,
+            seed=_seed(self.job, _FOR_ESTIMATES),
             window_size=spec.window_size,
             prior_mean=spec.mab_prior_mean,
             prior_precision=spec.mab_prior_precision,
@@ -212,47 +203,16 @@ class Known:
         )
         policy.register_job(self._as_known, left)
         if self.job.knowledge is not None:
-            policy.transfer(self._as_known, self.job.knowledge)
-        self._policy = policy
+            give(policy, self._as_known, self.job.knowledge)
         self._runs = Runs(policy, self._as_known, spec.beta_knob)
-        for trial in self._observed:
-            self._observe(trial)
         return policy
 
     def _observe(self, trial: Trial) -> None:
-        assert self._policy is not None
         run = _run(self.job, trial)
         if trial.batch_size in self._sizes:
             self._runs.observe(run)
         else:
             self._runs.count(run)
-
-    def _best(
-        self, policy: BatchSizeOptimizer | None, estimates: Iterable[Estimate] | None
-    ) -> tuple[int | None, float | None]:
-        """Returns the cheapest size that has reached the target, and its expected cost, J."""
-        best = None if policy is None else policy.best(self._as_known)
-        if best is not None and estimates is None:
-            return best, None
-        if estimates is None:
-            estimates = [] if policy is None else policy.estimates(self._as_known)
-        means = {one.batch_size: one.mean for one in estimates if one.explored}
-        costs: dict[int, list[float]] = {}
-        for trial in self._observed:
-            if trial.converged:
-                cost = self.job.cost(trial.energy, trial.time)
-                costs.setdefault(trial.batch_size, []).append(cost)
-        expected: dict[int, float] = {}
-        for size, of_size in costs.items():
-            mean = means.get(size)
-            # The policy has no estimate for an excluded size; use its runs.
-            expected[size] = sum(of_size) / len(of_size) if mean is None else mean
-        left = {size: cost for size, cost in expected.items() if size in means} or expected
-        if not left:
-            return None, None
-        if best not in left:
-            best = min(left, key=lambda size: left[size])
-        return best, left[best]
 
 
 class _KeptOut:
