@@ -7,13 +7,14 @@ here, without some of the names, ends with `__getattr__ = old_names(__name__)`.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from zeus.compat.table import MODULES, NOT_SUPPORTED, PAGE
+from zeus.compat.table import MODULES, NOT_SUPPORTED, PAGE, RENAMED
 
 if TYPE_CHECKING:
     from importlib.abc import Loader as _Loader
@@ -22,16 +23,20 @@ else:
 
 
 def old_names(module: str) -> Callable[[str], Any]:
-    """Make a module's `__getattr__`."""
+    """Makes a module's `__getattr__`."""
 
     def find(name: str) -> Any:
         what = NOT_SUPPORTED.get(f"{module}.{name}")
         if what is not None:
             raise _not_supported(f"{module}.{name}", what)
+        homes = MODULES[module][1:]
         if name == "__all__" and isinstance(sys.modules[module].__loader__, _Finder):
-            return _public(MODULES[module].homes)  # for `from module import *`
+            return _public(homes)  # for `from module import *`
+        home, new = RENAMED.get(name, ("", name))
+        if home in (module, *homes):
+            return getattr(importlib.import_module(home), new)
         if not name.startswith("_"):
-            for home in MODULES[module].homes:
+            for home in homes:
                 found = getattr(importlib.import_module(home), name, None)
                 if found is not None:
                     return found
@@ -41,7 +46,7 @@ def old_names(module: str) -> Callable[[str], Any]:
 
 
 def _public(modules: Sequence[str]) -> list[str]:
-    names: set[str] = set()
+    names = {old for old, (home, _) in RENAMED.items() if home in modules}
     for path in modules:
         names.update(name for name in vars(importlib.import_module(path)) if name[0] != "_")
     return sorted(names)
@@ -74,11 +79,15 @@ class _Finder(_Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Makes the module resolve its names in their new modules."""
-        old = MODULES[module.__name__]
-        module.__doc__ = f"In ml-energy/zeus {old.releases}. Here: {', '.join(old.homes)}."
+        releases, *homes = MODULES[module.__name__]
+        module.__doc__ = f"In ml-energy/zeus {releases}. Here: {', '.join(homes)}."
         vars(module)["__getattr__"] = old_names(module.__name__)
-        if old.begin is not None:
-            importlib.import_module(old.begin)
+        if (
+            module.__name__ == "zeus.optimizer.perseus.server.router"
+        ):  # its variables had other names
+            for name, value in list(os.environ.items()):
+                if name.startswith("PERSEUS_"):
+                    os.environ.setdefault(f"ZEUS_PFO_{name.removeprefix('PERSEUS_')}", value)
 
 
 def install() -> None:

@@ -17,7 +17,7 @@ _WINDOW = "__EarlyStopController_epoch"
 
 
 class EarlyStopController(Callback):
-    """Ends training at a number of epochs, at a cost, or at a metric, whichever comes first.
+    """Ends training at a number of epochs, at a cost (J), or at a metric, whichever comes first.
 
     Raises:
         ValueError: An argument is not positive, or one of two is missing.
@@ -36,10 +36,9 @@ class EarlyStopController(Callback):
         target_metric: float | None = None,
         higher_is_better: bool | None = None,
     ) -> None:
-        if max_epochs is not None and max_epochs <= 0:
-            raise ValueError(f"max_epochs must be positive, not {max_epochs}")
-        if cost_threshold is not None and cost_threshold <= 0:
-            raise ValueError(f"cost_threshold must be positive, not {cost_threshold} J")
+        for name, value in (("max_epochs", max_epochs), ("cost_threshold", cost_threshold)):
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be positive, not {value}")
         if (cost_threshold is None) != (monitor is None):
             raise ValueError("give cost_threshold and monitor together, or neither")
         if (target_metric is None) != (higher_is_better is None):
@@ -53,15 +52,9 @@ class EarlyStopController(Callback):
         self.epochs_trained = 0
         self.epoch_costs: list[float] = []
         self.should_training_stop = False
-        self._max_power_w = 0.0
-        if monitor is not None:
-            self._max_power_w = sum(
-                monitor.gpus.get_power_management_limit_constraints(index)[1] / 1000
-                for index in monitor.gpu_indices
-            )
 
     def on_epoch_begin(self) -> None:
-        """Begin to measure an epoch."""
+        """Begins to measure an epoch."""
         if self.monitor is not None:
             self.monitor.begin_window(_WINDOW)
 
@@ -70,25 +63,27 @@ class EarlyStopController(Callback):
         self.epochs_trained += 1
         next_cost = None
         if self.monitor is not None:
-            epoch = self.monitor.end_window(_WINDOW)
-            self.epoch_costs.append(
-                zeus_cost(epoch.total_energy, epoch.time, self.eta_knob, self._max_power_w)
-            )
+            self.epoch_costs.append(self._epoch_cost(self.monitor))
             # An epoch of unknown cost counts as the mean of the others; and one more is foreseen.
             known = [cost for cost in self.epoch_costs if not math.isnan(cost)]
             if known:
                 next_cost = (len(self.epoch_costs) + 1) * sum(known) / len(known)
-        verdict = judge(
+        self.should_training_stop |= judge(
             reached=False,
             epochs=self.epochs_trained,
-            max_epochs=sys.maxsize if self.max_epochs is None else self.max_epochs,
+            max_epochs=self.max_epochs or sys.maxsize,
             next_cost=next_cost,
             cost_bound=self.cost_threshold,
-        )
-        self.should_training_stop |= verdict.stop
+        ).stop
 
     def on_evaluate(self, metric: float) -> None:
-        """Compare the metric with its target."""
+        """Compares the metric with its target."""
         if self.target_metric is not None:
             higher = bool(self.higher_is_better)
             self.should_training_stop |= reaches(metric, self.target_metric, higher)
+
+    def _epoch_cost(self, monitor: ZeusMonitor) -> float:
+        epoch = monitor.end_window(_WINDOW)
+        constraints = map(monitor.gpus.get_power_management_limit_constraints, monitor.gpu_indices)
+        max_power_w = sum(highest_mw for _, highest_mw in constraints) / 1000
+        return zeus_cost(epoch.total_energy, epoch.time, self.eta_knob, max_power_w)

@@ -7,7 +7,9 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
 from zeus.compat.table import PAGE
 from zeus.exceptions import ZeusBaseError
@@ -15,7 +17,6 @@ from zeus_ipc.client import Client
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.paths import socket_path
 from zeus_ipc.requests import Domain
-from zeus_ipc.stream import SampleStream
 
 CPU_PERIOD_S = 0.1
 """Interval at which the power of CPUs is read, and the longest wait for a GPU's next sample."""
@@ -51,29 +52,14 @@ class ZeusdConfig:
     cpu_indices: list[int] | None = None
 
     @classmethod
-    def tcp(
-        cls,
-        host: str,
-        port: int,
-        *,
-        token: str | None = None,
-        gpu_indices: list[int] | None = None,
-        cpu_indices: list[int] | None = None,
-    ) -> ZeusdConfig:
+    def tcp(cls, host: str, port: int, **options: Any) -> ZeusdConfig:
         """A zeusd of another node, which `PowerStreamingClient` refuses."""
-        return cls(f"{host}:{port}", None, token, gpu_indices, cpu_indices)
+        return cls(f"{host}:{port}", **options)
 
     @classmethod
-    def uds(
-        cls,
-        socket_path: str,
-        *,
-        token: str | None = None,
-        gpu_indices: list[int] | None = None,
-        cpu_indices: list[int] | None = None,
-    ) -> ZeusdConfig:
-        """The zeusd of this node that has a socket."""
-        return cls(None, socket_path, token, gpu_indices, cpu_indices)
+    def uds(cls, socket_path: str, **options: Any) -> ZeusdConfig:
+        """The zeusd of this node that has a socket; the options are the attributes above."""
+        return cls(None, socket_path, **options)
 
     @classmethod
     def from_env(cls) -> ZeusdConfig:
@@ -126,18 +112,16 @@ class PowerStreamingClient:
 
     def __init__(self, servers: Sequence[ZeusdConfig], reconnect_delay_s: float = 1.0) -> None:
         endpoints = [one.endpoint for one in servers]
-        twice = sorted({one for one in endpoints if endpoints.count(one) > 1})
-        if twice:
-            raise ValueError(f"zeusd is named twice: {', '.join(twice)}")
+        if len(set(endpoints)) < len(endpoints):
+            raise ValueError(f"a zeusd is named twice: {', '.join(endpoints)}")
         self._delay_s = reconnect_delay_s
         self._changed = threading.Condition()
         self._count = 0
         self._stopped = threading.Event()
         self._readings: dict[str, PowerReadings] = {}
-        followers = [_Follower(one) for one in servers]
         self._threads = [
-            threading.Thread(target=self._follow, args=(one,), name="zeus-power", daemon=True)
-            for one in followers
+            threading.Thread(target=self._follow, args=of, name="zeus-power", daemon=True)
+            for of in [(one.endpoint, *_devices(one)) for one in servers]
         ]
         for thread in self._threads:
             thread.start()
@@ -145,15 +129,10 @@ class PowerStreamingClient:
     def get_power(self) -> dict[str, PowerReadings]:
         """The newest power, by socket; without those that have published nothing yet."""
         with self._changed:
-            return {
-                endpoint: PowerReadings(
-                    one.timestamp_s, dict(one.gpu_power_w), dict(one.cpu_power_w)
-                )
-                for endpoint, one in self._readings.items()
-            }
+            return deepcopy(self._readings)
 
     def stop(self) -> None:
-        """End the threads and all iterations."""
+        """Ends the threads and all iterations."""
         self._stopped.set()
         with self._changed:
             self._changed.notify_all()
@@ -162,101 +141,82 @@ class PowerStreamingClient:
 
     def __iter__(self) -> Iterator[dict[str, PowerReadings]]:
         seen = self._count
-        while not self._stopped.is_set():
+        while True:
             with self._changed:
                 while self._count == seen and not self._stopped.is_set():
                     self._changed.wait()
                 seen = self._count
-            if not self._stopped.is_set():
-                yield self.get_power()
+            if self._stopped.is_set():
+                return
+            yield self.get_power()
 
     async def __aiter__(self) -> AsyncIterator[dict[str, PowerReadings]]:
         items = iter(self)
         while (item := await asyncio.to_thread(next, items, None)) is not None:
             yield item
 
-    def _follow(self, follower: _Follower) -> None:
+    def _follow(self, endpoint: str, gpus: dict[str, int], cpus: dict[int, bool]) -> None:
+        reading, next_cpus_s = PowerReadings(), 0.0
         while not self._stopped.is_set():
-            with contextlib.suppress(ZeusIpcError), follower.open() as sources:
+            with (
+                contextlib.suppress(ZeusIpcError),
+                Client(endpoint) as client,
+                client.stream(list(gpus)) as stream,
+            ):
                 while not self._stopped.is_set():
-                    reading = sources.read()
-                    if reading is not None:
-                        with self._changed:
-                            self._readings[follower.endpoint] = reading
-                            self._count += 1
-                            self._changed.notify_all()
+                    sample = stream.receive(CPU_PERIOD_S)
+                    if sample is not None:
+                        reading.gpu_power_w[gpus[sample.gpu]] = sample.power_mw / 1000
+                    now_s = time.monotonic()
+                    due = bool(cpus) and now_s >= next_cpus_s
+                    if due:
+                        next_cpus_s = now_s + CPU_PERIOD_S
+                        reading.cpu_power_w |= _cpu_power(client, cpus)
+                    if sample is not None or due:
+                        reading.timestamp_s = time.time()
+                        self._publish(endpoint, reading)
             self._stopped.wait(self._delay_s)
 
-
-class _Follower:
-    """One zeusd, with the GPUs and CPUs to follow."""
-
-    def __init__(self, config: ZeusdConfig) -> None:
-        self.endpoint = config.endpoint
-        try:
-            with Client(self.endpoint) as client:
-                node = client.node()
-        except ZeusIpcError as error:
-            raise ZeusdConnectionError(error.message) from error
-        gpus = _chosen("GPU", config.gpu_indices, range(len(node.gpus)), self.endpoint)
-        self.uuids = {index: node.gpus[index].uuid for index in gpus}
-        cpus = {one.index: one for one in node.cpus}
-        chosen = _chosen("CPU", config.cpu_indices, list(cpus), self.endpoint)
-        self.cpus = {index: cpus[index].dram for index in chosen}
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[_Sources]:
-        with Client(self.endpoint) as client, contextlib.ExitStack() as stack:
-            uuids = list(self.uuids.values())
-            yield _Sources(client, stack.enter_context(client.stream(uuids)), self)
+    def _publish(self, endpoint: str, reading: PowerReadings) -> None:
+        with self._changed:
+            self._readings[endpoint] = deepcopy(reading)
+            self._count += 1
+            self._changed.notify_all()
 
 
-class _Sources:
-    """A connection, and its newest readings."""
-
-    def __init__(self, client: Client, stream: SampleStream, follower: _Follower) -> None:
-        self._client = client
-        self._stream = stream
-        self._follower = follower
-        self._indices = {uuid: index for index, uuid in follower.uuids.items()}
-        self._reading = PowerReadings()
-        self._cpu_ns = 0
-
-    def read(self) -> PowerReadings | None:
-        """The powers after the next tick; None if there was none for a while."""
-        sample = self._stream.receive(CPU_PERIOD_S)
-        t_ns = time.monotonic_ns() if sample is None else sample.t_ns
-        if sample is not None:
-            self._reading.gpu_power_w[self._indices[sample.gpu]] = sample.power_mw / 1000
-        due = self._follower.cpus and t_ns - self._cpu_ns >= CPU_PERIOD_S * 1e9
-        if due:
-            self._read_cpus(t_ns)
-        if sample is None and not due:
-            return None
-        self._reading.timestamp_s = (t_ns + time.time_ns() - time.monotonic_ns()) / 1e9
-        gpus, cpus = self._reading.gpu_power_w, self._reading.cpu_power_w
-        return PowerReadings(self._reading.timestamp_s, dict(gpus), dict(cpus))
-
-    def _read_cpus(self, t_ns: int) -> None:
-        for index, dram in self._follower.cpus.items():
-            cpu_w = self._newest_w(f"cpu:{index}", t_ns)
-            if cpu_w is not None:
-                dram_w = self._newest_w(f"dram:{index}", t_ns) if dram else None
-                self._reading.cpu_power_w[index] = CpuPowerReading(cpu_w, dram_w)
-        self._cpu_ns = t_ns
-
-    def _newest_w(self, source: str, t_ns: int) -> float | None:
-        samples = self._client.timeline(source, Domain.POWER, t_ns - 1_000_000_000)
-        return samples[-1][1] / 1000 if samples else None
+def _devices(config: ZeusdConfig) -> tuple[dict[str, int], dict[int, bool]]:
+    """Indices of the GPUs by UUID, and of each CPU whether its memory is measured, too."""
+    try:
+        with Client(config.endpoint) as client:
+            node = client.node()
+    except ZeusIpcError as error:
+        raise ZeusdConnectionError(error.message) from error
+    uuids, dram = [gpu.uuid for gpu in node.gpus], {cpu.index: cpu.dram for cpu in node.cpus}
+    gpus = _chosen("GPU", config.gpu_indices, range(len(uuids)), config.endpoint)
+    cpus = _chosen("CPU", config.cpu_indices, list(dram), config.endpoint)
+    return {uuids[index]: index for index in gpus}, {index: dram[index] for index in cpus}
 
 
 def _chosen(
     kind: str, asked: Sequence[int] | None, there: Sequence[int], endpoint: str
-) -> list[int]:
+) -> Sequence[int]:
     missing = sorted(set(asked or ()) - set(there))
     if missing:
         raise ValueError(
             f"The zeusd at {endpoint} has no {kind} {missing[0]}; it has: "
             f"{', '.join(map(str, there)) or 'none'}"
         )
-    return list(there if asked is None else asked)
+    return there if asked is None else asked
+
+
+def _cpu_power(client: Client, cpus: dict[int, bool]) -> dict[int, CpuPowerReading]:
+    def newest_w(source: str) -> float | None:
+        samples = client.timeline(source, Domain.POWER, time.monotonic_ns() - 1_000_000_000)
+        return samples[-1][1] / 1000 if samples else None
+
+    found = {}
+    for index, dram in cpus.items():
+        cpu_w = newest_w(f"cpu:{index}")
+        if cpu_w is not None:
+            found[index] = CpuPowerReading(cpu_w, newest_w(f"dram:{index}") if dram else None)
+    return found

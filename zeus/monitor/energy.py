@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from zeus import _node
-from zeus.compat.soc import EmptySoC
+from zeus.compat.devices import EmptySoC
 from zeus.device.cpu import CPUs, EmptyCPUs, ZeusCPUInitError, get_cpus
 from zeus.monitor.devices import resolve_cpus, resolve_gpus
 from zeus.monitor.log import MeasurementLog
@@ -218,7 +218,7 @@ class ZeusMonitor(Configured):
         if sync_cuda is not None:
             sync_execution = sync_cuda
         self._lookup.begin()
-        aligned = sync_execution and synchronize(self.sync_with, self.gpu_indices)
+        aligned = sync_execution and self._synchronize()
         state = MeasurementState(self._clock_ns(), aligned)
         if restart:
             self.measurement_states[key] = state
@@ -251,7 +251,7 @@ class ZeusMonitor(Configured):
             return Measurement(0.0, dict.fromkeys(self.gpu_indices, 0.0), cpus)
         if sync_cuda is not None:
             sync_execution = sync_cuda
-        aligned = sync_execution and synchronize(self.sync_with, self.gpu_indices)
+        aligned = sync_execution and self._synchronize()
         end_ns = self._clock_ns()
         begin = self._close(key)
         return self._ended(key, begin.t_ns, end_ns, aligned and begin.aligned)
@@ -299,6 +299,9 @@ class ZeusMonitor(Configured):
     def flush(self) -> None:
         """Looks up the windows that have ended, and writes them to the log file. Never raises."""
         self._lookup.finish()
+
+    def _synchronize(self) -> bool:
+        return synchronize(self.sync_with, self.gpu_indices)
 
     def _ended(self, key: str, begin_ns: int, end_ns: int, aligned: bool) -> Measurement:
         measurement = self._lookup.ended(key, begin_ns, end_ns, aligned)

@@ -89,8 +89,13 @@ def all_reduce(values: Sequence[float], operation: Literal["sum", "max"]) -> lis
 
     Args:
         values: This process's. Returned as they are if torch.distributed is not initialised.
+
+    Raises:
+        ValueError: The operation is another.
     """
     global _last_work
+    if operation not in ("sum", "max"):
+        raise ValueError(f'operation must be "sum" or "max", not {operation!r}')
     distributed = _distributed()
     if distributed is None:
         return list(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import os
 from collections.abc import Iterator
@@ -12,12 +13,12 @@ import pytest
 
 from tests.support import RunningDaemon, running_daemon
 from zeus import _node
+from zeus.compat.devices import rapl_is_available
 from zeus.compat.streaming import (
     PowerStreamingClient,
     ZeusdConfig,
     ZeusdConnectionError,
 )
-from zeus.compat.vendors import get_current_rapl_zone_id, rapl_is_available
 from zeus.device import cpu as cpu_module
 from zeus.device import get_cpus, get_gpus
 from zeus.device.cpu import (
@@ -109,7 +110,8 @@ def test_a_process_runs_on_one_package(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(cpu_module, "_TOPOLOGY", tmp_path)
     use_cpus(monkeypatch, "package-0", "package-3-die-1")
     assert get_current_cpu_index() == get_current_cpu_index(os.getpid()) == 1
-    assert get_current_rapl_zone_id("current") == 1
+    rapl = importlib.import_module("zeus.device.cpu.rapl")
+    assert rapl.get_current_rapl_zone_id("current") == 1
     use_cpus(monkeypatch, "package-0")
     with pytest.raises(ZeusCPUNotFoundError, match="package-3"):
         get_current_cpu_index()

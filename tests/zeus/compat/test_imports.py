@@ -137,8 +137,7 @@ def test_the_pipeline_server_reads_the_variables_of_its_old_name(
     monkeypatch.setenv("ZEUS_PFO_LOG_LEVEL", "WARNING")
     monkeypatch.setenv("ZEUS_PFO_SCHEDULER", "x")
     monkeypatch.delenv("ZEUS_PFO_SCHEDULER")
-    for name in ("zeus.compat.perseus_environment", "zeus.optimizer.perseus.server.router"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(sys.modules, "zeus.optimizer.perseus.server.router", raising=False)
     importlib.import_module("zeus.optimizer.perseus.server.router")
     assert os.environ["ZEUS_PFO_SCHEDULER"] == "PointSolution"
     assert os.environ["ZEUS_PFO_LOG_LEVEL"] == "WARNING", "the new name wins"
