@@ -54,8 +54,7 @@ def kmeans_1d(values: Sequence[float], k: int) -> list[int]:
         return squares - total**2 / count
 
     # best[i]: of x[:i + 1] in the clusters so far; begins[c][i]: where the last of c + 1 begins.
-    ends = np.arange(1, n + 1)
-    best = spread(np.zeros(n, dtype=int), ends)
+    best = spread(np.zeros(n, dtype=int), np.arange(1, n + 1))
     begins = [np.zeros(n, dtype=int)]
     for cluster in range(1, k):
         best, begin = _one_more(best, cluster, spread)
@@ -70,39 +69,26 @@ def kmeans_1d(values: Sequence[float], k: int) -> list[int]:
 
 
 def _one_more(before: Any, cluster: int, spread: Any) -> tuple[Any, Any]:
-    """The best splits with one more cluster, of all prefixes; halves are solved side by side."""
+    """The best splits with one more cluster, of all prefixes.
+
+    That of the middle prefix bounds where the last cluster of those on either side begins.
+    """
     import numpy as np
 
     n = len(before)
-    best = np.full(n, np.inf)
-    begin = np.full(n, cluster, dtype=int)
-    # Each task: prefixes that end in [low, high], and where their last cluster may begin.
-    low, high = np.array([cluster]), np.array([n - 1])
-    first, last = np.array([cluster]), np.array([n - 1])
-    while len(low):
+    best, begin = np.full(n, np.inf), np.full(n, cluster, dtype=int)
+    tasks = [(cluster, n - 1, cluster, n - 1)]
+    while tasks:  # prefixes that end in [low, high], whose last cluster begins in [first, last]
+        low, high, first, last = tasks.pop()
         middle = (low + high) // 2
-        upto = np.minimum(last, middle)
-        lengths = upto - first + 1
-        starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-        candidates = np.arange(lengths.sum()) + np.repeat(first - starts, lengths)
-        costs = before[candidates - 1] + spread(candidates, np.repeat(middle + 1, lengths))
-        least = np.minimum.reduceat(costs, starts)
-        hits = np.flatnonzero(costs == np.repeat(least, lengths))
-        task = np.repeat(np.arange(len(low)), lengths)[hits]
-        leftmost = hits[np.unique(task, return_index=True)[1]]
-        best[middle], begin[middle] = least, candidates[leftmost]
-        split = begin[middle]
-        low, high, first, last = (
-            np.concatenate(pair)
-            for pair in (
-                (low, middle + 1),
-                (middle - 1, high),
-                (first, split),
-                (split, last),
-            )
-        )
-        left = low <= high
-        low, high, first, last = low[left], high[left], first[left], last[left]
+        starts = np.arange(first, min(last, middle) + 1)
+        costs = before[starts - 1] + spread(starts, middle + 1)
+        at = int(costs.argmin())
+        best[middle], begin[middle] = costs[at], starts[at]
+        if low < middle:
+            tasks.append((low, middle - 1, first, int(starts[at])))
+        if middle < high:
+            tasks.append((middle + 1, high, int(starts[at]), last))
     return best, begin
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from itertools import islice
+from functools import lru_cache
 from multiprocessing import get_context
-from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from zeus.analyze import HistoryEntry
@@ -200,32 +198,17 @@ def run_study(
 
 
 def _outcomes(cases: Sequence[Case], processes: int) -> Iterator[tuple[int, list[RunRow] | str]]:
-    """Yields the rows of each case, or its error, as they complete."""
+    """Yields the rows of each case, or its error, in their order."""
     if processes <= 1:
         for index, case in enumerate(cases):
             yield index, _outcome(case)
         return
     # Not forked: this process may have threads, of a progress bar or of NumPy.
     executor = ProcessPoolExecutor(processes, get_context("spawn"))
-    # Not concurrent.futures.wait, which locks all of them: Ctrl-C meanwhile would leave locks.
-    ended: SimpleQueue[tuple[int, Future[list[RunRow] | str]]] = SimpleQueue()
-    waiting = iter(enumerate(cases))
-
-    def tell_of(index: int, future: Future[list[RunRow] | str]) -> None:
-        ended.put((index, future))
-
-    def begin(count: int) -> None:
-        for index, case in islice(waiting, count):
-            future = executor.submit(_outcome, case)
-            future.add_done_callback(partial(tell_of, index))
-
     try:
         with _interrupts_held():
-            begin(2 * processes)
-        for _ in cases:
-            index, future = ended.get()
-            begin(1)
-            yield index, future.result()
+            outcomes = executor.map(_outcome, cases)
+        yield from enumerate(outcomes)
     except BrokenProcessPool:
         raise RuntimeError(
             "a process of the study was killed, perhaps for want of memory; use fewer processes"
