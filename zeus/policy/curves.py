@@ -33,6 +33,7 @@ class Prior:
         deviations: Hypotheses about what the shape leaves out: standard deviation of the smooth
             deviation, standard deviation of what each size has of its own, and log weight.
         noises: Standard deviations of one value's noise, one a hypothesis.
+        octaves: Over how many octaves the smooth deviation is alike.
     """
 
     shapes: Array
@@ -70,7 +71,12 @@ class Tally:
 
 
 class CurveModel:
-    """What is known of a curve, over the sizes of a job."""
+    """What is known of a curve, over the sizes of a job.
+
+    Args:
+        x: Octaves (log2) from the default size, shape (sizes,).
+        prior: Before anything was seen.
+    """
 
     def __init__(self, x: Array, prior: Prior) -> None:
         apart = (x[:, None] - x[None, :]) / prior.octaves
@@ -94,7 +100,14 @@ class CurveModel:
         evidence: Array | float = 0.0,
         hints: Mapping[int, Hint] | None = None,
     ) -> Belief:
-        """What is believed after some values."""
+        """What is believed after some values.
+
+        Args:
+            seen: Values seen at each size, by its index; at least one.
+            evidence: Further log likelihood of the shapes, shape (shapes,).
+            hints: What is thought of sizes, by their indices. They do not count as evidence for
+                a hypothesis.
+        """
         at = np.array([*sorted(seen), *sorted(hints or {})])
         tallies = [seen[i] for i in sorted(seen)]
         counts = np.array([tally.count for tally in tallies])
@@ -146,7 +159,14 @@ class CurveModel:
 
 
 class Belief:
-    """A mixture of Gaussian processes."""
+    """A mixture of Gaussian processes.
+
+    Args:
+        weights: Of the hypotheses, shape (deviations, noises, shapes); their sum is 1.
+        courses: Mean of each, shape (deviations, noises, shapes, sizes).
+        covariances: Of each, shape (deviations, noises, sizes, sizes).
+        noise_variance: Of one value.
+    """
 
     def __init__(
         self, weights: Array, courses: Array, covariances: Array, noise_variance: float

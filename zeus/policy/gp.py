@@ -359,7 +359,14 @@ def _nearest(batch_sizes: Sequence[int], among: Sequence[int]) -> dict[int, int]
 
 
 def _paid(reached: Array, missed: Array, reach: Array, noise: float) -> Array:
-    """What a run is expected to cost, with the run that must follow where it misses the target."""
+    """What a run is expected to cost, with the run that must follow where it misses the target.
+
+    Args:
+        reached: Logarithm of the cost of a run that reaches the target, in costs of the best size.
+        missed: Logarithm of the cost of a run that takes all its epochs.
+        reach: Probability that the target is reached, whatever it costs.
+        noise: Standard deviation of the logarithm of a run's cost.
+    """
     # The normal distribution function, nearly: whether the epochs suffice.
     within = reach / (1 + np.exp(np.clip(1.702 * (reached - missed) / noise, -50, 50)))
     if_reached = np.exp(reached)
@@ -369,7 +376,12 @@ def _paid(reached: Array, missed: Array, reach: Array, noise: float) -> Array:
 
 
 def most_informative(paid: Array) -> int:
-    """Which of the sizes has the least regret for what its run tells about the best one."""
+    """Which of the sizes has the least regret for what its run tells about the best one.
+
+    Args:
+        paid: Draws of what runs are believed to cost, in costs of the best size, shape (draws,
+            sizes).
+    """
     best = paid.argmin(axis=1)
     expected = paid.mean(axis=0)
     regret = expected - paid.min(axis=1).mean()

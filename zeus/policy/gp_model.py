@@ -49,7 +49,11 @@ class Elsewhere:
     """What was learnt on another GPU, of the sizes of this job; each of shape (sizes,).
 
     Attributes:
+        log_epochs: Logarithm of the epochs to the target.
         log_epoch_cost: Logarithm of an epoch's cost.
+        reached: Runs that reached the target.
+        missed: Runs that did not.
+        same_gpu: Whether that is the same GPU model, under other power limits.
     """
 
     log_epochs: Array
@@ -60,7 +64,15 @@ class Elsewhere:
 
 
 class Model:
-    """The runs that count."""
+    """The runs that count.
+
+    Args:
+        x: Octaves (log2) from the default size, shape (sizes,).
+        max_epochs: Of the job.
+        apart: Whether the cost of an epoch and the number of epochs are known of all runs; where
+            they are not, one curve is of their product.
+        elsewhere: What is known from another GPU.
+    """
 
     def __init__(
         self, x: Array, max_epochs: int, apart: bool, elsewhere: Elsewhere | None = None
@@ -139,7 +151,13 @@ class Model:
     def _explain(
         self, bounds: list[tuple[int, float, float]], epochs: list[tuple[int, float, float]]
     ) -> tuple[dict[int, Tally], dict[int, Hint], Array]:
-        """Runs that missed, each as a value above its bound and as a coin that came up wrong."""
+        """Runs that missed, each as a value above its bound and as a coin that came up wrong.
+
+        Args:
+            bounds: Of runs that were given up for their cost: index of a size, logarithm of what
+                its runs would have taken at least, and how many.
+            epochs: The same of runs that had all their epochs.
+        """
         tallies, missed = dict(self._epochs), self._failed.copy()
         hints: dict[int, Hint] = {}
         if not bounds and not epochs:
@@ -308,6 +326,13 @@ class Reach:
     A size may miss the target always, never, or now and then, whatever its neighbours do: there is
     no order in the probabilities. What a neighbour did still says a little about a size that was
     not tried.
+
+    Args:
+        x: Octaves from the default size, shape (sizes,).
+        reached: Runs that reached the target, shape (sizes,).
+        missed: Runs that did not, for another reason than their cost; need not be whole.
+        reached_too: What is known from elsewhere, as so many runs.
+        missed_too: The same.
     """
 
     def __init__(

@@ -35,9 +35,14 @@ class Knowledge:
 
     Attributes:
         batch_sizes: The sizes, ascending.
+        log_epochs: Of each the logarithm of the epochs to the target.
         log_epoch_cost: Of each the logarithm of an epoch's cost, J.
+        reached: Of each the runs that reached the target.
         missed: Of each the runs that did not, for another reason than their cost; need not be
             whole.
+        best: The size of the lowest expected cost that has reached the target.
+        place: What it was learnt on.
+        same_gpu: Whether that is the GPU model on which it is used.
     """
 
     batch_sizes: tuple[int, ...]

@@ -140,7 +140,13 @@ def precision_of(rewards: Array) -> float:
 def of_arms(
     mab: GaussianTS | None, batch_sizes: Sequence[int], runs: Mapping[int, int]
 ) -> list[Estimate]:
-    """What a bandit believes of the cost of each batch size."""
+    """What a bandit believes of the cost of each batch size.
+
+    Args:
+        mab: The bandit; None while there is none.
+        batch_sizes: All sizes, also those that have no arm (any more).
+        runs: Runs observed of each size.
+    """
     arms = [arm for arm in mab.arms if mab.arm_num_observations[arm]] if mab else []
     best: dict[int, float] = {}
     if mab and arms:

@@ -32,6 +32,10 @@ def make_policy(
             published one) or `gts` (`GTSBatchSizeOptimizer`, without pruning).
         seed: Of its draws; None for the policy's default.
         window_size: So many of each size's last runs count; 0 for all.
+        prior_mean: Mean reward (negative cost, J) expected of a size; `pruning-gts` and `gts`.
+        prior_precision: Its precision; 0 for nothing known; the same.
+        num_exploration: Runs of each size before the first draw; the same.
+        num_pruning_rounds: Rounds of the walk of `pruning-gts`.
         concurrency: Whether runs may end in another order than they were asked for.
         replay: Whether runs are observed that were not asked for just before: for who recomputes a
             policy from a log.

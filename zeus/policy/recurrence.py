@@ -37,6 +37,8 @@ class Start:
 
     Attributes:
         cost_bound: Cost at which it is to be given up, J; infinite for never.
+        recurrence: Its recurrence, from 1, if one run follows the other.
+        number: Which try of the recurrence, from 1.
         best: The size with the lowest estimated cost, where that was asked for; None while no run
             has converged.
     """
@@ -54,6 +56,10 @@ class Runs:
     A policy may have a rule of its own for the cost at which a run is given up
     (`BoundsCosts`). Else it is `beta_knob` times the lowest cost at which the
     target was reached: by a single run here, by a recurrence with all its tries in `Recurrences`.
+
+    Args:
+        policy: Chooses batch sizes; the job must be registered with it.
+        beta_knob: So many times the lowest cost is too much; infinite or None for never.
 
     Raises:
         ValueError: `beta_knob` is not positive.

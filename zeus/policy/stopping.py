@@ -70,7 +70,16 @@ def judge(
     next_cost: float | None,
     cost_bound: float | None,
 ) -> Verdict:
-    """The verdict after an epoch."""
+    """The verdict after an epoch.
+
+    Args:
+        reached: Whether the target is reached.
+        epochs: Epochs that were trained.
+        max_epochs: The run is given up after so many.
+        next_cost: What another epoch would take the run's cost to, J; None: that is not known, or
+            no cost interrupts the run now.
+        cost_bound: Cost at which the run is given up, J; None or infinite for never.
+    """
     if reached:
         return Verdict(stop=True, reached=True)
     if epochs >= max_epochs:

@@ -70,7 +70,13 @@ def run_script(
 def follow(
     alive: Callable[[], bool], log_path: Path, begin: int = os.SEEK_END, pause_s: float = POLL_S
 ) -> None:
-    """Prints the output of a script until it ends."""
+    """Prints the output of a script until it ends.
+
+    Args:
+        alive: Whether it runs.
+        begin: `os.SEEK_SET` to print all of it, `os.SEEK_END` without its present contents.
+        pause_s: Time from one look to the next, besides that which `alive` takes, s.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with log_path.open("rb") as output:
         output.seek(0, begin)

@@ -37,7 +37,11 @@ class ZeusCostThresholdExceededError(ZeusBaseError):
 
 
 class ScriptFailedError(RuntimeError):
-    """A training script ended before it had a result."""
+    """A training script ended before it had a result.
+
+    Attributes:
+        out_of_memory: Whether GPU memory was too small.
+    """
 
     def __init__(self, message: str, out_of_memory: bool = False) -> None:
         super().__init__(message)

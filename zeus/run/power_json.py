@@ -25,6 +25,12 @@ from zeus_ipc.overriding import override
 class PowerJson(ProfileFile):
     """A profile in this format. An evaluation, which comes later, completes it. A failed write
     causes one warning.
+
+    Args:
+        iterations: Those that are measured at each limit.
+
+    Attributes:
+        finished: Whether the file is complete and up to date.
     """
 
     def __init__(self, path: Path, job_id: str, iterations: int) -> None:
@@ -68,7 +74,13 @@ class PowerJson(ProfileFile):
             self._save(self.partial, self._known)
 
     def finish(self, optimal_mw: int, evaluation: tuple[int, float, float] | None) -> None:
-        """Writes the file once all is measured."""
+        """Writes the file once all is measured.
+
+        Args:
+            optimal_mw: The best limit.
+            evaluation: The limit, mW, at which evaluations run, their mean power, W, and iterations
+                a second; None: unknown.
+        """
         if self._known is None:
             return
         self._known.optimal_pl = optimal_mw

@@ -44,6 +44,10 @@ _EVAL = "__ZeusDataLoader_eval"
 class RunSession:
     """Measurements and decisions of `ZeusDataLoader`, in the process that makes them.
 
+    Args:
+        batch_size: Batch size of all processes together; files are named after it.
+        max_epochs: The run is stopped after this many epochs.
+
     Raises:
         ValueError: The GPUs do not exist or have no common limit, or the folder cannot be created.
         ZeusGPUInitError: The GPUs cannot be reached.

@@ -62,6 +62,8 @@ class Analysis:
 
     Attributes:
         estimates: Estimates by batch size, ascending.
+        excluded: The reason for each excluded size.
+        best: The cheapest batch size that has reached the target; None: none has.
         best_cost: Its expected cost, J.
         regret: In the order in which the trials ended; empty while no best cost is known.
     """
@@ -74,7 +76,15 @@ class Analysis:
 
 
 class Known:
-    """Knowledge about a job."""
+    """Knowledge about a job.
+
+    Args:
+        trials: All its trials; lost ones must be marked.
+
+    Attributes:
+        job: The job, as of the last update.
+        last_trial: The highest number of a trial.
+    """
 
     def __init__(self, job: JobRecord, trials: Iterable[Trial] = ()) -> None:
         self.job = job
@@ -96,7 +106,11 @@ class Known:
         return self._kept_out.sizes
 
     def update(self, job: JobRecord, changed: Iterable[Trial]) -> None:
-        """Updates it with trials that have begun, reported, or ended."""
+        """Updates it with trials that have begun, reported, or ended.
+
+        Args:
+            changed: At least the trials that have changed since the last update.
+        """
         again = job.released != self.job.released
         ended = []
         for trial in changed:
@@ -127,6 +141,9 @@ class Known:
 
     def choose(self, number: int) -> Start:
         """Chooses the parameters of the next trial.
+
+        Args:
+            number: Its number, from which the policy's draws follow.
 
         Raises:
             ZeusBSORuntimeError: No size is left (409).

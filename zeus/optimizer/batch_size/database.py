@@ -55,6 +55,9 @@ T = TypeVar("T")
 def url_of(url_or_path: str | Path) -> URL:
     """The URL of a database, with the driver that is used.
 
+    Args:
+        url_or_path: `postgresql://user@host/database`, `sqlite:///bso.db`, or a file's path.
+
     Raises:
         ZeusBSOConfigError: It is neither.
     """
@@ -82,6 +85,10 @@ def url_of(url_or_path: str | Path) -> URL:
 
 class Database:
     """An open database with its tables in place.
+
+    Args:
+        echo: Whether statements are logged.
+        workers: Number of processes that share PostgreSQL's connections.
 
     Raises:
         ZeusBSOConfigError: The URL is wrong, or its driver is missing.

@@ -71,7 +71,12 @@ def _asked(ask: Callable[[], T]) -> T:
 
 
 class Link:
-    """The connection, from a trial's start to its end."""
+    """The connection, from a trial's start to its end.
+
+    Args:
+        trials: The store. Closed at the end.
+        wait_s: How long a report waits for its reply, s.
+    """
 
     def __init__(self, trials: Trials, trial: NewTrial, wait_s: float) -> None:
         self._trials = trials
@@ -105,7 +110,12 @@ class Link:
             return None
 
     def end(self, reason: Reason | None, wait_s: float) -> None:
-        """The run has ended. Sends what is outstanding, and ends the thread."""
+        """The run has ended. Sends what is outstanding, and ends the thread.
+
+        Args:
+            reason: How; None if a report has said so, or the run is to be resumed.
+            wait_s: How long to wait, s.
+        """
         self._reason = reason
         self._deadline = time.monotonic() + 0.8 * wait_s  # leaves the last attempt some time
         self._stop.set()

@@ -51,7 +51,11 @@ class RunMeter:
         self._unread.append(self._monitor.end_window(self._key))
 
     def assume(self, power_w: float, seconds: float) -> None:
-        """Estimates the unknown energy of windows from this power."""
+        """Estimates the unknown energy of windows from this power.
+
+        Args:
+            seconds: How long the last window was, s, if not even that was measured.
+        """
         times = [one.time for one in self._unread] or [seconds]
         self._unread.clear()
         self._time += sum(times)

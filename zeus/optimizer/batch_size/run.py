@@ -46,6 +46,9 @@ class ActiveRun:
 
     Attributes:
         finished: Whether it is over: its target is reached, or it is stopped early.
+        converged: Whether its target is reached.
+        message: Why it is over.
+        epoch: Number of reported epochs.
     """
 
     def __init__(

@@ -85,6 +85,13 @@ changes."""
 class Store(Trials):
     """The trials of jobs, in a database. Safe for use by several threads and processes.
 
+    Args:
+        url_or_path: A SQLite file's path, or a URL: `postgresql://...`, `sqlite:///...`.
+        lease_s: A trial is lost after this time without a message, s; None for never.
+        clock: Returns the time, s since 1970.
+        echo: Whether SQL statements are logged.
+        workers: Number of processes that share PostgreSQL's connections.
+
     Raises:
         ZeusBSOConfigError: The URL is wrong.
         ZeusBSORuntimeError: The database cannot be used.
@@ -153,7 +160,11 @@ class Store(Trials):
     def _begin(
         self, job_id: str, key: str, lease_s: float | None, known: KnownJob, *, inside: bool
     ) -> NewTrial | None:
-        """Begins a trial; returns None if the job has changed while its batch size was chosen."""
+        """Begins a trial; returns None if the job has changed while its batch size was chosen.
+
+        Args:
+            inside: Whether to choose inside the transaction, where nothing changes.
+        """
         given = (trials.c.job_id == job_id) & (trials.c.key == key)
         chosen: tuple[JobRecord, Start] | None = None
 

@@ -41,7 +41,11 @@ class JobRecord:
 
     Attributes:
         seed: Seed of all choices; `spec.mab_seed`, or random.
-        released: Ends up to this event's number exclude no size.
+        created_s: When it was registered, s since 1970.
+        trials: The highest number of its trials.
+        changes: Number of changes of its trials, but for heartbeats.
+        knowledge: Knowledge of its family when it was registered.
+        released: Ends up to this change exclude no size.
     """
 
     spec: CreatedJob
@@ -67,9 +71,13 @@ class Trial:
     """A run of a job with a batch size.
 
     Attributes:
+        number: From 1 in each job, or above the generation of the database.
+        began_s: When it began, s since 1970.
+        heard_s: Time of its last message, s since 1970.
         lease_s: It is lost after this time without a message, s; None for never.
         cost_bound: Cost at which it is stopped early, J; None for never.
-        end_order: Number of the event that ended it: the order in which a job's trials ended.
+        end_order: Number of the change that ended it: the order in which a job's trials ended.
+        epochs: Number of reported epochs.
         time: Time up to the end of the last of them, s.
         energy: Energy up to there, J.
         overhead_time: The part of the time spent on finding the power limit, s.
@@ -198,6 +206,9 @@ def reported(
     job: JobRecord, trial: Trial, result: TrainingResult, now_s: float, order: int
 ) -> tuple[Trial, ReportResponse]:
     """Handles a report.
+
+    Args:
+        order: Number of this change.
 
     Returns:
         The updated trial, and the reply.
