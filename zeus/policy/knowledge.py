@@ -54,6 +54,18 @@ class Knowledge:
     place: Place = Place()
     same_gpu: bool = False
 
+    def __post_init__(self) -> None:
+        columns = (self.log_epochs, self.log_epoch_cost, self.reached, self.missed)
+        sizes = list(self.batch_sizes)
+        if (
+            any(len(column) != len(sizes) for column in columns)
+            or not all(math.isfinite(value) for column in columns for value in column)
+            or self.best not in sizes
+            or sizes != sorted(set(sizes))
+            or sizes[0] <= 0
+        ):
+            raise ValueError("its columns do not belong together")
+
     def to_json(self) -> str:
         """As JSON."""
         return json.dumps(asdict(self))
@@ -65,36 +77,18 @@ class Knowledge:
         Raises:
             ValueError: It is none.
         """
-        try:
-            return _of(json.loads(text))
-        except ValueError as error:
-            raise ValueError(f"no knowledge of a job: {error}") from None
+        return _of(json.loads(text))
 
 
 def _of(given: Any) -> Knowledge:
+    from pydantic import TypeAdapter, ValidationError
+
+    from zeus_ipc.wire import explain
+
     try:
-        sizes = tuple(int(size) for size in given["batch_sizes"])
-        names = ("log_epochs", "log_epoch_cost", "reached", "missed")
-        columns = [tuple(float(value) for value in given[name]) for name in names]
-        best = int(given["best"])
-        where = given.get("place", {})
-        limits = where.get("power_limits")
-        range_w = None if limits is None else (float(limits[0]), float(limits[1]))
-        place = Place(str(where.get("gpu_model", "")), range_w)
-    except (TypeError, KeyError, IndexError, AttributeError) as error:
-        raise ValueError(repr(error)) from None
-    finite = all(math.isfinite(value) for column in columns for value in column)
-    if (
-        not finite
-        or any(len(column) != len(sizes) for column in columns)
-        or best not in sizes
-        or list(sizes) != sorted(set(sizes))
-        or sizes[0] <= 0
-    ):
-        raise ValueError("its columns do not belong together")
-    epochs, epoch_cost, reached, missed = columns
-    same_gpu = given.get("same_gpu") is True
-    return Knowledge(sizes, epochs, epoch_cost, reached, missed, best, place, same_gpu)
+        return TypeAdapter(Knowledge).validate_python(given)
+    except ValidationError as error:
+        raise ValueError(explain(error.errors()[0])) from None
 
 
 def by_nearness(place: Place, here: Place, runs: float) -> tuple[bool, bool, float]:
