@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -26,12 +27,16 @@ def run_script(
     env: Mapping[str, str],
     workdir: str | None,
     log_path: Path,
-    started: Callable[[int], None] = lambda pid: None,
 ) -> int:
     """Runs a script to its end, and prints what it prints.
 
     It does not outlive this function: an error here, such as KeyboardInterrupt, ends it, too. If
     this process is killed, it keeps running; see `follow`.
+
+    Args:
+        env: The whole environment.
+        workdir: Where it runs; None: here.
+        log_path: File that gets its standard output and standard error.
 
     Returns:
         Its exit code; negative: the signal that killed it.
@@ -40,7 +45,10 @@ def run_script(
         RuntimeError: It cannot be started; one sentence says why.
         OSError: The log cannot be written.
     """
-    with log_path.open("wb") as log:
+    with log_path.open("wb") as log, log_path.open("ab") as lock:
+        # The script inherits the lock, which ends with its last process: see `still_trains`.
+        with contextlib.suppress(BlockingIOError):  # a process of an earlier try has it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             process = subprocess.Popen(
                 command,
@@ -49,6 +57,7 @@ def run_script(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                pass_fds=[lock.fileno()],
             )
         except OSError as error:
             reason = error.strerror
@@ -62,9 +71,20 @@ def run_script(
                 f"({reason}: {error.filename})"
             ) from None
         with _ended_in_the_end(process):
-            started(process.pid)
             follow(lambda: _runs(process), log_path, os.SEEK_SET, 0.0)
             return process.wait()
+
+
+def still_trains(log_path: Path) -> bool:
+    """Whether a script that `run_script` started runs, perhaps for a process that was killed."""
+    try:
+        with log_path.open("r+b") as log:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def follow(

@@ -7,7 +7,6 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
@@ -83,8 +82,6 @@ class ZeusMaster:
         lowest_mw, highest_mw = gpus[0].get_power_management_limit_constraints()
         self.max_power = highest_mw / 1000 * self._device_count
         self.place = Place(gpus[0].get_name(), (lowest_mw / 1000, highest_mw / 1000))
-        # Called with the process id of the running script.
-        self.script_started: Callable[[int], None] = lambda pid: None
 
     def build_logdir(
         self,
@@ -234,7 +231,7 @@ class ZeusMaster:
         bound = "" if math.isinf(cost_ub) else f", given up at {cost_ub:.0f} J"
         print(f"[ZeusMaster] {job_id}: batch size {batch_size}{bound}: {' '.join(command)}")
         log_path = files.train_log(logdir, job_id)
-        code = run_script(command, env, job.workdir, log_path, self.script_started)
+        code = run_script(command, env, job.workdir, log_path)
         result = result_of(logdir, job_id, batch_size)
         if result is None:
             raise ScriptFailedError(

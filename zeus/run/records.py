@@ -1,6 +1,6 @@
 """Records of `ZeusMaster`, so that it can be killed at any moment and resume. `runs.jsonl` in a
-job's folder has a line for each event: the job, the start of a run, its process, its end, an
-excluded size, and the end of the job. Incomplete lines are ignored. A writer holds a lock on the
+job's folder has a line for each event: the job, the start of a run, its end, an excluded size, and
+the end of the job. Incomplete lines are ignored. A writer holds a lock on the
 file, which ends with its process.
 """
 
@@ -9,59 +9,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zeus.run.settings import JOB_ID, LOG_DIR
-
 RECORDS = "runs.jsonl"
-
-
-@dataclass(frozen=True)
-class Script:
-    """A process, identified even if its pid is reused.
-
-    Attributes:
-        started: When it started, clock ticks since the machine's start.
-    """
-
-    pid: int
-    started: int
-    boot: str
-
-    @classmethod
-    def of(cls, pid: int) -> Script | None:
-        """Returns the process with this pid; None if there is none, or it has ended."""
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        except OSError:
-            return None
-        # The name, in parentheses, may have anything in it.
-        state, *fields = stat.rpartition(")")[2].split()
-        return None if state in "ZX" else cls(pid, int(fields[18]), boot)
-
-    @classmethod
-    def with_settings(cls, log_dir: str, job_id: str) -> Script | None:
-        """Finds the oldest process that `ZeusMaster` started for a run, by its environment, in case
-        `ZeusMaster` was killed before it recorded it."""
-        asked = {f"{LOG_DIR}={log_dir}".encode(), f"{JOB_ID}={job_id}".encode()}
-        found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                given = set(path.read_bytes().split(b"\0"))
-            except OSError:  # it has ended, or is another user's
-                continue
-            script = cls.of(int(path.parent.name)) if asked <= given else None
-            if script is not None:
-                found.append(script)
-        return min(found, key=lambda one: one.started, default=None)
-
-    @property
-    def alive(self) -> bool:
-        """Whether it still runs."""
-        return Script.of(self.pid) == self
 
 
 class Records:

@@ -13,10 +13,10 @@ from zeus.policy.interface import BatchSizeOptimizer, Excludes, Run
 from zeus.policy.knowledge import Knowledge, save
 from zeus.policy.recurrence import Recurrences, Start, UnreachableTargetError, give, learned
 from zeus.run import files
-from zeus.run.child import follow
+from zeus.run.child import follow, still_trains
 from zeus.run.exceptions import ScriptFailedError
 from zeus.run.files import FileError, TrainResult
-from zeus.run.records import Records, Script
+from zeus.run.records import Records
 from zeus.utils.metric import zeus_cost
 
 if TYPE_CHECKING:
@@ -58,16 +58,13 @@ class Training:
 
     def _go_on(self) -> None:
         """Resumes from the records of an earlier process."""
-        rows = self.records.rows
-        begun, script = None, None
-        for row in rows:
+        begun = None
+        for row in self.records.rows:
             kind = row["kind"]
             if kind == "knowledge":  # of the arguments it began with, not the present ones
                 give(self.policy, self.job, Knowledge.from_json(row["text"]))
             elif kind == "begun":  # perhaps again: a run that was killed may have been restarted
-                begun, script = row, None
-            elif kind == "started":
-                script = Script(row["pid"], row["started"], row["boot"])
+                begun = row
             elif begun is not None and kind in ("ended", "left out"):
                 self._recurrences.begin()  # so that the policy's random draws are the same
                 begun = None
@@ -76,18 +73,16 @@ class Training:
                 else:
                     entry = row["entry"]
                     self._observe(Run(**row["run"]), entry and HistoryEntry(**entry))
-        if any(row["kind"] == "begun" for row in rows):
+        if any(row["kind"] == "begun" for row in self.records.rows):
             print(f"[ZeusMaster] goes on after {self._runs} runs")
         if begun is None:
             return
         now = self._recurrences.begin()
         job_id = files.job_id(now.recurrence, now.number)
-        script = script or Script.with_settings(self.logdir, job_id)
-        if script is not None and script.alive:
-            print(
-                f"[ZeusMaster] {job_id}: its script, process {script.pid}, still trains", flush=True
-            )
-            follow(lambda: script.alive, files.train_log(self.logdir, job_id))
+        log_path = files.train_log(self.logdir, job_id)
+        if still_trains(log_path):
+            print(f"[ZeusMaster] {job_id}: its script still trains, see {log_path}", flush=True)
+            follow(lambda: still_trains(log_path), log_path)
         result = result_of(self.logdir, job_id, now.batch_size)
         if result is not None:
             self._collect(now, result)
@@ -105,7 +100,6 @@ class Training:
             number=now.number,
             batch_size=size,
         )
-        master.script_started = self._script_started
         try:
             energy, seconds, reached = master.run_job(
                 self.job,
@@ -133,11 +127,6 @@ class Training:
                 max_power=master.max_power,
             )
         self._collect(now, result)
-
-    def _script_started(self, pid: int) -> None:
-        script = Script.of(pid)
-        if script is not None:
-            self.records.add("started", **asdict(script))
 
     def _failed(self, size: int, error: ScriptFailedError) -> None:
         """Handles a script without a result."""

@@ -62,7 +62,7 @@ def draw(
     for axes, dataset in zip(below, datasets, strict=False):
         _draw_batch_sizes(axes, curves, dataset)
     first = next(iter((*above.values(), *below)))
-    if len(curves) > 1:
+    if len(curves) > 1 or "cost" in above:
         first.legend(frameon=False, fontsize=8)
     figure.suptitle(_title(jobs), fontsize=10)
     # Without the time of day: the same runs give the same file.
@@ -90,49 +90,25 @@ def _word(name: str, value: object) -> str:
 
 def _draw_costs(axes: Any, curves: dict[str, list[Series]]) -> None:
     jobs = [job for found in curves.values() for job in found]
-    rows = [job.runs[0] for job in jobs]
     # Joules if all have the same optimum; otherwise only the ratio to the best can be compared.
-    alike = all(
-        job.best_costs[0] == best and row.default_cost == rows[0].default_cost
-        for job, row in zip(jobs, rows, strict=True)
-        for best in {*job.best_costs, jobs[0].best_costs[0]}
-    )
-    scale, unit = _unit(max(max(job.costs) for job in jobs))
-    if alike:
-        best, usual = jobs[0].best_costs[0] / scale, rows[0].default_cost / scale
-        axes.set_ylabel(f"cost of a recurrence ({unit})")
-    else:
-        best, usual = 1.0, None
-        axes.set_ylabel("cost of a recurrence / the best's")
+    optima = {(job.runs[0].default_cost, *set(job.best_costs)) for job in jobs}
+    alike = len(optima) == 1 and len(*optima) == 2
     for (label, found), colour in zip(curves.items(), _colours(), strict=False):
-        values = [
-            [cost / scale for cost in job.costs] if alike else job.relative_costs for job in found
-        ]
+        values = [[*job.costs] if alike else job.relative_costs for job in found]
         _curve(axes, label, colour, values, dots=True)
-    _level(axes, best, "the best batch size", "--", below=True)
-    if usual is not None:
-        _level(axes, usual, "the default at the highest power limit", ":", below=usual < best)
+    best = jobs[0].best_costs[0] if alike else 1.0
+    levels = [(best, "the best batch size", "--")]
+    if alike:
+        usual = jobs[0].runs[0].default_cost
+        levels.append((usual, "the default at the highest power limit", ":"))
+    for y, text, style in levels:
+        axes.axhline(y, color="0.3", linewidth=0.9, linestyle=style, label=text)
     if axes.get_ylim()[1] > _MUCH * best:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
+    axes.set_ylabel("cost of a recurrence (J)" if alike else "cost of a recurrence / the best's")
     axes.set_xlabel("recurrence")
-
-
-def _level(axes: Any, y: float, text: str, style: str, below: bool) -> None:
-    axes.axhline(y, color="0.3", linewidth=0.9, linestyle=style)
-    axes.annotate(
-        text,
-        (1, y),
-        (-4, -4 if below else 4),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        ha="right",
-        va="top" if below else "bottom",
-        fontsize=7,
-        color="0.3",
-        bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "linewidth": 0, "alpha": 0.7},
-    )
 
 
 def _draw_regrets(axes: Any, curves: dict[str, list[Series]]) -> None:
@@ -200,13 +176,6 @@ def _ticks(sizes: list[int]) -> list[int]:
         if not kept or math.log2(size / kept[-1]) >= max(0.4, math.log2(sizes[-1] / sizes[0]) / 12):
             kept.append(size)
     return kept
-
-
-def _unit(most: float) -> tuple[float, str]:
-    for scale, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
-        if most >= scale:
-            return scale, unit
-    return 1.0, "J"
 
 
 def _title(jobs: Sequence[Series]) -> str:

@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,8 @@ from tests.zeus.run.masters import Jobs, Scripted, result
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
 from zeus.policy import BatchSizeOptimizer, make_policy
-from zeus.run.records import RECORDS, Records, Script
+from zeus.run.child import still_trains
+from zeus.run.records import RECORDS, Records
 
 SIZES = [16, 32, 64, 128]
 
@@ -75,7 +74,8 @@ def test_it_continues_and_waits_for_the_orphan(
 ) -> None:
     does = {64: result(100.0), 32: {**result(60.0), "sleeps": True}, 16: result(50.0)}
     script = killed_by(number, jobs, jobs.job(does))
-    assert Script.of(script) is not None  # it outlives its master
+    run = jobs.logdir / "rec02+try01.train.log"
+    assert still_trains(run)  # it outlives its master
     log = jobs.logdir / "master.log"
     threading.Thread(
         target=lambda: (
@@ -87,13 +87,14 @@ def test_it_continues_and_waits_for_the_orphan(
     assert [entry.bs for entry in history] == [64, 32, 16]
     assert [call["argv"][0] for call in jobs.calls] == ["64", "32", "16"]  # none of them twice
     assert [run.cost for run in Scripted.observed] == [100.0, 60.0, 50.0]
-    assert f"process {script}, still trains" in capsys.readouterr().out
+    assert f"its script still trains, see {run}" in capsys.readouterr().out
+    assert not still_trains(run)
 
 
 def test_an_orphan_that_has_ended_without_a_result_is_run_again(jobs: Jobs) -> None:
     script = killed_by(signal.SIGKILL, jobs, jobs.job({64: result(9.0), 32: {"sleeps": True}}))
     end(script)
-    wait_for(lambda: Script.of(script) is None, "the script to end")
+    wait_for(lambda: not still_trains(jobs.logdir / "rec02+try01.train.log"), "the script to end")
     does = {64: result(9.0), 32: result(8.0), 16: result(7.0)}
     history = train(jobs, Scripted(64, 32, 16), jobs.job(does))
     assert [entry.bs for entry in history] == [64, 32, 16]
@@ -168,19 +169,3 @@ def test_a_size_without_memory_excludes_larger_ones(jobs: Jobs, name: str) -> No
     assert not any(size >= tried[first] for size in tried[first + 1 :] if tried[first] >= 128)
     assert {entry.bs for entry in history} <= {16, 32, 64}
     assert len([entry for entry in history if entry.reached]) == 14
-
-
-def test_a_process_is_known_by_more_than_its_number(tmp_path: Path) -> None:
-    env = {"ZEUS_LOG_DIR": str(tmp_path), "ZEUS_JOB_ID": "rec01+try01"}
-    process = subprocess.Popen([sys.executable, "-c", "input()"], env=env, stdin=subprocess.PIPE)
-    script = Script.of(process.pid)
-    assert script is not None
-    assert script.alive
-    wait_for(
-        lambda: Script.with_settings(str(tmp_path), "rec01+try01") == script, "its environment"
-    )
-    assert Script.with_settings(str(tmp_path), "rec01+try02") is None
-    assert not Script(process.pid, script.started + 1, script.boot).alive
-    assert not Script(process.pid, script.started, "another").alive
-    process.communicate(b"\n")
-    assert not script.alive
