@@ -39,15 +39,12 @@ class Start:
         cost_bound: Cost at which it is to be given up, J; infinite for never.
         recurrence: Its recurrence, from 1, if one run follows the other.
         number: Which try of the recurrence, from 1.
-        best: The size with the lowest estimated cost, where that was asked for; None while no run
-            has converged.
     """
 
     batch_size: int
     cost_bound: float
     recurrence: int = 1
     number: int = 1
-    best: int | None = None
 
 
 class Runs:

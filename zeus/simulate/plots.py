@@ -91,8 +91,7 @@ def _word(name: str, value: object) -> str:
 def _draw_costs(axes: Any, curves: dict[str, list[Series]]) -> None:
     jobs = [job for found in curves.values() for job in found]
     # Joules if all have the same optimum; otherwise only the ratio to the best can be compared.
-    optima = {(job.runs[0].default_cost, *set(job.best_costs)) for job in jobs}
-    alike = len(optima) == 1 and len(*optima) == 2
+    alike = len({(job.runs[0].default_cost, best) for job in jobs for best in job.best_costs}) == 1
     for (label, found), colour in zip(curves.items(), _colours(), strict=False):
         values = [[*job.costs] if alike else job.relative_costs for job in found]
         _curve(axes, label, colour, values, dots=True)

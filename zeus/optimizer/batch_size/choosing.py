@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 try:
     import numpy as np
@@ -148,20 +148,22 @@ class Known:
         Raises:
             ZeusBSORuntimeError: No size is left (409).
         """
-        policy = self._ready()
+        self._ready()
         in_flight = [trial.batch_size for trial in self.running]
-        start = self._runs.next(in_flight, _seed(self.job, number))
-        return replace(start, best=policy.best(self._as_known))
+        return self._runs.next(in_flight, _seed(self.job, number))
+
+    def best(self) -> int | None:
+        """Returns the cheapest size that has reached the target; None if none has."""
+        return self._ready().best(self._as_known) if self._left() else None
 
     def analyze(self) -> Analysis:
         """Returns the estimates, the best size, and the regret."""
-        spec, best = self.job.spec, None
+        spec, best = self.job.spec, self.best()
         runs = Counter(trial.batch_size for trial in self._observed)
         found: dict[int, Estimate] = {}
         if self._left():
             policy = self._ready()
             found = {one.batch_size: one for one in policy.estimates(self._as_known)}
-            best = policy.best(self._as_known)
         estimates = [
             found.get(size, Estimate(size, None, None, None, 0.0, runs[size], explored=False))
             for size in spec.batch_sizes

@@ -11,7 +11,15 @@ from sqlalchemy import Connection, Row, case, func, insert, select, update
 from zeus.optimizer.batch_size.common import CreatedJob, TrialId
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.tables import generations, jobs, trials
-from zeus.optimizer.batch_size.trials import JobRecord, Overview, Trial, TrialGroup, ended, lost
+from zeus.optimizer.batch_size.trials import (
+    JobRecord,
+    Overview,
+    Status,
+    Trial,
+    TrialGroup,
+    ended,
+    lost,
+)
 from zeus.policy.knowledge import Knowledge
 
 
@@ -41,12 +49,10 @@ class Writing:
         # Who has seen a trial need not read it again after a heartbeat.
         self.next_change += replace(before, heard_s=after.heard_s) != after
 
-    def mark_lost(self, found: Iterable[Trial]) -> bool:
-        """Ends the trials whose lease has expired; returns whether there are any."""
-        gone = lost(found, self.now_s)
-        for trial in gone:
+    def mark_lost(self, found: Iterable[Trial]) -> None:
+        """Ends the trials whose lease has expired."""
+        for trial in lost(found, self.now_s):
             self.change(trial, ended(trial, "lost", self.now_s, self.next_change))
-        return bool(gone)
 
     def close(self, **values: int) -> None:
         """Updates the job's counters."""
@@ -102,9 +108,11 @@ def find_job(connection: Connection, job_id: str, *, lock: bool = False) -> JobR
     return None if row is None else job_of(row)
 
 
-def trials_of(connection: Connection, job_id: str) -> list[Trial]:
-    """A job's trials, by their numbers."""
+def trials_of(connection: Connection, job_id: str, status: Status | None = None) -> list[Trial]:
+    """A job's trials, by their numbers; all, or those with a status."""
     of_job = select(trials).where(trials.c.job_id == job_id).order_by(trials.c.number)
+    if status is not None:
+        of_job = of_job.where(trials.c.status == status)
     return [trial_of(row) for row in connection.execute(of_job)]
 
 

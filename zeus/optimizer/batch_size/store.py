@@ -6,12 +6,12 @@
 
 `trials` and `choosing` decide; this module reads their input and writes their result, in one
 transaction that locks the job. So any number of threads, processes and, with PostgreSQL, machines
-may share a database, and a killed process leaves no partial changes. A batch size is chosen before
-that transaction, and again if the job has changed meanwhile: no one waits for a lock during a fit.
+may share a database, and a killed process leaves no partial changes.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import secrets
@@ -28,8 +28,8 @@ except ImportError:
 
 from pydantic import ValidationError
 
-from zeus.optimizer.batch_size.cache import KnownJob, KnownJobs
-from zeus.optimizer.batch_size.choosing import Known, analyze
+from zeus.optimizer.batch_size.cache import KnownJobs
+from zeus.optimizer.batch_size.choosing import Known
 from zeus.optimizer.batch_size.common import (
     CreatedJob,
     EndTrial,
@@ -66,7 +66,6 @@ from zeus.optimizer.batch_size.trials import (
     reported,
 )
 from zeus.policy.knowledge import Knowledge, by_nearness, nearest
-from zeus.policy.recurrence import Start
 from zeus_ipc.overriding import override
 
 LEASE_S = 600.0
@@ -76,10 +75,6 @@ _KEY = 200
 
 _RELATIVES = 8
 """Maximum number of jobs of a family to read knowledge from."""
-
-_ATTEMPTS = 3
-"""Attempts to choose a batch size outside the transaction; after that, inside, where nothing
-changes."""
 
 
 class Store(Trials):
@@ -150,75 +145,34 @@ class Store(Trials):
         if not 1 <= len(key) <= _KEY:
             raise ZeusBSORuntimeError(f"a key has 1 to {_KEY} characters", 422)
         lease = self._lease_s if lease_s == "usual" else lease_s
-        with self._known.of(job_id) as known:
-            for attempt in range(_ATTEMPTS + 1):
-                begun = self._begin(job_id, key, lease, known, inside=attempt == _ATTEMPTS)
-                if begun is not None:
-                    return begun
-        raise AssertionError  # the last attempt locks the job
-
-    def _begin(
-        self, job_id: str, key: str, lease_s: float | None, known: KnownJob, *, inside: bool
-    ) -> NewTrial | None:
-        """Begins a trial; returns None if the job has changed while its batch size was chosen.
-
-        Args:
-            inside: Whether to choose inside the transaction, where nothing changes.
-        """
         given = (trials.c.job_id == job_id) & (trials.c.key == key)
-        chosen: tuple[JobRecord, Start] | None = None
+        with self._known.of(job_id) as known:
+            attempts = itertools.count()
 
-        def decide(connection: Connection) -> tuple[JobRecord, Start] | None:
-            job = find_job(connection, job_id)
-            if job is None:
-                raise no_job(job_id)
-            if connection.execute(select(trials.c.number).where(given)).one_or_none():
-                return None
-            now = known.now(connection, job)
-            # Lost trials are marked before the choice, in the transaction.
-            gone = lost(now.running, self._clock())
-            return None if gone else (job, now.choose(job.trials + 1))
-
-        if not inside:
-            chosen = self._database.read(decide)
-
-        def work(connection: Connection) -> NewTrial | None:
-            writing = self._open(connection, job_id)
-            job = writing.job
-            row = connection.execute(select(trials).where(given)).one_or_none()
-            if row is not None:
-                # A repeated request keeps the trial alive.
-                again = alive(trial_of(row), writing.now_s)
-                writing.change(trial_of(row), again)
-                writing.close()
-                best = analyze(job, trials_of(connection, job_id)).best
-                return _new(job_id, key, again, best)
-            number = job.trials + 1
-            if inside:
-                writing.mark_lost(trials_of(connection, job_id))
-                now = replace(job, changes=writing.next_change - 1)
-                choice = known.now(connection, now).choose(number)
-            elif chosen is None:
-                if writing.mark_lost(trials_of(connection, job_id)):
+            def work(connection: Connection) -> NewTrial:
+                if next(attempts):
+                    known.known = None  # it may have what a failed transaction would have written
+                writing = self._open(connection, job_id)
+                job, now_s = writing.job, writing.now_s
+                row = connection.execute(select(trials).where(given)).one_or_none()
+                if row is not None:
+                    # A repeated request keeps the trial alive.
+                    again = alive(trial_of(row), now_s)
+                    writing.change(trial_of(row), again)
                     writing.close()
-                return None
-            elif chosen[0] != job:
-                return None
-            else:
-                choice = chosen[1]
-            begun = Trial(
-                number=number,
-                batch_size=choice.batch_size,
-                began_s=writing.now_s,
-                heard_s=writing.now_s,
-                lease_s=lease_s,
-                cost_bound=choice.cost_bound if math.isfinite(choice.cost_bound) else None,
-            )
-            writing.add(begun, key)
-            writing.close(trials=number)
-            return _new(job_id, key, begun, choice.best)
+                    return _new(job_id, key, again, known.now(connection, job).best())
+                # Read anew: a heartbeat is no change that is known.
+                writing.mark_lost(trials_of(connection, job_id, "running"))
+                now = known.now(connection, replace(job, changes=writing.next_change - 1))
+                number = job.trials + 1
+                start = now.choose(number)
+                bound = start.cost_bound if math.isfinite(start.cost_bound) else None
+                begun = Trial(number, start.batch_size, now_s, now_s, lease, bound)
+                writing.add(begun, key)
+                writing.close(trials=number)
+                return _new(job_id, key, begun, now.best())
 
-        return self._database.write(work)
+            return self._database.write(work)
 
     @override
     def report(self, result: TrainingResult) -> ReportResponse:

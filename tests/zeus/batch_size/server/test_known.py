@@ -12,7 +12,7 @@ import pytest
 
 from tests import seeds
 from tests.zeus.batch_size.server.conftest import Clock
-from tests.zeus.batch_size.server.training import convex, result, spec, train
+from tests.zeus.batch_size.server.training import convex, spec, train
 from zeus.optimizer.batch_size.choosing import Known
 from zeus.optimizer.batch_size.common import CreatedJob
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
@@ -85,58 +85,18 @@ def test_cached_decisions_equal_fresh_ones(policy: Any) -> None:
             assert known.excluded == fresh.excluded
 
 
-def test_a_choice_is_made_again_where_the_job_has_changed_meanwhile(
-    database: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_choice_counts_what_other_processes_have_written(database: str, clock: Clock) -> None:
     """Two processes, as two stores have nothing in common but the database."""
     one, other = Store(database, clock=clock), Store(database, clock=clock)
     one.register(spec())
-    run(one, 1)
-    choose = Known.choose
-    numbers: list[int] = []
-
-    def slow(self: Known, number: int, now_s: float) -> Start:
-        found = choose(self, number, now_s)
-        numbers.append(number)
-        if len(numbers) in (1, 2):  # the other one's is made at once
-            monkeypatch.setattr(Known, "choose", choose)
-            other.begin_trial("job", f"other {len(numbers)}")
-            monkeypatch.setattr(Known, "choose", slow)
-        return found
-
-    monkeypatch.setattr(Known, "choose", slow)
-    assert one.begin_trial("job", "mine").trial_number == 4
-    assert numbers == [2, 3, 4]
-    job, trials = other.job("job")
-    monkeypatch.undo()
-    assert trials[-1].batch_size == Known(job, trials[:-1]).choose(4).batch_size
-    one.close()
-    other.close()
-
-
-def test_a_job_that_changes_all_the_time_is_decided_about_in_the_transaction(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, other = (Store(tmp_path / "bso.db", clock=clock) for _ in range(2))
-    one.register(spec())
-    trial = other.begin_trial("job", "running")
-    begin, inside = Store._begin, []
-
-    def changed(self: Store, *args: Any, **options: Any) -> Any:
-        inside.append(options["inside"])
-        return begin(self, *args, **options)
-
-    choose = Known.choose
-
-    def slow(self: Known, number: int, now_s: float) -> Start:
-        if not inside[-1]:
-            other.report(result(trial, len(inside), 0.1))
-        return choose(self, number, now_s)
-
-    monkeypatch.setattr(Store, "_begin", changed)
-    monkeypatch.setattr(Known, "choose", slow)
-    assert one.begin_trial("job", "mine").trial_number == 2
-    assert inside == [False, False, False, True]
+    for at in range(8):
+        store = (one, other)[at % 2]
+        job, before = other.job("job")
+        trial = store.begin_trial("job", f"run {at}")
+        assert trial.batch_size == Known(job, before).choose(trial.trial_number).batch_size
+        if at != 5:  # which stays in flight
+            train(store, trial)
+    assert [trial.number for trial in one.job("job")[1]] == list(range(1, 9))
     one.close()
     other.close()
 

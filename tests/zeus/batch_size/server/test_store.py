@@ -167,6 +167,21 @@ def test_leases_expire_without_heartbeats(store: Store, clock: Clock) -> None:
     assert [one.status for one in store.job("job")[1]] == ["ok", "running"]
 
 
+def test_a_heartbeat_keeps_a_trial_while_others_begin(store: Store, clock: Clock) -> None:
+    store.register(spec())
+    trial = store.begin_trial("job", "one")
+    for n in range(4):
+        clock.now_s += 50
+        store.heartbeat(trial)
+        store.begin_trial("job", f"other {n}")
+    assert [one.status for one in store.job("job")[1]] == [
+        "running",
+        "lost",
+        "lost",
+        *["running"] * 2,
+    ]
+
+
 def test_a_long_lease_is_the_trials_own(store: Store, clock: Clock) -> None:
     store.register(spec())
     assert store.begin_trial("job", "one", lease_s=1000.0).lease_s == 1000.0
