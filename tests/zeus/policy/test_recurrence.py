@@ -49,7 +49,7 @@ def test_the_bound_is_of_the_cheapest_recurrence_with_all_its_tries() -> None:
     ]:
         now = loop.begin()
         bounds.append((now.recurrence, now.number, now.cost_bound))
-        loop.end(Run(64, cost, reached))
+        loop.observe(Run(64, cost, reached))
     assert bounds == [
         (1, 1, math.inf),
         (2, 1, 200),
@@ -73,10 +73,10 @@ def test_a_run_that_never_began_counts_as_a_miss_and_costs_nothing() -> None:
     policy = Always()
     loop = Recurrences(policy, JOB, 2.0)
     loop.begin()
-    loop.end(Run(64, 10, True))
+    loop.observe(Run(64, 10, True))
     loop.skip(loop.begin())
     assert loop.begin().number == 2
-    loop.end(Run(64, 5.0, True))
+    loop.observe(Run(64, 5.0, True))
     assert policy.seen[1] == (64, 2000, False)
     assert loop.min_cost == 5
 
@@ -85,12 +85,12 @@ def test_the_first_must_converge_and_twenty_misses_end_it() -> None:
     loop = Recurrences(Always(), JOB, 2.0)
     loop.begin()
     with pytest.raises(RuntimeError, match="The default batch size 64 did not converge"):
-        loop.end(Run(64, 10, False))
+        loop.observe(Run(64, 10, False))
     loop = Recurrences(Always(), JOB, 2.0)
-    loop.end(Run(64, 10, True))
+    loop.observe(Run(64, 10, True))
     for _ in range(20):
         loop.begin()
-        loop.end(Run(64, 10, False))
+        loop.observe(Run(64, 10, False))
     with pytest.raises(RuntimeError, match=r"Unreachable target metric\. 20 runs"):
         loop.begin()
 

@@ -26,9 +26,7 @@ def test_defaults_are_those_of_the_reference() -> None:
 
 
 def test_settings_are_read_back() -> None:
-    settings = Settings(
-        1 / 3, "/logs", "rec01+try02", 12345.678901234567, 0.1, "/m", 0, 7, False, 3.5
-    )
+    settings = Settings(1 / 3, "/logs", "rec01+try02", 12345.678901234567, 0.1, "/m", 0, 7, False)
     assert Settings.from_env(settings.to_env()) == settings
     assert settings.to_env()["ZEUS_PROFILE_PARAMS"] == "0,7"
     assert settings.to_env()["ZEUS_USE_OPTIMAL_PL"] == "False"

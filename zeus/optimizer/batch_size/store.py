@@ -161,7 +161,7 @@ class Store(Trials):
                     writing.change(trial_of(row), again)
                     writing.close()
                     return _new(job_id, key, again, known.now(connection, job).best())
-                # Read anew: a heartbeat is no change that is known.
+                # Read from the database: a heartbeat is no change that the cache knows of.
                 writing.mark_lost(trials_of(connection, job_id, "running"))
                 now = known.now(connection, replace(job, changes=writing.next_change - 1))
                 number = job.trials + 1

@@ -1,8 +1,7 @@
 """A trial and its state transitions. Pure: no file, no clock, no socket.
 
 - A report is judged in this order: the target is reached; the epochs are used up; another epoch
-  would cost more than the trial's bound; its learning curve makes the target unlikely. The bound is
-  fixed when the trial begins; a learning curve that ends it may lower it.
+  would cost more than the trial's bound, which is fixed when the trial begins.
 - A trial is lost if nothing was heard from it for its lease, and runs again after its next message.
   Other ended trials do not change, except by a report that they reached the target.
 """

@@ -316,7 +316,6 @@ def test_errors_of_the_database_contain_no_path_or_host(
 ) -> None:
     client = serve()
     with sqlite3.connect(tmp_path / "bso.db") as connection:
-        connection.execute("DROP TABLE events")
         connection.execute("DROP TABLE trials")
     sentence = refused(client.get("/jobs"), 503)
     assert sentence.startswith("the database cannot be used now")
