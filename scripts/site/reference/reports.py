@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Set
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from pydantic.fields import FieldInfo
 
+from zeus_ipc.checks import Check
 from zeusctl import entities, reports
-from zeusctl.columns import Column, Entity, Metric
+from zeusctl.columns import Column, Metric
 
 from .markdown import code, heading, paragraphs, prose, table
 from .sources import facts, meanings
@@ -26,13 +27,14 @@ the reader may not know it. Each field is declared once: a table shows it under 
 """
 
 
-def parts() -> list[type[Entity]]:
+def parts() -> list[type[Any]]:
     """What reports consist of, in the order of the module."""
-    return [
+    found = [
         one
         for one in vars(entities).values()
         if isinstance(one, type) and one.__module__ == entities.__name__
     ]
+    return [*found, Check]
 
 
 def page() -> str:
@@ -63,7 +65,7 @@ def _anchor(one: type[object]) -> str:
     return f"{reports.__name__}.{one.__name__}"
 
 
-def _fields(kind: type[Entity], without: Set[str] = frozenset()) -> str:
+def _fields(kind: type[Any], without: Set[str] = frozenset()) -> str:
     """The fields of a report or a part, and where else each is shown."""
     docs, hints = meanings(kind), get_type_hints(kind)
     columns = {one.name: one for one in dataclasses.fields(kind) if one.name not in without}
