@@ -1,11 +1,10 @@
-"""Measures the cost of a progress report to the pipeline server, alone and in a node's batch.
+"""Measures the cost of a progress report to the pipeline server.
 
     python benchmarks/pipeline_reports.py [--ranks 10000] [--seconds 10]
 
 A server process holds one job with all its ranks and a frontier of 100 plans. This process reports
-for them over persistent connections, as fast as the server answers: one rank per request, then
-eight. The figures are the server's CPU time per rank's report, measured for both in one run, and
-the number of ranks reporting once a second that keep one core busy.
+for them over persistent connections, as fast as the server answers. The figures are the server's
+CPU time per report, and the number of ranks reporting once a second that keep one core busy.
 """
 
 from __future__ import annotations
@@ -61,32 +60,24 @@ class Connection:
         return json.loads(answer)
 
 
-def reports(ranks: int, batch: int) -> Iterator[list[dict[str, object]]]:
+def reports(ranks: int) -> Iterator[dict[str, object]]:
     """Reports of all ranks, an iteration a round, forever."""
     for iteration in itertools.count(1):
-        for first in range(0, ranks, batch):
-            yield [
-                {
-                    "rank": n,
-                    "iteration": iteration,
-                    "iter_times": [[iteration - 1, 2.0]],
-                    "version": 1,
-                }
-                for n in range(first, min(ranks, first + batch))
-            ]
+        times = [[iteration - 1, 2.0]]
+        for rank in range(ranks):
+            yield {"rank": rank, "iteration": iteration, "iter_times": times, "version": 1}
 
 
-def measure(pid: int, port: int, path: str, ranks: int, batch: int, seconds: float) -> float:
+def measure(pid: int, port: int, path: str, ranks: int, seconds: float) -> float:
     """CPU seconds of the server for a rank's report."""
     connections = itertools.cycle([Connection(port) for _ in range(CONNECTIONS)])
-    work = reports(ranks, batch)
+    work = reports(ranks)
     for _ in range(50):
-        next(connections).post(path, next(work) if batch > 1 else next(work)[0])
+        next(connections).post(path, next(work))
     before, began, count = cpu_s(pid), time.monotonic(), 0
     while time.monotonic() - began < seconds:
-        body = next(work)
-        next(connections).post(path, body if batch > 1 else body[0])
-        count += len(body)
+        next(connections).post(path, next(work))
+        count += 1
     return (cpu_s(pid) - before) / count
 
 
@@ -111,11 +102,8 @@ def main() -> None:
             body = {"rank": rank, **place, "available_frequencies": [1410]}
             connection.post(f"/register_rank/{job_id}", body)
         print(f"{ranks} ranks of one job")
-        for batch in (1, 8):
-            cost_s = measure(pid, port, f"/progress/{job_id}", ranks, batch, arguments.seconds)
-            print(
-                f"{batch} a request: {1e6 * cost_s:.0f} us a report, {1 / cost_s:,.0f} ranks a core"
-            )
+        cost_s = measure(pid, port, f"/progress/{job_id}", ranks, arguments.seconds)
+        print(f"{1e6 * cost_s:.0f} us a report, {1 / cost_s:,.0f} ranks a core")
 
 
 if __name__ == "__main__":

@@ -23,11 +23,10 @@ REPORT_PROGRESS_URL = "/progress/{job_id}"
 REPORT_PROFILE_URL = "/profile/{job_id}"
 CHOOSE_PLAN_URL = "/choose/{job_id}"
 
-MOST_REPORTS = 4096
-"""Most reports of a node's ranks in one request."""
-
 REPORT_INTERVAL_S = 1.0
-"""Period at which a rank reports its progress; the server starts plans some periods ahead."""
+
+REPORTS_PER_S = 2000
+"""Most reports of one job in a second: a third of what one core of the server can handle."""
 
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -37,6 +36,12 @@ Name = Annotated[str, Field(min_length=1, max_length=64)]
 MHz = Annotated[int, Field(ge=0, le=100_000)]
 SettingName = Annotated[str, Field(min_length=1, max_length=200)]
 Iteration = Annotated[int, Field(ge=0, le=10**12)]
+
+
+def report_interval_s(world_size: int) -> float:
+    """Period at which each rank of a job reports its progress, s; plans start some periods
+    ahead."""
+    return max(REPORT_INTERVAL_S, world_size / REPORTS_PER_S)
 
 
 class _Message(BaseModel):
@@ -215,7 +220,7 @@ class OfflineProfilingResult(_OfRank):
 
 
 class Progress(_Message):
-    """A rank's progress; sent about every `REPORT_INTERVAL_S`.
+    """A rank's progress; sent about every `report_interval_s`.
 
     Attributes:
         rank: Whose.

@@ -6,14 +6,13 @@ continues with its plan, and the thread retries.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -21,7 +20,6 @@ from zeus.optimizer.pipeline_frequency.common import (
     GET_FREQUENCY_SCHEDULE_URL,
     REGISTER_JOB_URL,
     REGISTER_RANK_URL,
-    REPORT_INTERVAL_S,
     REPORT_PROFILE_URL,
     REPORT_PROGRESS_URL,
     FrequencySchedule,
@@ -30,14 +28,13 @@ from zeus.optimizer.pipeline_frequency.common import (
     Progress,
     RankInfo,
     RankProfile,
+    report_interval_s,
 )
 from zeus.optimizer.pipeline_frequency.follower import Schedule
 from zeus.optimizer.pipeline_frequency.iteration_times import Least
-from zeus.optimizer.pipeline_frequency.node_reports import NodeReports
 from zeus.utils import framework
 from zeus.utils.http import CONNECT_S, client, detail, retrying
 from zeus_ipc.outage import Outage
-from zeus_ipc.overriding import override
 
 if TYPE_CHECKING:
     import httpx
@@ -56,43 +53,24 @@ POLL_S = 0.1
 """Period at which the other ranks check whether rank 0 has registered the job."""
 
 STORE_TIMEOUT = timedelta(seconds=10)
-SILENT_S = 3 * REPORT_INTERVAL_S
-"""A rank that is not asked for a report for this long sends its own."""
-
 MOST_TIMES = 10_000
 """Most iteration times that are kept while the server is unavailable; the oldest are dropped."""
 
 
-class Meeting(Protocol):
-    """Store in which rank 0 leaves the job's id for the others."""
-
-    def put(self, key: str, value: str) -> None:
-        """Writes a value.
-
-        Raises:
-            RuntimeError: The store does not answer.
-        """
-
-    def get(self, key: str) -> str | None:
-        """A value, if present. Does not wait for it.
-
-        Raises:
-            RuntimeError: The store does not answer.
-        """
-
-
-class StoreMeeting(Meeting):
-    """Exchanges values through the processes' common store, without a collective."""
+class Meeting:
+    """The store in which rank 0 leaves the job's id for the others: that of torch.distributed,
+    without a collective. Each call raises RuntimeError if it does not answer.
+    """
 
     def __init__(self, store: Any) -> None:
         self._store = store
 
-    @override
     def put(self, key: str, value: str) -> None:
+        """Writes a value."""
         self._store.set(key, value.encode())
 
-    @override
     def get(self, key: str) -> str | None:
+        """A value, if present. Does not wait for it."""
         if not self._store.check([key]):
             return None
         return bytes(self._store.get(key)).decode()
@@ -103,7 +81,7 @@ def meeting(number: int) -> Meeting | None:
     store = framework.store(STORE_TIMEOUT)
     if store is None:
         return None
-    return StoreMeeting(framework.prefixed(f"zeus/pipeline_frequency/{number}", store))
+    return Meeting(framework.prefixed(f"zeus/pipeline_frequency/{number}", store))
 
 
 class ServerError(Exception):
@@ -149,7 +127,6 @@ class ServerConnection:
         self._times: deque[tuple[int, float]] = deque(maxlen=MOST_TIMES)
         self._instructions: deque[Least] = deque(maxlen=MOST_TIMES)
         self._profile: RankProfile | None = None
-        self._node: NodeReports | None = None
         self._generation = 0
         self._registered = self._scheduled = False
         self._reported: set[str] = set()
@@ -203,7 +180,6 @@ class ServerConnection:
                     retry(self._advance, http)
                 except _JobGone:
                     self.job_id = ""
-                    self._leave()
                     self._generation += 1
                     self._say(
                         "gone",
@@ -216,7 +192,6 @@ class ServerConnection:
                     log.exception("the pipeline frequency optimizer no longer reaches its server")
                     self._settled.set()
                     break
-        self._leave()
 
     def _advance(self, http: httpx.Client) -> None:
         """Makes the next step: registers, gets the schedule, or reports."""
@@ -231,8 +206,11 @@ class ServerConnection:
             self._scheduled = self._get_schedule(http)
         else:
             self._send_profile(http)
-            self._report(http)
+            if "no progress" not in self._reported:
+                self._report(http)
             self._outage.succeeded()
+            self._wake.wait(report_interval_s(self._job.world_size))
+            self._wake.clear()
 
     def _meet(self, http: httpx.Client) -> bool:
         """Gets the job's id: rank 0 from the server, the others from rank 0."""
@@ -289,46 +267,18 @@ class ServerConnection:
                 self._profile = None
 
     def _report(self, http: httpx.Client) -> None:
-        """Reports once, through the node's leader or as the leader, and pauses."""
-        node = self._join()
-        if node is not None and not node.leads:
-            try:
-                if node.asked(SILENT_S):
-                    progress = self._progress()
-                    said = json.loads(node.report(progress.model_dump_json().encode(), READ_S))
-                    if said is not None:
-                        self._take(progress, said)
-                    return
-                # A process that the leader forked may hold its socket open after its end.
-                self._reported.add("no batch")
-            except (OSError, ValueError) as error:
-                log.debug("the rank that reports for this node has changed: %s", error)
-            self._leave()
-            return
-        if "no progress" not in self._reported:
-            self._report_for_all(http, node)
-        self._wake.wait(REPORT_INTERVAL_S)
-        self._wake.clear()
-
-    def _report_for_all(self, http: httpx.Client, node: NodeReports | None) -> None:
-        others = [] if node is None else node.gather()
-        progress = self._progress()
-        content = progress.model_dump_json()
-        if others:
-            content = f"[{','.join([content, *(report.decode() for _, report in others)])}]"
-        answers: list[Any] = [None] * (1 + len(others))
+        """Reports progress, and takes a plan that comes back."""
+        iteration, version = self._state()
+        progress = Progress(
+            rank=self._rank.rank,
+            iteration=max(0, iteration),
+            iter_times=list(self._times),
+            instruction_times=list(self._instructions),
+            version=version,
+        )
         try:
-            found = self._ask(http, "POST", REPORT_PROGRESS_URL, content)
-            answers = found if others else [found]
+            answer = self._ask(http, "POST", REPORT_PROGRESS_URL, progress)
         except ServerError as error:
-            if others and error.status == 422:
-                self._say(
-                    "no batch",
-                    f"the server at {self._url} takes one report at a time; every rank sends its "
-                    "own",
-                )
-                self._leave()
-                return
             if error.status == 405 or (error.status == 404 and str(error).endswith("Not Found")):
                 self._say(
                     "no progress",
@@ -337,25 +287,6 @@ class ServerConnection:
                 )
                 return
             raise
-        finally:
-            # Even if the server is unavailable, because they wait for a reply.
-            if node is not None:
-                for (other, _), answer in zip(others, answers[1:], strict=True):
-                    node.give(other, json.dumps(answer).encode())
-        self._take(progress, answers[0])
-
-    def _progress(self) -> Progress:
-        iteration, version = self._state()
-        return Progress(
-            rank=self._rank.rank,
-            iteration=max(0, iteration),
-            iter_times=list(self._times),
-            instruction_times=list(self._instructions),
-            version=version,
-        )
-
-    def _take(self, progress: Progress, answer: Any) -> None:
-        """Handles the server's reply to a report."""
         for _ in progress.iter_times:
             self._times.popleft()
         for _ in progress.instruction_times:
@@ -373,13 +304,13 @@ class ServerConnection:
         http: httpx.Client,
         method: str,
         path: str,
-        body: BaseModel | str | None = None,
+        body: BaseModel | None = None,
         params: dict[str, int] | None = None,
         timeout: float | None = None,
     ) -> Any:
         import httpx
 
-        content = body.model_dump_json() if isinstance(body, BaseModel) else body
+        content = None if body is None else body.model_dump_json()
         try:
             answer = http.request(
                 method,
@@ -410,22 +341,6 @@ class ServerConnection:
             f"{answer.status_code}: {said}",
             answer.status_code,
         )
-
-    def _join(self) -> NodeReports | None:
-        """This rank's place among the node's ranks; None if it reports by itself."""
-        if self._node is None and "no batch" not in self._reported:
-            try:
-                self._node = NodeReports(f"{self._url}/{self.job_id}")
-                self._node.join()
-            except OSError as error:
-                log.debug("this rank reports by itself: %s", error)
-                self._leave()
-        return self._node
-
-    def _leave(self) -> None:
-        if self._node is not None:
-            self._node.close()
-            self._node = None
 
     # ------------------------------------------------------------------------------ messages
 

@@ -41,7 +41,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     """torch.distributed is initialised, and its processes meet here."""
     made = Store()
     monkeypatch.setitem(sys.modules, "torch", fake_torch(made))
-    monkeypatch.setattr(connection, "REPORT_INTERVAL_S", 0.02)
+    monkeypatch.setattr(connection, "report_interval_s", lambda world_size: 0.02)
     monkeypatch.setattr(connection, "BACKOFF_S", (0.02, 0.1))
     monkeypatch.setattr(connection, "POLL_S", 0.01)
     return made

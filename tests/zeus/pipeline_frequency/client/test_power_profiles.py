@@ -32,7 +32,7 @@ def node(
 ) -> VirtualNode:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setitem(sys.modules, "torch", fake_torch(Store()))
-    monkeypatch.setattr(connection, "REPORT_INTERVAL_S", 0.02)
+    monkeypatch.setattr(connection, "report_interval_s", lambda world_size: 0.02)
     monkeypatch.setattr(connection, "POLL_S", 0.01)
     return virtual_node("2xgb200:setter_ms=0")
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.common import (
-    REPORT_INTERVAL_S,
     Choice,
     Chosen,
     FrequencySchedule,
@@ -23,6 +22,7 @@ from zeus.optimizer.pipeline_frequency.common import (
     Progress,
     RankInfo,
     RankProfile,
+    report_interval_s,
 )
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, Setting
 from zeus.optimizer.pipeline_frequency.server.drift import DriftWatch, Kind
@@ -35,8 +35,8 @@ from zeus.optimizer.pipeline_frequency.server.stragglers import (
     straggler_times,
 )
 
-LEAD_S = 2.5 * REPORT_INTERVAL_S
-"""Margin in time before a plan starts, such that every rank has reported and received it."""
+LEAD = 2.5
+"""Report intervals before a plan starts, in which every rank has reported and received it."""
 
 FRESH_S = 60.0
 """Ranks that have not reported for this long do not affect when a plan starts."""
@@ -389,9 +389,10 @@ class TrainingJob:
         # must not delay the plan.
         pace = min(max(paces), 2 * median_low([one for one in paces if one] or [0.0]))
         at = [one.iteration + pace * max(0.0, now_s - one.heard_s) for one in heard]
-        reached = min(max(at), median_low(at) + 1 + pace * REPORT_INTERVAL_S)
+        interval_s = report_interval_s(self.info.world_size)
+        reached = min(max(at), median_low(at) + 1 + pace * interval_s)
         # One more, because the present iteration may be about to end.
-        lead = 1 + math.ceil(LEAD_S * pace)
+        lead = 1 + math.ceil(LEAD * interval_s * pace)
         return math.floor(reached) + lead, lead
 
     # --------------------------------------------------------------------------------------

@@ -232,19 +232,16 @@ class JobManager:
         if len(job.results) == job.info.world_size:
             self._spawn(self._advance(job_id))
 
-    def progress(self, job_id: str, reports: list[Progress]) -> list[PlanUpdate]:
-        """Handles the progress of ranks; returns their schedules.
+    def progress(self, job_id: str, report: Progress) -> PlanUpdate:
+        """Handles the progress of a rank; returns its schedule.
 
         Raises:
-            Refused: One of the ranks is not known; then no report counts.
+            Refused: The rank is not known.
         """
         job = self._hear(job_id)
-        for report in reports:
-            job.known_rank(report.rank)
-        now_s = self._clock()
-        found = [job.report(report, now_s) for report in reports]
+        update, changed = job.report(report, self._clock())
         self._reported.add(job_id)
-        if any(changed for _, changed in found):
+        if changed:
             self._put_state(job)
             plans = [one.plan for one in job.in_force]
             slowdowns = [round(one, 3) for one in job.watch.slowdowns]
@@ -256,7 +253,7 @@ class JobManager:
         if paces is not None and not (job.planning or job.replanning):
             job.replanning = True
             self._spawn(self._replan(job, paces))
-        return [update for update, _ in found]
+        return update
 
     async def choose(self, job_id: str, choice: Choice) -> Chosen:
         """Handles a choice; waits briefly for a plan that must be made."""

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic import Field, TypeAdapter
 
 from zeus import __version__
 from zeus.exceptions import PipelineFrequencyError
@@ -24,7 +23,6 @@ from zeus.optimizer.pipeline_frequency.common import (
     FrequencySchedule,
     JobInfo,
     OfflineProfilingResult,
-    PlanUpdate,
     ProfilingResult,
     Progress,
     RankInfo,
@@ -144,26 +142,15 @@ def create_app(settings: PlanServerSettings) -> PFOServer:
     return app
 
 
-_REPORTS = TypeAdapter(Annotated[list[Progress], Field(max_length=common.MOST_REPORTS)])
-_UPDATES = TypeAdapter(list[PlanUpdate])
-
-
 def _add_progress(app: PFOServer) -> None:
-    """Handles one rank's report, or those of a node; every rank sends one a second.
-
-    A plain route, because FastAPI's overhead is larger than the work.
-    """
+    """Handles a rank's report. A plain route, because FastAPI's overhead is larger than the
+    work."""
 
     async def progress(request: Request) -> Response:
         web.needs_json(request)
-        body, job_id = await request.body(), request.path_params["job_id"]
-        if body.lstrip()[:1] == b"[":
-            updates = app.manager.progress(job_id, _REPORTS.validate_json(body))
-            answer = _UPDATES.dump_json(updates)
-        else:
-            (update,) = app.manager.progress(job_id, [Progress.model_validate_json(body)])
-            answer = update.model_dump_json().encode()
-        return Response(answer, media_type="application/json")
+        report = Progress.model_validate_json(await request.body())
+        update = app.manager.progress(request.path_params["job_id"], report)
+        return Response(update.model_dump_json(), media_type="application/json")
 
     app.add_route(common.REPORT_PROGRESS_URL, progress, methods=["POST"])
 
