@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zeus.utils.atomic import write_text
+from zeus_ipc.parsing import any_number, parse, read_file
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Knowledge:
         Raises:
             ValueError: It is none.
         """
-        return _of(json.loads(text))
+        return _of(parse(text, decode=any_number))
 
 
 def _of(given: Any) -> Knowledge:
@@ -132,7 +133,7 @@ def save(path: str | Path, knowledge: Knowledge) -> None:
 
 def _read(path: str | Path) -> list[Knowledge]:
     try:
-        given = json.loads(Path(path).read_text(encoding="utf-8"))
+        given = parse(read_file(path), decode=any_number)
         others = given.get("elsewhere", []) if isinstance(given, dict) else []
         return [_of(one) for one in (given, *others)]
     except FileNotFoundError:

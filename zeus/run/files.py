@@ -19,9 +19,11 @@ from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, Validati
 
 from zeus.analyze import HistoryEntry
 from zeus.utils.atomic import write_text
+from zeus_ipc.parsing import any_number, parse
 from zeus_ipc.wire import explain
 
 MASTER_LOG = "master.log"
+_MOST_BYTES = 1 << 26
 HISTORY = "history.json"
 HISTORY_PY = "history.py"
 
@@ -175,7 +177,7 @@ def read_history(path: str | Path) -> list[HistoryEntry]:
         path = path / HISTORY if (path / HISTORY).exists() else path / HISTORY_PY
     text = path.read_text(encoding="utf-8")
     try:
-        rows = _python_rows(text) if path.suffix == ".py" else json.loads(text)
+        rows = _python_rows(text) if path.suffix == ".py" else parse(text, _MOST_BYTES, any_number)
         return [_entry(row) for row in rows]
     except (ValueError, TypeError, KeyError, SyntaxError, RecursionError) as error:
         raise FileError(f"{path} is not a history of runs: {error}") from None

@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from zeus_ipc.parsing import any_number, parse
+
 RECORDS = "runs.jsonl"
 
 
@@ -39,7 +41,7 @@ class Records:
         self._file.seek(0)
         for line in self._file.readlines():
             try:
-                row = json.loads(line)
+                row = parse(line, decode=any_number)
                 kind = row["kind"]
             except (ValueError, KeyError, TypeError):
                 continue  # cut off when its writer was killed

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeus.utils.atomic import write_text
+from zeus_ipc.parsing import any_number, parse, read_file
 from zeus_ipc.programs import is_missing
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
 
+_MOST_BYTES = 1 << 28  # it may have an entry for each request
 TOKENS = ("total_output_tokens", "total_input_tokens")
 """Fields of `vllm bench serve` to divide the energy by."""
 
@@ -71,7 +73,7 @@ def add(path: Path, energy: dict[str, Any]) -> dict[str, Any]:
         OSError: It cannot be read or written.
     """
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = parse(read_file(path, _MOST_BYTES), _MOST_BYTES, any_number)
     except ValueError:
         result = None
     if not isinstance(result, dict):

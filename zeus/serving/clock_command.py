@@ -21,6 +21,7 @@ from zeus.serving.receiver import Receiver
 from zeus.utils.atomic import write_text
 from zeus_ipc.client import Client
 from zeus_ipc.options import FILE, one_sentence
+from zeus_ipc.parsing import parse, read_file
 from zeus_ipc.tables import distinct
 
 log = logging.getLogger(__name__)
@@ -230,7 +231,7 @@ def load_stretch(path: Path | None) -> dict[int, float] | None:
     if path is None or not path.exists():
         return None
     try:
-        stored = json.loads(path.read_text())["stretch"]
+        stored = parse(read_file(path))["stretch"]
         found = {int(mhz): float(value) for mhz, value in stored.items()}
         if not all(0 < value < math.inf for value in found.values()):
             raise ValueError
@@ -244,7 +245,7 @@ def load_stretch(path: Path | None) -> dict[int, float] | None:
 def save_stretch(path: Path, stretch: dict[int, float]) -> None:
     """Stores learned step times, and keeps the rest of a tuner's profile."""
     try:
-        stored = json.loads(path.read_text()) if path.exists() else {}
+        stored = parse(read_file(path)) if path.exists() else {}
         stored["stretch"] = {str(mhz): value for mhz, value in stretch.items()}
         write_text(path, json.dumps(stored, indent=1) + "\n")
     except (OSError, ValueError, TypeError) as error:

@@ -39,6 +39,7 @@ from zeus.policy.stopping import Used
 from zeus.utils import framework
 from zeus.utils.atomic import write_text
 from zeus.utils.configured import OfProcess
+from zeus_ipc.parsing import parse, read_file
 
 if TYPE_CHECKING:
     from zeus.monitor import ZeusMonitor
@@ -366,7 +367,7 @@ class BestKnown:
 
     def _read(self) -> dict[str, int]:
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
+            found = parse(read_file(self.path))
         except (OSError, ValueError):
             return {}
         if not isinstance(found, dict):
