@@ -12,7 +12,6 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from fastapi.responses import JSONResponse, PlainTextResponse
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -97,13 +96,6 @@ def _of_nodes(view: View) -> Iterator[Metric]:
         for state in STATES:
             states.add_metric([node.name, state], float(node.state == state))
     yield states
-
-
-def text(view: View | None, up: bool) -> bytes:
-    """All metrics in Prometheus's text format."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(FleetMetrics(view, up))
-    return generate_latest(registry)
 
 
 KEPT = 3600
@@ -202,7 +194,7 @@ def _add(app: FleetServer) -> None:
 
     @app.get("/metrics")
     async def figures() -> PlainTextResponse:
-        return web.figures(text(app.view, not app.trouble))
+        return web.figures(FleetMetrics(app.view, not app.trouble))
 
     @app.get("/healthz")
     async def health() -> JSONResponse:

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeus_fleet.etcd import running_etcd
 from zeus.device.gpu import GPUs
+from zeus.utils import web
 from zeus_fleet import shells, wire
 from zeus_fleet.allocator import Allocator, Commit
 from zeus_fleet.commands import main
@@ -42,7 +43,7 @@ from zeus_fleet.messages import (
 from zeus_fleet.node import Ceilings, Gpu
 from zeus_fleet.policies import water_filling
 from zeus_fleet.profiles import Profile
-from zeus_fleet.server import text
+from zeus_fleet.server import FleetMetrics
 from zeus_fleet.shells import run_agent, run_allocator
 from zeus_fleet.store import Store, StoreUnavailable
 from zeus_fleet.view import Watcher
@@ -174,7 +175,8 @@ def test_what_one_node_writes_stops_neither_the_budget_of_the_others_nor_status(
             assert snapshot is not None
             view = Watcher().look(snapshot, 0.0, 0.0)
             assert [node.state for node in view.nodes] == ["unreadable", "ok"]
-            assert 'node_state{fleet_node="a",state="unreadable"} 1.0' in text(view, True).decode()
+            text = bytes(web.figures(FleetMetrics(view, True)).body).decode()
+            assert 'node_state{fleet_node="a",state="unreadable"} 1.0' in text
             said = await asyncio.to_thread(status)
             assert "left out: what it wrote is not" in said
             less = replace(BUDGET.site, limit_mw=600_000)

@@ -14,6 +14,9 @@ from zeus.compat import old_names
 
 Framework = Literal["torch", "jax", "cupy"]
 
+_TIMEOUT = timedelta(seconds=10)
+"""Of one call of the store, if torch is new enough to set it separately."""
+
 
 def synchronize(framework: Framework, gpu_indices: Sequence[int]) -> bool:
     """Waits until the GPUs have done what the framework has launched. Returns whether this process
@@ -108,12 +111,44 @@ def all_reduce(values: Sequence[float], operation: Literal["sum", "max"]) -> lis
     return [float(value) for value in tensor.tolist()]
 
 
-def store(timeout: timedelta) -> Any:
-    """Returns the key-value store of the process group; None if there is none.
+class RanksUnreachable(Exception):
+    """The processes that train together do not reach each other: one sentence that says why."""
 
-    Args:
-        timeout: Timeout of one call, if torch is new enough to set it separately.
+
+class Notes:
+    """Notes that the processes that train together leave for each other: the one way in which ranks
+    agree. They are in the key-value store of the process group, so they need no collective: a
+    process that lags, is gone, or makes no steps blocks no other, and any backend will do.
+
+    Every call raises RanksUnreachable if the store does not answer.
     """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def set(self, key: str, note: bytes) -> None:
+        """Leaves a note."""
+        self._call("set", key, note)
+
+    def get(self, key: str) -> bytes | None:
+        """A note, if there is one. Does not wait for it."""
+        return bytes(self._call("get", key)) if self._call("check", [key]) else None
+
+    def add(self, key: str, amount: int) -> int:
+        """Counts; returns the sum."""
+        return int(self._call("add", key, amount))
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._store, method)(*arguments)
+        except RuntimeError as error:  # as torch's own errors are
+            raise RanksUnreachable(
+                f"the store of torch.distributed does not answer ({error}); the ranks need it"
+            ) from None
+
+
+def notes(prefix: str) -> Notes | None:
+    """The notes of the process group whose keys have a prefix; None if it has no store."""
     distributed = _distributed()
     if distributed is None:
         return None
@@ -121,16 +156,13 @@ def store(timeout: timedelta) -> Any:
         found = distributed.distributed_c10d._get_default_store()
     except (AttributeError, RuntimeError, ValueError):
         return None
+    if found is None:
+        return None
     if hasattr(found, "clone"):
         # A separate connection: its calls and timeout do not affect training.
         found = found.clone()
-        found.set_timeout(timeout)
-    return found
-
-
-def prefixed(prefix: str, store: Any) -> Any:
-    """Returns a view of a store in which all keys have a prefix."""
-    return sys.modules["torch"].distributed.PrefixStore(prefix, store)
+        found.set_timeout(_TIMEOUT)
+    return Notes(distributed.PrefixStore(prefix, found))
 
 
 __getattr__ = old_names(__name__)

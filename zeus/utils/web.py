@@ -21,10 +21,13 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.routing import APIRoute
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
 from zeus import __version__
 from zeus.exceptions import ZeusBaseError
+from zeus.utils.settings import HttpSettings
 from zeus_ipc.http_guard import wrong_host
 from zeus_ipc.overriding import override
 from zeus_ipc.parsing import Malformed, any_number, parse
@@ -44,19 +47,13 @@ class Application(FastAPI):
     It redirects nothing: behind a proxy it would redirect to an address without the proxy's prefix.
     Whether a request may be answered is decided before its body is read.
 
-    Args:
-        hosts: Other names, with port if it is not the usual one, by which browsers reach it.
-        prefix: Prefix of its paths behind a proxy that keeps it.
-
     Attributes:
         most_bytes: Maximum size of a request.
     """
 
     most_bytes = 2**20
 
-    def __init__(
-        self, title: str, hosts: Collection[str] = (), prefix: str = "", **options: Any
-    ) -> None:
+    def __init__(self, title: str, settings: HttpSettings | None = None, **options: Any) -> None:
         super().__init__(
             title=title,
             version=__version__,
@@ -65,20 +62,29 @@ class Application(FastAPI):
             redirect_slashes=False,
             **options,
         )
-        self._prefix = prefix
-        self.hosts = {host.lower() for host in hosts}
+        self.common = settings = settings or HttpSettings()
+        self.hosts = {host.lower() for host in settings.hosts}
         self.router.route_class = _Route
 
         @self.get("/")
         async def index() -> HTMLResponse:
             return page(type(self).__module__.rpartition(".")[0])
 
+        _add_validation_errors(self)
+        if settings.log_level == "DEBUG":
+            _add_log(self, logging.getLogger(type(self).__module__))
+
     def authorize(self, request: Request) -> None:
-        """Authorizes a request by its method, path and headers.
+        """Authorizes a request by its method, path and headers: anyone may read, and change
+        something with the token, if there is one.
 
         Raises:
             HTTPException: The request is refused.
         """
+        if request.method not in ("GET", "HEAD"):
+            of_this_site(request)
+            if self.common.token:
+                check_token(request, [self.common.token], f"{self.common.prefix}TOKEN")
 
     async def opens(self) -> None:
         """Opens resources.
@@ -98,7 +104,7 @@ class Application(FastAPI):
             await self._live(receive, send)
             return
         scope["app"] = self
-        scope["root_path"] = self._prefix or scope.get("root_path", "")
+        scope["root_path"] = self.common.root_path or scope.get("root_path", "")
         path = scope.get("path", "").rstrip("/")
         if path not in ("", scope["root_path"]):
             scope["path"] = path
@@ -207,9 +213,13 @@ def fresh(content: Any) -> JSONResponse:
     return JSONResponse(content, headers={"Cache-Control": "no-store"})
 
 
-def figures(text: bytes) -> PlainTextResponse:
+def figures(families: Collector) -> PlainTextResponse:
     """Metrics in the text format of Prometheus."""
-    return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(families)
+    return PlainTextResponse(
+        generate_latest(registry), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )
 
 
 def of_this_site(request: Request) -> None:
@@ -256,7 +266,7 @@ def check_token(request: Request, tokens: Collection[str], setting: str) -> None
         )
 
 
-def add_log(app: FastAPI, logger: logging.Logger) -> None:
+def _add_log(app: FastAPI, logger: logging.Logger) -> None:
     """Logs each request and its status."""
 
     @app.middleware("http")
@@ -266,7 +276,7 @@ def add_log(app: FastAPI, logger: logging.Logger) -> None:
         return response
 
 
-def add_validation_errors(app: FastAPI) -> None:
+def _add_validation_errors(app: FastAPI) -> None:
     """Describes an invalid request in one sentence (422), not as a list."""
 
     @app.exception_handler(RequestValidationError)

@@ -89,7 +89,9 @@ def meanings(model: type[Any]) -> dict[str, str]:
         for name, kind in inspect.get_annotations(one).items()
         if str(kind) in of_types
     }
-    return found | listed_attributes(model.__doc__ or "") | attribute_docs(model)
+    for one in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
+        found |= listed_attributes(one.__doc__ or "")
+    return found | attribute_docs(model)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ def make_job(monkeypatch: pytest.MonkeyPatch) -> MakeJob:
     monkeypatch.setattr(framework, "world_size", lambda: now[-1].world)
     monkeypatch.setattr(framework, "rank", lambda: now[-1].current.rank * now[-1].met)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(framework, "store", lambda timeout: Store(now[-1]))
-    monkeypatch.setattr(framework, "prefixed", lambda prefix, store: store.within(prefix))
+    monkeypatch.setattr(
+        framework, "notes", lambda prefix: framework.Notes(Store(now[-1]).within(prefix))
+    )
     for module in (product, shell):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[-1].now_s))
 

@@ -14,7 +14,7 @@ from tests.seeds import fresh, tries
 from tests.zeus.power_limit.simulated_job import HIGH, MakeJob, Process, SimulatedJob, most_steps
 from zeus.optimizer.power_limit import Energy, Time
 from zeus.optimizer.power_limit.leader import SILENCE_S, Leader
-from zeus.optimizer.power_limit.link import LeaderError, Together, connect
+from zeus.optimizer.power_limit.link import Together, connect
 from zeus.utils import framework
 
 # ------------------------------------------------------------------------------------- in trouble
@@ -140,11 +140,11 @@ def test_without_a_store_each_stays_at_the_highest_limit(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job(2)
-    monkeypatch.setattr(framework, "store", lambda timeout: None)
+    monkeypatch.setattr(framework, "notes", lambda prefix: None)
     with pytest.warns(UserWarning, match=r"torch.distributed has no store"):
         job.begin().run(5)
     job.assert_given_up()
-    with pytest.raises(LeaderError):
+    with pytest.raises(framework.RanksUnreachable):
         connect(Leader(2, *[lambda *_: None] * 3), 2)
 
 
@@ -273,5 +273,7 @@ def test_a_note_of_another_version_is_reported_as_that() -> None:
         def get(self, key: str) -> bytes:
             return b'{"kind": "dance"}'
 
-    with pytest.raises(LeaderError, match="another version of zeus; install the same"):
-        Together(Notes(), 1, 2, None).hear(0.0, 1)
+    with pytest.raises(
+        framework.RanksUnreachable, match="another version of zeus; install the same"
+    ):
+        Together(framework.Notes(Notes()), 1, 2, None).hear(0.0, 1)

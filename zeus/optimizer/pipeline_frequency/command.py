@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from zeus.optimizer.pipeline_frequency.schedules import Pipeline, whole_iteratio
 from zeus.utils.progress import progress_bar
 from zeus_ipc import __version__
 from zeus_ipc.options import FOLDER
+from zeus_ipc.parsing import parse, read_file
 
 DEFAULT_P2P_POWER_W = 70.0
 
@@ -34,7 +34,7 @@ class _Watts(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # since 
         except ValueError:
             pass
         try:
-            return float(json.loads(Path(value).read_text(encoding="utf-8"))["power_w"])
+            return float(parse(read_file(value))["power_w"])
         except (OSError, ValueError, KeyError, TypeError):
             self.fail(f"{value} is neither watts nor a file that profile_p2p.py wrote", param, ctx)
 

@@ -10,9 +10,19 @@ import re
 import secrets
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from zeus.optimizer.pipeline_frequency.plans import Setting, Step
+from zeus.optimizer.pipeline_frequency.profile import RANKS, Row
 
 GET_SERVER_INFO_URL = "/info"
 REGISTER_JOB_URL = "/register_job"
@@ -30,11 +40,12 @@ REPORTS_PER_S = 2000
 
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Joules = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Seconds, joules or watts."""
+
 Name = Annotated[str, Field(min_length=1, max_length=64)]
-MHz = Annotated[int, Field(ge=0, le=100_000)]
-SettingName = Annotated[str, Field(min_length=1, max_length=200)]
+Rank = Annotated[int, Field(ge=0)]
 Iteration = Annotated[int, Field(ge=0, le=10**12)]
 
 
@@ -112,10 +123,15 @@ class _OfRank(_Message):
         tp_rank: Its number among the stage's processes.
     """
 
-    rank: int = Field(ge=0)
-    dp_rank: int = Field(ge=0)
-    pp_rank: int = Field(ge=0)
-    tp_rank: int = Field(ge=0)
+    rank: Rank
+    dp_rank: Rank
+    pp_rank: Rank
+    tp_rank: Rank
+
+    @property
+    def place(self) -> dict[str, int]:
+        """These numbers as columns of a profile."""
+        return {"stage": self.pp_rank, **{name: getattr(self, name) for name in RANKS}}
 
 
 class RankInfo(_OfRank):
@@ -125,7 +141,7 @@ class RankInfo(_OfRank):
         available_frequencies: Clocks that its GPU supports, MHz.
     """
 
-    available_frequencies: list[MHz] = Field(max_length=10_000)
+    available_frequencies: list[Annotated[int, Field(ge=0, le=100_000)]] = Field(max_length=10_000)
 
 
 class FrequencySchedule(_Message):
@@ -138,8 +154,8 @@ class FrequencySchedule(_Message):
         version: Version of the plan in force, to which `Progress.version` refers; 0: there is none.
     """
 
-    rank: int = Field(ge=0)
-    frequencies: list[tuple[str, MHz | SettingName]]
+    rank: Rank
+    frequencies: list[Step]
     version: int = 0
 
 
@@ -154,69 +170,36 @@ class ProfilingResult(_Message):
         energy_breakdown: The same in J.
     """
 
-    rank: int = Field(ge=0)
-    iter_time: list[Seconds]
-    iter_energy: list[Joules]
-    time_breakdown: dict[str, list[list[Seconds]]] = {}
-    energy_breakdown: dict[str, list[list[Joules]]] = {}
-
-
-class ProfileRow(_Message):
-    """Mean time and energy of an instruction at a clock, or another named setting, on one GPU.
-
-    `chunk` is the stage's model chunk, if it has several.
-    """
-
-    instruction: Name
-    chunk: int = Field(default=0, ge=0)
-    frequency: Annotated[int, Field(ge=1, le=100_000)] | SettingName
-    time: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    energy: Joules
+    rank: Rank
+    iter_time: list[Amount]
+    iter_energy: list[Amount]
+    time_breakdown: dict[str, list[list[Amount]]] = {}
+    energy_breakdown: dict[str, list[list[Amount]]] = {}
 
 
 class RankProfile(_OfRank):
     """All measurements of one rank's instructions.
 
     Attributes:
-        rows: Instruction, clock, mean seconds, mean joules of this GPU.
+        rows: In JSON without the rank's own numbers: `instruction`, `frequency`, `time`, `energy`
+            and, if its stage has several, `chunk`. Means of this GPU.
         p2p_power_w: Power of the GPU while blocked on communication, W, if measured.
         instructions: Instructions of one iteration, in the order in which they ran.
     """
 
-    rows: list[ProfileRow] = Field(min_length=1, max_length=100_000)
-    p2p_power_w: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    rows: list[Row] = Field(min_length=1, max_length=100_000)
+    p2p_power_w: Amount | None = None
     instructions: list[Name] = Field(default=[], max_length=1_000_000)
 
-
-class OfflineProfilingResult(_OfRank):
-    """A rank's measurements in the form of ml-energy/zeus: figures by clock."""
-
-    forward_time: dict[int, float]
-    forward_energy: dict[int, float]
-    backward_time: dict[int, float]
-    backward_energy: dict[int, float]
-
-    @model_validator(mode="after")
-    def _pairs(self) -> OfflineProfilingResult:
-        for name in ("forward", "backward"):
-            if getattr(self, f"{name}_time").keys() != getattr(self, f"{name}_energy").keys():
-                raise ValueError(f"{name}_time and {name}_energy must be of the same clocks")
-        return self
-
-    def to_profile(self) -> RankProfile:
-        """The same as rows."""
-        rows = [
-            {
-                "instruction": name,
-                "frequency": mhz,
-                "time": time_s,
-                "energy": getattr(self, f"{name}_energy")[mhz],
-            }
-            for name in ("forward", "backward")
-            for mhz, time_s in getattr(self, f"{name}_time").items()
-        ]
-        place = self.model_dump(include={"rank", "dp_rank", "pp_rank", "tp_rank"})
-        return RankProfile.model_validate({**place, "rows": rows})
+    @field_validator("rows", mode="before")
+    @classmethod
+    def _of_this_rank(cls, rows: Any, known: ValidationInfo) -> Any:
+        place = {
+            "stage": known.data.get("pp_rank"),
+            **{name: known.data.get(name) for name in RANKS},
+        }
+        rows = rows if isinstance(rows, list) else []
+        return [{**row, **place} if isinstance(row, dict) else row for row in rows]
 
 
 class Progress(_Message):
@@ -232,10 +215,10 @@ class Progress(_Message):
         version: Version of the plan that it runs; 0: none.
     """
 
-    rank: int = Field(ge=0)
+    rank: Rank
     iteration: Iteration
-    iter_times: list[tuple[Iteration, Seconds]] = Field(default=[], max_length=100_000)
-    instruction_times: list[tuple[Iteration, Name, MHz | SettingName, Seconds]] = Field(
+    iter_times: list[tuple[Iteration, Amount]] = Field(default=[], max_length=100_000)
+    instruction_times: list[tuple[Iteration, Name, Setting, Amount]] = Field(
         default=[], max_length=100_000
     )
     version: int = Field(default=0, ge=0)
@@ -254,7 +237,7 @@ class PlanUpdate(_Message):
 
     version: int
     at_iteration: int
-    frequencies: list[tuple[str, MHz | SettingName]] | None = None
+    frequencies: list[Step] | None = None
     note: str | None = None
 
 
@@ -275,12 +258,12 @@ class Choice(_Message):
 
     model_config = ConfigDict(extra="forbid")
 
-    deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    deadline_s: Positive | None = None
     max_slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
-    straggler_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    straggler_s: Positive | None = None
     plan: Annotated[int, Field(ge=0)] | None = None
     automatic: bool | None = None
-    dp_rank: Annotated[int, Field(ge=0)] | None = None
+    dp_rank: Rank | None = None
 
     @field_validator("automatic")
     @classmethod

@@ -6,15 +6,15 @@ continues with its plan, and the thread retries.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from zeus.optimizer.pipeline_frequency.common import (
     GET_FREQUENCY_SCHEDULE_URL,
@@ -32,7 +32,7 @@ from zeus.optimizer.pipeline_frequency.common import (
 )
 from zeus.optimizer.pipeline_frequency.follower import Schedule
 from zeus.optimizer.pipeline_frequency.iteration_times import Least
-from zeus.utils import framework
+from zeus.utils.framework import Notes, RanksUnreachable
 from zeus.utils.http import CONNECT_S, client, detail, retrying
 from zeus_ipc.outage import Outage
 
@@ -52,36 +52,14 @@ BACKOFF_S = (0.5, 30.0)
 POLL_S = 0.1
 """Period at which the other ranks check whether rank 0 has registered the job."""
 
-STORE_TIMEOUT = timedelta(seconds=10)
 MOST_TIMES = 10_000
 """Most iteration times that are kept while the server is unavailable; the oldest are dropped."""
 
 
-class Meeting:
-    """The store in which rank 0 leaves the job's id for the others: that of torch.distributed,
-    without a collective. Each call raises RuntimeError if it does not answer.
-    """
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-
-    def put(self, key: str, value: str) -> None:
-        """Writes a value."""
-        self._store.set(key, value.encode())
-
-    def get(self, key: str) -> str | None:
-        """A value, if present. Does not wait for it."""
-        if not self._store.check([key]):
-            return None
-        return bytes(self._store.get(key)).decode()
-
-
-def meeting(number: int) -> Meeting | None:
-    """The store of this job's processes; None if torch.distributed has none."""
-    store = framework.store(STORE_TIMEOUT)
-    if store is None:
-        return None
-    return Meeting(framework.prefixed(f"zeus/pipeline_frequency/{number}", store))
+_JOB_ID = TypeAdapter(Annotated[str, Field(min_length=1)])
+_SCHEDULE = TypeAdapter(FrequencySchedule)
+_UPDATE = TypeAdapter(PlanUpdate)
+_ANYTHING = TypeAdapter(Any)
 
 
 class ServerError(Exception):
@@ -101,11 +79,19 @@ class _JobGone(Exception):
 
 
 def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, (ServerError, RuntimeError, ValidationError))
+    return isinstance(error, (ServerError, RanksUnreachable))
 
 
 class ServerConnection:
-    """The thread."""
+    """The thread.
+
+    Args:
+        job: The job that rank 0 registers.
+        rank: This rank, without its clocks.
+        clocks: This rank's supported clocks, MHz, once they are known.
+        on_schedule: Called with each new plan, from the thread.
+        state: Returns the present iteration, and the version of the plan in force.
+    """
 
     def __init__(
         self,
@@ -113,7 +99,7 @@ class ServerConnection:
         job: JobInfo,
         rank: RankInfo,
         clocks: Callable[[], list[int]],
-        meeting: Meeting,
+        notes: Notes,
         on_schedule: Callable[[Schedule], None],
         state: Callable[[], tuple[int, int]],
     ) -> None:
@@ -121,7 +107,7 @@ class ServerConnection:
         self._job = job
         self._rank = rank
         self._clocks = clocks
-        self._meeting = meeting
+        self._notes = notes
         self._on_schedule = on_schedule
         self._state = state
         self._times: deque[tuple[int, float]] = deque(maxlen=MOST_TIMES)
@@ -172,7 +158,8 @@ class ServerConnection:
             log.warning("%s; training continues without a plan", error)
             self._settled.set()
             if self._rank.rank == 0:
-                self._meeting.put("away/0", "1")
+                with contextlib.suppress(RanksUnreachable):
+                    self._notes.set("away/0", b"1")
             return
         with http:
             while not self._stop.is_set():
@@ -217,34 +204,37 @@ class ServerConnection:
         key = f"job/{self._generation}"
         if self._rank.rank == 0:
             try:
-                answer = self._ask(http, "POST", REGISTER_JOB_URL, self._job)
+                job_id: str = self._ask(http, "POST", REGISTER_JOB_URL, _JOB_ID, self._job)
             except ServerError:
-                self._meeting.put(f"away/{self._generation}", "1")
+                self._notes.set(f"away/{self._generation}", b"1")
                 raise
-            if not isinstance(answer, str) or not answer:
-                raise ServerError(f"{self._url} is not a pipeline frequency server; check the URL")
-            self._meeting.put(key, answer)
-            self.job_id = answer
+            self._notes.set(key, job_id.encode())
+            self.job_id = job_id
             return True
-        found = self._meeting.get(key)
+        found = self._notes.get(key)
         if found is not None:
-            self.job_id = found
+            self.job_id = found.decode()
             return True
-        if not self._settled.is_set() and self._meeting.get(f"away/{self._generation}") is not None:
+        if not self._settled.is_set() and self._notes.get(f"away/{self._generation}") is not None:
             self._settled.set()  # rank 0 keeps trying; nobody has to wait here
         return False
 
     def _register(self, http: httpx.Client) -> None:
         info = self._rank.model_copy(update={"available_frequencies": self._clocks()})
-        self._ask(http, "POST", REGISTER_RANK_URL, info)
+        self._ask(http, "POST", REGISTER_RANK_URL, _ANYTHING, info)
 
     def _get_schedule(self, http: httpx.Client) -> bool:
         """Waits for the first schedule; False if not all ranks have asked yet."""
         # ml-energy/zeus's server ignores the time limit and replies when it can.
         params = {"rank": self._rank.rank, "timeout_s": SCHEDULE_S}
         try:
-            answer = self._ask(
-                http, "GET", GET_FREQUENCY_SCHEDULE_URL, params=params, timeout=SCHEDULE_S + READ_S
+            schedule: FrequencySchedule = self._ask(
+                http,
+                "GET",
+                GET_FREQUENCY_SCHEDULE_URL,
+                _SCHEDULE,
+                params=params,
+                timeout=SCHEDULE_S + READ_S,
             )
         except ServerError as error:
             if error.status in (408, 425, 503, 504):
@@ -253,7 +243,6 @@ class ServerConnection:
                 self._stop.wait(BACKOFF_S[0])
                 return False
             raise
-        schedule = FrequencySchedule.model_validate(answer)
         if schedule.frequencies:
             self._on_schedule(Schedule(schedule.version, tuple(schedule.frequencies)))
         self._settled.set()
@@ -262,7 +251,7 @@ class ServerConnection:
     def _send_profile(self, http: httpx.Client) -> None:
         profile = self._profile
         if profile is not None:
-            self._ask(http, "POST", REPORT_PROFILE_URL, profile)
+            self._ask(http, "POST", REPORT_PROFILE_URL, _ANYTHING, profile)
             if self._profile is profile:
                 self._profile = None
 
@@ -277,7 +266,7 @@ class ServerConnection:
             version=version,
         )
         try:
-            answer = self._ask(http, "POST", REPORT_PROGRESS_URL, progress)
+            update: PlanUpdate = self._ask(http, "POST", REPORT_PROGRESS_URL, _UPDATE, progress)
         except ServerError as error:
             if error.status == 405 or (error.status == 404 and str(error).endswith("Not Found")):
                 self._say(
@@ -291,7 +280,6 @@ class ServerConnection:
             self._times.popleft()
         for _ in progress.instruction_times:
             self._instructions.popleft()
-        update = PlanUpdate.model_validate(answer)
         if update.note:
             self._say(f"note {update.note}", f"the server has no plan: {update.note}")
         if update.frequencies is not None:
@@ -304,6 +292,7 @@ class ServerConnection:
         http: httpx.Client,
         method: str,
         path: str,
+        kind: TypeAdapter[Any],
         body: BaseModel | None = None,
         params: dict[str, int] | None = None,
         timeout: float | None = None,
@@ -328,10 +317,11 @@ class ServerConnection:
             ) from None
         if answer.status_code == 200:
             try:
-                return answer.json()
-            except ValueError:
+                return kind.validate_json(answer.content)
+            except ValidationError:
                 raise ServerError(
-                    f"{self._url} did not answer {path} with JSON; check the URL"
+                    f"{self._url} answered {path} as no pipeline frequency server does; check the "
+                    "URL"
                 ) from None
         said = detail(answer)
         if answer.status_code == 404 and self.job_id and said != "Not Found":
@@ -345,10 +335,6 @@ class ServerConnection:
     # ------------------------------------------------------------------------------ messages
 
     def _fail(self, error: BaseException) -> None:
-        if isinstance(error, RuntimeError):
-            error = ServerError(
-                f"the store of torch.distributed does not answer ({error}); the ranks need it"
-            )
         sentence = str(error).rstrip(".")
         self._outage.failed(f"{sentence}; training continues and it is tried again")
         self._settled.set()

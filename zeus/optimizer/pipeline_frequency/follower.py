@@ -16,6 +16,7 @@ class Schedule:
     Attributes:
         version: Version of the plan; 0: none.
         steps: Instruction and MHz, or another setting's name, in order; 0: do not change it.
+        at_iteration: The first iteration to run under it.
     """
 
     version: int = 0
@@ -30,7 +31,14 @@ class Follower:
     until the next step begins. If a program never calls `begin_step`, each step ends where the next
     begins.
 
+    Args:
+        tell: Called once with a sentence for each kind of misfit.
+
     Attributes:
+        schedule: The plan in force.
+        count: Instructions of this step so far.
+        training: Whether a step is in progress.
+        explicit: Whether the program reports where steps begin.
         iteration: The present step, or the last one; -1 before the first.
         expected: Number of instructions of a step in the plan; 0: no plan.
     """

@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from zeus.optimizer.pipeline_frequency.power_fit import (
     mixtures,
     set_apart,
 )
+from zeus.optimizer.pipeline_frequency.profile import Row
 
 log = logging.getLogger(__name__)
 
@@ -136,19 +137,6 @@ class Sensor(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Figures of one instruction at one setting (MHz or a profile's name): s, J, and two standard
-    deviations of the energy, J.
-    """
-
-    instruction: str
-    frequency: Setting
-    time_s: float
-    energy_j: float
-    uncertainty_j: float
-
-
 class OnlineProfiler:
     """The sweep of one rank.
 
@@ -158,6 +146,7 @@ class OnlineProfiler:
         set_clock: Sets a clock or profile and waits for it; returns whether it is in force.
         in_force: Returns whether it is still in force.
         synchronize: Waits until the GPU has finished launched work.
+        place: Columns of each row: the rank's numbers.
 
     Attributes:
         rows: Results so far.
@@ -176,7 +165,9 @@ class OnlineProfiler:
         in_force: Callable[[], bool],
         synchronize: Callable[[], None],
         clock_ns: Callable[[], int],
+        place: Mapping[str, int],
     ) -> None:
+        self._place = place
         self._clocks = list(clocks)
         self._settings = settings
         self._sensor = sensor
@@ -184,7 +175,7 @@ class OnlineProfiler:
         self._in_force = in_force
         self._synchronize = synchronize
         self._clock_ns = clock_ns
-        self.rows: list[Measured] = []
+        self.rows: list[Row] = []
         self.instructions: list[str] = []
         self.blocking: Power | None = None
         self.finished = not self._clocks
@@ -317,7 +308,7 @@ class OnlineProfiler:
         self.rows += rows
         return True
 
-    def _evaluate(self) -> tuple[list[Measured], bool]:
+    def _evaluate(self) -> tuple[list[Row], bool]:
         """The figures of the present clock, and whether they are accurate enough."""
         seen = []
         durations: dict[str, list[float]] = {}
@@ -346,12 +337,12 @@ class OnlineProfiler:
             seconds = trimmed_mean(durations[name])
             good &= 2 * power.deviation_w <= self._settings.precision * power.watts
             rows.append(
-                Measured(
-                    name,
-                    self.frequency,
-                    seconds,
-                    power.watts * seconds,
-                    2 * power.deviation_w * seconds,
+                Row(
+                    **self._place,
+                    instruction=name,
+                    frequency=self.frequency,
+                    time=seconds,
+                    energy=power.watts * seconds,
                 )
             )
         if good:
@@ -373,7 +364,7 @@ class OnlineProfiler:
         if self._settings.at_least_half and 2 * self._position < clocks:
             return False
         for name in dict.fromkeys(self.instructions):
-            energies = [row.energy_j for row in self.rows if row.instruction == name]
+            energies = [row.energy for row in self.rows if row.instruction == name]
             last = energies[-self._settings.rises - 1 :]
             if len(last) <= self._settings.rises:
                 return False

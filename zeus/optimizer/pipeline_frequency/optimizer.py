@@ -18,8 +18,8 @@ from pathlib import Path
 from zeus import _node
 from zeus.callback import Callback
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.common import JobInfo, ProfileRow, RankInfo, RankProfile
-from zeus.optimizer.pipeline_frequency.connection import Meeting, ServerConnection, meeting
+from zeus.optimizer.pipeline_frequency.common import JobInfo, RankInfo, RankProfile
+from zeus.optimizer.pipeline_frequency.connection import ServerConnection
 from zeus.optimizer.pipeline_frequency.follower import FREE, Follower, Schedule
 from zeus.optimizer.pipeline_frequency.frequency_controller import FrequencyController
 from zeus.optimizer.pipeline_frequency.iteration_times import (
@@ -34,7 +34,7 @@ from zeus.optimizer.pipeline_frequency.online_profiler import (
 )
 from zeus.optimizer.pipeline_frequency.plans import Setting
 from zeus.optimizer.pipeline_frequency.power_profiles import PowerProfiles
-from zeus.optimizer.pipeline_frequency.profile import Row, write_profile
+from zeus.optimizer.pipeline_frequency.profile import write_profile
 from zeus.utils import framework
 from zeus.utils.configured import OfProcess
 from zeus.utils.guard import guarded
@@ -148,14 +148,19 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
         self._count = 0  # instructions of the last complete step
         self._controller = FrequencyController(device_id)
         self._link: ServerConnection | None = None
-        where = self._meet()
-        if where is not None:
+        notes = framework.notes(f"zeus/pipeline_frequency/{next(_numbers)}")
+        if notes is None:
+            log.warning(
+                "torch.distributed has no store that the ranks need to agree on a job, so "
+                "training runs at default clocks; initialise it with env:// or a TCPStore"
+            )
+        else:
             self._link = ServerConnection(
                 server_url,
                 job,
                 self._place,
                 lambda: self._controller.supported,
-                where,
+                notes,
                 self._take,
                 lambda: (self._follower.iteration, self._follower.schedule.version),
             )
@@ -271,15 +276,6 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
             self._link.stop()
 
     # --------------------------------------------------------------------------------- internals
-
-    def _meet(self) -> Meeting | None:
-        where = meeting(next(_numbers))
-        if where is None:
-            log.warning(
-                "torch.distributed has no store that the ranks need to agree on a job, so "
-                "training runs at default clocks; initialise it with env:// or a TCPStore"
-            )
-        return where
 
     def _take(self, schedule: Schedule) -> None:
         """Handles a new plan; called by the connection's thread."""
@@ -398,6 +394,7 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
             lambda: self._controller.working,
             settings.synchronize or self._synchronize,
             self._clock_ns,
+            self._place.place,
         )
 
     def _hold(self, setting: Setting) -> bool:
@@ -430,15 +427,7 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
                     dp_rank=place.dp_rank,
                     pp_rank=place.pp_rank,
                     tp_rank=place.tp_rank,
-                    rows=[
-                        ProfileRow(
-                            instruction=row.instruction,
-                            frequency=row.frequency,
-                            time=row.time_s,
-                            energy=row.energy_j,
-                        )
-                        for row in profiler.rows
-                    ],
+                    rows=profiler.rows,
                     p2p_power_w=self._blocking_w(profiler, settings),
                     instructions=profiler.instructions,
                 )
@@ -464,22 +453,8 @@ class PipelineFrequencyOptimizer(OfProcess, Callback):
         path, place = Path(settings.csv_path), self._place
         if self._world_size > 1:
             path = path.with_name(f"{path.stem}-rank{place.rank}{path.suffix or '.csv'}")
-        rows = [
-            Row(
-                stage=place.pp_rank,
-                instruction=row.instruction,
-                frequency=row.frequency,
-                time=row.time_s,
-                energy=row.energy_j,
-                rank=place.rank,
-                dp_rank=place.dp_rank,
-                pp_rank=place.pp_rank,
-                tp_rank=place.tp_rank,
-            )
-            for row in profiler.rows
-        ]
         try:
-            write_profile(rows, path)
+            write_profile(profiler.rows, path)
         except OSError as error:
             log.warning("the profile cannot be written to %s (%s)", path, error.strerror or error)
 

@@ -14,25 +14,29 @@ from __future__ import annotations
 import csv
 import heapq
 import itertools
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.plans import MOST_BYTES
 from zeus.optimizer.pipeline_frequency.schedules import (
+    BACKWARD,
+    FORWARD,
     Instruction,
     Pipeline,
+    Way,
+    arcs_of,
     check_size,
     gpipe,
     interleaved_1f1b,
+    looped,
     one_f_one_b,
 )
+from zeus_ipc.parsing import parse, read_file
 
-FORWARD, BACKWARD = "forward", "backward"
 BACKWARD_INPUT, BACKWARD_WEIGHT = "backward_input", "backward_weight"
 
 _ACTION = re.compile(r"(\d+)(F|B|I|W)(\d+)")
@@ -40,31 +44,6 @@ _NAMES = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD_INPUT, "W": BACKWARD_WEIGHT
 
 _DURATION = {FORWARD: 1, BACKWARD: 2, BACKWARD_INPUT: 1, BACKWARD_WEIGHT: 1}
 """Assumed times for the order; real times differ, but orders are fixed before these are known."""
-
-
-@dataclass(frozen=True)
-class Way:
-    """The path of some microbatches through the stages."""
-
-    stages: tuple[int, ...]
-    chunks: tuple[int, ...]
-    microbatches: range
-    in_flight: tuple[int, ...] = ()
-
-
-def arcs_of(ways: Iterable[Way], backward: str) -> list[tuple[Instruction, Instruction]]:
-    """The dependencies on these paths."""
-    arcs: list[tuple[Instruction, Instruction]] = []
-    for path in ways:
-        for n in path.microbatches:
-            there = [
-                Instruction(stage, FORWARD, n, chunk)
-                for stage, chunk in zip(path.stages, path.chunks, strict=True)
-            ]
-            back = [Instruction(one.stage, backward, n, one.chunk) for one in reversed(there)]
-            whole = [*there, *back]
-            arcs += itertools.pairwise(whole)
-    return arcs
 
 
 def ordered(name: str, num_stages: int, ways: Sequence[Way], *, split: bool) -> Pipeline:
@@ -201,16 +180,25 @@ def looped_bfs(num_stages: int, num_microbatches: int, num_chunks: int = 2) -> P
         ]
         for stage in range(num_stages)
     ]
-    parts = tuple(range(num_stages)) * num_chunks
-    chunks = tuple(chunk for chunk in range(num_chunks) for _ in range(num_stages))
-    arcs = arcs_of([Way(parts, chunks, range(num_microbatches))], BACKWARD)
-    return Pipeline("looped-bfs", stages, arcs, num_microbatches)
+    return Pipeline(
+        "looped-bfs",
+        stages,
+        arcs_of([looped(num_stages, num_microbatches, num_chunks)]),
+        num_microbatches,
+    )
 
 
 def from_actions(
     name: str, table: Mapping[int, Sequence[Any]] | Sequence[Sequence[Any]]
 ) -> Pipeline:
     """The schedule of an action table of `torch.distributed.pipelining`.
+
+    Args:
+        table: For each rank its actions in order: `schedule.pipeline_order`, or rows of a CSV file.
+            An action is, or prints as, a part of the model, a letter and a microbatch: `0F3` (or
+            `B` backward, `I` backward for the input, `W` for the weights). Of two that overlap,
+            `(0F3;1B2)OVERLAP_F_B`, the first runs first. Others (communication, sharding) and gaps
+            are left out.
 
     Raises:
         PipelineFrequencyError: It is not such a table, or an action is missing.
@@ -295,11 +283,11 @@ def read_schedule(path: str | os.PathLike[str]) -> Pipeline:
     """
     name = os.fspath(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_file(path, MOST_BYTES)
         if name.endswith(".csv"):
-            rows = [line for line in csv.reader(text.splitlines()) if any(line)]
+            rows = [line for line in csv.reader(text.decode().splitlines()) if any(line)]
             return from_actions(Path(path).stem, rows)
-        data = json.loads(text)
+        return Pipeline.from_json(parse(text, MOST_BYTES), Path(path).stem)
     except PipelineFrequencyError as error:
         raise PipelineFrequencyError(f"the schedule {name}: {error.message}") from None
     except OSError as error:
@@ -309,10 +297,6 @@ def read_schedule(path: str | os.PathLike[str]) -> Pipeline:
         ) from None
     except ValueError as error:
         raise PipelineFrequencyError(f"the schedule {name} is not valid JSON ({error})") from None
-    try:
-        return Pipeline.from_json(data, Path(path).stem)
-    except PipelineFrequencyError as error:
-        raise PipelineFrequencyError(f"the schedule {name}: {error.message}") from None
 
 
 def _v(num_stages: int, num_microbatches: int, room: int = 2) -> list[Way]:

@@ -19,24 +19,71 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+)
 
 from zeus.exceptions import PipelineFrequencyError
+from zeus_ipc.parsing import Malformed, parse, read_file
+from zeus_ipc.wire import sentence
 
-Setting = int | str
+MOST_CHARACTERS = 200
+"""Longest name of a setting."""
+
+SettingName = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
+
+Setting = Annotated[int, Field(ge=0, le=100_000)] | SettingName
 """A clock, MHz, or the name of another setting of a GPU or kernel."""
 
 Step = tuple[str, Setting]
 """An instruction's name and its setting; 0: unchanged."""
 
-FORMAT = 1
+
+@lru_cache(maxsize=4096)
+def _shared(step: Step) -> Step:
+    """One object for equal steps, because a frontier has hundreds of thousands of them."""
+    return step
+
+
+Stages = Annotated[
+    tuple[
+        Annotated[
+            # Strict, because a file must not have True for 1 MHz.
+            tuple[
+                tuple[str, Annotated[int, Field(strict=True, ge=0, le=100_000)] | SettingName], ...
+            ],
+            Field(min_length=1),
+            AfterValidator(lambda steps: tuple(map(_shared, steps))),
+        ],
+        ...,
+    ],
+    Field(min_length=1),
+]
+
+Figure = Annotated[
+    float,
+    BeforeValidator(lambda value: math.nan if value is None else value),
+    PlainSerializer(lambda value: value if math.isfinite(value) else None, when_used="json"),
+]
+"""nan: not known. JSON has no nan: null stands for it."""
+
+MOST_BYTES = 1 << 28
+"""Largest file that is read: a problem has up to 200,000 instructions."""
+
+Ask = tuple[Literal["deadline", "straggler"], float]
+"""What a single plan is for, and its time, s."""
+
 INDEX = "frontier.json"
 TABLE = "frontier.csv"
 PROBLEM = "problem.json"
 PLAN = "freqs_pipeline_{:05d}.py"
-
-MOST_CHARACTERS = 200
-"""Longest name of a setting."""
 
 NEAR = 0.001
 """A plan that is faster than requested by at most this share counts as made for that time."""
@@ -49,9 +96,6 @@ _COSTS = (
     ("bound_j", "no plan of this time takes less than (J)"),
     ("peak_power_w", "highest power of all GPUs together (W)"),
 )
-_LATER = ("peak_power_w",)
-"""Missing in older frontiers."""
-
 _REFERENCE = {"total cost": "effective_energy_j", "total cost with P2P": "energy_j"}
 """Label in ml-energy/zeus's files after `# Iteration 324`; from its fitted curves, so slightly
 inaccurate."""
@@ -79,14 +123,14 @@ class Plan:
     Values that are missing in a file are nan.
     """
 
-    stages: tuple[tuple[Step, ...], ...]
-    time_s: float = math.nan
-    energy_j: float = math.nan
-    effective_energy_j: float = math.nan
-    blocking_energy_j: float = math.nan
-    bound_j: float = math.nan
-    peak_power_w: float = math.nan
-    clock_changes: int = field(default=-1)
+    stages: Stages
+    time_s: Figure = math.nan
+    energy_j: Figure = math.nan
+    effective_energy_j: Figure = math.nan
+    blocking_energy_j: Figure = math.nan
+    bound_j: Figure = math.nan
+    peak_power_w: Figure = math.nan
+    clock_changes: int = -1
 
     def __post_init__(self) -> None:
         if self.clock_changes < 0:
@@ -94,20 +138,8 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """Share by which the plan's energy is above the bound."""
-        return self.energy_j / self.bound_j - 1.0
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan in JSON-compatible form."""
-        return {**_costs(self), "stages": [[list(step) for step in stage] for stage in self.stages]}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Plan:
-        """What `to_json` made."""
-        costs = {name: float(data[name]) for name, _ in _COSTS if name not in _LATER}
-        costs |= {name: float(data[name]) for name in _LATER if data.get(name) is not None}
-        changes = int(data["clock_changes"])
-        return cls(parse_stages(data["stages"]), clock_changes=changes, **costs)
+        """Share by which the plan's energy is above the bound; nan: not known."""
+        return self.energy_j / self.bound_j - 1.0 if self.bound_j else math.nan
 
     def text(self) -> str:
         """The text of a plan file."""
@@ -150,12 +182,13 @@ class Frontier:
     schedule: str
     num_stages: int
     num_microbatches: int
-    p2p_power_w: float
+    p2p_power_w: Figure
     gpus_per_stage: int
-    baseline_time_s: float
-    baseline_energy_j: float
-    policies: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    baseline_time_s: Figure
+    baseline_energy_j: Figure
+    policies: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     problem: dict[str, Any] | None = field(default=None, repr=False, compare=False)
+    version: Literal[1] = 1
 
     def __post_init__(self) -> None:
         if not self.plans:
@@ -186,6 +219,11 @@ class Frontier:
         """
         return self._best(time_s, lambda plan: plan.effective_energy_j)
 
+    def best(self, ask: Ask) -> int:
+        """Index of the plan for a purpose."""
+        kind, time_s = ask
+        return self.by_deadline(time_s) if kind == "deadline" else self.by_straggler(time_s)
+
     def _best(self, time_s: float, cost: Callable[[Plan], float]) -> int:
         if math.isnan(time_s):
             raise PipelineFrequencyError("a time to keep within must be a number of seconds")
@@ -212,12 +250,9 @@ class Frontier:
             for name, ways in self.policies.items()
         }
 
-    def lacks(self, time_s: float, index: int) -> bool:
-        """Whether a new plan for this time may take less energy than the one found in the list.
-
-        Args:
-            index: The result of `by_deadline` or `by_straggler`.
-        """
+    def lacks(self, ask: Ask) -> bool:
+        """Whether a new plan for this may take less energy than the best one in the list."""
+        index, time_s = self.best(ask), ask[1]
         slower = self.plans[index - 1].time_s if index else 0.0
         return self.plans[index].time_s < time_s * (1 - NEAR) and slower > time_s
 
@@ -240,57 +275,15 @@ class Frontier:
 
     # ---------------------------------------------------------------------------------- files
 
-    def to_json(self) -> dict[str, Any]:
-        """The frontier in JSON-compatible form."""
-        plans = [plan.to_json() for plan in self.plans]
-        return {**self._header(), "problem": self.problem, "plans": plans}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Frontier:
-        """What `to_json` made.
-
-        Raises:
-            PipelineFrequencyError: It is something else.
-        """
-        try:
-            if data["version"] != FORMAT:
-                raise PipelineFrequencyError(
-                    f"a frontier of format {data['version']} cannot be read; this release reads "
-                    f"format {FORMAT}: make it again"
-                )
-            plans = tuple(Plan.from_json(plan) for plan in data["plans"])
-            return cls(
-                plans,
-                str(data["schedule"]),
-                int(data["num_stages"]),
-                int(data["num_microbatches"]),
-                float(data["p2p_power_w"]),
-                int(data["gpus_per_stage"]),
-                float(data["baseline"]["time_s"]),
-                float(data["baseline"]["energy_j"]),
-                {
-                    str(name): tuple((float(time_s), float(energy_j)) for time_s, energy_j in ways)
-                    for name, ways in data.get("policies", {}).items()
-                },
-                data.get("problem"),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, PipelineFrequencyError):
-                raise
-            raise PipelineFrequencyError(
-                f"this is not a frontier ({type(error).__name__}: {error}); make it again"
-            ) from None
-
     def write(self, folder: str | os.PathLike[str]) -> None:
         """Writes every plan's file, the index `frontier.json` and the table `frontier.csv`."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        listed = []
+        without: Any = {"problem": True, "plans": {"__all__": {"stages"}}}
+        index = FRONTIER.dump_python(self, mode="json", exclude=without)
         for number, plan in enumerate(self.plans):
-            name = PLAN.format(number)
+            name = index["plans"][number]["file"] = PLAN.format(number)
             (path / name).write_text(plan.text(), encoding="utf-8")
-            listed.append({"file": name, **_costs(plan)})
-        index = {**self._header(), "plans": listed}
         if self.problem is not None:
             (path / PROBLEM).write_text(json.dumps(self.problem) + "\n", encoding="utf-8")
         with (path / TABLE).open("w", newline="", encoding="utf-8") as file:
@@ -313,42 +306,29 @@ class Frontier:
         """
         path = Path(folder)
         path = path / INDEX if path.is_dir() else path
+        hint = "give the folder that run_optimization.py wrote"
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise PipelineFrequencyError(
-                f"the frontier {path} cannot be read ({_why(error)}); give the folder that "
-                "run_optimization.py wrote"
-            ) from None
-        try:
+            data = parse(read_file(path, MOST_BYTES), MOST_BYTES)
+            problem = path.with_name(PROBLEM)
+            if problem.is_file():
+                data["problem"] = parse(read_file(problem, MOST_BYTES), MOST_BYTES)
             for plan in data["plans"]:
                 plan["stages"] = read_plan(path.parent / plan.pop("file")).stages
-        except (KeyError, TypeError, AttributeError):
+            return FRONTIER.validate_python(data)
+        except (OSError, Malformed) as error:
             raise PipelineFrequencyError(
-                f"{path} is not an index of a frontier; "
-                "give the folder that run_optimization.py wrote"
+                f"the frontier {path} cannot be read ({_why(error)}); {hint}"
             ) from None
-        problem = path.with_name(PROBLEM)
-        if problem.is_file():
-            try:
-                data["problem"] = json.loads(problem.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise PipelineFrequencyError(
-                    f"{problem} cannot be read ({_why(error)}); make the plans again"
-                ) from None
-        return cls.from_json(data)
+        except ValidationError as error:
+            raise PipelineFrequencyError(
+                f"{path} is not a frontier of this release ({sentence(error)}); make it again"
+            ) from None
+        except (KeyError, TypeError, AttributeError):
+            raise PipelineFrequencyError(f"{path} is not an index of a frontier; {hint}") from None
 
-    def _header(self) -> dict[str, Any]:
-        return {
-            "version": FORMAT,
-            "schedule": self.schedule,
-            "num_stages": self.num_stages,
-            "num_microbatches": self.num_microbatches,
-            "p2p_power_w": self.p2p_power_w,
-            "gpus_per_stage": self.gpus_per_stage,
-            "baseline": {"time_s": self.baseline_time_s, "energy_j": self.baseline_energy_j},
-            "policies": {name: [list(way) for way in ways] for name, ways in self.policies.items()},
-        }
+
+FRONTIER = TypeAdapter(Frontier)
+"""A frontier as JSON, with its plans and its problem."""
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -358,7 +338,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
         PipelineFrequencyError: It cannot be read, or is not a plan.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_file(path, MOST_BYTES).decode()
     except (OSError, ValueError) as error:
         raise PipelineFrequencyError(
             f"the plan {os.fspath(path)} cannot be read ({_why(error)})"
@@ -387,50 +367,31 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
         raise PipelineFrequencyError(f"the plan {os.fspath(path)}: {error.message}") from None
 
 
-def parse_stages(stages: object) -> tuple[tuple[Step, ...], ...]:
+def parse_stages(stages: Any) -> tuple[tuple[Step, ...], ...]:
     """Validates a plan's stages.
 
     Raises:
         PipelineFrequencyError: They are not valid; the message names the stage and the instruction.
     """
-    if not isinstance(stages, list | tuple) or not stages:
+    try:
+        return _STAGES.validate_python(stages)
+    except ValidationError as error:
+        place = error.errors()[0]["loc"]
+    if not place:
         raise PipelineFrequencyError("a plan is a list of stages, and has at least one")
-    return tuple(_stage(number, stage) for number, stage in enumerate(stages))
-
-
-def _stage(number: int, stage: object) -> tuple[Step, ...]:
-    if not isinstance(stage, list | tuple) or not stage:
+    if len(place) == 1:
         raise PipelineFrequencyError(
-            f"stage {number} must be a list of ('forward', MHz) pairs with at least one"
+            f"stage {place[0]} must be a list of ('forward', MHz) pairs with at least one"
         )
-    steps: list[Step] = []
-    for place, step in enumerate(stage):
-        match step:
-            case [str(name), int(mhz)] if not isinstance(mhz, bool) and 0 <= mhz <= 100_000:
-                steps.append(_step(name, mhz))
-            case [str(name), str(setting)] if 0 < len(setting) <= MOST_CHARACTERS:
-                steps.append(_step(name, setting))
-            case _:
-                raise PipelineFrequencyError(
-                    f"instruction {place} of stage {number} must be a pair such as "
-                    f"('forward', 1410), not {step!r}"
-                )
-    return tuple(steps)
+    step = stages[place[0]][place[1]]
+    raise PipelineFrequencyError(
+        f"instruction {place[1]} of stage {place[0]} must be a pair such as ('forward', 1410), "
+        f"not {step!r}"
+    )
 
 
-@lru_cache(maxsize=4096)
-def _step(name: str, setting: Setting) -> Step:
-    """Shares one object per step, because a frontier has hundreds of thousands of them."""
-    return name, setting
+_STAGES = TypeAdapter(Stages)
 
 
 def _why(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-
-
-def _costs(plan: Plan) -> dict[str, Any]:
-    costs = {name: getattr(plan, name) for name, _ in _COSTS}
-    for name in _LATER:
-        if math.isnan(costs[name]):
-            costs[name] = None
-    return {**costs, "clock_changes": plan.clock_changes}

@@ -74,7 +74,12 @@ def plot_timeline(
     index: int,
     path: str | os.PathLike[str],
 ) -> list[Path]:
-    """Plots an iteration at the highest clocks, and under a plan, with a row for each stage."""
+    """Plots an iteration at the highest clocks, and under a plan, with a row for each stage.
+
+    Args:
+        index: Index of the plan.
+        path: Without an extension: writes a PNG and an SVG.
+    """
     plan = frontier.plans[index]
     before = timeline(profile, pipeline)
     after = timeline(profile, pipeline, plan.stages)

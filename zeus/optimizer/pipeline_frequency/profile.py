@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, TypeAdapter, ValidationError
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.plans import MOST_CHARACTERS, Setting
 from zeus_ipc import tables
+from zeus_ipc.wire import sentence
 
 NEEDED = ("stage", "instruction", "frequency", "time", "energy")
 SETTING = "setting"
@@ -68,8 +69,12 @@ class Row:
         Field(description="a name, such as forward or backward"),
     ]
     frequency: Frequency
-    time: Annotated[float, Field(gt=0, description="a number of seconds above 0")]
-    energy: Annotated[float, Field(gt=0, description="a number of joules above 0")]
+    time: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="a number of seconds above 0")
+    ]
+    energy: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="a number of joules above 0")
+    ]
     rank: Number | None = None
     dp_rank: Number | None = None
     pp_rank: Number | None = None
@@ -77,13 +82,15 @@ class Row:
     chunk: Number = 0
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """A possible setting of an instruction: MHz or a name, s, J of one GPU."""
 
     frequency: Setting
     time_s: float
     energy_j: float
+
+
+_KINDS = TypeAdapter(list[tuple[int, str, int, list[Option]]])
 
 
 class InstructionProfile:
@@ -171,10 +178,7 @@ class InstructionProfile:
 
     def to_json(self) -> list[Any]:
         """The profile in JSON-compatible form; `from_json` reads it."""
-        return [
-            [*key, [[one.frequency, one.time_s, one.energy_j] for one in found]]
-            for key, found in self._options.items()
-        ]
+        return [[*key, [[*one] for one in found]] for key, found in self._options.items()]
 
     @classmethod
     def from_json(cls, data: Any, tensor_parallel: int = 1) -> InstructionProfile:
@@ -184,24 +188,13 @@ class InstructionProfile:
             PipelineFrequencyError: It is something else.
         """
         try:
-            return cls(
-                {
-                    (int(stage), str(name), int(chunk)): [
-                        Option(
-                            setting if isinstance(setting, str) else int(setting),
-                            float(time_s),
-                            float(energy_j),
-                        )
-                        for setting, time_s, energy_j in found
-                    ]
-                    for stage, name, chunk, found in data
-                },
-                tensor_parallel,
-            )
-        except (ValueError, TypeError) as error:
-            raise PipelineFrequencyError(
-                f"this is not a profile ({type(error).__name__}: {error})"
-            ) from None
+            kinds = _KINDS.validate_python(data)
+        except ValidationError as error:
+            raise PipelineFrequencyError(f"this is not a profile ({sentence(error)})") from None
+        return cls(
+            {(stage, name, chunk): options for stage, name, chunk, options in kinds},
+            tensor_parallel,
+        )
 
     def has(self, stage: int, instruction: str) -> bool:
         """Whether a stage has this instruction."""

@@ -13,6 +13,8 @@ from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
 
+FORWARD, BACKWARD = "forward", "backward"
+
 MOST_INSTRUCTIONS = 200_000
 """Largest plausible schedule."""
 
@@ -146,6 +148,43 @@ class Pipeline:
             ) from None
 
 
+@dataclass(frozen=True)
+class Way:
+    """The path of some microbatches through the stages.
+
+    Attributes:
+        stages: The stage of each part of the model, from the first part to the last.
+        chunks: The chunk number of each part in its stage.
+        in_flight: Most of these microbatches whose activations each stage may hold.
+    """
+
+    stages: tuple[int, ...]
+    chunks: tuple[int, ...]
+    microbatches: range
+    in_flight: tuple[int, ...] = ()
+
+
+def looped(num_stages: int, num_microbatches: int, num_chunks: int = 1) -> Way:
+    """Every microbatch passes all stages once for each chunk."""
+    chunks = tuple(chunk for chunk in range(num_chunks) for _ in range(num_stages))
+    return Way(tuple(range(num_stages)) * num_chunks, chunks, range(num_microbatches))
+
+
+def arcs_of(ways: Iterable[Way], backward: str = BACKWARD) -> list[tuple[Instruction, Instruction]]:
+    """The dependencies on these paths."""
+    arcs: list[tuple[Instruction, Instruction]] = []
+    for path in ways:
+        for n in path.microbatches:
+            there = [
+                Instruction(stage, FORWARD, n, chunk)
+                for stage, chunk in zip(path.stages, path.chunks, strict=True)
+            ]
+            back = [Instruction(one.stage, backward, n, one.chunk) for one in reversed(there)]
+            whole = [*there, *back]
+            arcs += itertools.pairwise(whole)
+    return arcs
+
+
 def one_f_one_b(num_stages: int, num_microbatches: int) -> Pipeline:
     """1F1B: after a warm-up each stage alternates one backward with one forward.
 
@@ -161,7 +200,9 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Pipeline:
             if warm + n < num_microbatches:
                 order.append(Instruction(stage, "forward", warm + n))
         stages.append(order)
-    return Pipeline("1f1b", stages, _between(num_stages, num_microbatches), num_microbatches)
+    return Pipeline(
+        "1f1b", stages, arcs_of([looped(num_stages, num_microbatches)]), num_microbatches
+    )
 
 
 def gpipe(num_stages: int, num_microbatches: int) -> Pipeline:
@@ -178,7 +219,9 @@ def gpipe(num_stages: int, num_microbatches: int) -> Pipeline:
         ]
         for stage in range(num_stages)
     ]
-    return Pipeline("gpipe", stages, _between(num_stages, num_microbatches), num_microbatches)
+    return Pipeline(
+        "gpipe", stages, arcs_of([looped(num_stages, num_microbatches)]), num_microbatches
+    )
 
 
 def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int = 2) -> Pipeline:
@@ -188,6 +231,7 @@ def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int = 2
     Using Megatron-LM", SC 2021.
 
     Args:
+        num_microbatches: A multiple of `num_stages`.
         num_chunks: Chunks of each stage; the model has `num_stages * num_chunks` parts.
 
     Raises:
@@ -224,18 +268,7 @@ def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int = 2
             if warm + k < total:
                 order.append(work(stage, "forward", warm + k))
         stages.append(order)
-    arcs = [
-        pair
-        for chunk in range(num_chunks)
-        for pair in _between(num_stages, num_microbatches, chunk)
-    ]
-    last = num_stages - 1
-    for chunk in range(num_chunks - 1):
-        for n in range(num_microbatches):
-            arcs += [
-                (Instruction(last, "forward", n, chunk), Instruction(0, "forward", n, chunk + 1)),
-                (Instruction(0, "backward", n, chunk + 1), Instruction(last, "backward", n, chunk)),
-            ]
+    arcs = arcs_of([looped(num_stages, num_microbatches, num_chunks)])
     return Pipeline("interleaved-1f1b", stages, arcs, num_microbatches)
 
 
@@ -273,23 +306,6 @@ def check_size(num_stages: int, num_microbatches: int) -> None:
             f"{num_stages} stages with {num_microbatches} microbatches have more than "
             f"{MOST_INSTRUCTIONS} instructions; are the numbers right?"
         )
-
-
-def _between(
-    num_stages: int, num_microbatches: int, chunk: int = 0
-) -> list[tuple[Instruction, Instruction]]:
-    """Dependencies: forwards wait for the previous stage, backwards for the next stage or for their
-    forward."""
-    arcs = []
-    for n in range(num_microbatches):
-        for stage in range(num_stages):
-            forward = Instruction(stage, "forward", n, chunk)
-            backward = Instruction(stage, "backward", n, chunk)
-            arcs.append((forward, backward))
-            if stage + 1 < num_stages:
-                arcs.append((forward, Instruction(stage + 1, "forward", n, chunk)))
-                arcs.append((Instruction(stage + 1, "backward", n, chunk), backward))
-    return arcs
 
 
 def levels_of(count: int, arcs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:

@@ -32,6 +32,10 @@ def timeline(
 ) -> list[Execution]:
     """The instructions of an iteration with their times.
 
+    Args:
+        stages: The plan's stages; None: every instruction at its highest clock.
+        change_time_s: Delay of a stage by a change of its clock, s.
+
     Raises:
         PipelineFrequencyError: The plan is for another pipeline, or has clocks that are not in the
             profile.

@@ -20,10 +20,11 @@ from zeus.optimizer.power_limit.actions import Action, Actions, Part
 from zeus.optimizer.power_limit.core import Core
 from zeus.optimizer.power_limit.held import HeldLimits, Outcome
 from zeus.optimizer.power_limit.leader import Leader
-from zeus.optimizer.power_limit.link import LeaderConnection, LeaderError, connect
+from zeus.optimizer.power_limit.link import LeaderConnection, connect
 from zeus.optimizer.power_limit.planner import LimitPlanner
 from zeus.optimizer.power_limit.profile import watts
 from zeus.utils import framework
+from zeus.utils.framework import RanksUnreachable
 from zeus.utils.warn import warn
 from zeus_ipc.circuit import bounded, unanswered
 from zeus_ipc.errors import ZeusIpcError
@@ -88,7 +89,7 @@ class Shell:
         self.leader = Leader(world, planner.begin, planner.choose, planner.save)
         try:
             self.link = connect(self.leader, world)
-        except LeaderError as error:
+        except RanksUnreachable as error:
             return core.cut_off(str(error))
         return core.joined(self.link.leader is not None)
 
@@ -189,7 +190,7 @@ class Shell:
             return []
         try:
             self.link.tell(action.message)
-        except LeaderError as error:
+        except RanksUnreachable as error:
             return self.core.cut_off(str(error))
         return []
 
@@ -199,7 +200,7 @@ class Shell:
             return []
         try:
             commands = self.link.hear(time.monotonic(), self.core.step)
-        except LeaderError as error:
+        except RanksUnreachable as error:
             return self.core.cut_off(str(error))
         return self.core.heard(commands)
 

@@ -15,12 +15,12 @@ from tests.zeus.node import VirtualNode
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.frequency_controller import FrequencyController
 from zeus.optimizer.pipeline_frequency.online_profiler import (
-    Measured,
     OnlineProfiler,
     ProfilerSettings,
     known_blocking_w,
     trimmed_mean,
 )
+from zeus.optimizer.pipeline_frequency.profile import Row
 from zeusd.devices.simulated import Work
 from zeusd.devices.simulated.instructions import Instructions, find_instructions
 
@@ -68,6 +68,7 @@ class Training:
             lambda: self.controller.working,
             lambda: None,
             self.node.clock,
+            {"stage": self.stage},
         )
 
     def iterate(self, profiler: OnlineProfiler, microbatches: int = 8) -> None:
@@ -84,13 +85,13 @@ class Training:
         self.node.clock.sleep(0.1)
         self.iterations += 1
 
-    def sweep(self, profiler: OnlineProfiler) -> list[Measured]:
+    def sweep(self, profiler: OnlineProfiler) -> list[Row]:
         while not profiler.finished:
             self.iterate(profiler)
             assert self.iterations < 3000
         return profiler.rows
 
-    def expected(self, row: Measured) -> tuple[float, float]:
+    def expected(self, row: Row) -> tuple[float, float]:
         model = self.node.nvml.specs[0].model
         seconds, watts = self.truth.tables[row.instruction].at(row.frequency, model)
         return seconds, seconds * watts
@@ -139,8 +140,8 @@ def test_time_and_energy_are_recovered_within_two_percent(
     assert len(clocks) >= 25
     for row in rows:
         seconds, joules = rank.expected(row)
-        assert row.time_s == pytest.approx(seconds, rel=0.005)
-        assert row.energy_j == pytest.approx(joules, rel=0.02)
+        assert row.time == pytest.approx(seconds, rel=0.005)
+        assert row.energy == pytest.approx(joules, rel=0.02)
     assert profiler.blocking is not None
     assert profiler.blocking.watts == pytest.approx(rank.truth.blocking_w, rel=0.05)
     assert profiler.instructions == one_f_one_b(stage, 8, 8)
@@ -158,15 +159,15 @@ def test_a_host_that_notices_late_that_an_instruction_is_over_changes_neither_ti
     profiler = rank.profiler(every=8, precision=0.02, most_iterations=40)
     for row in rank.sweep(profiler):
         seconds, joules = rank.expected(row)
-        assert row.time_s == pytest.approx(seconds, rel=0.01)
-        assert row.energy_j == pytest.approx(joules, rel=0.03)
+        assert row.time == pytest.approx(seconds, rel=0.01)
+        assert row.energy == pytest.approx(joules, rel=0.03)
 
 
 def test_the_sweep_ends_by_the_rule_of_five(train: Callable[..., Training]) -> None:
     rank = train("a100", 0)
     rows = rank.sweep(rank.profiler(every=2))
     for name in ("forward", "backward"):
-        energies = [row.energy_j for row in rows if row.instruction == name]
+        energies = [row.energy for row in rows if row.instruction == name]
         assert all(later > earlier for earlier, later in pairwise(energies[-6:]))
     lowest = rows[-1].frequency
     assert 600 <= lowest <= 900
@@ -226,8 +227,8 @@ def test_a_pause_and_odd_calls_do_not_falsify_the_figures(
     assert [row.frequency for row in profiler.rows[::2]] == [1410, 1260, 1110]
     for row in profiler.rows:
         seconds, joules = rank.expected(row)
-        assert row.time_s == pytest.approx(seconds, rel=0.005)
-        assert row.energy_j == pytest.approx(joules, rel=0.02)
+        assert row.time == pytest.approx(seconds, rel=0.005)
+        assert row.energy == pytest.approx(joules, rel=0.02)
 
 
 def test_clocks_that_cannot_be_set_stop_the_sweep_and_not_the_training(
@@ -250,8 +251,8 @@ def test_clocks_that_cannot_be_set_stop_the_sweep_and_not_the_training(
     rows = rank.sweep(profiler)
     for row in rows:
         seconds, joules = rank.expected(row)
-        assert row.time_s == pytest.approx(seconds, rel=0.005)
-        assert row.energy_j == pytest.approx(joules, rel=0.02)
+        assert row.time == pytest.approx(seconds, rel=0.005)
+        assert row.energy == pytest.approx(joules, rel=0.02)
 
 
 def test_without_readings_the_sweep_is_given_up(train: Callable[..., Training]) -> None:
@@ -295,7 +296,7 @@ def test_a_clock_whose_readings_are_missing_is_measured_again(
     assert max(at for at, mhz in looked_at if mhz == first) >= 12
     assert [row.instruction for row in rows if row.frequency == first] == ["forward", "backward"]
     for row in rows:
-        assert row.energy_j == pytest.approx(rank.expected(row)[1], rel=0.05)
+        assert row.energy == pytest.approx(rank.expected(row)[1], rel=0.05)
 
 
 @pytest.mark.parametrize(("gpu", "covered_ns"), [("h100-sxm", None), ("gh200", 25_000_000)])
@@ -338,8 +339,8 @@ def test_short_instructions_are_distinguished(virtual_node: OpenNode, tmp_path: 
     assert {row.frequency for row in profiler.rows} == {1410, 900}
     for row in profiler.rows:
         seconds, joules = rank.expected(row)
-        assert row.time_s == pytest.approx(seconds, rel=0.005)
-        assert row.energy_j == pytest.approx(joules, rel=0.02)
+        assert row.time == pytest.approx(seconds, rel=0.005)
+        assert row.energy == pytest.approx(joules, rel=0.02)
 
 
 # ---------------------------------------------------------------------------------------- settings

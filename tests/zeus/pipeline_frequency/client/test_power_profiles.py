@@ -15,10 +15,9 @@ from tests.zeus.node import VirtualNode
 from tests.zeus.pipeline_frequency.client.fakes import FakeServer, Store, fake_torch
 from tests.zeus.pipeline_frequency.client.test_optimizer import ONE
 from zeus.optimizer.pipeline_frequency import PipelineFrequencyOptimizer, connection
-from zeus.optimizer.pipeline_frequency.common import ProfileRow, RankProfile
+from zeus.optimizer.pipeline_frequency.common import RankProfile
 from zeus.optimizer.pipeline_frequency.online_profiler import OnlineProfiler, ProfilerSettings
 from zeus.optimizer.pipeline_frequency.power_profiles import PowerProfiles
-from zeus.optimizer.pipeline_frequency.server.planning import rows_of
 from zeusd.devices.simulated.models import DEVICES
 
 MODEL = DEVICES["gb200"]
@@ -153,12 +152,14 @@ def test_profiles_are_measured_after_the_clocks(
     above = min(mhz for mhz in clocks if mhz >= ceiling)
     below = max(mhz for mhz in clocks if mhz <= ceiling)
     low, high = sorted((table[above][0], table[below][0]))
-    assert 0.98 * low <= row.time_s <= 1.02 * high
+    assert 0.98 * low <= row.time <= 1.02 * high
     wait_for(lambda: requested(node) == (), "the default")
 
 
 def test_a_profiles_name_reaches_the_planner() -> None:
-    row = ProfileRow(instruction="forward", frequency="max-q", time=0.1, energy=20.0)
-    sent = RankProfile(rank=0, dp_rank=0, pp_rank=0, tp_rank=0, rows=[row]).model_dump_json()
-    (found,) = rows_of([RankProfile.model_validate_json(sent)])
-    assert found.frequency == "max-q"
+    row = {"instruction": "forward", "frequency": "max-q", "time": 0.1, "energy": 20.0}
+    made = RankProfile.model_validate(
+        {"rank": 3, "dp_rank": 1, "pp_rank": 2, "tp_rank": 0, "rows": [row]}
+    )
+    (found,) = RankProfile.model_validate_json(made.model_dump_json()).rows
+    assert (found.frequency, found.stage, found.rank) == ("max-q", 2, 3)

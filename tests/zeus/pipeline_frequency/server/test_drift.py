@@ -193,7 +193,7 @@ def test_a_stage_that_gets_6_percent_slower_is_planned_for() -> None:
     version = job.version
     job.take_replanned(again, float(iteration))
     assert (job.version, job.replans) == (version + 1, 1)
-    assert job.effective_choice == Choice(max_slowdown=1.05)
+    assert job.effective_choice() == Choice(max_slowdown=1.05)
 
     def really(frontier: Frontier, plan: int) -> tuple[float, float]:
         runs = timeline(truth, one_f_one_b(STAGES, MICROBATCHES), frontier.plans[plan].stages)

@@ -201,21 +201,27 @@ def test_a_rank_that_restarts_does_not_wait_forever(serve: Serve, folder: str) -
     assert update["at_iteration"] == 3
 
 
-def test_plans_begin_ahead_of_what_all_ranks_will_have_reached() -> None:
-    """Between two reports of a rank there may be many iterations."""
+@pytest.mark.parametrize("interval_s", [1, 5])
+def test_plans_begin_ahead_of_what_all_ranks_will_have_reached(
+    interval_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two reports of a rank there may be many iterations; ranks of large jobs report
+    less often."""
+    monkeypatch.setattr(common, "REPORTS_PER_S", 2 / interval_s)
+    assert common.report_interval_s(2) == interval_s
     clock = Clock()
     job = job_module.TrainingJob(common.JobInfo(**job_body(1, 2)), clock())
     for body in rank_bodies(1, 2):
         job.register(common.RankInfo(**body))
     job.take_frontier(frontier(), common.Choice(automatic=True), clock())
-    for second in range(4):
+    for number in range(4):
         for rank in (0, 1):
-            iteration = 40 * second + rank
+            iteration = 40 * interval_s * number + rank
             job.report(common.Progress(rank=rank, iteration=iteration, version=1), clock())
-        clock.now_s += 1
+        clock.now_s += interval_s
     chosen = job.choose(common.Choice(plan=3), clock())
-    reached = 121 + 40
-    assert reached + 40 * common.REPORT_INTERVAL_S < chosen.at_iteration < reached + 200
+    reached = 1 + 4 * 40 * interval_s
+    assert reached + 40 * interval_s < chosen.at_iteration < reached + 200 * interval_s
 
 
 def test_times_under_other_plans_make_no_straggler() -> None:

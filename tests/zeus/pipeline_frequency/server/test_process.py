@@ -166,7 +166,8 @@ def test_progress_is_kept_within_a_second_or_so(tmp_path: Path, settings: dict[s
         def kept() -> bool:
             with sqlite3.connect(tmp_path / "dump/pfo.sqlite") as database:
                 rows = database.execute("SELECT body FROM records WHERE kind = 'progress'")
-                return any(77 in values for (body,) in rows for _, values in json.loads(body))
+                reports = [one for (body,) in rows for one in json.loads(body).values()]
+                return any(one["iteration"] == 77 for one in reports)
 
         wait_for(kept, "progress to be written")
         server.kill()

@@ -23,7 +23,8 @@ from tests.zeus.pipeline_frequency.server.running import (
 )
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.server import job_manager
-from zeus.optimizer.pipeline_frequency.server.storage import Storage
+from zeus.optimizer.pipeline_frequency.server.records import JobRecords
+from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
 
 
 def test_everything_is_there_again_after_a_restart(
@@ -85,7 +86,9 @@ def test_ranks_of_a_restored_server_run_its_plans(
 
 def test_no_folder_is_made_for_a_database(tmp_path: Path) -> None:
     with pytest.raises(PipelineFrequencyError, match=r"no/x\.sqlite cannot be used \(.*No such"):
-        Storage(str(tmp_path / "no" / "x.sqlite"))
+        JobRecords(
+            PlanServerSettings.from_env({"ZEUS_PFO_DATABASE": str(tmp_path / "no" / "x.sqlite")})
+        )
     assert not (tmp_path / "no").exists()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -58,10 +57,3 @@ class BatchSizeJobs(Collector):
             if of_default is not None:
                 default.add_metric([name], of_default)
         yield from (trials, converged, time_s, energy, cost, cheapest, lowest, default, heard)
-
-
-def text(jobs: Sequence[Overview]) -> bytes:
-    """Returns all metrics, in Prometheus' text format."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(BatchSizeJobs(jobs))
-    return generate_latest(registry)

@@ -34,7 +34,8 @@ from zeus.optimizer.batch_size.common import (
     TrialId,
 )
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
-from zeus.optimizer.batch_size.server import metrics, views
+from zeus.optimizer.batch_size.server import views
+from zeus.optimizer.batch_size.server.metrics import BatchSizeJobs
 from zeus.optimizer.batch_size.server.settings import PREFIX, ServerSettings
 from zeus.optimizer.batch_size.store import Store
 from zeus.utils import web
@@ -55,9 +56,7 @@ class BSOServer(web.Application):
 
     def __init__(self, settings: ServerSettings) -> None:
         # ml-energy/zeus's clients send JSON without its content type; see `_is_json`.
-        super().__init__(
-            "Batch size optimizer", settings.hosts, settings.root_path, strict_content_type=False
-        )
+        super().__init__("Batch size optimizer", settings, strict_content_type=False)
         self.settings = settings
         self._store: Store | None = None
 
@@ -105,8 +104,6 @@ def create_app(settings: ServerSettings) -> BSOServer:
     _add_trials(app)
     _add_reading(app)
     _add_errors(app)
-    if settings.log_level == "DEBUG":
-        web.add_log(app, logger)
     return app
 
 
@@ -172,7 +169,7 @@ def _add_reading(app: BSOServer) -> None:
 
     @app.get("/metrics")
     def figures() -> PlainTextResponse:
-        return web.figures(metrics.text(app.store.overviews()))
+        return web.figures(BatchSizeJobs(app.store.overviews()))
 
     @app.get("/healthz")
     def health() -> dict[str, Any]:
@@ -195,8 +192,6 @@ def _add_errors(app: BSOServer) -> None:
         if error.public != error.message:
             logger.error("%s", error.message)
         return web.refusal(error.status or 503, error.public)
-
-    web.add_validation_errors(app)
 
 
 @contextmanager

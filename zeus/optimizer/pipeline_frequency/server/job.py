@@ -6,10 +6,11 @@ No file, socket or clock: methods that depend on the time take it as an argument
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import median_low
-from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.common import (
@@ -24,12 +25,10 @@ from zeus.optimizer.pipeline_frequency.common import (
     RankProfile,
     report_interval_s,
 )
-from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, Setting
+from zeus.optimizer.pipeline_frequency.plans import Ask, Frontier, Plan, Setting
 from zeus.optimizer.pipeline_frequency.server.drift import DriftWatch, Kind
-from zeus.optimizer.pipeline_frequency.server.planning import Ask
-from zeus.optimizer.pipeline_frequency.server.scheduler import choose
+from zeus.optimizer.pipeline_frequency.server.scheduler import ask_of, choose
 from zeus.optimizer.pipeline_frequency.server.stragglers import (
-    Rules,
     StragglerWatch,
     plans_for,
     straggler_times,
@@ -60,6 +59,8 @@ class InForce:
 
     Attributes:
         version: Number that increases with each change; ranks report theirs.
+        plan: Its index in the frontier.
+        lead: Iterations until `at_iteration` at the time of the decision.
     """
 
     version: int = 1
@@ -73,6 +74,7 @@ class RankProgress:
     """The last report of a rank.
 
     Attributes:
+        heard_s: Time of the report, Unix time.
         time_s: Time of its last finished iteration; None: none yet.
         per_second: Last rate of iterations, 1/s; 0: not known yet.
         moved_s: When it first reported this iteration; None: not known.
@@ -88,10 +90,28 @@ class RankProgress:
     since: int = -1
 
 
+class JobState(BaseModel):
+    """What outlives a restart of the server, other than ranks, plans and reports."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    info: JobInfo
+    created_s: float
+    heard_s: float
+    initial: Choice
+    choice: Choice
+    base: int
+    version: int
+    in_force: list[InForce]
+    slowdowns: list[float]
+    round: int
+    planning_error: str | None
+
+
 class TrainingJob:
     """A training job; see the module."""
 
-    def __init__(self, info: JobInfo, now_s: float, rules: Rules | None = None) -> None:
+    def __init__(self, info: JobInfo, now_s: float) -> None:
         self.info = info
         self.created_s = now_s
         self.heard_s = now_s
@@ -100,7 +120,8 @@ class TrainingJob:
         self.profiles: dict[int, RankProfile] = {}
         self.failure: Refused | None = None
         """Why the scheduler gives no schedule; sent to every rank that asks."""
-        self.planning = False
+        self.planning = 0
+        """Number of times that it is being planned, one after the other."""
         self.planning_error: str | None = None
         self.frontier: Frontier | None = None
         self.initial = Choice(automatic=True)
@@ -112,11 +133,9 @@ class TrainingJob:
         """Number of the schedules in `schedules`; -1 before the first."""
         self.schedules: dict[int, FrequencySchedule] = {}
         self.results: dict[int, ProfilingResult] = {}
-        self._rules = rules
-        self._slowdowns: list[float] = []
         self._asked: set[Ask] = set()
-        self._watch: StragglerWatch | None = None
-        self._drift: DriftWatch | None = None
+        self.watch = StragglerWatch([])
+        self.drift = DriftWatch()
         self.replanning = False
         self.replans = 0
         """Number of times it was planned again because instructions took longer than planned."""
@@ -238,8 +257,18 @@ class TrainingJob:
                 f"{max(offered)} MHz: measure with these",
             )
 
-    def take_frontier(self, frontier: Frontier, initial: Choice, now_s: float) -> None:
-        """Sets the plans to choose from; starts with the choice `initial`."""
+    def take_frontier(
+        self,
+        frontier: Frontier,
+        initial: Choice,
+        now_s: float,
+        slowdowns: Sequence[float] | None = None,
+    ) -> None:
+        """Sets the plans to choose from; starts with the choice `initial`.
+
+        Args:
+            slowdowns: Of the pipelines, if known.
+        """
         index, _ = choose(frontier, initial)
         self.frontier = frontier
         self.initial = self.choice = initial
@@ -250,10 +279,15 @@ class TrainingJob:
         self.in_force = [
             InForce(self.version, index, at_iteration, lead) for _ in range(self.info.dp_degree)
         ]
-        self._slowdowns = []
         self._asked = set()
-        self._watch = None
+        self._watch(frontier, slowdowns)
         self.watch.restart(at_iteration)
+
+    def _watch(self, frontier: Frontier, slowdowns: Sequence[float] | None) -> None:
+        pipelines: list[list[int]] = [[] for _ in range(self.info.dp_degree)]
+        for rank in self.ranks.values():
+            pipelines[rank.dp_rank].append(rank.rank)
+        self.watch = StragglerWatch(pipelines, None, slowdowns)
         self.drift.restart(frontier.problem, self.ranks.values())
 
     def take_replanned(self, frontier: Frontier, now_s: float) -> None:
@@ -269,12 +303,10 @@ class TrainingJob:
             return Choice(max_slowdown=slowdown, dp_rank=choice.dp_rank)
 
         initial, choice = kept(self.initial), kept(self.choice)
-        slowdowns = list(self.watch.slowdowns)
-        self.take_frontier(frontier, initial if choice.automatic else choice, now_s)
+        slowdowns = self.slowdowns
+        self.take_frontier(frontier, initial if choice.automatic else choice, now_s, slowdowns)
         self.initial, self.choice = initial, choice
         self.replans += 1
-        self._slowdowns, self._watch = slowdowns, None
-        self.watch.restart(self.in_force[0].at_iteration)
         if choice.dp_rank is not None or any(one != 1.0 for one in slowdowns):
             self.choose(choice, now_s)
 
@@ -283,26 +315,16 @@ class TrainingJob:
         frontier = self.frontier
         if frontier is None or frontier.problem is None:
             return []
-        wanted = self.initial if choice is not None and choice.automatic else choice
-        wanted = self.effective_choice if wanted is None else wanted
-        asks: list[Ask] = []
-        fastest_s = frontier.plans[frontier.fastest()].time_s
-        if wanted.deadline_s is not None:
-            asks.append(("deadline", wanted.deadline_s))
-        elif wanted.max_slowdown is not None:
-            asks.append(("deadline", wanted.max_slowdown * fastest_s))
-        elif wanted.straggler_s is not None:
-            asks.append(("straggler", wanted.straggler_s))
+        wanted = self.effective_choice(choice)
+        asks = [ask_of(frontier, wanted)]
         if wanted.watches_stragglers:
-            base = choose(frontier, wanted)[0]
-            times = straggler_times(frontier, base, self.watch.slowdowns)
-            asks += [("straggler", time_s) for time_s in times if time_s is not None]
-        found = []
-        for kind, time_s in dict.fromkeys(asks):
-            by = frontier.by_deadline if kind == "deadline" else frontier.by_straggler
-            if frontier.lacks(time_s, by(time_s)) and (kind, time_s) not in self._asked:
-                found.append((kind, time_s))
-        return found
+            times = straggler_times(frontier, choose(frontier, wanted)[0], self.slowdowns)
+            asks += [None if time_s is None else ("straggler", time_s) for time_s in times]
+        return [
+            ask
+            for ask in dict.fromkeys(asks)
+            if ask is not None and frontier.lacks(ask) and ask not in self._asked
+        ]
 
     def take_plans(self, asks: Iterable[Ask], plans: Iterable[Plan], now_s: float) -> bool:
         """Adds plans that were made for `lacks`.
@@ -320,8 +342,8 @@ class TrainingJob:
             wanted: Choice = getattr(self, name)
             if wanted.plan is not None:
                 setattr(self, name, wanted.model_copy(update={"plan": places[wanted.plan]}))
-        self.base, _ = choose(self.frontier, self.effective_choice)
-        if not self.effective_choice.watches_stragglers:
+        self.base, _ = choose(self.frontier, self.effective_choice())
+        if not self.effective_choice().watches_stragglers:
             return False  # they stay until the next choice
         return self._switch(self._wanted(), now_s)
 
@@ -341,8 +363,7 @@ class TrainingJob:
             )
         if choice.dp_rank is not None and choice.dp_rank >= self.info.dp_degree:
             raise Refused(422, f"there is no pipeline {choice.dp_rank} (dp_rank)")
-        effective = self.initial if choice.automatic else choice
-        index, note = choose(frontier, effective)
+        index, note = choose(frontier, self.effective_choice(choice))
         self.choice = choice
         self.base = index
         plans = self._wanted()
@@ -352,16 +373,16 @@ class TrainingJob:
         at_iteration = max(one.at_iteration for one in self.in_force)
         return Chosen(plan=index, at_iteration=at_iteration, plans=plans, note=note)
 
-    @property
-    def effective_choice(self) -> Choice:
-        """The choice, with `automatic` resolved."""
-        return self.initial if self.choice.automatic else self.choice
+    def effective_choice(self, choice: Choice | None = None) -> Choice:
+        """A choice, or the present one, with `automatic` resolved."""
+        choice = self.choice if choice is None else choice
+        return self.initial if choice.automatic else choice
 
     def _wanted(self) -> list[int]:
         assert self.frontier is not None
-        if not self.effective_choice.watches_stragglers:
+        if not self.effective_choice().watches_stragglers:
             return [self.base] * self.info.dp_degree
-        return plans_for(self.frontier, self.base, self.watch.slowdowns)
+        return plans_for(self.frontier, self.base, self.slowdowns)
 
     def _switch(self, plans: list[int], now_s: float) -> bool:
         changes = [i for i, plan in enumerate(plans) if plan != self.in_force[i].plan]
@@ -399,23 +420,18 @@ class TrainingJob:
     # progress
 
     @property
-    def watch(self) -> StragglerWatch:
-        """The detector of stragglers."""
-        if self._watch is None:
-            pipelines: list[list[int]] = [[] for _ in range(self.info.dp_degree)]
-            for rank in self.ranks.values():
-                pipelines[rank.dp_rank].append(rank.rank)
-            self._watch = StragglerWatch(pipelines, self._rules, self._slowdowns)
-        return self._watch
+    def slowdowns(self) -> tuple[float, ...]:
+        """Of each pipeline; 1: not a straggler. Empty before there are plans."""
+        return self.watch.slowdowns
 
-    @property
-    def drift(self) -> DriftWatch:
-        """The detector of instructions that take longer than planned."""
-        if self._drift is None:
-            self._drift = DriftWatch()
-            if self.frontier is not None:
-                self._drift.restart(self.frontier.problem, self.ranks.values())
-        return self._drift
+    def times(self) -> dict[int, float]:
+        """Longest last iteration of a pipeline's ranks, s, where one is known."""
+        found: dict[int, float] = {}
+        for number, seen in self.progress.items():
+            if seen.time_s is not None:
+                dp_rank = self.ranks[number].dp_rank
+                found[dp_rank] = max(seen.time_s, found.get(dp_rank, 0.0))
+        return found
 
     def drifted(self) -> dict[Kind, float] | None:
         """Factors for the profile's times, if the job must be planned again."""
@@ -436,18 +452,18 @@ class TrainingJob:
         known = self.progress.get(report.rank)
         if known is not None and report.iteration < known.iteration:
             known = None  # the process was restarted
-            if self.complete:
-                self.watch.restart()
-        new = RankProgress(report.iteration, report.version, now_s)
-        if known is not None:
-            new.time_s, new.per_second, new.since = known.time_s, known.per_second, known.since
-            new.moved_s = known.moved_s
-            if report.iteration > known.iteration:
-                # If an iteration takes longer than the report interval, most reports show no
-                # progress.
-                if known.moved_s is not None and now_s > known.moved_s:
-                    new.per_second = (report.iteration - known.iteration) / (now_s - known.moved_s)
-                new.moved_s = now_s
+            self.watch.restart()
+        new = replace(
+            known or RankProgress(0, 0, 0.0),
+            iteration=report.iteration,
+            version=report.version,
+            heard_s=now_s,
+        )
+        if known is not None and report.iteration > known.iteration:
+            # If an iteration takes longer than the report interval, most reports show no progress.
+            if known.moved_s is not None and now_s > known.moved_s:
+                new.per_second = (report.iteration - known.iteration) / (now_s - known.moved_s)
+            new.moved_s = now_s
         if known is None or known.version != report.version:
             new.since = report.iteration
         if report.iter_times:
@@ -501,41 +517,22 @@ class TrainingJob:
     # --------------------------------------------------------------------------------------
     # restarts
 
-    def state(self) -> dict[str, Any]:
-        """State for a restart of the server, other than ranks, plans and reports."""
-        return {
-            "info": self.info.model_dump(),
-            "created_s": self.created_s,
-            "heard_s": self.heard_s,
-            "initial": self.initial.model_dump(exclude_none=True),
-            "choice": self.choice.model_dump(exclude_none=True),
-            "base": self.base,
-            "version": self.version,
-            "in_force": [asdict(one) for one in self.in_force],
-            "slowdowns": list(self.watch.slowdowns) if self.frontier else [],
-            "round": self.round,
-            "planning_error": self.planning_error,
-        }
-
     @classmethod
     def restored(
-        cls, state: dict[str, Any], now_s: float, rules: Rules | None = None
+        cls, state: JobState, ranks: dict[int, RankInfo], frontier: Frontier | None, now_s: float
     ) -> TrainingJob:
         """The job of a `state`, perhaps of an older backup.
 
         Ranks may run plans that were made since the backup; so versions go on from the time, above
         all that were ever given.
         """
-        job = cls(JobInfo.model_validate(state["info"]), state["created_s"], rules)
-        job.heard_s = state["heard_s"]
-        job.initial = Choice.model_validate(state["initial"])
-        job.choice = Choice.model_validate(state["choice"])
-        job.base = state["base"]
-        job.version = max(state["version"], int(now_s))
-        job.in_force = [InForce(**one) for one in state["in_force"]]
-        job._slowdowns = state["slowdowns"]
-        job.round = state["round"]
-        job.planning_error = state["planning_error"]
+        job = cls(state.info, state.created_s)
+        for name in JobState.model_fields.keys() - {"slowdowns"}:
+            setattr(job, name, getattr(state, name))
+        job.version = max(state.version, int(now_s))
+        job.ranks, job.frontier = ranks, frontier
+        if frontier is not None:
+            job._watch(frontier, state.slowdowns)
         return job
 
     # ---------------------------------------------------------------------------------------

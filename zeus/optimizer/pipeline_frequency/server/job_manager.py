@@ -28,13 +28,12 @@ from zeus.optimizer.pipeline_frequency.common import (
     new_job_id,
 )
 from zeus.optimizer.pipeline_frequency.placed_schedules import BY_NAME
-from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.plans import Ask, Frontier
 from zeus.optimizer.pipeline_frequency.server import drift, planning
 from zeus.optimizer.pipeline_frequency.server.job import Refused, TrainingJob, ranks_in_words
-from zeus.optimizer.pipeline_frequency.server.job_records import JobRecords, Rounds
+from zeus.optimizer.pipeline_frequency.server.records import JobRecords, Rounds
 from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler, OnlineSolution
 from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
-from zeus.optimizer.pipeline_frequency.server.storage import Storage
 
 logger = logging.getLogger(__name__)
 
@@ -48,19 +47,15 @@ class JobManager:
     """The jobs; see the module."""
 
     def __init__(
-        self,
-        settings: PlanServerSettings,
-        storage: Storage,
-        clock: Callable[[], float] = time.time,
+        self, settings: PlanServerSettings, clock: Callable[[], float] = time.time
     ) -> None:
         self.settings = settings
-        self._records = JobRecords(storage, settings)
+        self._records = JobRecords(settings)
         self._clock = clock
         self._schedulers: dict[str, FrequencyScheduler] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._events: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._plan_again: set[str] = set()
         self._reported: set[str] = set()
         self._heard: set[str] = set()
         self._planner = planning.PlannerProcesses()
@@ -83,8 +78,8 @@ class JobManager:
         self._spawn(self._look_after())
         for job_id, job in self.jobs.items():
             self._spawn(self._advance(job_id))
-            if self._may_plan(job) and job.frontier is None and job.planning_error is None:
-                self._start_planning(job_id)
+            if job.frontier is None and job.planning_error is None:
+                self._plan_if_profiled(job)
 
     def close(self) -> None:
         """Refuses clients that wait for a schedule, because the server is about to stop."""
@@ -163,10 +158,8 @@ class JobManager:
         now_s = self._clock()
         name = self.settings.scheduler.__name__
         job_id = new_job_id(info, name, datetime.fromtimestamp(now_s))
-        while job_id in self.jobs:
-            job_id = new_job_id(info, name, datetime.fromtimestamp(now_s))
         job = TrainingJob(info.model_copy(update={"job_id": job_id}), now_s)
-        self._records.put_state(job)
+        self._records.put(job)
         self.jobs[job_id] = job
         self._idle_from_s[job_id] = time.monotonic()
         logger.info("job %s registered", job_id)
@@ -179,7 +172,7 @@ class JobManager:
         if not job.register(rank):
             return
         try:
-            self._records.put_rank(job_id, rank)
+            self._records.put(job, ("rank", rank.rank, rank))
         except PipelineFrequencyError:
             del job.ranks[rank.rank]
             if before is not None:
@@ -244,7 +237,7 @@ class JobManager:
         if changed:
             self._put_state(job)
             plans = [one.plan for one in job.in_force]
-            slowdowns = [round(one, 3) for one in job.watch.slowdowns]
+            slowdowns = [round(one, 3) for one in job.slowdowns]
             logger.info(
                 "job %s: pipelines are late by %s, and get plans %s", job_id, slowdowns, plans
             )
@@ -279,10 +272,9 @@ class JobManager:
             )
         if job.profiles.get(profile.rank) == profile:
             return
-        self._records.put_profile(job_id, profile)
+        self._records.put(job, ("profile", profile.rank, profile))
         job.profiles[profile.rank] = profile
-        if self._may_plan(job):
-            self._start_planning(job_id)
+        self._plan_if_profiled(job)
 
     # ----------------------------------------------------------------------------------- scheduling
 
@@ -306,8 +298,8 @@ class JobManager:
                     job.take_schedules(schedules)
                     self._records.put_round(job)
                     self._records.dump_round(job, done, results)
-            except Exception as error:
-                job.failure = _refusal(self.settings.scheduler.__name__, error)
+            except Exception as error:  # the scheduler may be anybody's
+                job.failure = self._refusal(error)
                 logger.error("job %s: %s", job_id, job.failure.message, exc_info=error)
         self._notify(job_id)
 
@@ -326,60 +318,44 @@ class JobManager:
                     made.observe([past[number][rank] for rank in sorted(past[number])])
                 return made
 
-            self._schedulers[job_id] = await asyncio.to_thread(make)
+            try:
+                self._schedulers[job_id] = await asyncio.to_thread(make)
+            except Exception as error:  # the scheduler may be anybody's
+                raise self._refusal(error) from error
         return self._schedulers[job_id]
 
     # ------------------------------------------------------------------------------------- planning
 
-    def _may_plan(self, job: TrainingJob) -> bool:
-        return job.complete and len(job.profiles) == job.info.world_size
+    def _plan_if_profiled(self, job: TrainingJob) -> None:
+        if job.complete and len(job.profiles) == job.info.world_size:
+            job.planning += 1
+            self._spawn(self._plan(job))
 
-    def _start_planning(self, job_id: str) -> None:
-        if self.jobs[job_id].planning:
-            self._plan_again.add(job_id)
-            return
-        self.jobs[job_id].planning = True
-        self._spawn(self._plan(job_id))
-
-    async def _plan(self, job_id: str) -> None:
-        job = self.jobs[job_id]
-        started_s = time.monotonic()
+    async def _plan(self, job: TrainingJob) -> None:
+        """Plans from the newest profiles."""
+        job_id, started_s = job.info.job_id, time.monotonic()
         try:
-            while True:
-                self._plan_again.discard(job_id)
-                try:
-                    await self._plan_once(job_id, job)
-                except PipelineFrequencyError as error:
-                    job.planning_error = error.message
-                    logger.error("job %s: %s", job_id, error.message)
-                if job_id not in self._plan_again:
-                    break
+            async with self._locks.setdefault(job_id, asyncio.Lock()):
+                if self.jobs.get(job_id) is not job:
+                    return  # dropped meanwhile
+                scheduler = await self._scheduler(job_id, job)
+                assert isinstance(scheduler, OnlineSolution)
+                profiles = [job.profiles[rank] for rank in sorted(job.profiles)]
+                problem = planning.problem_of(job.info, profiles, scheduler.p2p_power_w)
+                frontier = await self._planner.frontier(problem, scheduler.points)
+                self._take_frontier(job, frontier, scheduler.choice)
+            took_s = time.monotonic() - started_s
+            logger.info("job %s: %d plans in %.1f s", job_id, len(frontier.plans), took_s)
+            rows = [row for one in profiles for row in one.rows]
+            await asyncio.to_thread(self._records.dump_plans, job_id, rows, frontier)
+        except PipelineFrequencyError as error:
+            job.planning_error = error.message
+            logger.error("job %s: %s", job_id, error.message)
             with contextlib.suppress(PipelineFrequencyError):
                 self._put_state(job)
-            if job.frontier is not None and job.planning_error is None:
-                logger.info(
-                    "job %s: %d plans in %.1f s",
-                    job_id,
-                    len(job.frontier.plans),
-                    time.monotonic() - started_s,
-                )
         finally:
-            job.planning = False
+            job.planning -= 1
             self._notify(job_id)
-
-    async def _plan_once(self, job_id: str, job: TrainingJob) -> None:
-        async with self._locks.setdefault(job_id, asyncio.Lock()):
-            try:
-                scheduler = await self._scheduler(job_id, job)
-            except Exception as error:  # noqa: BLE001 - the scheduler may be anybody's
-                raise _refusal(self.settings.scheduler.__name__, error) from None
-        assert isinstance(scheduler, OnlineSolution)
-        profiles = [job.profiles[rank] for rank in sorted(job.profiles)]
-        problem = planning.problem_of(job.info, profiles, scheduler.p2p_power_w)
-        frontier = await self._planner.frontier(problem, scheduler.points)
-        self._take_frontier(job, frontier, scheduler.choice)
-        rows = planning.rows_of(profiles)
-        await asyncio.to_thread(self._records.dump_plans, job_id, rows, frontier)
 
     async def _replan(self, job: TrainingJob, paces: dict[drift.Kind, float]) -> None:
         """Plans a job again with the present times of its instructions."""
@@ -391,12 +367,10 @@ class JobManager:
             points = getattr(self._schedulers.get(job_id), "points", None)
             problem = drift.scaled(before.problem, paces)
             frontier = await self._planner.frontier(problem, points)
-            if self.jobs.get(job_id) is not job or job.frontier is None:
-                return  # dropped meanwhile
-            if job.frontier.problem is not before.problem:
-                return  # meanwhile planned from a new profile
+            if not self._has(job, before):
+                return
             job.take_replanned(frontier, self._clock())
-            self._records.put_frontier(job, frontier)
+            self._records.put_frontier(job)
             logger.info("job %s: planned again, as times have changed (%s)", job_id, words)
             self._make_what_lacks(job_id)
         except PipelineFrequencyError as error:
@@ -409,7 +383,7 @@ class JobManager:
         if asks:
             self._spawn(self._plan_more(job_id, asks))
 
-    async def _plan_more(self, job_id: str, asks: list[planning.Ask]) -> None:
+    async def _plan_more(self, job_id: str, asks: list[Ask]) -> None:
         """Makes plans for requested times, and adds them to the job's."""
         job = self.jobs[job_id]
         before = job.frontier
@@ -420,21 +394,22 @@ class JobManager:
         except PipelineFrequencyError as error:
             logger.warning("job %s: the nearest plan is run: %s", job_id, error.message)
             return
-        # Meanwhile planned again or dropped: these plans are not usable.
-        if self.jobs.get(job_id) is not job or job.frontier is None:
-            return
-        if job.frontier.problem is not before.problem:
-            return
-        job.take_plans(asks, plans, self._clock())
-        self._records.put_frontier(job, job.frontier)
-        logger.info("job %s: made plans for %s", job_id, asks)
+        if self._has(job, before):
+            job.take_plans(asks, plans, self._clock())
+            self._records.put_frontier(job)
+            logger.info("job %s: made plans for %s", job_id, asks)
+
+    def _has(self, job: TrainingJob, before: Frontier) -> bool:
+        """Whether a job was neither dropped nor planned from a new profile since `before`."""
+        present = job.frontier is not None and job.frontier.problem is before.problem
+        return present and self.jobs.get(job.info.job_id) is job
 
     def _take_frontier(self, job: TrainingJob, frontier: Frontier, initial: Choice) -> None:
         job_id = job.info.job_id
         if job_id not in self.jobs:
             return  # dropped meanwhile
         job.take_frontier(frontier, initial, self._clock())
-        self._records.put_frontier(job, frontier)
+        self._records.put_frontier(job)
         self._make_what_lacks(job_id)
 
     def _hear(self, job_id: str) -> TrainingJob:
@@ -453,9 +428,22 @@ class JobManager:
         self._reported.clear()
         self._heard.clear()
 
+    def _refusal(self, error: Exception) -> Refused:
+        """The scheduler's error for clients; a ValueError is the request's fault, as in
+        ml-energy/zeus."""
+        if isinstance(error, Refused):
+            return error
+        if isinstance(error, PipelineFrequencyError):
+            return Refused(400, error.message)
+        status, name = (
+            400 if isinstance(error, ValueError) else 500,
+            self.settings.scheduler.__name__,
+        )
+        return Refused(status, f"the scheduler {name} failed ({type(error).__name__}: {error})")
+
     def _put_state(self, job: TrainingJob) -> None:
         if job.info.job_id in self.jobs:
-            self._records.put_state(job)
+            self._records.put(job)
 
     def _notify(self, job_id: str) -> None:
         event = self._events.pop(job_id, None)
@@ -467,16 +455,6 @@ def _next(scheduler: FrequencyScheduler, results: list[ProfilingResult]) -> list
     if results:
         scheduler.observe(results)
     return scheduler.next_schedule()
-
-
-def _refusal(name: str, error: Exception) -> Refused:
-    """The error for clients; a ValueError is the request's fault, as in ml-energy/zeus."""
-    if isinstance(error, Refused):
-        return error
-    if isinstance(error, PipelineFrequencyError):
-        return Refused(400, error.message)
-    status = 400 if isinstance(error, ValueError) else 500
-    return Refused(status, f"the scheduler {name} failed ({type(error).__name__}: {error})")
 
 
 def _what_is_missing(job: TrainingJob, waited_s: float) -> str:

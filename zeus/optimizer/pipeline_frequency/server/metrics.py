@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -57,12 +56,7 @@ class PipelineJobs(Collector):
             if job.progress:
                 least = min(one.iteration for one in job.progress.values())
                 iteration.add_metric([job_id], least)
-            times: dict[int, float] = {}
-            for number, seen in job.progress.items():
-                dp_rank = job.ranks[number].dp_rank
-                if seen.time_s is not None:
-                    times[dp_rank] = max(seen.time_s, times.get(dp_rank, 0.0))
-            for dp_rank, longest_s in sorted(times.items()):
+            for dp_rank, longest_s in sorted(job.times().items()):
                 time_s.add_metric([job_id, str(dp_rank)], longest_s)
             if job.frontier is None:
                 continue
@@ -72,13 +66,6 @@ class PipelineJobs(Collector):
                 plan.add_metric(labels, one.plan)
                 promised.add_metric(labels, chosen.time_s)
                 energy.add_metric(labels, chosen.energy_j)
-                slowdown.add_metric(labels, job.watch.slowdowns[dp_rank])
+                slowdown.add_metric(labels, job.slowdowns[dp_rank])
         yield from (registered, world, heard, iteration, plans)
         yield from (plan, promised, energy, time_s, slowdown, replans)
-
-
-def text(jobs: Mapping[str, TrainingJob]) -> bytes:
-    """All metrics in Prometheus's text format."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(PipelineJobs(jobs))
-    return generate_latest(registry)

@@ -1,28 +1,29 @@
 """Plans in a separate process, because the planner computes for seconds.
 
-`python -m zeus.optimizer.pipeline_frequency.server.planning` reads lines of JSON: a problem, then
-questions about it, the number of plans or their times. It answers each question with a line of
-JSON: `found`, the frontier or the plans, or `error`, a sentence.
+The process gets a problem, then questions about it: the number of plans, or their times. It answers
+each with a frontier or plans, or with the sentence of an error. What both send are objects of this
+program, nothing that a client wrote.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import os
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.common import JobInfo, RankProfile
 from zeus.optimizer.pipeline_frequency.placed_schedules import BY_NAME, CHUNKED
-from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
-from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Row
+from zeus.optimizer.pipeline_frequency.plans import Ask, Frontier, Plan
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 
 if TYPE_CHECKING:
     from zeus.optimizer.pipeline_frequency.planner import Planner
@@ -39,11 +40,8 @@ PLANNERS = 2
 IDLE_S = 600.0
 """How long they are kept."""
 
-_LINE = 1 << 30
-"""Longest answer, bytes."""
-
-Ask = tuple[Literal["deadline", "straggler"], float]
-"""The purpose of a single plan, and its time, s."""
+Question = int | list[Ask] | None
+"""The number of plans of a frontier, as few or many as it takes for None; or single plans."""
 
 
 def problem_of(
@@ -63,7 +61,7 @@ def problem_of(
             "the number of microbatches is not known; give num_microbatches with the job, or "
             "instructions with each profile"
         )
-    profile = InstructionProfile.from_rows(rows_of(profiles))
+    profile = InstructionProfile.from_rows(row for one in profiles for row in one.rows)
     name = info.schedule or "1f1b"
     if name in CHUNKED:
         chunks = 1 + max(row.chunk for one in profiles for row in one.rows)
@@ -97,26 +95,6 @@ def problem_of(
     }
 
 
-def rows_of(profiles: Sequence[RankProfile]) -> list[Row]:
-    """The measurements of all ranks, as a profile's rows."""
-    return [
-        Row(
-            stage=one.pp_rank,
-            instruction=row.instruction,
-            frequency=row.frequency,
-            time=row.time,
-            energy=row.energy,
-            rank=one.rank,
-            dp_rank=one.dp_rank,
-            pp_rank=one.pp_rank,
-            tp_rank=one.tp_rank,
-            chunk=row.chunk,
-        )
-        for one in sorted(profiles, key=lambda one: one.rank)
-        for row in one.rows
-    ]
-
-
 class PlannerProcesses:
     """Plans in processes, and caches results: jobs with the same profile share them.
 
@@ -134,7 +112,7 @@ class PlannerProcesses:
         Raises:
             PipelineFrequencyError: There is none, and why.
         """
-        found: Frontier = await self._shared(problem, {"points": points}, Frontier.from_json)
+        found: Frontier = await self._shared(problem, points)
         return found
 
     async def plans(self, problem: dict[str, Any], asks: Sequence[Ask]) -> list[Plan]:
@@ -143,9 +121,7 @@ class PlannerProcesses:
         Raises:
             PipelineFrequencyError: There is none, and why.
         """
-        found: list[Plan] = await self._shared(
-            problem, {"asks": list(asks)}, lambda data: [Plan.from_json(one) for one in data]
-        )
+        found: list[Plan] = await self._shared(problem, list(asks))
         return found
 
     async def close(self) -> None:
@@ -157,14 +133,12 @@ class PlannerProcesses:
         await asyncio.gather(*(one.end() for one in self._processes.values()))
         self._processes.clear()
 
-    async def _shared(
-        self, problem: dict[str, Any], question: dict[str, Any], read: Callable[[Any], Any]
-    ) -> Any:
-        lines = json.dumps(problem), json.dumps(question)
-        key = hashlib.sha256("\n".join(lines).encode()).digest()
+    async def _shared(self, problem: dict[str, Any], question: Question) -> Any:
+        text = json.dumps(problem)
+        key = hashlib.sha256(f"{question} {text}".encode()).digest()
         task = self._tasks.get(key)
         if task is None:
-            task = self._tasks[key] = asyncio.create_task(self._ask(*lines, read))
+            task = self._tasks[key] = asyncio.create_task(self._ask(text, problem, question))
             while len(self._tasks) > KEPT and next(iter(self._tasks.values())).done():
                 self._tasks.popitem(last=False)
         self._tasks.move_to_end(key)
@@ -176,11 +150,11 @@ class PlannerProcesses:
                 del self._tasks[key]
             raise
 
-    async def _ask(self, problem: str, question: str, read: Callable[[Any], Any]) -> Any:
-        process = self._processes.setdefault(problem, _Process(problem))
-        self._processes.move_to_end(problem)
+    async def _ask(self, text: str, problem: dict[str, Any], question: Question) -> Any:
+        process = self._processes.setdefault(text, _Process(problem))
+        self._processes.move_to_end(text)
         try:
-            return read(await process.answer(question))
+            return await process.answer(question)
         finally:
             asyncio.get_running_loop().call_later(IDLE_S, self._end_idle)
             self._end_idle()
@@ -196,9 +170,10 @@ class PlannerProcesses:
 class _Process:
     """Answers questions about one problem, one after the other."""
 
-    def __init__(self, problem: str) -> None:
+    def __init__(self, problem: dict[str, Any]) -> None:
         self._problem = problem
         self._process: asyncio.subprocess.Process | None = None
+        self._connection: Connection[Any, Any]
         self._lock = asyncio.Lock()
         self._waiting = 0
         self._answered_s = 0.0
@@ -208,7 +183,7 @@ class _Process:
         """Since when it has no question; None: it has one."""
         return None if self._waiting else time.monotonic() - self._answered_s
 
-    async def answer(self, question: str) -> Any:
+    async def answer(self, question: Question) -> Any:
         """The answer to a question.
 
         Raises:
@@ -217,7 +192,7 @@ class _Process:
         self._waiting += 1
         try:
             async with self._lock:
-                found = await asyncio.wait_for(self._answer(question), LIMIT_S)
+                found, error = await asyncio.wait_for(self._answer(question), LIMIT_S)
         except asyncio.TimeoutError:
             raise PipelineFrequencyError(
                 f"the planner took longer than {LIMIT_S:g} s; ask for fewer points"
@@ -225,41 +200,35 @@ class _Process:
         finally:
             self._waiting -= 1
             self._answered_s = time.monotonic()
-        if "error" in found:
-            raise PipelineFrequencyError(found["error"])
-        return found["found"]
+        if error is not None:
+            raise PipelineFrequencyError(error)
+        return found
 
-    async def _answer(self, question: str) -> dict[str, Any]:
-        lines = [question]
+    async def _answer(self, question: Question) -> tuple[Any, str | None]:
+        messages: list[Any] = [question]
         if self._process is None or self._process.returncode is not None:
-            lines.insert(0, self._problem)
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                __name__,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=_LINE,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
+            messages.insert(0, self._problem)
+            self._connection, theirs = Pipe()
+            with theirs:
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", __name__, str(theirs.fileno())),
+                    pass_fds=[theirs.fileno()],
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                )
         try:
-            with contextlib.suppress(OSError):  # it has ended
-                process.stdin.writelines(f"{line}\n".encode() for line in lines)
-                await process.stdin.drain()
-            answer = await process.stdout.readline()
+            for message in messages:
+                await asyncio.to_thread(self._connection.send, message)
+            await _readable(self._connection)
+            found: tuple[Any, str | None] = await asyncio.to_thread(self._connection.recv)
+            return found
+        except (EOFError, OSError):
+            raise PipelineFrequencyError(
+                f"the planner ended with exit code {await self._process.wait()}; see its messages "
+                "in the server's log"
+            ) from None
         except BaseException:
             await self.end()
             raise
-        if not answer:
-            raise PipelineFrequencyError(
-                f"the planner ended with exit code {await process.wait()}; see its messages in the "
-                "server's log"
-            )
-        found: dict[str, Any] = json.loads(answer)
-        return found
 
     def kill(self) -> None:
         """Ends the process."""
@@ -273,6 +242,15 @@ class _Process:
             await self._process.wait()
 
 
+async def _readable(connection: Connection[Any, Any]) -> None:
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(connection, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(connection)
+
+
 def _planner(problem: Any) -> Planner:
     try:
         from zeus.optimizer.pipeline_frequency.planner import Planner
@@ -284,29 +262,29 @@ def _planner(problem: Any) -> Planner:
     return Planner.of_json(problem)
 
 
-def _carry_out(planner: Planner, question: dict[str, Any]) -> Any:
-    if "asks" not in question:
-        return planner.frontier(question["points"]).to_json()
+def _carry_out(planner: Planner, question: Question) -> Any:
+    if not isinstance(question, list):
+        return planner.frontier(question)
     by = {"deadline": planner.deadline, "straggler": planner.straggler}
-    return [by[kind](time_s).plans[0].to_json() for kind, time_s in question["asks"]]
+    return [by[kind](time_s).plans[0] for kind, time_s in question]
 
 
-def main() -> None:
+def main(connection: Connection[Any, Any]) -> None:
     """The process."""
     os.nice(5)  # the server and its clients come first; beside other work it must not starve
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # output of a library is not part of an answer
-    problem, planner = json.loads(sys.stdin.readline()), None
-    for line in sys.stdin:
+    problem, planner = connection.recv(), None
+    while True:
+        try:
+            question = connection.recv()
+        except EOFError:
+            return
         try:
             planner = planner or _planner(problem)
-            answer = {"found": _carry_out(planner, json.loads(line))}
+            answer: tuple[Any, str | None] = _carry_out(planner, question), None
         except PipelineFrequencyError as error:
-            answer = {"error": error.message}
-        json.dump(answer, answers)
-        answers.write("\n")
-        answers.flush()
+            answer = None, error.message
+        connection.send(answer)
 
 
 if __name__ == "__main__":
-    main()
+    main(Connection(int(sys.argv[1])))

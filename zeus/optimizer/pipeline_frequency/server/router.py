@@ -22,17 +22,16 @@ from zeus.optimizer.pipeline_frequency.common import (
     Chosen,
     FrequencySchedule,
     JobInfo,
-    OfflineProfilingResult,
     ProfilingResult,
     Progress,
     RankInfo,
     RankProfile,
 )
-from zeus.optimizer.pipeline_frequency.server import metrics, views
+from zeus.optimizer.pipeline_frequency.server import views
 from zeus.optimizer.pipeline_frequency.server.job import Refused
 from zeus.optimizer.pipeline_frequency.server.job_manager import JobManager
+from zeus.optimizer.pipeline_frequency.server.metrics import PipelineJobs
 from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
-from zeus.optimizer.pipeline_frequency.server.storage import Storage
 from zeus.utils import web
 from zeus_ipc.overriding import override
 
@@ -45,7 +44,7 @@ class PFOServer(web.Application):
     most_bytes = 32 * 2**20  # a profile of a long pipeline
 
     def __init__(self, settings: PlanServerSettings) -> None:
-        super().__init__("Pipeline frequency optimizer", settings.hosts, settings.root_path)
+        super().__init__("Pipeline frequency optimizer", settings)
         self.settings = settings
         self._manager: JobManager | None = None
 
@@ -56,19 +55,10 @@ class PFOServer(web.Application):
         return self._manager
 
     @override
-    def authorize(self, request: Request) -> None:
-        if request.method in ("GET", "HEAD"):
-            return
-        web.of_this_site(request)
-        if self.settings.token:
-            web.check_token(request, [self.settings.token], "ZEUS_PFO_TOKEN")
-
-    @override
     async def opens(self) -> None:
         with contextlib.suppress(OSError):  # such as a parent that is not there, named below
             self.settings.dump_dir.mkdir(exist_ok=True)
-        storage = Storage(self.settings.database_path)
-        self._manager = JobManager(self.settings, storage)
+        self._manager = JobManager(self.settings)
         await self._manager.start()
         if web.own_process():
             _before_stopping(self._manager.close)
@@ -125,9 +115,7 @@ def create_app(settings: PlanServerSettings) -> PFOServer:
         app.manager.result(job_id, profiling_result)
 
     @app.post(common.REPORT_PROFILE_URL, dependencies=changing)
-    async def profile(job_id: str, measured: RankProfile | OfflineProfilingResult) -> None:
-        if isinstance(measured, OfflineProfilingResult):
-            measured = measured.to_profile()
+    async def profile(job_id: str, measured: RankProfile) -> None:
         app.manager.profile(job_id, measured)
 
     @app.post(common.CHOOSE_PLAN_URL, dependencies=changing)
@@ -136,9 +124,11 @@ def create_app(settings: PlanServerSettings) -> PFOServer:
 
     _add_progress(app)
     _add_reading(app)
-    _add_errors(app)
-    if settings.log_level == "DEBUG":
-        web.add_log(app, logger)
+
+    @app.exception_handler(PipelineFrequencyError)
+    async def refused(request: Request, error: PipelineFrequencyError) -> JSONResponse:
+        return web.refusal(error.status if isinstance(error, Refused) else 422, error.message)
+
     return app
 
 
@@ -185,15 +175,7 @@ def _add_reading(app: PFOServer) -> None:
 
     @app.get("/metrics")
     async def figures() -> PlainTextResponse:
-        return web.figures(metrics.text(app.manager.jobs))
-
-
-def _add_errors(app: PFOServer) -> None:
-    @app.exception_handler(PipelineFrequencyError)
-    async def refused(request: Request, error: PipelineFrequencyError) -> JSONResponse:
-        return web.refusal(error.status if isinstance(error, Refused) else 422, error.message)
-
-    web.add_validation_errors(app)
+        return web.figures(PipelineJobs(app.manager.jobs))
 
 
 app = create_app(web.from_environment(PlanServerSettings.from_env, "pipeline frequency"))

@@ -23,7 +23,7 @@ from zeus.optimizer.pipeline_frequency.common import (
     ProfilingResult,
     RankInfo,
 )
-from zeus.optimizer.pipeline_frequency.plans import INDEX, Frontier, Plan, read_plan
+from zeus.optimizer.pipeline_frequency.plans import INDEX, Ask, Frontier, Plan, read_plan
 
 Rounds = Generator[list[FrequencySchedule], list[ProfilingResult], None]
 """Yields the next schedules of all ranks, and receives their measurements."""
@@ -37,6 +37,8 @@ class FrequencyScheduler(ABC):
     restart of the server it is run again and sent the same results.
 
     Args:
+        job_info: The job.
+        rank_infos: All its ranks.
         pfo_settings: The server's settings.
 
     Attributes:
@@ -272,6 +274,10 @@ class OnlineSolution(_Choosing):
     Args:
         job_info: The job; its `schedule` (default `1f1b`) and `num_microbatches` say what to plan.
         pfo_settings: The server's settings.
+        deadline_s: As for `FrontierSolution`.
+        max_slowdown: The same.
+        plan: The same.
+        points: Most plans.
         p2p_power_w: What a GPU draws while it is blocked on communication, W, where no rank has
             measured it.
     """
@@ -307,30 +313,34 @@ class OnlineSolution(_Choosing):
         yield [FrequencySchedule(rank=info.rank, frequencies=[]) for info in self.rank_infos]
 
 
+def ask_of(frontier: Frontier, choice: Choice) -> Ask | None:
+    """What a choice asks for; None: a plan by its index, or the fastest."""
+    if choice.max_slowdown is not None:
+        return "deadline", choice.max_slowdown * frontier.plans[frontier.fastest()].time_s
+    if choice.deadline_s is not None:
+        return "deadline", choice.deadline_s
+    return None if choice.straggler_s is None else ("straggler", choice.straggler_s)
+
+
 def choose(frontier: Frontier, choice: Choice) -> tuple[int, str | None]:
     """The plan of a choice, and a note if the choice cannot be met exactly.
 
     Raises:
         PipelineFrequencyError: There is no such plan.
     """
-    fastest = frontier.fastest()
-    if choice.plan is not None:
-        if choice.plan > fastest:
+    fastest, ask = frontier.fastest(), ask_of(frontier, choice)
+    if ask is None:
+        index = fastest if choice.plan is None else choice.plan
+        if index > fastest:
             raise PipelineFrequencyError(
-                f"there is no plan {choice.plan}; plans are 0 (slowest) to {fastest} (fastest)"
+                f"there is no plan {index}; plans are 0 (slowest) to {fastest} (fastest)"
             )
-        return choice.plan, None
-    if choice.max_slowdown is not None:
-        return frontier.by_max_slowdown(choice.max_slowdown), None
-    limit_s = choice.deadline_s if choice.deadline_s is not None else choice.straggler_s
-    if limit_s is None:
-        return fastest, None
-    by = frontier.by_deadline if choice.deadline_s is not None else frontier.by_straggler
-    index = by(limit_s)
+        return index, None
+    index = frontier.best(ask)
+    if frontier.plans[index].time_s <= ask[1] * (1 + 1e-9):
+        return index, None
     least_s = frontier.plans[fastest].time_s
-    if frontier.plans[index].time_s > limit_s * (1 + 1e-9):
-        return index, f"no plan is as fast as {limit_s:g} s; this is the fastest, {least_s:.4g} s"
-    return index, None
+    return index, f"no plan is as fast as {ask[1]:g} s; this is the fastest, {least_s:.4g} s"
 
 
 def check_stages(found: int, job_info: JobInfo, what: str) -> None:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.server import scheduler as schedulers
 from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler
-from zeus.utils.settings import Names, log_level, of_prefix, sentence
+from zeus.utils.settings import HttpSettings
+from zeus_ipc.parsing import Malformed, parse
 
 PREFIX = "ZEUS_PFO_"
 
 
-class PlanServerSettings(BaseModel):
-    """The settings; each is read from the variable of its name, in capitals after `ZEUS_PFO_`.
+class PlanServerSettings(HttpSettings):
+    """The settings.
 
     Attributes:
         scheduler: Scheduler class: its name in the scheduler module, or `package.module:Class`.
@@ -29,33 +27,26 @@ class PlanServerSettings(BaseModel):
             plans by `FrontierSolution`, and without either jobs profile themselves
             (`OnlineSolution`).
         scheduler_args: Arguments of its constructor after the first three, as a JSON object.
-        log_level: DEBUG (every request), INFO, WARNING, ERROR or CRITICAL.
         dump_data: Whether to also write ranks, schedules and results as JSON files.
         dump_dir: Folder of these, and of the profiles and plans of jobs that profile themselves.
         max_job_idle_time: Time without requests after which a job is dropped, s.
         database: SQLite file for the server's state; `:memory:`: none.
         register_timeout: How long a request for a schedule waits for the other ranks, s.
-        token: Token that requests for changes must send as `Authorization: Bearer`.
         max_jobs: Most jobs; further ones are refused.
-        hosts: Other names by which browsers reach the server, such as a proxy's, with port if it is
-            not the usual one: `NAME,NAME:PORT`.
-        root_path: Prefix of its paths behind a proxy, such as `/plans`.
     """
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, frozen=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    prefix = PREFIX
+    error = PipelineFrequencyError
 
     scheduler: type[FrequencyScheduler]
-    scheduler_args: dict[str, Any] = {}
-    log_level: str = "INFO"
+    scheduler_args: dict[str, Any] = Field(default_factory=dict)
     dump_data: bool = True
     dump_dir: Path = Path("dump")
     max_job_idle_time: float = Field(default=7 * 24 * 3600, gt=0, allow_inf_nan=False)
     database: str = ""
     register_timeout: float = Field(default=600.0, gt=0, allow_inf_nan=False)
-    token: str = Field(default="", repr=False)
     max_jobs: int = Field(default=1000, ge=1)
-    hosts: Names = ()
-    root_path: str = Field(default="", pattern="^(/[^/]+)*$")
 
     @model_validator(mode="before")
     @classmethod
@@ -81,11 +72,6 @@ class PlanServerSettings(BaseModel):
     def _json(cls, value: Any) -> Any:
         return _object(value) if isinstance(value, str) else value
 
-    @field_validator("log_level")
-    @classmethod
-    def _level(cls, value: str) -> str:
-        return log_level(value)
-
     @model_validator(mode="after")
     def _arguments_fit(self) -> PlanServerSettings:
         signature = inspect.signature(self.scheduler)
@@ -97,6 +83,10 @@ class PlanServerSettings(BaseModel):
                 f"SCHEDULER_ARGS do not fit {self.scheduler.__name__} ({error}); it takes "
                 f"{', '.join(takes) or 'none'}"
             ) from None
+        try:
+            self.scheduler.check(**self.scheduler_args)
+        except PipelineFrequencyError as error:
+            raise ValueError(f"SCHEDULER_ARGS: {error.message}") from None
         return self
 
     @property
@@ -104,32 +94,14 @@ class PlanServerSettings(BaseModel):
         """Path of the state's file."""
         return self.database or str(self.dump_dir / "pfo.sqlite")
 
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> PlanServerSettings:
-        """Reads the environment.
-
-        Raises:
-            PipelineFrequencyError: A setting is unknown or wrong; the message says which, and why.
-        """
-        given = of_prefix(PREFIX, os.environ if environ is None else environ)
-        try:
-            settings = cls.model_validate(given)
-        except ValidationError as error:
-            raise PipelineFrequencyError(sentence(PREFIX, cls, error)) from None
-        try:
-            settings.scheduler.check(**settings.scheduler_args)
-        except PipelineFrequencyError as error:
-            raise PipelineFrequencyError(f"{PREFIX}SCHEDULER_ARGS: {error.message}") from None
-        return settings
-
 
 _GIVEN = ("job_info", "rank_infos", "pfo_settings")
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except ValueError as error:
+        value = parse(text)
+    except Malformed as error:
         raise ValueError(
             f"SCHEDULER_ARGS are not JSON ({error}); write them as "
             '\'{"solution_path": "freqs_pipeline_00042.py"}\''

@@ -49,7 +49,12 @@ class Rules:
 
 
 class StragglerWatch:
-    """Computes the slowdown of each pipeline."""
+    """Computes the slowdown of each pipeline.
+
+    Args:
+        pipelines: The ranks of each pipeline.
+        slowdowns: Earlier decisions, as after a restart of the server.
+    """
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.plans import FRONTIER, Frontier
 from zeus.optimizer.pipeline_frequency.server.job import TrainingJob
 
 
@@ -50,15 +50,11 @@ def detail(job: TrainingJob, now_s: float) -> dict[str, Any]:
 
 
 def _stragglers(job: TrainingJob) -> list[int]:
-    if job.frontier is None:
-        return []
-    return [dp for dp, slowdown in enumerate(job.watch.slowdowns) if slowdown != 1.0]
+    return [dp for dp, slowdown in enumerate(job.slowdowns) if slowdown != 1.0]
 
 
 def _paces(job: TrainingJob) -> list[dict[str, Any]]:
     """Ratio of the instructions' times to those in the plan."""
-    if job.frontier is None:
-        return []
     return [
         {"stage": stage, "instruction": name, "pace": pace}
         for (stage, name), pace in sorted(job.drift.paces.items())
@@ -68,28 +64,20 @@ def _paces(job: TrainingJob) -> list[dict[str, Any]]:
 def _pipelines(job: TrainingJob) -> list[dict[str, Any]]:
     if job.frontier is None:
         return []
-    paces, slowdowns = job.watch.paces, job.watch.slowdowns
-    found = []
-    for dp_rank, one in enumerate(job.in_force):
-        times = [
-            job.progress[rank.rank].time_s
-            for rank in job.ranks.values()
-            if rank.dp_rank == dp_rank and rank.rank in job.progress
-        ]
-        known = [time_s for time_s in times if time_s is not None]
-        found.append(
-            {
-                "dp_rank": dp_rank,
-                "plan": one.plan,
-                "version": one.version,
-                "at_iteration": one.at_iteration,
-                "slowdown": slowdowns[dp_rank],
-                "pace": paces[dp_rank] if paces else None,
-                "time_s": max(known) if known else None,
-                "planned_time_s": _number(job.frontier.plans[one.plan].time_s),
-            }
-        )
-    return found
+    paces, times = job.watch.paces, job.times()
+    return [
+        {
+            "dp_rank": dp_rank,
+            "plan": one.plan,
+            "version": one.version,
+            "at_iteration": one.at_iteration,
+            "slowdown": job.slowdowns[dp_rank],
+            "pace": paces[dp_rank] if paces else None,
+            "time_s": times.get(dp_rank),
+            "planned_time_s": _number(job.frontier.plans[one.plan].time_s),
+        }
+        for dp_rank, one in enumerate(job.in_force)
+    ]
 
 
 def _ranks(job: TrainingJob, now_s: float) -> list[dict[str, Any]]:
@@ -99,10 +87,7 @@ def _ranks(job: TrainingJob, now_s: float) -> list[dict[str, Any]]:
         wanted = job.in_force[rank.dp_rank].version if job.frontier is not None else None
         found.append(
             {
-                "rank": number,
-                "dp_rank": rank.dp_rank,
-                "pp_rank": rank.pp_rank,
-                "tp_rank": rank.tp_rank,
+                **rank.model_dump(exclude={"available_frequencies"}),
                 "iteration": seen.iteration if seen else None,
                 "time_s": seen.time_s if seen else None,
                 "version": seen.version if seen else None,
@@ -115,27 +100,11 @@ def _ranks(job: TrainingJob, now_s: float) -> list[dict[str, Any]]:
 
 
 def _frontier(frontier: Frontier) -> dict[str, Any]:
-    return {
-        "schedule": frontier.schedule,
-        "num_stages": frontier.num_stages,
-        "num_microbatches": frontier.num_microbatches,
-        "p2p_power_w": _number(frontier.p2p_power_w),
-        "gpus_per_stage": frontier.gpus_per_stage,
-        "baseline_time_s": _number(frontier.baseline_time_s),
-        "baseline_energy_j": _number(frontier.baseline_energy_j),
-        "plans": [
-            {
-                "time_s": _number(plan.time_s),
-                "energy_j": _number(plan.energy_j),
-                "effective_energy_j": _number(plan.effective_energy_j),
-                "blocking_energy_j": _number(plan.blocking_energy_j),
-                "gap": _number(plan.gap) if plan.bound_j else None,
-                "clock_changes": plan.clock_changes,
-                "peak_power_w": _number(plan.peak_power_w),
-            }
-            for plan in frontier.plans
-        ],
-    }
+    without: Any = {"problem": True, "policies": True, "plans": {"__all__": {"stages"}}}
+    shown: dict[str, Any] = FRONTIER.dump_python(frontier, mode="json", exclude=without)
+    for plan, its in zip(frontier.plans, shown["plans"], strict=True):
+        its["gap"] = _number(plan.gap)
+    return shown
 
 
 def _number(value: float) -> float | None:

@@ -1,0 +1,256 @@
+"""What outlives the server: records of jobs in one SQLite file, and files for people to read.
+
+A record has its kind (`rank`, `profile`, ...), a key within the kind, and an object as JSON. It
+survives a kill of the process once `put` returns. Only one process uses the file at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pydantic import TypeAdapter
+
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.common import (
+    FrequencySchedule,
+    ProfilingResult,
+    RankInfo,
+    RankProfile,
+)
+from zeus.optimizer.pipeline_frequency.plans import FRONTIER, Frontier
+from zeus.optimizer.pipeline_frequency.profile import Row, write_profile
+from zeus.optimizer.pipeline_frequency.server.job import (
+    JobState,
+    RankProgress,
+    Refused,
+    TrainingJob,
+)
+from zeus.optimizer.pipeline_frequency.server.settings import PlanServerSettings
+from zeus.utils.atomic import write_text
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS records (
+    job_id TEXT NOT NULL, kind TEXT NOT NULL, key INTEGER NOT NULL, body TEXT NOT NULL,
+    PRIMARY KEY (job_id, kind, key)
+) WITHOUT ROWID
+"""
+
+_RANKS = TypeAdapter(list[RankInfo])
+_RESULTS = TypeAdapter(list[ProfilingResult])
+_SCHEDULES = TypeAdapter(list[FrequencySchedule])
+_KINDS: dict[str, TypeAdapter[Any]] = {
+    "job": TypeAdapter(JobState),
+    "rank": TypeAdapter(RankInfo),
+    "profile": TypeAdapter(RankProfile),
+    "result": TypeAdapter(ProfilingResult),
+    "round": _SCHEDULES,
+    "frontier": FRONTIER,
+    "progress": TypeAdapter(dict[int, RankProgress]),
+}
+
+Record: TypeAlias = tuple[str, int, Any]
+"""Kind, key, object."""
+
+Rounds: TypeAlias = dict[int, dict[int, ProfilingResult]]
+"""Results of the scheduler's past rounds, by round and rank."""
+
+
+class JobRecords:
+    """The file, open and locked. Every `put` raises Refused if it cannot be written.
+
+    Raises:
+        PipelineFrequencyError: It cannot be used, or another server has it.
+    """
+
+    def __init__(self, settings: PlanServerSettings) -> None:
+        self._settings = settings
+        path = settings.database_path
+        self._lock = -1
+        try:
+            if path != ":memory:":
+                self._lock = _lock(path)
+            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            version = self._database.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, FORMAT):
+                raise PipelineFrequencyError(
+                    f"{path} was written by another release (format {version}, not {FORMAT}); name "
+                    "another file in ZEUS_PFO_DATABASE"
+                )
+            # In this mode a commit survives the process without fsync, but not a crash of the
+            # machine.
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.execute(_TABLES)
+            self._database.execute(f"PRAGMA user_version={FORMAT}")
+        except (sqlite3.Error, OSError, PipelineFrequencyError) as error:
+            self._unlock()
+            if isinstance(error, PipelineFrequencyError):
+                raise
+            raise PipelineFrequencyError(
+                f"the database {path} cannot be used ({error}); name another file in "
+                "ZEUS_PFO_DATABASE"
+            ) from None
+
+    def load(self, now_s: float) -> tuple[dict[str, TrainingJob], dict[str, Rounds]]:
+        """All jobs by id, and their past rounds. A job that cannot be restored is left out."""
+        found: dict[str, dict[str, dict[int, str]]] = {}
+        for job_id, kind, key, body in self._database.execute("SELECT * FROM records"):
+            found.setdefault(job_id, {}).setdefault(kind, {})[key] = body
+        jobs: dict[str, TrainingJob] = {}
+        past: dict[str, Rounds] = {}
+        for job_id, texts in found.items():
+            try:
+                kinds = {
+                    kind: {key: _KINDS[kind].validate_json(bodies[key]) for key in sorted(bodies)}
+                    for kind, bodies in texts.items()
+                }
+                jobs[job_id], past[job_id] = _restored(kinds, now_s)
+            except (PipelineFrequencyError, ValueError, KeyError) as error:
+                logger.warning("job %s cannot be restored and is left out: %s", job_id, error)
+        return jobs, past
+
+    def put(self, job: TrainingJob, *records: Record) -> None:
+        """Writes records of a job, and its own state."""
+        self._put([(job, ("job", 0, JobState.model_validate(job))), *((job, r) for r in records)])
+
+    def put_progress(self, reported: Iterable[TrainingJob], heard: Iterable[TrainingJob]) -> None:
+        """Progress of jobs that have reported, and states of jobs that sent something."""
+        # One record for a job: a row for each rank would be most of the server's work.
+        records: list[tuple[TrainingJob, Record]] = [
+            (job, ("progress", 0, job.progress)) for job in reported
+        ]
+        records += [(job, ("job", 0, JobState.model_validate(job))) for job in heard]
+        if records:
+            self._put(records)
+
+    def put_result(self, job: TrainingJob, result: ProfilingResult) -> None:
+        """A rank's result in the present round."""
+        self.put(job, ("result", job.round * job.info.world_size + result.rank, result))
+
+    def put_round(self, job: TrainingJob) -> None:
+        """The schedules of the present round."""
+        self.put(job, ("round", job.round, _in_order(job.schedules)))
+
+    def put_frontier(self, job: TrainingJob) -> None:
+        """The job's plans."""
+        self.put(job, ("frontier", 0, job.frontier))
+
+    def forget(self, job_id: str) -> None:
+        """Deletes a job's records. Raises Refused if that is not possible."""
+        with self._writing() as database:
+            database.execute("DELETE FROM records WHERE job_id = ?", (job_id,))
+
+    def close(self) -> None:
+        """Unlocks the file for another server."""
+        self._database.close()
+        self._unlock()
+
+    def _put(self, records: Sequence[tuple[TrainingJob, Record]]) -> None:
+        rows = [
+            (job.info.job_id, kind, key, _KINDS[kind].dump_json(body).decode())
+            for job, (kind, key, body) in records
+        ]
+        with self._writing() as database:
+            database.executemany("REPLACE INTO records VALUES (?, ?, ?, ?)", rows)
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: all or nothing."""
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            with self._database:
+                yield self._database
+        except (sqlite3.Error, OSError) as error:
+            logger.error("the state cannot be written: %s", error)
+            raise Refused(
+                503,
+                f"the server cannot write its state to {self._settings.database_path} ({error}); "
+                "see to its disk and send this again",
+            ) from None
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    # --------------------------------------------------------------------------------- for people
+
+    def dump_ranks(self, job: TrainingJob) -> None:
+        """The ranks, as they registered."""
+        self._dump(job, "ranks", _RANKS.dump_json(_in_order(job.ranks)))
+
+    def dump_round(self, job: TrainingJob, number: int, results: list[ProfilingResult]) -> None:
+        """The results of a round, if there are any, and the schedules of the next."""
+        if results:
+            self._dump(job, f"{number}.prof", _RESULTS.dump_json(results))
+        bodies = _SCHEDULES.dump_json(_in_order(job.schedules), exclude={"__all__": {"version"}})
+        self._dump(job, f"{job.round}.sched", bodies)
+
+    def dump_plans(self, job_id: str, rows: list[Row], frontier: Frontier) -> None:
+        """Profile and plans; another server can be started with them."""
+
+        def write(folder: Path) -> None:
+            write_profile(rows, folder / "profile.csv")
+            frontier.write(folder)
+
+        self._write_in_folder(job_id, write)
+
+    def _dump(self, job: TrainingJob, name: str, text: bytes) -> None:
+        if self._settings.dump_data:
+            self._write_in_folder(
+                job.info.job_id, lambda folder: write_text(folder / f"{name}.json", text.decode())
+            )
+
+    def _write_in_folder(self, job_id: str, write: Callable[[Path], None]) -> None:
+        folder = self._settings.dump_dir / job_id
+        try:
+            folder.mkdir(exist_ok=True)
+            write(folder)
+        except OSError as error:
+            logger.warning("files of job %s cannot be written: %s", job_id, error)
+
+
+def _in_order(by_rank: dict[int, Any]) -> list[Any]:
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def _lock(path: str) -> int:
+    # Next to the database: SQLite has its own locks on that file, and closing any descriptor of a
+    # file drops them. The kernel releases this one when the process ends.
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise PipelineFrequencyError(
+            f"another server process has {path}; run one server with one worker (no --workers), or "
+            "name another file in ZEUS_PFO_DATABASE"
+        ) from None
+    return lock
+
+
+def _restored(kinds: dict[str, dict[int, Any]], now_s: float) -> tuple[TrainingJob, Rounds]:
+    job = TrainingJob.restored(
+        kinds["job"][0], kinds.get("rank", {}), kinds.get("frontier", {}).get(0), now_s
+    )
+    job.progress = kinds.get("progress", {}).get(0, {})
+    job.profiles = kinds.get("profile", {})
+    past: Rounds = {}
+    for key, result in kinds.get("result", {}).items():
+        number, rank = divmod(key, job.info.world_size)
+        past.setdefault(number, {})[rank] = result
+    if job.round >= 0:
+        job.results = past.pop(job.round, {})
+        job.schedules = {one.rank: one for one in kinds["round"][job.round]}
+    return job, past
