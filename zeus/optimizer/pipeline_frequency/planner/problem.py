@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.plans import Setting, Step
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
-from zeus.optimizer.pipeline_frequency.schedules import Pipeline, levels_of
+from zeus.optimizer.pipeline_frequency.schedules import Pipeline
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -170,12 +170,11 @@ class Problem:
         )
 
     def _build_graph(self) -> None:
-        arcs = _without_implied(self.pipeline)
-        groups = levels_of(self.count, arcs)
+        groups = self.pipeline.levels
         instructions = [place for group in groups for place in group]
         row_of = np.empty(self.count, dtype=np.intp)
         row_of[instructions] = np.arange(self.count)
-        self.arcs = [(int(row_of[tail]), int(row_of[head])) for tail, head in arcs]
+        self.arcs = [(int(row_of[tail]), int(row_of[head])) for tail, head in self.pipeline.arcs]
         before: list[list[int]] = [[] for _ in range(self.count)]
         after: list[list[int]] = [[] for _ in range(self.count)]
         for tail, head in self.arcs:
@@ -329,32 +328,6 @@ def _fastest_first(offered: Sequence[Sequence[Option]]) -> list[Setting]:
     named.sort(key=lambda setting: math.fsum(times[setting]) / len(times[setting]))
     clocks = [setting for setting in times if not isinstance(setting, str)]
     return [*named, *sorted(clocks, reverse=True)]
-
-
-def _without_implied(pipeline: Pipeline) -> list[tuple[int, int]]:
-    """Arcs without those that a longer way implies: fewer rows for the linear program."""
-    count = len(pipeline.instructions)
-    after: list[list[int]] = [[] for _ in range(count)]
-    for tail, head in pipeline.arcs:
-        after[tail].append(head)
-    level = [0] * count
-    for number, group in enumerate(pipeline.levels):
-        for place in group:
-            level[place] = number
-
-    def implied(tail: int, head: int) -> bool:
-        waiting = [place for place in after[tail] if place != head]
-        seen = set(waiting)
-        while waiting:
-            place = waiting.pop()
-            if place == head:
-                return True
-            more = {one for one in after[place] if level[one] <= level[head]} - seen
-            seen |= more
-            waiting.extend(more)
-        return False
-
-    return [arc for arc in pipeline.arcs if not implied(*arc)]
 
 
 def _padded(lists: Sequence[Sequence[int]], none: int) -> Ints:
