@@ -571,6 +571,7 @@ def test_every_verb_has_help_that_says_enough(ctl: Ctl) -> None:
         assert f"Usage: zeusctl {verb}" in said.out
         summary = next(line for line in overview.splitlines() if line.startswith(f"  {verb} "))
         assert not summary.endswith("..."), f"{summary!r} is cut short on a terminal of 80 columns"
+        assert summary.split(None, 1)[1] in " ".join(said.out.split())
 
 
 def test_every_exit_code_has_a_meaning() -> None:

@@ -34,7 +34,10 @@ def _declared(command: Any) -> Any:
 @common_options
 @pass_session
 def probe(session: Session, /, **options: Any) -> None:
-    """Probe the GPUs; the help text is `ABOUT`."""
+    """Measure what GPUs and driver really do; set nothing.
+
+    The rest of the help is in `ABOUT`.
+    """
     from zeusctl.probe.driver import NoDriverError
     from zeusctl.probe.main import finish, run
 
