@@ -73,6 +73,7 @@ class PowerLimit(Entity):
     """In force."""
     site: float | None = column(
         "SITE",
+        spare=1,
         name="site_limit_w",
         source="power_limit_site_mw",
         metric="zeusd_gpu_power_limit_watts{kind=site}",
@@ -476,7 +477,7 @@ class Allocation(Entity):
     parts: int | None = column(source=lambda one: one.parts or None)
     """Number of parts of the GPU; None: those that are held."""
     held_s: float | None = column(
-        "SINCE", source=lambda one: seconds_since(one.since_ns) if one.kind else None
+        "SINCE", source=lambda one: round(seconds_since(one.since_ns), 3) if one.kind else None
     )
 
 

@@ -38,7 +38,7 @@ _WINDOWS = """Pushed by training jobs to a push gateway; see [zeus.metric](api/m
 names the group at the gateway is on each series, too: `job`, `instance`, `rank` and `metric`.
 """
 
-_UNITS = ("seconds", "joules", "watts", "hertz", "celsius", "ratio")
+_UNITS = ("seconds", "joules", "watts", "hertz", "celsius", "ratio", "bytes")
 
 
 def page() -> str:
