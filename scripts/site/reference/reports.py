@@ -31,8 +31,10 @@ def parts() -> list[type[Any]]:
     """What reports consist of, in the order of the module."""
     found = [
         one
-        for one in vars(entities).values()
-        if isinstance(one, type) and one.__module__ == entities.__name__
+        for one in {**vars(entities), **vars(reports)}.values()
+        if isinstance(one, type)
+        and dataclasses.is_dataclass(one)
+        and not issubclass(one, reports.Report)
     ]
     return [*found, Check]
 
