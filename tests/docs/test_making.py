@@ -148,3 +148,10 @@ def test_the_tests_that_pages_name_exist(page: str) -> None:
         assert f"def {name[2:]}" in source or not name, f"{path}{name}"
         seen += bool(path)
     assert seen > 20
+
+
+def test_the_changelog_says_what_the_first_release_is_on_one_page() -> None:
+    """Nothing was released before it: what changed while it was made is in the history."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    section = text.partition("## 0.1.0 - ")[2].partition("\n## ")[0]
+    assert 10 < len(section.splitlines()) <= 60
