@@ -80,6 +80,10 @@ class FleetNeed:
     """Publishes the power that an instance needs if its GPUs are under a fleet's ceiling.
 
     Acquires the leases on their power limits for this, and sets none. Never raises.
+
+    Args:
+        gpus: UUIDs of the instance's GPUs.
+        ttl_s: TTL of the leases, s.
     """
 
     def __init__(self, gpus: Sequence[str], ttl_s: float) -> None:
@@ -92,7 +96,12 @@ class FleetNeed:
         self._refused = False
 
     def seen(self, client: Client, now_s: float, states: Sequence[GpuState]) -> None:
-        """Updates the states of the GPUs."""
+        """Updates the states of the GPUs.
+
+        Args:
+            client: Client of their zeusd; its heartbeats keep the leases.
+            now_s: Time on a monotonic clock, s.
+        """
         known = [(one.power_mw, one.power_limit_mw) for one in states]
         pairs = [(watts / 1000, limit / 1000) for watts, limit in known if watts and limit]
         self._needs.seen(now_s, 0.0, needed_w(pairs))

@@ -130,9 +130,11 @@ class Load:
     """Rates of the open load, and the present batch.
 
     Attributes:
+        sequences: Decoding sequences expected soon, including those of queued requests.
         context: Their context, tokens.
         each_context: Context of one sequence, tokens.
         backlog: Prompt tokens not yet computed.
+        oldest_s: Wait of the oldest request, s.
         prompt_rate: Arrival rate of prompt tokens, 1/s: the higher of the fast and the slow mean.
         output_rate: Demand of output tokens, 1/s.
         chunk: Most prompt tokens in a recent step.
@@ -171,7 +173,18 @@ class Load:
         backlog: float,
         oldest_s: float,
     ) -> None:
-        """Adds one step, or an interval without steps."""
+        """Adds one step, or an interval without steps.
+
+        Args:
+            passed_s: Time since the previous step, s.
+            busy_s: The step's part of it, s.
+            prompt: Prompt tokens that it computed.
+            sequences: Sequences that decoded.
+            context: Their context, tokens.
+            waiting: Waiting requests.
+            backlog: Prompt tokens not yet computed.
+            oldest_s: Wait of the oldest, s.
+        """
         fast = passed_s / (FAST_S + passed_s)
         slow = passed_s / (SLOW_S + passed_s)
         arrived = prompt + backlog - self._backlog
@@ -231,7 +244,13 @@ class Margin:
         self.value = FIRST
 
     def finished(self, seen_s: float, ours: float) -> None:
-        """One request."""
+        """One request.
+
+        Args:
+            seen_s: Its latency, s.
+            ours: Share of the time before in which the clock was below the highest: no margin can
+                avoid misses at the highest clock.
+        """
         if seen_s > NEAR * self._objective_s:
             fall = MISS_FALL if seen_s > self._objective_s else NEAR_FALL
             self.value = max(LOWEST, self.value - fall * ours)
@@ -265,6 +284,9 @@ class RateBound:
     that there is room for the way up. So the limit, at which only the highest clock is left, is
     rarely reached. A minute is one of elapsed time: time that goes back elapses nothing, and makes
     room for no further change.
+
+    Args:
+        per_minute: Most changes; at least 2.
     """
 
     def __init__(self, highest_mhz: int, per_minute: int = 200) -> None:

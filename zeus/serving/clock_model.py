@@ -156,7 +156,11 @@ class StepTime:
 
 
 class Stretch:
-    """Stretch: how much longer a decode step is at each clock than at the highest."""
+    """Stretch: how much longer a decode step is at each clock than at the highest.
+
+    Args:
+        ratios: Each clock's share of the highest, from 1 down.
+    """
 
     def __init__(self, ratios: Sequence[float]) -> None:
         self._ratios = list(ratios)

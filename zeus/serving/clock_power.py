@@ -188,7 +188,14 @@ class Floor:
     def level(
         self, stretch: Sequence[float], known: Sequence[bool], busy: float, worth: float = WORTH
     ) -> int:
-        """The lowest level that is worth it, or the first one below whose stretch is not known."""
+        """The lowest level that is worth it, or the first one below whose stretch is not known.
+
+        Args:
+            stretch: Stretch of each level.
+            known: Whether each stretch was measured.
+            busy: Share of time in which steps would run at the highest clock.
+            worth: See `WORTH`.
+        """
         level = 0
         before = self._energy(0, stretch[0], busy)
         for lower in range(1, len(self._powers)):

@@ -101,6 +101,10 @@ class Digest:
     def advance(self, until_ns: int | None = None) -> StepColumns | None:
         """Condenses complete data.
 
+        Args:
+            until_ns: All steps and updates that ended before this time have arrived; None: all
+                have.
+
         Returns:
             The condensed steps; None if there are none.
         """

@@ -115,7 +115,13 @@ class Fit:
 
 
 def fit(seen: Seen, levels: int, prior: Floats | None = None) -> Fit:
-    """Fits weights and ratio."""
+    """Fits weights and ratio.
+
+    Args:
+        seen: The updates, sorted by time.
+        levels: Number of clock levels.
+        prior: Weights of earlier fits of the same model; levels x columns.
+    """
     busy = seen.busy
     count = int(busy.sum())
     if count < 2:
@@ -346,7 +352,7 @@ def learned_weights(
 
 
 def find_cuts(columns: Floats, joules: Floats, weight: Floats, busy: Flags) -> Ints:
-    """Positions of the first update after each cut, ascending."""
+    """Positions of the first update after each cut, ascending; only busy updates count."""
     where = np.flatnonzero(busy)
     found: list[int] = []
     pieces = [(0, where.size)]

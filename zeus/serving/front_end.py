@@ -34,7 +34,15 @@ class _Iteration:
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished request."""
+    """A finished request.
+
+    Attributes:
+        prefill_s: Time from its first step to its first token.
+        decode_s: Time from its first token to its last.
+        prompt: Tokens of its prompt that were computed.
+        cached: Tokens of its prompt from a cache.
+        generated: Tokens that it generated.
+    """
 
     request: str
     prefill_s: float
@@ -58,7 +66,7 @@ class FrontEnd:
         self._last_of: dict[str, int] = {}
 
     def iteration(self, end_ns: int, running: int, finished: list[Finished]) -> list[str]:
-        """Handles the output of a step.
+        """Handles the output of a step, which came at `end_ns` and had this many requests.
 
         Returns:
             Their names in steps: the id, prefixed with a number if another request with this id ran

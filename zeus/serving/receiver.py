@@ -26,6 +26,13 @@ class Receiver:
     It does not wait for messages: each one would wake the waiting thread, at the expense of the
     engine. Sleep, and then `receive` all messages that arrived.
 
+    Args:
+        path: Socket to listen on; replaces one that was left behind.
+        take: Called with each message; returns whether it was for this receiver.
+
+    Attributes:
+        rejected: Messages that were invalid or for another receiver.
+
     Raises:
         OSError: The socket cannot be listened on, or another process does.
     """

@@ -152,6 +152,7 @@ class Recorder:
         """Sends the arrival of a request, for clock control.
 
         Args:
+            at_ns: When it arrived, CLOCK_MONOTONIC.
             prompt: Tokens of its prompt, including cached ones.
             trace: Its `traceparent` of W3C Trace Context; empty: it is not traced.
         """

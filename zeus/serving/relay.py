@@ -34,6 +34,11 @@ _registered: set[str] = set()
 def register(url: str, registry: Any = None, every_s: float = EVERY_S) -> Relay | None:
     """Adds the ledger's metrics to a registry; a second call with the same URL does nothing.
 
+    Args:
+        url: Address of `python -m zeus.serving serve --listen`.
+        registry: A `CollectorRegistry`; None: `prometheus_client.REGISTRY`.
+        every_s: Period of fetching, s.
+
     Raises:
         ImportError: prometheus_client is not installed.
     """

@@ -47,6 +47,8 @@ class Bill:
 
     Attributes:
         totals: Sums; requests + idle + unattributed = measured.
+        idle: One of `IDLE`.
+        idle_measured_j: Idle energy before any of it was added to requests.
     """
 
     rows: list[RequestEnergy]

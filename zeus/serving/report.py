@@ -120,6 +120,14 @@ def read(
 ) -> tuple[Groups, Totals]:
     """Sums logs: those of each group of requests, and those of the settled periods.
 
+    Args:
+        paths: JSON lines, as a service writes them.
+        by: One of `BY`.
+        idle: `exclude` leaves idle energy out of the groups, `proportional` adds each period's idle
+            energy to its groups by their own energy, `owner` adds it to a group of the owner.
+        join: Rows with the same request in different logs are one request, as with separate servers
+            for prefill and decode.
+
     Raises:
         ValueError: A line does not belong to a log, or is in two of them; or there is none.
     """

@@ -55,7 +55,12 @@ SHARED_NS = round(2 * EVERY_S * 1e9)
 
 
 class Sensors:
-    """Receives samples of GPUs from zeusd in a thread, across its restarts."""
+    """Receives samples of GPUs from zeusd in a thread, across its restarts.
+
+    Args:
+        connect: Makes a connection to zeusd.
+        gpus: UUIDs.
+    """
 
     def __init__(self, connect: Callable[[], Client], gpus: Sequence[str]) -> None:
         self._connect = connect

@@ -21,7 +21,14 @@ SCOPE = "zeus.serving"
 
 
 class Telemetry:
-    """Sends to two OpenTelemetry providers."""
+    """Sends to two OpenTelemetry providers.
+
+    Args:
+        tracers: A `TracerProvider`.
+        meters: A `MeterProvider`.
+        boards: Energy of each GPU so far, J, by UUID.
+        model: Attribute `gen_ai.request.model`.
+    """
 
     def __init__(
         self,
@@ -49,7 +56,7 @@ class Telemetry:
     def finished(
         self, engine: str, rows: Sequence[RequestEnergy], trace: Callable[[str], str]
     ) -> None:
-        """Sends a span for each request."""
+        """Sends a span for each request; `trace` gives its `traceparent`, or an empty text."""
         wall_ns = time.time_ns() - time.monotonic_ns()
         for row in rows:
             parent = trace(row.request)

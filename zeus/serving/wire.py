@@ -78,6 +78,8 @@ class Arrival(NamedTuple):
     """The arrival of a request.
 
     Attributes:
+        at_ns: When it arrived, CLOCK_MONOTONIC.
+        prompt: Tokens of its prompt, including cached ones.
         trace: Its `traceparent` of W3C Trace Context; empty: it is not traced.
     """
 
@@ -109,7 +111,12 @@ class Batch(NamedTuple):
     """Steps of the same requests, without data that the receiver can derive.
 
     Attributes:
+        number: Number of the first step.
+        instants: Start and end of each step, alternating, CLOCK_MONOTONIC.
+        roster: Their requests, each packed by `pack_request`, concatenated.
         tokens: See `EngineStep`; with more than one step: 1 for each request.
+        computed: Tokens of each request that are computed by the end of a first step.
+        ahead: How many steps after that one these start.
     """
 
     engine: str

@@ -69,7 +69,12 @@ def install(scheduler: Any) -> bool:
 
 
 class Probe:
-    """Records one scheduler's steps."""
+    """Records one scheduler's steps.
+
+    Args:
+        scheduler: Has `requests` by engine id.
+        recorder: Receives steps; None: a new `Recorder`.
+    """
 
     def __init__(self, scheduler: Any, recorder: Recorder | None = None) -> None:
         self.silent = Silent("vLLM")
