@@ -309,12 +309,18 @@ def wrap(owner: Any, name: str, make: Callable[[Any], Any], before: str, after: 
     method = getattr(owner, name)
     if hasattr(method, PROBE):
         return
+    attaching = Silent(owner.__name__)
+
+    def attach(engine: Any) -> None:
+        setattr(engine, PROBE, make(engine))
 
     def wrapped(self: Any, *arguments: Any, **options: Any) -> Any:
         probe = getattr(self, PROBE, None)
         if probe is None:
-            probe = make(self)
-            setattr(self, PROBE, probe)
+            attaching(attach, self)
+            probe = getattr(self, PROBE, None)
+        if probe is None:
+            return method(self, *arguments, **options)
         if before:
             probe.silent(getattr(probe, before), *arguments, *options.values())
         begin_ns = probe.in_flight.now_ns()

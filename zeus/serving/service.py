@@ -224,7 +224,7 @@ class Service:
                 "two seconds after the request's end"
             }
         if path == "/totals":
-            return 200, {name: vars(one.totals) for name, one in self._ledgers.items()}
+            return 200, {name: dict(vars(one.totals)) for name, one in self._ledgers.items()}
         if path != "/metrics":
             return 404, {"error": "the paths are /energy/{request id}, /totals and /metrics"}
         if self._collector is None:

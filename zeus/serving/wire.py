@@ -48,7 +48,11 @@ def socket_paths() -> list[str]:
     return [one for one in named if one] or [DEFAULT_SOCKET]
 
 
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+"""Tokens: their squares and products are finite."""
+Count = Annotated[int, Field(ge=0, le=10**9)]
+Instant = Annotated[int, Field(ge=0, lt=2**62)]
+"""CLOCK_MONOTONIC, ns: differences fit into 64 bits."""
 
 
 class EngineStep(NamedTuple):
@@ -65,9 +69,9 @@ class EngineStep(NamedTuple):
     """
 
     engine: str
-    number: int
-    begin_ns: int
-    end_ns: int
+    number: NonNegativeInt
+    begin_ns: Instant
+    end_ns: Instant
     ids: Sequence[str]
     prefill: Sequence[Annotated[bool, Strict(False)]]
     tokens: Sequence[Amount]
@@ -85,8 +89,8 @@ class Arrival(NamedTuple):
 
     engine: str
     request: str
-    at_ns: int
-    prompt: NonNegativeInt
+    at_ns: Instant
+    prompt: Count
     trace: str = ""
 
 
@@ -120,11 +124,11 @@ class Batch(NamedTuple):
     """
 
     engine: str
-    number: int
-    instants: Annotated[Sequence[int], Field(min_length=2, max_length=2 * MOST_STEPS)]
+    number: NonNegativeInt
+    instants: Annotated[Sequence[Instant], Field(min_length=2, max_length=2 * MOST_STEPS)]
     roster: bytes
-    tokens: Sequence[NonNegativeInt]
-    computed: Sequence[NonNegativeInt]
+    tokens: Sequence[Count]
+    computed: Sequence[Count]
     ahead: NonNegativeInt = 0
 
 

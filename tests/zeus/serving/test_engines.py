@@ -206,6 +206,23 @@ def test_a_vllm_that_lacks_something_continues(caplog):
     assert caplog.text.count("the energy probe of vLLM stops") == 1
 
 
+def test_an_engine_that_can_have_no_probe_continues(caplog):
+    class Closed(_scheduler_class()):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "_zeus_probe":
+                raise AttributeError(name)
+            super().__setattr__(name, value)
+
+    vllm_probe.install(Closed)
+    scheduler = Closed()
+    scheduler.plan = [({}, set())] * 2
+    for _ in range(2):
+        assert scheduler.update_from_output(scheduler.schedule(), None) == "outputs"
+    messages = [record.message for record in caplog.records]
+    stops = "the energy probe of Closed stops, the engine continues: AttributeError: _zeus_probe"
+    assert messages == [stops] * 2, "once for each method"
+
+
 def test_the_vllm_plugin_does_nothing_unless_asked(monkeypatch):
     cls = _scheduler_class()
     plain = cls.schedule
