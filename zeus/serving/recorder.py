@@ -304,7 +304,8 @@ def wrap(owner: Any, name: str, make: Callable[[Any], Any], before: str, after: 
     Args:
         make: Makes the probe of an object of the class, with `silent` and `in_flight`.
         before: The probe's method that gets the arguments of a call; empty: none.
-        after: The probe's method that gets the call's start, ns, and its result; empty: none.
+        after: The probe's method that gets the call's start, ns (0 if it has one before), and its
+            result; empty: none.
     """
     method = getattr(owner, name)
     if hasattr(method, PROBE):
@@ -321,9 +322,11 @@ def wrap(owner: Any, name: str, make: Callable[[Any], Any], before: str, after: 
             probe = getattr(self, PROBE, None)
         if probe is None:
             return method(self, *arguments, **options)
+        begin_ns = 0
         if before:
             probe.silent(getattr(probe, before), *arguments, *options.values())
-        begin_ns = probe.in_flight.now_ns()
+        else:
+            begin_ns = probe.in_flight.now_ns()
         result = method(self, *arguments, **options)
         if after:
             probe.silent(getattr(probe, after), begin_ns, result)
