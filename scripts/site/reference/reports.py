@@ -8,7 +8,6 @@ from typing import Any, get_type_hints
 
 from pydantic.fields import FieldInfo
 
-from zeus_ipc.checks import Check
 from zeusctl import entities, reports
 from zeusctl.columns import Column, Metric
 
@@ -29,14 +28,13 @@ the reader may not know it. Each field is declared once: a table shows it under 
 
 def parts() -> list[type[Any]]:
     """What reports consist of, in the order of the module."""
-    found = [
+    return [
         one
         for one in {**vars(entities), **vars(reports)}.values()
         if isinstance(one, type)
         and dataclasses.is_dataclass(one)
         and not issubclass(one, reports.Report)
     ]
-    return [*found, Check]
 
 
 def page() -> str:
