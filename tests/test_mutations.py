@@ -531,8 +531,8 @@ MUTATIONS = (
     ),
     Mutation(
         "no call to a driver that is closed",
-        "zeusd.core.control.ControlMachine.suspend",
-        drop("due_ns", "drop"),
+        "zeusd.core.control.ControlMachine.retry_now",
+        always("PENDING"),
         (
             "tests/zeusd/core/test_administration.py::"
             "test_a_gpu_that_cannot_be_restored_does_not_keep_the_driver_open",

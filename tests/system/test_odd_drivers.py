@@ -155,6 +155,24 @@ def test_a_stop_waits_until_no_write_can_take_effect_any_more(site: Site) -> Non
     assert not site.daemon.records("restore_abandoned")
 
 
+@pytest.mark.parametrize("late_ms", [0, 300])
+@pytest.mark.parametrize("code", [3, 13])
+def test_a_getter_that_fails_once_after_a_set_loses_no_restore(
+    site: Site, code: int, late_ms: int
+) -> None:
+    """The setter has worked, at once or late, and the holder is killed then."""
+    double, setter = site.double, "nvmlDeviceSetPowerManagementLimit"
+    double.misbehave(0, delay_ms=late_ms)
+    double.inject(0, setter, count=1, delay_ms=400)
+    holder = script(HOLDER, site.daemon.socket, "200000")
+    wait_for(lambda: double.node.faults[0].count == 0, "the setter to be called")
+    double.inject(0, "nvmlDeviceGetPowerManagementLimit", code, count=1)
+    wait_for(lambda: double.limit_mw(0) == 200_000, "the set")
+    holder.kill()
+    holder.wait()
+    wait_for(lambda: double.limit_mw(0) == LIMIT, "the restore", 15.0)
+
+
 @pytest.mark.parametrize("code", [3, 4, 10, 15, 16, 999])
 def test_transient_errors_prevent_no_restore(site: Site, code: int) -> None:
     """In every call, from the start of zeusd on; then they end."""

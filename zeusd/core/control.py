@@ -329,7 +329,6 @@ class ControlMachine:
     def suspend(self) -> None:
         """The device goes out of reach: no call is made until `resume`."""
         self._refuse_waiting()
-        self.out.due_ns.drop(self.retry_now)
         self.life.on(Event.LEAVE)
 
     def resume(self, found: ControlValue | None) -> None:
