@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, partial
+from functools import cache, partial, wraps
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -255,11 +255,11 @@ def spare(columns: Columns[E]) -> list[int]:
     return [place for place in order if columns[place].spare]
 
 
-def output_options(columns: Columns[Any]) -> Callable[[F], F]:
-    """Adds `--columns`, `--format` and `--watch`; the verb passes them to `Output`."""
+def output_options(columns: Columns[Any]) -> Callable[[F], Callable[..., Any]]:
+    """Adds `--columns`, `--format` and `--watch`; the verb gets an `Output`."""
     known = [one.name for one in columns if one.name]
 
-    def chosen(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+    def checked(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
         if text is None:
             return ()
         names = [one.strip() for one in text.split(",") if one.strip()]
@@ -269,25 +269,37 @@ def output_options(columns: Columns[Any]) -> Callable[[F], F]:
             raise click.UsageError(f"{what}; there are: {', '.join(known)}")
         return tuple(names)
 
-    def add(function: F) -> F:
-        function = click.option(
-            "--watch",
-            metavar="SECONDS",
-            type=Number(0.1, 86_400),
-            help="Repeat after this many seconds, until Ctrl-C.",
-        )(function)
-        function = click.option(
-            "--format",
-            "form",
-            type=click.Choice(["table", "csv", "json"]),
-            help="Print a table, CSV or JSON.  [default: table]",
-        )(function)
-        return click.option(
-            "--columns",
-            callback=chosen,
-            metavar="NAME,...",
-            help=f"Print these columns: {', '.join(known)}.",
-        )(function)
+    def add(function: F) -> Callable[..., Any]:
+        @wraps(function)
+        def run(
+            *, chosen: Sequence[str], form: str | None, watch: float | None, **more: Any
+        ) -> Any:
+            json_wanted = click.get_current_context().find_root().obj.json
+            return function(output=Output(json_wanted, chosen, form, watch, columns), **more)
+
+        for option in (
+            click.option(
+                "--watch",
+                metavar="SECONDS",
+                type=Number(0.1, 86_400),
+                help="Repeat after this many seconds, until Ctrl-C.",
+            ),
+            click.option(
+                "--format",
+                "form",
+                type=click.Choice(["table", "csv", "json"]),
+                help="Print a table, CSV or JSON.  [default: table]",
+            ),
+            click.option(
+                "--columns",
+                "chosen",
+                callback=checked,
+                metavar="NAME,...",
+                help=f"Print these columns: {', '.join(known)}.",
+            ),
+        ):
+            option(run)
+        return run
 
     return add
 
@@ -299,6 +311,9 @@ class Output(Generic[E]):
         names: Of columns; empty: the verb's own table, or all columns for CSV.
         form: `table`, `csv`, `json` or None.
         watch_s: Seconds between updates; None: print once.
+
+    Attributes:
+        rows: Whether to print columns by name, instead of the verb's own output.
     """
 
     def __init__(
@@ -313,10 +328,14 @@ class Output(Generic[E]):
             raise click.UsageError(f"--json and --format {form} contradict each other; give one")
         self._json = json_wanted or form == "json"
         self._form = form
-        self._rows = bool(names) or form == "csv"
+        self.rows = bool(names) or form == "csv"
         known = {one.name: one for one in columns if one.name}
         self._columns = [known[name] for name in names or known]
         self._watch_s = watch_s
+
+    def shows(self, name: str) -> bool:
+        """Whether to print a column by this name."""
+        return self.rows and name in (one.name for one in self._columns)
 
     def run(
         self,
@@ -343,7 +362,7 @@ class Output(Generic[E]):
         items: Callable[[Any], Iterable[E]],
         first: bool,
     ) -> Iterable[str]:
-        if not self._rows:
+        if not self.rows:
             return [report.json()] if self._json else text(report)
         names = [one.name for one in self._columns]
         rows = [[one.value(item) for one in self._columns] for item in items(report)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,15 +22,8 @@ if TYPE_CHECKING:
 @output_options(KNOWN_GPU)
 @common_options
 @pass_session
-def gpus(
-    session: Session,
-    gpus: str,
-    columns: Sequence[str],
-    form: str | None,
-    watch: float | None,
-) -> None:
+def gpus(session: Session, gpus: str, output: Output[Any]) -> None:
     """List GPUs: names, UUIDs, and the limits they accept."""
-    output = Output(session.json, columns, form, watch, KNOWN_GPU)
     output.run(lambda: _read(session, gpus), _lines, lambda report: report.gpus)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,19 +23,12 @@ if TYPE_CHECKING:
 @output_options(PROCESS)
 @common_options
 @pass_session
-def processes(
-    session: Session,
-    gpus: str,
-    columns: Sequence[str],
-    form: str | None,
-    watch: float | None,
-) -> None:
+def processes(session: Session, gpus: str, output: Output[Any]) -> None:
     """List processes on the GPUs, with user and GPU memory.
 
     TYPE is C for compute, G for graphics. Only administrators see pids, commands and jobs of other
     users. The list is at most one second old.
     """
-    output = Output(session.json, columns, form, watch, PROCESS)
     output.run(
         lambda: read(session, gpus),
         lambda report: process_lines(report.processes),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -33,37 +33,23 @@ _HOUR_NS = 3600 * 10**9
 @output_options(GPU)
 @common_options
 @pass_session
-def show(
-    session: Session,
-    gpus: str,
-    columns: Sequence[str],
-    form: str | None,
-    watch: float | None,
-) -> None:
+def show(session: Session, gpus: str, output: Output[Any]) -> None:
     """Show one GPU: limits, sensors, processes, leases, rights.
 
     With --columns or --format csv, print a row as in `zeusctl status`.
     """
-    if columns or form == "csv":
-        output = Output(session.json, columns, form, watch, GPU)
+    if output.rows:
         output.run(
             lambda: read_status(session, gpus, processes=True), _lines, lambda report: report.gpus
         )
     else:
-        Output(session.json, (), form, watch, ()).run(
-            lambda: _read(session, gpus), _lines, lambda report: []
-        )
+        output.run(lambda: _read(session, gpus), _lines, lambda report: [])
 
 
 def _read(session: Session, gpus: str) -> ShowReport:
     from zeus_ipc.errors import ZeusIpcError
     from zeusctl.reports import ShowReport
-    from zeusctl.views import (
-        ceiling_reports,
-        gpu_reports,
-        lease_reports,
-        process_reports,
-    )
+    from zeusctl.views import ceiling_reports, gpu_reports, lease_reports, process_reports
 
     session.look_again()
     if gpus == "all" and len(session.node.gpus) > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,14 +29,7 @@ COUNTS = {"module": "the whole module", "unknown": "either the GPU or the whole 
 @output_options(GPU)
 @common_options
 @pass_session
-def status(
-    session: Session,
-    gpus: str,
-    processes: bool,
-    columns: Sequence[str],
-    form: str | None,
-    watch: float | None,
-) -> None:
+def status(session: Session, gpus: str, processes: bool, output: Output[Any]) -> None:
     """Show an overview of daemon, GPUs, limits and leases.
 
     POWER, LIMIT and SITE are in watts, clocks in MHz. LIMIT is the power limit that software
@@ -48,10 +41,9 @@ def status(
     \b
     zeusctl status -i 0,1 --columns index,power_w,utilization_percent --format csv --watch 1
     """
-    if columns or form == "csv":
+    if output.rows:
         without_effect("with --columns or --format csv", "--processes")
-    count_them = processes or "processes" in columns or form == "csv"
-    output = Output(session.json, columns, form, watch, GPU)
+    count_them = processes or output.shows("processes")
     output.run(lambda: read(session, gpus, count_them), lines, lambda report: report.gpus)
 
 

@@ -89,8 +89,9 @@ def meanings(model: type[Any]) -> dict[str, str]:
         for name, kind in inspect.get_annotations(one).items()
         if str(kind) in of_types
     }
-    for one in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
-        found |= listed_attributes(one.__doc__ or "")
+    for one in reversed(model.__mro__):
+        if one.__module__.split(".")[0] not in _OF_OTHERS:
+            found |= listed_attributes(one.__doc__ or "")
     return found | attribute_docs(model)
 
 
