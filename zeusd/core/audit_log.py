@@ -87,12 +87,10 @@ class AuditLog:
             self.failing.pop(where, None)
 
     def _again(self, record: AuditRecord, now_ns: int, new: str | None) -> int:
-        more: dict[str, Any] = {"count": record.count + 1, "last_ns": now_ns}
-        if new is not None:
-            more["new"] = new
-        self._records[record.number] = record.model_copy(update=more)
+        # Replies are frozen, and a copy would take as long as all else that a set does here.
+        vars(record).update(count=record.count + 1, last_ns=now_ns, new=new)
         self._count(record)
-        return record.count + 1
+        return record.count
 
     def _count(self, record: AuditRecord) -> None:
         control, result = record.control or "", record.result or ""

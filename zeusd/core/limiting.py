@@ -27,8 +27,8 @@ class CeilingRequests:
         self._context = context
         self._node, self._out = context.node, context.out
         self._due_boot_ns: int | None = None
-        self._job_seen: dict[str, bool] = {}
-        self._job_since_ns: dict[str, int] = {}
+        # Until when a job may be absent: a while after its ceiling is set; once it was seen, not.
+        self._awaited_ns: dict[str, int] = {}
 
     def set_ceiling(self, connection: ClientState, request: SetCeiling) -> None:
         """Sets, replaces or removes a ceiling; replies when the devices have applied it."""
@@ -121,19 +121,16 @@ class CeilingRequests:
 
     def jobs_present(self, present: set[str]) -> None:
         """Ends, after a grace period, the ceilings of jobs that have no control group."""
-        for job in self.jobs:
-            since_ns = self._job_since_ns.setdefault(job, self._out.now_ns)
-            if job in present:
-                self._job_seen[job] = True
-                continue
-            if self._job_seen.get(job) or self._out.now_ns - since_ns >= JOB_GRACE_NS:
+        now_ns, jobs = self._out.now_ns, self.jobs
+        self._awaited_ns = {
+            job: 0 if job in present else self._awaited_ns.get(job, now_ns + JOB_GRACE_NS)
+            for job in jobs
+        }
+        for job in jobs - present:
+            if now_ns >= self._awaited_ns[job]:
                 for machine in self._node.machines():
                     if f"{JOB_PREFIX}{job}" in machine.ceilings:
                         self.remove(machine, f"{JOB_PREFIX}{job}")
-        for known in [*self._job_since_ns]:
-            if known not in self.jobs:
-                del self._job_since_ns[known]
-                self._job_seen.pop(known, None)
 
     # --------------------------------------------------------------------------------- internals
 

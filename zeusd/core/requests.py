@@ -49,7 +49,6 @@ from zeusd.core.node import NodeState
 from zeusd.core.outbox import after_all
 from zeusd.core.pending import (
     ClientState,
-    Deferrals,
     Handler,
     Pending,
     RateLimiter,
@@ -183,9 +182,7 @@ class Requests:
         settings, peer = self._node.settings, connection.peer
         pending = self.context.track(connection, request) if request.block else None
         for uuid in dict.fromkeys(request.gpus):
-            done: Done = partial(self._defer, connection.deferrals, uuid)
-            if pending is not None:
-                done = partial(self._answer, pending, uuid, asked)
+            done = self._done(connection, pending, uuid, asked)
             try:
                 machine = self._node.machine(uuid, control)
                 info = self._node.gpus[uuid].facts.info
@@ -207,29 +204,29 @@ class Requests:
             )
             self._submit(machine, item, right, asked, request.together)
 
-    def _answer(
+    def _done(
         self,
-        pending: Pending,
+        connection: ClientState,
+        pending: Pending | None,
         uuid: str,
         asked: ControlValue | None,
-        answer: Failure | ControlValue | None,
-    ) -> None:
-        """Answers a set with `block`."""
-        if isinstance(answer, Failure):
-            self._out.audit_log.refused(answer.code)
-            pending.put(uuid, answer)
-        elif answer is None or answer == asked:
-            pending.put(uuid, AS_ASKED)
-        else:
-            pending.put(uuid, replies.Applied(applied=list(answer)))
+    ) -> Done:
+        """What takes the result of a set; without `block` (no `pending`) only a failure counts."""
+        deferrals = connection.deferrals
 
-    def _defer(
-        self, deferrals: Deferrals, uuid: str, answer: Failure | ControlValue | None
-    ) -> None:
-        """Counts the failure of a set without `block`."""
-        if isinstance(answer, Failure):
-            self._out.audit_log.refused(answer.code)
-            deferrals.add(error_body(answer, uuid))
+        def done(answer: Failure | ControlValue | None) -> None:
+            if isinstance(answer, Failure):
+                self._out.audit_log.refused(answer.code)
+                if pending is None:
+                    deferrals.add(error_body(answer, uuid))
+                else:
+                    pending.put(uuid, answer)
+            elif pending is not None:
+                as_asked = answer is None or answer == asked
+                result = AS_ASKED if as_asked else replies.Applied(applied=list(answer or ()))
+                pending.put(uuid, result)
+
+        return done
 
     def _too_much(self, peer: Peer, machine: ControlMachine) -> Failure | None:
         """Why this user gets no further lease."""
