@@ -69,7 +69,7 @@ class _Row(BaseModel):
 
 
 class _Signal(BaseModel):
-    """What a source has."""
+    """The events of a source."""
 
     events: list[_Row]
 

@@ -144,7 +144,7 @@ class WebServer(ThreadingMixIn, WSGIServer):
 
 
 def _host(address: str) -> bytes:
-    """What one host cannot have several of: this machine has all of 127.0.0.0/8, others a /64."""
+    """The addresses that one host may have: this machine has all of 127.0.0.0/8, others a /64."""
     packed = ipaddress.ip_address(address.partition("%")[0]).packed
     return packed[:8] if len(packed) > 4 else packed[:1] if packed[0] == 127 else packed
 

@@ -311,7 +311,7 @@ class GPUs(OfProcess, _CamelCase):
         return self.gpus[gpu_index]
 
     def with_power_limit(self, gpu_indices: Sequence[int], alone: bool = True) -> list[int]:
-        """Those of these GPUs whose power limit this process sets, see `shared`."""
+        """The indices whose power limit this process sets, see `shared`."""
         return shared.with_power_limit(self._infos, gpu_indices, alone)
 
     def owners_of_limits(self, gpu_indices: Sequence[int]) -> list[GPU]:

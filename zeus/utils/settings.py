@@ -29,8 +29,8 @@ def _level(value: str) -> str:
 
 
 class HttpSettings(BaseModel):
-    """What all servers have. Each setting is read from the variable of its name, in capitals after
-    the server's prefix.
+    """Settings of all servers, each from the variable of its name, in capitals after the server's
+    prefix.
 
     Attributes:
         token: Requests that change something must send it as `Authorization: Bearer`.

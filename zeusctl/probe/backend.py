@@ -64,7 +64,7 @@ class BackendGpu:
         self.questions = self.all_questions()
 
     def all_questions(self) -> Mapping[str, Question]:
-        """What the device port has: each by the port's name."""
+        """All getters of the device port, by name."""
 
         def question(call: str, *arguments: Any, then: Callable[[Any], Any] = _same) -> Question:
             return Question(call, lambda: then(self.call(call, *arguments)))

@@ -67,7 +67,7 @@ class DeviceError(Exception):
 
     @property
     def refused(self) -> bool:
-        """Of a setter: whether it says that it changed nothing."""
+        """Whether a setter reported that it changed nothing."""
         return self.outcome in _REFUSALS and not self.written
 
 
@@ -76,7 +76,7 @@ _REFUSALS = frozenset({Outcome.INVALID, Outcome.UNSUPPORTED, Outcome.DENIED})
 
 @contextlib.contextmanager
 def after_a_write() -> Iterator[None]:
-    """What fails within is no refusal: the device was changed before."""
+    """Marks errors raised within: the device was already changed, so they are not refusals."""
     try:
         yield
     except DeviceError as error:

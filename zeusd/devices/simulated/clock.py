@@ -11,7 +11,7 @@ class Timed(Protocol):
 
     @property
     def next_ns(self) -> int | None:
-        """When next."""
+        """Time of that event; None: none is due."""
 
     def run_due(self, now_ns: int) -> None:
         """Handles an event that is due."""
