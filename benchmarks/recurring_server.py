@@ -72,7 +72,7 @@ def decisions(sizes: int, before: int, count: int = 100) -> np.ndarray:
 
         def fill(connection: Any) -> None:
             connection.execute(insert(trials), rows)
-            connection.execute(update(jobs).values(trials=before, events=before + 1))
+            connection.execute(update(jobs).values(trials=before, changes=before + 1))
 
         if rows:
             store._database.write(fill)
