@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 PAGE = "https://zeusd-project.github.io/zeusd/migrating/#what-is-missing"
 
@@ -15,14 +16,15 @@ RENAMED: dict[str, tuple[str, str]] = {}
 NOT_SUPPORTED: dict[str, str] = {}
 """Modules and names that are for hardware or systems that are not supported here, and which."""
 
-with open(os.path.join(os.path.dirname(__file__), "names.txt"), encoding="utf-8") as _file:
-    for _line in _file:
-        if _line.strip() and not _line.startswith("#"):
-            _old, _releases, *_new = _line.split()
-            if _new[:1] == ["!"]:
-                NOT_SUPPORTED[_old] = " ".join(_new[1:])
-            elif ":" in "".join(_new):
-                _home, _, _name = _new[0].partition(":")
-                RENAMED[_old] = _home, _name
-            else:
-                MODULES[_old] = (_releases, *_new)
+_loader: Any = __loader__  # also of a zip file
+_names: bytes = _loader.get_data(os.path.join(os.path.dirname(__file__), "names.txt"))
+for _line in _names.decode().splitlines():
+    if _line and not _line.startswith("#"):
+        _old, _releases, *_new = _line.split()
+        if _new[:1] == ["!"]:
+            NOT_SUPPORTED[_old] = " ".join(_new[1:])
+        elif ":" in "".join(_new):
+            _home, _, _name = _new[0].partition(":")
+            RENAMED[_old] = _home, _name
+        else:
+            MODULES[_old] = (_releases, *_new)

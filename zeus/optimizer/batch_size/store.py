@@ -149,7 +149,7 @@ class Store(Trials):
         with self._known.of(job_id) as known:
             attempts = itertools.count()
 
-            def work(connection: Connection) -> NewTrial:
+            def work(connection: Connection) -> NewTrial | ZeusBSORuntimeError:
                 if next(attempts):
                     known.known = None  # it may have what a failed transaction would have written
                 writing = self._open(connection, job_id)
@@ -165,14 +165,21 @@ class Store(Trials):
                 writing.mark_lost(trials_of(connection, job_id, "running"))
                 now = known.now(connection, replace(job, changes=writing.next_change - 1))
                 number = job.trials + 1
-                start = now.choose(number)
+                try:
+                    start = now.choose(number)
+                except ZeusBSORuntimeError as error:  # lost trials may have excluded the last size
+                    writing.close()
+                    return error
                 bound = start.cost_bound if math.isfinite(start.cost_bound) else None
                 begun = Trial(number, start.batch_size, now_s, now_s, lease, bound)
                 writing.add(begun, key)
                 writing.close(trials=number)
                 return _new(job_id, key, begun, now.best())
 
-            return self._database.write(work)
+            begun = self._database.write(work)
+        if isinstance(begun, ZeusBSORuntimeError):
+            raise begun
+        return begun
 
     @override
     def report(self, result: TrainingResult) -> ReportResponse:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.zeus.batch_size.server.conftest import Clock
 from tests.zeus.batch_size.server.training import EPOCHS, body, convex, result, spec, train
+from zeus.optimizer.batch_size.choosing import SILENT
 from zeus.optimizer.batch_size.common import EndTrial, JobSpecFromClient, NewTrial, TrialId
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.store import Store
@@ -180,6 +181,17 @@ def test_a_heartbeat_keeps_a_trial_while_others_begin(store: Store, clock: Clock
         "lost",
         *["running"] * 2,
     ]
+
+
+def test_a_size_that_lost_trials_have_excluded_can_be_released(store: Store, clock: Clock) -> None:
+    store.register(spec(batch_sizes=[64]))
+    for n in range(SILENT):
+        store.begin_trial("job", f"lost {n}")
+        clock.now_s += 100
+    with refused(409):
+        store.begin_trial("job", "none is left")
+    assert store.release("job") == [64]
+    assert store.begin_trial("job", "after").batch_size == 64
 
 
 def test_a_long_lease_is_the_trials_own(store: Store, clock: Clock) -> None:
