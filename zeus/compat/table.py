@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 PAGE = "https://zeusd-project.github.io/zeusd/migrating/#what-is-missing"
@@ -16,7 +17,7 @@ RENAMED: dict[str, tuple[str, str]] = {}
 NOT_SUPPORTED: dict[str, str] = {}
 """Modules and names that are for hardware or systems that are not supported here, and which."""
 
-_loader: Any = __loader__  # also of a zip file
+_loader: Any = sys.modules[__name__].__loader__  # also of a zip file
 _names: bytes = _loader.get_data(os.path.join(os.path.dirname(__file__), "names.txt"))
 for _line in _names.decode().splitlines():
     if _line and not _line.startswith("#"):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, MetaData, Row, Table, create_engine, inspect, make_url, select
+from sqlalchemy import Connection, MetaData, Row, create_engine, make_url, select
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from zeus.optimizer.batch_size.common import CreatedJob
@@ -66,19 +66,17 @@ def _url(url_or_path: str) -> Any:
 
 
 def _read(connection: Connection, name: str) -> list[tuple[CreatedJob, list[Trial]]]:
-    there = set(inspect(connection).get_table_names())
+    metadata = MetaData()
+    metadata.reflect(connection)
     # MySQL may keep names in lower case.
-    found = {one: next((n for n in there if n.lower() == one.lower()), None) for one in _TABLES}
-    missing = [one for one, actual in found.items() if actual is None]
+    tables = {name.lower(): table for name, table in metadata.tables.items()}
+    missing = [one for one in _TABLES if one.lower() not in tables]
     if missing:
         raise ZeusBSORuntimeError(
             f"{name} is not a database of ml-energy/zeus's batch size server: it has no table "
             f"{missing[0]}"
         )
-    metadata = MetaData()
-    job, size, trial = (
-        Table(str(found[one]), metadata, autoload_with=connection) for one in _TABLES
-    )
+    job, size, trial = (tables[one.lower()] for one in _TABLES)
     jobs = []
     for row in connection.execute(select(job).order_by(job.c.job_id)):
         sizes = [
