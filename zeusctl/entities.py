@@ -58,25 +58,16 @@ def _user(one: Any) -> str | None:
 # -------------------------------------------------------------------------------------------- GPUs
 
 
-class PowerLimit(Entity):
-    """Power limits of a GPU, in watts."""
+class PowerLimits(Entity):
+    """Power limits that a GPU accepts, in watts."""
 
-    requested: float | None = column(
-        name="power_limit_w",
-        metric="zeusd_gpu_power_limit_watts{kind=requested} Power limits: requested by software, "
-        "enforced by the board, site limit, and the lowest of it and all ceilings (highest).",
-    )
-    """Requested by software."""
-    enforced: float | None = column(
-        name="enforced_power_limit_w", metric="zeusd_gpu_power_limit_watts{kind=enforced}"
-    )
-    """In force."""
     site: float | None = column(
         "SITE",
         spare=1,
         name="site_limit_w",
         source="power_limit_site_mw",
-        metric="zeusd_gpu_power_limit_watts{kind=site}",
+        metric="zeusd_gpu_power_limit_watts{kind=site} Power limits: requested by software, "
+        "enforced by the board, site limit, and the lowest of it and all ceilings (highest).",
     )
     """The site limit: the restore target where no ceiling is lower."""
     highest: float | None = column(
@@ -90,6 +81,19 @@ class PowerLimit(Entity):
     smallest: float | None = column(name="min_power_limit_w", source="power_limit_min_mw")
     largest: float | None = column(name="max_power_limit_w", source="power_limit_max_mw")
     default: float | None = column(name="default_power_limit_w", source="power_limit_default_mw")
+
+
+class PowerLimit(PowerLimits):
+    """Power limits of a GPU, in watts."""
+
+    requested: float | None = column(
+        name="power_limit_w", metric="zeusd_gpu_power_limit_watts{kind=requested}"
+    )
+    """Requested by software."""
+    enforced: float | None = column(
+        name="enforced_power_limit_w", metric="zeusd_gpu_power_limit_watts{kind=enforced}"
+    )
+    """In force."""
 
 
 class ControlState(Entity):
@@ -281,9 +285,7 @@ class KnownGpu(Entity):
     mig_enabled: bool
     runtime_indices: list[int]
     """HIP's number of it, or of its partitions; empty: unknown, or not an AMD GPU."""
-    power_limit_w: PowerLimit = column(
-        "LIMITS", text=_limits, source=lambda gpu: PowerLimit.of(gpu, None), part=PowerLimit
-    )
+    power_limit_w: PowerLimits = column("LIMITS", text=_limits, part=PowerLimits)
     controls: list[str] = column("CONTROLS", spare=4)
     """Controls that it offers."""
     power_profiles: list[str] = column(source=lambda gpu: [one.name for one in gpu.power_profiles])

@@ -13,7 +13,17 @@ from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.columns import Output, output_options
 from zeusctl.columns import lines as table_of
 from zeusctl.commands.processes import process_lines
-from zeusctl.entities import CEILING, GPU, LEASE, MODULE, Gpu, KnownGpu, Node, PowerLimit
+from zeusctl.entities import (
+    CEILING,
+    GPU,
+    LEASE,
+    MODULE,
+    Gpu,
+    KnownGpu,
+    Node,
+    PowerLimit,
+    PowerLimits,
+)
 from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import plain, screen_width, style
 
@@ -205,7 +215,7 @@ def above_site_limit(limit: PowerLimit) -> bool:
     return None not in (limit.requested, limit.site) and (limit.requested or 0) > (limit.site or 0)
 
 
-def is_cap_only(limit: PowerLimit) -> bool:
+def is_cap_only(limit: PowerLimits) -> bool:
     """Whether a site limit is below the GPU's maximum and applies only to what zeusd sets."""
     lower = limit.site is not None and limit.largest is not None and limit.site < limit.largest
     return lower and not limit.site_enforced
@@ -222,7 +232,7 @@ def not_enforced(gpus: Sequence[Gpu | KnownGpu]) -> Iterator[str]:
         )
 
 
-def site_text(limit: PowerLimit) -> str:
+def site_text(limit: PowerLimits) -> str:
     """The site limit, and whether others may exceed it."""
     if limit.site is None:
         return "-"
