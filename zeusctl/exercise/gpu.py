@@ -57,7 +57,13 @@ def exercise(
     simulated: str | None,
     setters: outside.Setters | None = None,
 ) -> ExercisedGpu:
-    """Exercises every control of a GPU, and releases them."""
+    """Exercises every control of a GPU, and releases them.
+
+    Args:
+        found: What it held before.
+        simulated: Where work is put on it, if it is simulated.
+        setters: The driver's own, for values that zeusd refuses; None: they cannot be called.
+    """
     run = _Exercise(client, gpu)
     checks: list[Condition] = []
     answers: list[DriverAnswer] = []

@@ -136,6 +136,11 @@ def run(
 ) -> ExerciseReport:
     """Exercises GPUs, one after another.
 
+    Args:
+        daemon_pid: Zeusd's process, to be killed once; None: it is left alone.
+        library: The driver's library, for values that zeusd refuses; None: as the system finds it.
+        say: Called with a line about each next step.
+
     Raises:
         CommandError: A GPU would not be left as it is.
     """

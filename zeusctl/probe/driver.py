@@ -61,6 +61,7 @@ class Reading(NamedTuple):
 
     Attributes:
         t_ns: Midway through the call, on the probe's clock.
+        value: A `CallError` where it failed.
     """
 
     t_ns: int

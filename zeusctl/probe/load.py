@@ -50,7 +50,12 @@ class Load(Protocol):
 
 
 class Wave:
-    """Drives a load through `WAVES`, one after another."""
+    """Drives a load through `WAVES`, one after another.
+
+    Args:
+        begin_ns: When the first begins, on the probe's clock.
+        scale: Factor for the length of each wave.
+    """
 
     def __init__(self, load: Load, begin_ns: int, scale: float = 1.0) -> None:
         self._load = load
@@ -182,7 +187,12 @@ class SimulatedLoad(Load):
 
 
 def torch_loads(bus_ids: Sequence[str | None]) -> dict[int, int]:
-    """PyTorch's number of each GPU that it sees, by NVML index; empty without CUDA or HIP."""
+    """PyTorch's number of each GPU that it sees, by NVML index; empty without CUDA or HIP.
+
+    Args:
+        bus_ids: PCI address of each GPU, by NVML index: PyTorch may number them differently, or
+            hide some.
+    """
     try:
         import torch
     except ImportError:
@@ -203,7 +213,11 @@ def torch_loads(bus_ids: Sequence[str | None]) -> dict[int, int]:
 
 @contextlib.contextmanager
 def load(simulated: str | None, gpu: GpuInfo) -> Iterator[bool]:
-    """Puts load on a GPU that nobody uses. Yields whether there is one."""
+    """Puts load on a GPU that nobody uses. Yields whether there is one.
+
+    Args:
+        simulated: Socket of the simulated devices; None on a real node.
+    """
     if simulated is not None:
         from zeus_ipc.simulation import SimulatedWork  # the probe runs without any package
 

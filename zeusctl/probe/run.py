@@ -81,6 +81,12 @@ def probe(
 ) -> reports.ProbeReport:
     """Probes a node.
 
+    Args:
+        only: Indices of the GPUs to probe; None: all.
+        load_on: Makes the load on a GPU; None: no load.
+        stand_in: Whether the library may be a stand-in.
+        say: Called with a line about each next step.
+
     Raises:
         NoDriverError: There is no GPU that can be probed.
     """

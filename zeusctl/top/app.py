@@ -78,7 +78,12 @@ def _aligned(cell: Cell, column: Column[Any], width: int) -> Text:
 
 
 class TopApp(App[int]):
-    """`zeusctl top`."""
+    """`zeusctl top`.
+
+    Args:
+        interval_s: Seconds between updates.
+        frames: Number of updates; None: until a key ends it.
+    """
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """

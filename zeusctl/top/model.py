@@ -76,6 +76,8 @@ class View:
     """The visible part of a report.
 
     Attributes:
+        power: Power of the last minutes, by UUID.
+        sort: The order of GPUs, of `SORTS`.
         pattern: Hides GPUs, leases and processes without this text; empty: hides none.
     """
 
