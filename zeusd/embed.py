@@ -51,6 +51,7 @@ _CONNECTION = 1
 _TERMS = LeaseTerms(*[86_400 * SECOND_NS] * 3)
 """No hang detection: if this process hangs, so does the engine that would detect it."""
 
+_START_S = 30.0
 _STOP_S = 5.0
 
 PRIVILEGE = (
@@ -228,7 +229,10 @@ class _Running:
             Peer(_CONNECTION, process, os.geteuid(), os.getegid()), os.pidfd_open(process.pid)
         )
         self._thread.start()
-        self._engine.finder.first_attempt_over.wait(30.0)
+        self._engine.finder.first_attempt_over.wait(_START_S)
+        turning = threading.Event()
+        self._reactor.post(turning.set)  # a request must not wait for the thread to start
+        turning.wait(_START_S)
 
     def ask(self, message: dict[str, Any], request_id: int, timeout_s: float) -> dict[str, Any]:
         answered, box = self._replies[request_id] = threading.Event(), []

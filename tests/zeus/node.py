@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from zeus import _node
 from zeus.monitor import ZeusMonitor
 from zeus.monitor.lookup import TICK_NS
-from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
+from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer, shell
 from zeusd import embed
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock, Work
 from zeusd.nodes import OpenedNode
-
-PATIENCE_S = 5.0
-"""Real time in which the engine's thread answers, on a busy machine: no time of the node passes."""
 
 
 class VirtualNode:
@@ -31,10 +29,9 @@ class VirtualNode:
         self.nvml = SimulatedBackend(spec, clock_ns=self.clock, sleep=self.clock.sleep)
         node = OpenedNode(self.nvml, "simulated", lambda: None, self.clock)
         self.client = embed.connect(node, state_dir=str(state_dir))
-        transport = self.client._transport
-        request = transport.request
-        transport.request = lambda message, timeout_s: request(message, max(timeout_s, PATIENCE_S))
         self._stack = contextlib.ExitStack()
+        # No time of the node passes while training waits for the thread that sets limits.
+        self._stack.enter_context(mock.patch.object(shell, "STEP_WAIT_S", None))
         self._stack.enter_context(_node.use(self.client))
 
     def monitor(self, **options: Any) -> ZeusMonitor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -15,24 +16,22 @@ from zeus.device.cpu import CPUs, EmptyCPUs, ZeusCPUInitError, get_cpus
 from zeus.monitor.devices import resolve_cpus, resolve_gpus
 from zeus.monitor.log import MeasurementLog
 from zeus.monitor.lookup import WindowLookup
-from zeus.monitor.measurement import Measurement
-from zeus.monitor.showing import as_html, as_text
+from zeus.monitor.measurement import Measurement, as_html, as_text
 from zeus.utils.configured import Configured
 from zeus.utils.framework import Framework, synchronize
 
 
+@dataclass(slots=True, eq=False)
 class MeasurementState:
     """The beginning of a window.
 
     Attributes:
+        t_ns: CLOCK_MONOTONIC.
         aligned: Whether the framework's GPU work was synchronized.
     """
 
-    __slots__ = ("aligned", "t_ns")
-
-    def __init__(self, t_ns: int, aligned: bool) -> None:
-        self.t_ns = t_ns
-        self.aligned = aligned
+    t_ns: int
+    aligned: bool
 
     @property
     def time(self) -> float:
@@ -182,6 +181,7 @@ class ZeusMonitor(Configured):
             self.cpu_indices,
             [cpu.index for cpu in cpus if cpu.dram],
             strict,
+            partial(synchronize, sync_execution_with, self.gpu_indices),
         )
         self._lookup.check()
 
@@ -291,6 +291,17 @@ class ZeusMonitor(Configured):
             then: Receives the measurement; exceptions are logged.
         """
         self._lookup.when_known(measurement, then)
+
+    def between_reads(self, measurement: Measurement) -> list[Measurement]:
+        """Divides a window by the times in which its thread did nothing but wait for energies of
+        other windows. Returns the measurements of what is left: the cost of the work itself.
+
+        Args:
+            measurement: A window that this thread has just ended.
+        """
+        pending = measurement._pending
+        found = [] if pending is None else pending.lookup.between_reads(pending)
+        return found or [measurement]
 
     def reset_windows(self) -> None:
         """Discards all open windows."""

@@ -68,7 +68,7 @@ class MeasurementLog:
             self._file.close()
 
     def write(self, key: str, begin_s: float, measurement: Measurement) -> None:
-        """Adds a window. An unknown energy is written as `nan`."""
+        """Adds a window that began at a monotonic second. An unknown energy is written as `nan`."""
         with self._guard:
             if self._file.closed:
                 return

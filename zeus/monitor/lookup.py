@@ -54,6 +54,9 @@ PATIENCE_NS = 2_000_000_000
 """Age of a window from which on a GPU that cannot be read makes its energy unknown. Before, it is
 looked up again: after a short failure, the counter includes it."""
 
+MAX_READS = 1_000
+"""Number of newest reads of which the thread, begin and end are kept."""
+
 MAX_PENDING = 100_000
 """Maximum number of windows waiting to be looked up or reported while zeusd is down; beyond it, the
 oldest are looked up only when they are read, and reported without their energy."""
@@ -73,7 +76,9 @@ class WindowLookup:
         cpus: Sequence[int],
         drams: Sequence[int],
         strict: bool = False,
+        synchronize: Callable[[], object] = lambda: None,
     ) -> None:
+        self._synchronize = synchronize
         self.clock_ns: Callable[[], int] = time.monotonic_ns
         self.wake: Callable[[], object] | None = None
         self._client = client
@@ -103,6 +108,7 @@ class WindowLookup:
         self._finishes = False  # at the end of the process
         self._wanted_ns = 0
         self._outage: ZeusBaseError | None = None
+        self._reads: deque[tuple[int, int, int]] = deque(maxlen=MAX_READS)
 
     def check(self) -> None:
         """Makes zeusd sample these devices.
@@ -160,13 +166,41 @@ class WindowLookup:
         if pending is None:
             return
         self._raise_outage()
-        until_ns = max(pending.end_ns, self.clock_ns() - TICK_NS)
+        recent = pending.end_ns > self.clock_ns() - TICK_NS
+        if recent and self._client in _divided and pending.thread == threading.get_ident():
+            self._synchronize()  # what it waits from now on is no training: see `between_reads`
+        began_ns = self.clock_ns()
+        until_ns = max(pending.end_ns, began_ns - TICK_NS)
         with self._guard:
             others = [one for one in self._take(until_ns, BATCH) if one is not wanted]
-        with _waits_for(pending.end_ns):
-            self._look_up([wanted, *others])
+        try:
+            with _waits_for(pending.end_ns):
+                self._look_up([wanted, *others])
+        finally:
+            self._reads.append((threading.get_ident(), began_ns, self.clock_ns()))
         if pending.error is not None and wanted._pending is not None:
             raise pending.error
+
+    def between_reads(self, pending: EndedWindow) -> list[Measurement]:
+        """Divides a window that has just ended in this thread by its waits for energies: measures
+        what is before, between and after them. The GPU was idle meanwhile. Empty: there are none.
+        """
+        if self._client is None:
+            return []
+        _divided.add(self._client)
+        thread, begin_ns, end_ns = pending.thread, pending.begin_ns, pending.end_ns
+        reads = sorted(
+            (begun_ns, ended_ns)
+            for lookup in list(_instances)
+            if lookup._client is self._client
+            for reader, begun_ns, ended_ns in list(lookup._reads)
+            if reader == thread and begin_ns <= begun_ns and ended_ns <= end_ns
+        )
+        if not reads:
+            return []
+        begins, ends = [begin_ns, *(e for _, e in reads)], [*(b for b, _ in reads), end_ns]
+        spans = [(b, e) for b, e in zip(begins, ends, strict=True) if b < e]
+        return [self.ended(pending.key, b, e, aligned=True) for b, e in spans]
 
     def as_known(self, wanted: Measurement) -> Measurement:
         """Returns a measurement with its energy, or `nan` for unknown energies.
@@ -197,6 +231,10 @@ class WindowLookup:
 
     def look_up_ended(self, until_ns: int, wait_s: float = -1) -> None:
         """Looks up all unread windows that ended by a time.
+
+        Args:
+            until_ns: The time, CLOCK_MONOTONIC.
+            wait_s: How long to wait for another look-up; -1: until it has ended.
 
         Raises:
             ZeusBaseGPUError: There is no answer; they remain unread.
@@ -430,6 +468,8 @@ def _at_exit(finish: Callable[[], None]) -> None:
 
 
 _instances: weakref.WeakSet[WindowLookup] = weakref.WeakSet()
+_divided: weakref.WeakSet[Client] = weakref.WeakSet()
+"""Those of whose windows some are divided by reads."""
 
 
 def _after_fork_in_child() -> None:

@@ -1,52 +1,54 @@
-"""The measurement of a window: its time at once, its energy on first access."""
+"""The measurement of a window: its time at once, its energy on first access. It is shown as text,
+as HTML in notebooks, and like a dataclass.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Any, Protocol
+from html import escape
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from zeus.exceptions import ZeusBaseError
-from zeus.monitor.showing import Shown
+
+if TYPE_CHECKING:
+    from zeus.monitor.lookup import WindowLookup
 
 
-class LooksUp(Protocol):
-    """Looks up energies."""
-
-    def look_up(self, wanted: Measurement) -> None:
-        """Fills in a measurement's energy. Raises `ZeusBaseError` if it cannot be known."""
-
-    def as_known(self, wanted: Measurement) -> Measurement:
-        """Returns a measurement with its energy, or `nan` for unknown energies."""
-
-    def warn(self, error: ZeusBaseError) -> None:
-        """Warns that energies are unknown, once until they are known again."""
-
-
+@dataclasses.dataclass(slots=True, eq=False)
 class EndedWindow:
     """A window that has ended and whose energy is not known; times in ns of CLOCK_MONOTONIC.
 
     Attributes:
+        thread: The thread in which it ended.
         settled: Whether it is unknown for good, or at least for now.
     """
 
-    __slots__ = (
-        *("aligned", "begin_ns", "end_ns", "error", "key", "lookup", "partial", "settled"),
-    )
-
-    def __init__(
-        self, lookup: LooksUp, key: str, begin_ns: int, end_ns: int, aligned: bool
-    ) -> None:
-        self.lookup = lookup
-        self.key = key
-        self.begin_ns = begin_ns
-        self.end_ns = end_ns
-        self.aligned = aligned
-        self.error: ZeusBaseError | None = None
-        self.partial: Measurement | None = None
-        self.settled = False
+    lookup: WindowLookup
+    key: str
+    begin_ns: int
+    end_ns: int
+    aligned: bool
+    thread: int = dataclasses.field(default_factory=get_ident)
+    error: ZeusBaseError | None = None
+    partial: Measurement | None = None
+    settled: bool = False
 
 
-class Measurement(Shown):
+@dataclasses.dataclass
+class _Fields:
+    """The fields of a measurement, in the order of its arguments."""
+
+    time: float
+    gpu_energy: dict[int, float]
+    cpu_energy: dict[int, float] | None = None
+    dram_energy: dict[int, float] | None = None
+    soc_energy: None = None
+    gpu_uncertainty: dict[int, float] | None = None
+
+
+class Measurement:
     """The measurement of a window. The time is known when the window ends. The energy is looked up
     on first access, together with that of earlier windows; this waits at most for the window's own
     update of the GPU's sensors (20 to 100 ms), and not at all if it has passed.
@@ -65,6 +67,9 @@ class Measurement(Shown):
     __slots__ = ("__weakref__", "_cpu", "_dram", "_gpu", "_pending", "_uncertainty", "time")
 
     soc_energy: None = None
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]] = {
+        field.name: field for field in dataclasses.fields(_Fields)
+    }
 
     def __init__(
         self,
@@ -122,6 +127,12 @@ class Measurement(Shown):
         return pending is None or pending.settled
 
     @property
+    def error(self) -> ZeusBaseError | None:
+        """Why the energy could not be looked up; None: it is known, or nobody has tried."""
+        pending = self._pending
+        return None if pending is None else pending.error
+
+    @property
     def so_far(self) -> dict[int, float]:
         """Joules of the GPUs whose energy has been looked up, by index; never waits."""
         pending = self._pending
@@ -175,6 +186,19 @@ class Measurement(Shown):
     def __reduce__(self) -> tuple[Any, ...]:
         return Measurement, (*self._values()[:4], None, self._uncertainty)
 
+    def __repr__(self) -> str:
+        return as_text(self, type(self).__name__)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+    def __replace__(self, **changes: Any) -> Any:
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]  # nothing to write to
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
     def _sum(self) -> float:
         """Joules of all that was measured."""
         found = (self._gpu, self._cpu or {}, self._dram or {})
@@ -183,3 +207,56 @@ class Measurement(Shown):
     def _values(self) -> tuple[Any, ...]:
         known = self._known()
         return known.time, known._gpu, known._cpu, known._dram
+
+
+def as_text(measured: Measurement, kind: str) -> str:
+    """Time and energies on one line.
+
+    Looks up energies; an energy that cannot be known is shown as unknown.
+    """
+    parts = [f"time={measured.time!r}"]
+    try:
+        parts += [
+            f"{name}={getattr(measured, name)!r}"
+            for name in ("gpu_energy", "cpu_energy", "dram_energy")
+        ]
+    except ZeusBaseError as error:
+        parts.append(f"energy unknown: {error.message}")
+    else:
+        parts.append("soc_energy=None")
+    return f"{kind}({', '.join(parts)})"
+
+
+def as_html(measured: Measurement) -> str:
+    """A table of time, energy, its uncertainty and mean power; for notebooks."""
+    try:
+        rows = _rows(measured)
+    except ZeusBaseError as error:
+        rows = [("", "", "", escape(error.message))]
+    lines = [
+        "<table><thead><tr><th></th><th>energy (J)</th><th>± (J)</th><th>mean power (W)</th></tr>"
+        "</thead><tbody>",
+        *(
+            f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>"
+            for row in [(f"{measured.time:.3f} s", "", "", ""), *rows]
+        ),
+        "</tbody></table>",
+    ]
+    return "".join(lines)
+
+
+def _rows(measured: Measurement) -> list[tuple[str, str, str, str]]:
+    def power(energy_j: float) -> str:
+        return f"{energy_j / measured.time:.1f}" if measured.time else ""
+
+    uncertainty = measured.gpu_uncertainty
+    rows = [
+        (f"GPU {index}", f"{energy_j:.1f}", f"{uncertainty[index]:.1f}", power(energy_j))
+        for index, energy_j in measured.gpu_energy.items()
+    ]
+    for name, energies in (("CPU", measured.cpu_energy), ("DRAM", measured.dram_energy)):
+        rows += [
+            (f"{name} {index}", f"{energy_j:.1f}", "", power(energy_j))
+            for index, energy_j in (energies or {}).items()
+        ]
+    return rows

@@ -76,7 +76,6 @@ class PowerMonitor(Configured):
         self.update_period = update_period
         self._uuids = {index: gpus[index].uuid for index in self.gpu_indices}
         self._timelines = Timelines(self._client, self._uuids, update_period, max_samples_per_gpu)
-        self._begin_s = time.time()
         offered = self._offered()
         named = offered if power_domains is None else [_domain(name) for name in power_domains]
         missing = [one for one in named if one not in offered]

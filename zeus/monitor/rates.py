@@ -164,7 +164,9 @@ def _fetch_hourly(rate_ref: weakref.ref[FetchedRate], forgotten: threading.Event
 
 
 def by_hour(begin_ns: int, end_ns: int, shift_ns: int) -> Iterator[tuple[datetime, int, int]]:
-    """Splits a span by hour: yields the hour's beginning, and the part's two ends."""
+    """Splits a span of CLOCK_MONOTONIC by hour: yields the hour's beginning, and the part's two
+    ends. `shift_ns` is what to add to get the time since the epoch.
+    """
     while True:
         hour = (begin_ns + shift_ns) // HOUR_NS
         until_ns = min(end_ns, (hour + 1) * HOUR_NS - shift_ns)

@@ -13,9 +13,9 @@ def guarded(event: Event) -> Event:
     """A method that never raises: its object's `_failed` gets the error instead."""
 
     @functools.wraps(event)
-    def call(self: Any, *args: Any) -> None:
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            event(self, *args)
+            event(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - training must go on
             self._failed(error)
 

@@ -30,6 +30,7 @@ from zeus.monitor.carbon import (
     CarbonEmissionMonitor,
     CarbonIntensityProvider,
 )
+from zeus.optimizer import GlobalPowerLimitOptimizer
 from zeusd import embed
 from zeusd.devices.simulated import SimulatedBackend, Work
 from zeusd.nodes import OpenedNode
@@ -310,16 +311,16 @@ class Hanging(Midnight):
 
 @pytest.fixture
 def askers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """A node in real time; the names of the threads that ask it for energies."""
+    """A node in real time; the names of the threads that ask it for anything."""
     opened = OpenedNode(SimulatedBackend("v100:setter_ms=0"), "simulated", lambda: None)
     with embed.connect(opened, state_dir=str(tmp_path)) as client, _node.use(client):
-        windows, asked_by = client.windows, []
+        request, asked_by = client._transport.request, []
 
         def recorded(*arguments: Any) -> Any:
             asked_by.append(threading.current_thread().name)
-            return windows(*arguments)
+            return request(*arguments)
 
-        client.windows = recorded
+        monkeypatch.setattr(client._transport, "request", recorded)
         yield asked_by
 
 
@@ -370,7 +371,21 @@ def _metric(monitor: ZeusMonitor, hanging: Hanging) -> Callable[[], object]:
     return step
 
 
-@pytest.mark.parametrize("front", [_unread_windows, _callback, _decorator, _carbon, _metric])
+def _optimizer(monitor: ZeusMonitor, hanging: Hanging) -> Callable[[], object]:
+    plo = GlobalPowerLimitOptimizer(monitor, warmup_steps=1, profile_steps=8)
+    plo.on_epoch_begin()
+
+    def step() -> None:
+        plo.on_step_begin()
+        time.sleep(0.002)
+        plo.on_step_end()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "front", [_unread_windows, _callback, _decorator, _carbon, _metric, _optimizer]
+)
 def test_the_training_thread_asks_nobody(
     askers: list[str],
     front: Callable[[ZeusMonitor, Hanging], Callable[[], object]],

@@ -168,9 +168,13 @@ class Taken:
     joules: float
     ended_s: float
 
-    def look_up(self) -> None:
-        if self.process.blind:
-            raise ZeusGPUNoPermissionError("no sensor") from PermissionError()
+    @property
+    def error(self) -> ZeusGPUNoPermissionError | None:
+        if not self.process.blind:
+            return None
+        error = ZeusGPUNoPermissionError("no sensor")
+        error.__cause__ = PermissionError()
+        return error
 
     @property
     def total_energy(self) -> float:
@@ -198,6 +202,9 @@ class Monitor:
         busy_s, joules = self.measurement_states.pop(name)
         process = self._process
         return Taken(process, process.busy_s - busy_s, process.joules - joules, process.job.now_s)
+
+    def between_reads(self, taken: Taken) -> list[Taken]:
+        return [taken]
 
     def available(self, taken: Taken) -> bool:
         return self._process.job.now_s - taken.ended_s >= self._process.job.settled_s

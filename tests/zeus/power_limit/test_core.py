@@ -14,7 +14,7 @@ from zeus.optimizer.power_limit.adaptive import Adaptive
 from zeus.optimizer.power_limit.core import Core
 from zeus.optimizer.power_limit.estimates import LimitEstimate
 from zeus.optimizer.power_limit.leader import Leader
-from zeus.optimizer.power_limit.messages import Choose, Hello
+from zeus.optimizer.power_limit.messages import Choose, Hello, Missing, Piece
 from zeus.optimizer.power_limit.search import Exhaustive, Search
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, Warmup
 from zeus.optimizer.power_limit.watch import SILENT_S
@@ -28,6 +28,7 @@ class Shell:
 
     Attributes:
         answers: Whether zeusd does.
+        slow: Whether a limit is set only after the step that commands it.
         held: The limit of the GPU, mW; the highest if none is held.
     """
 
@@ -36,11 +37,12 @@ class Shell:
         self.adaptive = adaptive
         self.leader: Leader | None = None
         self.answers = True
+        self.slow = False
         self.leases_lost = 0
         self.held = HIGHEST
         self.wanted: int | None = None  # the unanswered command
         self.done: list[Action] = []
-        self.unread: deque[tuple[do.Part | None, int, float]] = deque()
+        self.unread: deque[tuple[do.Part | None, int, float, float]] = deque()
         self.open: tuple[int, float, set[int]] | None = None
         self.now_s = 0.0
         self.perform(self.core.begin())
@@ -73,21 +75,15 @@ class Shell:
         elif isinstance(action, do.Listen) and self.leader is not None and not core.over:
             self.leader.tick(self.now_s, core.step)
             return core.heard(self.leader.commands())
-        elif isinstance(action, do.Ran):
-            assert self.leader is not None
-            self.leader.ran(action.part.trial, action.part.index, action.part.steps)
+        elif isinstance(action, do.ForLeader):
+            if self.leader is not None:
+                action.reach(self.leader, self.now_s, core.step)
         elif isinstance(action, do.Leave):
             self.leader = None
         elif isinstance(action, (do.SetLimit, do.AskForLimit)):
             return self.set(action)
         elif isinstance(action, do.ReleaseLimits):
             self.held, self.wanted = HIGHEST, None
-        elif isinstance(action, do.Waited):
-            if self.leader is not None:
-                self.leader.waited(action.steps)
-        elif isinstance(action, do.CheckChoice):
-            assert self.leader is not None
-            self.leader.check(self.now_s, core.step)
         else:
             return self.measure(action)
         return []
@@ -95,6 +91,8 @@ class Shell:
     def set(self, action: do.SetLimit | do.AskForLimit) -> Actions:
         if isinstance(action, do.SetLimit):
             self.wanted = action.power_limit_mw
+            if self.slow:
+                return self.core.unanswered()
         if self.wanted is None or not self.answers:
             return self.core.unanswered()
         self.held, self.wanted = self.wanted, None
@@ -110,14 +108,17 @@ class Shell:
             limit, since_s, held = self.open
             assert limit == action.power_limit_mw
             assert held <= {limit}, f"a window of {limit} was open while {held} was in force"
-            self.unread.append((action.part, limit, self.now_s - since_s))
+            self.unread.append((action.part, limit, self.now_s - since_s, self.now_s))
             self.open = None
         elif isinstance(action, do.Forget):
-            lost = [part for part, _, _ in self.unread if part is not None]
+            lost = [part for part, *_ in self.unread if part is not None]
             self.unread.clear()
             return [one for part in lost for one in self.core.unknown(part, "lost", False)]
         elif isinstance(action, do.Collect) and self.unread and self.answers:
-            part, limit, seconds = self.unread.popleft()
+            part, limit, seconds, ended_s = self.unread[0]
+            if self.slow and ended_s == self.now_s:
+                return []  # so is its energy
+            self.unread.popleft()
             return self.core.measured(part, seconds * limit / 1000, 0.0, seconds)
         return []
 
@@ -224,6 +225,21 @@ def test_a_driver_that_does_not_return_delays_no_step() -> None:
     shell.assert_chosen()
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_limit_that_takes_long_to_set_costs_a_step_and_no_measurement(adaptive: bool) -> None:
+    quick, slow = Shell(adaptive), Shell(adaptive)
+    slow.slow = True
+    steps = quick.run(), slow.run()
+    slow.step()
+    slow.assert_chosen()
+    sets = sum(isinstance(one, do.SetLimit) for one in slow.done)
+    assert steps[1] <= steps[0] + sets
+    told = [one.message for one in slow.done if isinstance(one, do.Tell)]
+    lost = {one.trial for one in told if isinstance(one, Missing)}
+    assert lost <= {max(one.trial for one in told if isinstance(one, Piece))}, "by the choice"
+    assert slow.said() == []
+
+
 @pytest.mark.parametrize("what", ["close", "give_up"])
 def test_nothing_is_done_after_the_end(what: str) -> None:
     shell = Shell()
@@ -252,7 +268,7 @@ def test_the_choice_is_checked_once_beside_the_highest_limit() -> None:
         shell.step()
     set_ = [one.power_limit_mw for one in shell.done if isinstance(one, do.SetLimit)]
     assert set_ == [HIGHEST, LIMITS[-1]]
-    assert sum(isinstance(one, do.CheckChoice) for one in shell.done) == 1
+    assert shell.done.count(do.ForLeader(Leader.check)) == 1
     shell.assert_chosen()
 
 

@@ -729,12 +729,13 @@ def test_a_search_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None
 def test_other_uses_of_its_monitor_do_not_disturb_a_search(
     virtual_node: Callable[[str], VirtualNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows that nobody reads and callbacks take none of the node's time. Reads make some steps
-    longer, as anything in the loop does.
+    """Windows that nobody reads and callbacks take none of the node's time; what reads take of it
+    is in no measurement.
     """
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     taken: dict[str, tuple[int, int]] = {}
-    for beside in ("nothing", "windows", "callback", "reads"):
+    costs: dict[str, dict[float, tuple[float, float]]] = {}
+    for beside in ("nothing", "windows", "callback", "reads", "reads each"):
         node = virtual_node("a100-sxm-80:setter_ms=0")
         monitor = node.monitor()
         plo = GlobalPowerLimitOptimizer(monitor, Energy())
@@ -757,12 +758,19 @@ def test_other_uses_of_its_monitor_do_not_disturb_a_search(
                 callback.on_step_end()
             elif beside != "nothing":
                 kept.append(monitor.end_window("step"))
-            if beside == "reads" and steps % 10 == 9:
+            if beside == "reads each" or (beside == "reads" and steps % 10 == 9):
                 assert kept[-1].total_energy > 0
             plo.on_step_end()
             steps += 1
         taken[beside] = steps, plo.state.optimal_power_limit
+        costs[beside] = {one.power_limit: (one.time, one.energy) for one in plo.measurements}
         plo.close()
     assert taken["windows"] == taken["callback"] == taken["nothing"]
-    assert taken["reads"][1] == taken["nothing"][1]
+    for beside in ("reads", "reads each"):
+        assert taken[beside][1] == taken["nothing"][1]
+        for limit in costs[beside].keys() & costs["nothing"].keys():
+            for found, alone, error in zip(
+                costs[beside][limit], costs["nothing"][limit], (0.005, 0.03), strict=True
+            ):
+                assert found == pytest.approx(alone, rel=error), (beside, limit)
     assert taken["reads"][0] < 300, "alone, it is 90 to 240 by the noise of the sensors"

@@ -4,12 +4,11 @@ result of an action by the core's method named with it.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from zeus.optimizer.power_limit.leader import Leader
 from zeus.optimizer.power_limit.messages import Message, Try
-from zeus_ipc.overriding import override
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,13 @@ class _AtLimit:
     power_limit_mw: int
 
 
-class ForLeader(ABC):
-    """An action for the leader, if it is in this process."""
+@dataclass(frozen=True)
+class ForLeader:
+    """Deliver something to the leader, if it is in this process, with the time (monotonic, s) and
+    the step of this process.
+    """
 
-    @abstractmethod
-    def reach(self, leader: Leader, now_s: float, step: int) -> None:
-        """Deliver it, at a time (monotonic, s) and a step of this process."""
+    reach: Callable[[Leader, float, int], None]
 
 
 class Join(_Plain):
@@ -89,17 +89,6 @@ class Forget(_Plain):
 
 
 @dataclass(frozen=True)
-class Ran(ForLeader):
-    """Report that a piece was run."""
-
-    part: Part
-
-    @override
-    def reach(self, leader: Leader, now_s: float, step: int) -> None:
-        leader.ran(self.part.trial, self.part.index, self.part.steps)
-
-
-@dataclass(frozen=True)
 class Tell:
     """Send the leader a message. -> `cut_off` if that fails"""
 
@@ -120,33 +109,6 @@ class Leave:
     """
 
     reason: str | None
-
-
-@dataclass(frozen=True)
-class Waited(ForLeader):
-    """Report that this many steps could not be measured."""
-
-    steps: int
-
-    @override
-    def reach(self, leader: Leader, now_s: float, step: int) -> None:
-        leader.waited(self.steps)
-
-
-class SearchAgain(_Plain, ForLeader):
-    """Search again from the beginning."""
-
-    @override
-    def reach(self, leader: Leader, now_s: float, step: int) -> None:
-        leader.again(now_s, step)
-
-
-class CheckChoice(_Plain, ForLeader):
-    """Measure once more what the choice depends on."""
-
-    @override
-    def reach(self, leader: Leader, now_s: float, step: int) -> None:
-        leader.check(now_s, step)
 
 
 @dataclass(frozen=True)

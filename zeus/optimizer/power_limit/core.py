@@ -29,13 +29,13 @@ from zeus.optimizer.power_limit.actions import (
     Collect,
     DropWindow,
     Forget,
+    ForLeader,
     GiveUp,
     Join,
     Leave,
     Listen,
     OpenWindow,
     Part,
-    Ran,
     ReleaseLimits,
     Say,
     SetLimit,
@@ -133,7 +133,7 @@ class Core:
             return actions
         before, self._leases_lost = self._leases_lost, leases_lost
         if not answers or self._waiting:
-            actions += self._silent(now_s)
+            actions += self._silent(now_s, answers)
         elif self._silence.lasts or before not in (None, leases_lost):
             actions += self._hold_again()
         return actions
@@ -271,7 +271,7 @@ class Core:
         return self.give_up(f"the power limit cannot be set: {reason}")
 
     def unanswered(self) -> Actions:
-        """zeusd does not answer whether the limit is set: training continues meanwhile."""
+        """The limit is not set yet: training continues meanwhile."""
         self._waiting = True
         return []
 
@@ -351,7 +351,10 @@ class Core:
         """Closes the window of some steps of the trial."""
         self._stretches.measured()
         part = self._parts.close(steps)
-        return [DropWindow(limit)] if part is None else [CloseWindow(limit, part), Ran(part)]
+        if part is None:
+            return [DropWindow(limit)]
+        ran = ForLeader(lambda leader, *_: leader.ran(part.trial, part.index, part.steps))
+        return [CloseWindow(limit, part), ran]
 
     def _cut(self, state: Profiling) -> Actions:
         """Another command ends a part: with a single process, its complete steps count; with
@@ -395,14 +398,16 @@ class Core:
         self._then = then or _nothing
         return [SetLimit(power_limit_mw, profile)]
 
-    def _silent(self, now_s: float) -> Actions:
-        """zeusd does not answer: the current measurement may be at another limit."""
+    def _silent(self, now_s: float, answers: bool) -> Actions:
+        """zeusd does not answer, and the current measurement may be at another limit; or a limit is
+        still being set.
+        """
+        actions = [] if answers else self._set_aside()
         if not self._silence.lasts:
             self._silence.begin(now_s, self.step)
-            actions = self._set_aside()
         else:
             what = "check" if isinstance(self.state, Done) else "search"
-            actions = self._silence.go_on(now_s, self.current_mw, what)
+            actions += self._silence.go_on(now_s, self.current_mw, what)
         return [*actions, AskForLimit()] if self._waiting else actions
 
     def _hold_again(self) -> Actions:

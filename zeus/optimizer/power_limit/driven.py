@@ -5,13 +5,12 @@ reported once, and the limits are restored.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
@@ -21,7 +20,6 @@ from zeus.utils.configured import Configured
 from zeus.utils.warn import warn
 
 P = ParamSpec("P")
-Event = TypeVar("Event", bound=Callable[..., None])
 AnyDriven = TypeVar("AnyDriven", bound="Driven")
 
 _FIGURES_KEPT = 1000
@@ -41,21 +39,6 @@ def same_arguments(
     return decorate
 
 
-def guarded(event: Event) -> Event:
-    """An event whose errors end the search and not the training."""
-
-    @functools.wraps(event)
-    def call(self: Driven, *args: Any, **kwargs: Any) -> None:
-        if self._failed:
-            return
-        try:
-            event(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - training continues
-            self._fail(error)
-
-    return cast("Event", call)
-
-
 class Driven(Configured):
     """A power limit optimizer that a trainer's events drive.
 
@@ -70,7 +53,7 @@ class Driven(Configured):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.optimizer = GlobalPowerLimitOptimizer(*args, **kwargs)
         self._closed = False
-        self._failed = False
+        self._broken = False
         self._logs = True
         self._in_step = False
         self._in_epoch = False
@@ -107,7 +90,7 @@ class Driven(Configured):
     @property
     def disabled(self) -> bool:
         """Whether the search was given up; a warning said why."""
-        return self.optimizer.disabled or self._failed
+        return self.optimizer.disabled or self._broken
 
     def report(self, path: str | Path | None = None) -> Report:
         """The result; see `GlobalPowerLimitOptimizer.report`."""
@@ -174,11 +157,12 @@ class Driven(Configured):
                 self._logs = False
                 warn(f"The power limit optimizer goes on, but logs no more: {error!r}")
 
-    def _fail(self, error: Exception) -> None:
+    def _failed(self, error: Exception) -> None:
         """An error in a callback ends the search: the optimizer reports it, and the limit in
         force.
         """
-        self._failed = True
+        if self._broken:
+            return
+        self._broken = self._closed = True
         self._in_step = False
-        self._closed = True
         self.optimizer.give_up(error)

@@ -30,6 +30,8 @@ class Sample:
     """Measurement of some steps at one limit, all GPUs together.
 
     Attributes:
+        time_s: Time of all of them, in the slowest process.
+        energy_error_j: Uncertainty of their energy, two standard deviations.
         position: Training steps between the beginning of the search and the sample's middle.
         profile: The workload power profile; None: none was set.
     """
@@ -48,7 +50,11 @@ class LimitEstimate:
     """A limit's time and energy per step as they are now.
 
     Attributes:
+        time_s: Seconds per step.
+        energy_j: Joules per step, of all GPUs together.
         time_error: Standard deviation of `time_s`, as a fraction of it.
+        energy_error: The same of `energy_j`.
+        steps: Number of steps measured at it.
         time_ratio_error: Standard deviation of its time over the highest limit's, as a fraction:
             less than the sum of both errors, as the two limits' errors are correlated.
         profile: The workload power profile; None: none is set.

@@ -1,7 +1,7 @@
 """The power limit and profile that a process holds on its GPUs, even while zeusd does not answer.
-Training waits for a reply once, and not long. A thread retries unanswered requests until zeusd
-answers: a zeusd that restarts keeps the leases of running processes, so a limit that is no longer
-wanted must be released then.
+A thread sets and releases them, and training waits for it only as long as its caller says. The
+thread retries until zeusd answers: a zeusd that restarts keeps the leases of running processes, so
+a limit that is no longer wanted must be released then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from zeus.device import GPUs
 from zeus.exceptions import ZeusBaseError, ZeusGPULeaseExpiredError
-from zeus_ipc.circuit import bounded, unanswered
+from zeus_ipc.circuit import WAIT_S, bounded, unanswered
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +22,8 @@ _Wanted = tuple[int, int | None] | None
 
 RETRY_S = 1.0
 """Interval between retries to a zeusd that does not answer."""
-THREAD_S = 0.02
-"""How long to wait for the thread, once zeusd answers again."""
+STEP_WAIT_S: float | None = 0.02
+"""How long a training step waits for the thread."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,14 @@ class HeldLimits:
         self._profiled = False  # whether any profile has been set
         self._outcome: Outcome | None = None
 
-    def set(self, power_limit_mw: int, profile: int | None = None) -> Outcome | None:
+    def set(
+        self, power_limit_mw: int, profile: int | None = None, wait_s: float | None = WAIT_S
+    ) -> Outcome | None:
         """Sets a limit on all GPUs, mW, and a workload power profile, or clears the one that was
-        set. Returns None if zeusd does not answer; see `outcome`. Never raises. Acquires a lost
-        lease again, as after the program was stopped.
+        set. Returns None if this takes longer than `wait_s`; see `outcome`. Acquires a lost lease
+        again, as after the program was stopped.
         """
-        return self._want((power_limit_mw, profile))
+        return self._want((power_limit_mw, profile), wait_s)
 
     def outcome(self) -> Outcome | None:
         """Returns, once, the outcome for which `set` returned None; None: still pending. Takes no
@@ -69,25 +71,24 @@ class HeldLimits:
         return outcome
 
     def release(self) -> None:
-        """Restores the limits; if zeusd does not answer, a thread retries. Never raises."""
-        self._want(None)
+        """Restores the limits. Waits for it no longer than `WAIT_S`."""
+        self._want(None, WAIT_S)
 
-    def _want(self, wanted: _Wanted) -> Outcome | None:
+    def _want(self, wanted: _Wanted, wait_s: float | None) -> Outcome | None:
         with self._guard:
-            behind, self._wanted, self._outcome = self._behind, wanted, None
+            self._wanted, self._outcome = wanted, None
             self._changed.set()
-        if behind is not None:
-            behind.join(THREAD_S)
-            return self.outcome()
-        with bounded():
-            outcome = self._done(wanted)
-        if outcome is None:
-            with self._guard:
-                self._behind = threading.Thread(
-                    target=self._go_on, name="zeus-power-limit", daemon=True
-                )
-                self._behind.start()
-        return outcome
+            behind = self._behind
+            if behind is None:
+                behind = threading.Thread(target=self._go_on, name="zeus-power-limit", daemon=True)
+                try:
+                    behind.start()
+                except RuntimeError:  # no more threads, or the process ends
+                    with bounded():
+                        return self._done(wanted)
+                self._behind = behind
+        behind.join(wait_s)
+        return self.outcome()
 
     def _go_on(self) -> None:
         """The thread: applies the wanted limit, until zeusd answers."""

@@ -7,8 +7,9 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from zeus.optimizer.power_limit.driven import Driven, guarded, same_arguments
+from zeus.optimizer.power_limit.driven import Driven, same_arguments
 from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
+from zeus.utils.guard import guarded
 
 if TYPE_CHECKING:
     from transformers import (

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from zeus.optimizer.power_limit.driven import Driven, guarded, same_arguments
+from zeus.optimizer.power_limit.driven import Driven, same_arguments
 from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
+from zeus.utils.guard import guarded
 from zeus.utils.lightning import INSTALLED, Callback
 
 if TYPE_CHECKING:

@@ -46,7 +46,12 @@ def firmly_held(owner: object, gpus: Sequence[str]) -> bool:
 
 
 def claim(owner: object, gpus: Sequence[str], *, firm: bool, again: bool) -> bool:
-    """Claims GPUs for an optimizer, as long as it exists. Returns whether that succeeded."""
+    """Claims GPUs for an optimizer, as long as it exists. Returns whether that succeeded.
+
+    Args:
+        firm: Whether training has begun and not ended.
+        again: Whether it has claimed them before: then it does not take them from another.
+    """
     with _guard:
         others = _of_others(owner, gpus)
         if others and (again or any(one.firm for one in others)):
@@ -95,10 +100,15 @@ def borrow(gpus: GPUs, indices: Sequence[int], wait_s: float = WAIT_S) -> None:
 
 
 def publish(gpus: GPUs, indices: Sequence[int], times_s: Mapping[int, float]) -> None:
-    """Publishes what each limit is worth, and that the measurement is over. Never raises."""
+    """Publishes, on a thread, what each limit is worth, and that the measurement is over."""
     if not times_s or not indices:
         return
     fastest = times_s[max(times_s)]
     progress = {limit: min(1.0, fastest / time_s) for limit, time_s in times_s.items()}
-    with contextlib.suppress(ZeusBaseError):
-        gpus.publish_profile(indices, progress)
+
+    def send() -> None:
+        with contextlib.suppress(ZeusBaseError):
+            gpus.publish_profile(indices, progress)
+
+    with contextlib.suppress(RuntimeError):  # no more threads
+        threading.Thread(target=send, name="zeus-publish", daemon=True).start()

@@ -138,7 +138,11 @@ def watts(power_limit_mw: int) -> int | float:
 
 
 class ProfileFile:
-    """Saves a profile for the next run. A subclass may have another format."""
+    """Saves a profile for the next run. A subclass may have another format.
+
+    Attributes:
+        partial: The file beside it, for an unfinished search.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

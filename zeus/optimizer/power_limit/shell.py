@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,7 +20,7 @@ from zeus.monitor import Measurement, ZeusMonitor
 from zeus.optimizer.power_limit import actions
 from zeus.optimizer.power_limit.actions import Action, Actions, Part
 from zeus.optimizer.power_limit.core import Core
-from zeus.optimizer.power_limit.held import HeldLimits, Outcome
+from zeus.optimizer.power_limit.held import STEP_WAIT_S, HeldLimits, Outcome
 from zeus.optimizer.power_limit.leader import Leader
 from zeus.optimizer.power_limit.link import LeaderConnection, connect
 from zeus.optimizer.power_limit.planner import LimitPlanner
@@ -26,7 +28,7 @@ from zeus.optimizer.power_limit.profile import watts
 from zeus.utils import framework
 from zeus.utils.framework import RanksUnreachable
 from zeus.utils.warn import warn
-from zeus_ipc.circuit import bounded, unanswered
+from zeus_ipc.circuit import WAIT_S
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.replies import LeaseInfo
 from zeus_ipc.users import user_name
@@ -60,7 +62,7 @@ class Shell:
         self._together = together
         self._indices = list(indices)
         self._limits = HeldLimits(monitor.gpus, self._indices)
-        self._unread: deque[tuple[Part | None, Measurement]] = deque()
+        self._unread: deque[tuple[Part | None, list[Measurement]]] = deque()
         self._last_set_mw = 0
 
     def perform(self, wanted: Actions) -> None:
@@ -71,6 +73,11 @@ class Shell:
         while left:
             action = left.popleft()
             left.extendleft(reversed(_method_for(type(action))(self, action)))
+
+    @property
+    def _wait_s(self) -> float | None:
+        """How long training may wait for zeusd now."""
+        return STEP_WAIT_S if self.core.step else WAIT_S
 
     @singledispatchmethod
     def _do(self, action: Action) -> Actions:
@@ -95,7 +102,8 @@ class Shell:
 
     @_do.register
     def _set_limit(self, action: actions.SetLimit) -> Actions:
-        return self._limit_is(self._limits.set(action.power_limit_mw, action.profile))
+        limit, profile = action.power_limit_mw, action.profile
+        return self._limit_is(self._limits.set(limit, profile, self._wait_s))
 
     @_do.register
     def _ask_for_limit(self, action: actions.AskForLimit) -> Actions:
@@ -137,7 +145,7 @@ class Shell:
             return self.core.window_failed(error.message)
         except ValueError as error:  # something else reset the monitor's windows
             return self.core.window_failed(str(error))
-        self._unread.append((action.part, measurement))
+        self._unread.append((action.part, self.monitor.between_reads(measurement)))
         return []
 
     @_do.register
@@ -151,22 +159,17 @@ class Shell:
         core = self.core
         if not self._unread or core.over:
             return []
-        part, measurement = self._unread[0]
-        if not self.monitor.available(measurement):
+        part, windows = self._unread[0]
+        if not all(map(self.monitor.available, windows)):
             return []
-        try:
-            measurement.look_up()
-        except ZeusBaseError as error:
-            if unanswered(error.__cause__):
-                return []
-            self._unread.popleft()
-            # zeusd was started after the window began: the next window's energy will be known.
-            return core.unknown(part, error.message, lasting=error.__cause__ is not None)
         self._unread.popleft()
-        energy_j, error_j = measurement.total_energy, measurement.uncertainty
-        if not self._indices:
-            energy_j = error_j = 0.0
-        return core.measured(part, energy_j, error_j, measurement.time)
+        error = next((one.error for one in windows if one.error is not None), None)
+        if error is not None:
+            # Without a cause: zeusd was started after the window began, and knows the next one's.
+            return core.unknown(part, error.message, lasting=error.__cause__ is not None)
+        time_s = sum(one.time for one in windows)
+        power_w, error_w = _mean_power(windows) if self._indices else (0.0, 0.0)
+        return core.measured(part, power_w * time_s, error_w * time_s, time_s)
 
     @_do.register
     def _forget(self, action: actions.Forget) -> Actions:
@@ -216,9 +219,19 @@ class Shell:
         if not action.warn:
             log.warning("the power limit optimizer stopped: %s", action.reason)
             return []
-        gpus, indices = self.monitor.gpus, self._indices
-        limit = limit_in_force(gpus, indices, self._highest_mw, self._last_set_mw)
-        warn(f"The power limit optimizer stopped, and training continues{limit}: {action.reason}")
+        last = f"; {watts(self._last_set_mw)} W was set last" if self._last_set_mw else ""
+        found = [f" at a power limit that cannot be read now{last}"]
+
+        def ask() -> None:
+            with contextlib.suppress(ZeusBaseError):
+                found.append(limit_in_force(self.monitor.gpus, self._indices, self._highest_mw))
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(self._wait_s)
+        warn(
+            f"The power limit optimizer stopped, and training continues{found[-1]}: {action.reason}"
+        )
         return []
 
     @_do.register
@@ -240,22 +253,29 @@ class Shell:
 _method_for = vars(Shell)["_do"].dispatcher.dispatch
 
 
+def _mean_power(windows: Sequence[Measurement]) -> tuple[float, float]:
+    """Returns the mean power of windows of the same work, weighted by how certain each is, and its
+    uncertainty, W.
+    """
+    weights = [(one.time / max(one.uncertainty, 1e-9)) ** 2 for one in windows]
+    powers = [one.total_energy / one.time for one in windows]
+    mean = sum(weight * one for weight, one in zip(weights, powers, strict=True)) / sum(weights)
+    return mean, 1 / math.sqrt(sum(weights))
+
+
 def _window(power_limit_mw: int) -> str:
     return f"__GlobalPowerLimitOptimizer_{watts(power_limit_mw)}"
 
 
-def limit_in_force(gpus: GPUs, indices: Sequence[int], highest_mw: int, last_mw: int) -> str:
-    """Returns the rest of the sentence "training continues". Never raises, and hardly waits."""
+def limit_in_force(gpus: GPUs, indices: Sequence[int], highest_mw: int) -> str:
+    """Returns the rest of the sentence "training continues".
+
+    Raises:
+        ZeusBaseGPUError: It cannot be read.
+    """
     if not highest_mw:
         return ""
-    limits: dict[int, int] = {}
-    try:
-        with bounded():
-            for index in indices:
-                limits[index] = gpus[index].get_power_management_limit()
-    except ZeusBaseError:
-        last = f"; {watts(last_mw)} W was set last" if last_mw else ""
-        return f" at a power limit that cannot be read now{last}"
+    limits = {index: gpus[index].get_power_management_limit() for index in indices}
     lowered = {index: limit for index, limit in limits.items() if limit != highest_mw}
     if not lowered:
         return " at the highest limit"
@@ -267,7 +287,7 @@ def limit_in_force(gpus: GPUs, indices: Sequence[int], highest_mw: int, last_mw:
 def _who(gpus: GPUs, index: int) -> str:
     uuid = gpus[index].uuid
     leases: list[LeaseInfo] = []
-    with contextlib.suppress(ZeusIpcError, ZeusBaseError), bounded():
+    with contextlib.suppress(ZeusIpcError, ZeusBaseError):
         leases = _node.get_client().leases()
     for lease in leases:
         if lease.gpu == uuid and lease.control == "power_limit":

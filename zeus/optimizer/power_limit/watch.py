@@ -7,18 +7,17 @@ from enum import Enum
 
 from zeus.optimizer.power_limit.actions import (
     Actions,
-    CheckChoice,
     CloseWindow,
     Collect,
     DropWindow,
     Forget,
+    ForLeader,
     Listen,
     OpenWindow,
     Say,
-    SearchAgain,
-    Waited,
 )
 from zeus.optimizer.power_limit.estimates import STEP_NOISE, LimitEstimate
+from zeus.optimizer.power_limit.leader import Leader
 from zeus.optimizer.power_limit.profile import watts
 
 VERIFY_STEPS = 60
@@ -76,7 +75,7 @@ class Watch:
             highest = self.limit_mw == highest_mw and self._chosen.profile is None
             depends = self._loaded or not highest
             if self._check is not _Check.MEASURING and depends:
-                return [CheckChoice(), Listen()]
+                return [ForLeader(Leader.check), Listen()]
         if self._check is _Check.NONE and self.steps >= self._next:
             self._check, self._opened = _Check.MEASURING, self.steps
             return [OpenWindow(self.limit_mw)]
@@ -98,7 +97,7 @@ class Watch:
         self._verified = False
         return [
             Say(f"training has changed ({what}): power limits are measured again"),
-            SearchAgain(),
+            ForLeader(Leader.again),
             Listen(),
         ]
 
@@ -158,7 +157,8 @@ class Silence:
             return []
         self._since_s = None
         said: Actions = [Say("zeusd answers again")] if self._reported else []
-        return [*said, Waited(step - self._since_step)]
+        steps = step - self._since_step
+        return [*said, ForLeader(lambda leader, *_: leader.waited(steps))]
 
     def forget(self) -> None:
         """Nothing is pending any more."""
