@@ -61,7 +61,7 @@ CLOSE_S = 6.0
 """Longest time that closing takes; at the end of the process, that of all metrics together."""
 
 LOOK_UP_S = 1.0
-"""Windows are looked up for this long, then what is known is pushed."""
+"""Open windows are looked up for this long, then what is known is pushed."""
 
 MAX_PENDING = 10_000
 """Maximum number of ended windows waiting for their energy while zeusd is down; beyond it, the
@@ -259,19 +259,17 @@ class _EnergyMetric(Metric):
                 self._add(kind, name, str(index), joules)
 
     def _found(self) -> Iterator[tuple[str, Measurement]]:
-        """Yields the ended windows whose energy is known; keeps those whose energy may be known
-        later.
+        """Yields the ended windows whose energy is known, up to one that may be known later: then
+        that is true of those after it, too.
         """
-        end_s = time.monotonic() + LOOK_UP_S
         for _ in range(len(self._pending)):
             name, measurement = self._pending.popleft()
             known = self._look_up(name, measurement)
+            if known is None:
+                self._pending.appendleft((name, measurement))
+                return
             if known:
                 yield name, measurement
-            elif known is None:
-                self._pending.append((name, measurement))
-            if time.monotonic() > end_s:
-                return
 
     def _look_up(self, name: str, measurement: Measurement) -> bool | None:
         """Whether the energy is known; None: it may be, later."""

@@ -15,7 +15,9 @@ from tests.zeus.gateway import Double, Series
 from tests.zeus.metric.metrics import GPU_J, IDLE_W, counter, histogram, pushed, spend, told
 from tests.zeus.node import VirtualNode
 from zeus import _pushgateway, metric
+from zeus.exceptions import ZeusdError
 from zeus.metric import Metric
+from zeus.monitor import Measurement
 from zeus_ipc.errors import RequestTimeout
 
 
@@ -235,6 +237,26 @@ def test_windows_that_end_while_zeusd_is_away_are_counted_later(
     assert [one for one in told(caplog) if "windows for j cannot be looked up now" in one] == [
         "the energy of windows for j cannot be looked up now: zeusd did not answer"
     ] * 2
+
+
+def test_of_windows_that_end_while_zeusd_is_away_an_update_asks_for_one(
+    node: VirtualNode, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that neither an update nor the end takes longer, the more there are."""
+    monkeypatch.setattr(metric, "PUSH_EVERY_S", 60.0)
+    one = histogram(double.address)
+    asked: list[Measurement] = []
+
+    def gone(measurement: Measurement) -> None:
+        asked.append(measurement)
+        raise ZeusdError("zeusd did not answer") from RequestTimeout("zeusd did not answer")
+
+    with monkeypatch.context() as away:
+        away.setattr(Measurement, "look_up", gone)
+        for _ in range(50):
+            spend(node, one, "step", 1)
+        one.close()
+    assert len(asked) == 1
 
 
 def test_unknowable_energies_are_left_out_and_the_rest_continues(
