@@ -3,54 +3,44 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from zeus_ipc.checks import Check, fault, note, ok
+from zeusctl.exits import CommandError
+from zeusctl.slurm import prolog_flags
 from zeusd.devices.amd.library import CANDIDATES
 from zeusd.devices.amd.sysfs import driver_loaded, driver_version
 from zeusd.devices.vendors import AMD, NVIDIA, SYSFS, has_gpu
 
-SLURM_CONF = "/etc/slurm/slurm.conf"
-MOUNTS = "/proc/self/mounts"
+MOUNTS = Path("/proc/self/mounts")
 
 
-def accounting_checks(slurm_conf: str = SLURM_CONF, mounts: str = MOUNTS) -> Iterator[Check]:
+def accounting_checks(
+    environment: Mapping[str, str] = os.environ, root: str = "/", mounts: Path = MOUNTS
+) -> Iterator[Check]:
     """Yields a check for each problem; nothing if all is well."""
-    flags = _setting(slurm_conf, "prologflags")
-    if flags is not None and "contain" not in flags.lower().split(","):
-        yield note(
-            "slurm",
-            f"{slurm_conf} lacks PrologFlags=Contain: a job's control group may vanish between its "
-            "steps, and its GPUs are then charged to nobody",
-            "set PrologFlags=Contain",
-        )
-    hidden = [line for line in _lines(mounts) if " proc " in line and "hidepid=" in line]
+    try:
+        path, flags = prolog_flags(environment, root)
+    except CommandError as error:
+        yield note("slurm", str(error), "ask as root")
+    else:
+        if not {"contain", "runinjob", "x11"} & {*flags.split(",")}:  # these imply it
+            yield note(
+                "slurm",
+                f"{path} lacks PrologFlags=Contain: a job's control group may vanish between its "
+                "steps, and its GPUs are then charged to nobody",
+                "set PrologFlags=Contain",
+            )
+    lines = mounts.read_text().splitlines()
+    hidden = [line for line in lines if " proc " in line and "hidepid=" in line]
     if hidden and "hidepid=0" not in hidden[0] and "hidepid=off" not in hidden[0]:
         yield note(
             "processes",
             "/proc is mounted with hidepid: whose a process is may be hidden from zeusd",
             "give zeusd's group access with the mount option gid=",
         )
-
-
-def _setting(path: str, name: str) -> str | None:
-    """Returns a setting of slurm.conf: empty if it is not set, None if there is no such file."""
-    if not Path(path).is_file():
-        return None
-    found = ""
-    for line in _lines(path):
-        key, _, value = line.partition("#")[0].partition("=")
-        if key.strip().lower() == name:
-            found = value.strip()
-    return found
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(errors="replace").splitlines()
-    except OSError:
-        return []
 
 
 def gpus_are_amds(sysfs: str = SYSFS) -> bool:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
 
 FOLDERS = ("/etc/slurm", "/run/slurm/conf", "/var/spool/slurmd/conf-cache")
-"""Where gres.conf is if $SLURM_CONF does not say; the last two of a configless slurmd."""
+"""Where the configuration is if $SLURM_CONF does not say; the last two of a configless slurmd."""
 
 TIMEOUT_S = 5.0
 MAX_INCLUDES = 8
@@ -225,7 +225,7 @@ def read_gres(environment: Mapping[str, str], hostname: str, root: str = "/") ->
     Raises:
         CommandError: It exists, and cannot be read.
     """
-    gres = Gres(_folder(environment, root) / "gres.conf")
+    gres = Gres(_file("gres.conf", environment, root))
     node = environment.get("SLURMD_NODENAME") or hostname.partition(".")[0]
     own = everywhere = None
     for fields in _lines(gres.path):
@@ -245,18 +245,31 @@ def read_gres(environment: Mapping[str, str], hostname: str, root: str = "/") ->
     return gres
 
 
-def _folder(environment: Mapping[str, str], root: str) -> Path:
+def prolog_flags(environment: Mapping[str, str], root: str = "/") -> tuple[Path, str]:
+    """Returns the path of slurm.conf, and its PrologFlags, in lower case; "contain" if there is no
+    Slurm here.
+
+    Raises:
+        CommandError: It exists, and cannot be read.
+    """
+    path = _file("slurm.conf", environment, root)
+    found = [one["prologflags"].lower() for one in _lines(path) if "prologflags" in one]
+    return path, found[-1] if found else "" if path.is_file() else "contain"
+
+
+def _file(name: str, environment: Mapping[str, str], root: str) -> Path:
+    """The path of a configuration file of Slurm."""
     path = environment.get("SLURM_CONF")
     if path:
-        return Path(path).parent
+        return Path(path).with_name(name)
     folders = [Path(root, folder.lstrip("/")) for folder in FOLDERS]
     for folder in folders:
         if (folder / "slurm.conf").exists() or (folder / "gres.conf").exists():
-            return folder
+            return folder / name
     said = re.search(
         r"^SLURM_CONF\s*=\s*(\S+)", _output("scontrol", "show", "config"), re.MULTILINE
     )
-    return folders[0] if said is None else Path(said[1]).parent
+    return folders[0] / name if said is None else Path(said[1]).with_name(name)
 
 
 def _lines(path: Path, depth: int = 0) -> Iterator[dict[str, str]]:
@@ -267,7 +280,7 @@ def _lines(path: Path, depth: int = 0) -> Iterator[dict[str, str]]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise _refusal(f"{path} cannot be read ({error.strerror}): nothing is done") from None
+        raise _refusal(f"{path} cannot be read ({error.strerror})") from None
     for line in text.replace("\\\n", " ").splitlines():
         line = line.partition("#")[0]
         included = _INCLUDE.match(line)

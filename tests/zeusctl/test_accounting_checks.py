@@ -17,18 +17,38 @@ PROC = "proc /proc proc rw,nosuid{} 0 0\n"
         (None, "", []),
         ("PrologFlags=Alloc,Contain,X11\n", "", []),
         ("prologflags = contain # as it should be\n", ",hidepid=0", []),
+        ("PrologFlags=Alloc\nPrologFlags=RunInJob\n", "", []),
         ("ClusterName=test\n", "", ["slurm"]),
-        ("PrologFlags=Alloc\n", ",hidepid=2", ["slurm", "processes"]),
+        ("PrologFlags=Alloc # M\xfcller: Contain\n", ",hidepid=2", ["slurm", "processes"]),
         (None, ",hidepid=invisible", ["processes"]),
     ],
 )
+@pytest.mark.parametrize("place", ["etc/slurm", "run/slurm/conf", "elsewhere"])
 def test_each_problem_is_named(
-    tmp_path: Path, conf: str | None, options: str, named: list[str]
+    tmp_path: Path, place: str, conf: str | None, options: str, named: list[str]
 ) -> None:
-    slurm, mounts = tmp_path / "slurm.conf", tmp_path / "mounts"
+    """Wherever slurmd has its configuration: configless, or named by $SLURM_CONF."""
+    slurm, mounts = tmp_path / place / "slurm.conf", tmp_path / "mounts"
+    slurm.parent.mkdir(parents=True)
     if conf is not None:
-        slurm.write_text(conf)
+        slurm.write_bytes(conf.encode("latin-1"))
     mounts.write_text(PROC.format(options))
-    found = [*accounting_checks(str(slurm), str(mounts))]
+    environment = {"SLURM_CONF": str(slurm)} if place == "elsewhere" else {}
+    found = [*accounting_checks(environment, str(tmp_path), mounts)]
     assert [one.name for one in found] == named
     assert all(one.remedy for one in found)
+    assert "slurm" not in named or found[0].found.startswith(f"{slurm} lacks ")
+
+
+def test_flags_are_read_where_slurm_includes_them_and_a_conf_that_cannot_be_read_is_named(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mounts").write_text(PROC.format(""))
+    (tmp_path / "slurm.conf").write_text("Include more.conf\n")
+    (tmp_path / "more.conf").write_text("PrologFlags=Contain\n")
+    environment = {"SLURM_CONF": str(tmp_path / "slurm.conf")}
+    assert not [*accounting_checks(environment, str(tmp_path), tmp_path / "mounts")]
+    (tmp_path / "more.conf").unlink()
+    (tmp_path / "more.conf").mkdir()
+    (found,) = accounting_checks(environment, str(tmp_path), tmp_path / "mounts")
+    assert "more.conf cannot be read (Is a directory)" in found.found
