@@ -10,13 +10,16 @@
 set -u
 export PATH=${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin
 
-say() {
-    echo "zeusd epilog: $1" >&2
-    logger -t zeusd-epilog -- "$1" 2>/dev/null || true
-}
 [ -n "${SLURM_JOB_ID:-}" ] || exit 0
+gpus=${SLURM_JOB_GPUS:-${GPU_DEVICE_ORDINAL:-}}
+declare -A failed=() # what failed, by its reason: one line of the log for each reason
+fails() {
+    local why=${2##*zeusctl: }
+    why=${why:-zeusctl did not answer in time}
+    failed[$why]+="${failed[$why]:+, }$1"
+}
 # One line: job 1234: 71.3 MJ in 8.00 GPU-hours, 4 % while idle; 2 GPUs released.
-if [ -n "${SLURM_JOB_GPUS:-${GPU_DEVICE_ORDINAL:-}}" ]; then
+if [ -n "$gpus" ]; then
     said=$(timeout 10 zeusctl deallocate --slurm 2>&1)
     status=$?
     case $status in
@@ -25,14 +28,18 @@ if [ -n "${SLURM_JOB_GPUS:-${GPU_DEVICE_ORDINAL:-}}" ]; then
         logger -t zeusd-epilog -- "$said" 2>/dev/null || true
         ;;
     9) ;; # this zeusd keeps no energy ledger
-    *) say "GPUs of job $SLURM_JOB_ID are still charged to it ($status): $said" ;;
+    *) fails "still charged to it ($status)" "$said" ;;
     esac
 fi
 [ -z "${SPANK_GPU_CLOCKS:-}" ] || systemctl stop "zeusd-job-$SLURM_JOB_ID.service" 2>/dev/null || true
 # Control groups, and so leases, name a job by its id; from Slurm 26.05 on by its SLUID.
 for job in "$SLURM_JOB_ID" ${SLURM_JOB_SLUID:+"$SLURM_JOB_SLUID"}; do
-    timeout 10 zeusctl release --job "$job" >/dev/null ||
-        say "leases of job $job could not be released (zeusctl: $?)"
+    said=$(timeout 10 zeusctl release --job "$job" 2>&1) || fails "leases of $job are not released ($?)" "$said"
 done
 rm -f "/run/zeusd-slurm/$SLURM_JOB_ID"
+for why in "${!failed[@]}"; do
+    line="job $SLURM_JOB_ID${gpus:+, GPUs $gpus}: ${failed[$why]}: $why"
+    echo "zeusd epilog: $line" >&2
+    logger -t zeusd-epilog -- "$line" 2>/dev/null || true
+done
 exit 0

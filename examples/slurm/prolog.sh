@@ -11,43 +11,44 @@
 set -u
 export PATH=${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin
 
-say() {
-    echo "zeusd prolog: $1" >&2
-    logger -t zeusd-prolog -- "$1" 2>/dev/null || true
-}
 gpus=${SLURM_JOB_GPUS:-${GPU_DEVICE_ORDINAL:-}} job=${SLURM_JOB_ID:-}
 [ -n "$gpus" ] || exit 0
+declare -A failed=() # what failed, by its reason: one line of the log for each reason
+fails() {
+    local why=${2##*zeusctl: }
+    why=${why:-zeusctl did not answer in time}
+    failed[$why]+="${failed[$why]:+, }$1"
+}
 # A GPU that does not answer must not delay the job, nor hide its reason.
 export ZEUSCTL_TIMEOUT=4
 said=$(timeout 10 zeusctl allocate --slurm 2>&1)
 status=$?
 case $status in
 0 | 9) ;; # 9: this zeusd keeps no energy ledger
-*) say "GPUs of job ${job:-?} are not charged to it ($status): ${said##*zeusctl: }" ;;
+*) fails "energy is not charged ($status)" "$said" ;;
 esac
 # "slurm": the job's GPUs. SLURM_JOB_GPUS has positions in gres.conf, not indices.
-said=$(timeout 10 zeusctl reset slurm 2>&1) ||
-    say "GPUs $gpus of job ${job:-?} could not be reset ($?): ${said##*zeusctl: }"
+said=$(timeout 10 zeusctl reset slurm 2>&1) || fails "not reset ($?)" "$said"
 
 refused() {
-    say "job $job: $1"
-    mkdir -p -m 0755 /run/zeusd-slurm && printf '%s\n' "$1" >"/run/zeusd-slurm/$job"
+    fails "$1" "$2"
+    mkdir -p -m 0755 /run/zeusd-slurm && printf '%s: %s\n' "$1" "${2##*zeusctl: }" >"/run/zeusd-slurm/$job"
 }
 # It comes from the user's own sbatch, so it is not trusted.
 watts=${SPANK_GPU_POWER:-} clocks=${SPANK_GPU_CLOCKS:-} applied=
 if [ -n "$watts" ] && [ -n "$job" ]; then
     if ! [[ $watts =~ ^[0-9]{1,4}$ ]]; then
-        refused "--gpu-power is not a number of watts"
+        refused --gpu-power "not a number of watts"
     # A bound for the job, not a lease: its own programs may still go lower.
     elif said=$(timeout 10 zeusctl set slurm -p "$watts" --ceiling "job:$job" 2>&1); then
         applied="gpu_power_w=$watts"
     else
-        refused "--gpu-power=$watts: ${said##*zeusctl: }"
+        refused "--gpu-power=$watts" "$said"
     fi
 fi
 if [ -n "$clocks" ] && [ -n "$job" ]; then
     if ! [[ $clocks =~ ^[0-9]{1,5},[0-9]{1,5}$ ]]; then
-        refused "--gpu-clocks is not a range of MHz"
+        refused --gpu-clocks "not a range of MHz"
     # Clocks have no ceilings, so a separate process holds the lease until the epilog ends it. It notifies
     # systemd when it has the lease.
     elif timeout 10 systemd-run --quiet --collect --unit "zeusd-job-$job" --service-type notify \
@@ -58,10 +59,15 @@ if [ -n "$clocks" ] && [ -n "$job" ]; then
         applied="${applied:+$applied,}gpu_clocks_mhz=${clocks/,/-}"
     else
         said=$(journalctl --sync && journalctl -q -n 1 -o cat "_SYSTEMD_UNIT=zeusd-job-$job.service")
-        refused "--gpu-clocks=$clocks: ${said##*zeusctl: }"
+        refused "--gpu-clocks=$clocks" "$said"
     fi
 fi
 # Shown by sacct and scontrol.
-[ -z "$applied" ] || timeout 5 scontrol update "JobId=$job" "AdminComment=$applied" >/dev/null 2>&1 ||
-    say "job $job: AdminComment could not be set"
+[ -z "$applied" ] || said=$(timeout 5 scontrol update "JobId=$job" "AdminComment=$applied" 2>&1) ||
+    fails "AdminComment is not set" "$said"
+for why in "${!failed[@]}"; do
+    line="job ${job:-?}, GPUs $gpus: ${failed[$why]}: $why"
+    echo "zeusd prolog: $line" >&2
+    logger -t zeusd-prolog -- "$line" 2>/dev/null || true
+done
 exit 0
