@@ -1,4 +1,4 @@
-"""A booted systemd: an overlay of this machine's root, started by systemd-nspawn."""
+"""A booted systemd: an overlay of this machine's root, or of another, in systemd-nspawn."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tests.fake_nvml.double import NvmlDouble
 from tests.support import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+TREE = os.environ.get("ZEUSD_TEST_TREE", "/")
+"""Of what a machine is an overlay: this machine, or what `make_tree` made."""
 SOURCES = "/usr/src/zeusd"
 LIBRARY = "/opt/nvml-double/libnvidia-ml.so.1"
 """Where a machine has the stand-in for NVML, ..."""
@@ -28,7 +30,7 @@ class Machine:
 
     Attributes:
         root: Its root folder, as this process sees it.
-        changed: What differs in it from this machine's root; to be read only.
+        changed: What differs in it from `TREE`; to be read only.
     """
 
     def __init__(self) -> None:
@@ -44,7 +46,7 @@ class Machine:
         parts = {name: self._directory / name for name in ("upper", "work", "root")}
         for part in parts.values():
             part.mkdir()
-        options = f"lowerdir=/,upperdir={parts['upper']},workdir={parts['work']}"
+        options = f"lowerdir={TREE},upperdir={parts['upper']},workdir={parts['work']}"
         subprocess.run(
             ["mount", "-t", "overlay", "overlay", "-o", options, str(self.root)], check=True
         )
