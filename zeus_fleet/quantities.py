@@ -40,7 +40,7 @@ def ramp_mw_per_s(text: str) -> int:
         raise ValueError(f"{text!r} is not a ramp; write 5kW/min")
     rate = power_mw(found[1]) // _SECONDS[found[2]]
     if rate <= 0:
-        raise ValueError(f"{text!r} is not a ramp: it is 0; leave it out to change at once")
+        raise ValueError(f"{text!r} is not a ramp: it is 0; omit it to change at once")
     return rate
 
 

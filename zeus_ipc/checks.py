@@ -199,7 +199,7 @@ def _ledger(client: Client, node: NodeInfo) -> Check:
     if ledger is None:
         return note("ledger", "zeusd keeps no energy ledger")
     if any(problem.part == "ledger" for problem in node.problems):
-        return note("ledger", "it is not used, see above")
+        return note("ledger", "not in use, see the line above")
     if ledger.damaged:
         return note(
             "ledger",

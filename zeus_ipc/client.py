@@ -683,8 +683,8 @@ class Client(Closing):
         result = reply.get("result")
         if not isinstance(result, dict):
             raise errors.RequestRejected(
-                f"zeusd answered {operation.name} with something this client cannot read; use "
-                "client and daemon of matching releases"
+                f"this client cannot read the answer to {operation.name}; use matching releases "
+                "of zeusd and its client"
             )
         return result
 

@@ -70,7 +70,9 @@ def unreachable(path: str, error: OSError) -> DaemonUnavailable | AccessRefused 
         )
     if isinstance(error, (TimeoutError, BlockingIOError, BrokenPipeError, ConnectionResetError)):
         return None
-    return DaemonUnavailable(f"cannot connect to zeusd at {path}: {error.strerror or error}")
+    return DaemonUnavailable(
+        f"cannot connect to zeusd at {path}: {error.strerror or error}; check the path"
+    )
 
 
 def access_remedy(path: str) -> str:

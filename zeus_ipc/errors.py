@@ -284,7 +284,10 @@ class DeferredSetFailed(ZeusIpcError):
     code = ErrorCode.DEFERRED
 
     def __init__(self, count: int, last: ZeusIpcError) -> None:
-        super().__init__(f"{count} set(s) sent without waiting failed; the newest: {last.message}")
+        super().__init__(
+            f"{count} set{'s' * (count > 1)} sent without waiting failed; the latest: "
+            f"{last.message}"
+        )
         self.count = count
         self.last = last
 

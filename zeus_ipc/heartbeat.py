@@ -103,8 +103,8 @@ class HeartbeatThread:
     def _tell_lost(self, lost: set[tuple[str, str]]) -> None:
         for gpu, control in lost - self._reported:
             log.warning(
-                "this process lost its lease on %s of %s, and zeusd restores the control; its log "
-                "says why, and only acquiring it again lets you set it again",
+                "this process lost its lease on %s of %s, and zeusd restores the control; "
+                "acquire it again to set it (`zeusctl audit` says why)",
                 control,
                 gpu,
             )

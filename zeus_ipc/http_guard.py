@@ -61,8 +61,8 @@ def wrong_host(host: str, names: Iterable[str] = ()) -> str | None:
     else:
         return None
     return (
-        f"this server does not know itself as {name:.100}; if that is its name, add it to {HOSTS} "
-        "in the server's environment"
+        f"this server does not answer to the name {name:.100}; if it should, add the name to "
+        f"{HOSTS} in its environment"
     )
 
 

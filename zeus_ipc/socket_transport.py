@@ -136,7 +136,8 @@ class SocketTransport(Transport):
     def subscribe(self, names: Sequence[str], path: str | None, buffer: int) -> Subscription:
         if path is None:
             raise DaemonUnavailable(
-                f"zeusd at {self.path} publishes no samples; use one of this client's release"
+                f"zeusd at {self.path} publishes no samples; use matching releases of zeusd and "
+                "its client"
             )
         from zeus_ipc.subscription import ZmqSubscription  # few programs need libzmq
 
@@ -169,8 +170,8 @@ class SocketTransport(Transport):
         body = encode(message)
         if len(body) > MAX_REQUEST_BYTES:  # zeusd would close the connection
             raise RequestRejected(
-                f"the request has {len(body)} bytes, and zeusd takes {MAX_REQUEST_BYTES}; ask for "
-                "less at once"
+                f"the request has {len(body)} bytes, and zeusd accepts {MAX_REQUEST_BYTES}; ask "
+                "for less at once"
             )
         return frame(body), deadline_ns
 

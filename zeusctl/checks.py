@@ -120,7 +120,11 @@ def _connect(session: Session) -> tuple[NodeInfo | None, Check]:
         remedy = f"let this user enter {os.path.dirname(path)}"
         return None, fault("socket", f"{path} cannot be seen", remedy)
     if not stat.S_ISSOCK(mode):
-        return None, fault("socket", f"{path} is not a socket", "name the right path")
+        return None, fault(
+            "socket",
+            f"{path} is not a socket",
+            "correct the path after --socket, or $ZEUSD_SOCK_PATH",
+        )
     try:
         node = session.node
     except ZeusIpcError as error:
@@ -160,11 +164,11 @@ def _systemd(simulated: bool) -> Iterator[Check]:
             return
         state = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
         if state.get("LoadState") != "loaded":
-            remedy = "run scripts/install, or go on if zeusd is run by other means"
+            remedy = "run scripts/install, unless zeusd is started by other means"
             yield note("systemd", f"{unit} is not installed", remedy)
             return
         if state.get("ActiveState") != "active":
-            remedy = f"`systemctl start {unit}`, and `journalctl -u {unit}` if it does not stay"
+            remedy = f"`systemctl start {unit}`; if it ends again, see `journalctl -u {unit}`"
             said = _last_error(unit)
             found = f"{unit} is {state.get('ActiveState')}" + (f"; it said: {said}" if said else "")
             yield fault("systemd", found, remedy)

@@ -240,7 +240,8 @@ class _Running:
             self.tell(message)
             if not answered.wait(timeout_s + 0.1):
                 raise RequestTimeout(
-                    f"the GPUs did not answer within {timeout_s:g} s; the driver may be stuck"
+                    f"the GPUs did not answer within {timeout_s:g} s; see `nvidia-smi` and the "
+                    "kernel log"
                 )
             return box[0]
         finally:

@@ -233,13 +233,13 @@ class Daemon:
             for section in ("daemon", "nvml", "amd", "energy", "accounting"):
                 if config.fixed(section) != self._started.fixed(section):
                     log.warning(
-                        "changes under [%s] need a restart",
+                        "changes under [%s] need `systemctl restart zeusd`",
                         section,
                         extra={"event": "reload_partial", "section": section},
                     )
             if config.server.max_connections != self._started.server.max_connections:
                 log.warning(
-                    "a change of max_connections under [server] needs a restart",
+                    "a change of max_connections under [server] needs `systemctl restart zeusd`",
                     extra={"event": "reload_partial", "section": "server"},
                 )
             logs.set_level(config.log.level)

@@ -497,7 +497,7 @@ def test_the_log_of_a_cell_that_runs_again_begins_again(node: VirtualNode, tmp_p
         with warnings.catch_warnings(record=True) as warned:
             monitor = node.monitor(log_file=path)
         assert [str(one.message).partition("; ")[0] for one in warned] == (
-            [] if key == "first" else [f"{path} is begun again"]
+            [] if key == "first" else [f"{path} is overwritten"]
         )
         with monitor.window(key):
             node.clock.sleep(1)

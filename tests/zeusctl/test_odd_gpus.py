@@ -48,7 +48,7 @@ def test_measure_counts_the_gpus_that_can_be_measured(
     assert lacking in said.err
     assert "all GPUs: " in said.err
     assert (
-        "all GPUs are counted, not only CUDA_VISIBLE_DEVICES=0; name some before `--`" in said.err
+        "all GPUs are counted, not only CUDA_VISIBLE_DEVICES=0; name GPUs before `--`" in said.err
     )
     named = ctl("--socket", socket, "measure", "0,1", "--", "true")
     assert "GPU 1 reports neither energy nor power" in named.err

@@ -131,7 +131,7 @@ def test_every_cap_is_shown_with_whether_it_is_enforced(tmp_path: Path) -> None:
             return CliRunner().invoke(zeusctl, ["--socket", daemon.socket, *verb]).output
 
         for verb in ("status", "gpus"):
-            assert "Site limit of GPU 1: not enforced; zeusd sets no more" in said(verb)
+            assert "The site limit of GPU 1 is not enforced: zeusd sets nothing above" in said(verb)
         above = "GPU 1: its limit is above the site limit, which is not enforced; `zeusctl reset 1`"
         assert above in said("status")
         assert "above the site limit: GPU 1 (400 W, site limit 300 W)" in said("doctor")

@@ -87,7 +87,6 @@ def get_ip_lat_long(url: str = URL, timeout_s: float = 5.0) -> tuple[float, floa
         latitude, longitude = map(float, answer["loc"].split(","))
     except (httpx.HTTPError, KeyError, ValueError, AttributeError) as error:
         raise ConnectionError(
-            f"where this machine is cannot be found out at {url} ({error}); give the latitude and "
-            "the longitude yourself"
+            f"cannot find this machine's location at {url} ({error}); pass latitude and longitude"
         ) from error
     return latitude, longitude

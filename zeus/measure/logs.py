@@ -164,4 +164,4 @@ class Once:
             self._log(figures, step, end)
         except Exception as error:  # noqa: BLE001 - a logger's, of which there are many
             self._log = None
-            warn(f"Energy is measured but logged no more: {error!r}")
+            warn(f"Energy is still measured, but no longer logged: {error!r}")

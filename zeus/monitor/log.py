@@ -39,7 +39,7 @@ class MeasurementLog:
         earlier = _logs.get((pid, name))
         if earlier is not None:
             earlier.close()
-            warn(f"{path} is begun again; the ZeusMonitor that wrote it before no longer does.")
+            warn(f"{path} is overwritten; the ZeusMonitor that wrote it before stops writing.")
         _logs[pid, name] = self
         file = path.open("a", newline="", encoding="utf-8")
         try:

@@ -140,7 +140,7 @@ def how_it_ended(exit_code: int) -> str:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
-    more = " (perhaps for want of memory)" if name == "SIGKILL" else ""
+    more = " (perhaps out of memory)" if name == "SIGKILL" else ""
     return f"was killed by {name}{more}"
 
 

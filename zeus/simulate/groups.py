@@ -187,8 +187,8 @@ def make_groups(
     if len(set(means)) < len(WORKLOADS):
         raise ValueError(
             f"{os.fspath(jobs)} and {os.fspath(tags)} hold {len(set(means))} groups of "
-            f"{least_jobs} or more finished jobs that differ in their mean run time; as there are "
-            f"{len(WORKLOADS)} workloads, there must be at least so many"
+            f"{least_jobs} or more finished jobs that differ in their mean run time; at least "
+            f"{len(WORKLOADS)} are needed, one for each workload"
         )
     clusters = kmeans_1d(means, len(WORKLOADS))
     return _with_ratios(

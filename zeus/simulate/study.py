@@ -211,7 +211,7 @@ def _outcomes(cases: Sequence[Case], processes: int) -> Iterator[tuple[int, list
         yield from enumerate(outcomes)
     except BrokenProcessPool:
         raise RuntimeError(
-            "a process of the study was killed, perhaps for want of memory; use fewer processes"
+            "a process of the study was killed, perhaps out of memory; use fewer processes"
         ) from None
     finally:
         executor.shutdown(cancel_futures=True)

@@ -44,7 +44,7 @@ BY = ("user", "job", "pod", "namespace", "process", "gpu", "day")
     "--html",
     "web_page",
     type=FILE,
-    help="Write an HTML page to this file: energy by day and user, and what was held idle.",
+    help="Write an HTML page to this file: energy by day and user, and idle energy by job.",
 )
 @click.option(
     "--from",
@@ -165,13 +165,13 @@ def energy(
     if job or pod:
         by = "job" if job else "pod"
     if device == "cpu" and (target is not None or folder is not None or web_page is not None):
-        raise click.UsageError("files and pages are of GPUs; omit --device cpu")
+        raise click.UsageError("files and pages cover GPUs only; omit --device cpu")
     if target is not None:
         _export(session, target, begin, end, ".parquet" if form == "parquet" else ".csv")
         return
     if folder is not None and by in ("gpu", "process"):
         which = "GPU" if by == "gpu" else "process"
-        raise click.UsageError(f"files do not say which {which} it was; omit --by {by}")
+        raise click.UsageError(f"exported files do not name each {which}; omit --by {by}")
     rows = None if folder is None else day_files.read(folder)
 
     def ask(edges: Sequence[int], kind: str) -> Usage:

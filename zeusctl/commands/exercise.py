@@ -110,8 +110,8 @@ def _ask(gpus: Sequence[GpuInfo], kill_zeusd: bool) -> None:
     which = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus)
     if not sys.stdin.isatty():
         raise CommandError(
-            f"this sets limits and clocks of {count(len(gpus), 'GPU')}, and nobody can be asked; "
-            "add --yes if they are yours",
+            f"this sets limits and clocks of {count(len(gpus), 'GPU')}, and standard input is no "
+            "terminal to confirm it at; add --yes",
             Exit.USAGE,
             "usage",
         )
@@ -136,8 +136,8 @@ def _main_pid() -> int:
         pid = int(done.stdout.strip() or 0) if done.stdout.strip().isdecimal() else 0
     if not pid:
         raise CommandError(
-            "systemd runs no zeusd.service, so nothing would start it again; leave --kill-zeusd "
-            "away, or name its process with --zeusd-pid",
+            "systemd runs no zeusd.service, so nothing would start it again; omit --kill-zeusd, "
+            "or name the process with --zeusd-pid",
             Exit.FAILED,
         )
     return pid

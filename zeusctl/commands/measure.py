@@ -99,8 +99,8 @@ def measure(
         ]
         if len(session.node.gpus) > 1 and listed is not None:
             notes.append(
-                f"all GPUs are counted, not only CUDA_VISIBLE_DEVICES={listed}; name some before "
-                "`--`"
+                f"all GPUs are counted, not only CUDA_VISIBLE_DEVICES={listed}; name GPUs before "
+                "`--` to count fewer"
             )
     _answer(session, command, code, seconds, sources, output, notes)
     click.get_current_context().exit(code)
@@ -147,7 +147,7 @@ def _measured(session: Session, source: str, name: str, begin_ns: int, end_ns: i
         found = session.client.windows(source, [(begin_ns, end_ns, False)])[source]
         microjoules = found.energy_uj[0]
         if microjoules is None:
-            trouble = "its history does not reach back that far"
+            trouble = "its history does not go back to the command's start"
         else:
             energy_j = microjoules / 1e6
             uncertainty_j = found.uncertainty_uj[0] / 1e6

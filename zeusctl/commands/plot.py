@@ -117,7 +117,7 @@ def _from_recording(path: Path, gpus: str) -> list[Track]:
     wanted = there if gpus == "all" else _indices(gpus)
     if not wanted <= there:
         found = ", ".join(str(index) for index in sorted(there))
-        raise CommandError(f"{path} has samples of GPUs {found} only; name some of these")
+        raise CommandError(f"{path} only has samples of GPUs {found}; choose among these")
 
     def line(columns: dict[str, list[float | None]], name: str) -> list[tuple[float, float]]:
         pairs = zip(columns["time"], columns[name], strict=True)

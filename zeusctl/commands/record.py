@@ -124,6 +124,6 @@ def _copy(
         rows += 1
     if not rows:
         raise CommandError(
-            "no sample came; look at `zeusctl doctor`, or record for longer", Exit.FAILED
+            "no sample arrived; run `zeusctl doctor`, or record for longer", Exit.FAILED
         )
     return rows, lost

@@ -143,12 +143,12 @@ def set_(
         )
     if ceiling is not None:
         others = ("--persist", "--confirm-within", "--best-effort", "--together", "COMMAND")
-        without_effect("with --ceiling, which outlives this command", *others)
+        without_effect("with --ceiling, which stays in force after zeusctl exits", *others)
         _set_ceiling(session, gpus, ceiling, controls, ttl, fallback)
         return
     without_effect("without --ceiling", "--for", "--then")
     if persist:
-        without_effect("with --persist, which outlives it", "COMMAND")
+        without_effect("with --persist, which stays in force after it", "COMMAND")
     if not command:
         without_effect("without a command after --", "--best-effort")
     try:
@@ -234,7 +234,9 @@ def _set_ceiling(
             click.get_current_context(),
         )
     if fallback is not None and ttl_s is None:
-        raise click.UsageError("--then needs --for: after which time?", click.get_current_context())
+        raise click.UsageError(
+            "--then needs --for TIME, after which it applies", click.get_current_context()
+        )
     if ttl_s is not None and ttl_s > 30 * 86_400:
         raise click.UsageError("--for is at most 30d", click.get_current_context())
     chosen = session.gpus(gpus)

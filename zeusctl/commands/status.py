@@ -227,8 +227,8 @@ def not_enforced(gpus: Sequence[Gpu | KnownGpu]) -> Iterator[str]:
     if found:
         which = f"{'GPU' if len(found) == 1 else 'GPUs'} {', '.join(found)}"
         yield (
-            f"Site limit of {which}: not enforced; zeusd sets no more, but leaves what others set "
-            "(`enforce = true` in zeusd.toml changes that)."
+            f"The site limit of {which} is not enforced: zeusd sets nothing above it, but does "
+            "not lower what others set (`enforce = true` in zeusd.toml does)."
         )
 
 

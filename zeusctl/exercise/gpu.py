@@ -247,7 +247,7 @@ def _all_taken(control: Control, trials: Sequence[Trial]) -> Condition:
     text = "; ".join(f"{value_text(control.value, one.asked)}: {one.error}" for one in refused)
     if all(one.error == ErrorCode.NOT_SUPPORTED for one in trials):
         return Condition(f"{control.value} is not offered by this GPU or its driver", True, text)
-    what = f"every value of {control.value} within its range is taken"
+    what = f"every value of {control.value} within its range is accepted"
     return Condition(what, not refused, text or f"{len(trials)} of {len(trials)}")
 
 

@@ -202,7 +202,7 @@ def _summary(trials: Sequence[Trial]) -> str:
     taken = sum(trial.applied is not None for trial in trials)
     middle, last = took[len(took) // 2], took[-1]
     return (
-        f"{count(len(trials), 'value')}, {taken} taken; a set takes {middle:.0f} ms (longest "
+        f"{count(len(trials), 'value')}, {taken} accepted; a set takes {middle:.0f} ms (longest "
         f"{last:.0f} ms)"
     )
 

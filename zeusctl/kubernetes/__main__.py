@@ -22,7 +22,7 @@ ZEUSD_TIMEOUT_S = 10.0
     multiple=True,
     required=True,
     metavar="NAME",
-    help='Obey annotations in this namespace; repeat it for others, "*" for all.',
+    help='Obey annotations in this namespace; repeatable; "*" for all.',
 )
 @click.option(
     "--node",

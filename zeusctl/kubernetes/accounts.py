@@ -154,7 +154,11 @@ class Accounts:
         }
         wanted, unknown = holdings(devices, pods, Devices(gpus, mig_devices(self._zeusd, gpus)))
         for one in sorted(unknown - self._unknown):
-            log.warning("the device %s is none of this node's GPUs; its energy is nobody's", one)
+            log.warning(
+                "zeusd does not know the device %s, which kubelet gave to a pod; its "
+                "energy is not charged to it",
+                one,
+            )
         self._unknown = unknown
         wanted |= _unlisted(self._held, wanted, devices, pods)
         for old in self._held - wanted:

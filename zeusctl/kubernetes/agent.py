@@ -87,7 +87,9 @@ class Events:
         try:
             self._api.create_namespaced_event(pod.namespace, event, _request_timeout=TIMEOUT_S)
         except (ApiException, urllib3.exceptions.HTTPError, OSError) as error:
-            log.warning("no event could be written about %s/%s: %s", pod.namespace, pod.name, error)
+            log.warning(
+                "cannot write an event about the pod %s/%s: %s", pod.namespace, pod.name, error
+            )
 
     def forget_others(self, uids: set[str]) -> None:
         """Forgets all pods but these."""
@@ -181,7 +183,7 @@ class Agent:
         wanted = plan(pods, self._kubelet.devices() if asks else {}, gpus)
         put, removed = differences(wanted, held(gpus))
         for uuid, name in removed:
-            log.info("%s: the ceiling %s ends", _label(uuid, gpus), name)
+            log.info("%s: removing the ceiling %s", _label(uuid, gpus), name)
             self._zeusd.set_ceiling(uuid, name, None)
         self._put(put, wanted, gpus)
         for pod, why in wanted.refusals.items():

@@ -125,7 +125,7 @@ class Administration:
         machines = [machine for machine in offered if machine not in kept]
         outcomes = {machine.control.value: "held" for machine in kept}
         if not offered:
-            why = f"{uuid} offers none of these controls; leave it alone"
+            why = f"{uuid} offers none of these controls; omit this GPU"
             raise Refusal(Failure(ErrorCode.NOT_SUPPORTED, why))
 
         def over() -> None:
@@ -243,7 +243,7 @@ class Administration:
     def _begin(self, connection: ClientState, request: Quiesce | Resume) -> bool:
         """Whether to start. A repeated request for an operation in progress waits for it."""
         if self._change not in (None, request.op) or self._node.stopping:
-            why = "the driver is being closed or reopened; ask again"
+            why = "the driver is being closed or reopened; try again in a few seconds"
             raise Refusal(Failure(ErrorCode.OVERLOADED, why))
         self._askers.append((connection, request.id))
         begins, self._change = self._change is None, request.op
@@ -346,8 +346,8 @@ def _unset(machine: ControlMachine, peer: Peer) -> Failure | None:
     if machine.spec.merges:
         return Failure(
             ErrorCode.NOT_SUPPORTED,
-            f"{machine.control.value} of {machine.gpu} cannot be persisted, because others "
-            "choose in it too; use `nvidia-smi power-profiles`",
+            f"{machine.control.value} of {machine.gpu} cannot be persisted, because other "
+            "processes add to it; use `nvidia-smi power-profiles`",
         )
     if machine.holding.by(peer.process) and machine.values.newest is not None:
         return None

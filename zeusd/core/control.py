@@ -672,7 +672,7 @@ class ControlMachine:
             return Failure(
                 ErrorCode.DEVICE_BUSY,
                 f"the driver confirmed none of {MAX_DOUBTS} writes of the {self.spec.title} of "
-                f"{self.gpu}; see its log, and release the lease",
+                f"{self.gpu}; release the lease, and see the kernel log",
             )
         if not self.spec.ceilings or asked <= self.bounds.highest(over):
             return None
@@ -680,8 +680,8 @@ class ControlMachine:
         why = "a ceiling was lowered" if self.ceilings else "someone lowered it outside zeusd"
         return Failure(
             ErrorCode.OUT_OF_RANGE,
-            f"the {self.spec.title} of {self.gpu} may be at most {highest} by now, because "
-            f"{why}; choose at most that",
+            f"the {self.spec.title} of {self.gpu} may be at most {highest} now, because {why}; "
+            "choose at most that",
         )
 
     def _bring_under(self, waiting: list[Then], lease: Lease) -> Procedure:

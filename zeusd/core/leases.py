@@ -29,8 +29,7 @@ from zeusd.core.pending import ClientState, Handler, RequestContext
 
 NOT_HELD = Failure(
     ErrorCode.LEASE_EXPIRED,
-    "this process does not hold the lease of the power limit, with which a profile is published; "
-    "acquire power_limit first",
+    "only the holder of the power limit may publish a profile; acquire power_limit first",
 )
 
 

@@ -107,7 +107,7 @@ class NodeState:
         machine = gpu.machines.get(control)
         if machine is not None:
             return machine
-        why = f"{gpu.info.name} {uuid} does not offer {control.value}; leave it alone"
+        why = f"{gpu.info.name} {uuid} does not offer {control.value}; omit it"
         if control is Control.POWER_LIMIT and gpu.shares_power:
             why = (
                 f"{gpu.info.name} {uuid} shares its power limit with {gpu.info.power_domain[0]}, "

@@ -61,7 +61,7 @@ MAX_WAITING_REQUESTS = 64
 
 LATE = Failure(
     ErrorCode.DEADLINE_EXCEEDED,
-    "the request reached zeusd after its deadline and was dropped; ask again",
+    "the request reached zeusd after its deadline and was dropped; try again",
 )
 TOO_MANY_WAIT = Failure(
     ErrorCode.OVERLOADED,
@@ -246,8 +246,8 @@ class Requests:
         if lost >= self._access.losses_per_user:
             return Failure(
                 ErrorCode.OVERLOADED,
-                f"processes of user {peer.uid} have lost {lost} leases and neither acquired nor "
-                "released them since; end these processes, or have them release",
+                f"processes of user {peer.uid} have not acknowledged the loss of {lost} leases; "
+                "end these processes, or release the leases in them",
             )
         return None
 
@@ -257,9 +257,10 @@ class Requests:
             if other.phase is Phase.HELD and exclusive(machine.control, other.control):
                 return Failure(
                     ErrorCode.LEASE_HELD,
-                    f"{machine.control.value} of {machine.gpu} changes what {other.control.value} "
-                    "does, which is leased, and which of the two counts is undocumented; release "
-                    "that first, or ask for both together",
+                    f"{machine.control.value} of {machine.gpu} would act beside "
+                    f"{other.control.value}, which is leased, and no driver documents which of "
+                    f"them counts; release {other.control.value} first, or set both with "
+                    "--together",
                 )
         return None
 

@@ -93,9 +93,9 @@ MAX_QUEUED = 256
 
 SLOW = Failure(
     ErrorCode.LEDGER_FAILED,
-    "the energy ledger does not store the newest readings in time; see whether its disk is slow",
+    "the energy ledger does not store the newest readings in time; check whether its disk is slow",
 )
-ENDING = Failure(ErrorCode.SHUTTING_DOWN, "zeusd is stopping; ask again when it runs")
+ENDING = Failure(ErrorCode.SHUTTING_DOWN, "zeusd is stopping; try again when it is back")
 
 Done = Callable[[int, object], None]
 
@@ -396,5 +396,5 @@ class Accounting:
             return Failure(
                 ErrorCode.INTERNAL,
                 f"zeusd failed in its energy ledger ({type(error).__name__}); please report it "
-                "with the daemon's log",
+                "with zeusd's log",
             )

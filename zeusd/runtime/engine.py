@@ -198,7 +198,8 @@ class Engine:
             self._driver.start()
         else:
             log.warning(
-                "the driver is left alone until `zeusctl resume`", extra={"event": "still_quiesced"}
+                "zeusd stays quiesced and does not open the driver until `zeusctl resume`",
+                extra={"event": "still_quiesced"},
             )
 
     def run(self) -> None:

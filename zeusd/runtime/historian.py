@@ -157,7 +157,7 @@ class Historian:
         """Answers a query later; `LookUp.done` is called unless it is no longer wanted."""
         if len(self._ready.get(look_up.user, ())) >= MAX_READY:
             failure = Failure(
-                ErrorCode.OVERLOADED, "zeusd has too many look-ups to do; ask again later"
+                ErrorCode.OVERLOADED, "too many queries of energy already wait; try again later"
             )
             look_up.results.update(dict.fromkeys(look_up.names, failure))
             look_up.done(look_up)
@@ -284,7 +284,7 @@ class Historian:
                 look_up.results[name] = Failure(
                     ErrorCode.INTERNAL,
                     f"zeusd failed while it looked {name} up ({type(error).__name__}); please "
-                    "report it with the daemon's log",
+                    "report it with zeusd's log",
                 )
         look_up.done(look_up)
 

@@ -47,11 +47,11 @@ MAX_PAGED = 4
 """Long replies that are kept, one for each user."""
 
 BUSY = Failure(
-    ErrorCode.OVERLOADED, "the energy ledger has too many requests to answer; ask again later"
+    ErrorCode.OVERLOADED, "too many queries already wait for the energy ledger; try again later"
 )
 FLOOD = Failure(
     ErrorCode.OVERLOADED,
-    f"{MAX_WAITING} of this user's queries already wait for the energy ledger; ask again when "
+    f"{MAX_WAITING} of this user's queries already wait for the energy ledger; try again when "
     "they are answered",
 )
 CLOSED = Failure(ErrorCode.SHUTTING_DOWN, "nobody waits for this any more")
@@ -206,7 +206,7 @@ class Usages:
             return Failure(
                 ErrorCode.INTERNAL,
                 f"zeusd failed in its energy ledger ({type(error).__name__}); please report it "
-                "with the daemon's log",
+                "with zeusd's log",
             )
         return None
 

@@ -339,6 +339,6 @@ class GpuWorker:
             failure = Failure(
                 ErrorCode.INTERNAL,
                 f"zeusd failed while it served {self._uuid} ({type(error).__name__}); "
-                "please report it with the daemon's log",
+                "please report it with zeusd's log",
             )
             return Unknown(failure) if isinstance(call, Write) else failure

@@ -58,7 +58,7 @@ def decode(data: bytes) -> Request:
             request_id,
             ErrorCode.UNSUPPORTED_VERSION,
             f"this zeusd speaks protocol version {PROTOCOL_VERSION}, not "
-            f"{message.get('v')!r:.100}; use client and daemon of matching releases",
+            f"{message.get('v')!r:.100}; use matching releases of zeusd and its client",
             protocols=[PROTOCOL_VERSION],
         )
     op = message.get("op")

@@ -147,7 +147,7 @@ def test_a_target_that_is_out_of_reach(jobs: Jobs) -> None:
         ),
         ({"says": [str(line) for line in range(99)]}, r"log:\n    84\n(.*\n)*    98$"),
         ({}, "ended with exit code 0 before it had a result; its training loop must be `for epoch"),
-        ({"killed": True}, r"was killed by SIGKILL \(perhaps for want of memory\) before"),
+        ({"killed": True}, r"was killed by SIGKILL \(perhaps out of memory\) before"),
         (
             {"result": {"energy": "much"}},
             r"rec01\+try01\+bs64\.train\.json is not a result of a run",

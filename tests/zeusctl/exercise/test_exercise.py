@@ -143,7 +143,7 @@ def test_a_driver_that_ignores_a_limit_fails_a_check(ctl: Ctl, node: SimulatedNo
     node.misbehave(3, ignored_sets=1)
     report = _exercised(ctl, "3", code=Exit.FAILED)
     (failed,) = [check for check in report["gpus"][0]["checks"] if not check["ok"]]
-    assert failed["what"] == "every value of power_limit within its range is taken"
+    assert failed["what"] == "every value of power_limit within its range is accepted"
     assert failed["text"] == "125 W: unchanged"
 
 

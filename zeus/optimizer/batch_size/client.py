@@ -431,7 +431,7 @@ def _with_gpus(job: JobSpec, monitor: ZeusMonitor) -> CreatedJob:
     limits_mw = [gpu.info.power_limit_max_mw or 0 for gpu in gpus]
     if not all(limits_mw):
         raise ZeusBSOConfigError(
-            f"{models[0]} has no power limit, which the cost of time is reckoned with"
+            f"{models[0]} has no power limit, with which the cost of time is computed"
         )
     range_w = None
     if job.family is not None:

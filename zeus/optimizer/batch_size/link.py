@@ -33,7 +33,7 @@ HEARTBEATS = 4
 """Heartbeats in each lease, so that one or two may be lost."""
 
 _SHORTEST_S = 0.05
-_UNKNOWN = "how this run ended is not known to who keeps its trial"
+_UNKNOWN = "the end of this run could not be reported to where its trial is kept"
 
 T = TypeVar("T")
 

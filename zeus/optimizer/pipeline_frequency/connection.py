@@ -238,7 +238,7 @@ class ServerConnection:
             )
         except ServerError as error:
             if error.status in (408, 425, 503, 504):
-                self._say("waiting", f"{str(error).rstrip('.')}; it is asked again")
+                self._say("waiting", f"{str(error).rstrip('.')}; retrying")
                 self._settled.set()
                 self._stop.wait(BACKOFF_S[0])
                 return False

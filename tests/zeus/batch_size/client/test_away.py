@@ -180,7 +180,7 @@ def test_a_run_that_ends_while_nobody_answers(
         kept.away()
         epochs(optimizer, monitor, 0.9)
     assert optimizer.converged
-    assert "how this run ended is not known" in caplog.text
+    assert "the end of this run could not be reported" in caplog.text
     assert kept.trials()[0].running
     wait_for(lambda: threads() == 0, "its thread to end")
 

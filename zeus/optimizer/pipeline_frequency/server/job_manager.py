@@ -202,7 +202,7 @@ class JobManager:
             if found is not None:
                 return found
             if self._closing:
-                raise Refused(503, "the server is stopping; ask again in a moment")
+                raise Refused(503, "the server is stopping; try again in a moment")
             event = self._events.setdefault(job_id, asyncio.Event())
             self.waiting += 1
             try:
@@ -463,10 +463,10 @@ def _what_is_missing(job: TrainingJob, waited_s: float) -> str:
     if missing:
         return (
             f"{waited} {ranks_in_words(missing)} of {job.info.world_size} had not registered; see "
-            "whether they run, and ask again"
+            "whether they run, and try again"
         )
     if job.schedules:
         missing = job.missing(job.results)
         if missing:
             return f"{waited} {ranks_in_words(missing)} had not sent results of the last schedule"
-    return f"{waited} the scheduler had not given a schedule; ask again"
+    return f"{waited} the scheduler had not given a schedule; try again"
