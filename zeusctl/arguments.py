@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from zeusctl.completing import complete_command, complete_gpus
+from zeusctl.text import parse_duration
+
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any]
+else:
+    ParamType = click.ParamType  # generic for type checkers only, in older releases
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -18,6 +24,19 @@ _GPUS = re.compile(r"all|slurm|(gpu-)?[0-9a-f][0-9a-f:.,-]*", re.IGNORECASE)
 """What looks like the GPUS of a command line."""
 
 _FROM_OPTION = "zeusctl.gpus"
+
+
+class Duration(ParamType):
+    """A time such as 30s or 10m, in seconds."""
+
+    name = "TIME"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Seconds."""
+        try:
+            return parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 def gpus_argument(required: bool = False, default: str = "all") -> Callable[[F], F]:

@@ -18,6 +18,7 @@ from zeus_ipc.controls import CEILING_NAME
 from zeus_ipc.paths import SOCKET_ENV, socket_path
 from zeus_ipc.users import named
 from zeusctl.exits import CommandError, Exit
+from zeusctl.text import indices
 
 if TYPE_CHECKING:
     from zeus_ipc import Client
@@ -55,11 +56,8 @@ def select(text: str, gpus: Sequence[GpuInfo]) -> list[GpuInfo]:
 def _find(part: str, gpus: Sequence[GpuInfo]) -> list[GpuInfo]:
     if part == "all":
         return list(gpus)
-    if part.isdecimal():
-        return [gpu for gpu in gpus if gpu.index == int(part)]
-    span = re.fullmatch(r"([0-9]+)-([0-9]+)", part)
-    if span is not None:
-        wanted = range(int(span[1]), int(span[2]) + 1)
+    wanted = indices(part)
+    if wanted is not None:
         found = [gpu for gpu in gpus if gpu.index in wanted]
         return found if len(found) == len(wanted) else []
     if part.upper().startswith("GPU-"):

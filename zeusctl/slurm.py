@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from zeus_ipc.checks import on_the_bus
 from zeusctl.exits import CommandError, Exit
 from zeusctl.parts import MIG, UUIDS, Devices, Part, number_of, together
+from zeusctl.text import indices
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
@@ -123,12 +124,10 @@ def has_mig(environment: Mapping[str, str]) -> bool:
 
 
 def _numbers(text: str) -> list[int]:
-    """The numbers of `0,2-3`."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if first.isdecimal():
-            found += range(int(first), int(last or first) + 1)
+    """Positions as in `0,2-3`; none of UUIDs."""
+    found = [] if not text or text.startswith(UUIDS) else indices(text)
+    if found is None:
+        raise _refusal(f"SLURM_JOB_GPUS={text} is neither positions (0,2-3) nor UUIDs")
     return found
 
 

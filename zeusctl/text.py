@@ -66,6 +66,18 @@ def user_name(uid: int) -> str:
     return users.user_name(uid)
 
 
+def indices(text: str) -> list[int] | None:
+    """Parses `0,2-3`; None: it is something else."""
+    found: list[int] = []
+    for part in text.split(","):
+        span = re.fullmatch(r"\s*([0-9]{1,4})(?:-([0-9]{1,4}))?\s*", part)
+        some = () if span is None else range(int(span[1]), int(span[2] or span[1]) + 1)
+        if not some:
+            return None
+        found += some
+    return found
+
+
 def parse_duration(text: str) -> float:
     """Parses `30s`, `10m`, `1.5h`, `2d` or a number of seconds.
 

@@ -177,6 +177,11 @@ def test_a_gpu_that_is_not_there_is_an_error_and_no_gpu_is_none(root: Path) -> N
     assert chosen(root, CUDA_VISIBLE_DEVICES="0,1") == []
 
 
+@pytest.mark.parametrize("text", ["0-x", "3-1", "0,", "x", "GPU", "0-9999999999", "1" * 5000])
+def test_what_cannot_be_read_names_no_gpu(root: Path, text: str) -> None:
+    assert "is neither positions (0,2-3) nor UUIDs" in refused(root, FOUR, SLURM_JOB_GPUS=text)
+
+
 def parts(root: Path, **env: str) -> list[Part]:
     return parts_of(env, Devices(cast("list[GpuInfo]", GPUS), SPLIT), "node7", str(root))
 

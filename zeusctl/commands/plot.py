@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from zeus_ipc.options import FILE
-from zeusctl.arguments import gpus_argument, without_effect
+from zeusctl.arguments import Duration, gpus_argument, without_effect
 from zeusctl.exits import CommandError
 from zeusctl.session import Session, common_options, now, pass_session
-from zeusctl.text import parse_duration
+from zeusctl.text import indices
 
 if TYPE_CHECKING:
     from zeusctl.plots import Track
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     type=FILE,
     help="Output file: .png, .svg or .pdf.",
 )
-@click.option("--last", default="10m", show_default=True, help="Time span: 30s, 10m, 6h, 3d.")
+@click.option(
+    "--last", type=Duration(), default="10m", show_default=True, help="Time span: 30s, 10m, 6h, 3d."
+)
 @click.option(
     "--recording",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -45,7 +47,7 @@ def plot(
     session: Session,
     gpus: str,
     output: Path,
-    last: str,
+    last: float,
     recording: Path | None,
     profile: Path | None,
 ) -> None:
@@ -82,15 +84,11 @@ def plot(
     session.answer(Done(at=now(), path=str(output), rows=drawn), [f"{drawn} points in {output}"])
 
 
-def _from_history(session: Session, gpus: str, last: str) -> list[Track]:
+def _from_history(session: Session, gpus: str, last_s: float) -> list[Track]:
     from zeusctl.plots import Track
 
-    try:
-        span_s = parse_duration(last)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--last") from None
     now_ns, now_s = time.monotonic_ns(), time.time()
-    start_ns = max(0, now_ns - round(span_s * 1e9))
+    start_ns = max(0, now_ns - round(last_s * 1e9))
 
     def line(uuid: str, domain: str, factor: float) -> list[tuple[float, float]]:
         found = session.client.timeline(uuid, domain, start_ns)
@@ -114,8 +112,10 @@ def _from_recording(path: Path, gpus: str) -> list[Track]:
 
     recordings = read(path)
     there = {recording.gpu for recording in recordings}
-    wanted = there if gpus == "all" else _indices(gpus)
-    if not wanted <= there:
+    wanted = sorted(there) if gpus == "all" else indices(gpus)
+    if wanted is None:
+        raise CommandError(f"{gpus!r} is no index; name GPUs of a recording as 0,2 or 0-3")
+    if not there.issuperset(wanted):
         found = ", ".join(str(index) for index in sorted(there))
         raise CommandError(f"{path} only has samples of GPUs {found}; choose among these")
 
@@ -134,16 +134,6 @@ def _from_recording(path: Path, gpus: str) -> list[Track]:
         for recording in recordings
         if recording.gpu in wanted
     ]
-
-
-def _indices(text: str) -> set[int]:
-    found: set[int] = set()
-    for part in text.split(","):
-        low, _, high = part.partition("-")
-        if not low.isdecimal() or (high and not high.isdecimal()):
-            raise CommandError(f"{part!r} is not an index; name GPUs of a recording as 0,2 or 0-3")
-        found |= set(range(int(low), int(high or low) + 1))
-    return found
 
 
 def _measurements(path: Path) -> Sequence[tuple[float, float, float]]:

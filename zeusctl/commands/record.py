@@ -12,28 +12,16 @@ import click
 
 from zeus_ipc.options import OUTPUT
 from zeus_ipc.text import count
-from zeusctl.arguments import gpus_argument
+from zeusctl.arguments import Duration, gpus_argument
 from zeusctl.entities import Sample
 from zeusctl.exits import CommandError, Exit, writing
 from zeusctl.running import asked_to_end
 from zeusctl.session import Session, common_options, now, pass_session
-from zeusctl.text import parse_duration
 
 if TYPE_CHECKING:
     from zeusctl.recording import Writer
 
 _FLUSH_S = 1.0
-
-
-def _duration(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> float | None:
-    if value is None:
-        return None
-    try:
-        return parse_duration(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from None
 
 
 @click.command()
@@ -50,8 +38,8 @@ def _duration(
     type=click.Choice(["csv", "parquet"]),
     help="Output format, overriding the file extension.",
 )
-@click.option("-d", "--duration", callback=_duration, help="Stop after 30s, 10m, 2h.")
-@click.option("--every", callback=_duration, help="Write one sample per GPU every 1s, 10s.")
+@click.option("-d", "--duration", type=Duration(), help="Stop after 30s, 10m, 2h.")
+@click.option("--every", type=Duration(), help="Write one sample per GPU every 1s, 10s.")
 @common_options
 @pass_session
 def record(

@@ -13,20 +13,22 @@ import click
 
 from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
 from zeus_ipc.sd_notify import sd_notify
-from zeus_ipc.text import count, quantity_text
-from zeusctl.arguments import CommandVerb, command_argument, gpus_argument, without_effect
+from zeus_ipc.text import count, gpus_text, quantity_text
+from zeusctl.arguments import (
+    CommandVerb,
+    Duration,
+    ParamType,
+    command_argument,
+    gpus_argument,
+    without_effect,
+)
 from zeusctl.exits import CommandError, Exit
 from zeusctl.running import asked_to_end, run
 from zeusctl.session import Session, ceiling_option, common_options, now, pass_session
-from zeusctl.text import parse_duration
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
     from zeusctl.entities import Setting
-
-    _Type = click.ParamType[Any]
-else:
-    _Type = click.ParamType  # generic for type checkers only, in older releases
 
 WATCH_S = 60.0
 """Time limit of one request that waits for the loss of a lease."""
@@ -35,7 +37,7 @@ RETRY_S = 0.5
 """Pause after such a request that zeusd did not answer."""
 
 
-class _Value(_Type):
+class _Value(ParamType):
     """A control's value as `ControlSpec.parse` reads it."""
 
     def __init__(self, spec: ControlSpec) -> None:
@@ -59,24 +61,13 @@ def _control_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-class _Duration(_Type):
-    name = "TIME"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        """Seconds."""
-        try:
-            return parse_duration(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
 @click.command("set", cls=CommandVerb)
 @gpus_argument(required=True)
 @command_argument(required=False)
 @_control_options
 @click.option(
     "--confirm-within",
-    type=_Duration(),
+    type=Duration(),
     help="Restore unless you confirm within TIME (30s).",
 )
 @click.option(
@@ -93,7 +84,7 @@ class _Duration(_Type):
     "--persist", is_flag=True, help="Keep it until `zeusctl reset`, and exit (administrators)."
 )
 @ceiling_option("Bound what anyone may set (administrators): fleet, persisted or job:ID.")
-@click.option("--for", "ttl", type=_Duration(), help="With --ceiling: its duration.")
+@click.option("--for", "ttl", type=Duration(), help="With --ceiling: its duration.")
 @click.option(
     "--then",
     "fallback",
@@ -393,8 +384,7 @@ class _LossWatch:
         for uuid, control in lost:
             gpus.setdefault(control, []).append(self._index[uuid])
         what = [
-            f"{control} of {'GPU' if len(indices) == 1 else 'GPUs'} "
-            + ", ".join(map(str, sorted(indices)))
+            f"{control} of {gpus_text(sorted(indices))}"
             for control, indices in sorted(gpus.items())
         ]
         if what and not self._ended.is_set():

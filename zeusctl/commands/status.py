@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zeus_ipc.text import count, duration, number
+from zeus_ipc.text import count, duration, gpus_text, number
 from zeusctl.arguments import gpus_argument, without_effect
 from zeusctl.columns import Output, output_options
 from zeusctl.columns import lines as table_of
@@ -223,12 +223,11 @@ def is_cap_only(limit: PowerLimits) -> bool:
 
 def not_enforced(gpus: Sequence[Gpu | KnownGpu]) -> Iterator[str]:
     """Returns a line about site limits that are not enforced."""
-    found = [str(gpu.index) for gpu in gpus if is_cap_only(gpu.power_limit_w)]
+    found = [gpu.index for gpu in gpus if is_cap_only(gpu.power_limit_w)]
     if found:
-        which = f"{'GPU' if len(found) == 1 else 'GPUs'} {', '.join(found)}"
         yield (
-            f"The site limit of {which} is not enforced: zeusd sets nothing above it, but does "
-            "not lower what others set (`enforce = true` in zeusd.toml does)."
+            f"The site limit of {gpus_text(found)} is not enforced: zeusd sets nothing above it, "
+            "but does not lower what others set (`enforce = true` in zeusd.toml does)."
         )
 
 
