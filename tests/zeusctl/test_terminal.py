@@ -23,6 +23,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from tests.support import TIMEOUT_S, RunningDaemon, wait_for
+from tests.tmux import tmux
 from zeus_ipc.simulation import SimulatedWork
 from zeusctl.cli import VERBS, cli
 
@@ -291,26 +292,8 @@ def test_confirming_at_the_terminal(daemon: RunningDaemon) -> None:
 @pytest.mark.needs("tmux")
 def test_top_shows_load_and_leases_resizes_and_quits(daemon: RunningDaemon) -> None:
     """Under tmux, as people run it."""
-    socket = f"zeusd-test-{os.getpid()}"
-
-    def tmux(*arguments: str) -> str:
-        return subprocess.run(
-            ["tmux", "-L", socket, "-f", "/dev/null", *arguments],
-            check=True,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "LC_ALL": "C.UTF-8", "ZEUSD_SOCK_PATH": daemon.socket},
-        ).stdout
-
-    def screen() -> str:
-        return tmux("capture-pane", "-p", "-t", "t")
-
-    def shows(*parts: str) -> None:
-        wait_for(lambda: all(part in screen() for part in parts), f"{parts} on the screen")
-
     command = f"{shlex.quote(sys.executable)} -m zeusctl top -d 0.2; echo ended $?; sleep 100"
-    tmux("-u", "new-session", "-d", "-s", "t", "-x", "150", "-y", "30", command)
-    try:
+    with tmux(command, (150, 30), ZEUSD_SOCK_PATH=daemon.socket) as window:
         with daemon.client() as client:
             info = client.node()
             assert info.simulated is not None
@@ -320,24 +303,25 @@ def test_top_shows_load_and_leases_resizes_and_quits(daemon: RunningDaemon) -> N
             )
             work.launch(100_000)
             client.set_power_limit(uuid, 150_000)
-            shows("━━━", " 150 ", "▂", "power limit", str(os.getpid()), "POWER, 2 MIN", "100 %")
-            row = next(line for line in screen().splitlines() if line.strip().startswith("0 "))
+            window.shows(
+                *("━━━", " 150 ", "▂", "power limit", str(os.getpid()), "POWER, 2 MIN", "100 %")
+            )
+            rows = window.screen().splitlines()
+            row = next(line for line in rows if line.strip().startswith("0 "))
             assert row.index("|") < row.rindex(" 150 "), "the limit is marked in the bar"
             work.close()
-        shows("0 leases", "0 processes")
-        tmux("resize-window", "-t", "t", "-x", "80", "-y", "20")
+        window.shows("0 leases", "0 processes")
+        window.run("resize-window", "-t", "t", "-x", "80", "-y", "20")
 
         def narrow() -> bool:
             """All of it in one look: until top has drawn again, the old screen is shown, cut."""
-            now = screen()
+            now = window.screen()
             # A narrow terminal has no room for the energy.
             return "POWER" in now and "q quit" in now and "ENERGY" not in now
 
         wait_for(narrow, "the screen for the new width")
-        tmux("send-keys", "-t", "t", "q")
-        shows("ended 0")
-    finally:
-        subprocess.run(["tmux", "-L", socket, "kill-server"], check=False)
+        window.type("q")
+        window.shows("ended 0")
 
 
 def test_without_textual_top_says_how_to_have_it(daemon: RunningDaemon, tmp_path: Path) -> None:
