@@ -117,12 +117,7 @@ class ZeusdGpus:
                 )
                 holds.append(highest[uuid])
             except ZeusIpcError as error:
-                log.warning(
-                    "GPU %d could not be lowered and may still take %g W: %s",
-                    index,
-                    before[index] / 1000,
-                    error,
-                )
+                log.warning("GPU %d may still take %g W: %s", index, before[index] / 1000, error)
                 holds.append(max(before[index], limit))
         return holds
 

@@ -93,14 +93,10 @@ class Budget:
         nodes = frozenset(self.floors_mw)
         for domain in self.domains:
             if strange := domain.nodes - nodes:
-                raise ValueError(
-                    f"{domain.name} names the node {min(strange)}, which has no "
-                    "floor; add it to [nodes]"
-                )
+                raise ValueError(f"{min(strange)} of {domain.name} needs a floor in [nodes]")
         if missing := nodes - self.site.nodes:
             raise ValueError(
-                f"{min(missing)} is not in {self.site.name}; add it, as the first domain must "
-                "name all nodes"
+                f"{min(missing)} is not in {self.site.name}; the first domain must name all nodes"
             )
         if len({domain.name for domain in self.domains}) != len(self.domains):
             raise ValueError("two domains have the same name; give each its own")

@@ -264,10 +264,7 @@ def budget_from_table(table: dict[str, Any]) -> Budget:
             f"the budget is not as in docs/operate/fleet.md: {sentence(error)}"
         ) from None
     if strange := read.leaving - read.nodes.keys():
-        raise ValueError(
-            f"{min(strange)} is listed as leaving, and has no floor; add it to "
-            "[nodes], or remove it from leaving"
-        )
+        raise ValueError(f"{min(strange)} is leaving, but has no floor; list it in [nodes]")
     site = Domain(read.name, read.limit_w, frozenset(read.nodes), read.reserve_w)
     others = (Domain(one.name, one.limit_w, one.nodes, one.reserve_w) for one in read.domain)
     return Budget((site, *others), read.nodes, read.leaving)

@@ -227,7 +227,7 @@ def _pending(client: Client, node: NodeInfo) -> Check:
     return fault(
         "restores",
         f"{count(len(waiting), 'control')} could not be restored; the first: {first.control.value} "
-        f"of GPU {index.get(first.gpu, first.gpu)} to {target}: {trouble} "
+        f"of {named(first.gpu, index)} to {target}: {trouble} "
         f"(pending for {duration(since_s)})",
         f"zeusd keeps retrying; {remedy}",
     )

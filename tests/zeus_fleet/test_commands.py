@@ -170,7 +170,7 @@ def test_events_of_an_address_are_kept_while_it_has_them(
         ("limit_w = 'x'\n[nodes]\na = 1", "limit_w: 'x' is not a power; write 80kW"),
         (
             "limit_w = 9\nleaving = ['b']\n[nodes]\na = 1",
-            "b is listed as leaving, and has no floor; add it",
+            "b is leaving, but has no floor; list it",
         ),
         ("limit_w = 9\nleaving = 'a1'\n[nodes]\na1 = 1", "leaving: Input should be a valid"),
         ("limit_w = ", "budget.toml cannot be read as TOML"),

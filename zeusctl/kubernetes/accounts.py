@@ -154,11 +154,7 @@ class Accounts:
         }
         wanted, unknown = holdings(devices, pods, Devices(gpus, mig_devices(self._zeusd, gpus)))
         for one in sorted(unknown - self._unknown):
-            log.warning(
-                "zeusd does not know the device %s, which kubelet gave to a pod; its "
-                "energy is not charged to it",
-                one,
-            )
+            log.warning("zeusd does not know kubelet's device %s; it is charged to no pod", one)
         self._unknown = unknown
         wanted |= _unlisted(self._held, wanted, devices, pods)
         for old in self._held - wanted:

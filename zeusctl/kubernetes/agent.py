@@ -87,9 +87,7 @@ class Events:
         try:
             self._api.create_namespaced_event(pod.namespace, event, _request_timeout=TIMEOUT_S)
         except (ApiException, urllib3.exceptions.HTTPError, OSError) as error:
-            log.warning(
-                "cannot write an event about the pod %s/%s: %s", pod.namespace, pod.name, error
-            )
+            log.warning("cannot write an event about %s/%s: %s", pod.namespace, pod.name, error)
 
     def forget_others(self, uids: set[str]) -> None:
         """Forgets all pods but these."""
