@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from zeus_ipc import __version__
 from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
@@ -25,6 +25,8 @@ from zeus_ipc.users import named, user_name
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
     from zeus_ipc.replies import GpuInfo, GpuState, NodeInfo
+
+T = TypeVar("T")
 
 LATE_S = 2.0
 """A device whose newest tick is older than this is not being sampled."""
@@ -250,29 +252,29 @@ def _site_limits(client: Client, node: NodeInfo) -> Check:
 
 
 def each_of(
-    ask: Callable[[Sequence[str]], Mapping[str, Any]], uuids: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, str]]:
+    ask: Callable[[Sequence[str]], Mapping[str, T]], uuids: Sequence[str]
+) -> tuple[dict[str, T], dict[str, ZeusIpcError]]:
     """Asks about GPUs, and again without those that fail.
 
     Returns:
-        Replies, and why others failed; both by UUID.
+        Replies, and the errors of others; both by UUID.
     """
-    found: dict[str, Any] = {}
-    errors: dict[str, str] = {}
-    for first in range(0, len(uuids), _LISTED):
-        some = uuids[first : first + _LISTED]
+    found: dict[str, T] = {}
+    errors: dict[str, ZeusIpcError] = {}
+    waiting = [*uuids]
+    while waiting:
+        some = waiting[:_LISTED]
+        failed: Mapping[str, ZeusIpcError] = {}
         try:
             found |= ask(some)
-            continue
         except SeveralGpusFailed as error:
-            failed: Mapping[str, ZeusIpcError] = error.errors
+            failed = error.errors
         except ZeusIpcError as error:
             if error.gpu is None:
                 raise
             failed = {error.gpu: error}
-        errors |= {uuid: error.message for uuid, error in failed.items()}
-        left = [uuid for uuid in some if uuid not in failed]
-        found |= ask(left) if left else {}
+        errors |= failed
+        waiting = [uuid for uuid in waiting if uuid not in (failed or some)]
     return found, errors
 
 
@@ -282,7 +284,8 @@ def read_states(
     """Returns the present state of GPUs, and why some could not be read; both by UUID. For a GPU
     that the driver has lost, zeusd's reply is empty.
     """
-    states, errors = each_of(client.state, [gpu.uuid for gpu in gpus])
+    states, failed = each_of(client.state, [gpu.uuid for gpu in gpus])
+    errors = {uuid: error.message for uuid, error in failed.items()}
     for uuid in [uuid for uuid, state in states.items() if not _answers(state)]:
         del states[uuid]
         errors[uuid] = "it does not answer any request; see nvidia-smi and the kernel log"

@@ -77,6 +77,8 @@ class _Verbs(click.Group):
             raise _ReaderGoneError from None
         except ZeusIpcError as error:
             error.message = ctx.obj.readable(error.message)
+            if error.message.endswith("ask an administrator of this node's GPUs"):
+                error.message += f": {ctx.obj.as_root()}"
             raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:

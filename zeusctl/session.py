@@ -149,16 +149,18 @@ class Session:
         gpus = self.node.gpus if "node" in self.__dict__ else []
         return named(text, {gpu.uuid: gpu.index for gpu in gpus})
 
-    def denied(self, what: str, act: str) -> CommandError:
-        """What an ordinary user's command did not do, with the command that would."""
+    def as_root(self) -> str:
+        """This command line, for an administrator."""
         elsewhere = os.environ.get(SOCKET_ENV) and not any(
             one.startswith("--socket") for one in self._arguments
         )
         place = ["--socket", self.socket] if elsewhere else []
-        command = shlex.join(["sudo", "zeusctl", *place, *self._arguments])
-        return CommandError(
-            f"{what}; only administrators may {act}: {command}", Exit.DENIED, "permission_denied"
-        )
+        return shlex.join(["sudo", "zeusctl", *place, *self._arguments])
+
+    def denied(self, what: str, act: str) -> CommandError:
+        """What an ordinary user's command did not do, with the command that would."""
+        text = f"{what}; only administrators may {act}: {self.as_root()}"
+        return CommandError(text, Exit.DENIED, "permission_denied")
 
     def look_again(self) -> None:
         """Discards what is known about the node: it may have changed."""

@@ -31,7 +31,9 @@ def reports_of(
         Gpu.of(
             gpu,
             states.get(gpu.uuid),
-            error=named(errors[gpu.uuid], indices) if gpu.uuid in errors else None,
+            error=named(errors[gpu.uuid], indices).removeprefix(f"GPU {gpu.index} ")
+            if gpu.uuid in errors
+            else None,
             leases=sum(one.uuid == gpu.uuid for one in leases),
             processes=None if processes is None else sum(one.uuid == gpu.uuid for one in processes),
         )

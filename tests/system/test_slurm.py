@@ -117,9 +117,10 @@ class Cluster:
             run("mknod", f"/dev/nvidia{minor}", "c", "1", "3")
         run("usermod", "-aG", "zeus", USER)
         (self.root / "etc/hosts").write_text(f"127.0.0.1 localhost {self.host}\n")
-        run("mkdir", "-p", "/var/spool/slurmctld", "/var/spool/slurmd", "/run/munge", "/run/mysqld")
+        sockets = ("/run/mysqld", "/run/mariadbd")  # by Debian's release
+        run("mkdir", "-p", "/var/spool/slurmctld", "/var/spool/slurmd", "/run/munge", *sockets)
         run("chown", "munge:munge", "/run/munge")
-        run("chown", "mysql:mysql", "/run/mysqld")
+        run("chown", "mysql:mysql", *sockets)
         self.service("munge", "/usr/sbin/munged", "--foreground", user="munge")
         self.service("mariadb", *DATABASE, user="mysql")
         self.answers("munge", "-n")

@@ -525,7 +525,7 @@ def test_pictures_of_history_and_recordings(ctl: Ctl, tmp_path: Path) -> None:
     assert "GPU 0" not in text
     assert {"power", "limit", "graphics clock"} <= set(_words(text))
     said = ctl("plot", "1", "-o", str(svg), "--recording", str(recording))
-    assert "samples of GPUs 0, 2 only" in said.err
+    assert "only has samples of GPUs 0, 2" in said.err
 
 
 def test_the_incident_pages_plots_can_be_drawn(

@@ -133,7 +133,7 @@ def test_leases_of_a_gpu_that_is_missing_since_a_restart_are_shown(
                 ),
                 "the holder to be gone",
             )
-        assert f"power_limit of GPU {uuid} to 250 W: zeusd does not find" in said("doctor")
+        assert f"power_limit of {uuid} to 250 W: zeusd does not find" in said("doctor")
         restart("2xv100-pcie", 2)
         wait_for(lambda: "no leases" in said("leases"), "the restore")
 
@@ -643,6 +643,7 @@ def test_an_ordinary_user_reads_and_learns_what_is_denied(tmp_path: Path) -> Non
     for one in refused:
         assert one.code == Exit.DENIED, one.err
         assert "administrator" in one.err
+    assert refused[1].err.endswith(f"GPUs: sudo zeusctl --socket {node.socket} quiesce\n")
     assert "user nobody may not change power_limit of GPU 0; ask the" in with_command.err
     may = json.loads(show.out)["you_may"]
     assert may

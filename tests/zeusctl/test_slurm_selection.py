@@ -63,3 +63,7 @@ def test_a_gpu_that_does_not_answer_delays_no_prolog_and_has_a_reason(
     assert said.code == Exit.UNAVAILABLE
     assert "GPU 1" in said.err
     assert "look at `nvidia-smi` and the kernel log" in said.err
+    said = ctl("reset", "all")
+    assert (said.code, said.out) == (Exit.UNAVAILABLE, "reset 9 controls on 3 GPUs\n")
+    assert "GPU 1 did not answer" in said.err
+    assert "GPU 1: did not answer before" in ctl("status").out

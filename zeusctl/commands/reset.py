@@ -17,6 +17,7 @@ from zeusctl.session import Session, ceiling_option, common_options, now, pass_s
 from zeusctl.text import style, user_name
 
 if TYPE_CHECKING:
+    from zeus_ipc.errors import ZeusIpcError
     from zeus_ipc.replies import GpuInfo
     from zeusctl.entities import Lease
     from zeusctl.reports import ResetReport
@@ -67,18 +68,23 @@ def reset(
             f"good: `sudo zeusctl reset {gpus} --forget`",
             Exit.PENDING,
         )
+    from zeus_ipc.errors import SeveralGpusFailed
+
     chosen = session.gpus(gpus)
     if ceiling is not None:
         without_effect("with --ceiling, which bounds the power limit", "--control")
         _remove_ceiling(session, chosen, ceiling)
         return
     if session.client.policy().admin:
-        report = _restore(session, chosen, controls, for_slurm=gpus == "slurm")
+        report, errors = _restore(session, chosen, controls, for_slurm=gpus == "slurm")
     else:
-        report = _release_own(session, chosen, controls)
-    session.answer(report, lambda: _lines(report))
+        report, errors = _release_own(session, chosen, controls), {}
+    if report.outcomes or not errors:
+        session.answer(report, lambda: _lines(report))
     for uuid in _missing(session) if gpus == "all" else ():
         click.echo(f"not reset: {uuid}, which zeusd does not find", err=True)
+    if errors:
+        raise SeveralGpusFailed(errors)
     if not all(outcome.ok for outcome in report.outcomes):
         raise CommandError(
             "not everything is restored; zeusd keeps retrying, see `zeusctl leases`", Exit.PENDING
@@ -129,14 +135,17 @@ def _remove_ceiling(session: Session, gpus: Sequence[GpuInfo], name: str) -> Non
 
 def _restore(
     session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str], for_slurm: bool
-) -> ResetReport:
+) -> tuple[ResetReport, dict[str, ZeusIpcError]]:
+    """Restores what GPUs it can; also returns the errors of the others, by UUID."""
+    from zeus_ipc.checks import each_of
     from zeusctl.entities import Outcome
     from zeusctl.reports import ResetReport
     from zeusctl.slurm import slurm_names
 
     others = _leases(session, gpus, controls)
-    results = session.client.restore(
-        [gpu.uuid for gpu in gpus], controls, slurm_names() if for_slurm else ()
+    jobs = slurm_names() if for_slurm else ()
+    results, errors = each_of(
+        lambda some: session.client.restore(some, controls, jobs), [gpu.uuid for gpu in gpus]
     )
     index = {gpu.uuid: gpu.index for gpu in gpus}
     outcomes = [
@@ -150,8 +159,8 @@ def _restore(
         for uuid, by_control in results.items()
         for control, result in by_control.items()
     ]
-    revoked = [one for one in others if results[one.uuid].get(one.control) != HELD]
-    return ResetReport(at=now(), outcomes=outcomes, revoked=revoked)
+    revoked = [one for one in others if results.get(one.uuid, {}).get(one.control, HELD) != HELD]
+    return ResetReport(at=now(), outcomes=outcomes, revoked=revoked), errors
 
 
 def _release_own(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str]) -> ResetReport:

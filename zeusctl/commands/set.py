@@ -283,16 +283,10 @@ def _apply(
 
 
 def _limits(session: Session, uuids: list[str]) -> dict[str, float]:
-    """Returns the limits in force before, if they can be read."""
-    from zeus_ipc.errors import ZeusIpcError
-
-    try:
-        states = session.client.state(uuids)
-    except ZeusIpcError:
-        return {}
+    """Returns the limits in force before, where there are any."""
     return {
         uuid: state.power_limit_mw / 1000
-        for uuid, state in states.items()
+        for uuid, state in session.client.state(uuids).items()
         if state.power_limit_mw is not None
     }
 
@@ -312,7 +306,7 @@ def _confirm(session: Session, settings: Sequence[Setting], within_s: float) -> 
     if answer in ("y", "yes"):
         return
     click.echo("", err=True)
-    why = f"the answer was {answer!r}" if answer else "not confirmed in time"
+    why = f"the answer was {answer!r}" if ready else "not confirmed in time"
     controls = dict.fromkeys(one.control for one in settings)
     session.client.release(list({one.uuid for one in settings}), list(controls))
     pending = [one for one in session.client.leases() if one.restoring and one.pid == os.getpid()]
