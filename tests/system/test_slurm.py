@@ -75,7 +75,10 @@ StorageUser=root
 StorageLoc=slurm
 """
 
-DATABASE = ("/usr/sbin/mariadbd", "--skip-networking", "--skip-grant-tables")
+DATABASE = (
+    *("/usr/sbin/mariadbd", "--skip-networking", "--skip-grant-tables"),
+    "--loose-innodb-snapshot-isolation=OFF",  # as slurmdbd requires of MariaDB 11.6 and later
+)
 
 
 def free_port() -> int:
@@ -117,10 +120,11 @@ class Cluster:
             run("mknod", f"/dev/nvidia{minor}", "c", "1", "3")
         run("usermod", "-aG", "zeus", USER)
         (self.root / "etc/hosts").write_text(f"127.0.0.1 localhost {self.host}\n")
-        sockets = ("/run/mysqld", "/run/mariadbd")  # by Debian's release
-        run("mkdir", "-p", "/var/spool/slurmctld", "/var/spool/slurmd", "/run/munge", *sockets)
+        run("mkdir", "-p", "/var/spool/slurmctld", "/var/spool/slurmd", "/run/munge")
+        run("mkdir", "-p", "/run/mariadbd")
+        run("ln", "-sfn", "/run/mariadbd", "/run/mysqld")  # the name before Debian 14
         run("chown", "munge:munge", "/run/munge")
-        run("chown", "mysql:mysql", *sockets)
+        run("chown", "mysql:mysql", "/run/mariadbd")
         self.service("munge", "/usr/sbin/munged", "--foreground", user="munge")
         self.service("mariadb", *DATABASE, user="mysql")
         self.answers("munge", "-n")

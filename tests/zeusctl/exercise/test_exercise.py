@@ -186,7 +186,7 @@ def test_a_gpu_that_would_not_be_restored_to_what_it_holds_is_refused(
 def test_without_a_terminal_there_is_no_prompt(ctl: Ctl) -> None:
     said = ctl("exercise", "0")
     assert said.code == Exit.USAGE
-    assert "add --yes if they are yours" in said.err
+    assert "standard input is no terminal to confirm it at; add --yes" in said.err
 
 
 def test_an_exercise_that_is_killed_in_the_middle_leaves_all_as_it_was(
