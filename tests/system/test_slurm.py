@@ -26,8 +26,8 @@ SPANK = f"{SOURCES}/examples/slurm/spank"
 ENERGY = f"{SOURCES}/examples/slurm/energy"
 ONE_HIERARCHY = str(Path(__file__).with_name("one_hierarchy.c"))
 PRELOADED = "/usr/local/lib/one_hierarchy.so"
-GROUP = "/sys/fs/cgroup/system.slice/{host}_slurmstepd.scope/job_{job}"
-"""Of a job, as Debian's slurmd names it."""
+GROUPS = "/sys/fs/cgroup/system.slice/{host}_slurmstepd.scope"
+"""Of jobs, as Debian's slurmd names it."""
 
 USER = "daemon"
 """Whose jobs run: an ordinary user with a name."""
@@ -171,8 +171,12 @@ class Cluster:
         return self.machine.run("runuser", "-u", USER, "--", "sh", "-c", text).stdout
 
     def group(self, job: str) -> str:
-        """The control group of a job."""
-        return GROUP.format(host=self.host, job=job)
+        """The control group of a job, in which leases know it: by its SLUID from 26.05 on."""
+        return self.fact(job, "SLUID") or f"job_{job}"
+
+    def group_path(self, job: str) -> str:
+        """The folder of the control group."""
+        return f"{GROUPS.format(host=self.host)}/{self.group(job)}"
 
     def submit(self, *options: str, body: str = "sleep 60", gres: str = "gpu:1") -> str:
         done = self.sbatch(*options, body=body, gres=gres)
@@ -286,7 +290,7 @@ def test_a_shard_leaves_the_gpus_other_jobs_alone(cluster: Cluster) -> None:
     cluster.wait_state(second, "RUNNING")
     assert cluster.node.limits() == [LIMIT, 150_000]
     (lease,) = json.loads(run("zeusctl", "leases", "--json").stdout)["leases"]
-    assert (lease["job"], lease["gpu"]) == (first, 1)
+    assert (lease["job"], lease["gpu"]) == (cluster.group(first).removeprefix("job_"), 1)
 
     def both_are_charged() -> bool:
         said = json.loads(run("zeusctl", "energy", "--by", "job", "--json").stdout)["sums"]
@@ -403,7 +407,7 @@ def test_a_jobs_power_limit_ends_with_its_control_group(
     wait_for(lambda: capped(cluster, 150), "the limit")
     run("sleep", "5")  # zeusd looks for a job's group every 2 s
     if killed:
-        group = cluster.group(job)
+        group = cluster.group_path(job)
         run("sh", "-c", f"kill -9 $(find {group} -name cgroup.procs | xargs cat)")
         wait_for(
             lambda: "populated 0" in run("cat", f"{group}/cgroup.events").stdout,
@@ -419,7 +423,7 @@ def test_a_jobs_power_limit_ends_with_its_control_group(
 def test_a_limit_lasts_between_the_steps_of_an_allocation(cluster: Cluster) -> None:
     """`PrologFlags=Contain` keeps the job's control group, and with it the ceiling."""
     shows = "zeusctl status --columns power_limit_w --format csv"
-    group = cluster.group("$SLURM_JOB_ID")
+    group = f"{GROUPS.format(host=cluster.host)}/${{SLURM_JOB_SLUID:-job_$SLURM_JOB_ID}}"
     body = f"srun true; cat {group}/cgroup.events; srun {shows}"
     said = cluster.salloc("--gpu-power=150", body=body).split()
     assert said[:2] == ["populated", "1"]
