@@ -147,7 +147,7 @@ def _measured(session: Session, source: str, name: str, begin_ns: int, end_ns: i
         found = session.client.windows(source, [(begin_ns, end_ns, False)])[source]
         microjoules = found.energy_uj[0]
         if microjoules is None:
-            trouble = "its history does not go back to the command's start"
+            trouble = "its history begins after the command did"
         else:
             energy_j = microjoules / 1e6
             uncertainty_j = found.uncertainty_uj[0] / 1e6
