@@ -129,6 +129,7 @@ def measure(
     """Measure the energy of an iteration in one trial.
 
     Args:
+        target_function: Runs one iteration.
         measurement_duration: Time to measure, s.
         cooldown_duration: Time to wait before, s.
         num_warmup_iterations: Iterations before calibration and measurement.
@@ -166,6 +167,7 @@ def profile_measurement_duration(
     """Finds how long to measure.
 
     Args:
+        target_function: Runs one iteration.
         measurement_duration_search_range: Times to measure, s; None: 1 to 10.
         cooldown_duration: Time to wait before each trial, s.
         num_warmup_trials: Trials before these, which do not count and do not wait.
@@ -197,6 +199,7 @@ def profile_cooldown_duration(
     """Finds how long to wait before a trial.
 
     Args:
+        target_function: Runs one iteration.
         cooldown_duration_search_range: Times to wait, s; None: 1 to 10.
         measurement_duration: Time to measure, s.
         num_trials: For this and all others, see `profile_measurement_duration`.

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from zeus import _node
 from zeus.compat import old_names
-from zeus.device import shared
 from zeus.device.visible import VARIABLES, visible_gpus
 from zeus.exceptions import (
     GPU_INDICES,
@@ -194,6 +193,9 @@ class GPU(OfProcess, _CamelCase):
         process's. A lease on the power limit or on clocks does not prevent this; which of them
         applies in a conflict is undocumented.
 
+        Args:
+            profiles: Names or numbers.
+
         Returns:
             Names of those that are not enforced, because others' requests have priority.
 
@@ -204,7 +206,7 @@ class GPU(OfProcess, _CamelCase):
         wanted = [self._profile(one) for one in profiles]
         with _translated():
             held = self._client.set(self.uuid, "power_profile", wanted, together=True)
-        return shared.not_enforced(self.info, wanted, held[self.uuid])
+        return _not_enforced(self.info, wanted, held[self.uuid])
 
     def _profile(self, profile: int | str) -> int:
         for one in self.info.power_profiles:
@@ -311,19 +313,49 @@ class GPUs(OfProcess, _CamelCase):
         return self.gpus[gpu_index]
 
     def with_power_limit(self, gpu_indices: Sequence[int], alone: bool = True) -> list[int]:
-        """The indices whose power limit this process sets, see `shared`."""
-        return shared.with_power_limit(self._infos, gpu_indices, alone)
+        """Selects one GPU for each power limit that this process sets: dies of a card share it, and
+        partitions of a package everything.
+
+        Args:
+            alone: Whether no other process trains with it. If one does, the process of the first
+                die or partition sets the limit, and the others select none.
+        """
+        infos = self._infos
+        uuids = [info.uuid for info in infos]
+
+        def sets(index: int) -> bool:
+            return _owner(infos[index]) == uuids[index] and uuids.index(uuids[index]) == index
+
+        chosen: dict[str, int] = {}
+        for index in sorted(gpu_indices, key=lambda one: not sets(one)):
+            if alone or sets(index):
+                chosen.setdefault(_owner(infos[index]), index)
+        return sorted(chosen.values(), key=list(gpu_indices).index)
 
     def owners_of_limits(self, gpu_indices: Sequence[int]) -> list[GPU]:
         """The GPUs that have the power limits of these, which this process need not see."""
         with _translated():
             infos = {info.uuid: info for info in self._client.node().gpus}
-        uuids = dict.fromkeys(shared.owner(self._infos[index]) for index in gpu_indices)
+        uuids = dict.fromkeys(_owner(self._infos[index]) for index in gpu_indices)
         return [GPU(self._client, infos[uuid]) for uuid in uuids]
 
     def covered(self, gpu_indices: Sequence[int]) -> list[str]:
         """Describes what readings of partitions cover: a sentence for each GPU that has some."""
-        return shared.covered(self._infos, gpu_indices)
+        infos = self._infos
+        groups: dict[str, list[int]] = {}
+        for index in gpu_indices:
+            if len(infos[index].runtime_indices) > 1:
+                groups.setdefault(infos[index].uuid, []).append(index)
+        found = []
+        for group in groups.values():
+            info, several = infos[group[0]], "s" * (len(group) > 1)
+            found.append(
+                f"GPU{several} {', '.join(map(str, group))}: {len(group)} of the "
+                f"{len(info.runtime_indices)} partitions of one {info.name}. Power and energy are "
+                "those of the whole package, with what its other partitions draw; windows count "
+                f"its energy once, at GPU {group[0]}."
+            )
+        return found
 
     @property
     def _infos(self) -> list[GpuInfo]:
@@ -443,6 +475,26 @@ def _by_index(name: str) -> Callable[..., Any]:
 
 for _name in [name for name in vars(GPU) if not name.startswith("_") and name != "uuid"]:
     setattr(GPUs, _name, _by_index(_name))
+
+
+def _owner(info: GpuInfo) -> str:
+    """UUID of the GPU that reports this one's power limit."""
+    return info.power_domain[0] if info.power_domain else info.uuid
+
+
+def _not_enforced(info: GpuInfo, wanted: Sequence[int], requested: Sequence[int]) -> list[str]:
+    """Names of the workload power profiles that are not enforced because of others."""
+    offered = {one.profile: one for one in info.power_profiles}
+    rivals = [offered[one] for one in requested if one in offered]
+    return [
+        offered[one].name
+        for one in wanted
+        if any(
+            rival.profile in offered[one].conflicts and rival.priority < offered[one].priority
+            for rival in rivals
+        )
+    ]
+
 
 _guard = threading.Lock()
 _gpus: tuple[object, GPUs] | None = None

@@ -188,7 +188,11 @@ class EnergyAccount:
         return self._figures()
 
     def end_training(self, interrupted: bool = False) -> tuple[dict[str, float], EnergySummary]:
-        """Training has ended. Returns the last figures and the summary."""
+        """Training has ended. Returns the last figures and the summary.
+
+        Args:
+            interrupted: It ended when its last step began or ended, at an unknown time after that.
+        """
         for key in (self._step, self._epoch):
             if key in self._monitor.measurement_states:
                 self._monitor.end_window(key, sync_execution=False, cancel=True)

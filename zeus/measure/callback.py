@@ -34,6 +34,7 @@ class EnergyCallback(Configured, Callback):
         currency: Currency of the price.
         carbon_intensity: gCO2eq/kWh, or a `CarbonIntensityProvider`; None: emissions are not
             counted.
+        currency: Currency of the price.
         sync_execution: Wait for the GPUs at both ends of each step: figures of single steps are
             exact, but training may be slower. Sums are correct without it.
         print_summary: Print the summary to standard error.

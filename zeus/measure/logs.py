@@ -25,7 +25,10 @@ class _Run:
     """What is known about a logger's run, in which several trainings may log.
 
     Attributes:
+        before: Steps of earlier trainings.
         rows: Of Weights & Biases: what is not in a row of the job yet, ...
+        at: ... the step that its next row has, ...
+        alone: ... and whether nobody else has logged.
     """
 
     def __init__(self) -> None:

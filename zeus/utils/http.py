@@ -55,6 +55,13 @@ def retrying(
     """Returns what calls a function again while it fails, with exponential backoff and with jitter
     between clients. The last failure is raised.
 
+    Args:
+        may_pass: Whether the call may succeed after this failure.
+        backoff_s: Shortest and longest pause, s.
+        wait_s: How long to retry, s; 0: never; None: without end.
+        stop: Ends the retries, and the present pause.
+        failed: Called with each failure that may pass, before the pause.
+
     Raises:
         ImportError: tenacity is not installed.
     """
