@@ -86,10 +86,9 @@ class Checked(World):
             len(gpu.machines) == len(CONTROLS) for gpu in self.core.node.gpus.values()
         )
         known = known and len(self.core.node.gpus) == len(GPUS)
-        if known:
-            for gpu in GPUS:
-                for control in CONTROLS:
-                    self.targets[(gpu, control)].add(self.machine(gpu, control).target)
+        if self.up:
+            for machine in self.core.node.machines():
+                self.targets[(machine.gpu, machine.control)].add(machine.target)
         for key in self.ours:
             gpu, control = key
             value = self.values[key]
