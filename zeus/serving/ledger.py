@@ -32,7 +32,7 @@ from zeus.serving.meter import Meter
 from zeus.serving.requests import DUMMY, Requests
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
 from zeus.serving.settlement import Interval, find_foreign, predict, split
-from zeus.serving.wire import EngineStep, Finish, Message, Owner, group_of
+from zeus.serving.wire import MOST_LABEL, EngineStep, Finish, Message, Owner, group_of
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import Sample
@@ -98,7 +98,7 @@ class Ledger:
         self._end_ns = -(2**62)  # end of the newest step
         self._settled_ns: int | None = None
         self._rows: OrderedDict[str, RequestEnergy] = OrderedDict()
-        self._owners: OrderedDict[str, Owner] = OrderedDict()
+        self._owners: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self._traces: OrderedDict[str, str] = OrderedDict()
         self._provisional = dict.fromkeys(PHASES, 0.0)
         self._final = dict.fromkeys(PHASES, 0.0)
@@ -122,9 +122,10 @@ class Ledger:
         elif isinstance(message, Finish):
             self.finish(*message[1:])  # all but its engine
         elif isinstance(message, Owner):
-            _keep(self._owners, message.request, message)
+            labels = message.tenant[:MOST_LABEL], message.group[:MOST_LABEL]
+            _keep(self._owners, message.request, labels)
         elif message.trace:
-            _keep(self._traces, message.request, message.trace)
+            _keep(self._traces, message.request, message.trace[:MOST_LABEL])
 
     def step(self, step: EngineStep) -> None:
         """Adds a step; a step without requests is a dummy, whose energy counts as idle.
@@ -206,12 +207,13 @@ class Ledger:
         # The front end knows a request by the id that all its sequences share.
         shared = _SEQUENCE.sub("", request)
         for name in (request, shared, _PROMPT.sub("-0", shared)):
-            owner = self._owners.get(name)
-            if owner is not None:
-                tenant, group = tenant or owner.tenant, group or owner.group
+            if name in self._owners:
+                known_tenant, known_group = self._owners[name]
+                tenant, group = tenant or known_tenant, group or known_group
                 break
         group = group or group_of(self._traces.get(request, ""))
-        self._finished.append((self._end_ns, request, tenant, group))
+        labels = tenant[:MOST_LABEL], group[:MOST_LABEL]
+        self._finished.append((self._end_ns, request, *labels))
 
     def foreign(self, begin_ns: int, end_ns: int, reason: str) -> None:
         """Excludes a span from attribution, such as one in which another process used the GPU.

@@ -410,7 +410,8 @@ def test_a_request_has_the_group_of_its_trace_or_the_one_its_front_end_names():
     for name in ("r0", "r1"):
         ledger.take(Arrival("0", name, 0, 5, trace))
     ledger.take(Owner("r1", "search", "rollout"))
-    for n in range(3):
+    ledger.take(Owner("r3", "t" * 10**5, "g" * 10**5))
+    for n in range(4):
         ledger.finish(f"r{n}")
 
     found = {row.request: (row.tenant, row.group) for row in ledger.settle().rows}
@@ -418,6 +419,7 @@ def test_a_request_has_the_group_of_its_trace_or_the_one_its_front_end_names():
     assert found["r0"] == ("", "ab" * 16)
     assert found["r1"] == ("search", "rollout")
     assert found["r2"] == ("", "")
+    assert found["r3"] == ("t" * 200, "g" * 200)
 
 
 @pytest.mark.parametrize(
