@@ -20,6 +20,7 @@ from zeus.serving.gpus import chosen
 from zeus.serving.receiver import Receiver
 from zeus.utils.atomic import write_text
 from zeus_ipc.client import Client
+from zeus_ipc.http_guard import WebServer
 from zeus_ipc.options import FILE, one_sentence
 from zeus_ipc.parsing import parse, read_file
 from zeus_ipc.tables import distinct
@@ -253,24 +254,18 @@ def save_stretch(path: Path, stretch: dict[int, float]) -> None:
 
 
 def serve_metrics(control: ClockControl, port: int, model: str, engine: str) -> None:
-    """Serves metrics from a thread.
+    """Serves metrics from threads.
 
     Raises:
         ClickException: prometheus_client is missing, or the port is taken.
     """
-    try:
-        from prometheus_client import CollectorRegistry, start_http_server
+    from zeus.serving.metrics import ClockCollector
 
-        from zeus.serving.metrics import ClockCollector
-
-        registry = CollectorRegistry()
-        registry.register(ClockCollector(model, engine, control))
-        start_http_server(port, "127.0.0.1", registry)
-    except ImportError:
-        raise click.ClickException(
-            "metrics need prometheus_client: pip install 'zeusd[metrics]'"
-        ) from None
-    except OSError as error:
-        raise click.ClickException(
-            f"cannot listen on port {port} ({error.strerror}); choose another --metrics-port"
-        ) from None
+    with one_sentence():
+        app = ClockCollector(model, engine, control).app
+        try:
+            WebServer("127.0.0.1", port, app)
+        except OSError as error:
+            raise ValueError(
+                f"cannot listen on port {port} ({error.strerror}); choose another --metrics-port"
+            ) from None

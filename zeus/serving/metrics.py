@@ -91,13 +91,28 @@ CLOCKS = (
 
 
 class Collector:
-    """A Prometheus collector of the families of sources by engine."""
+    """A Prometheus collector of the families of sources by engine.
+
+    Args:
+        registry: Where it is registered; None: a registry of its own.
+
+    Attributes:
+        app: A WSGI application that serves all metrics of the registry.
+    """
 
     def __init__(
-        self, model: str, families: Sequence[Family], sources: Callable[[], Mapping[str, Any]]
+        self,
+        model: str,
+        families: Sequence[Family],
+        sources: Callable[[], Mapping[str, Any]],
+        registry: Any = None,
     ) -> None:
+        client = needed("prometheus_client", "metrics", "metrics")
         self._core = needed("prometheus_client.core", "metrics", "metrics")
         self._model, self._families, self._sources = model, families, sources
+        self.registry = registry or client.CollectorRegistry()
+        self.registry.register(self)
+        self.app = client.make_wsgi_app(self.registry)
 
     def collect(self) -> Iterator[Any]:
         """The metrics; called by the registry."""
@@ -121,18 +136,15 @@ class EnergyCollector(Collector):
         collector = EnergyCollector("llama-8b", {"0": ledger}, REGISTRY)
 
     Energy is counted as soon as it is attributed provisionally. Corrections of a settlement are
-    added later, so a counter never decreases. Without a registry it has its own.
+    added later, so a counter never decreases.
     """
 
     def __init__(self, model: str, ledgers: Mapping[str, Ledger], registry: Any = None) -> None:
-        super().__init__(model, ENERGY, lambda: ledgers)
-        self._client = client = needed("prometheus_client", "metrics", "metrics")
-        self._registry = registry = registry or client.CollectorRegistry()
-        names = ["model_name", "engine"]
+        super().__init__(model, ENERGY, lambda: ledgers, registry)
+        histogram = needed("prometheus_client", "metrics", "metrics").Histogram
+        labels = ["model_name", "engine"]
         self._joules, self._token_joules = (
-            client.Histogram(
-                f"zeus_serving_{name}", text, names, buckets=buckets, registry=registry
-            )
+            histogram(f"zeus_serving_{name}", text, labels, buckets=buckets, registry=self.registry)
             for name, text, buckets in (
                 ("request_energy_joules", "Energy of a finished request.", BUCKETS_J),
                 (
@@ -142,7 +154,6 @@ class EnergyCollector(Collector):
                 ),
             )
         )
-        registry.register(self)
         for engine in ledgers:
             self.finished(engine, ())
 
@@ -156,18 +167,11 @@ class EnergyCollector(Collector):
                 if row.decode_tokens:
                     token_joules.observe(row.joules / row.decode_tokens)
 
-    def text(self) -> bytes:
-        """All metrics of the registry, in Prometheus' text format."""
-        found: bytes = self._client.generate_latest(self._registry)
-        return found
-
 
 class ClockCollector(Collector):
-    """Prometheus collector of one engine's clock control.
+    """Prometheus collector of one engine's clock control, used as `EnergyCollector`."""
 
-    from prometheus_client import REGISTRY
-    REGISTRY.register(ClockCollector("llama-8b", "0", control))
-    """
-
-    def __init__(self, model: str, engine: str, control: ClockControl) -> None:
-        super().__init__(model, CLOCKS, lambda: {engine: control.status()})
+    def __init__(
+        self, model: str, engine: str, control: ClockControl, registry: Any = None
+    ) -> None:
+        super().__init__(model, CLOCKS, lambda: {engine: control.status()}, registry)

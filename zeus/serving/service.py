@@ -202,34 +202,32 @@ class Service:
         """
         path = wsgi["PATH_INFO"].encode("latin-1").decode(errors="replace")
         with self._guard:
+            if path == "/metrics" and self._collector is not None:
+                found: Iterable[bytes] = self._collector.app(wsgi, start_response)
+                return found
             status, body = self._answer(path)
-        kind = "application/json"
-        if path == "/metrics" and status == 200:
-            from prometheus_client import CONTENT_TYPE_LATEST as kind
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        headers = [("Content-Type", kind), ("Content-Length", str(len(data)))]
+        data = (body if isinstance(body, str) else json.dumps(body)).encode()
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(data)))]
         start_response(f"{status} {HTTPStatus(status).phrase}", headers)
         return [data]
 
-    def _answer(self, path: str) -> tuple[int, bytes | dict[str, Any]]:
-        """Status and body for a path; a dict is JSON."""
+    def _answer(self, path: str) -> tuple[int, str | dict[str, Any]]:
+        """Status and body for a path."""
         if path.startswith("/energy/"):
             wanted = path[len("/energy/") :]
             for engine, ledger in self._ledgers.items():
                 row = ledger.energy(wanted)
                 if row is not None:
-                    return 200, row.as_json(engine).encode()
+                    return 200, row.as_json(engine)
             return 404, {
                 "error": f"the energy of request {wanted!r} is not known; it is available about "
                 "two seconds after the request's end"
             }
         if path == "/totals":
             return 200, {name: dict(vars(one.totals)) for name, one in self._ledgers.items()}
-        if path != "/metrics":
-            return 404, {"error": "the paths are /energy/{request id}, /totals and /metrics"}
-        if self._collector is None:
+        if path == "/metrics":
             return 501, {"error": "metrics need prometheus_client: pip install 'zeusd[metrics]'"}
-        return 200, self._collector.text()
+        return 404, {"error": "the paths are /energy/{request id}, /totals and /metrics"}
 
     def _take_samples(self) -> None:
         with self._guard:

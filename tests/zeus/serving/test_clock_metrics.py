@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+import urllib.error
+import urllib.request
 from typing import cast
 
-from prometheus_client import CollectorRegistry, generate_latest
+import pytest
+from click import ClickException
+from prometheus_client import generate_latest
 
+from tests.serving import free_port
+from zeus.serving.clock_command import serve_metrics
 from zeus.serving.clock_control import ClockControl, ClockStatus
 from zeus.serving.clock_fleet import Needs
 from zeus.serving.metrics import ClockCollector
@@ -37,9 +43,8 @@ class Control:
 
 
 def test_metrics() -> None:
-    registry = CollectorRegistry()
-    registry.register(ClockCollector("llama", "0", cast("ClockControl", Control())))
-    text = generate_latest(registry).decode()
+    collector = ClockCollector("llama", "0", cast("ClockControl", Control()))
+    text = generate_latest(collector.registry).decode()
     labels = 'engine="0"'
     for line in (
         f'zeus_serving_clock_hertz{{{labels},kind="wanted",model_name="llama"}} 1.14e+09',
@@ -54,6 +59,19 @@ def test_metrics() -> None:
     ):
         assert line in text
     assert "effective" not in text.replace("effective GPU", ""), "not known: no series"
+
+
+def test_metrics_are_served_by_names_of_this_machine_only() -> None:
+    port = free_port()
+    serve_metrics(cast("ClockControl", Control()), port, "llama", "0")
+    url = f"http://127.0.0.1:{port}/metrics"
+    with urllib.request.urlopen(url) as answer:
+        assert b"zeus_serving_clock_changes_total" in answer.read()
+    other = urllib.request.Request(url, headers={"Host": "page.example.com"})
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(other)
+    with pytest.raises(ClickException, match=f"cannot listen on port {port}"):
+        serve_metrics(cast("ClockControl", Control()), port, "llama", "0")
 
 
 def test_needed_power_is_forgotten_after_some_minutes() -> None:

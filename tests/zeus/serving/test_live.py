@@ -602,7 +602,7 @@ def test_metrics_are_by_engine_and_never_by_request():
     collector = EnergyCollector("m", {"0": ledger, "1": Ledger(["y"])}, registry)
     collector.finished("0", ledger.settle().rows)
 
-    text = collector.text().decode()
+    text = prometheus.generate_latest(registry).decode()
 
     labels = '{engine="0",model_name="m",phase="idle"}'
     assert f"zeus_serving_energy_joules_total{labels}" in text
@@ -620,7 +620,8 @@ def test_metrics_are_by_engine_and_never_by_request():
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are():
-    text = EnergyCollector("m", {"0": Ledger(["x"])}).text().decode()
+    registry = EnergyCollector("m", {"0": Ledger(["x"])}).registry
+    text = prometheus.generate_latest(registry).decode()
     named = re.findall(r"^(?:# HELP )?(zeus_serving_\w+)", text, re.MULTILINE)
 
     file = Path(__file__).parents[3] / "examples" / "monitoring" / "grafana-serving.json"
