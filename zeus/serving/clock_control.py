@@ -333,16 +333,11 @@ class ClockControl:
         self._trouble = ""
 
     def _offer(self, client: Client, highest: float) -> None:
-        offered: set[int] | None = set(self._clocks) if self._clocks is not None else None
-        if offered is None or self._lowest == 0:
-            every: set[int] | None = None
-            for uuid in self._gpus:
-                clocks = client.clocks(uuid)
-                one = set(clocks.gpu_mhz[str(max(clocks.memory_mhz))])
-                every = one if every is None else every & one
-            self._lowest = min(every or {0})
-            offered = every if offered is None else offered & (every or set())
-        usable = [mhz for mhz in offered or () if mhz <= highest]
+        clocks = [client.clocks(uuid) for uuid in self._gpus]
+        common = set.intersection(*(set(one.gpu_mhz[str(max(one.memory_mhz))]) for one in clocks))
+        self._lowest = min(common, default=0)
+        offered = common if self._clocks is None else common & set(self._clocks)
+        usable = [mhz for mhz in offered if mhz <= highest]
         if not usable:
             raise ZeusIpcError(
                 "the GPUs of this instance have no common clock that may be set; choose GPUs of "

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from zeus.serving.clock_load import Queue, Step
 from zeus.serving.clock_policy import ClockPolicy
+from zeus.serving.rows import known
 from zeus_ipc.overriding import override
 
 POLICY = 0
@@ -44,26 +46,22 @@ SETTLE_S = 1.0
 """Start of a window that still serves earlier requests."""
 
 
+@dataclass
 class Arm:
     """Measurements at one clock, or with the policy, at one load."""
 
-    def __init__(self) -> None:
-        self.windows = 0
-        self.requests = 0
-        self.late = 0
-        self.joules = 0.0
-        self.tokens = 0.0
-        self.failed = False
-        self.ttft_s: deque[float] = deque(maxlen=4000)
-        self.tpot_s: deque[float] = deque(maxlen=4000)
+    requests: int = 0
+    late: int = 0
+    joules: float = 0.0
+    tokens: float = 0.0
+    failed: bool = False
+    ttft_s: deque[float] = field(default_factory=lambda: deque(maxlen=4000))
+    tpot_s: deque[float] = field(default_factory=lambda: deque(maxlen=4000))
 
     def add(self, other: Arm) -> None:
         """One window."""
-        self.windows += 1
-        self.requests += other.requests
-        self.late += other.late
-        self.joules += other.joules
-        self.tokens += other.tokens
+        for name in ("requests", "late", "joules", "tokens"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.ttft_s.extend(other.ttft_s)
         self.tpot_s.extend(other.tpot_s)
 
@@ -216,11 +214,7 @@ class Tuner(ClockPolicy):
                 if self._judged(arms, self.highest_mhz)
             ],
             "rows": [
-                {
-                    name: None if isinstance(value, float) and math.isnan(value) else value
-                    for name, value in row._asdict().items()
-                }
-                for row in self.rows()
+                {name: known(value) for name, value in row._asdict().items()} for row in self.rows()
             ],
         }
 
